@@ -1,0 +1,587 @@
+"""Clients of the coordinator's HTTP API: `Client` blocks, `AsyncClient` is awaited.
+
+Both know the URL of any node and find the rest by themselves. A call is tried until it is
+answered, refused, or its deadline has passed:
+
+* a 307 is followed to the master, which writes then go to directly;
+* a node that cannot be reached is passed over for the other known ones. Those are learnt from
+  `GET /v1/members` after the first answer, and kept for the life of the client;
+* `no_master`, `unavailable`, `timeout` and a round in which nobody was reached are repeated,
+  with exponential backoff and jitter. A repeated write has the same `Idempotency-Key`, so it
+  takes effect at most once.
+
+What is sent and what an answer means is decided once, by generators that do no I/O:
+`_Api`'s methods are *plans* (they yield `Call`s and are sent bodies), `_Route.round` tries one
+call once around the nodes (it yields requests and is sent what became of them). The two clients
+only carry requests out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+import time
+from collections.abc import Awaitable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, TypeVar
+from urllib.parse import quote
+
+import httpx
+import tenacity
+
+from coordinator.client.errors import CoordinatorError, UnavailableError, error_of
+from coordinator.client.request_ids import new_request_id
+
+DEFAULT_URL = "http://127.0.0.1:8600"
+DEADLINE_S = 30.0
+CONNECT_TIMEOUT_S = 2.0
+MEMBERS_TIMEOUT_S = 2.0
+BACKOFF_FIRST_S = 0.05
+BACKOFF_MAX_S = 2.0
+REDIRECTS_MAX = 5
+CONNECTIONS_MAX = 256
+
+_TRANSIENT = frozenset({"not_master", "no_master", "unavailable", "timeout", "unreachable"})
+_NO_MASTER = frozenset({"not_master", "no_master"})
+_STATUS_CODES = {404: "not_found", 502: "unavailable", 503: "unavailable", 504: "timeout"}
+
+Body = dict[str, Any]
+Consistency = Literal["local", "linearizable"]
+R = TypeVar("R")
+
+
+def default_urls() -> list[str]:
+    """Return the URLs in `INDEXCTL_URL` (separated by commas), or the default one."""
+    return (os.environ.get("INDEXCTL_URL") or DEFAULT_URL).split(",")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request of the API. `node` pins it to the node of that URL: no other, no retry."""
+
+    method: str
+    path: str
+    query: Mapping[str, Any] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    content: bytes | None = None
+    node: str | None = None
+
+    @property
+    def writes(self) -> bool:
+        return self.method != "GET"
+
+
+Plan = Generator[Call, Body, Body]
+Outcome = httpx.Response | httpx.TransportError
+Asking = Generator[httpx.Request, Outcome, httpx.Response]
+Round = Generator[httpx.Request, Outcome, Body]
+
+
+class _Transient(Exception):
+    """A round that may go better next time."""
+
+    def __init__(self, error: CoordinatorError) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+class _Silent(Exception):
+    """A node did not answer."""
+
+
+class _Route:
+    """The nodes that a client knows, and how one call goes around them."""
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        self._seeds = [_origin(url) for url in urls]
+        self._learnt: list[str] = []
+        self._has_learnt = False
+        self._master: str | None = None
+        self._last: str | None = None
+        self.has_answered = False
+
+    def nodes(self, *, for_write: bool) -> list[str]:
+        """Return the URLs to try, best first: the master for a write, else who answered last."""
+        best = [self._master] if for_write else [self._last]
+        candidates = [*best, self._last, *self._seeds, *self._learnt]
+        return list(dict.fromkeys(url for url in candidates if url))
+
+    def round(self, call: Call) -> Round:
+        """Try `call` once around the nodes: yield requests, return the body of the answer.
+
+        Raises `_Transient` when a later round may do better, `CoordinatorError` otherwise.
+        """
+        nodes = [_origin(call.node)] if call.node else self.nodes(for_write=call.writes)
+        lost: CoordinatorError | None = None
+        for node in nodes:
+            try:
+                body = _body_of((yield from self._ask(call, node)))
+            except _Silent:
+                continue
+            except _Transient as transient:
+                lost = transient.error
+                if lost.code in _NO_MASTER:
+                    self._master = None
+                    continue  # another node may know the master
+                raise
+            if not self._has_learnt and not call.node:
+                yield from self._learn()
+            return body
+        where = ", ".join(nodes)
+        nobody = error_of("unreachable", f"no coordinator answers at {where}", {"urls": nodes})
+        raise _Transient(lost or nobody)
+
+    def _ask(self, call: Call, node: str) -> Asking:
+        """Return the answer of `node`, or of the master it points to; `_Silent` if there is none.
+
+        A redirect is followed with the same headers and content, the request's id among them.
+        """
+        request = _request(call, node)
+        for _ in range(REDIRECTS_MAX):
+            outcome = yield request
+            asked = _origin(str(request.url))
+            if isinstance(outcome, httpx.TransportError):
+                self._forget(asked)
+                raise _Silent
+            self.has_answered = True
+            if outcome.status_code != 307 or "Location" not in outcome.headers:
+                if not call.node:
+                    self._remember(asked, writes=call.writes)
+                return outcome
+            target = request.url.join(outcome.headers["Location"])
+            request = _request(call, _origin(str(target)), target)
+        raise _Transient(error_of("no_master", f"from {node}, nodes redirect to one another"))
+
+    def _remember(self, node: str, *, writes: bool) -> None:
+        self._last = node
+        if writes:
+            self._master = node
+
+    def _forget(self, node: str) -> None:
+        self._last = None if self._last == node else self._last
+        self._master = None if self._master == node else self._master
+
+    def _learn(self) -> Round:
+        """Ask for the members' addresses, once; a failure changes nothing."""
+        assert self._last is not None
+        request = _request(Call("GET", "/v1/members"), self._last)
+        request.extensions["timeout"] = httpx.Timeout(MEMBERS_TIMEOUT_S).as_dict()
+        outcome = yield request
+        if isinstance(outcome, httpx.Response) and outcome.status_code == 200:
+            self.learn_from(_body_of(outcome))
+        return {}
+
+    def learn_from(self, members: Body) -> None:
+        """Keep the addresses of a body of `GET /v1/members`."""
+        addresses = [m.get("address") for m in members.get("members", [])]
+        self._learnt = [_origin(a) for a in addresses if isinstance(a, str) and a]
+        self._has_learnt = True
+
+
+def _origin(url: str) -> str:
+    """Return scheme, host and port of `url`; `host:port` means http."""
+    url = url.strip()
+    try:
+        parsed = httpx.URL(url if "://" in url else f"http://{url}")
+    except httpx.InvalidURL:
+        parsed = httpx.URL("")
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise CoordinatorError("invalid_request", f"not the URL of a node: {url!r}")
+    return f"{parsed.scheme}://{parsed.netloc.decode()}"
+
+
+def _request(call: Call, node: str, target: httpx.URL | None = None) -> httpx.Request:
+    """Return the request of `call` to `node`, or to the `target` that a node redirected to."""
+    query = {name: value for name, value in call.query.items() if value is not None}
+    return httpx.Request(
+        call.method,
+        target or node + call.path,
+        params=None if target else query or None,
+        headers={"Accept": "application/json", **call.headers},
+        content=call.content,
+    )
+
+
+def _body_of(response: httpx.Response) -> Body:
+    """Return the body of a success; raise what a refusal says, as `_Transient` where it is."""
+    try:
+        body = response.json()
+    except ValueError:
+        body = None
+    if response.is_success and isinstance(body, dict):
+        return body
+    error = _error_of(response, body)
+    if error.code in _TRANSIENT:
+        raise _Transient(error)
+    raise error
+
+
+def _error_of(response: httpx.Response, body: Any) -> CoordinatorError:
+    error = body.get("error") if isinstance(body, dict) else None
+    if isinstance(error, dict) and isinstance(error.get("code"), str):
+        details = error.get("details")
+        return error_of(
+            error["code"],
+            str(error.get("message") or error["code"]),
+            details if isinstance(details, dict) else None,
+        )
+    code = _STATUS_CODES.get(response.status_code, "bad_response")
+    what = f"{response.request.method} {response.request.url} answered {response.status_code}"
+    return error_of(code, f"{what}, which is not an answer of the coordinator's API")
+
+
+class _Attempts:
+    """The clock of one call: how long it may still take, and when to try again."""
+
+    def __init__(self, route: _Route, deadline_s: float, first_contact_s: float) -> None:
+        self._route = route
+        self._deadline_s = deadline_s
+        self._first_contact_s = first_contact_s
+        self._start = time.monotonic()
+        self.count = 0
+
+    def policy(self, call: Call) -> dict[str, Any]:
+        """Return tenacity's settings; a call that is pinned to a node is tried once."""
+        return {
+            "retry": tenacity.retry_if_exception_type(_Transient),
+            "wait": tenacity.wait_random_exponential(BACKOFF_FIRST_S, BACKOFF_MAX_S)
+            + tenacity.wait_fixed(BACKOFF_FIRST_S / 5),
+            "stop": tenacity.stop_after_attempt(1) if call.node else self._stop,
+            "reraise": True,
+        }
+
+    def _stop(self, state: tenacity.RetryCallState) -> bool:
+        limit = self._deadline_s if self._route.has_answered else self._first_contact_s
+        return time.monotonic() - self._start + state.upcoming_sleep >= limit
+
+    def timeout(self) -> httpx.Timeout:
+        """Return the limits of the next request: a hung node may not use up the deadline."""
+        self.count += 1
+        left_s = max(self._deadline_s - (time.monotonic() - self._start), 0.001)
+        share_s = min(left_s, self._deadline_s / 2)
+        return httpx.Timeout(share_s, connect=min(share_s, CONNECT_TIMEOUT_S))
+
+    def failure(self, transient: _Transient) -> CoordinatorError:
+        """Return the last round's error, with how long it was tried."""
+        error = transient.error
+        spent_s = time.monotonic() - self._start
+        details = {**error.details, "requests": self.count, "seconds": round(spent_s, 3)}
+        message = error.message
+        if self.count > 1 and error.code != "unreachable":
+            message += f" (gave up after {spent_s:.1f} s)"
+        return UnavailableError(error.code, message, details)
+
+    def prepare(self, request: httpx.Request) -> httpx.Request:
+        request.extensions.setdefault("timeout", self.timeout().as_dict())
+        return request
+
+
+class _Api(Generic[R]):
+    """The calls. `R` is a body, or an awaitable of one; bodies are as the HTTP API gives them.
+
+    Each writing call takes a `request_id` (a UUIDv7; a fresh one if None): the same id gives
+    the first outcome again. `expected_cas` makes it conditional; 0 means "must not exist".
+    """
+
+    def __init__(
+        self,
+        url: str | Sequence[str] | None = None,
+        *,
+        deadline_s: float = DEADLINE_S,
+        first_contact_s: float | None = None,
+    ) -> None:
+        """`url`: any node, or several. `first_contact_s`: the deadline until one answers."""
+        urls = default_urls() if url is None else url.split(",") if isinstance(url, str) else url
+        self._route = _Route(urls)
+        self._deadline_s = deadline_s
+        self._first_contact_s = deadline_s if first_contact_s is None else first_contact_s
+        self._settings: dict[str, Any] = {
+            # Nodes are addressed directly: a proxy of the environment is for other traffic.
+            "trust_env": False,
+            "limits": httpx.Limits(
+                max_connections=CONNECTIONS_MAX, max_keepalive_connections=CONNECTIONS_MAX
+            ),
+        }
+        if not any(node.startswith("https:") for node in self._route.nodes(for_write=False)):
+            # Loading the trusted certificates takes longer than most calls.
+            self._settings["verify"] = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+    def _attempts(self) -> _Attempts:
+        return _Attempts(self._route, self._deadline_s, self._first_contact_s)
+
+    def _run(self, plan: Plan) -> R:
+        raise NotImplementedError
+
+    def create_index(self, definition: Mapping[str, Any], request_id: str | None = None) -> R:
+        """Create an index; `definition` is the body of `POST /v1/indexes`.
+
+        Answers `{"index", "cas", "txn"}`, with `"existed": true` if `if_not_exists` found one.
+        """
+        return self._run(_plan_write("POST", "/v1/indexes", dict(definition), None, request_id))
+
+    def drop_index(
+        self,
+        index_id: str | int | None = None,
+        *,
+        bucket: str | None = None,
+        name: str | None = None,
+        expected_cas: int | None = None,
+        request_id: str | None = None,
+    ) -> R:
+        """Drop the index with this id, or this bucket and name; answer `{"index", "cas", "txn"}`.
+
+        By name, the id is looked up first: an index of that name that is made later stays.
+        """
+        if (index_id is None) == (bucket is None or name is None):
+            raise ValueError("drop_index takes an id, or a bucket and a name")
+        return self._run(_plan_drop(index_id, bucket, name, expected_cas, request_id))
+
+    def list_indexes(
+        self,
+        bucket: str | None = None,
+        name: str | None = None,
+        *,
+        consistency: Consistency | None = None,
+        at_least: int | None = None,
+    ) -> R:
+        """Answer `{"indexes", "cas"}`: all indexes, or those of a bucket, or of a name."""
+        query = {"bucket": bucket, "name": name}
+        return self._run(_plan_read("/v1/indexes", query, consistency, at_least))
+
+    def get_index(
+        self,
+        index_id: str | int,
+        *,
+        consistency: Consistency | None = None,
+        at_least: int | None = None,
+    ) -> R:
+        """Answer `{"index", "cas"}`."""
+        return self._run(_plan_read(_index_path(index_id), {}, consistency, at_least))
+
+    def state(
+        self,
+        *,
+        consistency: Consistency | None = None,
+        at_least: int | None = None,
+        node: str | None = None,
+    ) -> R:
+        """Answer the whole state, with CAS and digest; of `node` only, if it is given."""
+        return self._run(_plan_read("/v1/state", {}, consistency, at_least, node))
+
+    def topology(self, *, consistency: Consistency | None = None, at_least: int | None = None) -> R:
+        """Answer `{"cas", "indexes"}`: where the slices of each index are."""
+        return self._run(_plan_read("/v1/topology", {}, consistency, at_least))
+
+    def transactions(self, limit: int | None = None) -> R:
+        """Answer `{"transactions"}`, newest first."""
+        return self._run(_plan_read("/v1/transactions", {"limit": limit}))
+
+    def members(self) -> R:
+        """Answer `{"epoch", "master", "members"}`; the client learns the addresses."""
+        return self._run(_plan_members(self._route))
+
+    def indexers(self) -> R:
+        """Answer `{"indexers"}`, with load and liveness."""
+        return self._run(_plan_read("/v1/indexers"))
+
+    def list_config(
+        self, *, consistency: Consistency | None = None, at_least: int | None = None
+    ) -> R:
+        """Answer `{"config": {key: {"value", "cas"}}, "cas"}`."""
+        return self._run(_plan_read("/v1/config", {}, consistency, at_least))
+
+    def get_config(
+        self,
+        key: str,
+        *,
+        consistency: Consistency | None = None,
+        at_least: int | None = None,
+    ) -> R:
+        """Answer `{"key", "value", "cas", "txn"}`."""
+        return self._run(_plan_read(_config_path(key), {}, consistency, at_least))
+
+    def put_config(
+        self,
+        key: str,
+        value: Any,
+        expected_cas: int | None = None,
+        request_id: str | None = None,
+    ) -> R:
+        """Set `key` to any JSON value; answer `{"key", "value", "cas", "txn"}`."""
+        path = _config_path(key)
+        return self._run(_plan_write("PUT", path, value, expected_cas, request_id))
+
+    def delete_config(
+        self, key: str, expected_cas: int | None = None, request_id: str | None = None
+    ) -> R:
+        """Delete `key`; answer its CAS and transaction."""
+        path = _config_path(key)
+        return self._run(_plan_write("DELETE", path, _NOTHING, expected_cas, request_id))
+
+    def ready(self, node: str | None = None) -> R:
+        """Answer `{"ready": bool, "reason"}` of `node`, or of the first that answers, at once."""
+        return self._run(_plan_ready(node or self._route.nodes(for_write=False)[0]))
+
+
+_NOTHING = object()
+
+
+def _index_path(index_id: str | int) -> str:
+    return f"/v1/indexes/{quote(str(index_id), safe='')}"
+
+
+def _config_path(key: str) -> str:
+    return f"/v1/config/{quote(key, safe='')}"
+
+
+def _plan_read(
+    path: str,
+    query: Mapping[str, Any] | None = None,
+    consistency: Consistency | None = None,
+    at_least: int | None = None,
+    node: str | None = None,
+) -> Plan:
+    barrier = {"consistency": consistency, "at_least": at_least}
+    return (yield Call("GET", path, {**(query or {}), **barrier}, node=node))
+
+
+def _plan_write(
+    method: str, path: str, value: Any, expected_cas: int | None, request_id: str | None
+) -> Plan:
+    headers = {"Idempotency-Key": request_id or new_request_id()}
+    if expected_cas is not None:
+        headers["If-Match"] = str(expected_cas)
+    content = None
+    if value is not _NOTHING:
+        headers["Content-Type"] = "application/json"
+        content = json.dumps(value, allow_nan=False).encode()
+    return (yield Call(method, path, headers=headers, content=content))
+
+
+def _plan_drop(
+    index_id: str | int | None,
+    bucket: str | None,
+    name: str | None,
+    expected_cas: int | None,
+    request_id: str | None,
+) -> Plan:
+    if index_id is None:
+        query = {"bucket": bucket, "name": name}
+        found = yield from _plan_read("/v1/indexes", query, "linearizable")
+        if not found["indexes"]:
+            raise error_of("index_not_found", f"there is no index {name} on {bucket}", query)
+        index_id = found["indexes"][0]["id"]
+    path = _index_path(index_id)
+    return (yield from _plan_write("DELETE", path, _NOTHING, expected_cas, request_id))
+
+
+def _plan_members(route: _Route) -> Plan:
+    body = yield Call("GET", "/v1/members")
+    route.learn_from(body)
+    return body
+
+
+def _plan_ready(node: str) -> Plan:
+    try:
+        body = yield Call("GET", "/readyz", node=node)
+    except CoordinatorError as error:
+        return {"ready": False, "reason": error.message, "url": node}
+    return {"ready": True, "reason": "", "url": node, **body}
+
+
+class Client(_Api[Body]):
+    """The blocking client. Use it in a `with`, or `close` it; threads may share it."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._http = httpx.Client(**self._settings)
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(self, plan: Plan) -> Body:
+        attempts = self._attempts()
+        try:
+            call = next(plan)
+            while True:
+                try:
+                    body = tenacity.Retrying(**attempts.policy(call))(self._round, attempts, call)
+                except _Transient as transient:
+                    call = plan.throw(attempts.failure(transient))
+                except CoordinatorError as error:
+                    call = plan.throw(error)
+                else:
+                    call = plan.send(body)
+        except StopIteration as done:
+            return done.value
+
+    def _round(self, attempts: _Attempts, call: Call) -> Body:
+        steps = self._route.round(call)
+        try:
+            request = next(steps)
+            while True:
+                request = steps.send(self._outcome(attempts.prepare(request)))
+        except StopIteration as done:
+            return done.value
+
+    def _outcome(self, request: httpx.Request) -> Outcome:
+        try:
+            return self._http.send(request)
+        except httpx.TransportError as error:
+            return error
+
+
+class AsyncClient(_Api[Awaitable[Body]]):
+    """The client for asyncio. Use it in an `async with`, or `aclose` it."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._http = httpx.AsyncClient(**self._settings)
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def _run(self, plan: Plan) -> Body:
+        attempts = self._attempts()
+        try:
+            call = next(plan)
+            while True:
+                try:
+                    retrying = tenacity.AsyncRetrying(**attempts.policy(call))
+                    body = await retrying(self._round, attempts, call)
+                except _Transient as transient:
+                    call = plan.throw(attempts.failure(transient))
+                except CoordinatorError as error:
+                    call = plan.throw(error)
+                else:
+                    call = plan.send(body)
+        except StopIteration as done:
+            return done.value
+
+    async def _round(self, attempts: _Attempts, call: Call) -> Body:
+        steps = self._route.round(call)
+        try:
+            request = next(steps)
+            while True:
+                request = steps.send(await self._outcome(attempts.prepare(request)))
+        except StopIteration as done:
+            return done.value
+
+    async def _outcome(self, request: httpx.Request) -> Outcome:
+        try:
+            return await self._http.send(request)
+        except httpx.TransportError as error:
+            return error

@@ -1,0 +1,52 @@
+"""What the client raises. Codes are the API's, and a few of the client's own.
+
+The client's own codes: `unreachable` (no known node answers) and `bad_response` (an answer
+that is not the API's).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class CoordinatorError(Exception):
+    """A refusal or a fault, with the stable `code`, a `message` for people, and `details`."""
+
+    def __init__(self, code: str, message: str, details: dict[str, Any] | None = None) -> None:
+        super().__init__(code, message, details or {})
+        self.code = code
+        self.message = message
+        self.details = details or {}
+
+    def __str__(self) -> str:
+        return f"{self.message} [{self.code}]"
+
+
+class NotFoundError(CoordinatorError):
+    """There is no such index or setting."""
+
+
+class ConflictError(CoordinatorError):
+    """The name is taken, or the entity has another CAS than was expected."""
+
+
+class UnavailableError(CoordinatorError):
+    """No answer until the deadline. A write may or may not have taken effect."""
+
+
+_CLASSES: dict[str, type[CoordinatorError]] = {
+    "index_not_found": NotFoundError,
+    "config_not_found": NotFoundError,
+    "index_exists": ConflictError,
+    "cas_mismatch": ConflictError,
+    "not_master": UnavailableError,
+    "no_master": UnavailableError,
+    "unavailable": UnavailableError,
+    "timeout": UnavailableError,
+    "unreachable": UnavailableError,
+}
+
+
+def error_of(code: str, message: str, details: dict[str, Any] | None = None) -> CoordinatorError:
+    """Return the error of the class that belongs to `code`."""
+    return _CLASSES.get(code, CoordinatorError)(code, message, details)
