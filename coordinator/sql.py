@@ -71,14 +71,16 @@ class SqlError(Exception):
         self.source_line = source_line
 
     def __str__(self) -> str:
+        return f"line {self.line}, column {self.column}: {self.message}\n{self.excerpt}"
+
+    @property
+    def excerpt(self) -> str:
+        """The offending line (or its part that matters), and a caret under the place."""
         first = max(0, self.column - 1 - _EXCERPT_WIDTH_MAX * 3 // 4)
-        excerpt = self.source_line[first : first + _EXCERPT_WIDTH_MAX].replace("\t", " ")
+        part = self.source_line[first : first + _EXCERPT_WIDTH_MAX].replace("\t", " ")
         gutter = f"{self.line:>4} | "
         caret = " " * (len(gutter) - 2) + "| " + " " * (self.column - 1 - first) + "^"
-        return (
-            f"line {self.line}, column {self.column}: {self.message}\n"
-            f"{gutter}{excerpt.rstrip()}\n{caret}"
-        )
+        return f"{gutter}{part.rstrip()}\n{caret}"
 
 
 @dataclass(frozen=True, kw_only=True)

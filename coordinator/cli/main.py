@@ -1,0 +1,548 @@
+"""`indexctl`: run a cluster, and talk to one.
+
+Every command imports what it needs when it runs: `--help` and the commands that only talk HTTP
+must not load Kafka, Faust, RocksDB or the SQL parser.
+"""
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from coordinator.cli.output import (
+    CommandError,
+    Exit,
+    plain,
+    print_fields,
+    print_json,
+    print_table,
+)
+from coordinator.cli.session import AsJson, Session, Timeout, Url, command
+
+if TYPE_CHECKING:
+    from coordinator.client.client import Client, Consistency
+
+DATA_DIR = Path(".indexctl")
+
+app = typer.Typer(
+    name="indexctl",
+    help="Run an index coordinator, and manage the indexes of a cluster.",
+    epilog="Exit codes: 0 done · 1 refused or failed · 2 wrong usage · 3 not found · "
+    "4 conflict (exists already, other CAS) · 5 unavailable or timed out.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+config_app = typer.Typer(help="Read and change the settings of the cluster.", no_args_is_help=True)
+
+Bucket = Annotated[str | None, typer.Option("--bucket", "-b", help="The bucket.")]
+IfMatch = Annotated[
+    int | None,
+    typer.Option(
+        "--if-match", metavar="CAS", min=0, help="Only at this CAS; 0: only if it is absent."
+    ),
+]
+Local = Annotated[
+    bool,
+    typer.Option("--local", help="Answer from the asked node as it is, perhaps a little behind."),
+]
+
+
+@app.callback()
+def root(
+    context: typer.Context, url: Url = None, timeout: Timeout = None, as_json: AsJson = False
+) -> None:
+    context.obj = {"url": url, "timeout": timeout, "as_json": as_json}
+
+
+# The cluster itself.
+
+
+@command(app, "run", local=True)
+def run(
+    session: Session,
+    nodes: Annotated[int, typer.Option(min=1, help="How many coordinator nodes.")] = 3,
+    indexers: Annotated[int, typer.Option(min=1, help="How many indexers.")] = 3,
+    http_port: Annotated[
+        int, typer.Option(min=1, max=65535, help="Port of the first node; others follow.")
+    ] = 8600,
+    data_dir: Annotated[Path, typer.Option(help="Where everything is kept.")] = DATA_DIR,
+    bootstrap_servers: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT,…", help="Use this Kafka instead of starting one."),
+    ] = None,
+    cluster: Annotated[str, typer.Option(help="The cluster's name.")] = "default",
+    not_durable: Annotated[
+        bool, typer.Option("--not-durable", help="Do not wait for disks: for experiments.")
+    ] = False,
+) -> None:
+    """Run a whole cluster in the foreground, until Ctrl-C.
+
+    Starts Kafka, the coordinator nodes and the indexers, each in its own process.
+    """
+    from coordinator.embedded import supervisor
+
+    options = supervisor.RunOptions(
+        nodes=nodes,
+        indexers=indexers,
+        http_port=http_port,
+        data_dir=data_dir,
+        bootstrap_servers=bootstrap_servers,
+        cluster=cluster,
+        durable=not not_durable,
+    )
+    raise typer.Exit(supervisor.run(options))
+
+
+@command(app, "reset", local=True)
+def reset(
+    session: Session,
+    data_dir: Annotated[Path, typer.Option(help="What to delete.")] = DATA_DIR,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Forget a cluster that `run` made: delete its data folder."""
+    if not yes:
+        if not sys.stdin.isatty():
+            raise CommandError("usage", "reset deletes all data: confirm it with --yes")
+        typer.confirm(f"Delete the cluster in {data_dir.resolve()}?", abort=True, err=True)
+    from coordinator.embedded import supervisor
+
+    supervisor.reset(data_dir)
+    if session.json:
+        print_json({"reset": str(data_dir)})
+    else:
+        typer.echo(f"forgot the cluster in {data_dir}")
+
+
+@command(app, "status")
+def status(session: Session) -> None:
+    """Show the cluster: master, members, indexers, and whether the nodes' digests agree.
+
+    Ends with 1 if two nodes at the same CAS have different digests.
+    """
+    from coordinator.cli import status as view
+
+    probe_s = min(session.timeout_s or view.PROBE_DEADLINE_S, view.PROBE_DEADLINE_S)
+    with session.connect() as client, session.connect(probe_s) as probe:
+        found = view.gather(client, probe)
+    if session.json:
+        print_json(found)
+    else:
+        view.show(found)
+    if found["digests"] == "differ":
+        raise typer.Exit(Exit.FAILED)
+
+
+# Indexes.
+
+
+@command(app, "create", no_args_is_help=True)
+def create(
+    session: Session,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME|STATEMENT", help="A name, or a whole CREATE INDEX statement."),
+    ] = None,
+    bucket: Bucket = None,
+    expressions: Annotated[
+        list[str] | None,
+        typer.Option("--on", "-e", metavar="EXPR", help="A key of the index; repeat for more."),
+    ] = None,
+    where: Annotated[str | None, typer.Option(help="Index only what fulfils this.")] = None,
+    primary: Annotated[bool, typer.Option("--primary", help="A primary index.")] = False,
+    using: Annotated[str | None, typer.Option(help="The index method.")] = None,
+    slices: Annotated[int | None, typer.Option(min=1, help="How many slices.")] = None,
+    replicas: Annotated[int | None, typer.Option(min=0, help="Copies besides the master.")] = None,
+    nodes: Annotated[
+        list[str] | None,
+        typer.Option("--node", metavar="ID", help="Place it on this indexer; repeat for more."),
+    ] = None,
+    defer_build: Annotated[
+        bool, typer.Option("--defer-build", help="Do not build it yet.")
+    ] = False,
+    if_not_exists: Annotated[
+        bool, typer.Option("--if-not-exists", help="An index of this name is fine.")
+    ] = False,
+) -> None:
+    """Create an index, from options or from one statement.
+
+    indexctl create by_city --bucket travel --on city --on country
+
+    indexctl create 'CREATE INDEX by_city ON travel(city, country)'
+    """
+    from coordinator import sql
+
+    if name and re.match(r"\s*(--|/\*|create\s)", name, re.IGNORECASE):
+        if any((bucket, expressions, where, primary, using, slices, nodes, defer_build)):
+            raise CommandError("usage", "a statement takes no other options")
+        statement = sql.parse_statement(name)
+        if not isinstance(statement, sql.CreateIndex):
+            raise CommandError("usage", "that is no CREATE INDEX; see `indexctl apply`")
+    else:
+        if not bucket:
+            raise CommandError("usage", "an index needs --bucket")
+        if primary == bool(expressions):
+            raise CommandError("usage", "an index needs --on EXPR, or --primary without it")
+        if not name and not primary:
+            raise CommandError("usage", "an index needs a name")
+        statement = sql.CreateIndex(
+            name=name or sql.PRIMARY_NAME,
+            bucket=bucket,
+            expressions=tuple(
+                sql.normalise_expression(text, key=True) for text in expressions or ()
+            ),
+            where=sql.normalise_expression(where) if where else None,
+            primary=primary,
+            using=using,
+            slices=slices,
+            replicas=replicas,
+            nodes=tuple(nodes) if nodes else None,
+            defer_build=defer_build,
+            if_not_exists=if_not_exists,
+        )
+    with session.connect() as client:
+        body = client.create_index(statement.to_request())
+    if session.json:
+        print_json(body)
+        return
+    index = body["index"]
+    outcome = "exists" if body.get("existed") else "created"
+    typer.echo(
+        plain(
+            f"{outcome} {index['name']} on {index['bucket']}: "
+            f"id {index['id']}, {index['state']}, cas {body['cas']}"
+        )
+    )
+
+
+@command(app, "drop")
+def drop(
+    session: Session,
+    index: Annotated[
+        str, typer.Argument(metavar="NAME|ID", help="A name, with --bucket; or an id.")
+    ],
+    bucket: Bucket = None,
+    if_match: IfMatch = None,
+    if_exists: Annotated[
+        bool, typer.Option("--if-exists", help="That there is none is fine.")
+    ] = False,
+) -> None:
+    """Drop an index, by name and bucket or by id."""
+    from coordinator.client.errors import CoordinatorError
+
+    if bucket is None and not index.isdecimal():
+        raise CommandError("usage", f"which bucket is {index} of? Give --bucket, or an id")
+    target: dict[str, Any] = (
+        {"index_id": index} if bucket is None else {"bucket": bucket, "name": index}
+    )
+    with session.connect() as client:
+        try:
+            body = client.drop_index(**target, expected_cas=if_match)
+        except CoordinatorError as error:
+            if error.code != "index_not_found" or not if_exists:
+                raise
+            body = {"index": None, "existed": False}
+    if session.json:
+        print_json(body)
+    elif body["index"] is None:
+        typer.echo(f"absent {plain(index)}")
+    else:
+        gone = body["index"]
+        typer.echo(plain(f"dropped {gone['name']} on {gone['bucket']}: cas {body['cas']}"))
+
+
+@command(app, "list")
+def list_(
+    session: Session,
+    bucket: Bucket = None,
+    local: Local = False,
+) -> None:
+    """List the indexes."""
+    with session.connect() as client:
+        body = client.list_indexes(bucket, consistency=_consistency(local))
+    if session.json:
+        print_json(body)
+        return
+    print_table(
+        ["id#", "bucket", "name", "state", "keys", "where", "slices#", "replicas#", "cas#"],
+        [
+            [
+                *(index["id"], index["bucket"], index["name"], _state_of(index), _keys_of(index)),
+                *(index.get("where"), *_shape_of(index), index.get("cas")),
+            ]
+            for index in body["indexes"]
+        ],
+        empty="no indexes: try `indexctl apply examples/travel.sql`",
+    )
+
+
+@command(app, "show")
+def show(
+    session: Session,
+    index: Annotated[str, typer.Argument(metavar="NAME|ID", help="A name, or an id.")],
+    bucket: Bucket = None,
+    local: Local = False,
+) -> None:
+    """Show an index and where its slices are."""
+    with session.connect() as client:
+        body = _find(client, index, bucket, _consistency(local))
+    if session.json:
+        print_json(body)
+        return
+    found = body["index"]
+    print_fields(
+        [
+            ("id", found["id"]),
+            ("name", found["name"]),
+            ("bucket", found["bucket"]),
+            ("state", _state_of(found)),
+            ("keys", _keys_of(found)),
+            ("where", found.get("where")),
+            ("using", found.get("using")),
+            ("cas", body["cas"]),
+        ]
+    )
+    slices = (found.get("topology") or {}).get("slices", [])
+    print_table(
+        ["slice#", "master", "replicas"],
+        [[s["slice"], s["master"], ", ".join(s["replicas"])] for s in slices],
+        empty="no slices",
+    )
+
+
+def _find(client: "Client", index: str, bucket: str | None, consistency: "Consistency") -> Any:
+    """Return `{"index", "cas"}` of the index with this id or name."""
+    if bucket is None and index.isdecimal():
+        return client.get_index(index, consistency=consistency)
+    found = client.list_indexes(bucket, index, consistency=consistency)["indexes"]
+    if not found:
+        where = f" on {bucket}" if bucket else ""
+        raise CommandError("index_not_found", f"there is no index {index}{where}")
+    if len(found) > 1:
+        buckets = ", ".join(sorted(entry["bucket"] for entry in found))
+        raise CommandError("usage", f"several buckets have {index}; give --bucket: {buckets}")
+    entry = dict(found[0])
+    return {"cas": entry.pop("cas", None), "index": entry}
+
+
+def _consistency(local: bool) -> "Consistency":
+    return "local" if local else "linearizable"
+
+
+def _state_of(index: dict[str, Any]) -> str:
+    return f"{index['state']}, deferred" if index.get("defer_build") else index["state"]
+
+
+def _keys_of(index: dict[str, Any]) -> str:
+    return "primary" if index.get("primary") else ", ".join(index.get("expressions") or ())
+
+
+def _shape_of(index: dict[str, Any]) -> tuple[int, int]:
+    """Return how many slices there are, and how many replicas each has."""
+    slices = (index.get("topology") or {}).get("slices", [])
+    return len(slices), max((len(s["replicas"]) for s in slices), default=0)
+
+
+@command(app, "apply")
+def apply(
+    session: Session,
+    file: Annotated[str, typer.Argument(metavar="FILE|-", help="A script; - is standard input.")],
+    keep_going: Annotated[
+        bool, typer.Option("--keep-going", "-k", help="Go on after an error.")
+    ] = False,
+) -> None:
+    """Carry out the CREATE INDEX and DROP INDEX statements of a file.
+
+    All of it is parsed before anything is done. Stops at the first error; ends with 1 if any
+    statement failed, with 5 if no coordinator was reached at all.
+    """
+    from coordinator import sql
+    from coordinator.cli import apply as script
+
+    statements = sql.parse_script(script.read_script(file))
+    results = []
+    with session.connect() as client:
+        for result in script.apply(client, statements, keep_going=keep_going):
+            results.append(result)
+            if len(results) == 1 and result.error and result.error["code"] == "unreachable":
+                raise CommandError("unavailable", result.error["message"], result.error["details"])
+            if not session.json and result.outcome != script.SKIPPED:
+                progress = f"[{len(results)}/{len(statements)}] {result.outcome} {result.name}"
+                typer.echo(plain(f"{progress} ({result.seconds:.2f} s)"), err=True)
+    failed = [result for result in results if result.error]
+    if session.json:
+        print_json({"failed": len(failed), "results": [result.as_json() for result in results]})
+    else:
+        _show_results(results)
+    if failed:
+        raise typer.Exit(Exit.FAILED)
+
+
+def _show_results(results: list[Any]) -> None:
+    print_table(
+        ["line#", "statement", "index", "bucket", "outcome", "id#", "cas#", "reason"],
+        [
+            [
+                *(r.line, r.verb, r.name, r.bucket, r.outcome, r.id, r.cas),
+                f"{r.error['message']} [{r.error['code']}]" if r.error else r.state,
+            ]
+            for r in results
+        ],
+        empty="the script has no statements",
+    )
+    counts: dict[str, int] = {}
+    for result in results:
+        counts[result.outcome] = counts.get(result.outcome, 0) + 1
+    if counts:
+        summary = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
+        typer.echo(f"{len(results)} statements: {summary}")
+
+
+# What the cluster does.
+
+
+@command(app, "transactions")
+def transactions(
+    session: Session,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 20,
+) -> None:
+    """Show the latest transactions, newest first."""
+    with session.connect() as client:
+        body = client.transactions(limit)
+    if session.json:
+        print_json(body)
+        return
+    print_table(
+        ["txn", "status", "cas#", "participants", "reason"],
+        [
+            [t["txn"], t["status"], t.get("cas"), _joined(t.get("participants")), t.get("reason")]
+            for t in body["transactions"]
+        ],
+        empty="no transactions yet",
+    )
+
+
+def _joined(value: Any) -> Any:
+    return ", ".join(map(str, value)) if isinstance(value, list) else value
+
+
+@command(app, "members")
+def members(session: Session) -> None:
+    """Show the coordinator nodes."""
+    from coordinator.cli import status as view
+
+    with session.connect() as client:
+        body = client.members()
+    if session.json:
+        print_json(body)
+        return
+    print_fields([("epoch", body["epoch"]), ("master", body["master"] or "none")])
+    view.show_members(body["members"])
+
+
+@command(app, "indexers")
+def indexers(session: Session) -> None:
+    """Show the indexers, with their load."""
+    from coordinator.cli import status as view
+
+    with session.connect() as client:
+        body = client.indexers()
+    if session.json:
+        print_json(body)
+        return
+    view.show_indexers(body["indexers"])
+
+
+# Settings.
+
+app.add_typer(config_app, name="config")
+Key = Annotated[str, typer.Argument(metavar="KEY", help="The name of the setting.")]
+
+
+@command(config_app, "get")
+def config_get(session: Session, key: Key, local: Local = False) -> None:
+    """Show a setting."""
+    with session.connect() as client:
+        body = client.get_config(key, consistency=_consistency(local))
+    _show_setting(session, body)
+
+
+@command(config_app, "set", context_settings={"ignore_unknown_options": True})
+def config_set(
+    session: Session,
+    key: Key,
+    value: Annotated[str, typer.Argument(metavar="JSON", help="Any JSON value.")],
+    if_match: IfMatch = None,
+) -> None:
+    """Set a setting to a JSON value.
+
+    indexctl config set retention_days 30
+
+    indexctl config set greeting '"hello"'
+    """
+    parsed = _json_value(key, value)
+    with session.connect() as client:
+        body = client.put_config(key, parsed, if_match)
+    _show_setting(session, body)
+
+
+@command(config_app, "delete")
+def config_delete(session: Session, key: Key, if_match: IfMatch = None) -> None:
+    """Delete a setting."""
+    with session.connect() as client:
+        body = client.delete_config(key, if_match)
+    if session.json:
+        print_json(body)
+    else:
+        typer.echo(plain(f"deleted {key}: cas {body['cas']}"))
+
+
+@command(config_app, "list")
+def config_list(session: Session, local: Local = False) -> None:
+    """List the settings."""
+    with session.connect() as client:
+        body = client.list_config(consistency=_consistency(local))
+    if session.json:
+        print_json(body)
+        return
+    print_table(
+        ["key", "value", "cas#"],
+        [
+            [key, json.dumps(entry["value"], ensure_ascii=False), entry["cas"]]
+            for key, entry in sorted(body["config"].items())
+        ],
+        empty="no settings",
+    )
+
+
+def _show_setting(session: Session, body: dict[str, Any]) -> None:
+    if session.json:
+        print_json(body)
+        return
+    value = json.dumps(body["value"], ensure_ascii=False)
+    typer.echo(plain(f"{body['key']} = {value} (cas {body['cas']})"))
+
+
+def _json_value(key: str, text: str) -> Any:
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is no JSON")
+
+    try:
+        return json.loads(text, parse_constant=refuse)
+    except (ValueError, RecursionError):
+        quoted = json.dumps(text, ensure_ascii=False)
+        message = f"{text} is not JSON. For a string, quote it: config set {key} '{quoted}'"
+        raise CommandError("usage", message) from None
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -306,6 +306,11 @@ class _Api(Generic[R]):
         if not any(node.startswith("https:") for node in self._route.nodes(for_write=False)):
             # Loading the trusted certificates takes longer than most calls.
             self._settings["verify"] = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        self._open()
+
+    def _open(self) -> None:
+        """Make the HTTP client of `_settings`."""
+        raise NotImplementedError
 
     def _attempts(self) -> _Attempts:
         return _Attempts(self._route, self._deadline_s, self._first_contact_s)
@@ -490,11 +495,16 @@ def _plan_ready(node: str) -> Plan:
     return {"ready": True, "reason": "", "url": node, **body}
 
 
+def _returned(done: StopIteration) -> Body:
+    """Return what a plan or a round returned."""
+    body: Body = done.value
+    return body
+
+
 class Client(_Api[Body]):
     """The blocking client. Use it in a `with`, or `close` it; threads may share it."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def _open(self) -> None:
         self._http = httpx.Client(**self._settings)
 
     def close(self) -> None:
@@ -520,7 +530,7 @@ class Client(_Api[Body]):
                 else:
                     call = plan.send(body)
         except StopIteration as done:
-            return done.value
+            return _returned(done)
 
     def _round(self, attempts: _Attempts, call: Call) -> Body:
         steps = self._route.round(call)
@@ -529,7 +539,7 @@ class Client(_Api[Body]):
             while True:
                 request = steps.send(self._outcome(attempts.prepare(request)))
         except StopIteration as done:
-            return done.value
+            return _returned(done)
 
     def _outcome(self, request: httpx.Request) -> Outcome:
         try:
@@ -541,8 +551,7 @@ class Client(_Api[Body]):
 class AsyncClient(_Api[Awaitable[Body]]):
     """The client for asyncio. Use it in an `async with`, or `aclose` it."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def _open(self) -> None:
         self._http = httpx.AsyncClient(**self._settings)
 
     async def aclose(self) -> None:
@@ -561,7 +570,7 @@ class AsyncClient(_Api[Awaitable[Body]]):
             while True:
                 try:
                     retrying = tenacity.AsyncRetrying(**attempts.policy(call))
-                    body = await retrying(self._round, attempts, call)
+                    body: Body = await retrying(self._round, attempts, call)
                 except _Transient as transient:
                     call = plan.throw(attempts.failure(transient))
                 except CoordinatorError as error:
@@ -569,7 +578,7 @@ class AsyncClient(_Api[Awaitable[Body]]):
                 else:
                     call = plan.send(body)
         except StopIteration as done:
-            return done.value
+            return _returned(done)
 
     async def _round(self, attempts: _Attempts, call: Call) -> Body:
         steps = self._route.round(call)
@@ -578,7 +587,7 @@ class AsyncClient(_Api[Awaitable[Body]]):
             while True:
                 request = steps.send(await self._outcome(attempts.prepare(request)))
         except StopIteration as done:
-            return done.value
+            return _returned(done)
 
     async def _outcome(self, request: httpx.Request) -> Outcome:
         try:

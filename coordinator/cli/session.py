@@ -1,0 +1,130 @@
+"""What all commands share: `--url`, `--timeout`, `--json`, and how errors end a command."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from coordinator.cli.output import fail
+
+if TYPE_CHECKING:
+    from coordinator.client.client import Client
+
+TIMEOUT_S = 30.0
+FIRST_CONTACT_S = 2.0
+NOBODY_HINT = "start one with `indexctl run`, or set INDEXCTL_URL"
+
+Url = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        metavar="URL",
+        help="Any node, or several with commas (default: INDEXCTL_URL, or http://127.0.0.1:8600).",
+        rich_help_panel="Connection and output",
+    ),
+]
+Timeout = Annotated[
+    float | None,
+    typer.Option(
+        "--timeout",
+        metavar="SECONDS",
+        min=0.001,
+        help=f"Try for this long (default: {TIMEOUT_S:g}, but {FIRST_CONTACT_S:g} where "
+        "nobody answers at all).",
+        rich_help_panel="Connection and output",
+    ),
+]
+AsJson = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        help="Print JSON; errors as JSON on standard error.",
+        rich_help_panel="Connection and output",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Session:
+    """The common options of one command."""
+
+    url: str | None
+    timeout_s: float | None
+    json: bool
+
+    def connect(self, deadline_s: float | None = None) -> "Client":
+        """Return a client. Without `--timeout` it gives up soon where nothing listens."""
+        from coordinator.client.client import Client
+
+        deadline_s = deadline_s or self.timeout_s or TIMEOUT_S
+        first_s = self.timeout_s or FIRST_CONTACT_S
+        return Client(self.url, deadline_s=deadline_s, first_contact_s=min(first_s, deadline_s))
+
+
+def explained(code: str, message: str) -> str:
+    """Return `message`, with what to do where the code says that."""
+    return f"{message}: {NOBODY_HINT}" if code == "unreachable" else message
+
+
+def command(
+    app: typer.Typer, name: str, *, local: bool = False, **settings: Any
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a function `f(session, …)` the command `name`, with the common options.
+
+    Expected errors are those with `code` and `message`; they become one line (or JSON) and an
+    exit code. `local` commands talk to no node and have no `--url` and `--timeout`.
+    """
+    common: dict[str, tuple[Any, Any]] = {"as_json": (AsJson, False)}
+    if not local:
+        common = {"url": (Url, None), "timeout": (Timeout, None), **common}
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def run(context: typer.Context, **given: Any) -> None:
+            root: dict[str, Any] = context.find_root().obj or {}
+            session = Session(
+                given.pop("url", None) or root.get("url"),
+                given.pop("timeout", None) or root.get("timeout"),
+                given.pop("as_json") or root.get("as_json", False),
+            )
+            try:
+                function(session, **given)
+            except Exception as error:
+                code, message = getattr(error, "code", None), getattr(error, "message", None)
+                if not isinstance(code, str) or not isinstance(message, str):
+                    raise
+                fail(
+                    code,
+                    explained(code, message),
+                    _details_of(error),
+                    excerpt=getattr(error, "excerpt", ""),
+                    as_json=session.json,
+                )
+
+        own = list(inspect.signature(function).parameters.values())[1:]
+        shared = [
+            inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+            for key, (kind, default) in common.items()
+        ]
+        context = inspect.Parameter(
+            "context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context
+        )
+        own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+        parameters = [context, *own, *shared]
+        del run.__wrapped__
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in parameters}
+        app.command(name, **settings)(run)
+        return function
+
+    return register
+
+
+def _details_of(error: Exception) -> dict[str, Any]:
+    details = getattr(error, "details", None)
+    if isinstance(details, dict):
+        return details
+    return {key: getattr(error, key) for key in ("line", "column") if hasattr(error, key)}

@@ -1,0 +1,98 @@
+"""`indexctl status`: the cluster at a glance, and whether its nodes hold the same state."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from coordinator.cli.output import print_fields, print_table
+
+if TYPE_CHECKING:
+    from coordinator.client.client import Client
+
+PROBE_DEADLINE_S = 4.0
+
+
+def gather(client: Client, probe: Client) -> dict[str, Any]:
+    """Return the status. `client` asks any node; `probe` asks each for its own state."""
+    state = client.state(consistency="local")
+    members = client.members()
+    nodes = [_node(probe, member) for member in members["members"]]
+    by_state = Counter(index.get("state", "?") for index in state["indexes"].values())
+    return {
+        "cluster_id": state["cluster_id"],
+        "epoch": members["epoch"],
+        "master": members["master"],
+        "cas": max([state["cas"], *(n["cas"] for n in nodes if n["cas"] is not None)]),
+        "digests": _agreement(nodes),
+        "nodes": nodes,
+        "indexers": client.indexers()["indexers"],
+        "indexes": {"total": sum(by_state.values()), "by_state": dict(sorted(by_state.items()))},
+    }
+
+
+def _node(probe: Client, member: dict[str, Any]) -> dict[str, Any]:
+    """Return `member` with the CAS and digest it answers; without a digest if it is silent."""
+    from coordinator.client.errors import CoordinatorError
+
+    digest = None
+    if member.get("alive") and member.get("address"):
+        try:
+            own = probe.state(consistency="local", node=member["address"])
+            member, digest = {**member, "cas": own["cas"]}, own["digest"]
+        except CoordinatorError:
+            member = {**member, "alive": False}
+    return {"cas": None, **member, "digest": digest}
+
+
+def _agreement(nodes: list[dict[str, Any]]) -> str:
+    """Return agree, differ or unknown: nodes at the same CAS must have the same digest."""
+    seen = {(node["cas"], node["digest"]) for node in nodes if node["digest"] is not None}
+    if not seen:
+        return "unknown"
+    return "agree" if len(seen) == len({cas for cas, _ in seen}) else "differ"
+
+
+def show(status: dict[str, Any]) -> None:
+    nodes, indexes = status["nodes"], status["indexes"]
+    answering = [node for node in nodes if node["digest"] is not None]
+    behind = sum(node["cas"] < status["cas"] for node in answering)
+    agreement = f"{status['digests']} ({len(answering)} of {len(nodes)} nodes answered"
+    agreement += f", {behind} behind)" if behind else ")"
+    states = ", ".join(f"{count} {state}" for state, count in indexes["by_state"].items())
+    print_fields(
+        [
+            ("cluster", status["cluster_id"]),
+            ("epoch", status["epoch"]),
+            ("master", status["master"] or "none"),
+            ("cas", status["cas"]),
+            ("digests", agreement),
+            ("indexes", f"{indexes['total']} ({states})" if states else "none"),
+        ]
+    )
+    show_members(nodes)
+    show_indexers(status["indexers"])
+
+
+def show_members(members: list[dict[str, Any]]) -> None:
+    """Print the members; with their digests where they are known."""
+    with_digest = any("digest" in member for member in members)
+    columns = ["node", "role", "state", "alive", "cas#", "pid#", "address"]
+    keys = ["node", "role", "state", "alive", "cas", "pid", "address"]
+    rows = [[member.get(key) for key in keys] for member in members]
+    if with_digest:
+        columns.append("digest")
+        rows = [[*row, (m.get("digest") or "")[:16]] for row, m in zip(rows, members, strict=True)]
+    print_table(columns, rows, empty="no members")
+
+
+def show_indexers(indexers: list[dict[str, Any]]) -> None:
+    columns = ["indexer", "zone", "alive", "slices#", "bytes#", "address"]
+    keys = ["id", "zone", "alive", "slices", "bytes", "address"]
+    rows = [[_count(indexer.get(key)) for key in keys] for indexer in indexers]
+    print_table(columns, rows, empty="no indexers")
+
+
+def _count(value: Any) -> Any:
+    """Return how many there are, where the API lists them."""
+    return len(value) if isinstance(value, list | dict) else value
