@@ -1,0 +1,293 @@
+"""The Authority: a deterministic fold of the `commit` topic.
+
+It stands for the cluster manager of the specification, and is no process: each node folds the
+same records in the same order and reaches the same master, epoch, active list and transaction
+statuses. Its rules:
+
+* A claim counts only if its epoch is the next one, its node accepted the last committed
+  transaction, and its CAS and digest are the fold's. It closes an open transaction.
+* A proposal opens only in the current epoch, above the last sequence number, while none is open.
+  Proposals are plain records, so late and doubled ones are expected, and void.
+* A verdict must name the open transaction and its offset. The first terminal status wins.
+* A joiner is admitted only while nothing is open, and only at the fold's CAS and digest.
+
+A record that breaks a rule is *void*: it changes nothing, and `fold` says why. The caller decides
+whether that is ordinary (a late proposal) or an alarm (`is_alarming`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from coordinator.core import digest as digests
+from coordinator.core.authority_state import (
+    COMMIT,
+    INITIAL,
+    ROLLBACK,
+    AuthorityState,
+    IndexerInfo,
+    Member,
+    OpenTransaction,
+    TransactionStatus,
+)
+from coordinator.core.records import (
+    AuthoritySnapshot,
+    ClusterFormed,
+    CommitRecord,
+    IndexerRegistered,
+    MasterClaimed,
+    MemberAdmitted,
+    MemberExpired,
+    ReadBarrier,
+    TransactionCommitted,
+    TransactionProposed,
+    TransactionRolledBack,
+    Unreadable,
+)
+from coordinator.core.types import TxnId
+
+INDEXER_ID_MAX = 250
+
+
+class Folded(NamedTuple):
+    """The state after a record; `void` says why the record changed nothing, or is empty."""
+
+    state: AuthorityState | None
+    void: str = ""
+
+
+def fold(state: AuthorityState | None, offset: int, record: CommitRecord) -> Folded:
+    """Return the Authority after `record`, which stands at `offset` of the commit topic.
+
+    `state` is None until genesis or a snapshot has been read; everything before it is void.
+    """
+    if state is None:
+        return _begin(offset, record)
+    return FOLDS[type(record)](state, offset, record)
+
+
+def is_alarming(record: CommitRecord) -> bool:
+    """Tell whether `record`, being void, means that a guarantee of the protocol was broken."""
+    return isinstance(record, TransactionCommitted)
+
+
+def _begin(offset: int, record: CommitRecord) -> Folded:
+    if isinstance(record, ClusterFormed):
+        return Folded(
+            AuthorityState(
+                cluster_id=record.cluster_id,
+                cas_base=record.cas_base,
+                roster=record.roster,
+                minimum=record.minimum,
+                log_capacity=record.log_capacity,
+                request_window_ms=record.request_window_ms,
+            )
+        )
+    if isinstance(record, AuthoritySnapshot):
+        return Folded(record.snapshot)
+    if isinstance(record, MasterClaimed):
+        return _claimed(record.snapshot, offset, record)
+    return Folded(None, "nothing is known yet")
+
+
+def _formed(state: AuthorityState, offset: int, record: ClusterFormed) -> Folded:
+    return Folded(state, f"the cluster {state.cluster_id} exists")
+
+
+def _claimed(state: AuthorityState, offset: int, record: MasterClaimed) -> Folded:
+    if record.epoch != state.epoch + 1:
+        return Folded(state, f"epoch {record.epoch} does not follow {state.epoch}")
+    if record.node not in state.eligible:
+        return Folded(state, f"node {record.node} did not accept {state.last_txn}")
+    if (record.cas, record.digest) != (state.last_cas, state.digest):
+        return Folded(state, f"node {record.node} stands at {record.cas}, not {state.last_cas}")
+    if state.open is not None:
+        reason = f"node {record.node} claimed epoch {record.epoch}"
+        state = _close(state, state.open.txn, ROLLBACK, 0, state.open.participants, reason)
+    member = Member(record.node, record.incarnation, record.address)
+    return Folded(
+        replace(
+            state,
+            epoch=record.epoch,
+            master=record.node,
+            incarnation=record.incarnation,
+            address=record.address,
+            members=state.members.set(record.node, member),
+            last_seq=0,
+        )
+    )
+
+
+def _snapshot(state: AuthorityState, offset: int, record: AuthoritySnapshot) -> Folded:
+    if record.snapshot != state:
+        return Folded(state, "the snapshot differs from the fold")
+    return Folded(state)
+
+
+def _proposed(state: AuthorityState, offset: int, record: TransactionProposed) -> Folded:
+    void = (
+        _of_another_epoch(state, record.txn.epoch)
+        or (f"{state.open.txn} is open" if state.open else "")
+        or ("" if record.txn.seq > state.last_seq else f"{record.txn} is late or doubled")
+        or (
+            ""
+            if (record.prev_cas, record.prev_digest) == (state.last_cas, state.digest)
+            else f"{record.txn} builds on CAS {record.prev_cas}, not {state.last_cas}"
+        )
+    )
+    if void:
+        return Folded(state, void)
+    opened = OpenTransaction(
+        record.txn,
+        offset,
+        record.participants,
+        record.prev_cas,
+        record.prev_digest,
+        len(record.mutations),
+    )
+    row = TransactionStatus(record.txn, INITIAL, 0, record.participants, "")
+    logged = _append(state, row)
+    return Folded(replace(logged, open=opened, last_seq=record.txn.seq))
+
+
+def _committed(state: AuthorityState, offset: int, record: TransactionCommitted) -> Folded:
+    opened = state.open
+    void = _of_another_epoch(state, record.txn.epoch) or _not_the_open_one(
+        opened, record.txn, record.proposal_offset
+    )
+    if void or opened is None:
+        return Folded(state, void)
+    if not record.cas or len(record.cas) != opened.count or record.cas[0] <= state.last_cas:
+        return Folded(state, f"{record.txn} carries impossible CAS values {record.cas[:3]}")
+    closed = _close(state, record.txn, COMMIT, record.cas[-1], opened.participants, "")
+    return Folded(
+        replace(
+            closed,
+            last_txn=record.txn,
+            last_cas=record.cas[-1],
+            digest=record.state_digest,
+            acceptors=record.accepted,
+        )
+    )
+
+
+def _rolled_back(state: AuthorityState, offset: int, record: TransactionRolledBack) -> Folded:
+    wrong_epoch = _of_another_epoch(state, record.txn.epoch)
+    if wrong_epoch:
+        return Folded(state, wrong_epoch)
+    if record.proposal_offset < 0:
+        return _never_opened(state, record)
+    void = _not_the_open_one(state.open, record.txn, record.proposal_offset)
+    if void or state.open is None:
+        return Folded(state, void)
+    return Folded(_close(state, record.txn, ROLLBACK, 0, state.open.participants, record.reason))
+
+
+def _never_opened(state: AuthorityState, record: TransactionRolledBack) -> Folded:
+    """Close a sequence number whose proposal the master did not see: it may still arrive."""
+    if state.open is not None and state.open.txn == record.txn:
+        return Folded(
+            _close(state, record.txn, ROLLBACK, 0, state.open.participants, record.reason)
+        )
+    if state.open is not None or record.txn.seq <= state.last_seq:
+        return Folded(state, f"{record.txn} has a status")
+    row = TransactionStatus(record.txn, ROLLBACK, 0, (), record.reason)
+    return Folded(replace(_append(state, row), last_seq=record.txn.seq))
+
+
+def _admitted(state: AuthorityState, offset: int, record: MemberAdmitted) -> Folded:
+    void = (
+        _of_another_epoch(state, record.epoch)
+        or (f"{state.open.txn} is open" if state.open else "")
+        or (
+            ""
+            if (record.cas, record.digest) == (state.last_cas, state.digest)
+            else f"node {record.node} stands at {record.cas}, not {state.last_cas}"
+        )
+    )
+    if void:
+        return Folded(state, void)
+    member = Member(record.node, record.incarnation, record.address)
+    roster = state.roster
+    if record.node not in roster:
+        roster = tuple(sorted((*roster, record.node)))
+    return Folded(replace(state, roster=roster, members=state.members.set(record.node, member)))
+
+
+def _expired(state: AuthorityState, offset: int, record: MemberExpired) -> Folded:
+    if void := _of_another_epoch(state, record.epoch):
+        return Folded(state, void)
+    if record.node not in state.members or record.node == state.master:
+        return Folded(state, f"node {record.node} is not a replica")
+    return Folded(replace(state, members=state.members.delete(record.node)))
+
+
+def _registered(state: AuthorityState, offset: int, record: IndexerRegistered) -> Folded:
+    if void := _of_another_epoch(state, record.epoch):
+        return Folded(state, void)
+    if not 0 <= record.indexer <= INDEXER_ID_MAX:
+        return Folded(state, f"indexer ids range from 0 to {INDEXER_ID_MAX}")
+    info = IndexerInfo(record.indexer, record.incarnation, record.address, record.zone)
+    return Folded(replace(state, indexers=state.indexers.set(record.indexer, info)))
+
+
+def _barrier(state: AuthorityState, offset: int, record: ReadBarrier) -> Folded:
+    return Folded(state)
+
+
+def _unreadable(state: AuthorityState, offset: int, record: Unreadable) -> Folded:
+    return Folded(state, record.reason)
+
+
+def _of_another_epoch(state: AuthorityState, epoch: int) -> str:
+    return "" if epoch == state.epoch else f"epoch {epoch} is not the current {state.epoch}"
+
+
+def _not_the_open_one(opened: OpenTransaction | None, txn: TxnId, offset: int) -> str:
+    if opened is None:
+        return f"{txn} is not open"
+    if (opened.txn, opened.offset) != (txn, offset):
+        return f"{txn}@{offset} is not the open {opened.txn}@{opened.offset}"
+    return ""
+
+
+def _append(state: AuthorityState, row: TransactionStatus) -> AuthorityState:
+    """Add a row to the rolling log, and drop the oldest beyond its capacity."""
+    log = state.log.set(state.log_next, row)
+    if len(log) > state.log_capacity:
+        log = log.delete(state.log_next + 1 - len(log))
+    return replace(state, log=log, log_next=state.log_next + 1)
+
+
+def _close(
+    state: AuthorityState,
+    txn: TxnId,
+    status: str,
+    cas: int,
+    participants: tuple[int, ...],
+    reason: str,
+) -> AuthorityState:
+    """Give the open transaction, whose row is the newest, its terminal status."""
+    number = state.log_next - 1
+    assert state.log[number].txn == txn
+    row = TransactionStatus(txn, status, cas, participants, reason)
+    return replace(state, open=None, log=state.log.set(number, row))
+
+
+FOLDS: dict[type, Callable[[AuthorityState, int, Any], Folded]] = {
+    ClusterFormed: _formed,
+    MasterClaimed: _claimed,
+    AuthoritySnapshot: _snapshot,
+    TransactionProposed: _proposed,
+    TransactionCommitted: _committed,
+    TransactionRolledBack: _rolled_back,
+    MemberAdmitted: _admitted,
+    MemberExpired: _expired,
+    IndexerRegistered: _registered,
+    ReadBarrier: _barrier,
+    Unreadable: _unreadable,
+}
+
+assert digests.EMPTY == 0, "AuthorityState starts with the empty digest"

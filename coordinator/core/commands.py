@@ -1,0 +1,169 @@
+"""What can be asked of the coordinator, and the words in which it answers.
+
+Pure, frozen data, in the imperative. A `Request` wraps a command with its durable id and the
+terms under which it counts; `Outcome` is what every requester finally gets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class CreateIndex:
+    """Create an index: committed as INIT, READY once all hosting indexers have allocated it."""
+
+    name: str
+    bucket: str
+    expressions: tuple[str, ...] = ()
+    where: str | None = None
+    primary: bool = False
+    using: str = "gsi"
+    slices: int = 1
+    replicas: int = 0
+    nodes: tuple[int, ...] = ()
+    defer_build: bool = False
+    if_not_exists: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DropIndex:
+    """Drop an index, named by its id or by bucket and name."""
+
+    index_id: int = 0
+    bucket: str = ""
+    name: str = ""
+    if_exists: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PutSetting:
+    """Write a setting: any JSON value, given as its text."""
+
+    name: str
+    value_json: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteSetting:
+    """Delete a setting."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class MarkReady:
+    """All hosting indexers have allocated the index: it becomes READY, and its creator hears."""
+
+    index_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class UndoIndex:
+    """An indexer refused or stayed silent: the index goes again, and its creator hears why."""
+
+    index_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetIndex:
+    """All hosting indexers have released a dropped index: its entity goes."""
+
+    index_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class EvictOutcomes:
+    """Request outcomes that are older than the documented window go, oldest first."""
+
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RewriteEntities:
+    """Entities that stray events touched are written again from the master's own state."""
+
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SkipRecord:
+    """A record of the `ddl` topic that is no command: move on, it is dead-lettered."""
+
+    reason: str
+    value: bytes
+
+
+Command = (
+    CreateIndex
+    | DropIndex
+    | PutSetting
+    | DeleteSetting
+    | MarkReady
+    | UndoIndex
+    | ForgetIndex
+    | EvictOutcomes
+    | RewriteEntities
+    | SkipRecord
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where on the `ddl` topic a command stood."""
+
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A command and the terms under which it counts.
+
+    `id` is durable where `recorded` is set: a repeat gets the first outcome. `fingerprint` tells
+    a repeat from another command under the same id. `token` is the caller who waits (0: nobody);
+    `position` is set for commands from the `ddl` topic, which are recorded whatever happens.
+    """
+
+    command: Command
+    id: str = ""
+    principal: str = ""
+    expected_cas: int | None = None
+    fingerprint: int = 0
+    recorded: bool = False
+    token: int = 0
+    position: Position | None = None
+    deadline_ms: int = 0
+    attempts: int = 0
+
+
+OK, REFUSED, UNKNOWN = "ok", "refused", "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The answer to a request.
+
+    `ok`: it is effective at `cas`, on every participant. `refused`: it never happened. `unknown`:
+    repeat with the same request id to learn what became of it.
+    """
+
+    status: str
+    code: str = ""
+    message: str = ""
+    details: dict[str, Any] = field(default_factory=dict)
+    answer: dict[str, Any] = field(default_factory=dict)
+    cas: int = 0
+    txn: str = ""
+
+
+def refused(code: str, message: str, **details: Any) -> Outcome:
+    """Return the refusal of a command that changed nothing."""
+    return Outcome(REFUSED, code, message, details)
+
+
+def unknown(code: str, message: str, **details: Any) -> Outcome:
+    """Return the answer to a request whose fate this node cannot tell."""
+    return Outcome(UNKNOWN, code, message, details)

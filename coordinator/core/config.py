@@ -1,0 +1,49 @@
+"""The named bounds and periods of a node. Pure data; units are last in the names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConfig:
+    """Who a node is, and its timings. `incarnation` is new for each life of the process.
+
+    The values from `minimum` on are proposals for the genesis record: a cluster that exists keeps
+    its own. A `minimum` of 0 means a majority of the roster.
+    """
+
+    node: int
+    roster: tuple[int, ...]
+    address: str
+    pid: int
+    incarnation: int
+    cluster_id: str
+    heartbeat_ms: int = 250
+    election_timeout_ms: int = 1_500
+    election_stagger_ms: int = 400
+    ack_timeout_ms: int = 500
+    ack_retries_max: int = 3
+    verdict_timeout_ms: int = 8_000
+    attempts_max: int = 3
+    ddl_timeout_ms: int = 10_000
+    admission_hold_ms: int = 150
+    probe_ms: int = 1_000
+    queue_max: int = 4_096
+    group_mutations_max: int = 256
+    group_bytes_max: int = 512 * 1024
+    evictions_max: int = 64
+    cas_base: int = 1
+    minimum: int = 0
+    log_capacity: int = 1_000
+    request_window_ms: int = 600_000
+
+    @property
+    def quorum(self) -> int:
+        """Return the minimum of copies that genesis fixes, the master's included."""
+        return self.minimum or len(self.roster) // 2 + 1
+
+    @property
+    def liveness_ms(self) -> int:
+        """How long a process counts as alive after its last heartbeat."""
+        return 4 * self.heartbeat_ms

@@ -1,0 +1,559 @@
+"""Which changes a command yields against a committed StateContext, or why it is refused.
+
+Pure: no clock, no randomness, no memory. `decide` leaves the state alone; only mutations read
+back from the log change it. A decision says which keys it rests on (`footprint`), so that the
+commands of one group can be decided independently against the same committed state: two commands
+whose footprints meet never share a group.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from coordinator.core.commands import (
+    Command,
+    CreateIndex,
+    DeleteSetting,
+    DropIndex,
+    EvictOutcomes,
+    ForgetIndex,
+    MarkReady,
+    Outcome,
+    PutSetting,
+    Request,
+    RewriteEntities,
+    SkipRecord,
+    UndoIndex,
+    refused,
+)
+from coordinator.core.entities import (
+    DROPPING,
+    INIT,
+    OUTCOME_DONE,
+    OUTCOME_PENDING,
+    OUTCOME_REFUSED,
+    READY,
+    TRANSITIONS,
+    Bucket,
+    Entity,
+    Index,
+    RequestOutcome,
+    Setting,
+    bucket_key,
+    index_key,
+    request_key,
+    setting_key,
+)
+from coordinator.core.placement import Candidate, Impossible, place
+from coordinator.core.state import StateContext, Versioned
+from coordinator.core.types import TxnId
+
+NAME_LENGTH_MAX = 128
+NAME = re.compile(r"[A-Za-z_#][A-Za-z0-9_#.\-]*")
+SETTING_NAME = re.compile(r"[A-Za-z0-9_.\-/:]{1,256}")
+EXPRESSIONS_MAX = 32
+EXPRESSION_LENGTH_MAX = 4_096
+SLICES_MAX = 256
+REPLICAS_MAX = 16
+SETTING_BYTES_MAX = 64 * 1024
+REQUEST_ID_LENGTH_MAX = 128
+VBUCKETS = 1_024
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A mutation before its value is encoded: the event's name, the key, the new entity."""
+
+    event: str
+    key: str
+    entity: Entity | None
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """What a decision may use beside the state: values that come in from outside, as values."""
+
+    txn: TxnId
+    fresh_id: int
+    wall_ms: int
+    indexers: Sequence[Candidate]
+    extra_load: Mapping[int, int]
+    request_window_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The changes, in order; the answer's CAS is that of `changes[subject]`.
+
+    `waits_for` is an index whose READY (or undoing) is the real end of the request.
+    """
+
+    changes: tuple[Change, ...]
+    answer: dict[str, Any]
+    subject: int = 0
+    waits_for: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """Nothing has to change: the outcome stands already."""
+
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """The answer depends on an index whose creation is under way: decide again after it."""
+
+    index_id: int
+
+
+Decision = Accepted | Answered | Parked
+
+
+def decide(state: StateContext, request: Request, given: Circumstances) -> Decision:
+    """Return what `request` yields against `state`."""
+    if request.recorded:
+        remembered = _remembered(state, request, given)
+        if remembered is not None:
+            return remembered
+    return DECIDERS[type(request.command)](state, request, given)
+
+
+def footprint(state: StateContext, command: Command, request_id: str = "") -> frozenset[str]:
+    """Return the keys on which the decision about `command` rests, or which it would change."""
+    keys = {f"request/{request_id}"} if request_id else set()
+    match command:
+        case CreateIndex():
+            keys.add(f"name/{command.bucket}/{command.name}")
+            if state.bucket(command.bucket) is None:
+                keys.add(bucket_key(command.bucket))
+        case DropIndex():
+            found = _dropped(state, command)
+            if found is None:
+                keys.add(f"name/{command.bucket}/{command.name}/{command.index_id}")
+            else:
+                keys |= _keys_of_index(found)
+        case PutSetting() | DeleteSetting():
+            keys.add(setting_key(command.name))
+        case MarkReady() | UndoIndex() | ForgetIndex():
+            held = state.index_by_id(command.index_id)
+            keys |= _keys_of_index(held) if held else {index_key(command.index_id)}
+        case EvictOutcomes() | RewriteEntities():
+            keys.update(command.keys)
+        case SkipRecord():
+            pass
+    return frozenset(keys)
+
+
+def _keys_of_index(held: Versioned) -> set[str]:
+    index = held.entity
+    assert isinstance(index, Index)
+    keys = {index.key, f"name/{index.bucket}/{index.name}"}
+    return keys | ({request_key(index.request)} if index.request else set())
+
+
+# -- repeats -------------------------------------------------------------------------------------
+
+
+def _remembered(state: StateContext, request: Request, given: Circumstances) -> Decision | None:
+    """Return the recorded outcome of a repeat, or None for a request that is new."""
+    if not request.id or len(request.id) > REQUEST_ID_LENGTH_MAX:
+        return Answered(
+            refused("invalid_request", f"a request id has 1 to {REQUEST_ID_LENGTH_MAX} characters")
+        )
+    held = state.outcome(request.id)
+    if held is None:
+        born_ms = time_of_uuid7(request.id)
+        if born_ms is not None and born_ms < given.wall_ms - given.request_window_ms:
+            return Answered(
+                refused(
+                    "request_expired",
+                    "this request id is older than the window in which outcomes are kept",
+                    window_ms=given.request_window_ms,
+                )
+            )
+        return None
+    outcome = held.entity
+    assert isinstance(outcome, RequestOutcome)
+    if outcome.fingerprint != request.fingerprint:
+        return Answered(refused("request_mismatch", "this request id was used for another command"))
+    if outcome.status == OUTCOME_PENDING:
+        return Parked(outcome.index_id)
+    return Answered(outcome_of(outcome, held.cas))
+
+
+def outcome_of(recorded: RequestOutcome, cas: int) -> Outcome:
+    """Return the answer that `recorded`, whose entity has `cas`, stands for."""
+    txn = str(TxnId(recorded.txn_epoch, recorded.txn_seq))
+    if recorded.status == OUTCOME_REFUSED:
+        details = json.loads(recorded.error_details_json)
+        return Outcome("refused", recorded.error_code, recorded.error_message, details)
+    return Outcome(
+        "ok", answer=json.loads(recorded.answer_json), cas=cas - recorded.distance, txn=txn
+    )
+
+
+def time_of_uuid7(request_id: str) -> int | None:
+    """Return the Unix time in ms that a UUIDv7 carries (RFC 9562, 5.7), None for other ids."""
+    digits = request_id.replace("-", "")
+    if len(digits) != 32 or digits[12] != "7":
+        return None
+    try:
+        return int(digits, 16) >> 80
+    except ValueError:
+        return None
+
+
+def record_outcome(
+    request: Request, given: Circumstances, status: str, outcome: Outcome, **more: int
+) -> Change:
+    """Return the change that remembers an outcome under the request's id."""
+    recorded = RequestOutcome(
+        id=request.id,
+        status=status,
+        fingerprint=request.fingerprint,
+        index_id=more.get("index_id", 0),
+        txn_epoch=given.txn.epoch,
+        txn_seq=given.txn.seq,
+        distance=more.get("distance", 0),
+        answer_json=compact(outcome.answer),
+        error_code=outcome.code,
+        error_message=outcome.message,
+        error_details_json=compact(outcome.details),
+        by_topic=request.position is not None,
+        at_ms=given.wall_ms,
+    )
+    return Change("RequestRecorded", recorded.key, recorded)
+
+
+def compact(value: Any) -> str:
+    """Return the one JSON text that stands for `value`."""
+    return json.dumps(value, separators=(",", ":"), sort_keys=True)
+
+
+# -- indexes -------------------------------------------------------------------------------------
+
+
+def _create_index(state: StateContext, request: Request, given: Circumstances) -> Decision:
+    command = request.command
+    assert isinstance(command, CreateIndex)
+    if problem := _invalid_create(command):
+        return Answered(refused("invalid_request", problem))
+    existing = state.index_named(command.bucket, command.name)
+    if existing is not None:
+        return _already_there(existing, command, request)
+    if request.expected_cas not in (None, 0):
+        return Answered(_mismatch(request.expected_cas or 0, 0))
+    load = {i: state.load.get(i, 0) + given.extra_load.get(i, 0) for i, _ in given.indexers}
+    topology = place(command.slices, command.replicas, command.nodes, given.indexers, load)
+    if isinstance(topology, Impossible):
+        return Answered(refused("placement_impossible", topology.message, **topology.details))
+    index = Index(
+        id=given.fresh_id,
+        name=command.name,
+        bucket=command.bucket,
+        expressions=command.expressions,
+        where=command.where,
+        primary=command.primary,
+        using=command.using,
+        defer_build=command.defer_build,
+        state=INIT,
+        reason=None,
+        slices=topology,
+        request=request.id,
+        created_ms=given.wall_ms,
+    )
+    changes = [Change("IndexProposed", index.key, index)]
+    if state.bucket(command.bucket) is None:
+        bucket = Bucket(command.bucket, VBUCKETS)
+        changes.append(Change("BucketCreated", bucket.key, bucket))
+    if request.recorded:
+        pending = record_outcome(
+            request, given, OUTCOME_PENDING, Outcome("unknown"), index_id=index.id
+        )
+        changes.append(pending)
+    return Accepted(tuple(changes), {}, waits_for=index.id)
+
+
+def _already_there(existing: Versioned, command: CreateIndex, request: Request) -> Decision:
+    """Answer a CREATE whose name is taken."""
+    index = existing.entity
+    assert isinstance(index, Index)
+    if index.state == INIT:
+        return Parked(index.id)
+    if command.if_not_exists:
+        answer = {"index": describe_index(index), "existed": True}
+        return Answered(Outcome("ok", answer=answer, cas=existing.cas))
+    if request.expected_cas is not None and request.expected_cas != existing.cas:
+        return Answered(_mismatch(request.expected_cas, existing.cas))
+    return Answered(
+        refused(
+            "index_exists",
+            f"index {index.name} on {index.bucket} exists",
+            id=str(index.id),
+            cas=existing.cas,
+        )
+    )
+
+
+def _invalid_create(command: CreateIndex) -> str:
+    """Say what is wrong with the definition, or return an empty text."""
+    for what, name in (("index", command.name), ("bucket", command.bucket)):
+        if not NAME.fullmatch(name) or len(name) > NAME_LENGTH_MAX:
+            return (
+                f"{what} name {name[:40]!r}: a letter, _ or #, then letters, digits, _ # . -, "
+                f"at most {NAME_LENGTH_MAX}"
+            )
+    if command.primary == bool(command.expressions):
+        return "a primary index has no expressions, any other has at least one"
+    if len(command.expressions) > EXPRESSIONS_MAX:
+        return f"at most {EXPRESSIONS_MAX} expressions"
+    texts = (*command.expressions, *((command.where,) if command.where is not None else ()))
+    if any(not text.strip() or len(text) > EXPRESSION_LENGTH_MAX for text in texts):
+        return f"an expression has 1 to {EXPRESSION_LENGTH_MAX} characters"
+    if command.using != "gsi":
+        return f"USING {command.using[:40]!r}: only gsi is known"
+    if not 1 <= command.slices <= SLICES_MAX:
+        return f"slices range from 1 to {SLICES_MAX}"
+    if not 0 <= command.replicas <= REPLICAS_MAX:
+        return f"replicas range from 0 to {REPLICAS_MAX}"
+    return ""
+
+
+def _drop_index(state: StateContext, request: Request, given: Circumstances) -> Decision:
+    command = request.command
+    assert isinstance(command, DropIndex)
+    held = _dropped(state, command)
+    if held is None or (isinstance(held.entity, Index) and held.entity.state == DROPPING):
+        if command.if_exists:
+            return Answered(Outcome("ok", answer={"index": None, "existed": False}))
+        which = str(command.index_id) if command.index_id else f"{command.bucket}.{command.name}"
+        return Answered(refused("index_not_found", f"there is no index {which}"))
+    index = held.entity
+    assert isinstance(index, Index)
+    if index.state == INIT:
+        return Parked(index.id)
+    if request.expected_cas is not None and request.expected_cas != held.cas:
+        return Answered(_mismatch(request.expected_cas, held.cas))
+    dropping = _moved(index, DROPPING, None)
+    answer = {"index": describe_index(dropping)}
+    return _accepted(request, given, (Change("IndexDropped", index.key, dropping),), answer)
+
+
+def _dropped(state: StateContext, command: DropIndex) -> Versioned | None:
+    if command.index_id:
+        return state.index_by_id(command.index_id)
+    return state.index_named(command.bucket, command.name)
+
+
+def _mark_ready(state: StateContext, request: Request, given: Circumstances) -> Decision:
+    command = request.command
+    assert isinstance(command, MarkReady)
+    index = _index_in(state, command.index_id, INIT)
+    if index is None:
+        return Answered(Outcome("ok"))
+    ready = _moved(index, READY, None)
+    changes = [Change("IndexReady", index.key, ready)]
+    answer = {"index": describe_index(ready)}
+    return _ended(state, given, index, changes, Outcome("ok", answer=answer))
+
+
+def _undo_index(state: StateContext, request: Request, given: Circumstances) -> Decision:
+    command = request.command
+    assert isinstance(command, UndoIndex)
+    index = _index_in(state, command.index_id, INIT)
+    if index is None:
+        return Answered(Outcome("ok"))
+    gone = _moved(index, DROPPING, command.reason)
+    changes = [Change("IndexUndone", index.key, gone)]
+    return _ended(state, given, index, changes, refused("indexer_refused", command.reason))
+
+
+def _ended(
+    state: StateContext,
+    given: Circumstances,
+    index: Index,
+    changes: list[Change],
+    outcome: Outcome,
+) -> Decision:
+    """Close the recorded request of a CREATE together with the effect that ends it."""
+    held = state.outcome(index.request) if index.request else None
+    if held is not None and isinstance(held.entity, RequestOutcome):
+        recorded = replace(
+            held.entity,
+            status=OUTCOME_REFUSED if outcome.code else OUTCOME_DONE,
+            txn_epoch=given.txn.epoch,
+            txn_seq=given.txn.seq,
+            distance=1,
+            answer_json=compact(outcome.answer),
+            error_code=outcome.code,
+            error_message=outcome.message,
+            error_details_json=compact(outcome.details),
+            at_ms=given.wall_ms,
+        )
+        changes.append(Change("RequestRecorded", recorded.key, recorded))
+    return Accepted(tuple(changes), outcome.answer)
+
+
+def _forget_index(state: StateContext, request: Request, given: Circumstances) -> Decision:
+    command = request.command
+    assert isinstance(command, ForgetIndex)
+    index = _index_in(state, command.index_id, DROPPING)
+    if index is None:
+        return Answered(Outcome("ok"))
+    return Accepted((Change("IndexForgotten", index.key, None),), {})
+
+
+def _index_in(state: StateContext, index_id: int, index_state: str) -> Index | None:
+    held = state.index_by_id(index_id)
+    if held is None or not isinstance(held.entity, Index) or held.entity.state != index_state:
+        return None
+    return held.entity
+
+
+def _moved(index: Index, to: str, reason: str | None) -> Index:
+    """Return `index` in another state; the transition must be a legal one."""
+    assert to in TRANSITIONS[index.state], f"{index.state} -> {to}"
+    return replace(index, state=to, reason=reason)
+
+
+def describe_index(index: Index) -> dict[str, Any]:
+    """Return an index as clients see it."""
+    return {
+        "id": str(index.id),
+        "name": index.name,
+        "bucket": index.bucket,
+        "state": index.state,
+        "reason": index.reason,
+        "expressions": list(index.expressions),
+        "where": index.where,
+        "primary": index.primary,
+        "using": index.using,
+        "defer_build": index.defer_build,
+        "created_ms": index.created_ms,
+        "topology": {
+            "slices": [
+                {"slice": s.number, "master": s.master, "replicas": list(s.replicas)}
+                for s in index.slices
+            ]
+        },
+    }
+
+
+# -- settings ------------------------------------------------------------------------------------
+
+
+def _put_setting(state: StateContext, request: Request, given: Circumstances) -> Decision:
+    command = request.command
+    assert isinstance(command, PutSetting)
+    if not SETTING_NAME.fullmatch(command.name):
+        return Answered(refused("invalid_request", "a key has 1 to 256 letters, digits, _ . - / :"))
+    if len(command.value_json.encode()) > SETTING_BYTES_MAX:
+        return Answered(
+            refused(
+                "value_too_large",
+                f"a value has at most {SETTING_BYTES_MAX} bytes of JSON",
+                limit=SETTING_BYTES_MAX,
+            )
+        )
+    held = state.setting(command.name)
+    if clash := _clash(request, held):
+        return Answered(clash)
+    setting = Setting(command.name, command.value_json)
+    answer = {"key": command.name, "value": json.loads(command.value_json)}
+    return _accepted(request, given, (Change("SettingWritten", setting.key, setting),), answer)
+
+
+def _delete_setting(state: StateContext, request: Request, given: Circumstances) -> Decision:
+    command = request.command
+    assert isinstance(command, DeleteSetting)
+    held = state.setting(command.name)
+    if clash := _clash(request, held):
+        return Answered(clash)
+    if held is None:
+        return Answered(refused("config_not_found", f"there is no setting {command.name!r}"))
+    change = Change("SettingDeleted", setting_key(command.name), None)
+    return _accepted(request, given, (change,), {"key": command.name, "value": None})
+
+
+def _clash(request: Request, held: Versioned | None) -> Outcome | None:
+    """Refuse where the entity is not at the expected CAS (0: it must not exist)."""
+    actual = held.cas if held else 0
+    if request.expected_cas is None or request.expected_cas == actual:
+        return None
+    outcome = _mismatch(request.expected_cas, actual)
+    if held is not None and isinstance(held.entity, Setting):
+        outcome.details["value"] = json.loads(held.entity.value_json)
+    return outcome
+
+
+def _mismatch(expected: int, actual: int) -> Outcome:
+    return refused(
+        "cas_mismatch",
+        f"expected CAS {expected}, found {actual}",
+        expected=expected,
+        actual=actual,
+    )
+
+
+# -- upkeep --------------------------------------------------------------------------------------
+
+
+def _evict_outcomes(state: StateContext, request: Request, given: Circumstances) -> Decision:
+    command = request.command
+    assert isinstance(command, EvictOutcomes)
+    changes = tuple(
+        Change("RequestEvicted", key, None)
+        for key in command.keys
+        if (held := state.get(key)) is not None
+        and isinstance(held.entity, RequestOutcome)
+        and held.entity.status != OUTCOME_PENDING
+    )
+    return Accepted(changes, {}) if changes else Answered(Outcome("ok"))
+
+
+def _rewrite_entities(state: StateContext, request: Request, given: Circumstances) -> Decision:
+    command = request.command
+    assert isinstance(command, RewriteEntities)
+    changes = tuple(
+        Change("EntityRewritten", key, held.entity if (held := state.get(key)) else None)
+        for key in command.keys
+    )
+    return Accepted(changes, {}) if changes else Answered(Outcome("ok"))
+
+
+def _skip_record(state: StateContext, request: Request, given: Circumstances) -> Decision:
+    command = request.command
+    assert isinstance(command, SkipRecord)
+    return Answered(refused("invalid_request", command.reason))
+
+
+def _accepted(
+    request: Request, given: Circumstances, changes: tuple[Change, ...], answer: dict[str, Any]
+) -> Accepted:
+    """Accept, and remember the outcome under the request's id where it has a durable one."""
+    if request.recorded:
+        done = record_outcome(
+            request, given, OUTCOME_DONE, Outcome("ok", answer=answer), distance=len(changes)
+        )
+        changes = (*changes, done)
+    return Accepted(changes, answer)
+
+
+DECIDERS: dict[type, Callable[[StateContext, Request, Circumstances], Decision]] = {
+    CreateIndex: _create_index,
+    DropIndex: _drop_index,
+    PutSetting: _put_setting,
+    DeleteSetting: _delete_setting,
+    MarkReady: _mark_ready,
+    UndoIndex: _undo_index,
+    ForgetIndex: _forget_index,
+    EvictOutcomes: _evict_outcomes,
+    RewriteEntities: _rewrite_entities,
+    SkipRecord: _skip_record,
+}

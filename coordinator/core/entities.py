@@ -1,0 +1,167 @@
+"""What a StateContext consists of: indexes, buckets, settings, request outcomes, read positions.
+
+Pure, frozen data. Every entity lives under one key, `<kind>/<id>`; an event on the log carries
+the entity's whole new value, so that the last record of a key is all that compaction must keep.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+INIT, READY, PENDING, BACKFILL, MAINTENANCE, ERROR, DROPPING = INDEX_STATES = (
+    "init",
+    "ready",
+    "pending",
+    "backfill",
+    "maintenance",
+    "error",
+    "dropping",
+)
+
+TRANSITIONS: dict[str | None, frozenset[str | None]] = {
+    None: frozenset({INIT}),
+    INIT: frozenset({READY, DROPPING}),
+    READY: frozenset({PENDING, DROPPING, ERROR}),
+    PENDING: frozenset({BACKFILL, READY, DROPPING, ERROR}),
+    BACKFILL: frozenset({MAINTENANCE, DROPPING, ERROR}),
+    MAINTENANCE: frozenset({PENDING, DROPPING, ERROR}),
+    ERROR: frozenset({PENDING, DROPPING}),
+    DROPPING: frozenset({None}),
+}
+"""Every legal change of an index's state; `None` is "does not exist"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """One slice of an index: the indexer that serves it and those that hold copies."""
+
+    number: int
+    master: int
+    replicas: tuple[int, ...] = ()
+
+    @property
+    def hosts(self) -> tuple[int, ...]:
+        return (self.master, *self.replicas)
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """An index definition with its topology (seed: IndexDefinition and IndexTopology)."""
+
+    id: int
+    name: str
+    bucket: str
+    expressions: tuple[str, ...]
+    where: str | None
+    primary: bool
+    using: str
+    defer_build: bool
+    state: str
+    reason: str | None
+    slices: tuple[Slice, ...]
+    request: str
+    created_ms: int
+
+    @property
+    def key(self) -> str:
+        return index_key(self.id)
+
+    @property
+    def hosts(self) -> frozenset[int]:
+        """The indexers that hold any slice of this index."""
+        return frozenset(host for piece in self.slices for host in piece.hosts)
+
+    def slices_on(self, indexer: int) -> tuple[int, ...]:
+        """The numbers of the slices that `indexer` holds, as master or replica."""
+        return tuple(piece.number for piece in self.slices if indexer in piece.hosts)
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """A bucket of the key-value store and its number of vbuckets."""
+
+    name: str
+    vbuckets: int
+
+    @property
+    def key(self) -> str:
+        return bucket_key(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A setting of the cluster: any JSON value, kept as the text that was written."""
+
+    name: str
+    value_json: str
+
+    @property
+    def key(self) -> str:
+        return setting_key(self.name)
+
+
+OUTCOME_PENDING, OUTCOME_DONE, OUTCOME_REFUSED = "pending", "done", "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutcome:
+    """What became of a request: the durable memory behind "repeat with the same id".
+
+    `answer_json` is the answer without its CAS. The CAS of the effect is `distance` below the CAS
+    of this entity: the records of a transaction are contiguous on their partition.
+    `fingerprint` tells a repeat from another command under the same id; `by_topic` says that the
+    command came from the `ddl` topic, so that its reply belongs on `ddl-replies`.
+    """
+
+    id: str
+    status: str
+    fingerprint: int
+    index_id: int
+    txn_epoch: int
+    txn_seq: int
+    distance: int
+    answer_json: str
+    error_code: str
+    error_message: str
+    error_details_json: str
+    by_topic: bool
+    at_ms: int
+
+    @property
+    def key(self) -> str:
+        return request_key(self.id)
+
+
+@dataclass(frozen=True, slots=True)
+class Consumed:
+    """How far the `ddl` topic has been decided: the offset of the last command, by partition."""
+
+    partition: int
+    offset: int
+
+    @property
+    def key(self) -> str:
+        return consumed_key(self.partition)
+
+
+Entity = Index | Bucket | Setting | RequestOutcome | Consumed
+
+
+def index_key(index_id: int) -> str:
+    return f"index/{index_id}"
+
+
+def bucket_key(name: str) -> str:
+    return f"bucket/{name}"
+
+
+def setting_key(name: str) -> str:
+    return f"config/{name}"
+
+
+def request_key(request_id: str) -> str:
+    return f"request/{request_id}"
+
+
+def consumed_key(partition: int) -> str:
+    return f"consumed/{partition}"

@@ -1,0 +1,822 @@
+"""The master's part of a node: group commit by two phases, DDL to its end, admission, barriers.
+
+Pure, like the node that owns it. It exists from the moment the fold accepted this node's claim
+until a newer claim, or until its producer breaks; it never outlives either.
+
+Invariants:
+
+* At most one transaction is in flight, and at most one Kafka transaction.
+* A caller hears "ok" only when the commit record was read back, a refusal only behind a barrier
+  or a verdict that was read back while the epoch was still this one.
+* The commands of a group have disjoint footprints, so that each is decided against the committed
+  state alone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from coordinator.core import ddl
+from coordinator.core import state as states
+from coordinator.core.authority_state import AuthorityState
+from coordinator.core.commands import (
+    OK,
+    Command,
+    EvictOutcomes,
+    ForgetIndex,
+    MarkReady,
+    Outcome,
+    Request,
+    RewriteEntities,
+    SkipRecord,
+    UndoIndex,
+    refused,
+    unknown,
+)
+from coordinator.core.effects import (
+    Abandon,
+    Append,
+    Conclude,
+    ReadDdl,
+    ReadTail,
+    Reply,
+    StopDdl,
+    WriteEvents,
+    WriteHistory,
+)
+from coordinator.core.entities import Consumed, Index, RequestOutcome, consumed_key
+from coordinator.core.inputs import AppendFailed, Ended, TailRead, Written
+from coordinator.core.placement import Candidate
+from coordinator.core.prepare import Prepares
+from coordinator.core.records import (
+    AckRecord,
+    CommitRecord,
+    DdlReply,
+    DeadLetter,
+    Event,
+    IndexerHeartbeat,
+    IndexerRegistered,
+    JoinRequested,
+    MemberAdmitted,
+    MemberExpired,
+    Mutation,
+    ProposalAnswered,
+    ReadBarrier,
+    SliceAnswered,
+    TransactionCommitted,
+    TransactionProposed,
+    TransactionRolledBack,
+)
+from coordinator.core.state import StateContext
+from coordinator.core.transaction import (
+    ABANDONING,
+    CONCLUDING,
+    PROPOSED,
+    UNDOING,
+    Attempt,
+    Enlisted,
+)
+from coordinator.core.types import CAS_MAX, TxnId
+
+if TYPE_CHECKING:
+    from coordinator.core.node import Node
+
+RECOVERING, ACTIVE = "recovering", "active"
+
+PLAIN_BYTES = 64
+"""What a mutation weighs in a proposal beside its key and value."""
+
+
+@dataclass(slots=True)
+class Behind:
+    """Somebody who waits for a barrier: a reader, or a caller about to be refused."""
+
+    token: int
+    outcome: Outcome
+    deadline_ms: int
+
+
+@dataclass(slots=True)
+class Group:
+    """A group of commands while it is being formed."""
+
+    enlisted: list[Enlisted]
+    mutations: list[Mutation]
+    size_bytes: int
+    touched: set[str]
+    partitions: set[int]
+    consumed: dict[int, int]
+    load: dict[int, int]
+
+
+class Master:
+    """What a node does while it is master of `epoch`."""
+
+    def __init__(self, node: Node, epoch: int) -> None:
+        self.node = node
+        self.epoch = epoch
+        self.substate = RECOVERING
+        self.attempt: Attempt | None = None
+        self.queue: deque[Request] = deque()
+        self.upkeep: dict[str, Request] = {}
+        self.parked: dict[int, list[Request]] = {}
+        self.creators: dict[int, list[Request]] = {}
+        self.joiners: dict[int, JoinRequested] = {}
+        self._seq = 0
+        self._writing = 0
+        self._writing_since_ms = 0
+        self._hold_until_ms = 0
+        self._refusals: dict[int, int] = {}
+        self._nonce = 0
+        self._nonce_sent_ms = 0
+        self._behind: list[Behind] = []
+        self._behind_next: list[Behind] = []
+        self._registered_wanted: dict[int, IndexerHeartbeat] = {}
+        state = node.state
+        now = node.now.mono_ms
+        self.prepares = Prepares((index for index, _ in state.indexes()), now)
+        self._outcomes = deque((entity.at_ms, entity.key) for _, entity in state.outcomes())
+        node.note(f"master of epoch {epoch}, at CAS {state.cas}")
+        self._tail_token = node.token()
+        node.emit(ReadTail(self._tail_token, state.cas))
+
+    @property
+    def active(self) -> bool:
+        return self.substate == ACTIVE
+
+    @property
+    def authority(self) -> AuthorityState:
+        assert self.node.authority is not None
+        return self.node.authority
+
+    # -- recovery ----------------------------------------------------------------------------
+
+    def tail_read(self, event: TailRead) -> None:
+        """Events above the last commit belong to no transaction: write those entities again."""
+        if event.token != self._tail_token:
+            return
+        state = self.node.state
+        strays = sorted({e.mutation.key for e in event.events if e.cas > state.cas})
+        if strays:
+            self.node.note(f"rewriting {len(strays)} entities that stray events touched")
+            self._want("rewrite", RewriteEntities(tuple(strays)))
+        self.substate = ACTIVE
+        positions = sorted(
+            (v.entity.partition, v.entity.offset)
+            for v in state.of_kind("consumed")
+            if isinstance(v.entity, Consumed)
+        )
+        self.node.emit(ReadDdl(tuple(positions)))
+
+    # -- what comes in -----------------------------------------------------------------------
+
+    def requested(self, request: Request) -> None:
+        """Queue a command; the queue has a bound, and says so."""
+        if request.position is None and len(self.queue) >= self.node.config.queue_max:
+            self._reply(request, unknown("overloaded", "too many commands wait: retry"))
+        else:
+            self.queue.append(request)
+
+    def read_requested(self, token: int, deadline_ms: int) -> None:
+        """A linearizable read: answered once a barrier that is sent after now was read back."""
+        self._behind_next.append(Behind(token, Outcome(OK), deadline_ms))
+
+    def answered(self, record: AckRecord) -> None:
+        """Take an answer from a node or an indexer."""
+        if isinstance(record, ProposalAnswered):
+            if self.attempt is not None:
+                self.attempt.take(record)
+        elif isinstance(record, JoinRequested):
+            self._join_requested(record)
+        elif isinstance(record, SliceAnswered):
+            due = self.prepares.take(record)
+            if due is not None:
+                self._want_due(due)
+
+    def indexer_heard(self, beat: IndexerHeartbeat) -> None:
+        known = self.authority.indexers.get(beat.indexer)
+        if known is None or (known.incarnation, known.address, known.zone) != (
+            beat.incarnation,
+            beat.address,
+            beat.zone,
+        ):
+            self._registered_wanted[beat.indexer] = beat
+
+    def _join_requested(self, record: JoinRequested) -> None:
+        member = self.authority.members.get(record.node)
+        if member is not None and member.incarnation == record.incarnation:
+            return
+        now, hold_ms = self.node.now.mono_ms, self.node.config.admission_hold_ms
+        if record.node not in self.joiners or now > self._hold_until_ms + 4 * hold_ms:
+            self._hold_until_ms = now + hold_ms
+        self.joiners[record.node] = record
+
+    # -- the one thing at a time -------------------------------------------------------------
+
+    def advance(self) -> None:
+        """Do what can be done now: end the attempt, write for the Authority, form a group."""
+        if self.attempt is not None:
+            self._drive(self.attempt)
+        elif self.active and not self._writing:
+            records = self._authority_records()
+            if records:
+                self._write(records)
+            else:
+                self._propose()
+        if self.node.master is self:
+            self._send_barrier()
+
+    def _write(self, records: Iterable[CommitRecord]) -> None:
+        """Write Authority records in a Kafka transaction of their own."""
+        self._writing = self.node.token()
+        self._writing_since_ms = self.node.now.mono_ms
+        self.node.emit(Conclude(self._writing, tuple(records)))
+
+    def ended(self, event: Ended) -> None:
+        """The producer says that a Kafka transaction ended; only the log says how."""
+        if event.token == self._writing:
+            self._writing = 0
+        attempt = self.attempt
+        if attempt is not None and event.token == attempt.token and attempt.state == ABANDONING:
+            attempt.move(UNDOING)
+            self._undo(attempt)
+
+    def tick(self) -> None:
+        """Look at every deadline."""
+        now = self.node.now.mono_ms
+        attempt = self.attempt
+        limit = self.node.config.verdict_timeout_ms
+        if (attempt is not None and now - attempt.began_ms > limit) or (
+            self._writing and now - self._writing_since_ms > limit
+        ):
+            self.node.step_down(f"no verdict was read back within {limit} ms")
+            return
+        if attempt is not None and attempt.state == PROPOSED:
+            self._patience(attempt, now)
+        for due in self.prepares.overdue(now, self.node.config.ddl_timeout_ms):
+            self._want_due(due)
+        self._expire_requests(now)
+        if self._nonce and now - self._nonce_sent_ms > 2 * self.node.config.ack_timeout_ms:
+            self._nonce_sent_ms = now
+            self.node.emit(Append(0, ReadBarrier(self.epoch, self._nonce)))
+
+    # -- Authority records -------------------------------------------------------------------
+
+    def _authority_records(self) -> list[CommitRecord]:
+        """Return the admissions and registrations that are due."""
+        now = self.node.now
+        records: list[CommitRecord] = []
+        authority = self.authority
+        for joiner in list(self.joiners.values()):
+            if (joiner.cas, joiner.digest) == (authority.last_cas, authority.digest):
+                del self.joiners[joiner.node]
+                records.append(
+                    MemberAdmitted(
+                        self.epoch,
+                        joiner.node,
+                        joiner.incarnation,
+                        joiner.address,
+                        joiner.cas,
+                        joiner.digest,
+                        now.wall_ms,
+                    )
+                )
+        for beat in self._registered_wanted.values():
+            records.append(
+                IndexerRegistered(
+                    self.epoch,
+                    beat.indexer,
+                    beat.incarnation,
+                    beat.address,
+                    beat.zone,
+                    now.wall_ms,
+                )
+            )
+        self._registered_wanted.clear()
+        return records
+
+    def membership_changed(self) -> None:
+        """The active list moved: forget joiners that are in, and count refusals anew."""
+        members = self.authority.members
+        self._refusals = {n: count for n, count in self._refusals.items() if n in members}
+        self.joiners = {
+            n: j
+            for n, j in self.joiners.items()
+            if n not in members or members[n].incarnation != j.incarnation
+        }
+
+    # -- forming a group ---------------------------------------------------------------------
+
+    def _propose(self) -> None:
+        """Form the next group from what waits, and send its proposal."""
+        now = self.node.now.mono_ms
+        if len(self.authority.members) < self.authority.minimum:
+            return
+        if self.joiners and now < self._hold_until_ms:
+            return
+        self._evict_outcomes()
+        if not self.queue and not self.upkeep:
+            return
+        group = self._form_group()
+        if not group.enlisted:
+            return
+        self._seq += 1
+        state = self.node.state
+        proposal = TransactionProposed(
+            TxnId(self.epoch, self._seq),
+            state.cas,
+            state.digest,
+            self.authority.active,
+            tuple(group.mutations),
+        )
+        token = self.node.token()
+        self.attempt = Attempt(proposal, group.enlisted, now, now, token=token)
+        self.node.emit(Append(token, proposal))
+        self.node.emit(WriteEvents(token, self._events(())))
+
+    def _form_group(self) -> Group:
+        group = Group([], [], 0, set(), set(), {}, {})
+        waiting = (*self.upkeep.values(), *self.queue)
+        self.queue = deque()
+        for position, request in enumerate(waiting):
+            if len(group.mutations) >= self.node.config.group_mutations_max:
+                self.queue.extend(r for r in waiting[position:] if r.token or r.position)
+                break
+            if not self._enlist(group, request) and (request.token or request.position):
+                self.queue.append(request)
+        for partition, offset in group.consumed.items():
+            entity = Consumed(partition, offset)
+            change = ddl.Change("DdlConsumed", consumed_key(partition), entity)
+            group.mutations.append(self._mutation(change, Request(SkipRecord("", b""))))
+        return group
+
+    def _enlist(self, group: Group, request: Request) -> bool:
+        """Decide one command and put it into the group; False: it waits for a later group."""
+        place = request.position
+        if place is not None and place.partition in group.partitions:
+            return False
+        state = self.node.state
+        keys = ddl.footprint(state, request.command, request.id if request.recorded else "")
+        if keys & group.touched:
+            self._block(group, request, keys)
+            return False
+        decision = ddl.decide(state, request, self._circumstances(group))
+        if isinstance(decision, ddl.Parked):
+            self.parked.setdefault(decision.index_id, []).append(request)
+            self._block(group, request, keys)
+            return True
+        if isinstance(decision, ddl.Answered):
+            self._enlist_answer(group, request, decision.outcome)
+            return True
+        return self._enlist_changes(group, request, decision, keys)
+
+    @staticmethod
+    def _block(group: Group, request: Request, keys: frozenset[str]) -> None:
+        """Whatever comes after a command that waits, and meets it, waits behind it."""
+        group.touched |= keys
+        if request.position is not None:
+            group.partitions.add(request.position.partition)
+
+    def _circumstances(self, group: Group) -> ddl.Circumstances:
+        seq = self._seq + 1
+        number = len(group.mutations)
+        return ddl.Circumstances(
+            txn=TxnId(self.epoch, seq),
+            fresh_id=(self.epoch << 40) | (seq << 10) | number,
+            wall_ms=self.node.now.wall_ms,
+            indexers=self._live_indexers(),
+            extra_load=group.load,
+            request_window_ms=self.authority.request_window_ms,
+        )
+
+    def _live_indexers(self) -> list[Candidate]:
+        registered = self.authority.indexers
+        return [
+            Candidate(number, peer.beat.zone)
+            for number, peer in sorted(self.node.indexers.items())
+            if number in registered and self.node.alive(peer)
+        ]
+
+    def _enlist_answer(self, group: Group, request: Request, outcome: Outcome) -> None:
+        """Nothing changes: tell behind a barrier, or record it where the topic demands it."""
+        for key, wanted in list(self.upkeep.items()):
+            if wanted is request:
+                del self.upkeep[key]
+        if request.position is None:
+            if request.token:
+                self._behind_next.append(Behind(request.token, outcome, request.deadline_ms))
+            return
+        first = len(group.mutations)
+        repeat = bool(request.id) and self.node.state.outcome(request.id) is not None
+        if request.id and not repeat and not isinstance(request.command, SkipRecord):
+            given = self._circumstances(group)
+            status = "refused" if outcome.status != OK else "done"
+            change = ddl.record_outcome(request, given, status, outcome)
+            group.mutations.append(self._mutation(change, request))
+            group.touched.add(change.key)
+        group.enlisted.append(Enlisted(request, outcome, first, -1))
+        group.consumed[request.position.partition] = request.position.offset
+
+    def _enlist_changes(
+        self, group: Group, request: Request, decision: ddl.Accepted, keys: frozenset[str]
+    ) -> bool:
+        config = self.node.config
+        mutations = [self._mutation(change, request) for change in decision.changes]
+        size = sum(len(m.key) + len(m.value or b"") + PLAIN_BYTES for m in mutations)
+        limits = (config.group_mutations_max, config.group_bytes_max)
+        if len(mutations) > limits[0] or size > limits[1]:
+            outcome = refused("value_too_large", "the command exceeds a whole transaction")
+            self._enlist_answer(group, request, outcome)
+            return True
+        if len(group.mutations) + len(mutations) > limits[0] or group.size_bytes + size > limits[1]:
+            self._block(group, request, keys)
+            return False
+        first = len(group.mutations)
+        outcome = Outcome(OK, answer=decision.answer)
+        group.enlisted.append(
+            Enlisted(request, outcome, first, decision.subject, decision.waits_for)
+        )
+        group.mutations.extend(mutations)
+        group.size_bytes += size
+        group.touched |= keys
+        for mutation in mutations:
+            if isinstance(mutation.entity, Index) and decision.waits_for:
+                for piece in mutation.entity.slices:
+                    for host in piece.hosts:
+                        group.load[host] = group.load.get(host, 0) + 1
+        if request.position is not None:
+            group.consumed[request.position.partition] = request.position.offset
+        return True
+
+    def _mutation(self, change: ddl.Change, request: Request) -> Mutation:
+        encoded = None
+        if change.entity is not None:
+            encoded = self.node.codec.encode_entity(change.entity)
+        return Mutation(
+            change.event,
+            change.key,
+            encoded,
+            change.entity,
+            request.id,
+            request.principal,
+            self.node.now.wall_ms,
+        )
+
+    def _events(self, cas: tuple[int, ...]) -> tuple[Event, ...]:
+        """Return the attempt's mutations as events, with their CAS once it is known."""
+        assert self.attempt is not None
+        proposal = self.attempt.proposal
+        count = len(proposal.mutations)
+        return tuple(
+            Event(mutation, proposal.txn, number, count, cas[number] if cas else 0)
+            for number, mutation in enumerate(proposal.mutations)
+        )
+
+    # -- driving the attempt -----------------------------------------------------------------
+
+    def opened(self, txn: TxnId, offset: int) -> None:
+        """The fold opened a proposal: it is *initial*."""
+        if self.attempt is not None and self.attempt.proposal.txn == txn:
+            self.attempt.open_at(offset)
+
+    def written(self, event: Written) -> None:
+        """The events stand in the open Kafka transaction: their CAS is known."""
+        attempt = self.attempt
+        if attempt is None or event.token != attempt.token or attempt.state != PROPOSED:
+            return
+        base = self.authority.cas_base
+        cas = tuple(base + offset for offset in event.offsets)
+        first = cas[0] if cas else 0
+        contiguous = cas == tuple(range(first, first + len(attempt.proposal.mutations)))
+        if not contiguous or first <= self.node.state.cas or cas[-1] > CAS_MAX:
+            self.node.step_down(f"the events of {attempt.proposal.txn} are not contiguous")
+            return
+        attempt.cas = cas
+        attempt.after = states.evolve(
+            self.node.state, zip(attempt.proposal.mutations, cas, strict=True)
+        )
+        self.node.emit(WriteHistory(self._events(cas)))
+
+    def append_failed(self, event: AppendFailed) -> None:
+        """The proposal may be lost: send it again; the fold opens it at most once."""
+        attempt = self.attempt
+        if attempt is not None and event.token == attempt.token:
+            self._resend(attempt)
+
+    def _drive(self, attempt: Attempt) -> None:
+        if attempt.state != PROPOSED or attempt.offset is None:
+            return
+        refusals = attempt.refusals
+        if any(a.node == self.node.config.node for a in refusals):
+            self.node.step_down("this node's own store refuses writes")
+        elif refusals:
+            reasons = "; ".join(f"node {a.node}: {a.reason}" for a in refusals)
+            self._abandon(attempt, reasons, self._persistent(refusals))
+        elif attempt.cas and not attempt.missing:
+            self._conclude(attempt, ())
+
+    def _persistent(self, refusals: tuple[ProposalAnswered, ...]) -> tuple[int, ...]:
+        """Return the replicas that have refused too many times running."""
+        for answer in refusals:
+            self._refusals[answer.node] = self._refusals.get(answer.node, 0) + 1
+        limit = self.node.config.attempts_max
+        return tuple(a.node for a in refusals if self._refusals[a.node] >= limit)
+
+    def _patience(self, attempt: Attempt, now: int) -> None:
+        """Ask the silent again, and after too many times go on without them, or not at all."""
+        config = self.node.config
+        if now - attempt.sent_ms <= config.ack_timeout_ms:
+            return
+        if attempt.resends < config.ack_retries_max and not self._lapsed(attempt):
+            self._resend(attempt)
+            return
+        if attempt.offset is None:
+            self._abandon(attempt, "the proposal was not read back", ())
+            return
+        if not attempt.cas:
+            self._resend(attempt)
+            return
+        silent = attempt.missing
+        copies = len(attempt.accepted)
+        if self.node.config.node in silent:
+            self.node.step_down("this node's own store does not answer")
+        elif copies >= self.authority.minimum:
+            self._conclude(attempt, silent)
+        else:
+            reason = f"nodes {list(silent)} are silent, and {copies} copies are too few"
+            self._abandon(attempt, reason, silent)
+
+    def _lapsed(self, attempt: Attempt) -> bool:
+        """Tell whether all that are missing have stopped their heartbeats as well."""
+        missing = [n for n in attempt.missing if n != self.node.config.node]
+        return bool(missing) and not any(self.node.alive(self.node.peers.get(n)) for n in missing)
+
+    def _resend(self, attempt: Attempt) -> None:
+        """Send the proposal again: void in the fold, and a reminder to who holds it."""
+        attempt.resends += 1
+        attempt.sent_ms = self.node.now.mono_ms
+        if attempt.state == PROPOSED:
+            self.node.emit(Append(attempt.token, attempt.proposal))
+
+    def _conclude(self, attempt: Attempt, silent: tuple[int, ...]) -> None:
+        """Everybody has it: write the verdict, the events and the replies, all or nothing."""
+        assert attempt.after is not None
+        assert attempt.offset is not None
+        attempt.move(CONCLUDING)
+        for node in attempt.accepted:
+            self._refusals.pop(node, None)
+        wall_ms = self.node.now.wall_ms
+        verdict = TransactionCommitted(
+            attempt.proposal.txn,
+            attempt.offset,
+            attempt.accepted,
+            attempt.cas,
+            attempt.after.digest,
+            wall_ms,
+        )
+        expired = [MemberExpired(self.epoch, n, "silent", wall_ms) for n in silent]
+        replies = tuple(self._ddl_replies(attempt))
+        letters = tuple(self._dead_letters(attempt))
+        self.node.emit(Conclude(attempt.token, (*expired, verdict), replies, letters))
+
+    def _abandon(self, attempt: Attempt, reason: str, expiring: tuple[int, ...]) -> None:
+        """One refused, or too few answered: abort the Kafka transaction, then roll back."""
+        attempt.move(ABANDONING)
+        attempt.reason = reason
+        attempt.expiring = expiring
+        self.node.emit(Abandon(attempt.token))
+
+    def _undo(self, attempt: Attempt) -> None:
+        """Write the terminal status *rollback*; those that cannot follow leave the active list."""
+        wall_ms = self.node.now.wall_ms
+        offset = -1 if attempt.offset is None else attempt.offset
+        verdict = TransactionRolledBack(attempt.proposal.txn, offset, attempt.reason, wall_ms)
+        expired = [MemberExpired(self.epoch, n, attempt.reason, wall_ms) for n in attempt.expiring]
+        self._write((verdict, *expired))
+
+    def prepared_state(self, record: TransactionCommitted) -> StateContext | None:
+        """Return the state that the commit record leads to, if this master computed it."""
+        attempt = self.attempt
+        if attempt is None or attempt.proposal.txn != record.txn or attempt.cas != record.cas:
+            return None
+        return attempt.after
+
+    # -- verdicts, read back -----------------------------------------------------------------
+
+    def installed(self, before: StateContext, mutations: tuple[Mutation, ...]) -> None:
+        """The state moved on: note what it means for DDL under way and for old outcomes."""
+        now = self.node.now.mono_ms
+        for mutation in mutations:
+            entity = mutation.entity
+            if mutation.key.startswith("index/"):
+                index = entity if isinstance(entity, Index) else None
+                number = int(mutation.key.partition("/")[2])
+                self.prepares.observe(number, index, now)
+                if index is None or index.state != "init":
+                    self.queue.extendleft(reversed(self.parked.pop(number, [])))
+            elif isinstance(entity, RequestOutcome):
+                self._outcomes.append((entity.at_ms, entity.key))
+
+    def committed(self, record: TransactionCommitted) -> None:
+        """The verdict *commit* was read back: callers hear, creators wait for READY."""
+        attempt = self.attempt
+        if attempt is None or attempt.proposal.txn != record.txn:
+            return
+        self.attempt = None
+        for held in attempt.enlisted:
+            self._settle(held, record)
+
+    def _settle(self, held: Enlisted, record: TransactionCommitted) -> None:
+        command = held.request.command
+        outcome = _dated(held, record.cas, str(record.txn))
+        for key, wanted in list(self.upkeep.items()):
+            if wanted is held.request:
+                del self.upkeep[key]
+        if held.waits_for:
+            if held.request.token:
+                self.creators.setdefault(held.waits_for, []).append(held.request)
+        elif isinstance(command, MarkReady):
+            self._settle_creators(command.index_id, outcome)
+        elif isinstance(command, UndoIndex):
+            self._settle_creators(command.index_id, refused("indexer_refused", command.reason))
+        else:
+            self._reply(held.request, outcome)
+
+    def _settle_creators(self, index_id: int, outcome: Outcome) -> None:
+        for creator in self.creators.pop(index_id, []):
+            self._reply(creator, outcome)
+
+    def rolled_back(self, record: TransactionRolledBack) -> None:
+        """The verdict *rollback* was read back: try again, within bounds."""
+        attempt = self.attempt
+        if attempt is not None and attempt.proposal.txn == record.txn:
+            self.attempt = None
+            self._retry(attempt, record.reason)
+
+    def _retry(self, attempt: Attempt, reason: str) -> None:
+        again: list[Request] = []
+        for held in attempt.enlisted:
+            request = replace(held.request, attempts=held.request.attempts + 1)
+            if request.token and request.attempts >= self.node.config.attempts_max:
+                self._reply(request, unknown("unavailable", f"rolled back: {reason}"))
+            elif request.token or request.position:
+                again.append(request)
+        self.queue.extendleft(reversed(again))
+
+    def _ddl_replies(self, attempt: Attempt) -> Iterable[DdlReply]:
+        """Yield the replies that become visible with the commit, to commands from the topic."""
+        txn = str(attempt.proposal.txn)
+        for held in attempt.enlisted:
+            request = held.request
+            outcome = _dated(held, attempt.cas, txn)
+            if request.position is not None and not held.waits_for and request.id:
+                yield self._ddl_reply(request.id, outcome)
+            elif isinstance(request.command, MarkReady | UndoIndex):
+                recorded = self._recorded_for(request.command.index_id)
+                if recorded is not None and recorded.by_topic:
+                    if isinstance(request.command, UndoIndex):
+                        outcome = refused("indexer_refused", request.command.reason)
+                    yield self._ddl_reply(recorded.id, outcome)
+
+    def _recorded_for(self, index_id: int) -> RequestOutcome | None:
+        held = self.node.state.index_by_id(index_id)
+        if held is None or not isinstance(held.entity, Index):
+            return None
+        outcome = self.node.state.outcome(held.entity.request)
+        entity = outcome.entity if outcome else None
+        return entity if isinstance(entity, RequestOutcome) else None
+
+    def _ddl_reply(self, request_id: str, outcome: Outcome) -> DdlReply:
+        return DdlReply(
+            request_id,
+            outcome.status,
+            ddl.compact(outcome.answer),
+            outcome.code,
+            outcome.message,
+            ddl.compact(outcome.details),
+            outcome.cas,
+            outcome.txn,
+            self.node.now.wall_ms,
+        )
+
+    def _dead_letters(self, attempt: Attempt) -> Iterable[DeadLetter]:
+        for held in attempt.enlisted:
+            command, place = held.request.command, held.request.position
+            if isinstance(command, SkipRecord) and place is not None:
+                yield DeadLetter(
+                    "ddl",
+                    place.partition,
+                    place.offset,
+                    command.reason,
+                    command.value,
+                    self.node.now.wall_ms,
+                )
+
+    # -- barriers ----------------------------------------------------------------------------
+
+    def _send_barrier(self) -> None:
+        """Send one barrier for all that wait, unless one is in flight."""
+        if self._nonce or not self._behind_next or not self.active:
+            return
+        self._behind, self._behind_next = self._behind_next, []
+        self._nonce = (self.node.config.incarnation << 20) % 2**62 + self.node.token()
+        self._nonce_sent_ms = self.node.now.mono_ms
+        self.node.emit(Append(0, ReadBarrier(self.epoch, self._nonce)))
+
+    def barrier_read(self, record: ReadBarrier) -> None:
+        """The barrier was read back in this master's epoch: those behind it may be told."""
+        if record.nonce != self._nonce or record.epoch != self.epoch:
+            return
+        self._nonce = 0
+        behind, self._behind = self._behind, []
+        for waiter in behind:
+            outcome = waiter.outcome
+            if outcome.status == OK and not outcome.cas:
+                outcome = replace(outcome, cas=self.node.state.cas)
+            self.node.emit(Reply(waiter.token, outcome))
+
+    # -- the end -----------------------------------------------------------------------------
+
+    def depose(self, why: str) -> None:
+        """Answer everybody whose request was not proposed; the attempt waits for its verdict."""
+        answer = unknown("no_master", f"the master is changing ({why}): retry")
+        waiting = [*self.queue, *(r for rs in self.parked.values() for r in rs)]
+        waiting += [r for rs in self.creators.values() for r in rs]
+        for request in waiting:
+            self._reply(request, answer)
+        for waiter in (*self._behind, *self._behind_next):
+            self.node.emit(Reply(waiter.token, answer))
+        self.queue.clear()
+        self.parked.clear()
+        self.creators.clear()
+        self._behind, self._behind_next = [], []
+        self.node.emit(StopDdl())
+
+    def settle_rolled_back(self, why: str) -> None:
+        """A newer claim closed the attempt of this former master: it never happened."""
+        attempt, self.attempt = self.attempt, None
+        for held in attempt.enlisted if attempt else ():
+            self._reply(held.request, unknown("unavailable", f"rolled back: {why}"))
+
+    # -- small things ------------------------------------------------------------------------
+
+    def _want(self, key: str, command: Command) -> None:
+        """Enter a command of the master's own into the next group, once."""
+        if key not in self.upkeep:
+            self.upkeep[key] = Request(command, principal="coordinator")
+
+    def _want_due(self, due: Command) -> None:
+        assert isinstance(due, MarkReady | UndoIndex | ForgetIndex)
+        self._want(f"index/{due.index_id}", due)
+
+    def _evict_outcomes(self) -> None:
+        """Once outcomes have outlived their window, drop them, oldest first."""
+        limit_ms = self.node.now.wall_ms - self.authority.request_window_ms
+        keys: list[str] = []
+        while (
+            self._outcomes
+            and self._outcomes[0][0] < limit_ms
+            and len(keys) < self.node.config.evictions_max
+            and "evict" not in self.upkeep
+        ):
+            keys.append(self._outcomes.popleft()[1])
+        if keys:
+            self._want("evict", EvictOutcomes(tuple(keys)))
+
+    def _expire_requests(self, now: int) -> None:
+        """Tell callers whose deadline has passed that the fate of their request is unknown."""
+        late = [r for r in self.queue if r.token and r.deadline_ms <= now]
+        if late:
+            self.queue = deque(r for r in self.queue if not (r.token and r.deadline_ms <= now))
+        for table in (self.parked, self.creators):
+            for number, requests in list(table.items()):
+                late += [r for r in requests if r.token and r.deadline_ms <= now]
+                table[number] = [r for r in requests if not (r.token and r.deadline_ms <= now)]
+                if not table[number]:
+                    del table[number]
+        for request in late:
+            self._reply(request, unknown("timeout", self._why_late()))
+        for waiter in [w for w in (*self._behind, *self._behind_next) if w.deadline_ms <= now]:
+            self.node.emit(Reply(waiter.token, unknown("timeout", "the log did not answer")))
+        self._behind = [w for w in self._behind if w.deadline_ms > now]
+        self._behind_next = [w for w in self._behind_next if w.deadline_ms > now]
+
+    def _why_late(self) -> str:
+        members, minimum = len(self.authority.members), self.authority.minimum
+        if members < minimum:
+            return f"{members} nodes are active, {minimum} copies are needed: repeat the request"
+        return "no verdict within the deadline: repeat with the same request id"
+
+    def _reply(self, request: Request, outcome: Outcome) -> None:
+        if request.token:
+            self.node.emit(Reply(request.token, outcome))
+
+
+def _dated(held: Enlisted, cas: tuple[int, ...], txn: str) -> Outcome:
+    """Return the answer with the CAS and the transaction that the log gave it."""
+    if held.subject < 0:
+        return held.outcome
+    return replace(held.outcome, cas=cas[held.first + held.subject], txn=txn)

@@ -1,0 +1,284 @@
+"""The records that travel on the topics, as the core sees them.
+
+Pure, frozen data, named in the past tense where they state a fact. `coordinator.codec` turns
+them into Avro and back. A `Mutation` carries its value twice: as the bytes that were written
+(they are hashed and stored) and as the decoded entity (it is decided upon).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from coordinator.core.authority_state import AuthorityState
+from coordinator.core.entities import Entity
+from coordinator.core.types import TxnId
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """One change of one entity: its whole new value, or `None` where it is dropped."""
+
+    event: str
+    key: str
+    value: bytes | None
+    entity: Entity | None = field(compare=False, repr=False)
+    request: str = ""
+    principal: str = ""
+    at_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A mutation as `statecontext` and `history` carry it: the `index`-th of `count` in `txn`."""
+
+    mutation: Mutation
+    txn: TxnId
+    index: int
+    count: int
+    cas: int = 0
+
+
+# -- the commit topic: the Authority's log -------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFormed:
+    """Genesis: written once, by the first claimant of an empty log."""
+
+    cluster_id: str
+    cas_base: int
+    roster: tuple[int, ...]
+    minimum: int
+    log_capacity: int
+    request_window_ms: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class MasterClaimed:
+    """A claim of the mastership; void unless the fold accepts it. `snapshot` precedes the claim."""
+
+    epoch: int
+    node: int
+    incarnation: int
+    address: str
+    cas: int
+    digest: int
+    snapshot: AuthorityState
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class AuthoritySnapshot:
+    """The whole Authority, so that a reader can begin here. Never while a transaction is open."""
+
+    epoch: int
+    snapshot: AuthorityState
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionProposed:
+    """Phase one, plain: may arrive late or twice. The fold opens it or ignores it."""
+
+    txn: TxnId
+    prev_cas: int
+    prev_digest: int
+    participants: tuple[int, ...]
+    mutations: tuple[Mutation, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionCommitted:
+    """Phase two: the terminal status *commit*, in one Kafka transaction with its events."""
+
+    txn: TxnId
+    proposal_offset: int
+    accepted: tuple[int, ...]
+    cas: tuple[int, ...]
+    state_digest: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionRolledBack:
+    """Phase two: the terminal status *rollback*. `proposal_offset` is -1 if none was seen."""
+
+    txn: TxnId
+    proposal_offset: int
+    reason: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemberAdmitted:
+    """A joiner becomes active; void unless its CAS and digest equal the fold's."""
+
+    epoch: int
+    node: int
+    incarnation: int
+    address: str
+    cas: int
+    digest: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemberExpired:
+    """A node leaves the active list because it lapsed, stayed silent, or kept refusing."""
+
+    epoch: int
+    node: int
+    reason: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class IndexerRegistered:
+    """An indexer is known to the cluster, under an id from 0 to 250."""
+
+    epoch: int
+    indexer: int
+    incarnation: int
+    address: str
+    zone: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBarrier:
+    """Says nothing: whoever reads it back has read all that came before it."""
+
+    epoch: int
+    nonce: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """Stands where a record could not be decoded, so that reading goes on past its offset."""
+
+    reason: str
+
+
+CommitRecord = (
+    ClusterFormed
+    | MasterClaimed
+    | AuthoritySnapshot
+    | TransactionProposed
+    | TransactionCommitted
+    | TransactionRolledBack
+    | MemberAdmitted
+    | MemberExpired
+    | IndexerRegistered
+    | ReadBarrier
+    | Unreadable
+)
+
+
+# -- answers and liveness ------------------------------------------------------------------------
+
+ACCEPTED, REFUSED, BEHIND = "accepted", "refused", "behind"
+
+
+@dataclass(frozen=True, slots=True)
+class ProposalAnswered:
+    """A node's answer to a proposal, bound to the offset at which the fold opened it."""
+
+    node: int
+    incarnation: int
+    txn: TxnId
+    proposal_offset: int
+    answer: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class JoinRequested:
+    """A node outside the active list has caught up to this CAS and asks to be admitted."""
+
+    node: int
+    incarnation: int
+    address: str
+    cas: int
+    digest: int
+
+
+ALLOCATED, RELEASED = "allocated", "released"
+
+
+@dataclass(frozen=True, slots=True)
+class SliceAnswered:
+    """An indexer's answer about all of its slices of one index: allocated, refused or released."""
+
+    indexer: int
+    incarnation: int
+    index_id: int
+    answer: str
+    reason: str
+    slices: tuple[int, ...]
+
+
+AckRecord = ProposalAnswered | JoinRequested | SliceAnswered
+
+
+@dataclass(frozen=True, slots=True)
+class NodeHeartbeat:
+    """An IndexManager node is alive, in this state."""
+
+    node: int
+    incarnation: int
+    state: str
+    epoch: int
+    cas: int
+    digest: int
+    address: str
+    pid: int
+    reason: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class IndexerHeartbeat:
+    """An indexer is alive; its load in slices and bytes of storage."""
+
+    indexer: int
+    incarnation: int
+    address: str
+    zone: str
+    pid: int
+    slices: int
+    bytes: int
+    cas: int
+    at_ms: int
+
+
+Heartbeat = NodeHeartbeat | IndexerHeartbeat
+
+
+# -- DDL by topic --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DdlReply:
+    """The outcome of a command from the `ddl` topic."""
+
+    request: str
+    status: str
+    answer_json: str
+    error_code: str
+    error_message: str
+    error_details_json: str
+    cas: int
+    txn: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A record that could not be decoded or folded, where it stood, and why."""
+
+    topic: str
+    partition: int
+    offset: int
+    reason: str
+    value: bytes
+    at_ms: int

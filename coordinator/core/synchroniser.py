@@ -1,0 +1,89 @@
+"""A full synchronisation: from compacted `statecontext` to a state that is known to be right.
+
+Pure. The events read are provisional: `statecontext` may be ahead of the commit topic as this
+node has folded it, and the last mutation may be a drop that compaction took away. The state is
+right once its digest is that of some committed transaction; commits after that one, which were
+folded meanwhile, are applied on top.
+
+Invariant: no state leaves this module unless its recomputed digest stands in the commit topic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from coordinator.core import state as states
+from coordinator.core.records import Event, Mutation
+from coordinator.core.state import StateContext, Versioned
+
+
+class Sealed(NamedTuple):
+    """A committed transaction: what it changed, at which CAS values, to which digest."""
+
+    mutations: tuple[Mutation, ...]
+    cas: tuple[int, ...]
+    digest: int
+
+
+class Mismatch(NamedTuple):
+    """The log has a commit at or above every event read, and no commit has this digest."""
+
+    message: str
+
+
+@dataclass(slots=True)
+class Synchroniser:
+    """Collects events of `statecontext` and commits of `commit` until the two agree."""
+
+    base_cas: int
+    base_digest: int
+    entities: dict[str, Versioned] = field(default_factory=dict)
+    seen_cas: int = 0
+    complete: bool = False
+    sealed: list[Sealed] = field(default_factory=list)
+
+    def add_events(self, events: tuple[Event, ...], done: bool) -> None:
+        """Take events in log order; a later record of a key replaces the earlier one."""
+        for event in events:
+            mutation = event.mutation
+            assert event.cas > self.seen_cas
+            self.seen_cas = event.cas
+            if mutation.value is None:
+                self.entities.pop(mutation.key, None)
+            else:
+                assert mutation.entity is not None
+                self.entities[mutation.key] = Versioned(event.cas, mutation.value, mutation.entity)
+        self.complete = self.complete or done
+
+    def add_commit(self, sealed: Sealed) -> None:
+        """Take a commit that was folded while the synchronisation was under way."""
+        self.sealed.append(sealed)
+
+    def resolve(self) -> StateContext | Mismatch | None:
+        """Return the state at the newest commit folded; None while more must be read."""
+        if not self.complete:
+            return None
+        state = states.restore(0, self.entities.items())
+        known = [(self.base_cas, self.base_digest)]
+        known += [(sealed.cas[-1], sealed.digest) for sealed in self.sealed]
+        for number, (cas, digest) in enumerate(known):
+            if digest == state.digest and cas >= self._highest():
+                return self._apply(state._replace(cas=cas), self.sealed[number:])
+        if known[-1][0] >= self.seen_cas:
+            return Mismatch(
+                f"statecontext folds to digest {state.digest:032x} at CAS {self.seen_cas}, "
+                f"which no committed transaction has"
+            )
+        return None
+
+    def _highest(self) -> int:
+        return max((held.cas for held in self.entities.values()), default=0)
+
+    @staticmethod
+    def _apply(state: StateContext, later: list[Sealed]) -> StateContext | Mismatch:
+        for sealed in later:
+            state = states.evolve(state, zip(sealed.mutations, sealed.cas, strict=True))
+            if state.digest != sealed.digest:
+                return Mismatch(f"the digest at CAS {state.cas} differs from the committed one")
+        return state
