@@ -1,0 +1,349 @@
+"""Records of the core to bytes, and back.
+
+The names of the schemas are the names of the core's dataclasses; so are most fields. What Avro
+has no type for is turned here: transaction ids become two longs, digests 16 bytes little-endian,
+persistent maps arrays. Nothing is decided here, and nothing read or written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import Any
+
+from immutables import Map
+
+from coordinator.core import commands, entities, records
+from coordinator.core.authority_state import (
+    AuthorityState,
+    IndexerInfo,
+    Member,
+    OpenTransaction,
+    TransactionStatus,
+)
+from coordinator.core.ddl import REQUEST_ID_LENGTH_MAX
+from coordinator.core.records import Event, Mutation
+from coordinator.core.types import TxnId
+from schemas.registry import SchemaError, registry
+
+Fields = dict[str, Any]
+
+
+def encode(record: Any) -> bytes:
+    """Return the single-object encoding of any record or entity of the core."""
+    kind = type(record)
+    return registry().current[kind.__name__].encode(TO_AVRO[kind](record))
+
+
+def decode(data: bytes) -> Any:
+    """Return the record or entity that `data` encodes. Raises SchemaError."""
+    name, fields = registry().decode(data)
+    builder = FROM_AVRO.get(name)
+    if builder is None:
+        raise SchemaError("unknown_schema", f"{name} is no record of its own")
+    try:
+        return builder(fields)
+    except (KeyError, TypeError, ValueError) as error:
+        raise SchemaError("bad_body", f"{name}: {type(error).__name__}: {error}") from error
+
+
+class Codec:
+    """The core's `EntityCodec`, on Avro."""
+
+    def encode_entity(self, entity: entities.Entity) -> bytes:
+        return encode(entity)
+
+
+# -- shapes --------------------------------------------------------------------------------------
+
+
+def _plain(record: Any) -> Fields:
+    """Return the fields of a record whose fields are Avro's own."""
+    return {name: getattr(record, name) for name in type(record).__slots__}
+
+
+def _digest(value: int) -> bytes:
+    return value.to_bytes(16, "little")
+
+
+def _undigest(value: bytes) -> int:
+    return int.from_bytes(value, "little")
+
+
+def _txn(fields: Fields) -> TxnId:
+    return TxnId(fields.pop("txn_epoch"), fields.pop("txn_seq"))
+
+
+def _with_digest(*names: str) -> tuple[Callable[[Any], Fields], Callable[..., Any]]:
+    """Return converters for records whose only special fields are digests and a `txn`."""
+
+    def to_avro(record: Any) -> Fields:
+        fields = _plain(record)
+        for name in names:
+            fields[name] = _digest(fields[name])
+        if "txn" in fields:
+            fields["txn_epoch"], fields["txn_seq"] = fields.pop("txn")
+        return fields
+
+    def from_avro(kind: type, fields: Fields) -> Any:
+        for name in names:
+            fields[name] = _undigest(fields[name])
+        if "txn_seq" in fields and "txn" in kind.__slots__:  # type: ignore[attr-defined]
+            fields["txn"] = _txn(fields)
+        for name, value in fields.items():
+            if type(value) is list:
+                fields[name] = tuple(value)
+        return kind(**fields)
+
+    return to_avro, from_avro
+
+
+_to_common, _from_common = _with_digest()
+
+
+def _mutation_to(mutation: Mutation) -> Fields:
+    return {
+        "event": mutation.event,
+        "key": mutation.key,
+        "value": mutation.value,
+        "request": mutation.request,
+        "principal": mutation.principal,
+        "at_ms": mutation.at_ms,
+    }
+
+
+def _mutation_from(fields: Fields) -> Mutation:
+    value = fields["value"]
+    return Mutation(
+        fields["event"],
+        fields["key"],
+        value,
+        None if value is None else decode(value),
+        fields["request"],
+        fields["principal"],
+        fields["at_ms"],
+    )
+
+
+def _event_to(event: Event) -> Fields:
+    fields = _mutation_to(event.mutation)
+    fields["txn_epoch"], fields["txn_seq"] = event.txn
+    fields["index"] = event.index
+    fields["count"] = event.count
+    fields["cas"] = event.cas
+    return fields
+
+
+def _event_from(fields: Fields) -> Event:
+    txn = TxnId(fields["txn_epoch"], fields["txn_seq"])
+    return Event(_mutation_from(fields), txn, fields["index"], fields["count"], fields["cas"])
+
+
+def _proposed_to(record: records.TransactionProposed) -> Fields:
+    return {
+        "txn_epoch": record.txn.epoch,
+        "txn_seq": record.txn.seq,
+        "prev_cas": record.prev_cas,
+        "prev_digest": _digest(record.prev_digest),
+        "participants": record.participants,
+        "mutations": [_mutation_to(mutation) for mutation in record.mutations],
+    }
+
+
+def _proposed_from(fields: Fields) -> records.TransactionProposed:
+    return records.TransactionProposed(
+        _txn(fields),
+        fields["prev_cas"],
+        _undigest(fields["prev_digest"]),
+        tuple(fields["participants"]),
+        tuple(_mutation_from(mutation) for mutation in fields["mutations"]),
+    )
+
+
+def _index_to(index: entities.Index) -> Fields:
+    fields = _plain(index)
+    fields["slices"] = [_plain(piece) for piece in index.slices]
+    return fields
+
+
+def _index_from(fields: Fields) -> entities.Index:
+    fields["expressions"] = tuple(fields["expressions"])
+    fields["slices"] = tuple(
+        entities.Slice(piece["number"], piece["master"], tuple(piece["replicas"]))
+        for piece in fields["slices"]
+    )
+    return entities.Index(**fields)
+
+
+def _status_to(row: TransactionStatus) -> Fields:
+    return _to_common(row)
+
+
+def _status_from(fields: Fields) -> TransactionStatus:
+    status: TransactionStatus = _from_common(TransactionStatus, fields)
+    return status
+
+
+_open_to, _open_from = _with_digest("prev_digest")
+
+
+def authority_fields(state: AuthorityState, with_log: bool = True) -> Fields:
+    """Return the Authority as Avro fields; without the log for a store that keeps rows apart."""
+    fields = _plain(state)
+    fields["members"] = [_plain(state.members[n]) for n in sorted(state.members)]
+    fields["indexers"] = [_plain(state.indexers[n]) for n in sorted(state.indexers)]
+    fields["open"] = None if state.open is None else _open_to(state.open)
+    fields["last_txn_epoch"], fields["last_txn_seq"] = fields.pop("last_txn")
+    fields["digest"] = _digest(state.digest)
+    first = state.log_next - len(state.log)
+    numbers = range(first, state.log_next) if with_log else range(0)
+    fields["log"] = [_status_to(state.log[number]) for number in numbers]
+    return fields
+
+
+def _authority_from(fields: Fields) -> AuthorityState:
+    fields["roster"] = tuple(fields["roster"])
+    fields["acceptors"] = tuple(fields["acceptors"])
+    fields["members"] = Map((m["node"], Member(**m)) for m in fields["members"])
+    fields["indexers"] = Map((i["id"], IndexerInfo(**i)) for i in fields["indexers"])
+    opened = fields["open"]
+    fields["open"] = None if opened is None else _open_from(OpenTransaction, opened)
+    fields["last_txn"] = TxnId(fields.pop("last_txn_epoch"), fields.pop("last_txn_seq"))
+    fields["digest"] = _undigest(fields["digest"])
+    first = fields["log_next"] - len(fields["log"])
+    rows = (_status_from(row) for row in fields["log"])
+    fields["log"] = Map(enumerate(rows, first))
+    return AuthorityState(**fields)
+
+
+def encode_authority_without_log(state: AuthorityState) -> bytes:
+    """Return the Authority's bytes for a store that keeps the rows of its log apart."""
+    return registry().current["AuthorityState"].encode(authority_fields(state, with_log=False))
+
+
+_claim_to, _claim_from = _with_digest("digest")
+
+
+def _claimed_to(record: records.MasterClaimed) -> Fields:
+    fields = _claim_to(record)
+    fields["snapshot"] = authority_fields(record.snapshot)
+    return fields
+
+
+def _claimed_from(fields: Fields) -> records.MasterClaimed:
+    fields["snapshot"] = _authority_from(fields["snapshot"])
+    claim: records.MasterClaimed = _claim_from(records.MasterClaimed, fields)
+    return claim
+
+
+# -- commands from producers ---------------------------------------------------------------------
+
+
+def fingerprint(command: commands.Command, expected_cas: int | None) -> int:
+    """Return 63 bits that tell one command from another under the same request id."""
+    text = encode(command) + repr(expected_cas).encode()
+    return int.from_bytes(blake2b(text, digest_size=8).digest(), "little") >> 1
+
+
+def encode_ddl(
+    request: str,
+    command: commands.CreateIndex | commands.DropIndex,
+    principal: str = "",
+    expected_cas: int | None = None,
+) -> bytes:
+    """Return a command as producers put it on the `ddl` topic."""
+    which = "create" if isinstance(command, commands.CreateIndex) else "drop"
+    fields = {
+        "request": request,
+        "principal": principal,
+        "expected_cas": expected_cas,
+        "create": None,
+        "drop": None,
+        which: TO_AVRO[type(command)](command),
+    }
+    return registry().current["DdlCommand"].encode(fields)
+
+
+def decode_ddl(data: bytes, position: commands.Position) -> commands.Request:
+    """Return the request that stands on the `ddl` topic at `position`. Raises SchemaError."""
+    name, fields = registry().decode(data)
+    if name != "DdlCommand":
+        raise SchemaError("bad_body", f"a DdlCommand belongs here, not {name}")
+    create, drop = fields["create"], fields["drop"]
+    if (create is None) == (drop is None):
+        raise SchemaError("bad_body", "exactly one of create and drop must be set")
+    if not 0 < len(fields["request"]) <= REQUEST_ID_LENGTH_MAX:
+        raise SchemaError("bad_body", f"a request id has 1 to {REQUEST_ID_LENGTH_MAX} characters")
+    command = (
+        FROM_AVRO["DropIndex"](drop) if create is None else FROM_AVRO["CreateIndex"](create)
+    )
+    return commands.Request(
+        command=command,
+        id=fields["request"],
+        principal=fields["principal"],
+        expected_cas=fields["expected_cas"],
+        fingerprint=fingerprint(command, fields["expected_cas"]),
+        recorded=True,
+        position=position,
+    )
+
+
+# -- the two tables ------------------------------------------------------------------------------
+
+_COMMON: dict[type, tuple[str, ...]] = {
+    entities.Bucket: (),
+    entities.Setting: (),
+    entities.RequestOutcome: (),
+    entities.Consumed: (),
+    records.ClusterFormed: (),
+    records.TransactionCommitted: ("state_digest",),
+    records.TransactionRolledBack: (),
+    records.MemberAdmitted: ("digest",),
+    records.MemberExpired: (),
+    records.IndexerRegistered: (),
+    records.ReadBarrier: (),
+    records.ProposalAnswered: (),
+    records.JoinRequested: ("digest",),
+    records.SliceAnswered: (),
+    records.NodeHeartbeat: ("digest",),
+    records.IndexerHeartbeat: (),
+    records.DdlReply: (),
+    records.DeadLetter: (),
+    commands.CreateIndex: (),
+    commands.DropIndex: (),
+}
+
+TO_AVRO: dict[type, Callable[[Any], Fields]] = {
+    entities.Index: _index_to,
+    Event: _event_to,
+    AuthorityState: authority_fields,
+    TransactionStatus: _status_to,
+    records.TransactionProposed: _proposed_to,
+    records.MasterClaimed: _claimed_to,
+    records.AuthoritySnapshot: lambda r: {
+        "epoch": r.epoch,
+        "snapshot": authority_fields(r.snapshot),
+    },
+}
+
+FROM_AVRO: dict[str, Callable[[Fields], Any]] = {
+    "Index": _index_from,
+    "Event": _event_from,
+    "AuthorityState": _authority_from,
+    "TransactionStatus": _status_from,
+    "TransactionProposed": _proposed_from,
+    "MasterClaimed": _claimed_from,
+    "AuthoritySnapshot": lambda f: records.AuthoritySnapshot(
+        f["epoch"], _authority_from(f["snapshot"])
+    ),
+}
+
+
+def _enter(kind: type, digests: tuple[str, ...]) -> None:
+    to_avro, from_avro = _with_digest(*digests)
+    TO_AVRO[kind] = to_avro
+    FROM_AVRO[kind.__name__] = lambda fields: from_avro(kind, fields)
+
+
+for _kind, _digests in _COMMON.items():
+    _enter(_kind, _digests)

@@ -1,0 +1,168 @@
+"""The topics of a cluster: their names, how they are made, and how they are checked.
+
+A topic that exists with another number of partitions, cleanup policy, replication factor or
+durability is refused: the protocol rests on these, so the coordinator does not start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import (
+    AdminClient,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+)
+
+from coordinator.kafka.errors import KafkaRefusal, explain
+
+COMMIT, STATECONTEXT, HISTORY = "commit", "statecontext", "history"
+ACKS, HEARTBEAT = "acks", "heartbeat"
+DDL, DDL_REPLIES, DEAD_LETTER = "ddl", "ddl-replies", "dead-letter"
+TRANSACTION_STATE = "__transaction_state"
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+DDL_PARTITIONS = 3
+MESSAGE_BYTES_MAX = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """One topic as it must be. `config` is checked value by value."""
+
+    name: str
+    partitions: int = 1
+    config: Mapping[str, str] = field(default_factory=dict)
+    authoritative: bool = False
+
+
+FOREVER = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+COMPACTED = {
+    "cleanup.policy": "compact",
+    "min.compaction.lag.ms": str(HOUR_MS),
+    "delete.retention.ms": str(DAY_MS),
+}
+BRIEF = {"cleanup.policy": "delete", "retention.ms": str(HOUR_MS)}
+LARGE = {"max.message.bytes": str(MESSAGE_BYTES_MAX)}
+
+TOPICS: tuple[Topic, ...] = (
+    Topic(COMMIT, config={**FOREVER, **LARGE}, authoritative=True),
+    Topic(STATECONTEXT, config={**COMPACTED, **LARGE}, authoritative=True),
+    Topic(HISTORY, config={**FOREVER, **LARGE}, authoritative=True),
+    Topic(ACKS, config=BRIEF),
+    Topic(HEARTBEAT, config=BRIEF),
+    Topic(DDL, DDL_PARTITIONS, {"cleanup.policy": "delete", "retention.ms": str(7 * DAY_MS)}),
+    Topic(DDL_REPLIES, DDL_PARTITIONS, BRIEF),
+    Topic(DEAD_LETTER, config={"cleanup.policy": "delete", "retention.ms": str(30 * DAY_MS)}),
+)
+"""Those that this version uses, in the order in which they are made."""
+
+TUNABLE = ("min.compaction.lag.ms", "delete.retention.ms")
+
+
+def topic_name(cluster: str, name: str) -> str:
+    """Return the name that a cluster's topic has on the broker."""
+    return f"{cluster}.{name}"
+
+
+def transactional_id(cluster: str) -> str:
+    """Return the one id under which masters write; Kafka fences by it."""
+    return f"{cluster}.master"
+
+
+def ensure_topics(
+    bootstrap_servers: str,
+    cluster: str,
+    *,
+    replication_factor: int = 1,
+    min_insync_replicas: int = 0,
+    durable: bool = True,
+    deadline_s: float = 30,
+) -> str:
+    """Make the topics that are missing, check all of them, and return the Kafka cluster's id.
+
+    `min_insync_replicas` of 0 means one less than the replication factor, at least 1. With one
+    replica and `durable`, the authoritative topics are flushed at every message. Raises
+    KafkaRefusal, whose `code` is `topic_mismatch` or `kafka_unavailable`.
+    """
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 2})
+    wanted = [
+        _complete(topic, replication_factor, min_insync_replicas, durable) for topic in TOPICS
+    ]
+    try:
+        metadata = admin.list_topics(timeout=deadline_s)
+        missing = [t for t in wanted if topic_name(cluster, t.name) not in metadata.topics]
+        _create(admin, cluster, missing, replication_factor, deadline_s)
+        _check(admin, cluster, wanted, replication_factor, deadline_s)
+    except KafkaException as error:
+        raise explain(error, bootstrap_servers) from error
+    return str(metadata.cluster_id or "")
+
+
+def _complete(topic: Topic, replicas: int, min_insync: int, durable: bool) -> Topic:
+    """Return the topic with what depends on the deployment."""
+    config = dict(topic.config)
+    config["min.insync.replicas"] = str(min_insync or max(1, replicas - 1))
+    if topic.authoritative:
+        config["unclean.leader.election.enable"] = "false"
+        if replicas == 1 and durable:
+            config["flush.messages"] = "1"
+    return Topic(topic.name, topic.partitions, config, topic.authoritative)
+
+
+def _create(
+    admin: AdminClient, cluster: str, topics: list[Topic], replicas: int, deadline_s: float
+) -> None:
+    if not topics:
+        return
+    new = [
+        NewTopic(
+            topic_name(cluster, topic.name), topic.partitions, replicas, config=dict(topic.config)
+        )
+        for topic in topics
+    ]
+    for name, future in admin.create_topics(new, operation_timeout=deadline_s).items():
+        try:
+            future.result(timeout=deadline_s)
+        except KafkaException as error:
+            if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
+                raise KafkaRefusal("topic_mismatch", f"{name}: {error.args[0].str()}") from error
+
+
+def _check(
+    admin: AdminClient, cluster: str, topics: list[Topic], replicas: int, deadline_s: float
+) -> None:
+    """Compare every topic with what it must be, and the broker's transaction state with it."""
+    metadata = admin.list_topics(timeout=deadline_s)
+    names = [topic_name(cluster, topic.name) for topic in topics]
+    resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
+    answers = admin.describe_configs(resources, request_timeout=deadline_s)
+    configs = {resource.name: future.result(deadline_s) for resource, future in answers.items()}
+    problems: list[str] = []
+    for topic, name in zip(topics, names, strict=True):
+        seen = metadata.topics.get(name)
+        if seen is None or seen.error is not None:
+            problems.append(f"{name} is not there")
+            continue
+        if len(seen.partitions) != topic.partitions:
+            problems.append(f"{name} has {len(seen.partitions)} partitions, not {topic.partitions}")
+        copies = min(len(p.replicas) for p in seen.partitions.values())
+        if copies < replicas:
+            problems.append(f"{name} has replication factor {copies}, not {replicas}")
+        for key in topic.config:
+            if key in TUNABLE:
+                continue
+            value = configs[name][key].value
+            if value != topic.config[key]:
+                problems.append(f"{name} has {key}={value}, not {topic.config[key]}")
+    state = metadata.topics.get(TRANSACTION_STATE)
+    if state is not None and state.partitions:
+        copies = min(len(p.replicas) for p in state.partitions.values())
+        if copies < replicas:
+            problems.append(f"{TRANSACTION_STATE} has replication factor {copies}, not {replicas}")
+    if problems:
+        raise KafkaRefusal("topic_mismatch", "; ".join(problems))

@@ -1,0 +1,94 @@
+"""Loads every `.avsc` of this folder, and finds the writer's schema of a record by fingerprint.
+
+Records are framed by Avro's single-object encoding: `C3 01`, the little-endian CRC-64-AVRO
+fingerprint of the schema's canonical form, the body. Every schema version that was ever released
+stays here: the current one as `<Name>.avsc`, older ones as `released/<Name>.<fingerprint>.avsc`.
+It knows nothing about what records mean.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import fastavro
+from fastavro.schema import fingerprint, load_schema, to_parsing_canonical_form
+
+FOLDER = Path(__file__).parent
+MAGIC = b"\xc3\x01"
+HEAD_BYTES = 10
+
+
+class SchemaError(ValueError):
+    """A record that cannot be decoded. `code` is `not_avro`, `unknown_schema` or `bad_body`."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Schema:
+    """One version of one record's schema, ready for use."""
+
+    def __init__(self, name: str, parsed: Any) -> None:
+        self.name = name
+        self.parsed = parsed
+        self.fingerprint = fingerprint(to_parsing_canonical_form(parsed), "CRC-64-AVRO")
+        self.head = MAGIC + bytes.fromhex(self.fingerprint)
+
+    def encode(self, fields: dict[str, Any]) -> bytes:
+        """Return the single-object encoding of a record given as a dict."""
+        out = io.BytesIO()
+        out.write(self.head)
+        fastavro.schemaless_writer(out, self.parsed, fields)
+        return out.getvalue()
+
+
+class Registry:
+    """All schemas, by name (current) and by fingerprint (every version)."""
+
+    def __init__(self, folder: Path = FOLDER) -> None:
+        self.current: dict[str, Schema] = {}
+        self._by_head: dict[bytes, Schema] = {}
+        for path in sorted(folder.glob("*.avsc")):
+            schema = Schema(path.stem, load_schema(str(path)))
+            self.current[schema.name] = schema
+            self._by_head[schema.head] = schema
+        for path in sorted((folder / "released").glob("*.avsc")):
+            parsed = fastavro.parse_schema(json.loads(path.read_text()), _force=True)
+            schema = Schema(path.name.partition(".")[0], parsed)
+            self._by_head.setdefault(schema.head, schema)
+
+    def decode(self, data: bytes) -> tuple[str, dict[str, Any]]:
+        """Return the name and the fields of a record, read into the current schema.
+
+        Raises SchemaError: no Avro frame, a fingerprint that nobody released, a broken body.
+        """
+        writer = self._by_head.get(bytes(data[:HEAD_BYTES]))
+        if writer is None:
+            if data[:2] != MAGIC or len(data) < HEAD_BYTES:
+                raise SchemaError("not_avro", "no Avro single-object encoding")
+            raise SchemaError("unknown_schema", f"unknown schema {data[2:HEAD_BYTES].hex()}")
+        reader = self.current[writer.name]
+        body = io.BytesIO(data)
+        body.seek(HEAD_BYTES)
+        target = None if reader is writer else reader.parsed
+        try:
+            fields: Any = fastavro.schemaless_reader(body, writer.parsed, target)
+        except Exception as error:
+            message = f"{writer.name}: {type(error).__name__}: {error}"
+            raise SchemaError("bad_body", message) from error
+        if body.tell() != len(data):
+            raise SchemaError(
+                "bad_body", f"{writer.name}: {len(data) - body.tell()} bytes too many"
+            )
+        return writer.name, fields
+
+
+@cache
+def registry() -> Registry:
+    """Return the schemas of this folder, loaded once."""
+    return Registry()
