@@ -1,0 +1,349 @@
+"""A real Kafka broker in one process, on loopback, with its data in a folder.
+
+KRaft combined mode: broker and controller in one JVM. The folder keeps the cluster id, the ports
+of the last run (taken again if they are free, so that clients find a restarted broker) and a lock,
+which the JVM inherits: it ends with the JVM, not with the process that started it. The quorum is
+dynamic and its single voter finds itself at whatever controller port it is given.
+
+Invariants: a broker never outlives its parent (see `launcher.py`); `start` either returns a
+broker that answers, or raises and leaves nothing running.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import json
+import os
+import re
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+from . import broker_config as config
+from .errors import EmbeddedError
+from .files import FileLock, cache_dir, last_lines, size_of, write_json, write_text
+from .jars import kafka_classpath
+from .java import find_java
+from .ports import LOOPBACK, accepts, is_free, pick_free
+from .processes import end, spawn
+
+START_TIMEOUT_S = 60.0
+STOP_GRACE_S = 15.0
+POLL_S = 0.02
+STATE = "broker.json"
+LOCK = "broker.lock"
+CONSOLE_LOG = "console.log"
+
+
+def new_cluster_id() -> str:
+    """Return a random cluster id in Kafka's form: a UUID in URL-safe base 64 that begins well."""
+    while True:
+        text = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        if not text.startswith("-"):  # It would look like an option to the format tool.
+            return text
+
+
+def read_cluster_id(bootstrap_servers: str, *, timeout_s: float = 10.0) -> str:
+    """Return the id of the cluster that answers at `bootstrap_servers`.
+
+    Raises EmbeddedError: `kafka_unreachable`.
+    """
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import AdminClient
+
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
+    try:
+        metadata = admin.list_topics(timeout=timeout_s)
+    except KafkaException as error:
+        raise EmbeddedError(
+            "kafka_unreachable",
+            f"no Kafka answers at {bootstrap_servers} ({error.args[0].str()}): "
+            "check --bootstrap-servers and that the brokers run",
+        ) from error
+    if not metadata.brokers or not metadata.cluster_id:
+        raise EmbeddedError("kafka_unreachable", f"{bootstrap_servers} names no brokers yet")
+    return str(metadata.cluster_id)
+
+
+class Broker:
+    """A broker over `data_dir`; a context manager that starts and stops it.
+
+    `port` and `controller_port` are those of the last run, or free ones, unless given. A given
+    `cluster_id` must be that of the folder. `settings` are further server properties.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        port: int | None = None,
+        controller_port: int | None = None,
+        cluster_id: str | None = None,
+        settings: Mapping[str, str] | None = None,
+        heap_mib_max: int = config.HEAP_MIB_MAX,
+    ) -> None:
+        self.data_dir = data_dir.absolute()
+        self._asked_port, self._asked_controller_port = port, controller_port
+        self._asked_cluster_id = cluster_id
+        self._settings = dict(settings or {})
+        self._heap_mib_max = heap_mib_max
+        self.port = self.controller_port = 0
+        self.cluster_id = ""
+        self._lock = FileLock(self.data_dir / LOCK)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._archive: Path | None = None
+        self._log_begin = 0
+        self._aborted = False
+        self._spawning = threading.Lock()
+
+    # -- What one may ask ------------------------------------------------------------------
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """Return `host:port` for clients; only after `start`."""
+        assert self.port, "the broker was never started"
+        return f"{LOOPBACK}:{self.port}"
+
+    @property
+    def log_path(self) -> Path:
+        """Return the file that the broker logs to."""
+        return self.data_dir / config.BROKER_LOG
+
+    @property
+    def pid(self) -> int | None:
+        """Return the process id while the broker runs."""
+        return self._process.pid if self._process is not None and self.alive else None
+
+    @property
+    def alive(self) -> bool:
+        """Return whether the process runs."""
+        return self._process is not None and self._process.poll() is None
+
+    # -- Life ------------------------------------------------------------------------------
+
+    def start(self, *, timeout_s: float = START_TIMEOUT_S) -> Broker:
+        """Start the broker and return when it answers; also after it stopped, died or was killed.
+
+        Raises EmbeddedError: `data_folder_in_use`, `data_folder_mismatch`, `port_taken`,
+        `broker_failed`, `broker_timeout`, and those of Java and of the jars.
+        """
+        assert not self.alive, "the broker runs already"
+        self._forget_process()
+        try:
+            self._claim_folder()
+            self._choose()
+            self._run(timeout_s)
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def stop(self, *, grace_s: float = STOP_GRACE_S) -> None:
+        """Stop the broker cleanly, or by force after `grace_s`; does nothing if it is stopped."""
+        if self._process is not None:
+            if self.alive:
+                end(self._process, grace_s=grace_s)
+            self._keep_archive()
+        self._forget_process()
+
+    def kill(self) -> None:
+        """Stop the broker at once (SIGKILL)."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        self._forget_process()
+
+    def abort(self) -> None:
+        """Make a `start` that runs in another thread fail soon; the broker cannot start again."""
+        with self._spawning:
+            self._aborted = True
+            if self._process is not None:
+                self._process.kill()
+
+    def __enter__(self) -> Broker:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    # -- Steps of a start ------------------------------------------------------------------
+
+    def _claim_folder(self) -> None:
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        if not self._lock.acquire():
+            raise EmbeddedError(
+                "data_folder_in_use",
+                f"another broker runs in {self.data_dir}: stop it, or use another folder",
+            )
+
+    def _choose(self) -> None:
+        """Settle the ports and the cluster id, and keep them in the folder."""
+        state_path = self.data_dir / STATE
+        kept = json.loads(state_path.read_text()) if state_path.exists() else {}
+        asked = self._asked_cluster_id
+        self.cluster_id = kept.get("cluster_id") or asked or new_cluster_id()
+        if asked and asked != self.cluster_id:
+            raise EmbeddedError(
+                "data_folder_mismatch",
+                f"{self.data_dir} holds the Kafka cluster {self.cluster_id}, not {asked}",
+            )
+        self.port = _choose_port(self._asked_port, self.port or kept.get("port"))
+        self.controller_port = _choose_port(
+            self._asked_controller_port,
+            self.controller_port or kept.get("controller_port"),
+            avoid=(self.port,),
+        )
+        chosen = {"port": self.port, "controller_port": self.controller_port}
+        write_json(state_path, {"cluster_id": self.cluster_id, **chosen})
+
+    def _run(self, timeout_s: float) -> None:
+        """Format the data the first time, start the JVM and wait until the broker answers."""
+        deadline = time.monotonic() + timeout_s
+        self._log_begin = size_of(self.log_path)
+        java = find_java()
+        classpath = kafka_classpath()
+        self._write_configuration()
+        flags = [*config.jvm_flags(heap_mib_max=self._heap_mib_max), "-cp", classpath]
+        if not (self.data_dir / config.DATA / "meta.properties").exists():
+            self._format([str(java.path), *flags], deadline)
+        archive_flags = self._archive_flags(java.path, classpath)
+        command = [str(java.path), *archive_flags, *flags, "kafka.Kafka", config.SERVER_PROPERTIES]
+        self._spawn(command)
+        self._wait_until_ready(deadline, timeout_s)
+
+    def _write_configuration(self) -> None:
+        properties = config.server_properties(self.port, self.controller_port, self._settings)
+        write_text(self.data_dir / config.SERVER_PROPERTIES, config.properties_text(properties))
+        write_text(self.data_dir / config.LOG4J_PROPERTIES, config.LOG4J_TEXT)
+
+    def _spawn(self, command: list[str]) -> None:
+        with self._spawning, open(self.data_dir / CONSOLE_LOG, "wb") as output:
+            if self._aborted:
+                raise EmbeddedError("broker_failed", "the start of the broker was called off")
+            self._process = spawn(
+                command, output=output, cwd=self.data_dir, pass_fds=[self._lock.fileno()]
+            )
+
+    def _format(self, java: list[str], deadline: float) -> None:
+        tool = ["kafka.tools.StorageTool", "format", "--standalone", "--ignore-formatted"]
+        arguments = ["--cluster-id", self.cluster_id, "--config", config.SERVER_PROPERTIES]
+        self._spawn([*java, *tool, *arguments])
+        assert self._process is not None
+        try:
+            status = self._process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            raise self._timeout("formatting the data folder took too long") from None
+        if status != 0:
+            raise self._failed(f"formatting the data folder failed with exit code {status}")
+
+    def _wait_until_ready(self, deadline: float, timeout_s: float) -> None:
+        """Return when the broker answers a metadata request; watch its process meanwhile."""
+        assert self._process is not None
+        while time.monotonic() < deadline:
+            if accepts(self.port) and self._answers():
+                return
+            try:
+                status = self._process.wait(POLL_S)
+            except subprocess.TimeoutExpired:
+                continue
+            raise self._failed(f"the Kafka broker ended at its start with exit code {status}")
+        raise self._timeout(f"the Kafka broker did not answer within {timeout_s:g} s")
+
+    def _answers(self) -> bool:
+        try:
+            return read_cluster_id(self.bootstrap_servers, timeout_s=1.0) == self.cluster_id
+        except EmbeddedError:
+            return False
+
+    # -- Class archive, errors, cleaning up ------------------------------------------------
+
+    def _archive_flags(self, java: Path, classpath: str) -> list[str]:
+        """Return the flags of the class archive that fits this Java and these jars."""
+        paths = [java.resolve(), *map(Path, classpath.split(os.pathsep))]
+        key = "\n".join(f"{path} {path.stat().st_mtime_ns}" for path in paths)
+        folder = cache_dir() / "classes"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError:  # A cache that cannot be written costs a second, not the start.
+            return []
+        archive = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.jsa"
+        self._archive = None if archive.exists() else archive
+        return config.class_archive_flags(archive, self._dump_path(archive))
+
+    def _dump_path(self, archive: Path) -> Path:
+        return self.data_dir / archive.name
+
+    def _keep_archive(self) -> None:
+        """Move a class archive that a clean stop has written to the cache."""
+        if self._archive is None:
+            return
+        dumped = self._dump_path(self._archive)
+        clean = self._process is not None and self._process.returncode == 143
+        if clean and dumped.exists() and not self._archive.exists():
+            with contextlib.suppress(OSError):
+                _move(dumped, self._archive)
+        dumped.unlink(missing_ok=True)
+
+    def _forget_process(self) -> None:
+        self._process = None
+        self._lock.release()
+
+    def _failed(self, what: str) -> EmbeddedError:
+        """Return the error for a JVM that ended: the useful line of its log, and where to look."""
+        console = useful_line(last_lines(self.data_dir / CONSOLE_LOG, 50))
+        reason = console or self._useful_log_line()
+        if "Address already in use" in reason:
+            return _port_taken(self.port)
+        return EmbeddedError("broker_failed", f"{what}: {reason} (see {self.log_path})")
+
+    def _timeout(self, what: str) -> EmbeddedError:
+        reason = self._useful_log_line()
+        return EmbeddedError("broker_timeout", f"{what}: {reason} (see {self.log_path})")
+
+    def _useful_log_line(self) -> str:
+        return useful_line(last_lines(self.log_path, 200, since_byte=self._log_begin))
+
+
+def useful_line(lines: list[str]) -> str:
+    """Return the last line that tells of an error, else the last line, else nothing."""
+    telling = re.compile(r" (ERROR|FATAL) |Exception|Error\b")
+    frames = re.compile(r"^\s+at |^\s*\.\.\. ")
+    for line in reversed(lines):
+        if telling.search(line) and not frames.search(line):
+            return line.strip()[:300]
+    return lines[-1].strip()[:300] if lines else ""
+
+
+def _choose_port(asked: int | None, kept: int | None, *, avoid: tuple[int, ...] = ()) -> int:
+    """Return the asked port, else the kept one if it is free, else a free one."""
+    if asked is not None:
+        if not is_free(asked):
+            raise _port_taken(asked)
+        return asked
+    if kept and kept not in avoid and is_free(kept):
+        return kept
+    return pick_free(avoid=avoid)
+
+
+def _port_taken(port: int) -> EmbeddedError:
+    return EmbeddedError(
+        "port_taken", f"port {port} on {LOOPBACK} is taken: end what listens there, or use another"
+    )
+
+
+def _move(source: Path, target: Path) -> None:
+    """Copy `source` to `target` as a whole; they may be on different file systems."""
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    temporary.write_bytes(source.read_bytes())
+    os.replace(temporary, target)
