@@ -184,6 +184,9 @@ def normalise_expression(text: str, *, key: bool = False) -> str:
     tokens = _tokenize(source)
     if not tokens:
         raise source.error("expected an expression", 0)
+    for token in tokens:
+        if source.visible[token.start] == ";":
+            raise source.error("expected the end of the expression, found ;", token.start)
     return _Parser(source, {}, tokens).expression(tokens, key=key)
 
 
@@ -334,6 +337,9 @@ def _dialect() -> Dialect:
             IDENTIFIERS = ["`", '"']  # noqa: RUF012 - the first is the one it writes
             COMMANDS = set()  # noqa: RUF012 - nothing is an opaque command here
 
+        class Parser(sqlglot.Parser):
+            NO_PAREN_IF_COMMANDS = False  # nor after IF
+
     return sqlglot.Dialect.get_or_raise(IndexDdl)
 
 
@@ -482,8 +488,12 @@ class _Parser:
         parser = _dialect().parser(error_level=ErrorLevel.IMMEDIATE)
         kind = exp.Ordered if key else exp.Condition
         try:
-            [tree] = parser.parse_into(kind, tokens, self._source.visible)
-            assert tree is not None
+            trees = parser.parse_into(kind, tokens, self._source.visible)
+            tree = trees[0]
+            if len(trees) != 1 or tree is None:
+                raise self._source.error("this is not one expression", tokens[0].start)
+            if isinstance(tree.this if key else tree, exp.DataType):
+                raise self._source.error("expected an expression, not a type", tokens[0].start)
             self._refuse_what_no_document_has(tree, tokens)
             return tree.sql(dialect=_dialect(), comments=False)
         except ParseError as error:
@@ -510,6 +520,7 @@ class _Parser:
             exp.Star: "*",
             exp.Alias: "an alias",
             exp.WithFill: "WITH FILL",
+            exp.Command: "a command",
         }
         for node in tree.walk():
             what = next((what for kind, what in refused.items() if isinstance(node, kind)), None)

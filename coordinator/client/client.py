@@ -239,10 +239,12 @@ class _Attempts:
         self._deadline_s = deadline_s
         self._first_contact_s = first_contact_s
         self._start = time.monotonic()
+        self._answered: CoordinatorError | None = None
         self.count = 0
 
     def policy(self, call: Call) -> dict[str, Any]:
         """Return tenacity's settings; a call that is pinned to a node is tried once."""
+        self._answered = None
         return {
             "retry": tenacity.retry_if_exception_type(_Transient),
             "wait": tenacity.wait_random_exponential(BACKOFF_FIRST_S, BACKOFF_MAX_S)
@@ -252,6 +254,10 @@ class _Attempts:
         }
 
     def _stop(self, state: tenacity.RetryCallState) -> bool:
+        assert state.outcome is not None
+        transient = state.outcome.exception()
+        if isinstance(transient, _Transient) and transient.error.code != "unreachable":
+            self._answered = transient.error
         limit = self._deadline_s if self._route.has_answered else self._first_contact_s
         return time.monotonic() - self._start + state.upcoming_sleep >= limit
 
@@ -263,13 +269,17 @@ class _Attempts:
         return httpx.Timeout(share_s, connect=min(share_s, CONNECT_TIMEOUT_S))
 
     def failure(self, transient: _Transient) -> CoordinatorError:
-        """Return the last round's error, with how long it was tried."""
-        error = transient.error
+        """Return the last reason that a node gave, with how long it was tried.
+
+        Silence at the end, when the deadline cuts a request short, does not hide a reason.
+        """
+        error = self._answered or transient.error
         spent_s = time.monotonic() - self._start
         details = {**error.details, "requests": self.count, "seconds": round(spent_s, 3)}
         message = error.message
-        if self.count > 1 and error.code != "unreachable":
-            message += f" (gave up after {spent_s:.1f} s)"
+        if self._answered:
+            message += f" (gave up after {spent_s:.1f} s"
+            message += ", at last without an answer)" if error != transient.error else ")"
         return UnavailableError(error.code, message, details)
 
     def prepare(self, request: httpx.Request) -> httpx.Request:

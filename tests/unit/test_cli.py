@@ -1,0 +1,445 @@
+"""`indexctl` from its arguments to exit codes, against a real HTTP server on loopback."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from coordinator.cli.main import app
+from tests.unit.test_client import Answer, Node, Request, refusal, unused_url
+
+TRAVEL = Path(__file__).parents[2] / "examples" / "travel.sql"
+
+
+@dataclass
+class Cluster:
+    """A coordinator of one node that keeps its indexes and settings in memory."""
+
+    indexes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    config: dict[str, dict[str, Any]] = field(default_factory=dict)
+    cas: int = 100
+    digest: str = "d" * 64
+    url: str = ""
+    override: Callable[[Request], Answer | None] = lambda request: None
+    keys: list[str] = field(default_factory=list)
+
+    def __call__(self, request: Request) -> Answer:
+        if "idempotency-key" in request.headers:
+            self.keys.append(request.headers["idempotency-key"])
+        parts = request.path.removeprefix("/v1/").split("/")
+        return self.override(request) or getattr(self, f"{request.method}_{parts[0]}")(
+            request, *parts[1:]
+        )
+
+    def commit(self) -> dict[str, Any]:
+        self.cas += 1
+        return {"cas": self.cas, "txn": f"1-{self.cas}"}
+
+    def POST_indexes(self, request: Request) -> Answer:  # noqa: N802
+        body = json.loads(request.body)
+        for index in self.indexes.values():
+            if (index["bucket"], index["name"]) == (body["bucket"], body["name"]):
+                if body["if_not_exists"]:
+                    return Answer(200, {"index": index, "cas": index["cas"], "existed": True})
+                return refusal(409, "index_exists", cas=index["cas"])
+        committed = self.commit()
+        replicas = [f"i{n + 2}" for n in range(body.get("replicas", 0))]
+        slices = [
+            {"slice": n, "master": "i1", "replicas": replicas} for n in range(body.get("slices", 1))
+        ]
+        index = {"where": None, "using": "gsi", **body, "id": str(len(self.indexes) + 1)}
+        index.update(state="ready", topology={"slices": slices}, cas=committed["cas"])
+        self.indexes[index["id"]] = index
+        return Answer(201, {"index": index, **committed})
+
+    def GET_indexes(self, request: Request, index_id: str = "") -> Answer:  # noqa: N802
+        if index_id:
+            index = self.indexes.get(index_id)
+            if index is None:
+                return refusal(404, "index_not_found")
+            return Answer(200, {"index": index, "cas": index["cas"]})
+        wanted = {k: v for k, v in request.query.items() if k in ("bucket", "name")}
+        found = [i for i in self.indexes.values() if wanted.items() <= i.items()]
+        return Answer(200, {"indexes": found, "cas": self.cas})
+
+    def DELETE_indexes(self, request: Request, index_id: str) -> Answer:  # noqa: N802
+        index = self.indexes.get(index_id)
+        if index is None:
+            return refusal(404, "index_not_found")
+        if request.headers.get("if-match", str(index["cas"])) != str(index["cas"]):
+            return refusal(412, "cas_mismatch", expected=1, actual=index["cas"])
+        del self.indexes[index_id]
+        return Answer(200, {"index": index, **self.commit()})
+
+    def GET_config(self, request: Request, key: str = "") -> Answer:  # noqa: N802
+        if not key:
+            return Answer(200, {"config": self.config, "cas": self.cas})
+        if key not in self.config:
+            return refusal(404, "config_not_found")
+        return Answer(200, {"key": key, **self.config[key], "txn": "1-1"})
+
+    def PUT_config(self, request: Request, key: str) -> Answer:  # noqa: N802
+        actual = self.config.get(key, {"cas": 0})["cas"]
+        if int(request.headers.get("if-match", actual)) != actual:
+            return refusal(412, "cas_mismatch", actual=actual)
+        committed = self.commit()
+        self.config[key] = {"value": json.loads(request.body), "cas": committed["cas"]}
+        return Answer(200, {"key": key, "value": self.config[key]["value"], **committed})
+
+    def DELETE_config(self, request: Request, key: str) -> Answer:  # noqa: N802
+        if self.config.pop(key, None) is None:
+            return refusal(404, "config_not_found")
+        return Answer(200, {"key": key, "value": None, **self.commit()})
+
+    def GET_state(self, request: Request) -> Answer:  # noqa: N802
+        state = {"cluster_id": "c1", "epoch": 3, "master": "n1", "cas": self.cas}
+        return Answer(200, {**state, "digest": self.digest, "indexes": self.indexes})
+
+    def GET_members(self, request: Request) -> Answer:  # noqa: N802
+        me = {"node": "n1", "role": "master", "state": "normal", "cas": self.cas, "pid": 1}
+        gone = {**me, "node": "n2", "role": "replica", "alive": False, "address": None}
+        me.update(address=self.url, alive=True)
+        return Answer(200, {"epoch": 3, "master": "n1", "members": [me, gone]})
+
+    def GET_indexers(self, request: Request) -> Answer:  # noqa: N802
+        one = {"id": "i1", "address": "a:1", "zone": "z", "alive": True, "slices": 2, "bytes": 9}
+        return Answer(200, {"indexers": [one]})
+
+    def GET_transactions(self, request: Request) -> Answer:  # noqa: N802
+        one = {"txn": "1-9", "status": "commit", "cas": 9, "participants": ["n1", "n2"]}
+        return Answer(200, {"transactions": [{**one, "reason": None}]})
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    cluster = Cluster()
+    node = Node(cluster)
+    cluster.url = node.url
+    monkeypatch.setenv("INDEXCTL_URL", node.url)
+    yield cluster
+    node.stop()
+
+
+def indexctl(*arguments: str, stdin: str | None = None) -> Result:
+    result = CliRunner().invoke(app, list(arguments), input=stdin)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    assert "Traceback" not in result.output
+    return result
+
+
+def answer_of(*arguments: str, code: int = 0) -> Any:
+    """Run a command with --json and return what it answers, an error or a body."""
+    result = indexctl(*arguments, "--json")
+    assert result.exit_code == code, result.output
+    return json.loads(result.stdout or result.stderr)
+
+
+CITY = ("create", "by_city", "--bucket", "travel", "--on", "lower(city)", "--on", "country desc")
+
+
+def test_create_from_options_sends_normalised_expressions(cluster):
+    result = indexctl(*CITY, "--where", "type='airport'", "--slices", "2", "--replicas", "1")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == "created by_city on travel: id 1, ready, cas 101\n"
+    sent = cluster.indexes["1"]
+    assert sent["expressions"] == ["LOWER(city)", "country DESC"]
+    assert (sent["where"], sent["slices"], sent["replicas"]) == ("type = 'airport'", 2, 1)
+
+
+def test_create_from_a_statement_is_the_same_as_from_options(cluster):
+    body = answer_of("create", "create index by_city on travel(lower(city), country desc)")
+    del cluster.indexes["1"]
+    again = answer_of(*CITY)
+    for volatile in ("cas", "id"):
+        assert body["index"].pop(volatile)
+        assert again["index"].pop(volatile)
+    assert body["index"] == again["index"]
+
+
+def test_create_primary_needs_no_name(cluster):
+    assert answer_of("create", "--primary", "--bucket", "b")["index"]["name"] == "#primary"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "exit_code"),
+    [
+        (["create", "i", "--on", "c"], "usage", 2),
+        (["create", "i", "--bucket", "b"], "usage", 2),
+        (["create", "i", "--bucket", "b", "--on", "c", "--primary"], "usage", 2),
+        (["create", "--bucket", "b", "--on", "c"], "usage", 2),
+        (["create", "create index i on b(c)", "--slices", "1"], "usage", 2),
+        (["create", "i", "--bucket", "b", "--on", "c d"], "invalid_statement", 1),
+        (["create", "create index i on b(c d)"], "invalid_statement", 1),
+        (["drop", "i"], "usage", 2),
+        (["drop", "i", "--bucket", "b"], "index_not_found", 3),
+        (["drop", "7"], "index_not_found", 3),
+        (["show", "i"], "index_not_found", 3),
+        (["show", "7"], "index_not_found", 3),
+        (["config", "get", "k"], "config_not_found", 3),
+        (["config", "delete", "k"], "config_not_found", 3),
+        (["config", "set", "k", "bare"], "usage", 2),
+        (["config", "set", "k", "NaN"], "usage", 2),
+        (["config", "set", "k", "1", "--if-match", "5"], "cas_mismatch", 4),
+        (["apply", "/no/such/file"], "usage", 2),
+        (["list", "--url", "ftp://x"], "invalid_request", 1),
+    ],
+)
+def test_an_error_has_its_code_and_exit_code_for_people_and_programs(
+    cluster, arguments, code, exit_code
+):
+    result = indexctl(*arguments)
+    assert result.exit_code == exit_code
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ")
+    assert f"[{code}]" in result.stderr
+    assert answer_of(*arguments, code=exit_code)["error"]["code"] == code
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "exit_code"),
+    [
+        (409, "index_exists", 4),
+        (409, "placement_impossible", 1),
+        (409, "indexer_refused", 1),
+        (410, "request_expired", 1),
+        (503, "no_master", 5),
+        (504, "timeout", 5),
+    ],
+)
+def test_refusals_of_the_cluster_have_their_exit_codes(cluster, status, code, exit_code):
+    cluster.override = lambda r: refusal(status, code) if r.method == "POST" else None
+    assert answer_of(*CITY, "--timeout", "0.3", code=exit_code)["error"]["code"] == code
+
+
+@pytest.mark.parametrize("command", ["lisst", "list --nope", "create --slices x", "config"])
+def test_wrong_usage_ends_with_2(command):
+    assert indexctl(*command.split()).exit_code == 2
+
+
+def test_a_word_that_is_not_json_gets_a_hint(cluster):
+    assert """config set k '"bare"'""" in indexctl("config", "set", "k", "bare").stderr
+
+
+def test_where_nothing_listens_the_error_says_what_to_do():
+    closed_url = unused_url()
+    for arguments in (["list"], ["apply", str(TRAVEL)], ["status"]):
+        result = indexctl(*arguments, "--url", closed_url, "--timeout", "0.1")
+        assert result.exit_code == 5
+        assert result.stdout == ""
+        assert (
+            f"no coordinator answers at {closed_url}: start one with `indexctl run`, "
+            "or set INDEXCTL_URL" in result.stderr
+        )
+
+
+def test_common_options_may_stand_before_the_command(cluster, monkeypatch):
+    monkeypatch.delenv("INDEXCTL_URL")
+    result = indexctl("--url", cluster.url, "--json", "list")
+    assert json.loads(result.stdout) == {"indexes": [], "cas": 100}
+
+
+def test_list_and_show_print_what_there_is(cluster):
+    assert "no indexes" in indexctl("list").stdout
+    indexctl(*CITY, "--replicas", "2", "--defer-build")
+    listed = indexctl("list").stdout
+    for text in ("by_city", "travel", "LOWER(city), country DESC", "ready, deferred", "101"):
+        assert text in listed
+    for arguments in (["1"], ["by_city"], ["by_city", "--bucket", "travel"]):
+        shown = indexctl("show", *arguments).stdout
+        assert "by_city" in shown
+        assert "i2, i3" in shown
+        assert answer_of("show", *arguments)["index"]["id"] == "1"
+        assert answer_of("show", *arguments)["cas"] == 101
+
+
+def test_show_asks_for_the_bucket_where_the_name_is_not_enough(cluster):
+    for bucket in ("a", "b"):
+        indexctl("create", f"CREATE INDEX i ON {bucket}(c)")
+    assert "--bucket: a, b" in indexctl("show", "i").stderr
+
+
+def test_control_characters_in_a_name_do_not_reach_the_terminal(cluster):
+    assert indexctl("create", "CREATE INDEX `x\x1b[31m[bold]` ON b(c)").exit_code == 0
+    listed = indexctl("list").stdout
+    assert "\x1b" not in listed
+    assert "x\\x1b[31m[bold]" in listed
+
+
+def test_drop_by_name_and_by_id(cluster):
+    indexctl(*CITY)
+    assert indexctl("drop", "by_city", "--bucket", "travel", "--if-match", "1").exit_code == 4
+    assert "dropped by_city" in indexctl("drop", "by_city", "--bucket", "travel").stdout
+    indexctl(*CITY)
+    assert answer_of("drop", "1")["index"]["name"] == "by_city"
+    assert indexctl("drop", "1", "--if-exists").exit_code == 0
+
+
+def test_the_example_is_applied_once_and_exists_afterwards(cluster):
+    first = answer_of("apply", str(TRAVEL))
+    assert [r["outcome"] for r in first["results"]] == ["created"] * 12
+    again = indexctl("apply", str(TRAVEL))
+    assert again.exit_code == 0
+    assert "12 statements: 12 exists" in again.stdout
+    assert "[12/12] exists route_by_length" in again.stderr
+    assert len(cluster.keys) == len(set(cluster.keys)) == 24
+
+
+SCRIPT = "CREATE INDEX a ON b(c);\nCREATE INDEX a ON b(c);\nDROP INDEX IF EXISTS z ON b"
+
+
+def test_apply_stops_at_the_first_error(cluster):
+    result = indexctl("apply", "-", "--json", stdin=SCRIPT)
+    assert result.exit_code == 1
+    answer = json.loads(result.stdout)
+    assert [r["outcome"] for r in answer["results"]] == ["created", "failed", "skipped"]
+    assert answer["failed"] == 1
+    assert answer["results"][1]["error"]["code"] == "index_exists"
+    assert [r["line"] for r in answer["results"]] == [1, 2, 3]
+
+
+def test_apply_goes_on_where_it_is_told_to(cluster):
+    result = indexctl("apply", "-", "--keep-going", stdin=SCRIPT)
+    assert result.exit_code == 1
+    assert "3 statements: 1 created, 1 failed, 1 absent" in result.stdout
+    assert "[index_exists]" in result.stdout
+
+
+def test_apply_sends_nothing_of_a_script_that_cannot_be_parsed(cluster):
+    result = indexctl("apply", "-", stdin="CREATE INDEX a ON b(c);\n  DROP INDEX x y")
+    assert result.exit_code == 1
+    assert result.stderr.split("\n")[:3] == [
+        "error: line 2, column 16: expected ON, found y [invalid_statement]",
+        "   2 |   DROP INDEX x y",
+        "     |                ^",
+    ]
+    assert cluster.keys == []
+    as_json = indexctl("apply", "-", "--json", stdin="\nDROP x")
+    assert json.loads(as_json.stderr)["error"]["details"] == {"line": 2, "column": 6}
+
+
+def test_settings_are_set_read_listed_and_deleted(cluster):
+    for key, text in [("n", "-5"), ("s", '"ü"'), ("o", '{"a": [null]}')]:
+        assert answer_of("config", "set", key, text)["value"] == json.loads(text)
+    assert indexctl("config", "get", "s").stdout == 's = "ü" (cas 102)\n'
+    assert indexctl("config", "set", "s", "1", "--if-match", "102").exit_code == 0
+    assert indexctl("config", "set", "s", "1", "--if-match", "0").exit_code == 4
+    assert indexctl("config", "delete", "n").exit_code == 0
+    assert set(answer_of("config", "list")["config"]) == {"o", "s"}
+    assert '{"a": [null]}' in indexctl("config", "list").stdout
+
+
+def test_status_says_who_is_there_and_whether_they_agree(cluster):
+    indexctl(*CITY)
+    result = indexctl("status")
+    assert result.exit_code == 0, result.output
+    for text in ("c1", "n1", "agree (1 of 2 nodes answered)", "1 (1 ready)", "i1", "dddd"):
+        assert text in result.stdout
+    answer = answer_of("status")
+    assert answer["digests"] == "agree"
+    assert answer["indexes"] == {"total": 1, "by_state": {"ready": 1}}
+    assert [node["digest"] for node in answer["nodes"]] == [cluster.digest, None]
+
+
+@pytest.mark.parametrize(
+    ("cas", "digest", "outcome", "exit_code"),
+    [(100, "e", "differ", 1), (99, "e", "agree", 0), (100, "d" * 64, "agree", 0)],
+)
+def test_status_compares_digests_at_the_same_cas_only(cluster, cas, digest, outcome, exit_code):
+    other = Node(Cluster(cas=cas, digest=digest))
+    me = {"node": "n1", "role": "master", "state": "normal", "pid": 1, "alive": True}
+    both = [{**me, "cas": 1, "address": cluster.url}, {**me, "cas": 1, "address": other.url}]
+    body = {"epoch": 3, "master": "n1", "members": both}
+    cluster.override = lambda r: Answer(200, body) if r.path == "/v1/members" else None
+    try:
+        assert answer_of("status", code=exit_code)["digests"] == outcome
+    finally:
+        other.stop()
+
+
+@pytest.mark.parametrize(
+    ("command", "text"), [("members", "replica"), ("indexers", "a:1"), ("transactions", "n1, n2")]
+)
+def test_lists_have_a_table_and_json(cluster, command, text):
+    assert text in indexctl(command).stdout
+    assert command in answer_of(command)
+
+
+class Fault(Exception):
+    code = "port_taken"
+    message = "port 8600 is taken: use --http-port"
+
+
+@pytest.fixture
+def supervisor(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A stand-in for the supervisor, which would start Kafka."""
+    import coordinator.embedded
+
+    module = ModuleType("coordinator.embedded.supervisor")
+    module.RunOptions = dict  # type: ignore[attr-defined]
+    module.forgotten = []  # type: ignore[attr-defined]
+    module.reset = module.forgotten.append  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(coordinator.embedded, "supervisor", module, raising=False)
+    return module
+
+
+def test_run_passes_its_options_on_and_ends_with_its_code(supervisor):
+    seen = []
+    supervisor.run = lambda options: seen.append(options) or 7
+    given = "--nodes 5 --indexers 2 --http-port 9000 --data-dir /d --cluster c --not-durable"
+    assert indexctl("run", *given.split()).exit_code == 7
+    assert indexctl("run").exit_code == 7
+    chosen = {"nodes": 5, "indexers": 2, "http_port": 9000, "data_dir": Path("/d")}
+    assert seen[0] == {**chosen, "bootstrap_servers": None, "cluster": "c", "durable": False}
+    assert (seen[1]["nodes"], seen[1]["http_port"], seen[1]["durable"]) == (3, 8600, True)
+
+
+def test_run_prints_a_fault_on_one_line(supervisor):
+    def fail(options: Any) -> int:
+        raise Fault
+
+    supervisor.run = fail
+    result = indexctl("run")
+    assert result.exit_code == 1
+    assert result.stderr == f"error: {Fault.message} [port_taken]\n"
+
+
+def test_reset_without_a_terminal_needs_yes(supervisor):
+    assert indexctl("reset", "--data-dir", "/d").exit_code == 2
+    assert supervisor.forgotten == []
+    assert indexctl("reset", "--data-dir", "/d", "--yes").exit_code == 0
+    assert supervisor.forgotten == [Path("/d")]
+
+
+COMMANDS = ["run", "reset", "status", "create", "drop", "list", "show", "apply", "transactions"]
+COMMANDS += ["members", "indexers", "config get", "config set", "config delete", "config list"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_and_json(command):
+    result = indexctl(*command.split(), "--help")
+    assert result.exit_code == 0
+    assert "--json" in result.stdout
+
+
+HEAVY = "{'faust', 'confluent_kafka', 'aiokafka', 'sqlglot', 'rocksdict', 'fastapi', 'uvicorn'}"
+
+
+@pytest.mark.parametrize("command", [["--help"], ["status"], ["list"]])
+def test_light_commands_do_not_load_what_they_do_not_need(cluster, command):
+    program = (
+        "import sys\nfrom coordinator.cli.main import app\n"
+        f"app({command!r}, standalone_mode=False)\n"
+        f"print(sorted({HEAVY} & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "[]\n")

@@ -1,0 +1,450 @@
+"""The clients against real HTTP servers on loopback: redirects, retries, failover, errors."""
+
+import asyncio
+import json
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from coordinator.client.client import AsyncClient, Client, default_urls
+from coordinator.client.errors import (
+    ConflictError,
+    CoordinatorError,
+    NotFoundError,
+    UnavailableError,
+)
+from coordinator.client.request_ids import new_request_id
+
+
+@dataclass(frozen=True)
+class Request:
+    method: str
+    path: str
+    query: dict[str, str]
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a node answers; None as its body closes the connection without a word."""
+
+    status: int
+    body: Any = field(default_factory=dict)
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+def refusal(status: int, code: str, **details: Any) -> Answer:
+    error = {"code": code, "message": f"because of {code}", "details": details}
+    return Answer(status, {"error": error})
+
+
+class Node:
+    """An HTTP server that answers what `script(request)` returns, and records what it got."""
+
+    def __init__(self, script: Callable[[Request], Answer]) -> None:
+        self.script = script
+        self.requests: list[Request] = []
+        node = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def answer(self) -> None:
+                parts = urlsplit(self.path)
+                size = int(self.headers.get("Content-Length") or 0)
+                request = Request(
+                    self.command,
+                    parts.path,
+                    {k: v[0] for k, v in parse_qs(parts.query).items()},
+                    {k.lower(): v for k, v in self.headers.items()},
+                    self.rfile.read(size),
+                )
+                if request.path != "/v1/members":
+                    node.requests.append(request)
+                answer = node.script(request)
+                if answer.body is None:
+                    self.close_connection = True
+                    self.connection.shutdown(socket.SHUT_RDWR)
+                    return
+                text = answer.body
+                data = text.encode() if isinstance(text, str) else json.dumps(text).encode()
+                self.send_response(answer.status)
+                for name, value in answer.headers.items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            do_GET = do_POST = do_PUT = do_DELETE = answer  # noqa: N815
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+            block_on_close = False
+
+            def handle_error(self, *_: object) -> None:
+                pass  # a client that gave up is no error of this server
+
+        self.server = Server(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True)
+        self.thread.start()
+
+    def keys(self) -> list[str]:
+        return [request.headers["idempotency-key"] for request in self.requests]
+
+    def stop(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Node]]:
+    nodes: list[Node] = []
+
+    def start(script: Callable[[Request], Answer]) -> Node:
+        nodes.append(Node(script))
+        return nodes[-1]
+
+    yield start
+    for node in nodes:
+        node.stop()
+
+
+def unused_url() -> str:
+    """Return the URL of a port on which nothing listens."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.fixture
+def closed_url() -> str:
+    return unused_url()
+
+
+def members(*urls: str) -> Answer:
+    return Answer(200, {"epoch": 1, "master": "n1", "members": [{"address": u} for u in urls]})
+
+
+def always(answer: Answer) -> Callable[[Request], Answer]:
+    return lambda request: members() if request.path == "/v1/members" else answer
+
+
+def in_turn(*answers: Answer) -> Callable[[Request], Answer]:
+    """Answer these one after the other, then the last for ever."""
+    left = list(answers)
+
+    def script(request: Request) -> Answer:
+        if request.path == "/v1/members":
+            return members()
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    return script
+
+
+def redirect_to(url: str) -> Callable[[Request], Answer]:
+    def script(request: Request) -> Answer:
+        moved = refusal(307, "not_master")
+        return Answer(307, moved.body, {"Location": url + request.path})
+
+    return script
+
+
+Calls = Callable[..., list[Any]]
+
+
+def run_sync(url: Any, *calls: Callable[[Any], Any], **options: Any) -> list[Any]:
+    with Client(url, **options) as client:
+        return [call(client) for call in calls]
+
+
+def run_async(url: Any, *calls: Callable[[Any], Any], **options: Any) -> list[Any]:
+    async def all_calls() -> list[Any]:
+        async with AsyncClient(url, **options) as client:
+            return [await call(client) for call in calls]
+
+    return asyncio.run(all_calls())
+
+
+@pytest.fixture(params=[run_sync, run_async], ids=["sync", "async"])
+def run(request: pytest.FixtureRequest) -> Calls:
+    """Make calls one after the other with a client of one kind, and return the answers."""
+    return request.param
+
+
+CREATED = Answer(201, {"index": {"id": "7", "name": "a", "bucket": "b"}, "cas": 9, "txn": "1-2"})
+CREATE = {"name": "a", "bucket": "b", "expressions": ["c"]}
+
+
+def create(client: Any) -> Any:
+    return client.create_index(CREATE)
+
+
+def test_a_write_follows_the_redirect_with_its_id_and_body_and_then_knows_the_master(serve, run):
+    master = serve(always(CREATED))
+    replica = serve(redirect_to(master.url))
+    first, second = run(replica.url, create, create)
+    assert first == second == CREATED.body
+    assert len(replica.requests) == 1
+    assert len(master.requests) == 2
+    assert replica.keys()[0] == master.keys()[0] != master.keys()[1]
+    assert json.loads(master.requests[0].body) == CREATE
+    assert master.requests[0].headers["host"] == urlsplit(master.url).netloc
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        refusal(503, "no_master"),
+        refusal(503, "unavailable"),
+        refusal(504, "timeout"),
+        refusal(307, "not_master"),
+        Answer(502, "<html>bad gateway</html>"),
+        Answer(200, None),
+    ],
+    ids=["no_master", "unavailable", "timeout", "not_master", "proxy", "closed"],
+)
+def test_a_transient_fault_is_retried_with_the_same_id(serve, run, trouble):
+    node = serve(in_turn(trouble, trouble, CREATED))
+    assert run(node.url, create) == [CREATED.body]
+    assert len(node.requests) == 3
+    assert len(set(node.keys())) == 1
+    assert uuid.UUID(node.keys()[0]).version == 7
+
+
+def test_a_given_request_id_is_sent(serve, run):
+    node = serve(always(CREATED))
+    run(node.url, lambda client: client.create_index(CREATE, request_id="mine"))
+    assert node.keys() == ["mine"]
+
+
+def test_at_the_deadline_the_last_reason_is_raised(serve, run):
+    node = serve(always(refusal(503, "no_master", since_s=4)))
+    start = time.monotonic()
+    with pytest.raises(UnavailableError, match="gave up") as caught:
+        run(node.url, create, deadline_s=0.5)
+    assert time.monotonic() - start < 5
+    assert caught.value.code == "no_master"
+    assert caught.value.details["since_s"] == 4
+    assert caught.value.details["requests"] > 1
+    assert len(set(node.keys())) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [
+        (409, "index_exists", ConflictError),
+        (412, "cas_mismatch", ConflictError),
+        (404, "config_not_found", NotFoundError),
+        (422, "invalid_request", CoordinatorError),
+        (422, "request_mismatch", CoordinatorError),
+        (410, "request_expired", CoordinatorError),
+        (409, "indexer_refused", CoordinatorError),
+        (409, "placement_impossible", CoordinatorError),
+        (413, "value_too_large", CoordinatorError),
+    ],
+)
+def test_a_refusal_is_raised_at_once_with_its_details(serve, run, status, code, kind):
+    node = serve(always(refusal(status, code, expected=1, actual=2)))
+    with pytest.raises(CoordinatorError) as caught:
+        run(node.url, create)
+    assert type(caught.value) is kind
+    assert caught.value.code == code
+    assert caught.value.details == {"expected": 1, "actual": 2}
+    assert len(node.requests) == 1
+
+
+def test_where_nothing_listens_the_first_contact_deadline_counts(run, closed_url):
+    start = time.monotonic()
+    with pytest.raises(UnavailableError) as caught:
+        run(closed_url, create, deadline_s=60, first_contact_s=0.2)
+    assert time.monotonic() - start < 10
+    assert caught.value.code == "unreachable"
+    assert caught.value.message == f"no coordinator answers at {closed_url}"
+
+
+def test_when_a_node_dies_the_members_it_named_are_asked(serve, run):
+    second = serve(always(CREATED))
+    named = members("http://127.0.0.1:1", urlsplit(second.url).netloc)
+
+    def script(request: Request) -> Answer:
+        answer = named if request.path == "/v1/members" else CREATED
+        return Answer(answer.status, answer.body, {"Connection": "close"})
+
+    first = Node(script)
+
+    def stop(client: Any) -> Any:
+        first.stop()
+        return create(client)
+
+    assert run(first.url, create, stop) == [CREATED.body] * 2
+    assert len(second.requests) == 1
+
+
+def test_a_hung_node_does_not_use_up_the_deadline(serve, run):
+    release = threading.Event()
+
+    def hang(request: Request) -> Answer:
+        release.wait(30)
+        return CREATED
+
+    hung, healthy = serve(hang), serve(always(CREATED))
+    try:
+        assert run([hung.url, healthy.url], create, deadline_s=1.0) == [CREATED.body]
+        assert hung.keys() == healthy.keys()
+    finally:
+        release.set()
+
+
+def test_a_node_without_a_master_is_passed_over(serve, run):
+    lonely, healthy = serve(always(refusal(503, "no_master"))), serve(always(CREATED))
+    assert run([lonely.url, healthy.url], create) == [CREATED.body]
+    assert len(lonely.requests) == 1
+
+
+def test_a_redirect_to_a_dead_master_is_retried_until_there_is_a_new_one(serve, run, closed_url):
+    gone = Answer(307, {}, {"Location": f"{closed_url}/v1/indexes"})
+    node = serve(in_turn(gone, gone, CREATED))
+    assert run(node.url, create) == [CREATED.body]
+    assert len(set(node.keys())) == 1
+
+
+def test_nodes_that_redirect_in_a_circle_end_as_no_master(serve, run):
+    node = serve(always(refusal(500, "unused")))
+    node.script = redirect_to(node.url)
+    with pytest.raises(UnavailableError, match="redirect") as caught:
+        run(node.url, create, deadline_s=0.3)
+    assert caught.value.code == "no_master"
+
+
+@pytest.mark.parametrize("body", ["<html>hello</html>", [1], "nonsense"])
+def test_an_answer_that_is_not_the_apis_is_no_success(serve, run, body):
+    node = serve(always(Answer(200, body)))
+    with pytest.raises(CoordinatorError) as caught:
+        run(node.url, lambda client: client.indexers())
+    assert caught.value.code == "bad_response"
+
+
+def test_drop_by_name_looks_up_the_id(serve, run):
+    def script(request: Request) -> Answer:
+        if request.method == "DELETE":
+            return CREATED
+        return Answer(200, {"indexes": [{"id": "7"}], "cas": 9})
+
+    node = serve(script)
+    run(node.url, lambda client: client.drop_index(bucket="b", name="a/ü", expected_cas=5))
+    look_up, deletion = node.requests
+    assert look_up.query == {"bucket": "b", "name": "a/ü", "consistency": "linearizable"}
+    assert (deletion.method, deletion.path) == ("DELETE", "/v1/indexes/7")
+    assert deletion.headers["if-match"] == "5"
+
+
+def test_drop_by_a_name_that_is_not_there_deletes_nothing(serve, run):
+    node = serve(always(Answer(200, {"indexes": [], "cas": 9})))
+    with pytest.raises(NotFoundError) as caught:
+        run(node.url, lambda client: client.drop_index(bucket="b", name="a"))
+    assert caught.value.code == "index_not_found"
+    assert [request.method for request in node.requests] == ["GET"]
+
+
+@pytest.mark.parametrize(
+    "target", [{}, {"bucket": "b"}, {"index_id": 1, "bucket": "b", "name": "a"}]
+)
+def test_drop_needs_an_id_or_a_bucket_and_a_name(run, closed_url, target):
+    with pytest.raises(ValueError, match="drop_index takes"):
+        run(closed_url, lambda client: client.drop_index(**target))
+
+
+@pytest.mark.parametrize("value", [None, False, 0, "", "text", [1, {"a": None}], {"ü": 1.5}])
+def test_a_setting_is_sent_as_the_bare_json_value(serve, run, value):
+    node = serve(always(Answer(200, {"key": "k", "value": value, "cas": 3, "txn": "1-1"})))
+    run(node.url, lambda client: client.put_config("a/b c?", value, expected_cas=0))
+    [request] = node.requests
+    assert json.loads(request.body) == value
+    assert request.path == "/v1/config/a%2Fb%20c%3F"
+    assert request.headers["if-match"] == "0"
+    assert request.headers["content-type"] == "application/json"
+
+
+READS: list[tuple[Callable[[Any], Any], str, dict[str, str]]] = [
+    (lambda c: c.list_indexes("b"), "/v1/indexes", {"bucket": "b"}),
+    (lambda c: c.get_index(7, at_least=5), "/v1/indexes/7", {"at_least": "5"}),
+    (lambda c: c.state(consistency="local"), "/v1/state", {"consistency": "local"}),
+    (lambda c: c.topology(), "/v1/topology", {}),
+    (lambda c: c.transactions(3), "/v1/transactions", {"limit": "3"}),
+    (lambda c: c.indexers(), "/v1/indexers", {}),
+    (lambda c: c.list_config(), "/v1/config", {}),
+    (lambda c: c.get_config("k"), "/v1/config/k", {}),
+]
+
+
+@pytest.mark.parametrize(("call", "path", "query"), READS, ids=[path for _, path, _ in READS])
+def test_reads_ask_what_they_say_and_carry_no_request_id(serve, run, call, path, query):
+    node = serve(always(Answer(200, {"indexes": []})))
+    assert run(node.url, call) == [{"indexes": []}]
+    [request] = node.requests
+    assert (request.method, request.path, request.query) == ("GET", path, query)
+    assert "idempotency-key" not in request.headers
+
+
+def test_a_read_pinned_to_a_node_asks_no_other_and_only_once(serve, run, closed_url):
+    other = serve(always(Answer(200, {"cas": 1})))
+    with pytest.raises(UnavailableError):
+        run(other.url, lambda client: client.state(node=closed_url))
+    assert other.requests == []
+
+
+def test_ready_says_why_not(serve, run):
+    ready, unready = serve(always(Answer(200, {}))), serve(always(refusal(503, "unavailable")))
+    assert run(ready.url, lambda client: client.ready())[0]["ready"] is True
+    answer = run(unready.url, lambda client: client.ready())[0]
+    assert (answer["ready"], answer["reason"]) == (False, "because of unavailable")
+    assert len(unready.requests) == 1
+
+
+def test_members_are_asked_for_once_in_the_life_of_a_client(serve, run):
+    asked = []
+
+    def script(request: Request) -> Answer:
+        asked.append(request.path)
+        return members() if request.path == "/v1/members" else CREATED
+
+    node = serve(script)
+    run(node.url, create, create, create)
+    assert asked.count("/v1/members") == 1
+
+
+@pytest.mark.parametrize("url", ["ftp://host", "http://", "http://host:port"])
+def test_what_is_not_the_url_of_a_node_is_refused(url):
+    with pytest.raises(CoordinatorError) as caught:
+        Client(url)
+    assert caught.value.code == "invalid_request"
+
+
+def test_the_environment_names_the_nodes(monkeypatch):
+    monkeypatch.setenv("INDEXCTL_URL", "http://a:1,http://b:2")
+    assert default_urls() == ["http://a:1", "http://b:2"]
+    monkeypatch.delenv("INDEXCTL_URL")
+    assert default_urls() == ["http://127.0.0.1:8600"]
+
+
+def test_request_ids_are_uuids_of_version_7_that_carry_the_time():
+    before = time.time_ns() // 1_000_000
+    ids = [uuid.UUID(new_request_id()) for _ in range(1000)]
+    after = time.time_ns() // 1_000_000
+    assert len(set(ids)) == len(ids)
+    assert {(i.version, i.variant) for i in ids} == {(7, uuid.RFC_4122)}
+    assert all(before <= i.int >> 80 <= after for i in ids)
