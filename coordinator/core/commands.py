@@ -125,6 +125,7 @@ class Request:
     `id` is durable where `recorded` is set: a repeat gets the first outcome. `fingerprint` tells
     a repeat from another command under the same id. `token` is the caller who waits (0: nobody);
     `position` is set for commands from the `ddl` topic, which are recorded whatever happens.
+    `objection` is what the shell found wrong with the command's expressions: it is refused.
     """
 
     command: Command
@@ -137,6 +138,7 @@ class Request:
     position: Position | None = None
     deadline_ms: int = 0
     attempts: int = 0
+    objection: str = ""
 
 
 OK, REFUSED, UNKNOWN = "ok", "refused", "unknown"

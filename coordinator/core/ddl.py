@@ -121,6 +121,8 @@ def decide(state: StateContext, request: Request, given: Circumstances) -> Decis
         remembered = _remembered(state, request, given)
         if remembered is not None:
             return remembered
+    if request.objection:
+        return Answered(refused("invalid_request", request.objection))
     return DECIDERS[type(request.command)](state, request, given)
 
 

@@ -1,0 +1,99 @@
+"""The Faust application of a node: one agent that folds the commit topic.
+
+Each life of a node is a consumer group of its own, so that every node sees everything and a
+restart never waits for the session of its predecessor. The agent only hands records over, in
+order; what they mean is the core's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import faust
+from faust.types import TP
+from yarl import URL
+
+from coordinator import codec
+from coordinator.core.inputs import CommitRead, Entry
+from coordinator.core.records import Unreadable
+from coordinator.kafka.faust_transport import Transport
+from coordinator.kafka.topics import COMMIT, topic_name
+from schemas.registry import SchemaError
+
+BATCH_MAX = 500
+
+
+class CommitFold:
+    """Reads `commit` from `begin` on by a Faust agent, and feeds batches of entries in order."""
+
+    def __init__(
+        self,
+        *,
+        bootstrap_servers: str,
+        cluster: str,
+        group: str,
+        begin: int,
+        feed: Callable[[CommitRead], None],
+        data_dir: str,
+    ) -> None:
+        self._feed = feed
+        self._pending: list[Entry] = []
+        self._flush_planned = False
+        topic = topic_name(cluster, COMMIT)
+        urls = [URL(f"kafka://{server}") for server in bootstrap_servers.split(",")]
+        self.app = faust.App(
+            group,
+            broker=urls,
+            datadir=data_dir,
+            store="memory://",
+            web_enabled=False,
+            topic_disable_leader=True,
+            topic_allow_declare=False,
+            stream_wait_empty=False,
+            stream_publish_on_commit=False,
+            consumer_auto_offset_reset="none",
+            broker_session_timeout=10.0,
+            broker_heartbeat_interval=3.0,
+            broker_commit_interval=10.0,
+            broker_max_poll_records=BATCH_MAX,
+        )
+        self.app.transport = Transport(urls, self.app, begin_at={TP(topic, 0): begin})
+        channel = self.app.topic(topic, key_serializer="raw", value_serializer="raw")
+        self.app.agent(channel, name=f"{group}.fold")(self._fold)
+        logging.getLogger("faust").setLevel(logging.WARNING)
+        logging.getLogger("aiokafka").setLevel(logging.ERROR)
+
+    async def start(self) -> None:
+        self.app.finalize()
+        await self.app.start()
+
+    async def stop(self) -> None:
+        await self.app.stop()
+
+    async def _fold(self, stream: Any) -> None:
+        """Hand every record over, in order; those that are there already go as one batch."""
+        loop = asyncio.get_running_loop()
+        async for event in stream.events():
+            self._pending.append(_entry(event.message.offset, event.value))
+            if len(self._pending) >= BATCH_MAX:
+                self._flush()
+            elif not self._flush_planned:
+                self._flush_planned = True
+                loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_planned = False
+        if self._pending:
+            entries, self._pending = tuple(self._pending), []
+            self._feed(CommitRead(entries))
+
+
+def _entry(offset: int, raw: bytes | None) -> Entry:
+    """Decode one record; one that cannot be decoded still takes its place in the order."""
+    try:
+        return Entry(offset, codec.decode(raw or b""), raw or b"")
+    except SchemaError as error:
+        return Entry(offset, Unreadable(f"{error.code}: {error}"), raw or b"")

@@ -1,0 +1,71 @@
+"""Faust's transport, made to read what the protocol needs: committed records, from our offset.
+
+Faust reads uncommitted records unless its own exactly-once mode is on, and begins where its
+consumer group committed. Here the isolation level is read_committed, and the store's applied
+offset decides where to begin, because Faust's commits may run ahead of what is durable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import aiokafka
+from faust.transport.drivers import aiokafka as driver
+from faust.types import TP
+
+READ_COMMITTED = 1
+"""The wire protocol's number for it, as aiokafka keeps it."""
+
+FETCH_WAIT_MS = 500
+
+
+class _Thread(driver.AIOKafkaConsumerThread):
+    """The thread that owns the aiokafka consumer."""
+
+    def _create_worker_consumer(self, transport: Any) -> aiokafka.AIOKafkaConsumer:
+        consumer = super()._create_worker_consumer(transport)
+        # aiokafka has no setter. `isolation_level_of` guards this in the tests and at start.
+        consumer._isolation_level = "read_committed"
+        consumer._fetch_max_wait_ms = FETCH_WAIT_MS
+        return consumer
+
+    async def on_start(self) -> None:
+        await super().on_start()
+        level = isolation_level_of(self._ensure_consumer())
+        if level != READ_COMMITTED:
+            raise RuntimeError(f"the consumer reads at isolation level {level}")
+
+
+class _Consumer(driver.Consumer):
+    """A consumer that begins at the offsets that the transport was given."""
+
+    def _new_consumer_thread(self) -> _Thread:
+        return _Thread(self, loop=self.loop, beacon=self.beacon)
+
+    async def perform_seek(self) -> None:
+        """Begin where the store ends, wherever the group's committed offset is."""
+        transport = self.transport
+        assert isinstance(transport, Transport)
+        for tp in self.assignment():
+            start = transport.begin_at.get(tp)
+            if start is None:
+                continue
+            await self._seek(tp, start)
+            self._read_offset[tp] = start - 1 if start > 0 else None
+            self._committed_offset[tp] = None
+
+
+class Transport(driver.Transport):
+    """Give it to `app.transport` before agents are made. `begin_at`: the first offset to read."""
+
+    Consumer = _Consumer
+
+    def __init__(self, *args: Any, begin_at: Mapping[TP, int], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.begin_at = begin_at
+
+
+def isolation_level_of(consumer: aiokafka.AIOKafkaConsumer) -> int:
+    """Return the isolation level at which a started consumer really fetches."""
+    return int(consumer._fetcher._isolation_level)

@@ -1,0 +1,275 @@
+"""The two producers of a node: a plain one, and the cluster's one transactional producer.
+
+The plain one sends proposals, barriers, answers and heartbeats. The transactional one writes all
+that is authoritative; it lives in a thread of its own because its calls block. What its calls
+return is never taken for an outcome: the log alone tells.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from coordinator import codec
+from coordinator.core import effects, inputs
+from coordinator.core.records import Event
+from coordinator.kafka.topics import (
+    ACKS,
+    COMMIT,
+    DDL_REPLIES,
+    DEAD_LETTER,
+    HEARTBEAT,
+    HISTORY,
+    MESSAGE_BYTES_MAX,
+    STATECONTEXT,
+    topic_name,
+    transactional_id,
+)
+
+EVENT_HEADER = "event"
+"""The header in which a tombstone on `statecontext` carries the rest of its event."""
+
+TRANSACTION_TIMEOUT_MS = 20_000
+SOCKET_TIMEOUT_MS = 10_000
+COMMIT_TIMEOUT_S = 8.0
+OPEN_TIMEOUT_S = 8.0
+
+Feed = Callable[[inputs.Input], None]
+
+
+def _settings(bootstrap_servers: str, **more: Any) -> dict[str, Any]:
+    return {
+        "bootstrap.servers": bootstrap_servers,
+        "acks": "all",
+        "linger.ms": 0,
+        "socket.timeout.ms": SOCKET_TIMEOUT_MS,
+        "socket.nagle.disable": True,
+        "message.max.bytes": MESSAGE_BYTES_MAX,
+        "log_level": 2,
+        **more,
+    }
+
+
+class PlainProducer:
+    """Sends records whose loss the protocol survives; failures of appends are fed back."""
+
+    def __init__(self, bootstrap_servers: str, cluster: str, feed: Feed) -> None:
+        self._feed = feed
+        self._producer = Producer(
+            _settings(
+                bootstrap_servers, **{"enable.idempotence": True, "message.timeout.ms": 5_000}
+            )
+        )
+        self._topics = {
+            name: topic_name(cluster, name) for name in (COMMIT, ACKS, HEARTBEAT, DEAD_LETTER)
+        }
+
+    def append(self, effect: effects.Append) -> None:
+        """Send a plain record to `commit`."""
+        token = effect.token
+
+        def delivered(error: KafkaError | None, message: Any) -> None:
+            if error is not None and token:
+                self._feed(inputs.AppendFailed(token, error.str()))
+
+        self._send(COMMIT, codec.encode(effect.record), on_delivery=delivered)
+
+    def answer(self, effect: effects.Answer) -> None:
+        record = effect.record
+        who = getattr(record, "node", None) or getattr(record, "indexer", 0)
+        self._send(ACKS, codec.encode(record), key=str(who).encode())
+
+    def beat(self, effect: effects.Beat) -> None:
+        record = effect.record
+        who = getattr(record, "node", None) or getattr(record, "indexer", 0)
+        self._send(HEARTBEAT, codec.encode(record), key=str(who).encode())
+
+    def bury(self, effect: effects.Bury) -> None:
+        letter = effect.letter
+        self._send(DEAD_LETTER, codec.encode(letter), key=letter_key(letter))
+
+    def serve(self) -> None:
+        """Run the delivery callbacks that are due; call it often, it never blocks."""
+        self._producer.poll(0)
+
+    def flush(self, timeout_s: float) -> None:
+        self._producer.flush(timeout_s)
+
+    def _send(self, topic: str, value: bytes, **more: Any) -> None:
+        try:
+            self._producer.produce(self._topics[topic], value, partition=0, **more)
+        except BufferError:
+            # The broker is away and the buffer is full. Whatever this was, it is sent again.
+            self._producer.poll(0)
+        self._producer.poll(0)
+
+
+def letter_key(letter: Any) -> bytes:
+    """Return the key of a dead letter: where the record stood."""
+    return f"{letter.topic}-{letter.partition}-{letter.offset}".encode()
+
+
+class TransactionalProducer:
+    """Carries out the effects that need the cluster's one transactional producer, in order."""
+
+    def __init__(self, bootstrap_servers: str, cluster: str, feed: Feed) -> None:
+        self._bootstrap_servers = bootstrap_servers
+        self._cluster = cluster
+        self._feed = feed
+        self._orders: queue.SimpleQueue[effects.Effect | None] = queue.SimpleQueue()
+        self._producer: Producer | None = None
+        self._open = False
+        self._disconnected = False
+        self._names = {
+            name: topic_name(cluster, name)
+            for name in (COMMIT, STATECONTEXT, HISTORY, DDL_REPLIES, DEAD_LETTER)
+        }
+        self._thread = threading.Thread(target=self._run, name="transactions", daemon=True)
+        self._thread.start()
+
+    def order(self, effect: effects.Effect) -> None:
+        """Take an effect; it is carried out after all that were ordered before."""
+        self._orders.put(effect)
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        self._orders.put(None)
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while (effect := self._orders.get()) is not None:
+            try:
+                self._carry_out(effect)
+            except (KafkaException, BufferError) as error:
+                self._fail(getattr(effect, "token", 0), _text(error))
+
+    def _fail(self, token: int, reason: str) -> None:
+        self._producer = None
+        self._open = False
+        self._feed(inputs.ProducerFailed(token, reason))
+
+    def _carry_out(self, effect: effects.Effect) -> None:
+        if isinstance(effect, effects.OpenProducer):
+            self._init(effect.token)
+        elif isinstance(effect, effects.CloseProducer):
+            self._give_up()
+        elif self._producer is None:
+            self._feed(inputs.ProducerFailed(getattr(effect, "token", 0), "no producer is open"))
+        elif isinstance(effect, effects.WriteEvents):
+            self._write_events(self._producer, effect)
+        elif isinstance(effect, effects.WriteHistory):
+            self._write_history(self._producer, effect)
+        elif isinstance(effect, effects.Conclude):
+            self._conclude(self._producer, effect)
+        elif isinstance(effect, effects.Abandon):
+            if self._open:
+                self._producer.abort_transaction(COMMIT_TIMEOUT_S)
+                self._open = False
+            self._feed(inputs.Ended(effect.token))
+
+    def _init(self, token: int) -> None:
+        """Make a new producer: Kafka fences the one before it, and ends its transaction."""
+        self._give_up()
+        self._disconnected = False
+        producer = Producer(
+            _settings(
+                self._bootstrap_servers,
+                **{
+                    "transactional.id": transactional_id(self._cluster),
+                    "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
+                    "message.timeout.ms": SOCKET_TIMEOUT_MS,
+                    "error_cb": self._on_error,
+                },
+            )
+        )
+        producer.init_transactions(OPEN_TIMEOUT_S)
+        self._producer = producer
+        self._feed(inputs.ProducerOpened(token))
+
+    def _give_up(self) -> None:
+        if self._producer is not None:
+            self._producer.purge()
+        self._producer = None
+        self._open = False
+
+    def _on_error(self, error: KafkaError) -> None:
+        self._disconnected = True
+
+    def _begin(self, producer: Producer) -> None:
+        if not self._open:
+            producer.begin_transaction()
+            self._open = True
+
+    def _write_events(self, producer: Producer, effect: effects.WriteEvents) -> None:
+        self._begin(producer)
+        offsets: list[int] = [-1] * len(effect.events)
+        failures: list[str] = []
+
+        def delivered_as(number: int) -> Callable[[KafkaError | None, Any], None]:
+            def delivered(error: KafkaError | None, message: Any) -> None:
+                if error is not None:
+                    failures.append(error.str())
+                else:
+                    offsets[number] = message.offset()
+
+            return delivered
+
+        topic = self._names[STATECONTEXT]
+        for number, event in enumerate(effect.events):
+            value, headers = statecontext_record(event)
+            producer.produce(
+                topic,
+                value,
+                event.mutation.key.encode(),
+                partition=0,
+                headers=headers,
+                on_delivery=delivered_as(number),
+            )
+        left = producer.flush(COMMIT_TIMEOUT_S)
+        if failures or left or -1 in offsets:
+            # A report without an offset is as bad as none: the CAS would be a guess.
+            reason = failures[0] if failures else "no offset was reported"
+            raise KafkaException(KafkaError(KafkaError._FAIL, reason))
+        self._feed(inputs.Written(effect.token, tuple(offsets)))
+
+    def _write_history(self, producer: Producer, effect: effects.WriteHistory) -> None:
+        topic = self._names[HISTORY]
+        for event in effect.events:
+            key = event.mutation.key.encode()
+            producer.produce(topic, codec.encode(event), key, partition=0)
+
+    def _conclude(self, producer: Producer, effect: effects.Conclude) -> None:
+        self._begin(producer)
+        for record in effect.records:
+            producer.produce(self._names[COMMIT], codec.encode(record), partition=0)
+        for reply in effect.replies:
+            key = reply.request.encode()
+            producer.produce(self._names[DDL_REPLIES], codec.encode(reply), key)
+        for letter in effect.dead_letters:
+            topic = self._names[DEAD_LETTER]
+            producer.produce(topic, codec.encode(letter), letter_key(letter), partition=0)
+        self._disconnected = False
+        producer.commit_transaction(COMMIT_TIMEOUT_S)
+        self._open = False
+        if self._disconnected:
+            self._fail(effect.token, "the broker was disconnected during a commit")
+        else:
+            self._feed(inputs.Ended(effect.token))
+
+
+def statecontext_record(event: Event) -> tuple[bytes | None, dict[str, Any] | None]:
+    """Return value and headers of an event on `statecontext`; a drop is a tombstone."""
+    encoded = codec.encode(event)
+    if event.mutation.value is None:
+        return None, {EVENT_HEADER: encoded}
+    return encoded, None
+
+
+def _text(error: BaseException) -> str:
+    cause = error.args[0] if error.args else error
+    if isinstance(cause, KafkaError):
+        return f"{cause.name()}: {cause.str()}"
+    return f"{type(error).__name__}: {error}"

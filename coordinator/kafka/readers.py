@@ -1,0 +1,186 @@
+"""Readers on confluent-kafka: tails of topics in a thread, and `statecontext` from end to end.
+
+All read committed records only. None resets its offset by itself: an offset that the log does
+not have is an error that the caller hears of. What is read is handed over raw.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from coordinator import codec
+from coordinator.core.records import Event
+from coordinator.kafka.producers import EVENT_HEADER
+from coordinator.kafka.topics import MESSAGE_BYTES_MAX
+from schemas.registry import SchemaError
+
+END = -1
+"""Begin at the end of a partition: `OFFSET_END`."""
+
+POLL_S = 0.2
+BATCH_MAX = 1_000
+FETCH_WAIT_MS = 100
+
+
+def consumer(bootstrap_servers: str, group: str, **more: Any) -> Consumer:
+    """Return a consumer that reads committed records and never moves by itself."""
+    return Consumer(
+        {
+            "bootstrap.servers": bootstrap_servers,
+            "group.id": group,
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "auto.offset.reset": "error",
+            "fetch.wait.max.ms": FETCH_WAIT_MS,
+            "fetch.message.max.bytes": MESSAGE_BYTES_MAX,
+            "queued.max.messages.kbytes": 16_384,
+            "socket.nagle.disable": True,
+            "log_level": 2,
+            **more,
+        }
+    )
+
+
+class TailReader:
+    """Reads partitions in a thread and hands batches over; `pause_while` holds it back."""
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        group: str,
+        positions: Mapping[tuple[str, int], int],
+        hand_over: Callable[[list[Message]], None],
+        failed: Callable[[str], None],
+        pause_while: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`positions` maps (topic, partition) to the first offset to read, or `END`."""
+        self._consumer = consumer(bootstrap_servers, group)
+        self._consumer.assign([TopicPartition(t, p, o) for (t, p), o in positions.items()])
+        self._hand_over = hand_over
+        self._failed = failed
+        self._pause_while = pause_while
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=group, daemon=True)
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """Stop reading; returns once the thread has ended."""
+        self._stopping.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                if self._pause_while():
+                    self._stopping.wait(0.01)
+                    continue
+                batch = self._next()
+                if batch and not self._stopping.is_set():
+                    self._hand_over(batch)
+        except KafkaException as error:
+            self._failed(str(error.args[0]))
+        finally:
+            self._consumer.close()
+
+    def _next(self) -> list[Message]:
+        """Wait for one message, and take what has come with it."""
+        first = self._consumer.poll(POLL_S)
+        if first is None:
+            return []
+        messages = [first, *self._consumer.consume(BATCH_MAX, 0)]
+        for message in messages:
+            error = message.error()
+            if error is not None and not _passing(error):
+                raise KafkaException(error)
+        return [m for m in messages if m.error() is None]
+
+
+def _passing(error: KafkaError) -> bool:
+    """Tell whether the client will get over `error` by itself."""
+    return bool(error.retriable()) or error.code() in (
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._TRANSPORT,
+        KafkaError._PARTITION_EOF,
+    )
+
+
+def watermarks(
+    bootstrap_servers: str, topic: str, partition: int = 0, timeout_s: float = 10.0
+) -> tuple[int, int]:
+    """Return the first offset of a partition, and its last stable offset."""
+    reader = consumer(bootstrap_servers, "watermarks")
+    try:
+        low, high = reader.get_watermark_offsets(TopicPartition(topic, partition), timeout_s)
+        return int(low), int(high)
+    finally:
+        reader.close()
+
+
+def read_events(
+    bootstrap_servers: str,
+    topic: str,
+    *,
+    cas_base: int,
+    above_cas: int,
+    at_least_cas: int,
+    stopping: threading.Event,
+) -> Iterator[Sequence[Event]]:
+    """Yield batches of the events of `statecontext` above a CAS, up to its last stable offset.
+
+    Reads until the last stable offset lies beyond `at_least_cas`, measures it again, and reads up
+    to that: the markers of one transaction become visible partition by partition. Raises
+    KafkaException, and SchemaError for an event that cannot be decoded.
+    """
+    reader = consumer(bootstrap_servers, "synchronise", **{"enable.partition.eof": True})
+    place = TopicPartition(topic, 0)
+    try:
+        low, _ = reader.get_watermark_offsets(place, 10.0)
+        begin = max(low, above_cas - cas_base + 1)
+        reader.assign([TopicPartition(topic, 0, begin)])
+        target = max(_stable(reader, place), at_least_cas - cas_base + 1)
+        while not stopping.is_set():
+            messages = reader.consume(BATCH_MAX, POLL_S)
+            errors = [m.error() for m in messages]
+            for error in errors:
+                if error is not None and not _passing(error):
+                    raise KafkaException(error)
+            batch = [
+                decode_event(message, cas_base)
+                for message, error in zip(messages, errors, strict=True)
+                if error is None
+            ]
+            if batch:
+                yield batch
+            if len(batch) < len(messages) or not messages:
+                # The end, or silence: trailing markers are never stepped over, so that only the
+                # last stable offset, measured again, says whether anything can still come.
+                stable, before = _stable(reader, place), target
+                target = max(target, stable)
+                if stable >= before and target == before and not batch:
+                    return
+    finally:
+        reader.close()
+
+
+def _stable(reader: Consumer, place: TopicPartition) -> int:
+    """Return the last stable offset: the end of what a read_committed reader can see."""
+    return int(reader.get_watermark_offsets(place, 10.0)[1])
+
+
+def decode_event(message: Message, cas_base: int) -> Event:
+    """Return the event that a record of `statecontext` carries, with its offset-derived CAS."""
+    value: Any = message.value()
+    if value is None:
+        headers: dict[str, Any] = dict(message.headers() or ())
+        value = headers.get(EVENT_HEADER, b"")
+    event = codec.decode(value)
+    if not isinstance(event, Event):
+        raise SchemaError("bad_body", f"an Event belongs here, not {type(event).__name__}")
+    return replace(event, cas=cas_base + int(message.offset() or 0))
