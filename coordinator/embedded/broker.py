@@ -29,12 +29,13 @@ from . import broker_config as config
 from .errors import EmbeddedError
 from .files import FileLock, cache_dir, last_lines, size_of, write_json, write_text
 from .jars import kafka_classpath
-from .java import find_java
+from .java import Java, find_java
 from .ports import LOOPBACK, accepts, is_free, pick_free
 from .processes import end, spawn
 
 START_TIMEOUT_S = 60.0
 STOP_GRACE_S = 15.0
+LOCK_TIMEOUT_S = 2.0
 POLL_S = 0.02
 STATE = "broker.json"
 LOCK = "broker.lock"
@@ -97,6 +98,8 @@ class Broker:
         self.cluster_id = ""
         self._lock = FileLock(self.data_dir / LOCK)
         self._process: subprocess.Popen[bytes] | None = None
+        self._java: Java | None = None
+        self._classpath = ""
         self._archive: Path | None = None
         self._log_begin = 0
         self._aborted = False
@@ -123,9 +126,20 @@ class Broker:
     @property
     def alive(self) -> bool:
         """Return whether the process runs."""
-        return self._process is not None and self._process.poll() is None
+        return self._process is not None and self.exit_status() is None
+
+    def exit_status(self) -> int | None:
+        """Return how the process ended (a signal is negative); None while it runs."""
+        assert self._process is not None, "the broker was not started"
+        return self._process.poll()
 
     # -- Life ------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Find Java and the jars, which may have to be downloaded; `start` does it otherwise."""
+        if self._java is None:
+            self._java = find_java()
+            self._classpath = kafka_classpath()
 
     def start(self, *, timeout_s: float = START_TIMEOUT_S) -> Broker:
         """Start the broker and return when it answers; also after it stopped, died or was killed.
@@ -139,6 +153,8 @@ class Broker:
             self._claim_folder()
             self._choose()
             self._run(timeout_s)
+            # From now on clients know the address: a restart is at the same or not at all.
+            self._asked_port, self._asked_controller_port = self.port, self.controller_port
         except BaseException:
             self.kill()
             raise
@@ -181,7 +197,8 @@ class Broker:
 
     def _claim_folder(self) -> None:
         self.data_dir.mkdir(parents=True, exist_ok=True)
-        if not self._lock.acquire():
+        # A broker whose parent was killed is dying: the lock may be free in a moment.
+        if not self._lock.acquire(timeout_s=LOCK_TIMEOUT_S):
             raise EmbeddedError(
                 "data_folder_in_use",
                 f"another broker runs in {self.data_dir}: stop it, or use another folder",
@@ -209,17 +226,18 @@ class Broker:
 
     def _run(self, timeout_s: float) -> None:
         """Format the data the first time, start the JVM and wait until the broker answers."""
+        self.prepare()
+        assert self._java is not None
         deadline = time.monotonic() + timeout_s
         self._log_begin = size_of(self.log_path)
-        java = find_java()
-        classpath = kafka_classpath()
         self._write_configuration()
-        flags = [*config.jvm_flags(heap_mib_max=self._heap_mib_max), "-cp", classpath]
+        java = str(self._java.path)
+        flags = config.jvm_flags(heap_mib_max=self._heap_mib_max)
+        flags += ["-cp", self._classpath]
         if not (self.data_dir / config.DATA / "meta.properties").exists():
-            self._format([str(java.path), *flags], deadline)
-        archive_flags = self._archive_flags(java.path, classpath)
-        command = [str(java.path), *archive_flags, *flags, "kafka.Kafka", config.SERVER_PROPERTIES]
-        self._spawn(command)
+            self._format([java, *flags], deadline)
+        flags += self._archive_flags(self._java.path, self._classpath)
+        self._spawn([java, *flags, "kafka.Kafka", config.SERVER_PROPERTIES])
         self._wait_until_ready(deadline, timeout_s)
 
     def _write_configuration(self) -> None:

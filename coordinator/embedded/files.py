@@ -10,10 +10,14 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
 import os
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+RETRY_S = 0.02
 
 
 def cache_dir() -> Path:
@@ -48,14 +52,13 @@ class FileLock:
         self.path = path
         self._fd: int | None = None
 
-    def acquire(self, *, wait: bool = False) -> bool:
-        """Take the lock; without `wait`, return False if another process holds it."""
+    def acquire(self, *, timeout_s: float = 0.0) -> bool:
+        """Take the lock; return False if another process still holds it after `timeout_s`."""
         assert self._fd is None, "the lock is held already"
+        deadline = time.monotonic() + timeout_s
         while True:
             fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError:
+            if not _lock_until(fd, deadline):
                 os.close(fd)
                 return False
             if _is_file_at(fd, self.path):
@@ -75,6 +78,18 @@ class FileLock:
         return self._fd
 
 
+def _lock_until(fd: int, deadline: float) -> bool:
+    """Lock `fd`, trying until `deadline` (monotonic): flock itself knows no time limit."""
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(RETRY_S)
+
+
 def _is_file_at(fd: int, path: Path) -> bool:
     try:
         there = os.stat(path)
@@ -88,7 +103,7 @@ def _is_file_at(fd: int, path: Path) -> bool:
 def waiting_lock(path: Path) -> Iterator[None]:
     """Hold the lock on `path`, having waited for whoever has it."""
     lock = FileLock(path)
-    lock.acquire(wait=True)
+    lock.acquire(timeout_s=math.inf)
     try:
         yield
     finally:

@@ -1,0 +1,87 @@
+# Everything that one does here, from a clean checkout: `make` lists it.
+#
+# The set-up (virtual environment, pinned dependencies) is done when it is needed and remembered by
+# a stamp; nothing is installed outside of .venv. ARGS are passed on: make run ARGS="--nodes 5".
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+ARGS ?=
+SEEDS ?= 1000
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help run test quick bench simulate setup java lock format clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+run: java $(STAMP) ## Run a whole cluster in the foreground; Ctrl-C stops it (ARGS="--nodes 5")
+	@exec $(BIN)/indexctl run $(ARGS)
+
+test: java quick ## Everything: the quick checks, then the tests with a real broker (ARGS for pytest)
+	@echo "integration tests"
+	@$(BIN)/pytest -q --ignore tests/unit --ignore tests/simulation $(ARGS)
+
+quick: $(STAMP) ## Under a minute: lint, types, import rules, unit tests, simulator
+	@echo "lint, format, types, imports, unit tests, simulator"
+	@set +e; out=$$(mktemp -d); trap 'rm -rf "$$out"' EXIT; \
+	$(BIN)/mypy > "$$out/mypy" 2>&1 & types=$$!; \
+	{ $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports; } \
+	    > "$$out/lint" 2>&1; lint=$$?; \
+	$(BIN)/pytest -q tests/unit tests/simulation; tests=$$?; \
+	wait $$types; types=$$?; \
+	for one in lint:$$lint mypy:$$types; do \
+	    [ "$${one#*:}" = 0 ] || { echo "--- $${one%:*} failed:"; cat "$$out/$${one%:*}"; }; done; \
+	exit $$(( lint || types || tests ))
+
+bench: java $(STAMP) ## Measure it, on this machine
+	@exec $(BIN)/python -m benchmarks $(ARGS)
+
+simulate: $(STAMP) ## Run the simulator over many seeds (SEEDS=1000)
+	@exec $(BIN)/python -m tests.simulation --seeds $(SEEDS) $(ARGS)
+
+setup: $(STAMP) ## Make .venv with the pinned dependencies, and nothing else
+
+format: $(STAMP) ## Format the code, and mend what the linter can
+	@$(BIN)/ruff check --fix-only --quiet .
+	@$(BIN)/ruff format .
+
+lock: $(STAMP) ## Pin the dependencies of pyproject.toml anew
+	@$(BIN)/python -m pip install --quiet uv
+	@UV_CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/uv pip compile --quiet --universal \
+	    --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
+	    --extra dev pyproject.toml -o requirements.lock
+	@echo "requirements.lock written"
+
+clean: ## Remove .venv and all caches; keeps .indexctl (see: indexctl reset)
+	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf .import_linter_cache *.egg-info
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The lock is newer than the stamp: install again, into a new environment if there is none.
+$(STAMP): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	    echo "error: $(PYTHON) is not Python 3.11 or newer:" \
+	    "install one, and name it with make PYTHON=python3.12" >&2; exit 1; }
+	@[ -x $(BIN)/python ] || { echo "making the virtual environment in $(VENV)"; \
+	    $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "error: $(PYTHON) -m venv failed:" \
+	    "install its venv module (Debian: apt install python3-venv)" >&2; exit 1; }; }
+	@echo "installing the dependencies (about a minute the first time)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	    --require-hashes -r requirements.lock
+	@echo "installing the project"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	    --no-deps --no-build-isolation -e .
+	@touch $@
+
+# The same look-up as the broker's own, before anything else takes time.
+java:
+	@for java in $${JAVA_HOME:+"$$JAVA_HOME/bin/java"} java; do \
+	    major=$$("$$java" -version 2>&1 | sed -nE 's/.*version "(1\.)?([0-9]+).*/\2/p' | head -1); \
+	    [ "$${major:-0}" -ge 17 ] && exit 0; \
+	done; \
+	echo "error: no Java 17 or newer found in JAVA_HOME or PATH:" \
+	    "install Java 17 or 21 (Debian: apt install openjdk-17-jre-headless)" >&2; exit 1

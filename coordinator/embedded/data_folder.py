@@ -1,0 +1,165 @@
+"""The data folder of `indexctl run`: whose it is, who uses it, and how it is forgotten.
+
+`cluster.json` says which cluster the folder belongs to. A folder is never used for another one:
+the nodes' state is only worth something beside the log that it was folded from. `run.lock` is held
+by the supervisor and inherited by its children, so it lasts as long as any of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from .broker import STATE as BROKER_STATE
+from .errors import EmbeddedError
+from .files import FileLock, write_json
+
+FORMAT = 1
+LOCK_TIMEOUT_S = 1.0  # The children of a supervisor that was killed need a moment to die.
+CLUSTER_FILE = "cluster.json"
+LOCK_FILE = "run.lock"
+KAFKA, LOGS = "kafka", "logs"
+OURS = (KAFKA, LOGS, "node-*", "indexer-*", CLUSTER_FILE, f".{CLUSTER_FILE}.*.tmp")
+WAY_OUT = "use another --data-dir, or forget this one with `indexctl reset --data-dir {}`"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFile:
+    """What `cluster.json` says. `kafka_cluster_id` is empty until Kafka has told it."""
+
+    cluster: str
+    mode: str
+    """`embedded` or `external`."""
+    nodes: int
+    """The roster is 1 to this."""
+    bootstrap_servers: str = ""
+    kafka_cluster_id: str = ""
+
+
+@contextmanager
+def locked(data_dir: Path) -> Iterator[FileLock]:
+    """Hold the folder's lock, making the folder if it is missing.
+
+    Raises EmbeddedError: `data_folder_in_use`, `data_folder_unusable`.
+    """
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(data_dir / LOCK_FILE)
+        held = lock.acquire(timeout_s=LOCK_TIMEOUT_S)
+    except OSError as error:
+        raise EmbeddedError(
+            "data_folder_unusable",
+            f"the data folder {data_dir} cannot be used ({error.strerror}): "
+            "choose another with --data-dir",
+        ) from error
+    if not held:
+        raise EmbeddedError(
+            "data_folder_in_use",
+            f"another `indexctl run` uses {data_dir}: stop it first, or use another --data-dir",
+        )
+    try:
+        yield lock
+    finally:
+        lock.release()
+
+
+def claim(data_dir: Path, wanted: ClusterFile) -> ClusterFile:
+    """Return what the folder is, having made it `wanted` if it was nobody's.
+
+    `wanted.kafka_cluster_id` is not looked at: Kafka does not run yet (see `confirm`).
+    Raises EmbeddedError: `data_folder_mismatch`, `roster_mismatch`, `data_folder_unusable`.
+    """
+    kept = read(data_dir)
+    if kept is None:
+        write_json(data_dir / CLUSTER_FILE, {"format": FORMAT, **asdict(wanted)})
+        return wanted
+    for what, mine, yours in (
+        ("the cluster", kept.cluster, wanted.cluster),
+        ("a cluster whose Kafka is", kept.mode, wanted.mode),
+    ):
+        if mine != yours:
+            raise _mismatch(data_dir, f"{what} {mine!r}, not {yours!r}")
+    if kept.nodes != wanted.nodes:
+        raise EmbeddedError(
+            "roster_mismatch",
+            f"{data_dir} belongs to a cluster of {kept.nodes} nodes, not {wanted.nodes}: "
+            f"run it with --nodes {kept.nodes}, or " + WAY_OUT.format(data_dir),
+        )
+    lost = kept.kafka_cluster_id and not (data_dir / KAFKA / BROKER_STATE).exists()
+    if kept.mode == "embedded" and lost:
+        raise _mismatch(data_dir, "a Kafka cluster whose data is gone")
+    return kept
+
+
+def confirm(
+    data_dir: Path, kept: ClusterFile, *, kafka_cluster_id: str, bootstrap_servers: str
+) -> None:
+    """Check that Kafka is the one that the folder's state came from, and note its address.
+
+    Raises EmbeddedError: `data_folder_mismatch`.
+    """
+    if kept.kafka_cluster_id and kept.kafka_cluster_id != kafka_cluster_id:
+        raise _mismatch(
+            data_dir, f"the Kafka cluster {kept.kafka_cluster_id}, not {kafka_cluster_id}"
+        )
+    now = replace(kept, kafka_cluster_id=kafka_cluster_id, bootstrap_servers=bootstrap_servers)
+    if now != kept:
+        write_json(data_dir / CLUSTER_FILE, {"format": FORMAT, **asdict(now)})
+
+
+def read(data_dir: Path) -> ClusterFile | None:
+    """Return what `cluster.json` says, or None if there is none.
+
+    Raises EmbeddedError `data_folder_unusable` if it cannot be understood.
+    """
+    path = data_dir / CLUSTER_FILE
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        if fields.pop("format") != FORMAT:
+            raise ValueError("unknown format")
+        return ClusterFile(**fields)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise EmbeddedError(
+            "data_folder_unusable", f"{path} cannot be read ({error}): " + WAY_OUT.format(data_dir)
+        ) from error
+
+
+def reset(data_dir: Path) -> None:
+    """Delete a cluster's state: only what is ours, and the folder itself if nothing is left.
+
+    Raises EmbeddedError: `not_a_data_folder`, `data_folder_in_use`, `data_folder_unusable`.
+    """
+    if not (data_dir / CLUSTER_FILE).is_file():
+        raise EmbeddedError(
+            "not_a_data_folder",
+            f"{data_dir} is not the data folder of a cluster (it has no {CLUSTER_FILE})",
+        )
+    with locked(data_dir):
+        # The mark that makes the folder ours goes last: an interrupted reset can be repeated.
+        for pattern in OURS:
+            for path in data_dir.glob(pattern):
+                _remove(path)
+        (data_dir / LOCK_FILE).unlink()
+        if not os.listdir(data_dir):
+            data_dir.rmdir()
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _mismatch(data_dir: Path, belongs_to: str) -> EmbeddedError:
+    return EmbeddedError(
+        "data_folder_mismatch",
+        f"{data_dir} belongs to {belongs_to}: " + WAY_OUT.format(data_dir),
+    )

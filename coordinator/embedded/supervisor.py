@@ -1,0 +1,207 @@
+"""`indexctl run` and `indexctl reset`: a whole cluster on loopback, from one data folder.
+
+Checks everything that can be checked before anything is started, so that a refusal is one line
+and leaves nothing behind. What is heavy is imported when it is needed: the supervisor itself
+stays small beside what it runs.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .errors import EmbeddedError
+from .ports import LOOPBACK, is_free
+
+if TYPE_CHECKING:
+    from .broker import Broker
+    from .children import ChildSpec
+    from .data_folder import ClusterFile
+    from .files import FileLock
+
+HTTP_PORT = 8600
+EXAMPLE = "examples/travel.sql"
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What `indexctl run` was asked for."""
+
+    nodes: int = 3
+    indexers: int = 3
+    http_port: int = HTTP_PORT
+    """Of node 1; node i has the i-th from there."""
+    data_dir: Path = Path(".indexctl")
+    bootstrap_servers: str | None = None
+    """Of an existing Kafka; without, a broker of our own is started."""
+    cluster: str = "demo"
+    durable: bool = True
+    replication_factor: int = 1
+    start_timeout_s: float = 90.0
+
+    @property
+    def http_ports(self) -> range:
+        """Return the nodes' ports, node 1's first."""
+        return range(self.http_port, self.http_port + self.nodes)
+
+
+def run(options: RunOptions) -> int:
+    """Run a cluster in the foreground until a signal; return the exit code.
+
+    Raises what refuses the start or ends the run: EmbeddedError, or another exception with `code`
+    and `message`. Nothing is left running in any case.
+    """
+    from .data_folder import locked
+
+    began = time.monotonic()
+    data_dir = options.data_dir.absolute()
+    try:
+        with locked(data_dir) as lock:
+            check_ports(options)
+            return _run_locked(options, data_dir, lock, began)
+    except KeyboardInterrupt:  # Before the first child; later ones are the supervisor's.
+        return 130
+
+
+def reset(data_dir: Path) -> None:
+    """Forget the cluster in `data_dir`.
+
+    Raises EmbeddedError: `not_a_data_folder`, `data_folder_in_use`, `data_folder_unusable`.
+    """
+    from .data_folder import reset as reset_folder
+
+    reset_folder(data_dir)
+
+
+def check_ports(options: RunOptions) -> None:
+    """Refuse HTTP ports that do not exist or are taken: EmbeddedError `port_taken`, `usage`."""
+    if options.http_ports.stop > 65_536 or options.http_port < 1:
+        raise EmbeddedError("usage", f"--http-port {options.http_port} leaves no room for ports")
+    for port in options.http_ports:
+        if not is_free(port):
+            raise EmbeddedError(
+                "port_taken",
+                f"port {port} on {LOOPBACK} is taken: choose another range with --http-port",
+            )
+
+
+def _run_locked(options: RunOptions, data_dir: Path, lock: FileLock, began: float) -> int:
+    from .data_folder import ClusterFile, claim
+    from .supervision import Plan, say, supervise
+
+    external = options.bootstrap_servers
+    mode = "external" if external else "embedded"
+    kept = claim(data_dir, ClusterFile(options.cluster, mode, options.nodes, external or ""))
+    broker = None if external else _prepared_broker(data_dir)
+    say(f"starting {_counted(options)} in {data_dir}")
+
+    def prepare() -> Sequence[ChildSpec]:
+        servers = external or _address_of(broker)
+        _make_topics(options, data_dir, kept, servers)
+        return child_specs(options, data_dir, servers, pass_fds=(lock.fileno(),))
+
+    def summary(seconds: float) -> str:
+        return summary_text(options, data_dir, external or _address_of(broker), seconds)
+
+    plan = Plan(broker, prepare, summary, start_timeout_s=options.start_timeout_s)
+    return supervise(plan, began=began)
+
+
+def _prepared_broker(data_dir: Path) -> Broker:
+    """Return a broker that has Java and its jars; downloads them, interruptibly, if need be."""
+    from .broker import Broker
+    from .data_folder import KAFKA
+
+    broker = Broker(data_dir / KAFKA)
+    broker.prepare()
+    return broker
+
+
+def _address_of(broker: Broker | None) -> str:
+    assert broker is not None
+    return broker.bootstrap_servers
+
+
+def _make_topics(options: RunOptions, data_dir: Path, kept: ClusterFile, servers: str) -> None:
+    """Check that Kafka is the folder's, then make and check the topics."""
+    from coordinator.kafka.topics import ensure_topics
+
+    from .broker import read_cluster_id
+    from .data_folder import confirm
+
+    kafka_cluster_id = read_cluster_id(servers)
+    confirm(data_dir, kept, kafka_cluster_id=kafka_cluster_id, bootstrap_servers=servers)
+    ensure_topics(
+        servers,
+        options.cluster,
+        replication_factor=options.replication_factor,
+        durable=options.durable,
+    )
+
+
+def child_specs(
+    options: RunOptions, data_dir: Path, bootstrap_servers: str, *, pass_fds: tuple[int, ...] = ()
+) -> list[ChildSpec]:
+    """Return the children of a run: the nodes, then the indexers, ids from 1."""
+    from . import children
+    from .data_folder import LOGS
+
+    def spec(name: str, argv: tuple[str, ...], ready: children.Probe) -> ChildSpec:
+        log = data_dir / LOGS / f"{name}.log"
+        return children.ChildSpec(name, argv, log, ready, pass_fds)
+
+    cluster = options.cluster
+    roster = range(1, options.nodes + 1)
+    specs = []
+    for node, port in zip(roster, options.http_ports, strict=True):
+        argv = children.node_argv(
+            node,
+            roster=roster,
+            cluster=cluster,
+            bootstrap_servers=bootstrap_servers,
+            data_dir=data_dir,
+            http_port=options.http_port,
+            durable=options.durable,
+        )
+        specs.append(spec(f"node-{node}", argv, children.node_ready(port)))
+    for indexer in range(1, options.indexers + 1):
+        argv = children.indexer_argv(
+            indexer, cluster=cluster, bootstrap_servers=bootstrap_servers, data_dir=data_dir
+        )
+        ready = children.indexer_ready(options.http_port, indexer)
+        specs.append(spec(f"indexer-{indexer}", argv, ready))
+    return specs
+
+
+def summary_text(
+    options: RunOptions, data_dir: Path, bootstrap_servers: str, seconds: float
+) -> str:
+    """Return what is printed once all is ready: where everything is, and what to try."""
+    urls = [f"http://{LOOPBACK}:{port}" for port in options.http_ports]
+    where = "of its own" if options.bootstrap_servers is None else "existing"
+    lines = [
+        "",
+        f"ready in {seconds:.1f} s: {_counted(options)}, cluster {options.cluster!r}",
+        f"  nodes   {'  '.join(urls)}",
+        f"  Kafka   {bootstrap_servers} ({where})",
+        f"  data    {data_dir} (logs in {data_dir / 'logs'})",
+        "",
+        "in another terminal (after `source .venv/bin/activate`), try:",
+    ]
+    if options.http_port != HTTP_PORT:
+        lines.append(f"  export INDEXCTL_URL={shlex.quote(urls[0])}")
+    lines += [f"  indexctl apply {EXAMPLE}", "  indexctl status", "  indexctl list"]
+    return "\n".join([*lines, "", "Ctrl-C stops everything; the state is kept."])
+
+
+def _counted(options: RunOptions) -> str:
+    kafka = "" if options.bootstrap_servers else "Kafka, "
+    return f"{kafka}{_number(options.nodes, 'node')} and {_number(options.indexers, 'indexer')}"
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
