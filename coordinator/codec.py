@@ -274,9 +274,7 @@ def decode_ddl(data: bytes, position: commands.Position) -> commands.Request:
         raise SchemaError("bad_body", "exactly one of create and drop must be set")
     if not 0 < len(fields["request"]) <= REQUEST_ID_LENGTH_MAX:
         raise SchemaError("bad_body", f"a request id has 1 to {REQUEST_ID_LENGTH_MAX} characters")
-    command = (
-        FROM_AVRO["DropIndex"](drop) if create is None else FROM_AVRO["CreateIndex"](create)
-    )
+    command = FROM_AVRO["DropIndex"](drop) if create is None else FROM_AVRO["CreateIndex"](create)
     return commands.Request(
         command=command,
         id=fields["request"],

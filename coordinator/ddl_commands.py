@@ -1,0 +1,39 @@
+"""Commands as they arrive from outside: decoded, their expressions in one normal form.
+
+HTTP and the `ddl` topic share this. What is wrong with a command's expressions becomes the
+request's `objection`, which the core refuses, so that a refusal from the topic is recorded like
+any other. The SQL parser is slow to load: it is loaded by the first command.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from coordinator import codec
+from coordinator.core.commands import CreateIndex, Position, Request, SkipRecord
+from schemas.registry import SchemaError
+
+
+def read_command(data: bytes, position: Position) -> Request:
+    """Return the request that stands on the `ddl` topic; one to skip where there is none."""
+    try:
+        request = codec.decode_ddl(data, position)
+    except SchemaError as error:
+        reason = f"{error.code}: {error}"
+        return Request(SkipRecord(reason, data), position=position)
+    return normalised(request)
+
+
+def normalised(request: Request) -> Request:
+    """Return the request with its expressions in normal form, or with an objection."""
+    command = request.command
+    if not isinstance(command, CreateIndex):
+        return request
+    from coordinator.sql import SqlError, normalise_expression
+
+    try:
+        expressions = tuple(normalise_expression(text, key=True) for text in command.expressions)
+        where = None if command.where is None else normalise_expression(command.where)
+    except SqlError as error:
+        return replace(request, objection=f"{error.message} (column {error.column})")
+    return replace(request, command=replace(command, expressions=expressions, where=where))

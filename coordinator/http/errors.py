@@ -1,0 +1,69 @@
+"""Errors of the HTTP API: one shape, stable codes, one status each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.responses import Response
+
+from coordinator.core.commands import Outcome
+
+STATUS: Mapping[str, int] = {
+    "invalid_request": 400,
+    "not_found": 404,
+    "index_not_found": 404,
+    "config_not_found": 404,
+    "method_not_allowed": 405,
+    "index_exists": 409,
+    "indexer_refused": 409,
+    "placement_impossible": 409,
+    "request_expired": 410,
+    "cas_mismatch": 412,
+    "value_too_large": 413,
+    "request_mismatch": 422,
+    "internal": 500,
+    "no_master": 503,
+    "unavailable": 503,
+    "overloaded": 503,
+    "not_ready": 503,
+    "timeout": 504,
+    "not_master": 307,
+}
+
+
+class ApiError(Exception):
+    """An answer that is an error; `code` is one of `STATUS`."""
+
+    def __init__(self, code: str, message: str, details: dict[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.details = details or {}
+
+
+def raise_unless_ok(outcome: Outcome) -> Outcome:
+    """Return an outcome that is ok; raise what it says otherwise."""
+    if outcome.status != "ok":
+        raise ApiError(outcome.code, outcome.message, outcome.details)
+    return outcome
+
+
+def error_response(error: ApiError, target: str = "") -> Response:
+    """Return the response for `error`; `target` is the path and query that was asked for."""
+    body = {"error": {"code": error.code, "message": error.message, "details": error.details}}
+    headers = {}
+    if error.code == "not_master" and error.details.get("address"):
+        headers["Location"] = error.details["address"] + target
+    elif STATUS.get(error.code) == 503:
+        headers["Retry-After"] = "1"
+    return json_response(body, STATUS.get(error.code, 500), headers)
+
+
+def json_response(
+    body: Any, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Return compact JSON."""
+    text = json.dumps(body, separators=(",", ":"), ensure_ascii=False)
+    return Response(text, status, headers, "application/json")

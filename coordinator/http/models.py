@@ -1,0 +1,116 @@
+"""Bodies of the HTTP API, for validation and for the OpenAPI page."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from coordinator.core.commands import CreateIndex
+
+
+class CreateIndexBody(BaseModel):
+    """The definition of an index."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: str
+    bucket: str
+    expressions: list[str] = []
+    where: str | None = None
+    primary: bool = False
+    using: str = "gsi"
+    slices: int = 1
+    replicas: int = 0
+    nodes: list[Annotated[int, Field(ge=0, le=250)]] = []
+    defer_build: bool = False
+    if_not_exists: bool = False
+
+    def command(self) -> CreateIndex:
+        fields = self.model_dump()
+        fields["expressions"] = tuple(self.expressions)
+        fields["nodes"] = tuple(self.nodes)
+        return CreateIndex(**fields)
+
+
+class SliceModel(BaseModel):
+    slice: int
+    master: int
+    replicas: list[int]
+
+
+class TopologyModel(BaseModel):
+    slices: list[SliceModel]
+
+
+class IndexModel(BaseModel):
+    id: str
+    name: str
+    bucket: str
+    state: str
+    reason: str | None
+    expressions: list[str]
+    where: str | None
+    primary: bool
+    using: str
+    defer_build: bool
+    created_ms: int
+    topology: TopologyModel
+
+
+class IndexAnswer(BaseModel):
+    """An index, with the CAS and the transaction of the change."""
+
+    index: IndexModel
+    cas: int
+    txn: str = ""
+    existed: bool = False
+
+
+class SettingAnswer(BaseModel):
+    """A setting with its CAS; `txn` where it was just written."""
+
+    key: str
+    value: Any
+    cas: int
+    txn: str = ""
+
+
+class TransactionModel(BaseModel):
+    txn: str
+    status: str
+    cas: int
+    participants: list[int]
+    reason: str
+
+
+class TransactionsAnswer(BaseModel):
+    transactions: list[TransactionModel]
+
+
+class MemberModel(BaseModel):
+    node: int
+    role: str
+    state: str
+    cas: int
+    address: str
+    pid: int
+    alive: bool
+
+
+class MembersAnswer(BaseModel):
+    epoch: int
+    master: int | None
+    members: list[MemberModel]
+
+
+class ErrorModel(BaseModel):
+    code: str
+    message: str
+    details: dict[str, Any]
+
+
+class ErrorAnswer(BaseModel):
+    """Every error has this shape."""
+
+    error: ErrorModel

@@ -1,0 +1,143 @@
+"""What the API shows of a node's state, as JSON values. Reads only."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from coordinator.core import digest as digests
+from coordinator.core.ddl import describe_index
+from coordinator.core.entities import Bucket, Index, Setting
+from coordinator.core.node import Node
+from coordinator.core.state import StateContext, Versioned
+
+
+def state(node: Node) -> dict[str, Any]:
+    """Return the whole StateContext at this node's applied CAS."""
+    authority, context = node.authority, node.state
+    return {
+        "cluster_id": authority.cluster_id if authority else None,
+        "epoch": authority.epoch if authority else 0,
+        "master": (authority.master or None) if authority else None,
+        "node": node.config.node,
+        "cas": context.cas,
+        "digest": digests.text(context.digest),
+        "indexes": {str(index.id): _index(index, cas) for index, cas in context.indexes()},
+        "buckets": {
+            v.entity.name: {"vbuckets": v.entity.vbuckets, "cas": v.cas}
+            for v in context.of_kind("bucket")
+            if isinstance(v.entity, Bucket)
+        },
+        "config": config(context),
+    }
+
+
+def config(context: StateContext) -> dict[str, Any]:
+    """Return every setting with its CAS, by key."""
+    held = {v.entity.name: v for v in context.of_kind("config") if isinstance(v.entity, Setting)}
+    return {n: {"value": setting_value(held[n]), "cas": held[n].cas} for n in sorted(held)}
+
+
+def setting_value(versioned: Versioned) -> Any:
+    assert isinstance(versioned.entity, Setting)
+    return json.loads(versioned.entity.value_json)
+
+
+def _index(index: Index, cas: int) -> dict[str, Any]:
+    return {**describe_index(index), "cas": cas}
+
+
+def indexes(context: StateContext, bucket: str | None, name: str | None) -> list[dict[str, Any]]:
+    """Return the indexes, narrowed to a bucket or a name, each with its CAS."""
+    return [
+        _index(index, cas)
+        for index, cas in context.indexes()
+        if bucket in (None, index.bucket) and name in (None, index.name)
+    ]
+
+
+def topology(context: StateContext) -> dict[str, Any]:
+    """Return where the slices of every index are."""
+    return {
+        "cas": context.cas,
+        "indexes": {
+            str(index.id): {
+                "name": index.name,
+                "bucket": index.bucket,
+                "state": index.state,
+                "slices": describe_index(index)["topology"]["slices"],
+            }
+            for index, _ in context.indexes()
+        },
+    }
+
+
+def transactions(node: Node, limit: int) -> dict[str, Any]:
+    """Return the newest rows of the rolling log of transactions, newest first."""
+    rows = node.authority.newest(limit) if node.authority else ()
+    return {
+        "transactions": [
+            {
+                "txn": str(row.txn),
+                "status": row.status,
+                "cas": row.cas,
+                "participants": list(row.participants),
+                "reason": row.reason,
+            }
+            for row in rows
+        ]
+    }
+
+
+def members(node: Node) -> dict[str, Any]:
+    """Return every node of the roster, as the Authority and the heartbeats have it."""
+    authority = node.authority
+    known = set(node.config.roster) | set(node.peers) | {node.config.node}
+    active = authority.members if authority else {}
+    rows = []
+    for number in sorted(known | set(active)):
+        own = number == node.config.node
+        peer = node.peers.get(number)
+        beat = node.heartbeat() if own else (peer.beat if peer else None)
+        member = active.get(number)
+        is_master = authority is not None and authority.master == number
+        role = "master" if is_master else "replica" if member is not None else "outside"
+        rows.append(
+            {
+                "node": number,
+                "role": role,
+                "state": beat.state if beat else "unknown",
+                "cas": beat.cas if beat else 0,
+                "address": beat.address if beat else member.address if member else "",
+                "pid": beat.pid if beat else 0,
+                "alive": own or node.alive(peer),
+                "reason": beat.reason if beat else "",
+            }
+        )
+    epoch = authority.epoch if authority else 0
+    master = (authority.master or None) if authority else None
+    return {"epoch": epoch, "master": master, "members": rows}
+
+
+def indexers(node: Node) -> dict[str, Any]:
+    """Return every indexer that is registered or was heard, with its load."""
+    registered = node.authority.indexers if node.authority else {}
+    rows = []
+    for number in sorted(set(registered) | set(node.indexers)):
+        peer = node.indexers.get(number)
+        info = registered.get(number)
+        beat = peer.beat if peer else None
+        rows.append(
+            {
+                "id": number,
+                "address": beat.address if beat else info.address if info else "",
+                "zone": beat.zone if beat else info.zone if info else "",
+                "registered": info is not None,
+                "alive": info is not None and node.alive(peer),
+                "slices": node.state.load.get(number, 0),
+                "allocated": beat.slices if beat else 0,
+                "bytes": beat.bytes if beat else 0,
+                "pid": beat.pid if beat else 0,
+            }
+        )
+    return {"indexers": rows}

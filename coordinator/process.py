@@ -1,0 +1,144 @@
+"""The process of one IndexManager node: `python -m coordinator.process --node 1 …`.
+
+Puts node, store, shell and HTTP together and takes them apart again. Expected faults end it with
+one line and an exit code: 78 where starting again would only fail again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import KafkaException
+
+from coordinator.codec import Codec
+from coordinator.core.config import NodeConfig
+from coordinator.core.inputs import Started
+from coordinator.core.node import Node
+from coordinator.kafka.errors import KafkaRefusal, explain
+from coordinator.kafka.readers import watermarks
+from coordinator.kafka.topics import COMMIT, ensure_topics, topic_name
+from coordinator.shell import EXIT_FAILED, EXIT_REFUSED, Shell
+from coordinator.store import Store, StoreError
+
+log = logging.getLogger("coordinator")
+
+TIMINGS = (
+    "heartbeat_ms",
+    "election_timeout_ms",
+    "ack_timeout_ms",
+    "ddl_timeout_ms",
+    "request_window_ms",
+)
+"""The periods of `NodeConfig` that can be set from outside."""
+
+SWITCH_INTERVAL_S = 0.001
+"""Threads hand each other small things: Python's default of 5 ms would show as latency."""
+
+
+def main() -> None:
+    arguments = _arguments()
+    logging.basicConfig(
+        level=logging.INFO,
+        stream=sys.stderr,
+        format=f"%(asctime)s node-{arguments.node} %(levelname)s %(message)s",
+    )
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    try:
+        code = _run(arguments)
+    except (KafkaRefusal, StoreError) as error:
+        print(f"error: {error.message} [{error.code}]", file=sys.stderr)
+        final = error.code in ("topic_mismatch", "data_folder_mismatch")
+        code = EXIT_REFUSED if final else EXIT_FAILED
+    sys.stderr.flush()
+    # Client libraries keep threads that a plain exit would wait for.
+    os._exit(code)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="coordinator.process", description=__doc__)
+    parser.add_argument("--node", type=int, required=True, help="this node's id")
+    parser.add_argument("--roster", required=True, help="the ids of all nodes: 1,2,3")
+    parser.add_argument("--cluster", required=True, help="name and topic prefix")
+    parser.add_argument("--bootstrap-servers", required=True)
+    parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, required=True, help="of the HTTP API")
+    parser.add_argument("--replication-factor", type=int, default=1)
+    parser.add_argument("--not-durable", action="store_true", help="let Kafka flush when it likes")
+    for name in TIMINGS:
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int)
+    return parser.parse_args()
+
+
+def _config(arguments: argparse.Namespace) -> NodeConfig:
+    return NodeConfig(
+        node=arguments.node,
+        roster=tuple(sorted(int(n) for n in arguments.roster.split(","))),
+        address=f"http://{arguments.host}:{arguments.port}",
+        pid=os.getpid(),
+        incarnation=secrets.randbits(62),
+        cluster_id=uuid.uuid4().hex,
+        **{name: given for name in TIMINGS if (given := getattr(arguments, name)) is not None},
+    )
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    kafka_id = ensure_topics(
+        arguments.bootstrap_servers,
+        arguments.cluster,
+        replication_factor=arguments.replication_factor,
+        durable=not arguments.not_durable,
+    )
+    store = Store(arguments.data_dir)
+    store.claim_identity(f"cluster {arguments.cluster} on Kafka {kafka_id}, node {arguments.node}")
+    try:
+        low, high = watermarks(arguments.bootstrap_servers, topic_name(arguments.cluster, COMMIT))
+    except KafkaException as error:
+        raise explain(error, arguments.bootstrap_servers) from error
+    try:
+        restored = store.restore()
+    except StoreError as error:
+        log.error("%s: synchronising in full [%s]", error.message, error.code)
+        restored = None
+    import uvloop
+
+    return uvloop.run(_serve(arguments, store, Started(restored, low, high)))
+
+
+async def _serve(arguments: argparse.Namespace, store: Store, started: Started) -> int:
+    """Run node and HTTP server until a signal comes or the node halts."""
+    from coordinator.http.app import build_app
+    from coordinator.http.server import HttpServer
+
+    node = Node(_config(arguments), Codec())
+    shell = Shell(
+        node, store, arguments.bootstrap_servers, arguments.cluster, str(arguments.data_dir)
+    )
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, shell.stopped.set)
+    server = HttpServer(build_app(shell), arguments.host, arguments.port)
+    if not await server.start():
+        message = f"port {arguments.port} is taken: choose another with --http-port"
+        print(f"error: {message} [port_taken]", file=sys.stderr)
+        return EXIT_REFUSED
+    running: asyncio.Task[Any] = asyncio.create_task(shell.run(started))
+    await shell.stopped.wait()
+    await running
+    await server.stop()
+    await shell.close()
+    return shell.exit_code
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,384 @@
+"""Carries a node's effects out on the real world, and feeds what happens back.
+
+One asyncio loop owns the node. Producers and readers live in threads and hand inputs over; the
+store is written in line, since nothing may overtake a batch. No protocol here: inputs go in,
+effects go out, in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from confluent_kafka import KafkaException, Message
+
+from coordinator import codec
+from coordinator.core import effects, inputs
+from coordinator.core.commands import Outcome, Position, unknown
+from coordinator.core.node import Node
+from coordinator.core.records import DeadLetter
+from coordinator.core.types import Instant
+from coordinator.ddl_commands import read_command
+from coordinator.kafka.agents import CommitFold
+from coordinator.kafka.producers import PlainProducer, TransactionalProducer
+from coordinator.kafka.readers import END, TailReader, read_events, watermarks
+from coordinator.kafka.topics import (
+    ACKS,
+    DDL,
+    DDL_PARTITIONS,
+    HEARTBEAT,
+    STATECONTEXT,
+    topic_name,
+)
+from coordinator.metrics import NodeMetrics
+from coordinator.stages import Stages
+from coordinator.store import Store, StoreError
+from schemas.registry import SchemaError
+
+log = logging.getLogger("coordinator")
+
+TICK_S = 0.05
+DDL_BACKLOG_MAX = 512
+EXIT_FAILED, EXIT_REFUSED = 1, 78
+"""78 (EX_CONFIG): starting again would only fail again."""
+
+
+class Shell:
+    """A node with everything that it touches."""
+
+    def __init__(
+        self, node: Node, store: Store, bootstrap_servers: str, cluster: str, data_dir: str
+    ) -> None:
+        self.node = node
+        self.metrics = NodeMetrics(node)
+        self.exit_code = 0
+        self.stopped = asyncio.Event()
+        self._store = store
+        self._servers = bootstrap_servers
+        self._cluster = cluster
+        self._data_dir = data_dir
+        self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
+        self._inbox: deque[inputs.Input] = deque()
+        self._stepping = False
+        self._callers: dict[int, asyncio.Future[Outcome]] = {}
+        self._last_caller = 0
+        self._stages = Stages(lambda s, t: self.metrics.stages.labels(s).observe(t))
+        self._plain = PlainProducer(bootstrap_servers, cluster, self.feed)
+        self._transactions = TransactionalProducer(bootstrap_servers, cluster, self.feed)
+        self._fold: CommitFold | None = None
+        self._tail: TailReader | None = None
+        self._ddl: TailReader | None = None
+        self._reading = threading.Event()
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    # -- the loop ----------------------------------------------------------------------------
+
+    def feed(self, event: inputs.Input) -> None:
+        """Hand an input to the node, from any thread."""
+        if threading.get_ident() == self._loop_thread:
+            self._take(event)
+        else:
+            # A thread may still hand something over while the loop is being closed.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._take, event)
+
+    def _take(self, event: inputs.Input) -> None:
+        self._inbox.append(event)
+        if self._stepping:
+            return
+        self._stepping = True
+        try:
+            while self._inbox and not self.stopped.is_set():
+                item = self._inbox.popleft()
+                self._stages.input(item)
+                for effect in self.node.step(self.now(), item):
+                    self._stages.effect(effect)
+                    CARRY_OUT[type(effect)](self, effect)
+        except Exception:
+            # A broken invariant: nothing that this process still does could be trusted.
+            log.exception("the node broke an invariant")
+            self._stop(EXIT_FAILED)
+        finally:
+            self._stepping = False
+
+    @staticmethod
+    def now() -> Instant:
+        return Instant(time.monotonic_ns() // 1_000_000, time.time_ns() // 1_000_000)
+
+    async def run(self, started: inputs.Started) -> None:
+        """Start with what the store held, and go on until the node halts or `stop` is called."""
+        topics = {(topic_name(self._cluster, name), 0): END for name in (ACKS, HEARTBEAT)}
+        group = f"{self._cluster}.node-{self.node.config.node}.tails"
+        self._tail = TailReader(self._servers, group, topics, self._tail_read, self._reader_failed)
+        self.feed(started)
+        while not self.stopped.is_set():
+            self.feed(inputs.Tick())
+            self._plain.serve()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.stopped.wait(), TICK_S)
+
+    async def close(self) -> None:
+        """Stop every thread and task, then the store."""
+        self.stopped.set()
+        self._reading.set()
+        for reader in (self._ddl, self._tail):
+            if reader is not None:
+                await asyncio.to_thread(reader.stop)
+        for task in self._tasks:
+            task.cancel()
+        if self._fold is not None:
+            with contextlib.suppress(TimeoutError, Exception):
+                await asyncio.wait_for(self._fold.stop(), 5)
+        await asyncio.to_thread(self._transactions.close)
+        self._plain.flush(1.0)
+        self._store.close()
+
+    def _stop(self, exit_code: int) -> None:
+        self.exit_code = exit_code
+        for caller in self._callers.values():
+            if not caller.done():
+                caller.set_result(unknown("no_master", "this node is stopping: retry"))
+        self.stopped.set()
+
+    def _spawn(self, work: Any) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # -- callers -----------------------------------------------------------------------------
+
+    async def ask(self, make: Callable[[int], inputs.Input]) -> Outcome:
+        """Feed an input that carries a fresh token, and wait for its answer."""
+        self._last_caller += 1
+        token = self._last_caller
+        future: asyncio.Future[Outcome] = self._loop.create_future()
+        self._callers[token] = future
+        try:
+            self.feed(make(token))
+            return await future
+        finally:
+            self._callers.pop(token, None)
+
+    def _reply(self, effect: effects.Reply) -> None:
+        caller = self._callers.get(effect.token)
+        if caller is not None and not caller.done():
+            caller.set_result(effect.outcome)
+
+    # -- reading -----------------------------------------------------------------------------
+
+    def _follow(self, effect: effects.Follow) -> None:
+        config = self.node.config
+        self._fold = CommitFold(
+            bootstrap_servers=self._servers,
+            cluster=self._cluster,
+            group=f"{self._cluster}.node-{config.node}.{config.incarnation:x}",
+            begin=effect.offset,
+            feed=self.feed,
+            data_dir=self._data_dir,
+        )
+        self._spawn(self._start_fold(self._fold))
+
+    async def _start_fold(self, fold: CommitFold) -> None:
+        try:
+            await fold.start()
+        except Exception:
+            log.exception("the Faust application did not start")
+            self._stop(EXIT_FAILED)
+
+    def _tail_read(self, messages: list[Message]) -> None:
+        """Sort what came on `acks` and `heartbeat`; what cannot be decoded is dead-lettered."""
+        records: dict[str, list[Any]] = {ACKS: [], HEARTBEAT: []}
+        for message in messages:
+            name = str(message.topic()).removeprefix(f"{self._cluster}.")
+            try:
+                records[name].append(codec.decode(_bytes(message)))
+            except SchemaError as error:
+                self._loop.call_soon_threadsafe(self._bury_message, name, message, str(error))
+        if records[HEARTBEAT]:
+            self.feed(inputs.BeatsRead(tuple(records[HEARTBEAT])))
+        if records[ACKS]:
+            self.feed(inputs.AcksRead(tuple(records[ACKS])))
+
+    def _bury_message(self, name: str, message: Message, reason: str) -> None:
+        letter = DeadLetter(
+            name,
+            message.partition() or 0,
+            message.offset() or 0,
+            reason,
+            _bytes(message),
+            self.now().wall_ms,
+        )
+        self._plain.bury(effects.Bury(letter))
+
+    def _reader_failed(self, reason: str) -> None:
+        log.error("a reader failed: %s", reason)
+        self._loop.call_soon_threadsafe(self._stop, EXIT_FAILED)
+
+    def _read_ddl(self, effect: effects.ReadDdl) -> None:
+        self._stop_ddl(effects.StopDdl())
+        consumed = dict(effect.consumed)
+        self._spawn(self._start_ddl(consumed))
+
+    async def _start_ddl(self, consumed: dict[int, int]) -> None:
+        topic = topic_name(self._cluster, DDL)
+        positions: dict[tuple[str, int], int] = {}
+        for partition in range(DDL_PARTITIONS):
+            low, _ = await asyncio.to_thread(watermarks, self._servers, topic, partition)
+            begin = consumed.get(partition, -1) + 1
+            if begin < low:
+                log.warning("%s/%d begins at %d, not at %d", topic, partition, low, begin)
+            positions[(topic, partition)] = max(begin, low)
+        if self.node.master is None or self._ddl is not None:
+            return
+        self._ddl = TailReader(
+            self._servers,
+            f"{self._cluster}.ddl",
+            positions,
+            self._ddl_read,
+            self._reader_failed,
+            pause_while=self._ddl_is_behind,
+        )
+
+    def _ddl_is_behind(self) -> bool:
+        master = self.node.master
+        return master is not None and len(master.queue) > DDL_BACKLOG_MAX
+
+    def _ddl_read(self, messages: list[Message]) -> None:
+        requests = tuple(read_command(_bytes(message), _position(message)) for message in messages)
+        self.feed(inputs.DdlRead(requests))
+
+    def _stop_ddl(self, effect: effects.StopDdl) -> None:
+        reader, self._ddl = self._ddl, None
+        if reader is not None:
+            threading.Thread(target=reader.stop, daemon=True).start()
+
+    def _synchronise(self, effect: effects.Synchronise) -> None:
+        self._spawn(self._read_events(effect.token, 0, effect.cas, self._sync_batch))
+
+    def _read_tail(self, effect: effects.ReadTail) -> None:
+        events: list[Any] = []
+
+        def hand_over(token: int, batch: tuple[Any, ...], done: bool) -> None:
+            events.extend(batch)
+            if done:
+                self.feed(inputs.TailRead(token, tuple(events)))
+
+        self._spawn(self._read_events(effect.token, effect.cas, 0, hand_over))
+
+    def _sync_batch(self, token: int, batch: tuple[Any, ...], done: bool) -> None:
+        self.feed(inputs.SyncRead(token, batch, done))
+
+    async def _read_events(
+        self, token: int, above: int, at_least: int, hand_over: Callable[..., None]
+    ) -> None:
+        """Read `statecontext` in a thread, again from the start if Kafka fails on the way."""
+        authority = self.node.authority
+        base = authority.cas_base if authority else self.node.config.cas_base
+
+        def read() -> None:
+            batches = read_events(
+                self._servers,
+                topic_name(self._cluster, STATECONTEXT),
+                cas_base=base,
+                above_cas=above,
+                at_least_cas=at_least,
+                stopping=self._reading,
+            )
+            for batch in batches:
+                self._loop.call_soon_threadsafe(hand_over, token, tuple(batch), False)
+
+        try:
+            await asyncio.to_thread(read)
+        except (KafkaException, SchemaError) as error:
+            log.error("statecontext could not be read: %s", error)
+            self._stop(EXIT_FAILED)
+            return
+        hand_over(token, (), True)
+
+    # -- the store ---------------------------------------------------------------------------
+
+    def _save(self, effect: effects.Save) -> None:
+        try:
+            self._store.save(effect)
+        except StoreError as error:
+            self.feed(inputs.StoreFailed(effect.token, error.message))
+        else:
+            if effect.sync:
+                self.feed(inputs.Stored(effect.token))
+
+    def _probe(self, effect: effects.Probe) -> None:
+        try:
+            self._store.probe()
+        except StoreError as error:
+            self.feed(inputs.StoreFailed(effect.token, error.message))
+        else:
+            self.feed(inputs.Stored(effect.token))
+
+    # -- the rest ----------------------------------------------------------------------------
+
+    def _append(self, effect: effects.Append) -> None:
+        self._plain.append(effect)
+
+    def _answer(self, effect: effects.Answer) -> None:
+        self._plain.answer(effect)
+
+    def _beat(self, effect: effects.Beat) -> None:
+        self._plain.beat(effect)
+
+    def _bury(self, effect: effects.Bury) -> None:
+        self._plain.bury(effect)
+
+    def _order(self, effect: effects.Effect) -> None:
+        self._transactions.order(effect)
+
+    def _note(self, effect: effects.Note) -> None:
+        log.info("%s", effect.message)
+
+    def _halt(self, effect: effects.Halt) -> None:
+        log.error("%s [%s]", effect.message, effect.code)
+        if effect.rebuild:
+            try:
+                self._store.demand_rebuild()
+            except Exception as error:
+                log.error("the store could not be marked for a rebuild: %s", error)
+        self._stop(EXIT_REFUSED if effect.final else EXIT_FAILED)
+
+
+def _bytes(message: Message) -> bytes:
+    value: Any = message.value()
+    return value or b""
+
+
+def _position(message: Message) -> Position:
+    return Position(message.partition() or 0, message.offset() or 0)
+
+
+CARRY_OUT: dict[type, Callable[[Shell, Any], None]] = {
+    effects.Follow: Shell._follow,
+    effects.Append: Shell._append,
+    effects.Answer: Shell._answer,
+    effects.Beat: Shell._beat,
+    effects.Save: Shell._save,
+    effects.Probe: Shell._probe,
+    effects.OpenProducer: Shell._order,
+    effects.CloseProducer: Shell._order,
+    effects.WriteEvents: Shell._order,
+    effects.WriteHistory: Shell._order,
+    effects.Conclude: Shell._order,
+    effects.Abandon: Shell._order,
+    effects.Synchronise: Shell._synchronise,
+    effects.ReadTail: Shell._read_tail,
+    effects.ReadDdl: Shell._read_ddl,
+    effects.StopDdl: Shell._stop_ddl,
+    effects.Reply: Shell._reply,
+    effects.Bury: Shell._bury,
+    effects.Note: Shell._note,
+    effects.Halt: Shell._halt,
+}
