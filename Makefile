@@ -66,8 +66,9 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	    echo "error: $(PYTHON) is not Python 3.11 or newer:" \
 	    "install one, and name it with make PYTHON=python3.12" >&2; exit 1; }
-	@[ -x $(BIN)/python ] || { echo "making the virtual environment in $(VENV)"; \
-	    $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "error: $(PYTHON) -m venv failed:" \
+	@$(BIN)/python -m pip --version > /dev/null 2>&1 || { \
+	    echo "making the virtual environment in $(VENV)"; \
+	    $(PYTHON) -m venv --clear $(VENV) || { rm -rf $(VENV); echo "error: $(PYTHON) -m venv failed:" \
 	    "install its venv module (Debian: apt install python3-venv)" >&2; exit 1; }; }
 	@echo "installing the dependencies (about a minute the first time)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
@@ -80,7 +81,8 @@ $(STAMP): requirements.lock pyproject.toml
 # The same look-up as the broker's own, before anything else takes time.
 java:
 	@for java in $${JAVA_HOME:+"$$JAVA_HOME/bin/java"} java; do \
-	    major=$$("$$java" -version 2>&1 | sed -nE 's/.*version "(1\.)?([0-9]+).*/\2/p' | head -1); \
+	    said=$$("$$java" -version 2>&1 || true); \
+	    major=$$(sed -nE 's/.*version "(1\.)?([0-9]+).*/\2/p' <<< "$$said"); \
 	    [ "$${major:-0}" -ge 17 ] && exit 0; \
 	done; \
 	echo "error: no Java 17 or newer found in JAVA_HOME or PATH:" \

@@ -71,13 +71,13 @@ def _missing(folder: Path, jars: Iterable[Jar]) -> list[Jar]:
 
 
 def _is_intact(path: Path, jar: Jar) -> bool:
-    """Return whether the file at `path` is the pinned one: size first, it is cheaper."""
+    """Return whether the file at `path` is the pinned one, by size and then by checksum."""
     try:
         if path.stat().st_size != jar.size:
             return False
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest() == jar.sha256
-    except FileNotFoundError:
+    except OSError:
         return False
 
 

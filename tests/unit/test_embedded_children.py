@@ -1,0 +1,137 @@
+"""The commands of the children, what counts as ready, and what a person is told."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from coordinator.embedded import children, supervisor
+from coordinator.embedded.supervision import describe_exit
+from coordinator.embedded.supervisor import RunOptions
+
+DATA = Path("/data")
+
+
+def test_a_node_is_told_who_it_is_and_where() -> None:
+    argv = children.node_argv(
+        2,
+        roster=(1, 2, 3),
+        cluster="demo",
+        bootstrap_servers="127.0.0.1:9092",
+        data_dir=DATA,
+        http_port=8600,
+        durable=True,
+    )
+    assert argv == tuple(
+        f"{sys.executable} -m coordinator.process --node 2 --roster 1,2,3 --cluster demo"
+        " --bootstrap-servers 127.0.0.1:9092 --data-dir /data/node-2"
+        " --host 127.0.0.1 --port 8601".split()
+    )
+
+
+def test_an_indexer_is_told_who_it_is_and_where() -> None:
+    argv = children.indexer_argv(
+        1, cluster="demo", bootstrap_servers="127.0.0.1:9092", data_dir=DATA
+    )
+    assert argv == tuple(
+        f"{sys.executable} -m indexer_sim --id 1 --cluster demo"
+        " --bootstrap-servers 127.0.0.1:9092 --data-dir /data/indexer-1".split()
+    )
+
+
+def test_every_child_has_a_name_a_log_and_the_lock() -> None:
+    options = RunOptions(nodes=2, indexers=1, durable=False)
+    specs = supervisor.child_specs(options, DATA, "127.0.0.1:9092", pass_fds=(7,))
+    assert [spec.name for spec in specs] == ["node-1", "node-2", "indexer-1"]
+    assert [str(spec.log) for spec in specs] == [
+        "/data/logs/node-1.log",
+        "/data/logs/node-2.log",
+        "/data/logs/indexer-1.log",
+    ]
+    assert all(spec.pass_fds == (7,) for spec in specs)
+    assert ["--not-durable" in spec.argv for spec in specs] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("body", "alive"),
+    [
+        (b'{"indexers": [{"id": 1, "alive": true}]}', True),
+        (b'{"indexers": [{"id": "1", "alive": true}]}', True),
+        (b'{"indexers": [{"id": 1, "alive": false}]}', False),
+        (b'{"indexers": [{"id": 2, "alive": true}]}', False),
+        (b'{"indexers": []}', False),
+        (b'{"error": {"code": "no_master"}}', False),
+        (b"[]", False),
+        (b"not json", False),
+        (b"", False),
+    ],
+)
+def test_an_indexer_is_ready_when_the_node_lists_it_as_alive(body: bytes, alive: bool) -> None:
+    assert children.indexer_is_alive(body, 1) is alive
+
+
+Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+def answering(raw: bytes) -> Answer:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(raw)
+        writer.close()
+
+    return answer
+
+
+@asynccontextmanager
+async def listening(answer: Answer) -> AsyncIterator[int]:
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize(
+    ("raw", "ready"),
+    [
+        (b"HTTP/1.1 200 OK\r\n\r\n", True),
+        (b"HTTP/1.1 503 Service Unavailable\r\n\r\nbootstrap", False),
+        (b"", False),
+        (b"SSH-2.0-nonsense\r\n", False),
+    ],
+)
+def test_a_node_is_ready_when_it_says_so(raw: bytes, ready: bool) -> None:
+    async def ask() -> bool:
+        async with listening(answering(raw)) as port:
+            return await children.node_ready(port)()
+
+    assert asyncio.run(ask()) is ready
+
+
+def test_the_summary_says_where_everything_is_and_what_to_try() -> None:
+    text = supervisor.summary_text(RunOptions(), DATA, "127.0.0.1:9092", 7.25)
+    assert "ready in 7.2 s: Kafka, 3 nodes and 3 indexers" in text
+    for part in ("http://127.0.0.1:8602", "127.0.0.1:9092", "/data", "indexctl status"):
+        assert part in text
+    assert "INDEXCTL_URL" not in text
+
+
+def test_the_summary_exports_an_unusual_address_first() -> None:
+    lines = supervisor.summary_text(
+        RunOptions(http_port=9000, nodes=1), DATA, "127.0.0.1:9092", 7
+    ).splitlines()
+    at = lines.index("  export INDEXCTL_URL=http://127.0.0.1:9000")
+    assert lines[at + 1] == "  indexctl apply examples/travel.sql"
+
+
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [(0, "ended with exit code 0"), (3, "ended with exit code 3"), (-9, "was killed by SIGKILL")],
+)
+def test_an_exit_is_told_in_words(status: int, text: str) -> None:
+    assert describe_exit(status) == text
