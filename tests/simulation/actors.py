@@ -1,0 +1,296 @@
+"""Those around the cluster: indexers, clients, and producers of DDL on a topic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from coordinator.core.commands import (
+    OK,
+    REFUSED,
+    CreateIndex,
+    DeleteSetting,
+    DropIndex,
+    Outcome,
+    PutSetting,
+    Request,
+    SkipRecord,
+)
+from coordinator.core.entities import DROPPING, INIT, Index
+from coordinator.core.inputs import ReadRequested, Requested
+from coordinator.core.records import ALLOCATED, RELEASED, IndexerHeartbeat, SliceAnswered
+from coordinator.core.records import REFUSED as SLICES_REFUSED
+from tests.simulation.clock import WALL_MS
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+PERIOD_MS = 250
+
+
+class Indexer:
+    """Follows `statecontext`, answers for its slices, and repeats itself until that moves on."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.world = world
+        self.number = number
+        self.alive = True
+        self.incarnation = 1
+        self.refusing = 0.0
+        self.position = 0
+        self.indexes: dict[str, Index] = {}
+        self.verdicts: dict[int, str] = {}
+        world.clock.at(world.clock.chance.randrange(PERIOD_MS), self.period)
+
+    def period(self) -> None:
+        self.world.clock.at(PERIOD_MS, self.period)
+        if not self.alive:
+            return
+        self._read()
+        world = self.world
+        beat = IndexerHeartbeat(
+            self.number, self.incarnation, f"indexer{self.number}", "", 1, 0, 0, 0, WALL_MS
+        )
+        world.beat(beat, 0)
+        for index in self.indexes.values():
+            if self.number in index.hosts and index.state in (INIT, DROPPING):
+                self._answer(index)
+
+    def _read(self) -> None:
+        partition = self.world.broker["statecontext"]
+        for record in partition.read(self.position):
+            mutation = record.value.mutation
+            if isinstance(mutation.entity, Index):
+                self.indexes[mutation.key] = mutation.entity
+            else:
+                self.indexes.pop(mutation.key, None)
+        self.position = partition.stable
+
+    def _answer(self, index: Index) -> None:
+        answer = RELEASED
+        if index.state == INIT:
+            answer = self.verdicts.get(index.id, "")
+            if not answer:
+                refuse = self.world.clock.hit(self.refusing)
+                answer = SLICES_REFUSED if refuse else ALLOCATED
+                self.verdicts[index.id] = answer
+        slices = index.slices_on(self.number)
+        self.world.acknowledge(
+            SliceAnswered(self.number, self.incarnation, index.id, answer, "no space", slices), 0
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Op:
+    """One operation of a client: all its tries under one request id, and what came of it."""
+
+    request: Request
+    invoked_ms: int
+    outcome: Outcome | None = None
+    done_ms: int = -1
+    tries: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Reading:
+    """One read of a client, linearizable or at a CAS."""
+
+    invoked_ms: int
+    linearizable: bool
+    at_least: int
+
+
+class Client:
+    """Asks for one thing at a time, and repeats it under the same id while it is unknown."""
+
+    def __init__(self, world: World, number: int, operations: int) -> None:
+        self.world = world
+        self.number = number
+        self.left = operations
+        self.target = world.clock.chance.choice(list(world.machines))
+        self.op: Op | None = None
+        self.reading: Reading | None = None
+        self.known: dict[str, int] = {}
+        self._token = 0
+        self._made = 0
+        world.clock.at(world.clock.chance.randint(200, 2_500), self.begin)
+
+    @property
+    def busy(self) -> bool:
+        return self.left > 0 or self.op is not None or self.reading is not None
+
+    def begin(self) -> None:
+        if self.left <= 0:
+            return
+        self.left -= 1
+        if self.world.clock.hit(0.15):
+            self._read()
+            return
+        request = self._choose()
+        self.op = Op(request, self.world.clock.now)
+        self.world.judge.ops.append(self.op)
+        self._send()
+
+    def _choose(self) -> Request:
+        """Return a random command, some of them with an expected CAS that this client knows."""
+        chance = self.world.clock.chance
+        self._made += 1
+        request_id = f"c{self.number}-{self._made}"
+        expected: int | None = None
+        dice = chance.random()
+        command: Any
+        if dice < 0.65:
+            name = f"k{chance.randrange(3)}"
+            if chance.random() < 0.4:
+                expected = self.known.get(name, 0)
+            command = (
+                PutSetting(name, f'"{request_id}"') if chance.random() < 0.75 else DeleteSetting(name)
+            )
+        elif dice < 0.87:
+            command = CreateIndex(
+                f"i{chance.randrange(4)}",
+                f"b{chance.randrange(2)}",
+                ("x",),
+                slices=chance.randint(1, 2),
+                replicas=chance.randint(0, 1),
+                if_not_exists=chance.random() < 0.2,
+            )
+        else:
+            command = DropIndex(
+                0, f"b{chance.randrange(2)}", f"i{chance.randrange(4)}", chance.random() < 0.2
+            )
+        recorded = chance.random() < 0.8
+        fingerprint = hash_of(command)
+        return Request(command, request_id, "client", expected, fingerprint, recorded)
+
+    def _send(self) -> None:
+        assert self.op is not None
+        world = self.world
+        self._token = world.token()
+        self.op.tries += 1
+        deadline = world.clock.now + 2_500
+        request = replace(self.op.request, token=self._token, deadline_ms=deadline)
+        machine = world.machines[self.target]
+        world.clock.at(
+            world.clock.delay(), machine.ask, Requested(request), self._token, self
+        )
+        world.clock.at(3_000, self._silence, self._token)
+
+    def _read(self) -> None:
+        world = self.world
+        linearizable = world.clock.hit(0.7)
+        at_least = 0 if linearizable else world.judge.last_cas
+        self.reading = Reading(world.clock.now, linearizable, at_least)
+        self._token = world.token()
+        event = ReadRequested(self._token, world.clock.now + 2_000, linearizable, at_least)
+        machine = world.machines[self.target]
+        world.clock.at(world.clock.delay(), machine.ask, event, self._token, self)
+        world.clock.at(3_000, self._silence, self._token)
+
+    def _silence(self, token: int) -> None:
+        if token == self._token:
+            self.heard(token, Outcome("unknown", "silence", "nothing was heard"))
+
+    def heard(self, token: int, outcome: Outcome) -> None:
+        """Take an answer; one that comes too late is no answer."""
+        if token != self._token:
+            return
+        self._token = 0
+        if self.reading is not None:
+            self.reading = None
+            self._redirect(outcome)
+            self._pause()
+        elif outcome.status in (OK, REFUSED):
+            self._finish(outcome)
+        else:
+            self._again(outcome)
+
+    def _finish(self, outcome: Outcome) -> None:
+        op = self.op
+        assert op is not None
+        op.outcome, op.done_ms = outcome, self.world.clock.now
+        command = op.request.command
+        if isinstance(command, PutSetting | DeleteSetting):
+            gone = isinstance(command, DeleteSetting) and outcome.status == OK
+            actual = outcome.details.get("actual", self.known.get(command.name, 0))
+            known = outcome.cas if outcome.status == OK else actual
+            self.known[command.name] = 0 if gone else known
+        self.op = None
+        self._pause()
+
+    def _again(self, outcome: Outcome) -> None:
+        op = self.op
+        assert op is not None
+        nowhere = outcome.code in ("not_master", "no_master")
+        self._redirect(outcome)
+        if not (op.request.recorded or nowhere) or op.tries > 60 or self.world.giving_up:
+            self.op = None
+            self._pause()
+            return
+        self.world.clock.at(self.world.clock.chance.randint(20, 300), self._send)
+
+    def _redirect(self, outcome: Outcome) -> None:
+        if "node" in outcome.details and outcome.details["node"] in self.world.machines:
+            self.target = outcome.details["node"]
+        elif outcome.status == "unknown":
+            self.target = self.world.clock.chance.choice(list(self.world.machines))
+
+    def _pause(self) -> None:
+        self.world.clock.at(self.world.clock.chance.randint(1, 700), self.begin)
+
+
+class DdlWriter:
+    """Writes commands to the `ddl` topic: some of them twice, some no commands at all."""
+
+    def __init__(self, world: World, commands: int) -> None:
+        self.world = world
+        self.left = commands
+        self._made = 0
+        self.sent: list[Request] = []
+        world.clock.at(world.clock.chance.randint(500, 1_500), self.write)
+
+    @property
+    def busy(self) -> bool:
+        return self.left > 0
+
+    def write(self) -> None:
+        if self.left <= 0:
+            return
+        self.left -= 1
+        clock = self.world.clock
+        chance = clock.chance
+        dice = chance.random()
+        request: Request
+        if dice < 0.08:
+            request = Request(SkipRecord("no command", b"?"))
+        elif dice < 0.2 and self.sent:
+            request = chance.choice(self.sent)
+        else:
+            request = self._new()
+        self.world.broker["ddl"].append(request, None, clock.now)
+        if request.id:
+            self.sent.append(request)
+        clock.at(chance.randint(1, 1_200), self.write)
+
+    def _new(self) -> Request:
+        chance = self.world.clock.chance
+        self._made += 1
+        request_id = f"t-{self._made}"
+        command: Any
+        dice = chance.random()
+        if dice < 0.4:
+            command = PutSetting(f"k{chance.randrange(3)}", f'"{request_id}"')
+        elif dice < 0.75:
+            name, bucket = f"i{chance.randrange(4)}", f"b{chance.randrange(2)}"
+            command = CreateIndex(name, bucket, ("y",))
+        else:
+            command = DropIndex(0, f"b{chance.randrange(2)}", f"i{chance.randrange(4)}")
+        return Request(command, request_id, "topic", None, hash_of(command), True)
+
+
+def hash_of(command: Any) -> int:
+    """Return a fingerprint that does not depend on the process."""
+    total = 7
+    for byte in repr(command).encode():
+        total = (total * 131 + byte) % (2**61 - 1)
+    return total

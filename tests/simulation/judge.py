@@ -1,0 +1,675 @@
+"""What must hold, checked by a second, deliberately plain reading of the same log.
+
+The judge sees every committed record of `commit` the moment it becomes stable, and folds it with
+its own few rules; production code is never asked. Each check has a name, which a failing run
+reports.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+from coordinator.core import effects as fx
+from coordinator.core import state as states
+from coordinator.core.authority_state import AuthorityState
+from coordinator.core.commands import (
+    OK,
+    REFUSED,
+    CreateIndex,
+    DeleteSetting,
+    DropIndex,
+    PutSetting,
+)
+from coordinator.core.entities import DROPPING, TRANSITIONS, Index
+from coordinator.core.inputs import Input, Restored
+from coordinator.core.records import (
+    ACCEPTED,
+    ClusterFormed,
+    IndexerRegistered,
+    MasterClaimed,
+    MemberAdmitted,
+    MemberExpired,
+    Mutation,
+    ProposalAnswered,
+    TransactionCommitted,
+    TransactionProposed,
+    TransactionRolledBack,
+)
+from coordinator.core.synchroniser import Synchroniser
+from coordinator.core.types import TxnId
+from tests.simulation.actors import Client, Op
+from tests.simulation.broker import COMMITTED, Session, Stored
+
+if TYPE_CHECKING:
+    from tests.simulation.machine import Machine
+    from tests.simulation.world import World
+
+EFFECTS = ("SettingWritten", "SettingDeleted", "IndexProposed", "IndexDropped")
+
+
+class Violation(AssertionError):
+    """An invariant that does not hold: its name, and how it was found."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(f"{name}: {message}")
+        self.name = name
+
+
+def require(truth: bool, name: str, message: str) -> None:
+    if not truth:
+        raise Violation(name, message)
+
+
+@dataclass(slots=True)
+class Version:
+    """From when on a key, or a name, had this CAS and value; the value None: it is gone."""
+
+    since_ms: int
+    cas: int
+    value: Any
+
+
+@dataclass(slots=True)
+class Done:
+    """A mutation that took effect."""
+
+    mutation: Mutation
+    txn: TxnId
+    decided_ms: int
+
+
+@dataclass(slots=True)
+class Seen:
+    """What a node showed last, in this life of it."""
+
+    cas: int = 0
+    epoch: int = 0
+    applied: int = -1
+    state: Any = None
+
+
+@dataclass(slots=True)
+class Truth:
+    """The Authority, folded plainly."""
+
+    roster: tuple[int, ...] = ()
+    minimum: int = 0
+    epoch: int = 0
+    master: int = 0
+    incarnation: int = 0
+    members: dict[int, int] = field(default_factory=dict)
+    acceptors: tuple[int, ...] = ()
+    last_seq: int = 0
+    open: tuple[TxnId, int] | None = None
+    proposal: TransactionProposed | None = None
+    last_cas: int = 0
+    digest: int = 0
+
+    @property
+    def point(self) -> tuple[Any, ...]:
+        return (
+            self.epoch,
+            self.master,
+            self.incarnation,
+            tuple(sorted(self.members.items())),
+            self.last_cas,
+            self.digest,
+            self.open,
+        )
+
+
+def point_of(authority: AuthorityState) -> tuple[Any, ...]:
+    """Return the same of a node's Authority."""
+    opened = authority.open
+    return (
+        authority.epoch,
+        authority.master,
+        authority.incarnation,
+        tuple((n, authority.members[n].incarnation) for n in sorted(authority.members)),
+        authority.last_cas,
+        authority.digest,
+        (opened.txn, opened.offset) if opened else None,
+    )
+
+
+class Judge:
+    """Sees everything, and knows what follows from it."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.truth = Truth()
+        self.entities: dict[str, tuple[int, bytes, Any]] = {}
+        self.names: dict[tuple[str, str], int] = {}
+        self.statuses: dict[TxnId, str] = {}
+        self.digests: dict[int, int] = {0: 0}
+        self.done: dict[int, Done] = {}
+        self.effects: dict[str, list[tuple[str, int]]] = {}
+        self.ready: dict[int, int] = {}
+        self.versions: dict[Any, list[Version]] = {}
+        self.commits: list[tuple[int, int]] = []
+        self.refused: set[str] = set()
+        self.ops: list[Op] = []
+        self.decisions = 0
+        self.rolled_back = 0
+        self._offsets: list[int] = []
+        self._points: list[tuple[Any, ...]] = []
+        self._position = 0
+        self._master_session: Session | None = None
+        self._seen: dict[int, Seen] = {}
+        world.broker["commit"].listeners.append(self._commit_moved)
+
+    @property
+    def last_cas(self) -> int:
+        return self.truth.last_cas
+
+    # -- the log -----------------------------------------------------------------------------
+
+    def _commit_moved(self) -> None:
+        partition = self.world.broker["commit"]
+        for stored in partition.read(self._position):
+            before = self.truth.point
+            rule = RULES.get(type(stored.value))
+            if rule is not None:
+                rule(self, stored, stored.value)
+            if self.truth.point != before or not self._points:
+                self._offsets.append(stored.offset)
+                self._points.append(self.truth.point)
+        self._position = partition.stable
+
+    def point_at(self, offset: int) -> tuple[Any, ...] | None:
+        """Return the Authority after the records up to `offset`."""
+        place = bisect_right(self._offsets, offset)
+        return self._points[place - 1] if place else None
+
+    def _formed(self, stored: Stored, record: ClusterFormed) -> None:
+        if not self.truth.roster:
+            self.truth.roster, self.truth.minimum = record.roster, record.minimum
+
+    def _claimed(self, stored: Stored, record: MasterClaimed) -> None:
+        truth = self.truth
+        if (
+            record.epoch != truth.epoch + 1
+            or record.node not in (truth.acceptors or truth.roster)
+            or (record.cas, record.digest) != (truth.last_cas, truth.digest)
+        ):
+            return
+        if truth.open is not None:
+            self._terminal(truth.open[0], "rollback")
+        truth.epoch, truth.master, truth.incarnation = record.epoch, record.node, record.incarnation
+        truth.open, truth.last_seq = None, 0
+        truth.members[record.node] = record.incarnation
+        assert stored.txn is not None
+        self._master_session = stored.txn.session
+
+    def _proposed(self, stored: Stored, record: TransactionProposed) -> None:
+        truth = self.truth
+        if (
+            record.txn.epoch == truth.epoch
+            and record.txn.seq > truth.last_seq
+            and truth.open is None
+            and (record.prev_cas, record.prev_digest) == (truth.last_cas, truth.digest)
+        ):
+            truth.open, truth.proposal = (record.txn, stored.offset), record
+            truth.last_seq = record.txn.seq
+            require(
+                len(truth.members) >= truth.minimum,
+                "nothing-is-proposed-below-the-minimum",
+                f"{record.txn} with members {sorted(truth.members)}",
+            )
+
+    def _terminal(self, txn: TxnId, status: str) -> None:
+        known = self.statuses.get(txn)
+        require(known is None, "one-terminal-status", f"{txn} is {known} and {status}")
+        self.statuses[txn] = status
+        self.rolled_back += status == "rollback"
+
+    def _rolled_back(self, stored: Stored, record: TransactionRolledBack) -> None:
+        truth = self.truth
+        if record.txn.epoch != truth.epoch:
+            return
+        if truth.open is not None and truth.open[0] == record.txn:
+            if record.proposal_offset in (-1, truth.open[1]):
+                self._terminal(record.txn, "rollback")
+                truth.open = None
+        elif record.proposal_offset < 0 and truth.open is None and record.txn.seq > truth.last_seq:
+            self._terminal(record.txn, "rollback")
+            truth.last_seq = record.txn.seq
+
+    def _admitted(self, stored: Stored, record: MemberAdmitted) -> None:
+        truth = self.truth
+        if (
+            record.epoch == truth.epoch
+            and truth.open is None
+            and (record.cas, record.digest) == (truth.last_cas, truth.digest)
+        ):
+            truth.members[record.node] = record.incarnation
+
+    def _expired(self, stored: Stored, record: MemberExpired) -> None:
+        truth = self.truth
+        if record.epoch == truth.epoch and record.node != truth.master:
+            truth.members.pop(record.node, None)
+
+    def _committed(self, stored: Stored, record: TransactionCommitted) -> None:
+        truth = self.truth
+        require(
+            truth.open == (record.txn, record.proposal_offset) and record.txn.epoch == truth.epoch,
+            "no-commit-is-void",
+            f"{record.txn}@{record.proposal_offset}, open is {truth.open} in epoch {truth.epoch}",
+        )
+        proposal = truth.proposal
+        assert proposal is not None
+        assert stored.txn is not None
+        self._check_acceptors(record, proposal)
+        self._check_events(stored, record, proposal)
+        self._terminal(record.txn, "commit")
+        decided_ms = stored.txn.decided_ms
+        for mutation, cas in zip(proposal.mutations, record.cas, strict=True):
+            require(cas > truth.last_cas, "cas-ascends", f"{cas} after {truth.last_cas}")
+            truth.last_cas = cas
+            self._apply(mutation, cas, record.txn, decided_ms)
+        truth.digest = digest_of(self.entities)
+        require(
+            truth.digest == record.state_digest,
+            "digest-of-the-log",
+            f"{record.txn} says {record.state_digest:x}, it is {truth.digest:x}",
+        )
+        self.digests[truth.last_cas] = truth.digest
+        self.commits.append((decided_ms, truth.last_cas))
+        truth.open, truth.acceptors = None, record.accepted
+        self.decisions += 1
+
+    def _check_acceptors(self, record: TransactionCommitted, proposal: TransactionProposed) -> None:
+        truth = self.truth
+        waived = set(proposal.participants) - set(record.accepted)
+        require(
+            not waived & set(truth.members),
+            "every-participant-has-it",
+            f"{record.txn} commits without {sorted(waived & set(truth.members))}",
+        )
+        require(
+            len(record.accepted) >= truth.minimum and truth.master in record.accepted,
+            "enough-copies",
+            f"{record.txn} was accepted by {record.accepted}",
+        )
+        for node in record.accepted:
+            require(
+                record.proposal_offset in self.world.machines[node].disk.durable_logs,
+                "accepted-is-durable",
+                f"{record.txn} counts node {node}, whose disk does not have it",
+            )
+
+    def _check_events(
+        self, stored: Stored, record: TransactionCommitted, proposal: TransactionProposed
+    ) -> None:
+        """The events stand on both topics, in the same Kafka transaction, at these offsets."""
+        for topic in ("statecontext", "history"):
+            found = []
+            for other in reversed(self.world.broker[topic].records):
+                if other.txn is stored.txn:
+                    found.append(other)
+                elif found:
+                    break
+            found.reverse()
+            same = [f.value.mutation for f in found] == list(proposal.mutations)
+            if topic == "statecontext":
+                cas = tuple(f.offset + self.world.cas_base for f in found)
+            else:
+                cas = tuple(f.value.cas for f in found)
+            require(
+                same and cas == record.cas,
+                "events-in-the-same-transaction",
+                f"{topic} has {cas} for {record.txn} with {record.cas}",
+            )
+
+    def _apply(self, mutation: Mutation, cas: int, txn: TxnId, decided_ms: int) -> None:
+        key, entity = mutation.key, mutation.entity
+        before = self.entities.get(key)
+        if key.startswith("index/"):
+            self._apply_index(mutation, before[2] if before else None, cas, decided_ms)
+        if mutation.value is None:
+            self.entities.pop(key, None)
+        else:
+            self.entities[key] = (cas, mutation.value, entity)
+        self.versions.setdefault(key, []).append(Version(decided_ms, cas, mutation.value))
+        self.done[cas] = Done(mutation, txn, decided_ms)
+        if mutation.event in EFFECTS:
+            found = self.effects.setdefault(mutation.request, [])
+            found.append((mutation.event, cas))
+            require(
+                len(found) == 1, "a-request-id-executes-once", f"{mutation.request}: {found}"
+            )
+            if mutation.event != "IndexProposed":
+                self._not_refused(mutation.request, cas)
+
+    def _apply_index(self, mutation: Mutation, was: Any, cas: int, decided_ms: int) -> None:
+        now = mutation.entity
+        old = was.state if was else None
+        new = now.state if isinstance(now, Index) else None
+        rewritten = mutation.event == "EntityRewritten" and old == new
+        require(
+            rewritten or new in TRANSITIONS[old],
+            "legal-transitions",
+            f"{mutation.key}: {old} -> {new}",
+        )
+        if isinstance(now, Index) and new != DROPPING:
+            name = (now.bucket, now.name)
+            holder = self.names.get(name)
+            require(holder in (None, now.id), "unique-names", f"{name}: {holder} and {now.id}")
+            if holder is None:
+                self.versions.setdefault(name, []).append(Version(decided_ms, cas, now.id))
+            self.names[name] = now.id
+            if mutation.event == "IndexReady":
+                self.ready[now.id] = cas
+                self._not_refused(now.request, cas)
+        elif was is not None and self.names.get((was.bucket, was.name)) == was.id:
+            del self.names[(was.bucket, was.name)]
+            gone = Version(decided_ms, cas, None)
+            self.versions.setdefault((was.bucket, was.name), []).append(gone)
+
+    def _not_refused(self, request: str, cas: int) -> None:
+        require(
+            request not in self.refused, "refused-never-takes-effect", f"{request} at CAS {cas}"
+        )
+
+    # -- nodes -------------------------------------------------------------------------------
+
+    def ended(self, number: int) -> None:
+        self._seen.pop(number, None)
+
+    def stepped(self, machine: Machine, event: Input) -> None:
+        """Look at a node after it read something."""
+        node = machine.node
+        assert node is not None
+        seen = self._seen.setdefault(machine.number, Seen())
+        require(node.applied >= seen.applied, "applied-ascends", f"node {machine.number}")
+        seen.applied = node.applied
+        authority = node.authority
+        if authority is None:
+            return
+        require(authority.epoch >= seen.epoch, "epoch-ascends", f"node {machine.number}")
+        seen.epoch = authority.epoch
+        truth = self.point_at(node.applied)
+        require(
+            truth == point_of(authority),
+            "folds-agree",
+            f"node {machine.number} at {node.applied}: {point_of(authority)}, truth {truth}",
+        )
+        state = node.state
+        if state is seen.state or not node.state_known:
+            return
+        require(state.cas >= seen.cas, "cas-of-a-node-ascends", f"node {machine.number}")
+        seen.cas, seen.state = state.cas, state
+        require(
+            state.cas == authority.last_cas and self.digests.get(state.cas) == state.digest,
+            "a-node-shows-what-is-committed",
+            f"node {machine.number} shows CAS {state.cas}, committed is {authority.last_cas}",
+        )
+
+    def saved(self, number: int, save: fx.Save) -> None:
+        """A batch that claims to be whole holds one offset's Authority and state."""
+        truth = self.point_at(save.applied)
+        require(
+            truth is not None
+            and save.authority is not None
+            and truth == point_of(save.authority)
+            and (save.cas, save.digest) == truth[4:6],
+            "a-batch-belongs-to-one-offset",
+            f"node {number} saves CAS {save.cas} at {save.applied}, where truth is {truth}",
+        )
+
+    def restored(self, number: int, restored: Restored) -> None:
+        truth = self.point_at(restored.applied)
+        authority = restored.authority
+        require(
+            truth is not None
+            and authority is not None
+            and truth == point_of(authority)
+            and (restored.state.cas, restored.state.digest) == truth[4:6],
+            "a-disk-holds-one-offset",
+            f"node {number} restores CAS {restored.state.cas} at {restored.applied}: {truth}",
+        )
+
+    def answered(self, machine: Machine, record: ProposalAnswered) -> None:
+        require(
+            record.answer != ACCEPTED or record.proposal_offset in machine.disk.durable_logs,
+            "accepted-is-durable",
+            f"node {machine.number} accepts {record.txn} before it is on its disk",
+        )
+
+    def concluding(self, machine: Machine, session: Session, effect: fx.Conclude) -> None:
+        claims = (MasterClaimed, ClusterFormed)
+        if all(isinstance(record, claims) for record in effect.records):
+            return
+        require(
+            session is self._master_session,
+            "only-the-claimed-master-writes",
+            f"node {machine.number} writes {[type(r).__name__ for r in effect.records]}",
+        )
+
+    def halted(self, machine: Machine, effect: fx.Halt) -> None:
+        node = machine.node
+        assert node is not None
+        strayed = self.world.strays and effect.code == "digest_mismatch"
+        require(
+            strayed or effect.code in self.world.alarms_expected,
+            "no-alarm",
+            f"node {machine.number} halts: {effect.code}: {effect.message}",
+        )
+
+    # -- answers -----------------------------------------------------------------------------
+
+    def replied(self, machine: Machine, effect: fx.Reply, who: Client | None) -> None:
+        require(who is not None, "one-answer-a-call", f"token {effect.token} twice")
+        assert who is not None
+        outcome = effect.outcome
+        if effect.token != who._token:
+            return
+        if who.reading is not None:
+            if outcome.status == OK:
+                self._check_reading(who.reading.invoked_ms, who.reading.at_least, outcome.cas)
+                if who.reading.linearizable:
+                    self._check_fresh(who.reading.invoked_ms, outcome.cas)
+        elif who.op is not None and outcome.status == OK:
+            self._check_ok(who.op, outcome)
+        elif who.op is not None and outcome.status == REFUSED:
+            self._check_refused(who.op, outcome)
+
+    def _check_reading(self, invoked_ms: int, at_least: int, cas: int) -> None:
+        known = cas == 0 or cas in self.digests
+        require(known and cas >= at_least, "reads-are-committed", f"read CAS {cas}")
+
+    def _check_fresh(self, invoked_ms: int, cas: int) -> None:
+        newest = max((c for at, c in self.commits if at < invoked_ms), default=0)
+        require(cas >= newest, "linearizable-reads", f"read CAS {cas}, {newest} stood before")
+
+    def _check_ok(self, op: Op, outcome: Any) -> None:
+        command = op.request.command
+        if outcome.answer.get("existed") in (True, False):
+            return
+        done = self.done.get(outcome.cas)
+        name = "acknowledged-is-effective-once"
+        require(done is not None, name, f"{op.request.id} at CAS {outcome.cas}: nothing there")
+        assert done is not None
+        entity = done.mutation.entity
+        if isinstance(command, CreateIndex):
+            right = (
+                done.mutation.event == "IndexReady"
+                and isinstance(entity, Index)
+                and (entity.bucket, entity.name, entity.request)
+                == (command.bucket, command.name, op.request.id)
+            )
+        else:
+            right = done.mutation.request == op.request.id and done.mutation.event in EFFECTS
+        require(right, name, f"{op.request.id} at CAS {outcome.cas}: {done.mutation}")
+        require(str(done.txn) == outcome.txn, name, f"{op.request.id}: {done.txn}, {outcome.txn}")
+        require(
+            op.invoked_ms <= done.decided_ms <= self.world.clock.now,
+            "linearizable",
+            f"{op.request.id} took effect at {done.decided_ms}, was asked at {op.invoked_ms}",
+        )
+        if op.request.expected_cas is not None and isinstance(command, PutSetting | DeleteSetting):
+            before = self._before(done.mutation.key, outcome.cas)
+            require(
+                before == op.request.expected_cas,
+                "compare-and-set",
+                f"{op.request.id} replaced {before}, expected {op.request.expected_cas}",
+            )
+
+    def _before(self, key: str, cas: int) -> int:
+        older = [v for v in self.versions[key] if v.cas < cas]
+        return older[-1].cas if older and older[-1].value is not None else 0
+
+    def _check_refused(self, op: Op, outcome: Any) -> None:
+        request_id = op.request.id
+        self.refused.add(request_id)
+        for event, cas in self.effects.get(request_id, ()):
+            undone = event == "IndexProposed" and self._is_undone(cas)
+            require(undone, "refused-never-takes-effect", f"{request_id}: {event} at CAS {cas}")
+        command = op.request.command
+        key: Any = None
+        wanted: int | None = None
+        if isinstance(command, PutSetting | DeleteSetting):
+            key = f"config/{command.name}"
+            wanted = {"cas_mismatch": outcome.details.get("actual"), "config_not_found": 0}.get(
+                outcome.code
+            )
+        elif isinstance(command, CreateIndex | DropIndex):
+            key = (command.bucket, command.name)
+            wanted = {
+                "index_exists": int(outcome.details.get("id", 0)),
+                "index_not_found": 0,
+            }.get(outcome.code)
+        if wanted is not None:
+            require(
+                self._held(key, wanted, op.invoked_ms),
+                "linearizable",
+                f"{request_id} was refused by {outcome.code} of {key} at {wanted}, "
+                f"which it never was since {op.invoked_ms}: {self.versions.get(key)}",
+            )
+
+    def _is_undone(self, cas: int) -> bool:
+        index = self.done[cas].mutation.entity
+        assert isinstance(index, Index)
+        return index.id not in self.ready
+
+    def _held(self, key: Any, wanted: int, since_ms: int) -> bool:
+        """Tell whether `key` was at `wanted` (0: absent) at some time from `since_ms` to now."""
+        versions = [Version(-1, 0, None), *self.versions.get(key, ())]
+        for number, version in enumerate(versions):
+            last = number + 1 == len(versions)
+            until = self.world.clock.now if last else versions[number + 1].since_ms
+            if until < since_ms:
+                continue
+            if version.value is None:
+                held = 0
+            else:
+                held = version.value if isinstance(version.value, int) else version.cas
+            if held == wanted:
+                return True
+        return False
+
+    # -- the end -----------------------------------------------------------------------------
+
+    def conclude(self) -> None:
+        """Everything is healed and quiet: compare what all of them hold."""
+        self._compare_nodes()
+        self._replay_history()
+        self._synchronise()
+        self._check_ddl()
+
+    def _compare_nodes(self) -> None:
+        whole = {key: (v[0], v[1]) for key, v in self.entities.items()}
+        for machine in self.world.machines.values():
+            node = machine.node
+            assert node is not None
+            held = {key: (v.cas, v.value) for key, v in node.state.entities.items()}
+            require(held == whole, "nodes-agree", f"node {machine.number}")
+            require(
+                states.recomputed_digest(node.state) == node.state.digest == self.truth.digest,
+                "digest-recomputed",
+                f"node {machine.number}",
+            )
+            names = {k: v for k, v in node.state.names.items()}
+            require(names == self.names, "names-agree", f"node {machine.number}")
+
+    def _replay_history(self) -> None:
+        state = states.EMPTY
+        for stored in self.world.broker["history"].read(0):
+            event = stored.value
+            if self.statuses.get(event.txn) == "commit":
+                state = states.evolve(state, [(event.mutation, event.cas)])
+        require(
+            (state.cas, state.digest) == (self.truth.last_cas, self.truth.digest),
+            "history-replays",
+            f"history gives CAS {state.cas}, truth is {self.truth.last_cas}",
+        )
+
+    def _synchronise(self) -> None:
+        self.world.broker.compact(0)
+        machine = next(iter(self.world.machines.values()))
+        events = machine._dated(self.world.broker["statecontext"].read(0))
+        synchroniser = Synchroniser(self.truth.last_cas, self.truth.digest)
+        synchroniser.add_events(events, True)
+        state = synchroniser.resolve()
+        require(
+            isinstance(state, states.StateContext)
+            and (state.cas, state.digest) == (self.truth.last_cas, self.truth.digest),
+            "compacted-state-suffices",
+            f"{state}",
+        )
+
+    def _check_ddl(self) -> None:
+        """Each command on the topic has one effect, and replies that agree with it."""
+        replies: dict[str, list[Any]] = {}
+        for stored in self.world.broker["ddl-replies"].read(0):
+            replies.setdefault(stored.value.request, []).append(stored.value)
+        skipped = 0
+        for stored in self.world.broker["ddl"].read(0):
+            request = stored.value
+            if not request.id:
+                skipped += 1
+                continue
+            found = replies.get(request.id, [])
+            require(bool(found), "ddl-is-answered", f"{request.id} has no reply")
+            same = {(r.status, r.error_code, r.answer_json) for r in found}
+            require(len(same) == 1, "ddl-replies-agree", f"{request.id}: {found}")
+            self._check_ddl_effect(request.id, found[0])
+        letters = [s.value.offset for s in self.world.broker["dead-letter"].read(0)]
+        require(
+            len(letters) == len(set(letters)) == skipped, "one-dead-letter-each", f"{letters}"
+        )
+
+    def _check_ddl_effect(self, request_id: str, reply: Any) -> None:
+        effects = self.effects.get(request_id, [])
+        if reply.status == OK and '"existed"' not in reply.answer_json:
+            require(len(effects) == 1, "ddl-takes-effect-once", f"{request_id}: {effects}")
+            require(reply.cas in self.done, "ddl-takes-effect-once", f"{request_id}: {reply}")
+        elif reply.status == REFUSED:
+            lasting = [e for e in effects if e[0] != "IndexProposed" or not self._is_undone(e[1])]
+            require(not lasting, "refused-never-takes-effect", f"{request_id}: {effects}")
+
+
+def digest_of(entities: dict[str, tuple[int, bytes, Any]]) -> int:
+    """Return the digest, written down a second time."""
+    total = 0
+    for key, (cas, value, _) in entities.items():
+        name = key.encode()
+        text = len(name).to_bytes(4, "little") + cas.to_bytes(8, "little") + name + value
+        total += int.from_bytes(blake2b(text, digest_size=16).digest(), "little")
+    return total % 2**128
+
+
+RULES: dict[type, Any] = {
+    ClusterFormed: Judge._formed,
+    MasterClaimed: Judge._claimed,
+    TransactionProposed: Judge._proposed,
+    TransactionCommitted: Judge._committed,
+    TransactionRolledBack: Judge._rolled_back,
+    MemberAdmitted: Judge._admitted,
+    MemberExpired: Judge._expired,
+}
+
+__all__ = ["COMMITTED", "IndexerRegistered", "Judge", "Violation", "digest_of"]
