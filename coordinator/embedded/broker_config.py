@@ -63,6 +63,10 @@ def server_properties(
         "share.coordinator.state.topic.replication.factor": "1",
         "share.coordinator.state.topic.min.isr": "1",
         "share.coordinator.state.topic.num.partitions": "1",
+        # A broker that was killed cannot register again before its old session has ended, which
+        # is 9 s by default. Controller and broker share a process: a stall hits both.
+        "broker.session.timeout.ms": "2000",
+        "broker.heartbeat.interval.ms": "400",
         # The defaults suit a server of its own: the cleaner alone takes 128 MiB of heap.
         "log.cleaner.dedupe.buffer.size": str(16 * 1024 * 1024),
         "num.network.threads": "2",
