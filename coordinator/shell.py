@@ -121,6 +121,9 @@ class Shell:
         while not self.stopped.is_set():
             self.feed(inputs.Tick())
             self._plain.serve()
+            if self._fold is not None and self._fold.failure:
+                log.error("the Faust application crashed: %s", self._fold.failure)
+                self._stop(EXIT_FAILED)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.stopped.wait(), TICK_S)
 

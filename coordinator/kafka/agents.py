@@ -64,6 +64,7 @@ class CommitFold:
         channel = self.app.topic(topic, key_serializer="raw", value_serializer="raw")
         self.app.agent(channel, name=f"{group}.fold")(self._fold)
         logging.getLogger("faust").setLevel(logging.WARNING)
+        logging.getLogger("mode").setLevel(logging.WARNING)
         logging.getLogger("aiokafka").setLevel(logging.ERROR)
 
     async def start(self) -> None:
@@ -72,6 +73,12 @@ class CommitFold:
 
     async def stop(self) -> None:
         await self.app.stop()
+
+    @property
+    def failure(self) -> str:
+        """Return why the application crashed, or an empty text while it has not."""
+        reason = self.app.crash_reason
+        return f"{type(reason).__name__}: {reason}" if reason is not None else ""
 
     async def _fold(self, stream: Any) -> None:
         """Hand every record over, in order; those that are there already go as one batch."""
