@@ -1,0 +1,102 @@
+"""The command line of an indexer: `python -m indexer_sim --id 1 --cluster demo …`.
+
+Exit codes: 0 after a stop, 1 if the folder cannot be used now, 2 for a wrong command line, 78 if
+no restart can help.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from indexer_sim.process import Options
+
+EX_UNUSABLE, EX_CONFIG = 1, 78
+INDEXER_ID_MAX = 250
+CLUSTER = re.compile(r"[A-Za-z0-9._-]+")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run an indexer until SIGTERM or SIGINT, and return its exit code."""
+    arguments = parser().parse_args(argv)
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    from indexer_sim.process import Options
+
+    return run(
+        Options(
+            arguments.id,
+            arguments.cluster,
+            arguments.bootstrap_servers,
+            arguments.data_dir,
+            arguments.zone,
+            arguments.heartbeat_ms,
+        ),
+        stopping,
+    )
+
+
+def run(options: Options, stopping: threading.Event) -> int:
+    """Run an indexer until `stopping` is set; an expected fault is one line on stderr."""
+    from indexer_sim.process import Indexer, LogReplacedError
+    from indexer_sim.storage import StorageError
+
+    try:
+        Indexer(options, stopping).run()
+    except LogReplacedError as error:
+        return _fail(options, str(error), EX_CONFIG)
+    except StorageError as error:
+        final = error.code == "folder_mismatch"
+        return _fail(options, error.message, EX_CONFIG if final else EX_UNUSABLE)
+    return 0
+
+
+def _fail(options: Options, message: str, code: int) -> int:
+    print(f"indexer {options.indexer}: {message}", file=sys.stderr)
+    return code
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    found = argparse.ArgumentParser(prog="python -m indexer_sim", description="Run an indexer.")
+    found.add_argument(
+        "--id", type=_indexer_id, required=True, help="0 to 250, unique in a cluster"
+    )
+    found.add_argument("--cluster", type=_cluster, required=True, help="prefix of its topics")
+    found.add_argument("--bootstrap-servers", required=True, help="HOST:PORT[,HOST:PORT…]")
+    found.add_argument("--data-dir", type=Path, required=True, help="this indexer's own folder")
+    found.add_argument("--zone", default="", help="where it stands, for placement")
+    found.add_argument("--heartbeat-ms", type=_milliseconds, default=500)
+    return found
+
+
+def _indexer_id(text: str) -> int:
+    number = int(text)
+    if not 0 <= number <= INDEXER_ID_MAX:
+        raise argparse.ArgumentTypeError(f"an indexer id is 0 to {INDEXER_ID_MAX}")
+    return number
+
+
+def _cluster(text: str) -> str:
+    if not CLUSTER.fullmatch(text):
+        raise argparse.ArgumentTypeError("letters, digits, '.', '_' and '-' only")
+    return text
+
+
+def _milliseconds(text: str) -> int:
+    number = int(text)
+    if not 10 <= number <= 60_000:
+        raise argparse.ArgumentTypeError("10 to 60000")
+    return number
+
+
+if __name__ == "__main__":
+    sys.exit(main())
