@@ -86,6 +86,8 @@ if TYPE_CHECKING:
 
 RECOVERING, ACTIVE = "recovering", "active"
 
+UNDER_WAY = "the index is being created, and the master is changing: repeat with the same id"
+
 PLAIN_BYTES = 64
 """What a mutation weighs in a proposal beside its key and value."""
 
@@ -135,6 +137,8 @@ class Master:
         self._behind: list[Behind] = []
         self._behind_next: list[Behind] = []
         self._registered_wanted: dict[int, IndexerHeartbeat] = {}
+        self._taken: dict[int, int] = {}
+        self._deposed = False
         state = node.state
         now = node.now.mono_ms
         self.prepares = Prepares((index for index, _ in state.indexes()), now)
@@ -169,16 +173,26 @@ class Master:
             for v in state.of_kind("consumed")
             if isinstance(v.entity, Consumed)
         )
+        self._taken = dict(positions)
         self.node.emit(ReadDdl(tuple(positions)))
 
     # -- what comes in -----------------------------------------------------------------------
 
     def requested(self, request: Request) -> None:
         """Queue a command; the queue has a bound, and says so."""
-        if request.position is None and len(self.queue) >= self.node.config.queue_max:
+        if len(self.queue) >= self.node.config.queue_max:
             self._reply(request, unknown("overloaded", "too many commands wait: retry"))
         else:
             self.queue.append(request)
+
+    def commands_read(self, requests: Iterable[Request]) -> None:
+        """Queue commands from the `ddl` topic, each position once, whoever reads it twice."""
+        for request in requests if self.active else ():
+            place = request.position
+            assert place is not None
+            if place.offset > self._taken.get(place.partition, -1):
+                self._taken[place.partition] = place.offset
+                self.queue.append(request)
 
     def read_requested(self, token: int, deadline_ms: int) -> None:
         """A linearizable read: answered once a barrier that is sent after now was read back."""
@@ -338,7 +352,9 @@ class Master:
         self.node.emit(WriteEvents(token, self._events(())))
 
     def _form_group(self) -> Group:
-        group = Group([], [], 0, set(), set(), {}, {})
+        held = (r.position for requests in self.parked.values() for r in requests)
+        partitions = {position.partition for position in held if position is not None}
+        group = Group([], [], 0, set(), partitions, {}, {})
         waiting = (*self.upkeep.values(), *self.queue)
         self.queue = deque()
         for position, request in enumerate(waiting):
@@ -595,7 +611,7 @@ class Master:
         offset = -1 if attempt.offset is None else attempt.offset
         verdict = TransactionRolledBack(attempt.proposal.txn, offset, attempt.reason, wall_ms)
         expired = [MemberExpired(self.epoch, n, attempt.reason, wall_ms) for n in attempt.expiring]
-        self._write((verdict, *expired))
+        self._write((*expired, verdict))
 
     def prepared_state(self, record: TransactionCommitted) -> StateContext | None:
         """Return the state that the commit record leads to, if this master computed it."""
@@ -635,7 +651,9 @@ class Master:
         for key, wanted in list(self.upkeep.items()):
             if wanted is held.request:
                 del self.upkeep[key]
-        if held.waits_for:
+        if held.waits_for and self._deposed:
+            self._reply(held.request, unknown("unavailable", UNDER_WAY))
+        elif held.waits_for:
             if held.request.token:
                 self.creators.setdefault(held.waits_for, []).append(held.request)
         elif isinstance(command, MarkReady):
@@ -741,12 +759,16 @@ class Master:
     # -- the end -----------------------------------------------------------------------------
 
     def depose(self, why: str) -> None:
-        """Answer everybody whose request was not proposed; the attempt waits for its verdict."""
+        """Answer everybody but the attempt's callers: those wait for its verdict.
+
+        Only those of whom nothing was proposed are told to try the new master.
+        """
         answer = unknown("no_master", f"the master is changing ({why}): retry")
-        waiting = [*self.queue, *(r for rs in self.parked.values() for r in rs)]
-        waiting += [r for rs in self.creators.values() for r in rs]
-        for request in waiting:
+        self._deposed = True
+        for request in (*self.queue, *(r for rs in self.parked.values() for r in rs)):
             self._reply(request, answer)
+        for request in (r for rs in self.creators.values() for r in rs):
+            self._reply(request, unknown("unavailable", UNDER_WAY))
         for waiter in (*self._behind, *self._behind_next):
             self.node.emit(Reply(waiter.token, answer))
         self.queue.clear()
@@ -782,7 +804,11 @@ class Master:
             and len(keys) < self.node.config.evictions_max
             and "evict" not in self.upkeep
         ):
-            keys.append(self._outcomes.popleft()[1])
+            key = self._outcomes.popleft()[1]
+            held = self.node.state.get(key)
+            outcome = held.entity if held is not None else None
+            if isinstance(outcome, RequestOutcome) and outcome.at_ms < limit_ms:
+                keys.append(key)
         if keys:
             self._want("evict", EvictOutcomes(tuple(keys)))
 
@@ -799,10 +825,18 @@ class Master:
                     del table[number]
         for request in late:
             self._reply(request, unknown("timeout", self._why_late()))
+        self.expire_enlisted(now)
         for waiter in [w for w in (*self._behind, *self._behind_next) if w.deadline_ms <= now]:
             self.node.emit(Reply(waiter.token, unknown("timeout", "the log did not answer")))
         self._behind = [w for w in self._behind if w.deadline_ms > now]
         self._behind_next = [w for w in self._behind_next if w.deadline_ms > now]
+
+    def expire_enlisted(self, now: int) -> None:
+        """Tell those in the attempt as much; what it does with their requests stays open."""
+        for held in self.attempt.enlisted if self.attempt else ():
+            if held.request.token and held.request.deadline_ms <= now:
+                self._reply(held.request, unknown("timeout", self._why_late()))
+                held.request = replace(held.request, token=0)
 
     def _why_late(self) -> str:
         members, minimum = len(self.authority.members), self.authority.minimum

@@ -99,6 +99,7 @@ class Candidacy:
     step: str
     token: int
     since_ms: int
+    epoch: int = 0
 
 
 @dataclass(slots=True)
@@ -177,6 +178,7 @@ class Node:
         self._beaten_ms = -(10**9)
         self._join_sent: tuple[int, int] = (-1, 0)
         self._claims_failed = 0
+        self._claim_token = 0
         self._waiters: list[Waiter] = []
         self._halted = False
 
@@ -332,7 +334,7 @@ class Node:
         self.counters.void_records += 1
         if self.authority is not None and authorities.is_alarming(record):
             self.halt("void_commit", f"a committed transaction is void: {void}")
-        elif isinstance(record, MasterClaimed) and self._is_mine(record):
+        elif isinstance(record, MasterClaimed) and self._is_awaited(record):
             self._give_up_claim(f"the claim is void: {void}")
         elif isinstance(record, TransactionProposed) and self._holds(record.txn):
             if self._log_answer is not None:
@@ -346,6 +348,19 @@ class Node:
     def _is_mine(self, record: MasterClaimed) -> bool:
         return (record.node, record.incarnation) == (self.config.node, self.config.incarnation)
 
+    def _is_awaited(self, record: MasterClaimed) -> bool:
+        """Tell whether this is the claim of the candidacy under way, not of one given up.
+
+        Only then does the producer at hand belong to the claim's epoch.
+        """
+        candidacy = self.candidacy
+        return (
+            candidacy is not None
+            and candidacy.step == "claiming"
+            and candidacy.epoch == record.epoch
+            and self._is_mine(record)
+        )
+
     def _on_formed(self, entry: Entry, before: AuthorityState | None) -> None:
         record = entry.record
         assert isinstance(record, ClusterFormed)
@@ -356,7 +371,7 @@ class Node:
         assert isinstance(record, MasterClaimed)
         self.log = None
         self._master_heard_ms = self.now.mono_ms
-        mine = self._is_mine(record) and self.candidacy is not None
+        candidacy = self.candidacy if self._is_awaited(record) else None
         why = f"node {record.node} claimed epoch {record.epoch}"
         if self.master is not None:
             self.master.depose(why)
@@ -365,12 +380,13 @@ class Node:
         if self._former is not None:
             self._former.settle_rolled_back(why)
             self._former = None
-        if mine:
+        if candidacy is not None:
             self.candidacy = None
             self._claims_failed = 0
+            self._claim_token = candidacy.token
             self.counters.claims += 1
             self.master = Master(self, record.epoch)
-        elif self.candidacy is not None:
+        elif self.candidacy is not None and not self._is_mine(record):
             self._give_up_claim(why)
 
     def _on_proposed(self, entry: Entry, before: AuthorityState | None) -> None:
@@ -530,7 +546,7 @@ class Node:
         if not self.sick:
             self.sick = event.reason
             self.note(f"the store refuses writes: {event.reason}")
-        if self._log_token >= event.token and self.log is not None:
+        if self._log_token and self._log_token >= event.token and self.log is not None:
             self._log_token = 0
             self._answer(REFUSED, event.reason)
 
@@ -559,6 +575,9 @@ class Node:
     def _send_barrier(self) -> None:
         """Write a plain record that says nothing; once it is read back, all before it was."""
         self._barrier_nonce = (self.config.incarnation << 20) % 2**62 + self.token()
+        self._append_barrier()
+
+    def _append_barrier(self) -> None:
         self._barrier_sent_ms = self.now.mono_ms
         epoch = self.authority.epoch if self.authority else 0
         self.emit(Append(0, ReadBarrier(epoch, self._barrier_nonce)))
@@ -627,7 +646,7 @@ class Node:
             self._beaten_ms = now
             self.emit(Beat(self.heartbeat()))
         if self._barrier_nonce and now - self._barrier_sent_ms > 2 * self.config.ack_timeout_ms:
-            self._send_barrier()
+            self._append_barrier()
         if self.sick and not self._probe_token and now - self._probed_ms > self.config.probe_ms:
             self._probed_ms = now
             self._probe_token = self.token()
@@ -635,6 +654,8 @@ class Node:
         self._ask_to_join()
         self._maybe_claim()
         self._expire_waiters()
+        if self._former is not None:
+            self._former.expire_enlisted(now)
         if self.master is not None:
             self.master.tick()
 
@@ -773,6 +794,7 @@ class Node:
             )
         )
         self.candidacy.step = "claiming"
+        self.candidacy.epoch = authority.epoch + 1
         self.emit(Conclude(self.candidacy.token, tuple(records)))
 
     def _genesis(self) -> ClusterFormed:
@@ -798,7 +820,7 @@ class Node:
         if self.candidacy is not None:
             if event.token in (0, self.candidacy.token):
                 self._give_up_claim(event.reason)
-        elif self.master is not None:
+        elif self.master is not None and (event.token == 0 or event.token >= self._claim_token):
             self.step_down(event.reason)
 
     def step_down(self, why: str) -> None:
@@ -852,8 +874,7 @@ class Node:
 
     def _ddl_read(self, event: DdlRead) -> None:
         if self.master is not None:
-            for request in event.requests:
-                self.master.requested(request)
+            self.master.commands_read(event.requests)
 
     def _append_failed(self, event: AppendFailed) -> None:
         if self.master is not None:

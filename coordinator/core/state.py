@@ -144,7 +144,8 @@ def _loaded(load: Map[int, int], entity: Entity | None, sign: int) -> Map[int, i
     if isinstance(entity, Index):
         for piece in entity.slices:
             for host in piece.hosts:
-                load = load.set(host, load.get(host, 0) + sign)
+                count = load.get(host, 0) + sign
+                load = load.set(host, count) if count else load.delete(host)
     return load
 
 

@@ -144,7 +144,9 @@ class Client:
             if chance.random() < 0.4:
                 expected = self.known.get(name, 0)
             command = (
-                PutSetting(name, f'"{request_id}"') if chance.random() < 0.75 else DeleteSetting(name)
+                PutSetting(name, f'"{request_id}"')
+                if chance.random() < 0.75
+                else DeleteSetting(name)
             )
         elif dice < 0.87:
             command = CreateIndex(
@@ -171,9 +173,7 @@ class Client:
         deadline = world.clock.now + 2_500
         request = replace(self.op.request, token=self._token, deadline_ms=deadline)
         machine = world.machines[self.target]
-        world.clock.at(
-            world.clock.delay(), machine.ask, Requested(request), self._token, self
-        )
+        world.clock.at(world.clock.delay(), machine.ask, Requested(request), self._token, self)
         world.clock.at(3_000, self._silence, self._token)
 
     def _read(self) -> None:

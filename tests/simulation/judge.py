@@ -338,9 +338,7 @@ class Judge:
         if mutation.event in EFFECTS:
             found = self.effects.setdefault(mutation.request, [])
             found.append((mutation.event, cas))
-            require(
-                len(found) == 1, "a-request-id-executes-once", f"{mutation.request}: {found}"
-            )
+            require(len(found) == 1, "a-request-id-executes-once", f"{mutation.request}: {found}")
             if mutation.event != "IndexProposed":
                 self._not_refused(mutation.request, cas)
 
@@ -592,7 +590,7 @@ class Judge:
                 "digest-recomputed",
                 f"node {machine.number}",
             )
-            names = {k: v for k, v in node.state.names.items()}
+            names = dict(node.state.names.items())
             require(names == self.names, "names-agree", f"node {machine.number}")
 
     def _replay_history(self) -> None:
@@ -638,9 +636,7 @@ class Judge:
             require(len(same) == 1, "ddl-replies-agree", f"{request.id}: {found}")
             self._check_ddl_effect(request.id, found[0])
         letters = [s.value.offset for s in self.world.broker["dead-letter"].read(0)]
-        require(
-            len(letters) == len(set(letters)) == skipped, "one-dead-letter-each", f"{letters}"
-        )
+        require(len(letters) == len(set(letters)) == skipped, "one-dead-letter-each", f"{letters}")
 
     def _check_ddl_effect(self, request_id: str, reply: Any) -> None:
         effects = self.effects.get(request_id, [])
