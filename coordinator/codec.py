@@ -81,7 +81,7 @@ def _with_digest(*names: str) -> tuple[Callable[[Any], Fields], Callable[..., An
         fields = _plain(record)
         for name in names:
             fields[name] = _digest(fields[name])
-        if "txn" in fields:
+        if type(fields.get("txn")) is TxnId:
             fields["txn_epoch"], fields["txn_seq"] = fields.pop("txn")
         return fields
 

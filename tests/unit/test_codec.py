@@ -1,0 +1,284 @@
+"""Records to bytes and back; what is no record is refused by code; schemas only evolve safely."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from dataclasses import fields
+from typing import Any
+
+import fastavro
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from immutables import Map
+
+from coordinator import codec
+from coordinator.core import commands, records
+from coordinator.core.authority_state import (
+    AuthorityState,
+    IndexerInfo,
+    Member,
+    OpenTransaction,
+    TransactionStatus,
+)
+from coordinator.core.entities import Entity, RequestOutcome, Setting
+from coordinator.core.types import TxnId
+from schemas.registry import FOLDER, Registry, Schema, SchemaError, registry
+from tests.unit.strategies import any_entity, mutations
+
+TXN = TxnId(3, 7)
+BIG = 2**128 - 1
+AUTHORITY = AuthorityState(
+    "c1",
+    1,
+    (1, 2, 3),
+    2,
+    100,
+    600_000,
+    epoch=3,
+    master=2,
+    incarnation=2**62,
+    address="http://127.0.0.1:1",
+    members=Map({2: Member(2, 5, "x")}),
+    indexers=Map({0: IndexerInfo(0, 9, "i", "z")}),
+    last_seq=7,
+    open=OpenTransaction(TXN, 40, (1, 2), 12, BIG, 2),
+    last_txn=TxnId(3, 6),
+    last_cas=12,
+    digest=BIG,
+    acceptors=(1, 2),
+    log=Map({4: TransactionStatus(TxnId(3, 6), "commit", 12, (1,), "")}),
+    log_next=5,
+)
+SETTING = Setting("k", "1")
+MUTATION = records.Mutation("SettingWritten", SETTING.key, codec.encode(SETTING), SETTING, "r")
+
+ONE_OF_EACH: list[Any] = [
+    RequestOutcome("r", "done", 5, 0, 1, 2, 1, "{}", "", "", "{}", True, 9),
+    AUTHORITY,
+    TransactionStatus(TXN, "initial", 0, (1, 2), "why"),
+    records.ClusterFormed("c", 1, (1,), 1, 10, 5, 6),
+    records.MasterClaimed(4, 1, 2, "http://x", 12, BIG, AUTHORITY, 8),
+    records.AuthoritySnapshot(3, AUTHORITY),
+    records.TransactionProposed(TXN, 12, BIG, (1, 2, 3), (MUTATION,)),
+    records.TransactionCommitted(TXN, 40, (1, 2), (13, 14), BIG, 7),
+    records.TransactionRolledBack(TXN, -1, "no", 7),
+    records.MemberAdmitted(3, 2, 1, "x", 12, BIG, 5),
+    records.MemberExpired(3, 2, "silent", 5),
+    records.IndexerRegistered(3, 250, 1, "x", "", 5),
+    records.ReadBarrier(3, 2**62),
+    records.ProposalAnswered(1, 2, TXN, 40, "refused", "disk"),
+    records.JoinRequested(2, 1, "x", 12, BIG),
+    records.SliceAnswered(1, 2, 77, "allocated", "", (0, 1)),
+    records.NodeHeartbeat(1, 2, "master", 3, 12, BIG, "x", 99, "", 5),
+    records.IndexerHeartbeat(1, 2, "x", "z", 99, 3, 4096, 12, 5),
+    records.DdlReply("r", "ok", "{}", "", "", "{}", 13, "3-7", 5),
+    records.DeadLetter("ddl", 0, 3, "not_avro", b"\x00", 5),
+    records.Event(MUTATION, TXN, 0, 1, 13),
+    commands.CreateIndex("n", "b", ("x",), nodes=(1, 2)),
+    commands.DropIndex(bucket="b", name="n"),
+]
+
+
+@pytest.mark.parametrize("record", ONE_OF_EACH, ids=lambda r: type(r).__name__)
+def test_what_is_encoded_decodes_to_the_same(record: Any) -> None:
+    assert codec.decode(codec.encode(record)) == record
+
+
+@given(any_entity())
+def test_every_entity_survives(entity: Entity) -> None:
+    assert codec.decode(codec.encode(entity)) == entity
+
+
+@given(st.lists(mutations(), max_size=5))
+def test_a_proposal_carries_its_mutations_byte_by_byte(chosen: list[records.Mutation]) -> None:
+    proposal = records.TransactionProposed(TXN, 0, 0, (1,), tuple(chosen))
+    decoded = codec.decode(codec.encode(proposal))
+    assert [m.value for m in decoded.mutations] == [m.value for m in chosen]
+    assert [m.entity for m in decoded.mutations] == [m.entity for m in chosen]
+
+
+def test_every_record_of_the_core_has_a_schema_and_a_converter() -> None:
+    nested = {"Digest", "Slice", "Mutation", "Member", "IndexerInfo", "OpenTransaction"}
+    of_their_own = set(registry().current) - nested - {"DdlCommand"}
+    assert {kind.__name__ for kind in codec.TO_AVRO} == of_their_own
+    assert set(codec.FROM_AVRO) == of_their_own
+    assert {type(r).__name__ for r in ONE_OF_EACH} | {"Index", "Bucket", "Setting", "Consumed"} == (
+        of_their_own
+    )
+
+
+def test_the_fingerprint_is_the_one_of_the_avro_specification() -> None:
+    # The specification's own example: CRC-64-AVRO of "int" is 0x7275d51a3f395c8f.
+    assert fastavro.schema.fingerprint('"int"', "CRC-64-AVRO") == "8f5c393f1ad57572"
+    data = codec.encode(records.ReadBarrier(1, 2))
+    assert data[:2] == b"\xc3\x01"
+    assert data[2:10] == bytes.fromhex(registry().current["ReadBarrier"].fingerprint)
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (b"", "not_avro"),
+        (b"hello", "not_avro"),
+        (b"\xc3\x01short", "not_avro"),
+        (b"\xc3\x01" + b"\x00" * 8 + b"body", "unknown_schema"),
+        (codec.encode(SETTING)[:-1], "bad_body"),
+        (codec.encode(SETTING) + b"!", "bad_body"),
+    ],
+)
+def test_what_is_no_record_is_refused_by_code(data: bytes, code: str) -> None:
+    with pytest.raises(SchemaError) as caught:
+        codec.decode(data)
+    assert caught.value.code == code
+
+
+@given(st.binary(max_size=200))
+def test_no_garbage_gets_past_the_codec_in_another_way(data: bytes) -> None:
+    with pytest.raises(SchemaError):
+        codec.decode(data)
+
+
+@given(st.binary(max_size=60), st.sampled_from(ONE_OF_EACH))
+def test_a_good_head_with_a_garbage_body_raises_nothing_else(body: bytes, record: Any) -> None:
+    data = codec.encode(record)[:10] + body
+    with contextlib.suppress(SchemaError):
+        codec.decode(data)
+
+
+# -- commands from the ddl topic -----------------------------------------------------------------
+
+POSITION = commands.Position(1, 5)
+
+
+def test_a_producers_command_becomes_a_recorded_request() -> None:
+    command = commands.CreateIndex("n", "b", ("x",), if_not_exists=True)
+    request = codec.decode_ddl(codec.encode_ddl("r1", command, "me", 7), POSITION)
+    assert request.command == command
+    assert (request.id, request.principal, request.expected_cas) == ("r1", "me", 7)
+    assert request.recorded
+    assert request.position == POSITION
+
+
+def test_the_fingerprint_tells_commands_and_their_conditions_apart() -> None:
+    one = commands.DropIndex(1)
+    prints = {
+        codec.fingerprint(one, None),
+        codec.fingerprint(one, 0),
+        codec.fingerprint(commands.DropIndex(2), None),
+    }
+    assert len(prints) == 3
+    assert all(0 <= p < 2**63 for p in prints)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        codec.encode(SETTING),
+        codec.encode_ddl("", commands.DropIndex(1)),
+        codec.encode_ddl("x" * 129, commands.DropIndex(1)),
+        registry()
+        .current["DdlCommand"]
+        .encode({"request": "r", "principal": "", "expected_cas": None}),
+    ],
+)
+def test_a_record_that_is_no_command_is_refused(data: bytes) -> None:
+    with pytest.raises(SchemaError, match=r"DdlCommand|request id|exactly one"):
+        codec.decode_ddl(data, POSITION)
+
+
+# -- evolution -----------------------------------------------------------------------------------
+
+
+def _released() -> dict[str, list[str]]:
+    listed: dict[str, list[str]] = json.loads((FOLDER / "released.json").read_text())
+    return listed
+
+
+@pytest.mark.parametrize("name", sorted(registry().current))
+def test_a_schema_that_was_released_stays(name: str) -> None:
+    """A changed schema needs its old version kept in `released/`, and its new one listed."""
+    kept = {registry().current[name].fingerprint}
+    kept |= {
+        Schema(name, fastavro.parse_schema(json.loads(path.read_text()), _force=True)).fingerprint
+        for path in (FOLDER / "released").glob(f"{name}.*.avsc")
+    }
+    assert kept == set(_released().get(name, ())), "run `make schemas` and review the change"
+
+
+def test_every_released_version_is_compatible_both_ways() -> None:
+    for path in sorted((FOLDER / "released").glob("*.avsc")):
+        name = path.name.partition(".")[0]
+        old = fastavro.parse_schema(json.loads(path.read_text()), _force=True)
+        assert _both_ways(old, registry().current[name].parsed) == "", path.name
+
+
+OLD = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "long"}]}
+
+
+@pytest.mark.parametrize(
+    ("change", "fine"),
+    [
+        ([{"name": "a", "type": "long"}, {"name": "b", "type": "string", "default": ""}], True),
+        ([{"name": "a", "type": "long"}, {"name": "b", "type": "string"}], False),
+        ([{"name": "a", "type": "string"}], False),
+        ([{"name": "c", "type": "long"}], False),
+        ([{"name": "a", "type": "int"}], False),
+    ],
+)
+def test_an_incompatible_change_would_be_noticed(change: list[Any], fine: bool) -> None:
+    new = fastavro.parse_schema({**OLD, "fields": change}, _force=True)
+    old = fastavro.parse_schema(OLD, _force=True)
+    assert (_both_ways(old, new) == "") is fine
+
+
+def _both_ways(old: Any, new: Any) -> str:
+    """Return what breaks when either schema reads what the other wrote, or an empty text."""
+    for writer, reader in ((old, new), (new, old)):
+        out = io.BytesIO()
+        fastavro.schemaless_writer(out, writer, _sample(writer))
+        out.seek(0)
+        try:
+            fastavro.schemaless_reader(out, writer, reader)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _sample(schema: Any, names: dict[str, Any] | None = None) -> Any:
+    """Return a value of a schema: its unions' last branch, two items an array."""
+    names = {} if names is None else names
+    if isinstance(schema, list):
+        return _sample(schema[-1], names)
+    if isinstance(schema, str):
+        plain = {"string": "x", "bytes": b"x", "boolean": True, "null": None}
+        if schema in plain:
+            return plain[schema]
+        return 1 if schema in ("int", "long") else _sample(names[schema], names)
+    if schema["type"] == "record":
+        names[schema["name"]] = schema
+        return {f["name"]: _sample(f["type"], names) for f in schema["fields"]}
+    if schema["type"] == "fixed":
+        names[schema["name"]] = schema
+        return b"\x01" * schema["size"]
+    if schema["type"] == "array":
+        return [_sample(schema["items"], names)] * 2
+    return _sample(schema["type"], names)
+
+
+def test_a_reader_resolves_an_older_writers_schema(tmp_path: Any) -> None:
+    """The registry finds the writer's schema by fingerprint, and reads into the current one."""
+    new = {**OLD, "fields": [*OLD["fields"], {"name": "b", "type": "string", "default": "new"}]}
+    (tmp_path / "released").mkdir()
+    (tmp_path / "R.avsc").write_text(json.dumps(new))
+    (tmp_path / "released" / "R.v1.avsc").write_text(json.dumps(OLD))
+    written = Schema("R", fastavro.parse_schema(OLD, _force=True)).encode({"a": 5})
+    assert Registry(tmp_path).decode(written) == ("R", {"a": 5, "b": "new"})
+
+
+def test_records_have_the_fields_of_their_schemas() -> None:
+    parsed = registry().current["TransactionCommitted"].parsed
+    named = {f["name"] for f in parsed["fields"]}
+    assert {f.name for f in fields(records.TransactionCommitted)} - {"txn"} <= named
