@@ -13,7 +13,7 @@ SEEDS ?= 1000
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run test quick bench simulate setup java lock format clean
+.PHONY: help run test quick bench simulate setup java schemas lock format clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ lock: $(STAMP) ## Pin the dependencies of pyproject.toml anew
 	    --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
 	    --extra dev pyproject.toml -o requirements.lock
 	@echo "requirements.lock written"
+
+schemas: $(STAMP) ## Keep the current version of every schema that changed
+	@$(BIN)/python -m schemas.release
 
 clean: ## Remove .venv and all caches; keeps .indexctl (see: indexctl reset)
 	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -2,8 +2,7 @@
 
 Records are framed by Avro's single-object encoding: `C3 01`, the little-endian CRC-64-AVRO
 fingerprint of the schema's canonical form, the body. Every schema version that was ever released
-stays here: the current one as `<Name>.avsc`, older ones as `released/<Name>.<fingerprint>.avsc`.
-It knows nothing about what records mean.
+stays in `released/<Name>.<fingerprint>.avsc`; the current ones are `<Name>.avsc`. It knows nothing about what records mean.
 """
 
 from __future__ import annotations
@@ -57,7 +56,13 @@ class Registry:
             schema = Schema(path.stem, load_schema(str(path)))
             self.current[schema.name] = schema
             self._by_head[schema.head] = schema
-        for path in sorted((folder / "released").glob("*.avsc")):
+        self._released = folder / "released"
+        self._released_loaded = False
+
+    def _load_released(self) -> None:
+        """Load the older versions: only a record written by one of them needs them."""
+        self._released_loaded = True
+        for path in sorted(self._released.glob("*.avsc")):
             parsed = fastavro.parse_schema(json.loads(path.read_text()), _force=True)
             schema = Schema(path.name.partition(".")[0], parsed)
             self._by_head.setdefault(schema.head, schema)
@@ -71,6 +76,9 @@ class Registry:
         if writer is None:
             if data[:2] != MAGIC or len(data) < HEAD_BYTES:
                 raise SchemaError("not_avro", "no Avro single-object encoding")
+            if not self._released_loaded:
+                self._load_released()
+                return self.decode(data)
             raise SchemaError("unknown_schema", f"unknown schema {data[2:HEAD_BYTES].hex()}")
         reader = self.current[writer.name]
         body = io.BytesIO(data)
