@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,7 +61,8 @@ def run(options: Options, stopping: threading.Event) -> int:
 
 
 def _fail(options: Options, message: str, code: int) -> int:
-    print(f"indexer {options.indexer}: {message}", file=sys.stderr)
+    with suppress(OSError):
+        print(f"indexer {options.indexer}: {message}", file=sys.stderr, flush=True)
     return code
 
 

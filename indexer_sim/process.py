@@ -107,7 +107,8 @@ class Indexer:
 
     def say(self, message: str) -> None:
         """Tell the operator."""
-        print(f"indexer {self.options.indexer}: {message}", file=sys.stderr, flush=True)
+        with suppress(OSError):  # Where stderr goes, the disk may be full.
+            print(f"indexer {self.options.indexer}: {message}", file=sys.stderr, flush=True)
 
     def complain(self, about: str, message: str) -> None:
         """Tell the operator of a fault, once until it is `settled`."""
@@ -221,9 +222,6 @@ class Indexer:
 
     def _act(self, link: Link) -> None:
         """Do what there is to do and answer what there is to answer."""
-        if self.storage.failed:
-            self.storage.recover()
-            self.desk.hold(self.storage.held)
         for action in self.desk.plan():
             self._carry_out(action)
         self.desk.hold(self.storage.held)
@@ -263,7 +261,9 @@ class Indexer:
     def _beat(self, link: Link) -> None:
         """Send a heartbeat, and repeat every answer that somebody may still wait for."""
         self._save()
-        if self.desk.open or self.storage.failed:
+        if self.storage.tend():
+            self.desk.hold(self.storage.held)
+        if self.desk.open:
             self._act(link)
         now = time.monotonic()
         if now - self._size[0] >= SIZE_PERIOD_S:

@@ -5,7 +5,7 @@ is. The metadata records alone say what is allocated, so that a restart finds it
 refuses a write is closed, and opened again for the next: RocksDB must not take a later write
 without the earlier one. Nothing here knows Kafka or decides anything. Not for several threads.
 
-Layout of the folder: `meta/` (identity, position, index states) and `buckets/<name>/`. Keys in a
+Layout of the folder: `meta/` (identity, position, index states), `buckets/<name>/`, `reserve`. Keys in a
 bucket: `m` + index id + slice number (the definition), `d` + index id + slice number + … (data).
 """
 
@@ -21,8 +21,9 @@ from typing import Any
 from rocksdict import Options, Rdict, WriteBatch, WriteOptions
 
 from indexer_sim.allocation import NONE, Slices
+from indexer_sim.reserve import Reserve
 
-META, BUCKETS, TRASH = "meta", "buckets", "trash"
+META, BUCKETS, TRASH, RESERVE = "meta", "buckets", "trash", "reserve"
 SLICE, DATA = b"m", b"d"
 SLICE_KEY = struct.Struct(">QI")
 
@@ -31,6 +32,7 @@ NUMBER = struct.Struct(">Q")
 WHOLE = struct.Struct(">q")
 
 WRITE_BUFFER_BYTES = 4 * 1024 * 1024
+RESERVE_BYTES = 2 * WRITE_BUFFER_BYTES
 OPEN_FILES_MAX = 32
 SIZE_PROPERTIES = ("rocksdb.total-sst-files-size", "rocksdb.cur-size-all-mem-tables")
 
@@ -235,14 +237,24 @@ class Storage:
         self.folder = folder
         self._meta = Database(folder / META)
         self._buckets: dict[str, Bucket] = {}
+        self._reserve = Reserve(folder / RESERVE, RESERVE_BYTES)
         try:
-            self._meta.opened()
-            self.bind("indexer", identity)
-            shutil.rmtree(folder / TRASH, ignore_errors=True)
-            self._open_buckets()
-        except StorageError:
+            self._open(identity)
+        except StorageError as error:
             self.close()
-            raise
+            if error.code == "folder_mismatch" or not self._reserve.give_up():
+                raise
+            self._open(identity)
+        self._reserve.take()
+
+    def _open(self, identity: str) -> None:
+        self._meta.opened()
+        self.bind("indexer", identity)
+        shutil.rmtree(self.folder / TRASH, ignore_errors=True)
+        for path in sorted((self.folder / BUCKETS).glob("*")):
+            bucket = Bucket(bucket_name(path.name), path)
+            self._buckets[bucket.name] = bucket
+            bucket.load()
 
     def close(self) -> None:
         for bucket in self._buckets.values():
@@ -268,12 +280,6 @@ class Storage:
                 f"{self.folder} belongs to {held.decode()}, not to {identity}: use another folder",
             )
 
-    def _open_buckets(self) -> None:
-        for path in sorted((self.folder / BUCKETS).glob("*")):
-            bucket = Bucket(bucket_name(path.name), path)
-            bucket.load()
-            self._buckets[bucket.name] = bucket
-
     # -- slices ------------------------------------------------------------------------------
 
     @property
@@ -285,17 +291,14 @@ class Storage:
             for index_id, numbers in bucket.slices.items()
         }
 
-    def recover(self) -> None:
-        """Open again what failed, where that can be."""
-        for bucket in self._buckets.values():
-            if bucket.stale:
-                with suppress(StorageError):
-                    bucket.load()
-
-    @property
-    def failed(self) -> bool:
-        """Whether some of what `held` says may be out of date."""
-        return any(bucket.stale for bucket in self._buckets.values())
+    def tend(self) -> bool:
+        """Open again what failed, where that can be; tell whether `held` may have changed."""
+        self._reserve.take()
+        stale = [bucket for bucket in self._buckets.values() if bucket.stale]
+        for bucket in stale:
+            with suppress(StorageError):
+                bucket.load()
+        return bool(stale)
 
     def size_bytes(self) -> int:
         """Return the bytes that all buckets take."""
@@ -317,14 +320,28 @@ class Storage:
         self._buckets[bucket] = place
 
     def release(self, index_id: int, slices: Slices) -> None:
-        """Delete slices; the last ones take the bucket's folder along. Raises StorageError."""
+        """Delete slices; the last ones take the bucket's folder along. Raises StorageError.
+
+        Must succeed on a full disk, or nothing would ever make room: it may use the reserve.
+        """
+        try:
+            self._release(index_id, slices)
+        except StorageError:
+            if not self._reserve.give_up():
+                raise
+            self._release(index_id, slices)
+
+    def _release(self, index_id: int, slices: Slices) -> None:
         for bucket in list(self._buckets.values()):
-            if index_id not in bucket.slices:
+            if bucket.stale:
+                bucket.load()
+            here = bucket.slices.get(index_id, NONE) & slices
+            if not here:
                 continue
-            if bucket.slices == {index_id: slices}:
+            if bucket.slices == {index_id: here}:
                 self._discard(bucket)
             else:
-                bucket.release(index_id, slices)
+                bucket.release(index_id, here)
 
     def _discard(self, bucket: Bucket) -> None:
         """Delete a bucket's folder. Moved away first, so that no half of it is ever opened."""

@@ -2,7 +2,8 @@
 
 Records are framed by Avro's single-object encoding: `C3 01`, the little-endian CRC-64-AVRO
 fingerprint of the schema's canonical form, the body. Every schema version that was ever released
-stays in `released/<Name>.<fingerprint>.avsc`; the current ones are `<Name>.avsc`. It knows nothing about what records mean.
+stays in `released/<Name>.<fingerprint>.avsc`; the current ones are `<Name>.avsc`. Nothing here
+knows what records mean.
 """
 
 from __future__ import annotations

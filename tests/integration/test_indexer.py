@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -12,27 +13,38 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from coordinator import codec
 from coordinator.core.effects import Abandon, Conclude, OpenProducer, WriteEvents
-from coordinator.core.entities import DROPPING, INIT, Index, Slice, index_key
+from coordinator.core.entities import DROPPING, INIT, READY, Index, Slice, index_key
 from coordinator.core.inputs import Ended, ProducerFailed
 from coordinator.core.records import (
+    ClusterFormed,
+    DeadLetter,
     Event,
+    IndexerHeartbeat,
     Mutation,
     SliceAnswered,
 )
 from coordinator.core.types import TxnId
 from coordinator.embedded.broker import Broker
+from coordinator.kafka.errors import KafkaRefusal
 from coordinator.kafka.producers import TransactionalProducer
 from coordinator.kafka.readers import consumer
 from coordinator.kafka.topics import (
     ACKS,
+    COMMIT,
+    DEAD_LETTER,
+    HEARTBEAT,
+    STATECONTEXT,
     ensure_topics,
     topic_name,
 )
@@ -71,12 +83,22 @@ class Cluster:
     def __init__(self, bootstrap_servers: str) -> None:
         self.bootstrap_servers = bootstrap_servers
         self.name = f"t{uuid.uuid4().hex[:8]}"
-        ensure_topics(bootstrap_servers, self.name, durable=False)
+        until("the topics are there", self.ensure_topics_exist)
         self._completions: list[Any] = []
         self._writer = TransactionalProducer(bootstrap_servers, self.name, self._completions.append)
         self._writer.order(OpenProducer(1))
         self._tokens = itertools.count(2)
         self._sequence = itertools.count(1)
+
+    def ensure_topics_exist(self) -> bool:
+        try:
+            ensure_topics(self.bootstrap_servers, self.name, durable=False)
+        except KafkaRefusal as refusal:
+            # Brokers hear of new topics a little later than the controller.
+            if "is not there" in refusal.message:
+                return False
+            raise
+        return True
 
     def close(self) -> None:
         self._writer.close()
@@ -122,8 +144,6 @@ class Listener:
     """Reads a topic from its start, and keeps all that it has read."""
 
     def __init__(self, cluster: Cluster, topic: str) -> None:
-        from confluent_kafka import TopicPartition
-
         self._consumer = consumer(cluster.bootstrap_servers, "listener")
         self._consumer.assign([TopicPartition(topic_name(cluster.name, topic), 0, 0)])
         self.records: list[Any] = []
@@ -167,12 +187,14 @@ class Listener:
 class Process:
     """One `python -m indexer_sim`."""
 
-    def __init__(self, cluster: Cluster, folder: Path, **more: Any) -> None:
+    def __init__(
+        self, cluster: Cluster, folder: Path, log: Path | None = None, **more: Any
+    ) -> None:
         argv = [sys.executable, "-m", "indexer_sim", "--id", str(more.pop("id", INDEXER))]
-        argv += ["--cluster", more.pop("cluster", cluster.name), "--data-dir", str(folder)]
+        argv += ["--cluster", more.pop("name", cluster.name), "--data-dir", str(folder)]
         argv += ["--bootstrap-servers", more.pop("servers", cluster.bootstrap_servers)]
         argv += ["--zone", "z1", "--heartbeat-ms", "100"]
-        self.stderr_path = folder.with_name(f"{folder.name}.stderr")
+        self.stderr_path = log or folder.with_name(f"{folder.name}.stderr")
         with self.stderr_path.open("ab") as stderr:
             self.process = subprocess.Popen(argv, stderr=stderr, stdin=subprocess.DEVNULL, **more)
 
@@ -214,7 +236,7 @@ def start(cluster: Cluster, tmp_path: Path) -> Iterator[Start]:
     started: list[Process] = []
 
     def begin(folder: Path = tmp_path / "indexer", **more: Any) -> Process:
-        started.append(Process(cluster, folder, **more))
+        started.append(Process(cluster, folder, tmp_path / "stderr", **more))
         return started[-1]
 
     yield begin
@@ -276,3 +298,275 @@ def test_an_index_is_allocated_answered_and_released(
     assert acks.answer(8, "allocated")
     assert not any(record.index_id == 7 for record in acks.records)
     assert process.stop() < STOP_S
+
+
+def test_heartbeats_say_what_is_held(cluster: Cluster, start: Start) -> None:
+    cluster.write_raw(COMMIT, codec.encode(ClusterFormed("id", 5_000, (1, 2, 3), 2, 100, 1, 1)))
+    process = start()
+    with cluster.listen(HEARTBEAT) as beats:
+        first: IndexerHeartbeat = beats.hears("a heartbeat", lambda _: True)
+        assert (first.indexer, first.zone, first.slices) == (INDEXER, "z1", 0)
+        assert (first.address, first.pid) == (f"indexer-{INDEXER}", process.process.pid)
+        cluster.write(an_index(1), an_index(2, bucket="other"))
+        beat = beats.hears("a heartbeat with slices", lambda beat: beat.slices == 4)
+        assert beat.incarnation == first.incarnation
+        assert beat.cas == 5_001
+        beats.hears("a heartbeat with bytes", lambda beat: beat.bytes > 0)
+
+
+def test_what_was_never_committed_is_not_allocated(
+    cluster: Cluster, start: Start, acks: Listener
+) -> None:
+    start()
+    cluster.write(an_index(1), abort=True)
+    cluster.write(an_index(2))
+    acks.answer(2, "allocated")
+    with cluster.listen(HEARTBEAT) as beats:
+        beats.hears("the slices of one index", lambda beat: beat.slices == 2)
+
+
+def test_a_killed_indexer_finds_what_it_had_and_repeats_its_answers(
+    cluster: Cluster, start: Start, acks: Listener
+) -> None:
+    process = start()
+    cluster.write(an_index(1), an_index(2, READY), an_index(3, DROPPING))
+    before = acks.answer(1, "allocated")
+    acks.answer(3, "released")
+    process.kill()
+    cluster.write(an_index(4))
+    acks.drain()
+    start()
+    again = acks.answer(1, "allocated")
+    assert again.incarnation != before.incarnation
+    assert again.slices == before.slices
+    acks.answer(3, "released")
+    acks.answer(4, "allocated")
+    with cluster.listen(HEARTBEAT) as beats:
+        fresh = beats.hears("a new heartbeat", lambda beat: beat.incarnation == again.incarnation)
+        assert fresh.slices in (4, 6)
+        beats.hears("all slices", lambda beat: beat.slices == 6)
+
+
+def test_a_full_disk_is_a_refusal_and_space_is_enough_to_recover(
+    cluster: Cluster, start: Start, acks: Listener, small_disk: Path
+) -> None:
+    process = start(small_disk / "indexer")
+    cluster.write(an_index(1))
+    acks.answer(1, "allocated")
+    ballast = fill(small_disk)
+    cluster.write(an_index(2, bucket="elsewhere"))
+    refused = acks.answer(2, "refused")
+    assert "No space left on device" in refused.reason
+    assert str(small_disk) not in refused.reason
+    ballast.unlink()
+    acks.drain()
+    assert acks.answer(2, "refused"), "a refusal is final: the coordinator may have acted on it"
+    cluster.write(2)
+    cluster.write(an_index(3, bucket="elsewhere"), an_index(4))
+    acks.answer(3, "allocated")
+    acks.answer(4, "allocated")
+    process.kill()
+    start(small_disk / "indexer")
+    acks.drain()
+    acks.answer(1, "allocated")
+    acks.answer(3, "allocated")
+
+
+def test_on_a_full_disk_indexes_can_be_dropped(
+    cluster: Cluster, start: Start, acks: Listener, small_disk: Path
+) -> None:
+    folder = small_disk / "indexer"
+    process = start(folder)
+    reserve = folder / "reserve"
+    until("a reserve", reserve.exists)
+    cluster.write(an_index(1), an_index(2), an_index(3))
+    acks.answer(3, "allocated")
+    ballast = fill(small_disk)
+    refused = _allocate_until_refused(cluster, acks)
+    fill(small_disk)
+    cluster.write(an_index(1, DROPPING))
+    acks.answer(1, "released")
+    assert not reserve.exists()
+    fill(small_disk)
+    process.kill()
+    cluster.write(*range(10, refused + 1))
+    ballast.unlink()
+    start(folder)
+    cluster.write(an_index(2, DROPPING))
+    acks.answer(2, "released")
+    until("a reserve again", reserve.exists)
+
+
+def _allocate_until_refused(cluster: Cluster, acks: Listener) -> int:
+    """Allocate until the bucket's log has filled the page that it has; return the last index."""
+    for index_id in range(10, 60):
+        cluster.write(an_index(index_id))
+        answer = acks.hears("an answer", lambda r, wanted=index_id: r.index_id == wanted)
+        if answer.answer == "refused":
+            return index_id
+    raise AssertionError("a full disk took everything")
+
+
+def test_a_file_size_limit_is_a_refusal_too(cluster: Cluster, start: Start, acks: Listener) -> None:
+    process = start()
+    cluster.write(an_index(1))
+    acks.answer(1, "allocated")
+    process.limit_file_size(0)
+    cluster.write(an_index(2), an_index(3, bucket="elsewhere"))
+    assert "File too large" in acks.answer(2, "refused").reason
+    acks.answer(3, "refused")
+    assert process.process.poll() is None
+    process.limit_file_size(resource.RLIM_INFINITY)
+    cluster.write(2, 3)
+    cluster.write(an_index(4), an_index(5, bucket="elsewhere"))
+    acks.answer(4, "allocated")
+    acks.answer(5, "allocated")
+    process.kill()
+    acks.drain()
+    start()
+    acks.answer(1, "allocated")
+    acks.answer(5, "allocated")
+
+
+def test_what_cannot_be_read_is_a_dead_letter_and_reading_goes_on(
+    cluster: Cluster, start: Start, acks: Listener
+) -> None:
+    start()
+    cluster.write(an_index(1))
+    acks.answer(1, "allocated")
+    garbage = {
+        cluster.write_raw(STATECONTEXT, b"garbage", b"index/1"),
+        cluster.write_raw(STATECONTEXT, codec.encode(an_index(1)), b"index/1"),
+        cluster.write_raw(STATECONTEXT, codec.encode(_event(an_index(5))), b"index/6"),
+    }
+    cluster.write(an_index(2))
+    acks.answer(2, "allocated")
+    acks.answer(1, "allocated")
+    with cluster.listen(DEAD_LETTER) as letters:
+        for _ in range(len(garbage)):
+            letter: DeadLetter = letters.hears("a dead letter", lambda _: True)
+            assert letter.topic == topic_name(cluster.name, STATECONTEXT)
+            garbage.remove(letter.offset)
+            assert letter.reason
+
+
+def _event(index: Index) -> Event:
+    mutation = Mutation("IndexCreated", index.key, codec.encode(index), index)
+    return Event(mutation, TxnId(1, 1), 0, 1)
+
+
+def test_slices_come_and_go_with_the_topology(cluster: Cluster, start: Start) -> None:
+    start()
+    with cluster.listen(HEARTBEAT) as beats:
+        one = an_index(1, READY)
+        cluster.write(one)
+        beats.hears("two slices", lambda beat: beat.slices == 2)
+        cluster.write(replace(one, slices=tuple(Slice(n, INDEXER) for n in range(5))))
+        beats.hears("five slices", lambda beat: beat.slices == 5)
+        cluster.write(replace(one, slices=(Slice(0, 2), Slice(1, 2), Slice(4, 2, (INDEXER,)))))
+        beats.hears("one slice", lambda beat: beat.slices == 1)
+        cluster.write(replace(one, slices=(Slice(0, 2),)))
+        beats.hears("none", lambda beat: beat.slices == 0)
+
+
+@pytest.mark.parametrize("foreign", [{"id": 2}, {"name": "other"}])
+def test_the_folder_of_another_indexer_is_refused(
+    cluster: Cluster, start: Start, acks: Listener, foreign: dict[str, Any]
+) -> None:
+    process = start()
+    cluster.write(an_index(1))
+    acks.answer(1, "allocated")
+    process.stop()
+    said = process.said
+    other = start(**foreign)
+    assert other.process.wait(DEADLINE_S) == 78
+    assert re.fullmatch(r"indexer \d: .* belongs to .*\n", other.said[len(said) :])
+
+
+def test_a_log_that_was_replaced_is_refused(
+    cluster: Cluster, start: Start, acks: Listener, tmp_path: Path, broker: Broker
+) -> None:
+    process = start()
+    cluster.write(an_index(1), an_index(2))
+    acks.answer(2, "allocated")
+    _delete_topic(broker.bootstrap_servers, topic_name(cluster.name, STATECONTEXT))
+    until("the topic is back", cluster.ensure_topics_exist)
+    assert process.process.wait(DEADLINE_S) == 78
+    assert "the log was lost or replaced" in process.said
+    again = start()
+    assert again.process.wait(DEADLINE_S) == 78
+    assert (tmp_path / "indexer" / "buckets" / "travel").is_dir()
+
+
+def _delete_topic(bootstrap_servers: str, topic: str) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 2})
+    for future in admin.delete_topics([topic], operation_timeout=10).values():
+        future.result()
+    until("the topic is gone", lambda: topic not in admin.list_topics(timeout=5).topics)
+
+
+def test_a_busy_folder_is_one_line(cluster: Cluster, start: Start, acks: Listener) -> None:
+    start()
+    cluster.write(an_index(1))
+    acks.answer(1, "allocated")
+    second = start()
+    assert second.process.wait(DEADLINE_S) == 1
+    assert "lock" in second.said.splitlines()[-1]
+
+
+def test_the_broker_may_go_away_and_come_back(tmp_path: Path, tmp_path_factory: Any) -> None:
+    with Broker(tmp_path_factory.mktemp("own-kafka")) as broker:
+        cluster = Cluster(broker.bootstrap_servers)
+        process = Process(cluster, tmp_path / "indexer")
+        stranded = Process(cluster, tmp_path / "stranded", id=2)
+        try:
+            with cluster.listen(ACKS) as acks:
+                cluster.write(an_index(1))
+                acks.answer(1, "allocated")
+                until("the other follows", lambda: "following" in stranded.said)
+                cluster.close()
+            broker.stop()
+            assert stranded.stop() < STOP_S, "a stop needs no broker"
+            broker.start()
+            cluster = _again(cluster)
+            with cluster.listen(ACKS) as acks:
+                acks.drain()
+                cluster.write(an_index(2))
+                acks.answer(2, "allocated")
+                acks.answer(1, "allocated")
+            assert process.stop() < STOP_S
+        finally:
+            process.kill()
+            stranded.kill()
+            cluster.close()
+
+
+def _again(cluster: Cluster) -> Cluster:
+    """Return the coordinator's side of the same topics, connected anew."""
+    made = Cluster(cluster.bootstrap_servers)
+    made.close()
+    made.name = cluster.name
+    made._writer = TransactionalProducer(
+        made.bootstrap_servers, made.name, made._completions.append
+    )
+    made._writer.order(OpenProducer(1))
+    return made
+
+
+def test_an_idle_indexer_takes_next_to_nothing(
+    cluster: Cluster, start: Start, acks: Listener
+) -> None:
+    process = start()
+    cluster.write(*(an_index(n, READY, f"b{n % 4}") for n in range(2, 30)), an_index(1))
+    acks.answer(1, "allocated")
+    cluster.write(an_index(1, READY))
+    seen = psutil.Process(process.process.pid)
+    with cluster.listen(HEARTBEAT) as beats:
+        beats.hears("all slices", lambda beat: beat.slices == 58)
+        before, begin = sum(seen.cpu_times()[:2]), time.monotonic()
+        for _ in range(20):
+            beats.hears("a heartbeat", lambda beat: beat.incarnation)
+        share = (sum(seen.cpu_times()[:2]) - before) / (time.monotonic() - begin)
+    print(f"RSS {seen.memory_info().rss / 2**20:.0f} MiB, CPU {share:.1%}")
+    assert seen.memory_info().rss < 150 * 2**20
+    assert share < 0.25

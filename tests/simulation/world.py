@@ -70,6 +70,8 @@ ACTIONS = (
     "trim",
     "crash_the_master",
     "pause_the_master",
+    "crash_the_master_in_step",
+    "cut_the_master",
     "crash_all",
 )
 
@@ -158,7 +160,7 @@ class World:
     def _strike(self, action: str) -> None:
         chance = self.clock.chance
         machine = self.machines[chance.choice(list(self.machines))]
-        if action.endswith("the_master"):
+        if "the_master" in action:
             machine = self.machines.get(self.judge.truth.master, machine)
         self.trace(f"fault: {action}, node {machine.number}")
         down_ms = chance.choice((100, 700, 2_500))
@@ -166,7 +168,7 @@ class World:
             case "crash" | "crash_the_master":
                 machine.crash()
                 self.clock.at(down_ms, machine.start)
-            case "crash_in_step":
+            case "crash_in_step" | "crash_the_master_in_step":
                 machine.fuse = chance.randint(0, 12)
             case "crash_and_wipe":
                 if self._may_wipe():
@@ -176,7 +178,7 @@ class World:
             case "pause" | "pause_the_master":
                 machine.pause()
                 self.clock.at(down_ms, machine.resume)
-            case "cut":
+            case "cut" | "cut_the_master":
                 machine.cut = True
                 self.clock.at(down_ms, setattr, machine, "cut", False)
             case "full_disk":
