@@ -5,8 +5,8 @@ is. The metadata records alone say what is allocated, so that a restart finds it
 refuses a write is closed, and opened again for the next: RocksDB must not take a later write
 without the earlier one. Nothing here knows Kafka or decides anything. Not for several threads.
 
-Layout of the folder: `meta/` (identity, position, index states), `buckets/<name>/`, `reserve`. Keys in a
-bucket: `m` + index id + slice number (the definition), `d` + index id + slice number + … (data).
+Layout of the folder: `meta/` (identity, position, index states), `buckets/<name>/`, `reserve`.
+Keys in a bucket: `m` + index id + slice number (the definition), `d` + the same + … (data).
 """
 
 from __future__ import annotations

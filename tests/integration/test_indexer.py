@@ -254,12 +254,12 @@ def acks(cluster: Cluster) -> Iterator[Listener]:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 16 MiB."""
+    """A file system of 32 MiB."""
     if os.geteuid() != 0:
         pytest.skip("only root may mount a file system")
     mount = tmp_path / "disk"
     mount.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(mount)]
+    command = ["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", str(mount)]
     if subprocess.run(command, capture_output=True, check=False).returncode != 0:
         pytest.skip("this machine lets nobody mount a file system")
     yield mount
