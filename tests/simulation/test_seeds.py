@@ -1,0 +1,49 @@
+"""Random schedules: every seed is a cluster with its own faults, and all invariants must hold."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.simulation.__main__ import fails
+from tests.simulation.world import World
+
+SEEDS = int(os.environ.get("SIMULATION_SEEDS", "300"))
+BATCH = 50
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, BATCH))
+def test_all_invariants_hold_under_every_schedule(first: int) -> None:
+    bad = {seed: what for seed in range(first, min(first + BATCH, SEEDS)) if (what := fails(seed))}
+    assert not bad, "\n".join(
+        f"seed {seed}: {what}\n  python -m tests.simulation --from {seed} --seeds 1 --trace"
+        for seed, what in bad.items()
+    )
+
+
+@pytest.mark.parametrize("seed", [3, 17, 42])
+def test_a_seed_gives_the_same_trace_every_time(seed: int) -> None:
+    hashes = set()
+    for _ in range(2):
+        world = World(seed)
+        world.run()
+        hashes.add((world.hash, world.steps, world.clock.now))
+    assert len(hashes) == 1
+
+
+def test_a_seed_gives_the_same_trace_in_every_process() -> None:
+    script = "from tests.simulation.world import World\nw = World(17)\nw.run()\nprint(w.hash)"
+    hashes = {
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env={**os.environ, "PYTHONHASHSEED": salt},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for salt in ("1", "2")
+    }
+    assert len(hashes) == 1
