@@ -38,7 +38,7 @@ class RunOptions:
     data_dir: Path = Path(".indexctl")
     bootstrap_servers: str | None = None
     """Of an existing Kafka; without, a broker of our own is started."""
-    cluster: str = "demo"
+    cluster: str = "default"
     durable: bool = True
     replication_factor: int = 1
     start_timeout_s: float = 90.0

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
+from tenacity import Retrying, retry_if_not_result, stop_after_delay, wait_exponential
 
 from coordinator.kafka.errors import KafkaRefusal, explain
 
@@ -128,12 +130,31 @@ def _create(
                 raise KafkaRefusal("topic_mismatch", f"{name}: {error.args[0].str()}") from error
 
 
+def _metadata_of(admin: AdminClient, names: list[str], deadline_s: float) -> Any:
+    """Return metadata that has all topics with their leaders: a new one takes a moment."""
+
+    def complete(metadata: Any) -> bool:
+        found = [metadata.topics.get(name) for name in names]
+        return all(
+            t is not None and t.error is None and all(p.leader >= 0 for p in t.partitions.values())
+            for t in found
+        )
+
+    attempts = Retrying(
+        retry=retry_if_not_result(complete),
+        wait=wait_exponential(multiplier=0.02, max=0.5),
+        stop=stop_after_delay(deadline_s),
+        retry_error_callback=lambda state: state.outcome.result() if state.outcome else None,
+    )
+    return attempts(admin.list_topics, timeout=deadline_s)
+
+
 def _check(
     admin: AdminClient, cluster: str, topics: list[Topic], replicas: int, deadline_s: float
 ) -> None:
     """Compare every topic with what it must be, and the broker's transaction state with it."""
-    metadata = admin.list_topics(timeout=deadline_s)
     names = [topic_name(cluster, topic.name) for topic in topics]
+    metadata = _metadata_of(admin, names, deadline_s)
     resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
     answers = admin.describe_configs(resources, request_timeout=deadline_s)
     configs = {resource.name: future.result(deadline_s) for resource, future in answers.items()}
