@@ -23,7 +23,13 @@ from coordinator import codec
 from coordinator.core.authority_state import AuthorityState
 from coordinator.core.effects import Answer, Beat, Bury
 from coordinator.core.entities import Index, index_key
-from coordinator.core.records import ClusterFormed, DeadLetter, IndexerHeartbeat, SliceAnswered
+from coordinator.core.records import (
+    ClusterFormed,
+    DeadLetter,
+    IndexerHeartbeat,
+    Mutation,
+    SliceAnswered,
+)
 from coordinator.kafka.producers import PlainProducer
 from coordinator.kafka.readers import consumer, decode_event
 from coordinator.kafka.topics import (
@@ -31,6 +37,7 @@ from coordinator.kafka.topics import (
     COMMIT,
     DEAD_LETTER,
     HEARTBEAT,
+    HOUR_MS,
     STATECONTEXT,
     topic_name,
 )
@@ -46,6 +53,9 @@ BATCH_MAX = 1_000
 FETCH_WAIT_MS = 500
 FETCH_BUFFER_KBYTES = 4_096
 SIZE_PERIOD_S = 2.0
+AWAY_MS_MAX = 12 * HOUR_MS
+"""After this long, tombstones past the position may be gone: half of `delete.retention.ms`."""
+
 INDEX_PREFIX = index_key(0)[:-1]
 
 
@@ -80,7 +90,10 @@ class Indexer:
         for index_id, value in self.storage.indexes().items():
             self.desk.observe(index_id, codec.decode(value))
         self.desk.hold(self.storage.held)
-        self.position = self.storage.position()
+        self.position: int | None = None
+        self._saved_ms = 0
+        if (place := self.storage.position()) is not None:
+            self.position, self._saved_ms = place
         self.cas_base = self.storage.cas_base()
         self._unsaved: dict[int, bytes | None] = {}
         self._saved = self.position
@@ -126,9 +139,10 @@ class Indexer:
 
     def _serve(self, link: Link) -> None:
         """Follow `statecontext` over one connection until it fails or the process stops."""
-        self.storage.bind("kafka", f"Kafka cluster {link.connect(self.stopping)}")
-        if self.stopping.is_set():
+        kafka_id = link.connect(self.stopping)
+        if kafka_id is None:
             return
+        self.storage.bind("kafka", f"Kafka cluster {kafka_id}")
         self._begin(link)
         while not self.stopping.is_set():
             messages = link.read(max(0.0, self._beat_due_s - time.monotonic()))
@@ -149,18 +163,23 @@ class Indexer:
                 f"this folder has followed {link.topic} up to offset {self.position}, but the log "
                 f"ends at {end}: the log was lost or replaced"
             )
-        if self.position is None or self.position < low:
+        if self.position is None or self.position < low or self._was_away():
             self.desk.read_again()
             self.position = low
         link.follow(self.position, with_commit=self.cas_base is None)
         self.settled("Kafka")
         self.say(f"following {link.topic} from offset {self.position}")
 
+    def _was_away(self) -> bool:
+        """Tell whether the log may have forgotten drops that this indexer has not heard of."""
+        return not 0 <= wall_ms() - self._saved_ms <= AWAY_MS_MAX
+
     def _take(self, link: Link, messages: list[Message]) -> None:
         """Note what records say, save it, and act on it."""
+        base_known = self.cas_base is not None
         for message in messages:
             if message.topic() != link.topic:
-                self._learn_base(link, message)
+                self._learn_base(message)
                 continue
             try:
                 self._note(message)
@@ -168,6 +187,8 @@ class Indexer:
                 link.bury(message, f"{error.code}: {error}")
                 self.say(f"offset {message.offset()} cannot be read and is a dead letter: {error}")
             self.position = int(message.offset() or 0) + 1
+        if not base_known and self.cas_base is not None:
+            link.follow(self.position or 0, with_commit=False)
         if self._unsaved:
             self._save()
         if self.desk.complete:
@@ -180,43 +201,42 @@ class Indexer:
             raise SchemaError("bad_body", f"the event is about {mutation.key}, its key is another")
         if not mutation.key.startswith(INDEX_PREFIX):
             return
-        entity = mutation.entity
-        index_id = int(mutation.key[len(INDEX_PREFIX) :])
-        if self.desk.observe(index_id, entity if isinstance(entity, Index) else None):
+        index_id, index = _index_in(mutation)
+        if self.desk.observe(index_id, index):
             self._unsaved[index_id] = mutation.value if index_id in self.desk.indexes else None
 
-    def _learn_base(self, link: Link, message: Message) -> None:
+    def _learn_base(self, message: Message) -> None:
         """Take the base of all CAS from the Authority's log, once."""
         base = base_in(message.value())
         if base is not None and self.cas_base is None:
             self.cas_base = base
             with suppress(StorageError):
                 self.storage.save_cas_base(base)
-            link.follow(self.position or 0, with_commit=False)
 
     def _caught_up(self) -> None:
         for index_id in self.desk.caught_up():
             self._unsaved[index_id] = None
         self._save()
 
-    def _save(self) -> None:
+    def _save(self, *, touch: bool = False) -> None:
         """Save position and states; what the disk refuses is tried again with the next beat.
 
         Not before the log was read to its end: a reading from its start that did not get there
-        must start again.
+        must start again. `touch` saves the time alone, too.
         """
         if self.position is None or not self.desk.complete:
             return
-        if self.position == self._saved and not self._unsaved:
+        if self.position == self._saved and not self._unsaved and not touch:
             return
+        now_ms = wall_ms()
         try:
-            self.storage.save(self.position, self._unsaved)
+            self.storage.save(self.position, self._unsaved, now_ms)
         except StorageError as error:
             self.complain("the position cannot be saved", error.message)
         else:
             self.settled("the position cannot be saved")
             self._unsaved = {}
-            self._saved = self.position
+            self._saved, self._saved_ms = self.position, now_ms
 
     # -- acting ------------------------------------------------------------------------------
 
@@ -260,7 +280,10 @@ class Indexer:
 
     def _beat(self, link: Link) -> None:
         """Send a heartbeat, and repeat every answer that somebody may still wait for."""
-        self._save()
+        stale = not 0 <= wall_ms() - self._saved_ms < HOUR_MS
+        if stale:
+            link.bounds()  # Raises where Kafka is out of reach: only contact keeps it fresh.
+        self._save(touch=stale)
         if self.storage.tend():
             self.desk.hold(self.storage.held)
         if self.desk.open:
@@ -307,8 +330,8 @@ class Link:
         self._producer: PlainProducer | None = None
         self.at_end = False
 
-    def connect(self, stopping: threading.Event) -> str:
-        """Wait until the broker and the topics are there; return the Kafka cluster's id."""
+    def connect(self, stopping: threading.Event) -> str | None:
+        """Wait until the topics are there; return the Kafka cluster's id, None if stopped."""
         while not stopping.is_set():
             metadata = self._consumer.list_topics(timeout=CALL_TIMEOUT_S)
             if self._needed <= metadata.topics.keys():
@@ -317,7 +340,7 @@ class Link:
                 )
                 return str(metadata.cluster_id)
             stopping.wait(PAUSE_S)
-        return ""
+        return None
 
     def bounds(self) -> tuple[int, int]:
         """Return the first offset of `statecontext`, and its last stable one."""
@@ -379,6 +402,20 @@ class Link:
         if self._producer is not None:
             self._producer.flush(CALL_TIMEOUT_S / 2)
         self._consumer.close()
+
+
+def _index_in(mutation: Mutation) -> tuple[int, Index | None]:
+    """Return the index that a mutation is about, and its state. Raises SchemaError."""
+    entity = mutation.entity
+    digits = mutation.key[len(INDEX_PREFIX) :]
+    if not digits.isdecimal():
+        raise SchemaError("bad_body", f"{mutation.key} names no index")
+    index_id = int(digits)
+    if entity is None:
+        return index_id, None
+    if not isinstance(entity, Index) or entity.id != index_id:
+        raise SchemaError("bad_body", f"{mutation.key} holds something else")
+    return index_id, entity
 
 
 def base_in(value: Any) -> int | None:

@@ -47,6 +47,12 @@ class Reserve:
             draft.unlink(missing_ok=True)
             raise
 
+    def is_needed(self) -> bool:
+        """Tell whether less than the reserve is free."""
+        with suppress(OSError):
+            return shutil.disk_usage(self.path.parent).free < self.size_bytes
+        return False
+
     def give_up(self) -> bool:
         """Give the space back to the disk; tell whether there was any."""
         if not self.taken:

@@ -11,6 +11,7 @@ Keys in a bucket: `m` + index id + slice number (the definition), `d` + the same
 
 from __future__ import annotations
 
+import os
 import shutil
 import struct
 from collections.abc import Mapping
@@ -30,6 +31,7 @@ SLICE_KEY = struct.Struct(">QI")
 IDENTITY, POSITION, CAS_BASE, INDEX = b"identity/", b"position", b"cas-base", b"index/"
 NUMBER = struct.Struct(">Q")
 WHOLE = struct.Struct(">q")
+PLACE = struct.Struct(">qq")
 
 WRITE_BUFFER_BYTES = 4 * 1024 * 1024
 RESERVE_BYTES = 2 * WRITE_BUFFER_BYTES
@@ -109,15 +111,11 @@ class Database:
         """Return the open database. Raises StorageError."""
         if self._db is None:
             try:
-                self.folder.mkdir(parents=True, exist_ok=True)
+                make_durably(self.folder)
                 self._db = Rdict(str(self.folder), _options())
             except Exception as error:
-                raise self._refusal(error) from error
+                raise _refusal(error, self.folder) from error
         return self._db
-
-    def _refusal(self, error: Exception) -> StorageError:
-        """Return an error without this machine's path: clients get to read it."""
-        return StorageError("refused", _line(error).replace(f"{self.folder}/", ""))
 
     def get(self, key: bytes) -> bytes | None:
         """Return the value of a key. Raises StorageError."""
@@ -135,7 +133,7 @@ class Database:
             db.write(batch, self._sync if sync else self._plain)
         except Exception as error:
             self.close()
-            raise self._refusal(error) from error
+            raise _refusal(error, self.folder) from error
 
     def empty(self, begin: bytes, end: bytes) -> None:
         """Give back the space of deleted keys in [begin, end). Raises StorageError."""
@@ -145,7 +143,7 @@ class Database:
             db.compact_range(begin, end)
         except Exception as error:
             self.close()
-            raise self._refusal(error) from error
+            raise _refusal(error, self.folder) from error
 
     def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
         """Return all records under `prefix`. Raises StorageError."""
@@ -240,9 +238,10 @@ class Storage:
         self._reserve = Reserve(folder / RESERVE, RESERVE_BYTES)
         try:
             self._open(identity)
-        except StorageError as error:
+        except StorageError:
             self.close()
-            if error.code == "folder_mismatch" or not self._reserve.give_up():
+            # Another process may use this folder, and its reserve: only a full disk is a reason.
+            if not (self._reserve.is_needed() and self._reserve.give_up()):
                 raise
             self._open(identity)
         self._reserve.take()
@@ -255,6 +254,8 @@ class Storage:
             bucket = Bucket(bucket_name(path.name), path)
             self._buckets[bucket.name] = bucket
             bucket.load()
+            if not bucket.slices:
+                self._discard(bucket)
 
     def close(self) -> None:
         for bucket in self._buckets.values():
@@ -315,7 +316,8 @@ class Storage:
             place.allocate(index_id, slices, definition)
         except StorageError:
             if bucket not in self._buckets:
-                self._discard(place)
+                with suppress(StorageError):
+                    self._discard(place)
             raise
         self._buckets[bucket] = place
 
@@ -353,18 +355,20 @@ class Storage:
                 bucket.database.folder.rename(trash)
                 shutil.rmtree(trash, ignore_errors=True)
         except OSError as error:
-            raise StorageError("refused", _line(error)) from error
+            raise _refusal(error, bucket.database.folder) from error
         self._buckets.pop(bucket.name, None)
 
     # -- position ----------------------------------------------------------------------------
 
-    def position(self) -> int | None:
-        """Return the first offset that was not applied yet, or None in a new folder."""
-        return self._number(POSITION)
+    def position(self) -> tuple[int, int] | None:
+        """Return the first offset that was not applied yet, and when it was saved (wall, ms)."""
+        held = self._meta.get(POSITION)
+        return None if held is None else PLACE.unpack(held)
 
     def cas_base(self) -> int | None:
         """Return the base of all CAS, or None while it is not known."""
-        return self._number(CAS_BASE)
+        held = self._meta.get(CAS_BASE)
+        return None if held is None else WHOLE.unpack(held)[0]
 
     def save_cas_base(self, base: int) -> None:
         """Save the base of all CAS. Raises StorageError."""
@@ -372,15 +376,11 @@ class Storage:
         batch.put(CAS_BASE, WHOLE.pack(base))
         self._meta.write(batch, sync=False)
 
-    def _number(self, key: bytes) -> int | None:
-        held = self._meta.get(key)
-        return None if held is None else WHOLE.unpack(held)[0]
-
     def indexes(self) -> dict[int, bytes]:
         """Return the index states as they were at `position`."""
         return {NUMBER.unpack(key[len(INDEX) :])[0]: value for key, value in self._meta.scan(INDEX)}
 
-    def save(self, position: int, changes: Mapping[int, bytes | None]) -> None:
+    def save(self, position: int, changes: Mapping[int, bytes | None], at_ms: int) -> None:
         """Save a position, and with it the states that were read before it: all as one.
 
         Synced if there are changes. Raises StorageError.
@@ -392,8 +392,21 @@ class Storage:
                 batch.delete(key)
             else:
                 batch.put(key, value)
-        batch.put(POSITION, WHOLE.pack(position))
+        batch.put(POSITION, PLACE.pack(position, at_ms))
         self._meta.write(batch, sync=bool(changes))
+
+
+def make_durably(folder: Path) -> None:
+    """Make a folder and those above it, so that they survive a power failure."""
+    if folder.is_dir():
+        return
+    make_durably(folder.parent)
+    folder.mkdir(exist_ok=True)
+    descriptor = os.open(folder.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def data_prefix(index_id: int, number: int) -> bytes:
@@ -405,6 +418,11 @@ def _data_range(index_id: int, number: int) -> tuple[bytes, bytes]:
     begin = data_prefix(index_id, number)
     end = (int.from_bytes(begin, "big") + 1).to_bytes(len(begin), "big")
     return begin, end
+
+
+def _refusal(error: Exception, folder: Path) -> StorageError:
+    """Return an error without this machine's path: clients get to read it."""
+    return StorageError("refused", _line(error).replace(f"{folder.parent}/", ""))
 
 
 def _line(error: BaseException) -> str:

@@ -48,7 +48,7 @@ from coordinator.kafka.topics import (
     ensure_topics,
     topic_name,
 )
-from indexer_sim.storage import folder_name
+from indexer_sim.storage import Storage, folder_name
 
 pytestmark = pytest.mark.integration
 
@@ -467,6 +467,25 @@ def test_slices_come_and_go_with_the_topology(cluster: Cluster, start: Start) ->
         beats.hears("one slice", lambda beat: beat.slices == 1)
         cluster.write(replace(one, slices=(Slice(0, 2),)))
         beats.hears("none", lambda beat: beat.slices == 0)
+
+
+def test_after_a_long_absence_drops_that_the_log_forgot_are_found(
+    cluster: Cluster, start: Start, acks: Listener, tmp_path: Path
+) -> None:
+    process = start()
+    cluster.write(an_index(1), an_index(2, READY))
+    acks.answer(1, "allocated")
+    process.stop()
+    storage = Storage(tmp_path / "indexer", f"indexer {INDEXER} of cluster {cluster.name}")
+    position, _ = storage.position() or (0, 0)
+    forgotten = codec.encode(an_index(99, READY))
+    storage.allocate("travel", 99, frozenset({0, 1}), forgotten)
+    storage.save(position, {99: forgotten}, at_ms=0)
+    storage.close()
+    again = start()
+    until("the index is released", lambda: "index 99: released 2 slices" in again.said)
+    with cluster.listen(HEARTBEAT) as beats:
+        beats.hears("the others", lambda beat: beat.slices == 4)
 
 
 @pytest.mark.parametrize("foreign", [{"id": 2}, {"name": "other"}])
