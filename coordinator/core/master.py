@@ -113,6 +113,11 @@ class Group:
     consumed: dict[int, int]
     load: dict[int, int]
 
+    @property
+    def count(self) -> int:
+        """How many mutations it comes to, one for each partition of `ddl` included."""
+        return len(self.mutations) + len(self.consumed)
+
 
 class Master:
     """What a node does while it is master of `epoch`."""
@@ -166,7 +171,8 @@ class Master:
         strays = sorted({e.mutation.key for e in event.events if e.cas > state.cas})
         if strays:
             self.node.note(f"rewriting {len(strays)} entities that stray events touched")
-            self._want("rewrite", RewriteEntities(tuple(strays)))
+            for number, keys in enumerate(self._portions(strays)):
+                self._want(f"rewrite/{number}", RewriteEntities(keys))
         self.substate = ACTIVE
         positions = sorted(
             (v.entity.partition, v.entity.offset)
@@ -175,6 +181,24 @@ class Master:
         )
         self._taken = dict(positions)
         self.node.emit(ReadDdl(tuple(positions)))
+
+    def _portions(self, keys: list[str]) -> list[tuple[str, ...]]:
+        """Split keys so that their values fit into a proposal: one portion, if at all possible.
+
+        The first transaction moves the state's CAS beyond the strays; a successor would not find
+        those that are left. Hence their number is not bounded, only their bytes.
+        """
+        portions: list[list[str]] = [[]]
+        size = 0
+        for key in keys:
+            held = self.node.state.get(key)
+            weight = len(key) + PLAIN_BYTES + (len(held.value) if held else 0)
+            if portions[-1] and size + weight > self.node.config.group_bytes_max:
+                portions.append([])
+                size = 0
+            portions[-1].append(key)
+            size += weight
+        return [tuple(portion) for portion in portions]
 
     # -- what comes in -----------------------------------------------------------------------
 
@@ -355,10 +379,14 @@ class Master:
         held = (r.position for requests in self.parked.values() for r in requests)
         partitions = {position.partition for position in held if position is not None}
         group = Group([], [], 0, set(), partitions, {}, {})
+        rewrites = [r for r in self.upkeep.values() if isinstance(r.command, RewriteEntities)]
+        if rewrites:
+            self._enlist(group, rewrites[0])
+            return group
         waiting = (*self.upkeep.values(), *self.queue)
         self.queue = deque()
         for position, request in enumerate(waiting):
-            if len(group.mutations) >= self.node.config.group_mutations_max:
+            if group.count + 2 > self.node.config.group_mutations_max:
                 self.queue.extend(r for r in waiting[position:] if r.token or r.position)
                 break
             if not self._enlist(group, request) and (request.token or request.position):
@@ -443,11 +471,14 @@ class Master:
         mutations = [self._mutation(change, request) for change in decision.changes]
         size = sum(len(m.key) + len(m.value or b"") + PLAIN_BYTES for m in mutations)
         limits = (config.group_mutations_max, config.group_bytes_max)
-        if len(mutations) > limits[0] or size > limits[1]:
+        count = len(mutations) + (request.position is not None)
+        rewriting = isinstance(request.command, RewriteEntities)
+        if not rewriting and (count > limits[0] or size > limits[1]):
             outcome = refused("value_too_large", "the command exceeds a whole transaction")
             self._enlist_answer(group, request, outcome)
             return True
-        if len(group.mutations) + len(mutations) > limits[0] or group.size_bytes + size > limits[1]:
+        full = group.count + count > limits[0] or group.size_bytes + size > limits[1]
+        if full and not rewriting:
             self._block(group, request, keys)
             return False
         first = len(group.mutations)

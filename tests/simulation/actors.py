@@ -140,7 +140,7 @@ class Client:
         dice = chance.random()
         command: Any
         if dice < 0.65:
-            name = f"k{chance.randrange(3)}"
+            name = f"k{chance.randrange(2)}"
             if chance.random() < 0.4:
                 expected = self.known.get(name, 0)
             command = (
@@ -246,6 +246,7 @@ class DdlWriter:
         self.world = world
         self.left = commands
         self._made = 0
+        self._made_last: CreateIndex | None = None
         self.sent: list[Request] = []
         world.clock.at(world.clock.chance.randint(500, 1_500), self.write)
 
@@ -270,7 +271,7 @@ class DdlWriter:
         self.world.broker["ddl"].append(request, None, clock.now)
         if request.id:
             self.sent.append(request)
-        clock.at(chance.randint(1, 1_200), self.write)
+        clock.at(chance.randint(1, chance.choice((20, 1_200))), self.write)
 
     def _new(self) -> Request:
         chance = self.world.clock.chance
@@ -278,11 +279,14 @@ class DdlWriter:
         request_id = f"t-{self._made}"
         command: Any
         dice = chance.random()
-        if dice < 0.4:
+        if dice < 0.3:
             command = PutSetting(f"k{chance.randrange(3)}", f'"{request_id}"')
         elif dice < 0.75:
             name, bucket = f"i{chance.randrange(4)}", f"b{chance.randrange(2)}"
             command = CreateIndex(name, bucket, ("y",))
+            self._made_last = command
+        elif self._made_last is not None and chance.random() < 0.7:
+            command = DropIndex(0, self._made_last.bucket, self._made_last.name)
         else:
             command = DropIndex(0, f"b{chance.randrange(2)}", f"i{chance.randrange(4)}")
         return Request(command, request_id, "topic", None, hash_of(command), True)

@@ -395,6 +395,8 @@ class Machine:
 
         def back(result: Any) -> None:
             if lost_back:
+                if clock.hit(0.5):
+                    clock.at(clock.delay(), fail, "disconnected")
                 return
             clock.at(clock.delay(), arrive, result)
 
@@ -588,7 +590,7 @@ class Machine:
 
     def ask(self, event: inp.Requested | inp.ReadRequested, token: int, who: Any) -> None:
         """A client's call has arrived."""
-        if self.node is None or self.cut:
+        if self.node is None:
             return
         self.waiting[token] = who
         self.feed(event)
@@ -596,7 +598,7 @@ class Machine:
     def _do_reply(self, effect: fx.Reply) -> None:
         who = self.waiting.pop(effect.token, None)
         self.world.judge.replied(self, effect, who)
-        if who is not None and not self.cut:
+        if who is not None:
             self.clock.at(self.clock.delay(), who.heard, effect.token, effect.outcome)
 
     def _do_bury(self, effect: fx.Bury) -> None:

@@ -79,8 +79,19 @@ ACTIONS = (
 class World:
     """All of it."""
 
-    def __init__(self, seed: int, *, plain: bool = False, tracing: bool = False, **more: Any):
+    def __init__(
+        self,
+        seed: int,
+        *,
+        plain: bool = False,
+        tracing: bool = False,
+        focus: tuple[str, ...] = (),
+        **more: Any,
+    ) -> None:
+        """Build the world of a seed: `plain` without faults and clients, or with only the faults
+        in `focus`; `more` goes into every node's configuration."""
         self.seed = seed
+        self.focus = focus
         self.clock = Clock(seed)
         chance = self.clock.chance
         self.tracing = tracing
@@ -134,8 +145,8 @@ class World:
     def _populate(self) -> None:
         chance = self.clock.chance
         for number in range(chance.randint(2, 4)):
-            self.clients.append(Client(self, number, chance.randint(4, 10)))
-        self.writers.append(DdlWriter(self, chance.randint(0, 8)))
+            self.clients.append(Client(self, number, chance.randint(4, 12)))
+        self.writers.append(DdlWriter(self, chance.choice((0, 4, 8, 16))))
         refusing = chance.choice((0.0, 0.0, 0.2))
         for indexer in self.indexers:
             indexer.refusing = refusing
@@ -145,14 +156,15 @@ class World:
     def _plan(self) -> None:
         """Choose which faults this seed has, and when they strike."""
         chance = self.clock.chance
-        kinds = [name for name in LIKELY if chance.random() < 0.25]
+        focus = self.focus
+        kinds = [n for n in LIKELY if (n in focus if focus else chance.random() < 0.25)]
         for name in kinds:
             self.clock.at(FAULTS_FROM_MS, setattr, self.faults, name, LIKELY[name])
         self.strays = "end_late" in kinds
         self.clock.spread_ms = chance.choice((4, 12, 12, 60))
         self.broker.marker_spread_ms = chance.choice((3, 10, 150))
-        actions = [name for name in ACTIONS if chance.random() < 0.3]
-        for _ in range(chance.choice((0, 2, 4, 8)) if actions else 0):
+        actions = [n for n in ACTIONS if (n in focus if focus else chance.random() < 0.3)]
+        for _ in range(chance.choice((0, 2, 4, 8, 12)) if actions else 0):
             when = chance.randint(FAULTS_FROM_MS, FAULTS_UNTIL_MS)
             self.clock.at(when, self._strike, chance.choice(actions))
         self.clock.at(FAULTS_UNTIL_MS, self.heal)
@@ -163,7 +175,7 @@ class World:
         if "the_master" in action:
             machine = self.machines.get(self.judge.truth.master, machine)
         self.trace(f"fault: {action}, node {machine.number}")
-        down_ms = chance.choice((100, 700, 2_500))
+        down_ms = chance.choice((100, 700, 2_500, 3_500))
         match action:
             case "crash" | "crash_the_master":
                 machine.crash()
