@@ -7,6 +7,7 @@ persistent maps arrays. Nothing is decided here, and nothing read or written.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any
@@ -241,8 +242,15 @@ def _claimed_from(fields: Fields) -> records.MasterClaimed:
 
 def fingerprint(command: commands.Command, expected_cas: int | None) -> int:
     """Return 63 bits that tell one command from another under the same request id."""
-    text = encode(command) + repr(expected_cas).encode()
+    text = _canonical(command) + repr(expected_cas).encode()
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "little") >> 1
+
+
+def _canonical(command: commands.Command) -> bytes:
+    """Return the same bytes for the same command, always; settings travel in no record."""
+    if type(command) in TO_AVRO:
+        return encode(command)
+    return json.dumps([type(command).__name__, _plain(command)], sort_keys=True).encode()
 
 
 def encode_ddl(
