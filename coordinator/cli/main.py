@@ -309,7 +309,7 @@ def show(
     slices = (found.get("topology") or {}).get("slices", [])
     print_table(
         ["slice#", "master", "replicas"],
-        [[s["slice"], s["master"], ", ".join(s["replicas"])] for s in slices],
+        [[s["slice"], s["master"], _joined(s["replicas"])] for s in slices],
         empty="no slices",
     )
 

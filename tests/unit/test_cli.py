@@ -50,9 +50,9 @@ class Cluster:
                     return Answer(200, {"index": index, "cas": index["cas"], "existed": True})
                 return refusal(409, "index_exists", cas=index["cas"])
         committed = self.commit()
-        replicas = [f"i{n + 2}" for n in range(body.get("replicas", 0))]
+        replicas = [n + 2 for n in range(body.get("replicas", 0))]
         slices = [
-            {"slice": n, "master": "i1", "replicas": replicas} for n in range(body.get("slices", 1))
+            {"slice": n, "master": 1, "replicas": replicas} for n in range(body.get("slices", 1))
         ]
         index = {"where": None, "using": "gsi", **body, "id": str(len(self.indexes) + 1)}
         index.update(state="ready", topology={"slices": slices}, cas=committed["cas"])
@@ -254,7 +254,7 @@ def test_list_and_show_print_what_there_is(cluster):
     for arguments in (["1"], ["by_city"], ["by_city", "--bucket", "travel"]):
         shown = indexctl("show", *arguments).stdout
         assert "by_city" in shown
-        assert "i2, i3" in shown
+        assert "2, 3" in shown
         assert answer_of("show", *arguments)["index"]["id"] == "1"
         assert answer_of("show", *arguments)["cas"] == 101
 
