@@ -33,6 +33,8 @@ class HttpServer:
                 ws="none",
                 lifespan="off",
                 access_log=False,
+                proxy_headers=False,
+                server_header=False,
                 log_level="warning",
                 timeout_graceful_shutdown=GRACE_S,
             )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from coordinator import codec
 from coordinator.core import effects, inputs
 from coordinator.core.records import Event
+from coordinator.kafka.pacing import Pacing
 from coordinator.kafka.topics import (
     ACKS,
     COMMIT,
@@ -124,6 +126,7 @@ class TransactionalProducer:
         self._producer: Producer | None = None
         self._open = False
         self._disconnected = False
+        self._pacing = Pacing()
         self._names = {
             name: topic_name(cluster, name)
             for name in (COMMIT, STATECONTEXT, HISTORY, DDL_REPLIES, DEAD_LETTER)
@@ -167,6 +170,7 @@ class TransactionalProducer:
         elif isinstance(effect, effects.Abandon):
             if self._open:
                 self._producer.abort_transaction(COMMIT_TIMEOUT_S)
+                self._pacing.committed(time.monotonic())
                 self._open = False
             self._feed(inputs.Ended(effect.token))
 
@@ -200,11 +204,13 @@ class TransactionalProducer:
 
     def _begin(self, producer: Producer) -> None:
         if not self._open:
+            time.sleep(self._pacing.wait_s(time.monotonic()))
             producer.begin_transaction()
             self._open = True
 
     def _write_events(self, producer: Producer, effect: effects.WriteEvents) -> None:
         self._begin(producer)
+        began = time.monotonic()
         offsets: list[int] = [-1] * len(effect.events)
         failures: list[str] = []
 
@@ -229,6 +235,7 @@ class TransactionalProducer:
                 on_delivery=delivered_as(number),
             )
         left = producer.flush(COMMIT_TIMEOUT_S)
+        self._pacing.began(time.monotonic() - began)
         if failures or left or -1 in offsets:
             # A report without an offset is as bad as none: the CAS would be a guess.
             reason = failures[0] if failures else "no offset was reported"
@@ -253,6 +260,7 @@ class TransactionalProducer:
             producer.produce(topic, codec.encode(letter), letter_key(letter), partition=0)
         self._disconnected = False
         producer.commit_transaction(COMMIT_TIMEOUT_S)
+        self._pacing.committed(time.monotonic())
         self._open = False
         if self._disconnected:
             self._fail(effect.token, "the broker was disconnected during a commit")
