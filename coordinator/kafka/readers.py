@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential
 
 from coordinator import codec
 from coordinator.core.records import Event
@@ -114,13 +115,31 @@ def _passing(error: KafkaError) -> bool:
 def watermarks(
     bootstrap_servers: str, topic: str, partition: int = 0, timeout_s: float = 10.0
 ) -> tuple[int, int]:
-    """Return the first offset of a partition, and its last stable offset."""
+    """Return the first offset of a partition, and its last stable offset.
+
+    A topic that was just made may have no leader yet: that is tried again.
+    """
     reader = consumer(bootstrap_servers, "watermarks")
+    attempts = Retrying(
+        retry=retry_if_exception(_has_no_leader_yet),
+        wait=wait_exponential(multiplier=0.02, max=0.5),
+        stop=stop_after_delay(timeout_s),
+        reraise=True,
+    )
+    place = TopicPartition(topic, partition)
     try:
-        low, high = reader.get_watermark_offsets(TopicPartition(topic, partition), timeout_s)
+        low, high = attempts(reader.get_watermark_offsets, place, timeout_s)
         return int(low), int(high)
     finally:
         reader.close()
+
+
+def _has_no_leader_yet(error: BaseException) -> bool:
+    return isinstance(error, KafkaException) and error.args[0].code() in (
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+    )
 
 
 def read_events(
