@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 PERIOD_MS = 250
 
+NEVER = 2**52
+"""A CAS that nothing has: a command that expects it only ever learns the actual one."""
+
 
 class Indexer:
     """Follows `statecontext`, answers for its slices, and repeats itself until that moves on."""
@@ -111,6 +114,9 @@ class Client:
         self.op: Op | None = None
         self.reading: Reading | None = None
         self.known: dict[str, int] = {}
+        self.doomed = world.clock.hit(0.1)
+        self.wandering = 0.2
+        self.think_ms = world.think_ms
         self._token = 0
         self._made = 0
         world.clock.at(world.clock.chance.randint(200, 2_500), self.begin)
@@ -123,6 +129,8 @@ class Client:
         if self.left <= 0:
             return
         self.left -= 1
+        if self.world.clock.hit(self.wandering):
+            self.target = self.world.clock.chance.choice(list(self.world.machines))
         if self.world.clock.hit(0.15):
             self._read()
             return
@@ -139,7 +147,10 @@ class Client:
         expected: int | None = None
         dice = chance.random()
         command: Any
-        if dice < 0.65:
+        if self.doomed:
+            name = f"k{chance.randrange(2)}"
+            command, expected = PutSetting(name, '"never"'), NEVER
+        elif dice < 0.65:
             name = f"k{chance.randrange(2)}"
             if chance.random() < 0.4:
                 expected = self.known.get(name, 0)
@@ -236,7 +247,7 @@ class Client:
             self.target = self.world.clock.chance.choice(list(self.world.machines))
 
     def _pause(self) -> None:
-        self.world.clock.at(self.world.clock.chance.randint(1, 700), self.begin)
+        self.world.clock.at(self.world.clock.chance.randint(1, self.think_ms), self.begin)
 
 
 class DdlWriter:

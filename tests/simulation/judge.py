@@ -385,7 +385,7 @@ class Judge:
         require(node.applied >= seen.applied, "applied-ascends", f"node {machine.number}")
         seen.applied = node.applied
         authority = node.authority
-        if authority is None:
+        if authority is None or node._halted:
             return
         require(authority.epoch >= seen.epoch, "epoch-ascends", f"node {machine.number}")
         seen.epoch = authority.epoch

@@ -106,6 +106,7 @@ class World:
         self.faults = Faults()
         self.strays = False
         self.giving_up = False
+        self.think_ms = 700
         self.alarms_expected: set[str] = set()
         self.judge = Judge(self)
         self._token = 0
@@ -144,12 +145,30 @@ class World:
 
     def _populate(self) -> None:
         chance = self.clock.chance
+        if chance.random() < 0.12 or "few_writes" in self.focus:
+            self._populate_quietly()
+            return
+        self.think_ms = chance.choice((200, 700, 700, 2_000))
         for number in range(chance.randint(2, 4)):
             self.clients.append(Client(self, number, chance.randint(4, 12)))
         self.writers.append(DdlWriter(self, chance.choice((0, 4, 8, 16))))
         refusing = chance.choice((0.0, 0.0, 0.2))
         for indexer in self.indexers:
             indexer.refusing = refusing
+
+    def _populate_quietly(self) -> None:
+        """One client that writes now and then, at any node; the others are always refused.
+
+        Only so does a deposed master that does not know it get to refuse anything: the first
+        command that it would accept takes it into a transaction that never ends.
+        """
+        chance = self.clock.chance
+        for number in range(4):
+            client = Client(self, number, 5 if number == 0 else 30)
+            client.doomed = number != 0
+            client.think_ms = 2_500 if number == 0 else 300
+            client.wandering = 1.0 if number == 0 else chance.choice((0.0, 0.2))
+            self.clients.append(client)
 
     # -- faults ------------------------------------------------------------------------------
 

@@ -1,0 +1,287 @@
+"""Directed scenarios: one fault, placed by hand, and what must come of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from coordinator.core import authority as authorities
+from coordinator.core import state as states
+from coordinator.core.commands import (
+    OK,
+    REFUSED,
+    UNKNOWN,
+    Command,
+    CreateIndex,
+    DeleteSetting,
+    Outcome,
+    PutSetting,
+    Request,
+)
+from coordinator.core.inputs import Requested
+from coordinator.core.records import (
+    MemberAdmitted,
+    TransactionCommitted,
+    TransactionProposed,
+    TransactionRolledBack,
+)
+from tests.simulation.machine import Machine
+from tests.simulation.world import World
+
+PUT = PutSetting("k", '"v"')
+CREATE = CreateIndex("i", "b", ("x",))
+
+
+class Caller:
+    """Asks the cluster for one thing and keeps the answer."""
+
+    def __init__(self, world: World, command: Command, patience_ms: int = 5_000, **more: Any):
+        self.outcome: Outcome | None = None
+        self.op = None
+        self.reading = None
+        self._token = world.token()
+        deadline_ms = world.clock.now + patience_ms
+        request = Request(command, f"r{self._token}", token=self._token, deadline_ms=deadline_ms)
+        master = world.machines[world.judge.truth.master]
+        master.ask(Requested(replace(request, **more)), self._token, self)
+
+    def heard(self, token: int, outcome: Outcome) -> None:
+        self.outcome = outcome
+
+
+def master_of(world: World) -> Machine:
+    return world.machines[world.judge.truth.master]
+
+
+def replicas_of(world: World) -> list[Machine]:
+    return [m for m in world.machines.values() if m.number != world.judge.truth.master]
+
+
+def run_until(world: World, done: Callable[[], bool], limit_ms: int = 15_000) -> None:
+    limit = world.clock.now + limit_ms
+    while not done():
+        assert world.clock.now < limit, world.unsettled()
+        world.clock.run(world.clock.now + 20)
+
+
+def ask(world: World, command: Command, **more: Any) -> Outcome:
+    caller = Caller(world, command, **more)
+    run_until(world, lambda: caller.outcome is not None)
+    assert caller.outcome is not None
+    return caller.outcome
+
+
+def records(world: World, *kinds: type) -> list[tuple[int, Any]]:
+    found = world.broker["commit"].read(0)
+    return [(r.offset, r.value) for r in found if isinstance(r.value, kinds)]
+
+
+@pytest.fixture(params=[1, 2, 3])
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    """Three nodes at rest, one setting written; afterwards all is healed and compared."""
+    world = World(request.param, plain=True, tracing=True)
+    run_until(world, world_has_members(world, 3))
+    run_until(world, lambda: len(master_of(world).node.authority.indexers) == 3)  # type: ignore
+    assert ask(world, PutSetting("first", "1")).status == OK
+    run_until(world, world.settled)
+    yield world
+    world.heal()
+    run_until(world, world.settled)
+    world.judge.conclude()
+
+
+def world_has_members(world: World, count: int) -> Callable[[], bool]:
+    return lambda: len(world.judge.truth.members) == count and world.settled()
+
+
+def test_a_refusing_replica_rolls_back_and_its_log_is_deleted(world: World) -> None:
+    replica = replicas_of(world)[0]
+    before = {m.number: m.node.state.cas for m in world.machines.values() if m.node}
+    replica.disk.full = True
+    rolled_back = world.judge.rolled_back
+    outcome = ask(world, PUT)
+    assert (outcome.status, outcome.code) == (UNKNOWN, "unavailable")
+    assert world.judge.rolled_back - rolled_back == world.config.get("attempts_max", 3)
+    world.clock.run(world.clock.now + 200)
+    for machine in world.machines.values():
+        assert machine.node is not None
+        assert machine.node.state.cas == before[machine.number]
+        assert machine.node.log is None
+        assert machine.disk.newest.log is None
+    assert replica.number not in world.judge.truth.members, "it kept refusing"
+    assert ask(world, PUT).status == OK
+
+
+def test_a_silent_replica_is_expired_and_the_transaction_goes_on(world: World) -> None:
+    replica = replicas_of(world)[0]
+    replica.cut = True
+    assert ask(world, PUT).status == OK
+    assert replica.number not in world.judge.truth.members
+    replica.cut = False
+    run_until(world, world_has_members(world, 3))
+
+
+def test_below_the_minimum_nothing_is_proposed(world: World) -> None:
+    for replica in replicas_of(world):
+        replica.crash()
+    assert ask(world, PUT).status == UNKNOWN
+    run_until(world, lambda: len(world.judge.truth.members) == 1)
+    proposed = len(records(world, TransactionProposed))
+    outcome = ask(world, PUT, patience_ms=1_500)
+    assert outcome.status == UNKNOWN
+    assert "copies are needed" in outcome.message
+    assert len(records(world, TransactionProposed)) == proposed
+    for machine in world.machines.values():
+        machine.start()
+    run_until(world, world_has_members(world, 3))
+    assert ask(world, PUT).status == OK
+
+
+@pytest.mark.parametrize("settled", ["committed", "rolled back"])
+def test_a_late_duplicate_of_a_proposal_is_void(world: World, settled: str) -> None:
+    if settled == "rolled back":
+        replicas_of(world)[0].disk.full = True
+        ask(world, PUT)
+        replicas_of(world)[0].disk.full = False
+    run_until(world, lambda: world.judge.truth.open is None)
+    _, proposal = records(world, TransactionProposed)[-1]
+    points = [world.judge.truth.point]
+    world.broker["commit"].append(proposal, None, world.clock.now)
+    points.append(world.judge.truth.point)
+    assert points[0] == points[1]
+    assert ask(world, PUT).status == OK
+
+
+def test_an_ambiguous_commit_is_answered_from_the_log(world: World) -> None:
+    master = master_of(world)
+    epoch = world.judge.truth.epoch
+    caller = Caller(world, PUT)
+    conclude = master._do_conclude
+
+    def unheard(effect: Any) -> None:
+        world.faults.answer_lost = 1.0
+        conclude(effect)
+
+    from tests.simulation import machine as machines
+
+    kept = machines.EFFECTS[machines.fx.Conclude]
+    machines.EFFECTS[machines.fx.Conclude] = lambda self, effect: unheard(effect)
+    try:
+        run_until(world, lambda: caller.outcome is not None)
+    finally:
+        machines.EFFECTS[machines.fx.Conclude] = kept
+        world.faults.answer_lost = 0.0
+    assert caller.outcome is not None
+    assert caller.outcome.status == OK
+    assert caller.outcome.cas in world.judge.done
+    run_until(world, lambda: world.judge.truth.epoch > epoch)
+    run_until(world, world.settled)
+
+
+def test_a_state_whose_last_tombstone_is_compacted_away_is_synchronised(world: World) -> None:
+    ask(world, PUT)
+    assert ask(world, DeleteSetting("k")).status == OK
+    replica = replicas_of(world)[0]
+    replica.crash()
+    replica.wipe()
+    world.broker.compact(0)
+    newest = world.broker["statecontext"].records[-1]
+    assert newest.offset + world.cas_base < world.judge.last_cas
+    replica.start()
+    run_until(world, world_has_members(world, 3))
+    assert replica.node is not None
+    assert replica.node.counters.full_synchronisations == 1
+    assert replica.node.state.cas == world.judge.last_cas
+
+
+def test_a_flipped_byte_on_a_disk_stops_the_node_and_it_rebuilds(world: World) -> None:
+    replica = replicas_of(world)[0]
+    run_until(world, lambda: "config/first" in replica.disk.newest.entities)
+    world.clock.run(world.clock.now + 500)
+    replica.disk.synced(replica.disk.newest)
+    replica.crash()
+    content = replica.disk.newest
+    held = content.entities["config/first"]
+    flipped = held._replace(value=bytes([held.value[0] ^ 1]) + held.value[1:])
+    entities = content.entities.set("config/first", flipped)
+    assert states.restore(content.cas, entities.items()).digest != content.digest
+    replica.disk.contents = [content._replace(entities=entities)]
+    world.alarms_expected = {"digest_mismatch"}
+    world.judge.restored = lambda number, restored: None  # type: ignore[method-assign]
+    replica.start()
+    run_until(world, world_has_members(world, 3))
+    assert any("halts: digest_mismatch" in line for line in world.lines)
+
+
+def test_a_joiner_is_not_admitted_inside_a_transaction(world: World) -> None:
+    joiner, silent = replicas_of(world)
+    joiner.crash()
+    joiner.wipe()
+    silent.pause()
+    caller = Caller(world, PUT)
+    joiner.start()
+    run_until(world, lambda: caller.outcome is not None)
+    silent.resume()
+    run_until(world, world_has_members(world, 3))
+    ends = (TransactionCommitted, TransactionRolledBack)
+    opened = None
+    for _, record in records(world, TransactionProposed, MemberAdmitted, *ends):
+        if isinstance(record, TransactionProposed):
+            opened = record.txn
+        elif isinstance(record, ends):
+            opened = None
+        else:
+            assert opened is None, f"node {record.node} was admitted inside {opened}"
+
+
+def test_an_admission_inside_a_transaction_is_void(world: World) -> None:
+    replicas_of(world)[0].pause()
+    Caller(world, PUT)
+    run_until(world, lambda: world.judge.truth.open is not None)
+    world.clock.run(world.clock.now + 20)
+    node = master_of(world).node
+    assert node is not None
+    authority = node.authority
+    assert authority is not None
+    assert authority.open is not None
+    record = MemberAdmitted(authority.epoch, 9, 1, "", authority.last_cas, authority.digest, 0)
+    folded = authorities.fold(authority, 10**6, record)
+    assert folded.state == authority
+    assert "is open" in folded.void
+
+
+def test_an_index_that_an_indexer_refuses_is_removed_again(world: World) -> None:
+    for indexer in world.indexers:
+        indexer.refusing = 1.0
+    outcome = ask(world, CREATE)
+    assert (outcome.status, outcome.code) == (REFUSED, "indexer_refused")
+    for indexer in world.indexers:
+        indexer.refusing = 0.0
+    assert ask(world, CREATE).status == OK, "the name is free again"
+    run_until(world, world.settled)
+    assert len(world.judge.names) == 1
+
+
+def test_indexers_that_stay_silent_count_as_refusing(world: World) -> None:
+    run_until(world, lambda: len(world.judge.truth.members) == 3)
+    caller = Caller(world, CREATE)
+    for indexer in world.indexers:
+        indexer.alive = False
+    run_until(world, lambda: caller.outcome is not None)
+    assert caller.outcome is not None
+    assert (caller.outcome.status, caller.outcome.code) == (REFUSED, "indexer_refused")
+
+
+def test_a_repeat_after_a_failover_gets_the_first_outcome(world: World) -> None:
+    first = ask(world, PUT, id="same", recorded=True, fingerprint=5)
+    assert ask(world, PutSetting("k", '"other"')).status == OK
+    epoch = world.judge.truth.epoch
+    master_of(world).crash()
+    run_until(world, lambda: world.judge.truth.epoch > epoch)
+    run_until(world, lambda: master_of(world).node.master.active)  # type: ignore[union-attr]
+    second = ask(world, PUT, id="same", recorded=True, fingerprint=5)
+    assert (second.status, second.cas, second.txn) == (OK, first.cas, first.txn)
+    assert len(world.judge.effects["same"]) == 1
