@@ -73,7 +73,8 @@ class Shell:
         self._plain = PlainProducer(bootstrap_servers, cluster, self.feed)
         self._transactions = TransactionalProducer(bootstrap_servers, cluster, self.feed)
         self._fold: CommitFold | None = None
-        self._tail: TailReader | None = None
+        self._beats: TailReader | None = None
+        self._acks: TailReader | None = None
         self._ddl: TailReader | None = None
         self._reading = threading.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -114,9 +115,7 @@ class Shell:
 
     async def run(self, started: inputs.Started) -> None:
         """Start with what the store held, and go on until the node halts or `stop` is called."""
-        topics = {(topic_name(self._cluster, name), 0): END for name in (ACKS, HEARTBEAT)}
-        group = f"{self._cluster}.node-{self.node.config.node}.tails"
-        self._tail = TailReader(self._servers, group, topics, self._tail_read, self._reader_failed)
+        self._beats = self._follow_tail(HEARTBEAT)
         self.feed(started)
         while not self.stopped.is_set():
             self.feed(inputs.Tick())
@@ -131,7 +130,7 @@ class Shell:
         """Stop every thread and task, then the store."""
         self.stopped.set()
         self._reading.set()
-        for reader in (self._ddl, self._tail):
+        for reader in (self._ddl, self._acks, self._beats):
             if reader is not None:
                 await asyncio.to_thread(reader.stop)
         for task in self._tasks:
@@ -195,19 +194,31 @@ class Shell:
             log.exception("the Faust application did not start")
             self._stop(EXIT_FAILED)
 
-    def _tail_read(self, messages: list[Message]) -> None:
-        """Sort what came on `acks` and `heartbeat`; what cannot be decoded is dead-lettered."""
-        records: dict[str, list[Any]] = {ACKS: [], HEARTBEAT: []}
+    def _follow_tail(self, name: str) -> TailReader:
+        """Read a topic from its end on, and feed what comes."""
+
+        def hand_over(messages: list[Message]) -> None:
+            self._tail_read(name, messages)
+
+        return TailReader(
+            self._servers,
+            f"{self._cluster}.node-{self.node.config.node}.{name}",
+            {(topic_name(self._cluster, name), 0): END},
+            hand_over,
+            self._reader_failed,
+        )
+
+    def _tail_read(self, name: str, messages: list[Message]) -> None:
+        """Feed what came on `acks` or `heartbeat`; what cannot be decoded is dead-lettered."""
+        records: list[Any] = []
         for message in messages:
-            name = str(message.topic()).removeprefix(f"{self._cluster}.")
             try:
-                records[name].append(codec.decode(_bytes(message)))
+                records.append(codec.decode(_bytes(message)))
             except SchemaError as error:
                 self._loop.call_soon_threadsafe(self._bury_message, name, message, str(error))
-        if records[HEARTBEAT]:
-            self.feed(inputs.BeatsRead(tuple(records[HEARTBEAT])))
-        if records[ACKS]:
-            self.feed(inputs.AcksRead(tuple(records[ACKS])))
+        if records:
+            made = inputs.BeatsRead if name == HEARTBEAT else inputs.AcksRead
+            self.feed(made(tuple(records)))
 
     def _bury_message(self, name: str, message: Message, reason: str) -> None:
         letter = DeadLetter(
@@ -259,8 +270,7 @@ class Shell:
 
     def _stop_ddl(self, effect: effects.StopDdl) -> None:
         reader, self._ddl = self._ddl, None
-        if reader is not None:
-            threading.Thread(target=reader.stop, daemon=True).start()
+        _stop_aside(reader)
 
     def _synchronise(self, effect: effects.Synchronise) -> None:
         self._spawn(self._read_events(effect.token, 0, effect.cas, self._sync_batch))
@@ -341,6 +351,18 @@ class Shell:
     def _order(self, effect: effects.Effect) -> None:
         self._transactions.order(effect)
 
+    def _open_producer(self, effect: effects.OpenProducer) -> None:
+        """A candidate listens to `acks` before it can be master: no answer must be missed."""
+        if self._acks is None:
+            self._acks = self._follow_tail(ACKS)
+        self._transactions.order(effect)
+
+    def _close_producer(self, effect: effects.CloseProducer) -> None:
+        """Only a master needs `acks`: every reader costs the broker a fetch a record."""
+        reader, self._acks = self._acks, None
+        _stop_aside(reader)
+        self._transactions.order(effect)
+
     def _note(self, effect: effects.Note) -> None:
         log.info("%s", effect.message)
 
@@ -352,6 +374,12 @@ class Shell:
             except Exception as error:
                 log.error("the store could not be marked for a rebuild: %s", error)
         self._stop(EXIT_REFUSED if effect.final else EXIT_FAILED)
+
+
+def _stop_aside(reader: TailReader | None) -> None:
+    """Stop a reader without waiting for it."""
+    if reader is not None:
+        threading.Thread(target=reader.stop, daemon=True).start()
 
 
 def _bytes(message: Message) -> bytes:
@@ -370,8 +398,8 @@ CARRY_OUT: dict[type, Callable[[Shell, Any], None]] = {
     effects.Beat: Shell._beat,
     effects.Save: Shell._save,
     effects.Probe: Shell._probe,
-    effects.OpenProducer: Shell._order,
-    effects.CloseProducer: Shell._order,
+    effects.OpenProducer: Shell._open_producer,
+    effects.CloseProducer: Shell._close_producer,
     effects.WriteEvents: Shell._order,
     effects.WriteHistory: Shell._order,
     effects.Conclude: Shell._order,

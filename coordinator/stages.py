@@ -15,7 +15,10 @@ from coordinator.core.records import (
 )
 from coordinator.core.types import TxnId
 
-STAGES = ("proposal", "answers", "commit", "read_back", "total")
+STAGES = ("proposal", "events", "answers", "commit", "read_back", "total")
+"""Proposal sent to read back; proposal sent to events written (meanwhile); read back to all
+answers and events there; verdict sent to Kafka's word; that word to verdict read back; the whole.
+"""
 
 
 class Stages:
@@ -37,6 +40,8 @@ class Stages:
         if isinstance(event, inputs.CommitRead):
             for entry in event.entries:
                 self._record_read(entry.record)
+        elif isinstance(event, inputs.Written) and event.token == self._token:
+            self._report("events", self._clock() - self._began)
         elif isinstance(event, inputs.Ended) and event.token == self._token:
             self._end("commit")
 

@@ -127,6 +127,7 @@ class TransactionalProducer:
         self._open = False
         self._disconnected = False
         self._pacing = Pacing()
+        self._history: tuple[Event, ...] = ()
         self._names = {
             name: topic_name(cluster, name)
             for name in (COMMIT, STATECONTEXT, HISTORY, DDL_REPLIES, DEAD_LETTER)
@@ -164,10 +165,11 @@ class TransactionalProducer:
         elif isinstance(effect, effects.WriteEvents):
             self._write_events(self._producer, effect)
         elif isinstance(effect, effects.WriteHistory):
-            self._write_history(self._producer, effect)
+            self._history = effect.events
         elif isinstance(effect, effects.Conclude):
             self._conclude(self._producer, effect)
         elif isinstance(effect, effects.Abandon):
+            self._history = ()
             if self._open:
                 self._producer.abort_transaction(COMMIT_TIMEOUT_S)
                 self._pacing.committed(time.monotonic())
@@ -210,6 +212,7 @@ class TransactionalProducer:
 
     def _write_events(self, producer: Producer, effect: effects.WriteEvents) -> None:
         self._begin(producer)
+        self._history = ()
         began = time.monotonic()
         offsets: list[int] = [-1] * len(effect.events)
         failures: list[str] = []
@@ -242,14 +245,14 @@ class TransactionalProducer:
             raise KafkaException(KafkaError(KafkaError._FAIL, reason))
         self._feed(inputs.Written(effect.token, tuple(offsets)))
 
-    def _write_history(self, producer: Producer, effect: effects.WriteHistory) -> None:
-        topic = self._names[HISTORY]
-        for event in effect.events:
-            key = event.mutation.key.encode()
-            producer.produce(topic, codec.encode(event), key, partition=0)
-
     def _conclude(self, producer: Producer, effect: effects.Conclude) -> None:
+        """Write the rest and commit. All partitions that are new to the transaction come at once:
+        each registration is a round trip, and librdkafka makes one for all that wait."""
         self._begin(producer)
+        history, self._history = self._history, ()
+        for event in history:
+            key = event.mutation.key.encode()
+            producer.produce(self._names[HISTORY], codec.encode(event), key, partition=0)
         for record in effect.records:
             producer.produce(self._names[COMMIT], codec.encode(record), partition=0)
         for reply in effect.replies:
