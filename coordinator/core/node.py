@@ -94,7 +94,11 @@ UNSYNCED_SAVES_MAX = 64
 
 @dataclass(slots=True)
 class Candidacy:
-    """A claim under way: producer opened, log read to its end, claim written, claim read back."""
+    """A claim under way, step by step.
+
+    Looking: reading the log to its end, for a claim that this node has not heard of; opening the
+    producer, which fences any other; reading to the end again; claiming: written, not read back.
+    """
 
     step: str
     token: int
@@ -590,6 +594,8 @@ class Node:
         self._barrier_nonce = 0
         if self.phase == CATCHING_UP:
             self._caught_up()
+        elif self.candidacy is not None and self.candidacy.step == "looking":
+            self._open_producer()
         elif self.candidacy is not None and self.candidacy.step == "reading":
             self._write_claim()
 
@@ -735,7 +741,19 @@ class Node:
             return
         if not self._may_claim() or now - self._master_heard_ms <= self._patience_ms():
             return
-        self.candidacy = Candidacy("opening", self.token(), now)
+        self.candidacy = Candidacy("looking", self.token(), now)
+        self._send_barrier()
+
+    def _open_producer(self) -> None:
+        """Nothing in the log speaks against a claim: fence whoever holds the mastership.
+
+        A node that was cut off or stopped looks first, so that it does not fence a successor.
+        """
+        assert self.candidacy is not None
+        if not self._may_claim() or self.now.mono_ms - self._master_heard_ms <= self._patience_ms():
+            self.candidacy = None
+            return
+        self.candidacy.step = "opening"
         self.note("no master is alive: claiming the mastership")
         self.emit(OpenProducer(self.candidacy.token))
 
@@ -810,15 +828,19 @@ class Node:
         )
 
     def _give_up_claim(self, why: str) -> None:
+        assert self.candidacy is not None
+        looked = self.candidacy.step == "looking"
         self.candidacy = None
-        self._claims_failed = min(self._claims_failed + 1, 8)
         self._master_heard_ms = self.now.mono_ms
+        if looked:
+            return
+        self._claims_failed = min(self._claims_failed + 1, 8)
         self.note(f"claim given up: {why}")
         self.emit(CloseProducer())
 
     def _producer_failed(self, event: ProducerFailed) -> None:
         if self.candidacy is not None:
-            if event.token in (0, self.candidacy.token):
+            if self.candidacy.step != "looking" and event.token in (0, self.candidacy.token):
                 self._give_up_claim(event.reason)
         elif self.master is not None and (event.token == 0 or event.token >= self._claim_token):
             self.step_down(event.reason)
