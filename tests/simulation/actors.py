@@ -234,11 +234,15 @@ class Client:
         assert op is not None
         nowhere = outcome.code in ("not_master", "no_master")
         self._redirect(outcome)
-        if not (op.request.recorded or nowhere) or op.tries > 60 or self.world.giving_up:
+        if not (op.request.recorded or nowhere) or op.tries > 60 or self._too_late(op):
             self.op = None
             self._pause()
             return
         self.world.clock.at(self.world.clock.chance.randint(20, 300), self._send)
+
+    def _too_late(self, op: Op) -> bool:
+        """Tell whether the outcome may be evicted before another try is decided."""
+        return self.world.evicting and self.world.clock.now - op.invoked_ms > 700
 
     def _redirect(self, outcome: Outcome) -> None:
         if "node" in outcome.details and outcome.details["node"] in self.world.machines:
@@ -275,7 +279,7 @@ class DdlWriter:
         request: Request
         if dice < 0.08:
             request = Request(SkipRecord("no command", b"?"))
-        elif dice < 0.2 and self.sent:
+        elif dice < 0.2 and self.sent and not self.world.evicting:
             request = chance.choice(self.sent)
         else:
             request = self._new()

@@ -137,7 +137,7 @@ class Machine:
         self.paused = False
         self.cut = False
         self.fuse = -1
-        self.skew_ms = 0
+        self.skew_ms = world.clock.chance.randint(-200, 200)
         self.slow_ms = 0
         self.inbox: deque[inp.Input] = deque()
         self.waiting: dict[int, Any] = {}

@@ -308,7 +308,11 @@ MUTANTS: list[tuple[Plant, tuple[str, ...], set[str]]] = [
     (
         act_before_the_claim_is_read_back,
         ("pause_the_master", "cut_the_master", "crash_all", "call_lost"),
-        {"only-the-claimed-master-writes", "acknowledged-is-effective-once"},
+        {
+            "only-the-claimed-master-writes",
+            "acknowledged-is-effective-once",
+            "events-in-the-same-transaction",
+        },
     ),
     (late_proposal_is_accepted, ("append_doubled", "full_disk", "cut"), {"folds-agree"}),
     (refusal_without_a_barrier, ("cut_the_master", "few_writes"), {"linearizable"}),

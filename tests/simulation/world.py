@@ -99,13 +99,13 @@ class World:
         self.hash = 0
         self.steps = 0
         self.codec = ReprCodec()
+        self.evicting = False
         self.cas_base = chance.choice((1, 1_000))
         self.config = self._config(chance, plain, **more)
         self.broker = Broker(self.clock)
         self.machines: dict[int, Machine] = {}
         self.faults = Faults()
         self.strays = False
-        self.giving_up = False
         self.think_ms = 700
         self.alarms_expected: set[str] = set()
         self.judge = Judge(self)
@@ -137,7 +137,8 @@ class World:
         if not plain:
             config["group_mutations_max"] = chance.choice((256, 256, 6))
             config["log_capacity"] = chance.choice((1_000, 4))
-            config["request_window_ms"] = 600_000
+            self.evicting = chance.random() < 0.1
+            config["request_window_ms"] = 4_000 if self.evicting else 600_000
             if chance.random() < 0.1:
                 config["roster"] = (1, 2, 3, 4, 5)
         config.update(more)
