@@ -176,7 +176,7 @@ def create(
     """
     from coordinator import sql
 
-    if name and re.match(r"\s*(--|/\*|create\s)", name, re.IGNORECASE):
+    if name and re.search(r"\s", name):  # No name has white space, and every statement has.
         if any((bucket, expressions, where, primary, using, slices, nodes, defer_build)):
             raise CommandError("usage", "a statement takes no other options")
         statement = sql.parse_statement(name)
@@ -408,7 +408,9 @@ def _show_results(results: list[Any]) -> None:
 @command(app, "transactions")
 def transactions(
     session: Session,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 20,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, max=1000, help="At most so many.")
+    ] = 20,
 ) -> None:
     """Show the latest transactions, newest first."""
     with session.connect() as client:

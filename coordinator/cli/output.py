@@ -37,6 +37,7 @@ _EXITS = {
     "cas_mismatch": Exit.CONFLICT,
     "not_master": Exit.UNAVAILABLE,
     "no_master": Exit.UNAVAILABLE,
+    "overloaded": Exit.UNAVAILABLE,
     "unavailable": Exit.UNAVAILABLE,
     "timeout": Exit.UNAVAILABLE,
     "unreachable": Exit.UNAVAILABLE,

@@ -177,6 +177,8 @@ def test_create_primary_needs_no_name(cluster):
         (["create", "create index i on b(c)", "--slices", "1"], "usage", 2),
         (["create", "i", "--bucket", "b", "--on", "c d"], "invalid_statement", 1),
         (["create", "create index i on b(c d)"], "invalid_statement", 1),
+        (["create", "drop index i on b"], "usage", 2),
+        (["create", "build index on b(i)"], "invalid_statement", 1),
         (["drop", "i"], "usage", 2),
         (["drop", "i", "--bucket", "b"], "index_not_found", 3),
         (["drop", "7"], "index_not_found", 3),
@@ -210,6 +212,7 @@ def test_an_error_has_its_code_and_exit_code_for_people_and_programs(
         (409, "indexer_refused", 1),
         (410, "request_expired", 1),
         (503, "no_master", 5),
+        (503, "overloaded", 5),
         (504, "timeout", 5),
     ],
 )
@@ -218,7 +221,9 @@ def test_refusals_of_the_cluster_have_their_exit_codes(cluster, status, code, ex
     assert answer_of(*CITY, "--timeout", "0.3", code=exit_code)["error"]["code"] == code
 
 
-@pytest.mark.parametrize("command", ["lisst", "list --nope", "create --slices x", "config"])
+@pytest.mark.parametrize(
+    "command", ["lisst", "list --nope", "create --slices x", "config", "transactions -n 1001"]
+)
 def test_wrong_usage_ends_with_2(command):
     assert indexctl(*command.split()).exit_code == 2
 
