@@ -10,6 +10,7 @@ log of transactions), `a` (the Authority), `l` (the local log), `m` (applied off
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from immutables import Map
-from rocksdict import Options, Rdict, WriteBatch, WriteOptions
+from rocksdict import DbClosedError, Options, Rdict, WriteBatch, WriteOptions
 
 from coordinator import codec
 from coordinator.core import state as states
@@ -59,7 +60,9 @@ class Store:
         self._db = self._open()
 
     def close(self) -> None:
-        self._db.close()
+        # A probe that failed half way has closed it already.
+        with contextlib.suppress(DbClosedError):
+            self._db.close()
 
     def _open(self) -> Rdict:
         try:
@@ -117,7 +120,7 @@ class Store:
         if not self._broken:
             return
         try:
-            self._db.close()
+            self.close()
             self._db = self._open()
             self._db.put(b"probe", b"x" * 4096, self._sync)
             self._db.delete(b"probe", self._sync)
