@@ -9,8 +9,10 @@ from dataclasses import dataclass
 class NodeConfig:
     """Who a node is, and its timings. `incarnation` is new for each life of the process.
 
-    The values from `minimum` on are proposals for the genesis record: a cluster that exists keeps
-    its own. A `minimum` of 0 means a majority of the roster.
+    The master writes a snapshot of the Authority after `snapshot_bytes` of the commit topic, which
+    is at most a quarter of what retention keeps. The values from `cas_base` on are proposals for
+    the genesis record: a cluster that exists keeps its own. A `minimum` of 0 means a majority of
+    the roster.
     """
 
     node: int
@@ -33,6 +35,7 @@ class NodeConfig:
     group_mutations_max: int = 256
     group_bytes_max: int = 512 * 1024
     evictions_max: int = 64
+    snapshot_bytes: int = 16 * 1024 * 1024
     cas_base: int = 1
     minimum: int = 0
     log_capacity: int = 1_000

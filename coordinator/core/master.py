@@ -53,6 +53,7 @@ from coordinator.core.placement import Candidate
 from coordinator.core.prepare import Prepares
 from coordinator.core.records import (
     AckRecord,
+    AuthoritySnapshot,
     CommitRecord,
     DdlReply,
     DeadLetter,
@@ -304,8 +305,14 @@ class Master:
     # -- Authority records -------------------------------------------------------------------
 
     def _authority_records(self) -> list[CommitRecord]:
-        """Return the admissions and registrations that are due."""
+        """Return the snapshot, or the admissions and registrations, that are due.
+
+        A snapshot goes alone: it counts only where it equals the fold.
+        """
         now = self.node.now
+        if self.node.unsnapped_bytes >= self.node.config.snapshot_bytes:
+            self.node.unsnapped_bytes = 0
+            return [AuthoritySnapshot(self.epoch, self.authority)]
         records: list[CommitRecord] = []
         authority = self.authority
         for joiner in list(self.joiners.values()):
@@ -372,8 +379,8 @@ class Master:
         )
         token = self.node.token()
         self.attempt = Attempt(proposal, group.enlisted, now, now, token=token)
-        self.node.emit(Append(token, proposal))
         self.node.emit(WriteEvents(token, self._events(())))
+        self.node.emit(Append(token, proposal))
 
     def _form_group(self) -> Group:
         held = (r.position for requests in self.parked.values() for r in requests)

@@ -67,6 +67,7 @@ from coordinator.core.records import (
     ACCEPTED,
     BEHIND,
     REFUSED,
+    AuthoritySnapshot,
     ClusterFormed,
     IndexerHeartbeat,
     IndexerRegistered,
@@ -90,6 +91,9 @@ BOOTSTRAP, REPLICA, MASTER, ROLLBACK = "bootstrap", "replica", "master", "rollba
 CATCHING_UP, SYNCHRONISING, FOLLOWING = "catching-up", "synchronising", "following"
 
 UNSYNCED_SAVES_MAX = 64
+
+ENTRY_BYTES = 64
+"""What a record of the log weighs beside its value."""
 
 
 @dataclass(slots=True)
@@ -163,6 +167,7 @@ class Node:
         self.indexers: dict[int, Peer] = {}
         self.counters = Counters()
         self.sick = ""
+        self.unsnapped_bytes = 0
         self._synchroniser: Synchroniser | None = None
         self._effects: list[Effect] = []
         self._last_token = 0
@@ -321,9 +326,12 @@ class Node:
         before = self.authority
         self.authority, void = authorities.fold(before, entry.offset, entry.record)
         self.applied = entry.offset
+        self.unsnapped_bytes += len(entry.raw) + ENTRY_BYTES
         if void:
             self._void(entry, void)
             return
+        if isinstance(entry.record, MasterClaimed | AuthoritySnapshot):
+            self.unsnapped_bytes = 0
         acting = ACTIONS.get(type(entry.record))
         if acting is not None:
             self._unsaved.needed = True

@@ -21,6 +21,7 @@ from coordinator.core.inputs import (
     Started,
     SyncRead,
 )
+from coordinator.core.records import AuthoritySnapshot, MasterClaimed
 from tests.simulation.actors import Client, DdlWriter, Indexer
 from tests.simulation.broker import Broker
 from tests.simulation.clock import Clock
@@ -136,6 +137,7 @@ class World:
         }
         if not plain:
             config["group_mutations_max"] = chance.choice((256, 256, 6))
+            config["snapshot_bytes"] = chance.choice((1 << 30, 64 * 15))
             config["log_capacity"] = chance.choice((1_000, 4))
             self.evicting = chance.random() < 0.1
             config["request_window_ms"] = 4_000 if self.evicting else 600_000
@@ -237,14 +239,15 @@ class World:
         return all(m.node is not None and m.node.is_member for m in self.machines.values())
 
     def _trim(self) -> None:
-        """Retention takes the head of `commit`, up to a claim that all live nodes have read."""
+        """Retention takes the head of `commit`, up to a snapshot that all live nodes have read."""
         read = [m.node.applied for m in self.machines.values() if m.node is not None]
-        claims = [
+        begins = [
             r.offset
             for r in self.broker["commit"].read(0)
-            if type(r.value).__name__ == "MasterClaimed" and r.value.epoch <= self.judge.truth.epoch
+            if isinstance(r.value, MasterClaimed | AuthoritySnapshot)
+            and r.value.epoch <= self.judge.truth.epoch
         ]
-        safe = [c for c in claims if all(c <= applied for applied in read)]
+        safe = [c for c in begins if all(c <= applied for applied in read)]
         if safe and len(read) == len(self.machines):
             self.broker.trim(safe[-1])
 
