@@ -113,6 +113,7 @@ class Group:
     partitions: set[int]
     consumed: dict[int, int]
     load: dict[int, int]
+    indexers: list[Candidate]
 
     @property
     def count(self) -> int:
@@ -385,7 +386,7 @@ class Master:
     def _form_group(self) -> Group:
         held = (r.position for requests in self.parked.values() for r in requests)
         partitions = {position.partition for position in held if position is not None}
-        group = Group([], [], 0, set(), partitions, {}, {})
+        group = Group([], [], 0, set(), partitions, {}, {}, self._live_indexers())
         rewrites = [r for r in self.upkeep.values() if isinstance(r.command, RewriteEntities)]
         if rewrites:
             self._enlist(group, rewrites[0])
@@ -438,7 +439,7 @@ class Master:
             txn=TxnId(self.epoch, seq),
             fresh_id=(self.epoch << 40) | (seq << 10) | number,
             wall_ms=self.node.now.wall_ms,
-            indexers=self._live_indexers(),
+            indexers=group.indexers,
             extra_load=group.load,
             request_window_ms=self.authority.request_window_ms,
         )

@@ -18,6 +18,7 @@ from fastapi.exceptions import RequestValidationError
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
 
 from coordinator import codec
 from coordinator.core import commands, inputs
@@ -220,6 +221,13 @@ def _add_settings(app: FastAPI, shell: Shell) -> None:
             raise ApiError("config_not_found", f"there is no setting {key!r}")
         value = views.setting_value(held)
         return _read(shell, {"key": key, "value": value, "cas": held.cas, "txn": ""})
+
+    async def put_directly(request: Request) -> Response:
+        return await put_setting(request.path_params["key"], request)
+
+    # The one route that has to be fast, without the framework's resolving of parameters. It comes
+    # first and answers; the one below describes it.
+    app.router.routes.append(Route("/v1/config/{key:path}", put_directly, methods=["PUT"]))
 
     @app.put(
         "/v1/config/{key:path}",

@@ -1,0 +1,80 @@
+"""Measure the coordinator: `make bench`, or `python -m benchmarks latency throughput …`.
+
+Prints what it saw as it goes, and writes it to `benchmarks/results/`: ratios within one run are
+what counts, since machines differ and are busy in different ways.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks import commit, fold
+from benchmarks.cluster import cluster
+
+RESULTS = Path(__file__).parent / "results"
+ALL = ("fold", "latency", "throughput", "memory", "synchronisation")
+
+
+def main() -> int:
+    wanted = sys.argv[1:] or list(ALL)
+    unknown = sorted(set(wanted) - set(ALL))
+    if unknown:
+        print(f"error: unknown benchmarks {unknown}; known are {list(ALL)}", file=sys.stderr)
+        return 2
+    seen: dict[str, Any] = {"machine": _machine()}
+    if "fold" in wanted:
+        _show(seen, "fold", fold.rates)
+    if set(wanted) - {"fold"}:
+        with cluster() as running:
+            if "latency" in wanted:
+                _show(seen, "latency", lambda: commit.latency(running))
+            if "throughput" in wanted:
+                _show(seen, "throughput", lambda: commit.throughput(running))
+            if "memory" in wanted:
+                _show(seen, "rss_mib", running.rss_mib)
+            if "synchronisation" in wanted:
+                servers = running.bootstrap_servers
+                _show(seen, "synchronisation", lambda: fold.synchronisation(servers))
+    if "throughput" in wanted:
+        _compare_with_etcd(seen)
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / "latest.json"
+    path.write_text(json.dumps(seen, indent=2) + "\n")
+    print(f"written to {path.relative_to(Path.cwd())}" if path.is_relative_to(Path.cwd()) else path)
+    return 0
+
+
+def _compare_with_etcd(seen: dict[str, Any]) -> None:
+    """The same load on etcd, when it is installed, and the ratio."""
+    _show(seen, "etcd", commit.etcd)
+    if seen["etcd"]:
+        ours = seen["throughput"]["committed_per_second"]
+        seen["ratio_to_etcd"] = round(ours / seen["etcd"]["committed_per_second"], 2)
+        print(f"ratio to etcd: {seen['ratio_to_etcd']}")
+
+
+def _show(seen: dict[str, Any], name: str, measure: Callable[[], Any]) -> None:
+    began = time.perf_counter()
+    seen[name] = measure()
+    print(f"{name} ({time.perf_counter() - began:.0f} s): {json.dumps(seen[name], indent=2)}")
+    sys.stdout.flush()
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "system": platform.system(),
+        "load_1min": round(os.getloadavg()[0], 2),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

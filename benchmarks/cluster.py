@@ -1,0 +1,114 @@
+"""A whole local cluster for a benchmark: `indexctl run` in a folder and on ports of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+START_TIMEOUT_S = 120
+
+
+@dataclass
+class Cluster:
+    """A running cluster: where its nodes and its broker answer."""
+
+    nodes: list[str]
+    bootstrap_servers: str
+    process: subprocess.Popen[bytes]
+
+    def get(self, path: str, node: int = 0) -> Any:
+        return httpx.get(self.nodes[node] + path, timeout=30).raise_for_status().json()
+
+    @property
+    def master(self) -> str:
+        members = self.get("/v1/members")["members"]
+        return next(m["address"] for m in members if m["role"] == "master")
+
+    def stages(self) -> dict[str, tuple[float, float]]:
+        """Return (seconds, count) of each stage of transactions on the master."""
+        text = httpx.get(self.master + "/metrics", timeout=30).text
+        found: dict[str, dict[str, float]] = {}
+        pattern = r'coordinator_transaction_stage_seconds_(sum|count)\{stage="(\w+)"\} (\S+)'
+        for what, stage, value in re.findall(pattern, text):
+            found.setdefault(stage, {})[what] = float(value)
+        return {stage: (v["sum"], v["count"]) for stage, v in found.items()}
+
+    def rss_mib(self) -> dict[str, list[float]]:
+        """Return the resident memory of every child, by kind."""
+        kinds = {"coordinator.process": "node", "indexer_sim": "indexer", "kafka.Kafka": "broker"}
+        found: dict[str, list[float]] = {}
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                line = " ".join(child.cmdline())
+                for needle, kind in kinds.items():
+                    if needle in line:
+                        rss = child.memory_info().rss / 2**20
+                        found.setdefault(kind, []).append(round(rss, 1))
+        return found
+
+
+def free_ports(count: int) -> int:
+    """Return the first of `count` free ports in a row."""
+    for first in range(18600, 60000, count):
+        with contextlib.ExitStack() as stack:
+            try:
+                for port in range(first, first + count):
+                    bound = stack.enter_context(socket.socket())
+                    bound.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return first
+    raise RuntimeError("no free ports")
+
+
+@contextlib.contextmanager
+def cluster(nodes: int = 3, indexers: int = 3) -> Iterator[Cluster]:
+    """Run a cluster until the block ends; nothing of it is left then."""
+    folder = Path(tempfile.mkdtemp(prefix="bench-"))
+    port = free_ports(nodes)
+    log = (folder / "run.log").open("wb")
+    command = [sys.executable, "-m", "coordinator.cli.main", "run"]
+    command += ["--nodes", str(nodes), "--indexers", str(indexers)]
+    command += ["--http-port", str(port), "--data-dir", str(folder / "data")]
+    process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+    urls = [f"http://127.0.0.1:{port + number}" for number in range(nodes)]
+    try:
+        _wait_ready(process, urls, folder / "run.log")
+        held = json.loads((folder / "data" / "cluster.json").read_text())
+        yield Cluster(urls, held["bootstrap_servers"], process)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        log.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _wait_ready(process: subprocess.Popen[bytes], urls: list[str], log: Path) -> None:
+    end = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            raise RuntimeError(f"the cluster did not start: {log.read_text()[-500:]}")
+        with contextlib.suppress(httpx.HTTPError):
+            ready = all(httpx.get(url + "/readyz", timeout=2).status_code == 200 for url in urls)
+            if ready and "ready in" in log.read_text():
+                return
+        time.sleep(0.1)
+    raise RuntimeError("the cluster was not ready in time")

@@ -1,0 +1,164 @@
+"""How fast events become state: decoded, with decoding, and in a full synchronisation."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import httpx
+import psutil
+
+from benchmarks.cluster import free_ports
+from coordinator import codec
+from coordinator.core import authority as authorities
+from coordinator.core import effects, inputs
+from coordinator.core.entities import Setting
+from coordinator.core.records import (
+    ClusterFormed,
+    Event,
+    MasterClaimed,
+    Mutation,
+    TransactionCommitted,
+    TransactionProposed,
+)
+from coordinator.core.state import EMPTY, StateContext, evolve
+from coordinator.core.types import TxnId
+
+GROUP = 256
+
+
+def mutations(count: int, keys: int) -> list[Mutation]:
+    """Return `count` writes of settings over `keys` keys."""
+    made = []
+    for number in range(count):
+        setting = Setting(f"bench/{number % keys}", f'{{"n":{number},"s":"{"x" * 60}"}}')
+        value = codec.encode(setting)
+        made.append(Mutation("SettingWritten", setting.key, value, setting, "", "bench", number))
+    return made
+
+
+def rates(count: int = 200_000, keys: int = 50_000) -> dict[str, Any]:
+    """Return events a second into state, from decoded events and from bytes, on one core."""
+    made = mutations(count, keys)
+    txn = TxnId(1, 1)
+    encoded = [codec.encode(Event(m, txn, 0, 1)) for m in made]
+    began = time.process_time()
+    state = _fold(EMPTY, made)
+    decoded_s = time.process_time() - began
+    began = time.process_time()
+    again = _fold(EMPTY, [codec.decode(data).mutation for data in encoded])
+    bytes_s = time.process_time() - began
+    assert again.digest == state.digest
+    return {
+        "events": count,
+        "keys": keys,
+        "decoded_per_second": round(count / decoded_s),
+        "with_decoding_per_second": round(count / bytes_s),
+    }
+
+
+def _fold(state: StateContext, made: list[Mutation]) -> StateContext:
+    """Fold in groups, as transactions come."""
+    for first in range(0, len(made), GROUP):
+        group = made[first : first + GROUP]
+        state = evolve(state, [(m, first + n + 1) for n, m in enumerate(group)])
+    return state
+
+
+def synchronisation(bootstrap_servers: str, count: int = 1_000_000) -> dict[str, Any]:
+    """Write a log of `count` events, and time a node with an empty folder until it has them."""
+    cluster = f"sync-{uuid.uuid4().hex[:8]}"
+    began = time.perf_counter()
+    state = _write_log(bootstrap_servers, cluster, count)
+    wrote_s = time.perf_counter() - began
+    with _node(bootstrap_servers, cluster) as (url, process):
+        began = time.perf_counter()
+        peak = 0.0
+        while True:
+            peak = max(peak, process.memory_info().rss / 2**20)
+            with contextlib.suppress(httpx.HTTPError):
+                body = httpx.get(f"{url}/metrics", timeout=60).text
+                if f"coordinator_cas {float(state.cas)}" in body:
+                    break
+            if not process.is_running() or time.perf_counter() - began > 600:
+                raise RuntimeError("the node did not synchronise")
+            time.sleep(0.1)
+        took_s = time.perf_counter() - began
+        digest = httpx.get(f"{url}/v1/state?consistency=local", timeout=300).json()["digest"]
+        assert digest == f"{state.digest:032x}"
+    return {
+        "events": count,
+        "seconds": round(took_s, 1),
+        "events_per_second": round(count / took_s),
+        "rss_peak_mib": round(peak),
+        "log_written_in_s": round(wrote_s, 1),
+    }
+
+
+def _write_log(bootstrap_servers: str, cluster: str, count: int) -> StateContext:
+    """Write genesis, one claim and the transactions of a master of epoch 1, without replicas."""
+    from coordinator.kafka.producers import PlainProducer, TransactionalProducer
+    from coordinator.kafka.topics import ensure_topics
+
+    ensure_topics(bootstrap_servers, cluster, durable=False)
+    answers: SimpleQueue[Any] = SimpleQueue()
+    plain = PlainProducer(bootstrap_servers, cluster, answers.put)
+    producer = TransactionalProducer(bootstrap_servers, cluster, answers.put)
+    producer.order(effects.OpenProducer(1))
+    _expect(answers, inputs.ProducerOpened)
+    formed = ClusterFormed(cluster, 1, (1,), 1, 1_000, 600_000, 0)
+    authority = authorities.fold(None, 0, formed).state
+    assert authority is not None
+    claim = MasterClaimed(1, 1, 1, "http://127.0.0.1:1", 0, 0, authority, 0)
+    producer.order(effects.Conclude(2, (formed, claim)))
+    _expect(answers, inputs.Ended)
+    state = EMPTY
+    made = mutations(count, count)
+    offset = 3  # genesis, claim, marker
+    for seq, first in enumerate(range(0, count, GROUP), 1):
+        group = tuple(made[first : first + GROUP])
+        txn = TxnId(1, seq)
+        proposal = TransactionProposed(txn, state.cas, state.digest, (1,), group)
+        plain.append(effects.Append(0, proposal))
+        plain.flush(10)
+        events = tuple(Event(m, txn, n, len(group)) for n, m in enumerate(group))
+        producer.order(effects.WriteEvents(seq, events))
+        written = _expect(answers, inputs.Written)
+        cas = tuple(1 + at for at in written.offsets)
+        state = evolve(state, zip(group, cas, strict=True))
+        verdict = TransactionCommitted(txn, offset, (1,), cas, state.digest, 0)
+        producer.order(effects.Conclude(seq, (verdict,)))
+        _expect(answers, inputs.Ended)
+        offset += 3  # proposal, verdict, marker
+    producer.close()
+    return state
+
+
+def _expect(answers: SimpleQueue[Any], kind: type) -> Any:
+    answer = answers.get(timeout=60)
+    assert isinstance(answer, kind), answer
+    return answer
+
+
+@contextlib.contextmanager
+def _node(bootstrap_servers: str, cluster: str) -> Iterator[tuple[str, psutil.Process]]:
+    """Run one node of `cluster` with an empty folder."""
+    port = free_ports(1)
+    with tempfile.TemporaryDirectory(prefix="bench-node-") as folder:
+        command = [sys.executable, "-m", "coordinator.process", "--node", "1", "--roster", "1"]
+        command += ["--cluster", cluster, "--bootstrap-servers", bootstrap_servers]
+        command += ["--data-dir", str(Path(folder) / "node"), "--port", str(port), "--not-durable"]
+        process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
+        try:
+            yield f"http://127.0.0.1:{port}", psutil.Process(process.pid)
+        finally:
+            process.kill()
+            process.wait()
