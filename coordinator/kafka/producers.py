@@ -147,7 +147,9 @@ class TransactionalProducer:
         while (effect := self._orders.get()) is not None:
             try:
                 self._carry_out(effect)
-            except (KafkaException, BufferError) as error:
+            except Exception as error:
+                # Whatever it is, the client's SystemError after a fatal error included: this
+                # producer is done for, and the node must hear of it.
                 self._fail(getattr(effect, "token", 0), _text(error))
 
     def _fail(self, token: int, reason: str) -> None:
