@@ -363,9 +363,6 @@ class Shell:
         _stop_aside(reader)
         self._transactions.order(effect)
 
-    def _wake(self, effect: effects.Wake) -> None:
-        self._loop.call_later(effect.after_ms / 1000, self.feed, inputs.Tick())
-
     def _note(self, effect: effects.Note) -> None:
         log.info("%s", effect.message)
 
@@ -413,7 +410,6 @@ CARRY_OUT: dict[type, Callable[[Shell, Any], None]] = {
     effects.StopDdl: Shell._stop_ddl,
     effects.Reply: Shell._reply,
     effects.Bury: Shell._bury,
-    effects.Wake: Shell._wake,
     effects.Note: Shell._note,
     effects.Halt: Shell._halt,
 }

@@ -32,8 +32,6 @@ class NodeConfig:
     admission_hold_ms: int = 150
     probe_ms: int = 1_000
     queue_max: int = 4_096
-    gather_ms: int = 3
-    gather_from: int = 8
     group_mutations_max: int = 256
     group_bytes_max: int = 512 * 1024
     evictions_max: int = 64

@@ -169,13 +169,6 @@ class Bury:
 
 
 @dataclass(frozen=True, slots=True)
-class Wake:
-    """Let the clock tick once more, this soon. Nothing but speed depends on it."""
-
-    after_ms: int
-
-
-@dataclass(frozen=True, slots=True)
 class Note:
     """Tell the operator, in the log of the process."""
 
@@ -212,7 +205,6 @@ Effect = (
     | StopDdl
     | Reply
     | Bury
-    | Wake
     | Note
     | Halt
 )

@@ -44,7 +44,6 @@ from coordinator.core.effects import (
     ReadTail,
     Reply,
     StopDdl,
-    Wake,
     WriteEvents,
     WriteHistory,
 )
@@ -136,9 +135,6 @@ class Master:
         self.creators: dict[int, list[Request]] = {}
         self.joiners: dict[int, JoinRequested] = {}
         self._seq = 0
-        self._answered = 0
-        self._verdict_ms = 0
-        self._waking = False
         self._writing = 0
         self._writing_since_ms = 0
         self._hold_until_ms = 0
@@ -368,7 +364,7 @@ class Master:
         if self.joiners and now < self._hold_until_ms:
             return
         self._evict_outcomes()
-        if (not self.queue and not self.upkeep) or self._gathering(now):
+        if not self.queue and not self.upkeep:
             return
         group = self._form_group()
         if not group.enlisted:
@@ -386,23 +382,6 @@ class Master:
         self.attempt = Attempt(proposal, group.enlisted, now, now, token=token)
         self.node.emit(WriteEvents(token, self._events(())))
         self.node.emit(Append(token, proposal))
-
-    def _gathering(self, now: int) -> bool:
-        """Tell whether to give the callers of a large group a moment to come back.
-
-        They hear at the same time, and their next commands take a round trip: without the moment
-        the first few make a group of their own, and everybody else waits a whole commit longer.
-        """
-        config = self.node.config
-        if self._answered < config.gather_from or len(self.queue) >= self._answered:
-            return False
-        left_ms = self._verdict_ms + config.gather_ms - now
-        if left_ms <= 0:
-            return False
-        if not self._waking:
-            self._waking = True
-            self.node.emit(Wake(left_ms))
-        return True
 
     def _form_group(self) -> Group:
         held = (r.position for requests in self.parked.values() for r in requests)
@@ -702,9 +681,6 @@ class Master:
         if attempt is None or attempt.proposal.txn != record.txn:
             return
         self.attempt = None
-        self._answered = sum(1 for held in attempt.enlisted if held.request.token)
-        self._verdict_ms = self.node.now.mono_ms
-        self._waking = False
         for held in attempt.enlisted:
             self._settle(held, record)
 

@@ -604,9 +604,6 @@ class Machine:
     def _do_bury(self, effect: fx.Bury) -> None:
         self.broker["dead-letter"].append(effect.letter, None, self.clock.now)
 
-    def _do_wake(self, effect: fx.Wake) -> None:
-        self.later(effect.after_ms, inp.Tick())
-
     def _do_note(self, effect: fx.Note) -> None:
         self.world.trace(f"node {self.number}: {effect.message}")
 
@@ -639,7 +636,6 @@ EFFECTS: dict[type, Callable[[Machine, Any], None]] = {
     fx.StopDdl: Machine._do_stop_ddl,
     fx.Reply: Machine._do_reply,
     fx.Bury: Machine._do_bury,
-    fx.Wake: Machine._do_wake,
     fx.Note: Machine._do_note,
     fx.Halt: Machine._do_halt,
 }
