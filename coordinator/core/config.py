@@ -23,7 +23,7 @@ class NodeConfig:
     cluster_id: str
     heartbeat_ms: int = 250
     election_timeout_ms: int = 1_500
-    election_stagger_ms: int = 400
+    election_stagger_ms: int = 1_500
     ack_timeout_ms: int = 500
     ack_retries_max: int = 3
     verdict_timeout_ms: int = 8_000

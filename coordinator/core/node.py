@@ -771,7 +771,11 @@ class Node:
         return self.config.node in self.authority.eligible
 
     def _patience_ms(self) -> int:
-        """Return how long to wait for a master: the newest live node first, then by id."""
+        """Return how long to wait for a master: the newest live node first, then by id.
+
+        The stagger is longer than a claim takes, or the second would fence the first. A new
+        cluster has no master to wait for, only heartbeats to hear.
+        """
         eligible = self.authority.eligible if self.authority else self.config.roster
         ahead = 0
         for other in eligible:
@@ -781,8 +785,9 @@ class Node:
             if (-peer.beat.cas, other) < (-self.state.cas, self.config.node):
                 ahead += 1
         config = self.config
-        base = config.election_timeout_ms if self.authority else config.election_stagger_ms
-        return base + (ahead + self._claims_failed) * self.config.election_stagger_ms
+        base = config.election_timeout_ms if self.authority else 2 * config.heartbeat_ms
+        again = self._claims_failed * 2 * config.heartbeat_ms
+        return base + again + ahead * config.election_stagger_ms
 
     def _producer_opened(self, event: ProducerOpened) -> None:
         if self.candidacy is None or event.token != self.candidacy.token:
