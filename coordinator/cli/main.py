@@ -77,7 +77,11 @@ def run(
     ] = None,
     cluster: Annotated[str, typer.Option(help="The cluster's name.")] = "default",
     not_durable: Annotated[
-        bool, typer.Option("--not-durable", help="Do not wait for disks: for experiments.")
+        bool,
+        typer.Option(
+            "--not-durable",
+            help="Make topics that Kafka writes to disk when it likes: for experiments.",
+        ),
     ] = False,
 ) -> None:
     """Run a whole cluster in the foreground, until Ctrl-C.

@@ -128,6 +128,7 @@ def _address_of(broker: Broker | None) -> str:
 
 def _make_topics(options: RunOptions, data_dir: Path, kept: ClusterFile, servers: str) -> None:
     """Check that Kafka is the folder's, then make and check the topics."""
+    from coordinator.kafka.errors import KafkaRefusal
     from coordinator.kafka.topics import ensure_topics
 
     from .broker import read_cluster_id
@@ -135,12 +136,18 @@ def _make_topics(options: RunOptions, data_dir: Path, kept: ClusterFile, servers
 
     kafka_cluster_id = read_cluster_id(servers)
     confirm(data_dir, kept, kafka_cluster_id=kafka_cluster_id, bootstrap_servers=servers)
-    ensure_topics(
-        servers,
-        options.cluster,
-        replication_factor=options.replication_factor,
-        durable=options.durable,
-    )
+    try:
+        ensure_topics(
+            servers,
+            options.cluster,
+            replication_factor=options.replication_factor,
+            durable=options.durable,
+        )
+    except KafkaRefusal as error:
+        if error.code == "topic_mismatch" and "flush.messages" in error.message:
+            message = "the topics were made with --not-durable: run it with that again"
+            raise EmbeddedError(error.code, f"{message} ({error.message})") from error
+        raise
 
 
 def child_specs(

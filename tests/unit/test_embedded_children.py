@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 
 from coordinator.embedded import children, supervisor
+from coordinator.embedded.data_folder import ClusterFile
+from coordinator.embedded.errors import EmbeddedError
 from coordinator.embedded.supervision import describe_exit
 from coordinator.embedded.supervisor import RunOptions
+from coordinator.kafka.errors import KafkaRefusal
 
 DATA = Path("/data")
 
@@ -135,3 +138,17 @@ def test_the_summary_exports_an_unusual_address_first() -> None:
 )
 def test_an_exit_is_told_in_words(status: int, text: str) -> None:
     assert describe_exit(status) == text
+
+
+def test_topics_that_were_made_without_flushing_say_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> str:
+        raise KafkaRefusal("topic_mismatch", "t has flush.messages=9, not 1")
+
+    monkeypatch.setattr("coordinator.kafka.topics.ensure_topics", refuse)
+    monkeypatch.setattr("coordinator.embedded.broker.read_cluster_id", lambda servers: "id")
+    kept = ClusterFile("default", "external", 3, "k:1")
+    with pytest.raises(EmbeddedError, match="made with --not-durable: run it with that") as caught:
+        supervisor._make_topics(RunOptions(), tmp_path, kept, "k:1")
+    assert caught.value.code == "topic_mismatch"
