@@ -24,6 +24,7 @@ class NodeConfig:
     heartbeat_ms: int = 250
     election_timeout_ms: int = 1_500
     election_stagger_ms: int = 1_500
+    look_ms: int = 500
     ack_timeout_ms: int = 500
     ack_retries_max: int = 3
     verdict_timeout_ms: int = 8_000

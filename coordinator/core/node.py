@@ -742,7 +742,12 @@ class Node:
         """Begin a claim when the master has been silent for this node's share of patience."""
         now = self.now.mono_ms
         if self.candidacy is not None:
-            if now - self.candidacy.since_ms > self.config.verdict_timeout_ms:
+            waited_ms = now - self.candidacy.since_ms
+            if self.candidacy.step == "looking" and waited_ms > self.config.look_ms:
+                # A master that died in a transaction holds the log's stable end back, until that
+                # times out or is fenced: there is nothing more to see.
+                self._open_producer()
+            elif waited_ms > self.config.verdict_timeout_ms:
                 self._give_up_claim(f"no progress while {self.candidacy.step}")
             return
         if self.phase != FOLLOWING or self.master is not None or self.sick:
