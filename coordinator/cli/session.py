@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,13 +17,15 @@ if TYPE_CHECKING:
 TIMEOUT_S = 30.0
 FIRST_CONTACT_S = 2.0
 NOBODY_HINT = "start one with `indexctl run`, or set INDEXCTL_URL"
+DEFAULT_URLS = "http://127.0.0.1:8600,http://127.0.0.1:8601,http://127.0.0.1:8602"
+"""The nodes of `indexctl run`: a command must find the others when the first one is dead."""
 
 Url = Annotated[
     str | None,
     typer.Option(
         "--url",
         metavar="URL",
-        help="Any node, or several with commas (default: INDEXCTL_URL, or http://127.0.0.1:8600).",
+        help="Any node, or several with commas (default: INDEXCTL_URL, or local ports 8600-8602).",
         rich_help_panel="Connection and output",
     ),
 ]
@@ -61,7 +64,8 @@ class Session:
 
         deadline_s = deadline_s or self.timeout_s or TIMEOUT_S
         first_s = self.timeout_s or FIRST_CONTACT_S
-        return Client(self.url, deadline_s=deadline_s, first_contact_s=min(first_s, deadline_s))
+        url = self.url or os.environ.get("INDEXCTL_URL") or DEFAULT_URLS
+        return Client(url, deadline_s=deadline_s, first_contact_s=min(first_s, deadline_s))
 
 
 def explained(code: str, message: str) -> str:

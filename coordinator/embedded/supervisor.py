@@ -200,7 +200,7 @@ def summary_text(
         "in another terminal (after `source .venv/bin/activate`), try:",
     ]
     if options.http_port != HTTP_PORT:
-        lines.append(f"  export INDEXCTL_URL={shlex.quote(urls[0])}")
+        lines.append(f"  export INDEXCTL_URL={shlex.quote(','.join(urls))}")
     lines += [f"  indexctl apply {EXAMPLE}", "  indexctl status", "  indexctl list"]
     return "\n".join([*lines, "", "Ctrl-C stops everything; the state is kept."])
 

@@ -244,6 +244,12 @@ def test_where_nothing_listens_the_error_says_what_to_do():
         )
 
 
+def test_by_default_all_nodes_of_a_run_are_tried(cluster, monkeypatch):
+    monkeypatch.delenv("INDEXCTL_URL")
+    monkeypatch.setattr("coordinator.cli.session.DEFAULT_URLS", f"{unused_url()},{cluster.url}")
+    assert indexctl("list").exit_code == 0
+
+
 def test_common_options_may_stand_before_the_command(cluster, monkeypatch):
     monkeypatch.delenv("INDEXCTL_URL")
     result = indexctl("--url", cluster.url, "--json", "list")

@@ -124,11 +124,11 @@ def test_the_summary_says_where_everything_is_and_what_to_try() -> None:
     assert "INDEXCTL_URL" not in text
 
 
-def test_the_summary_exports_an_unusual_address_first() -> None:
+def test_the_summary_exports_unusual_addresses_first() -> None:
     lines = supervisor.summary_text(
-        RunOptions(http_port=9000, nodes=1), DATA, "127.0.0.1:9092", 7
+        RunOptions(http_port=9000, nodes=2), DATA, "127.0.0.1:9092", 7
     ).splitlines()
-    at = lines.index("  export INDEXCTL_URL=http://127.0.0.1:9000")
+    at = lines.index("  export INDEXCTL_URL=http://127.0.0.1:9000,http://127.0.0.1:9001")
     assert lines[at + 1] == "  indexctl apply examples/travel.sql"
 
 
