@@ -8,6 +8,7 @@ state, whose CAS each answer carries.
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from dataclasses import replace
@@ -23,6 +24,7 @@ from starlette.routing import Route
 from coordinator import codec
 from coordinator.core import commands, inputs
 from coordinator.core.ddl import SETTING_BYTES_MAX, describe_index
+from coordinator.core.types import CAS_MAX
 from coordinator.ddl_commands import normalised
 from coordinator.http import models, views
 from coordinator.http.errors import ApiError, error_response, json_response, raise_unless_ok
@@ -31,6 +33,7 @@ from coordinator.shell import Shell
 DEADLINE_MS = 15_000
 BODY_BYTES_MAX = 1024 * 1024
 TRANSACTIONS_MAX = 1_000
+CAS_DIGITS_MAX = len(str(CAS_MAX))
 
 Consistency = Literal["local", "linearizable"] | None
 AppliedCas = "X-Applied-Cas"
@@ -71,8 +74,15 @@ def _handle_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def other(request: Request, error: HTTPException) -> Response:
-        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "internal")
-        return error_response(ApiError(code, str(error.detail)))
+        of_status = {404: "not_found", 405: "method_not_allowed"}
+        otherwise = "invalid_request" if error.status_code < 500 else "internal"
+        return error_response(
+            ApiError(of_status.get(error.status_code, otherwise), str(error.detail))
+        )
+
+    @app.exception_handler(Exception)
+    async def unforeseen(request: Request, error: Exception) -> Response:
+        return error_response(ApiError("internal", "a fault of this node: its log tells more"))
 
 
 # -- requests to the master ----------------------------------------------------------------------
@@ -83,7 +93,7 @@ def _if_match(value: str | None) -> int | None:
     if value is None:
         return None
     text = value.strip().strip('"')
-    if not text.isascii() or not text.isdigit():
+    if not text.isascii() or not text.isdigit() or len(text) > CAS_DIGITS_MAX:
         raise ApiError("invalid_request", f"If-Match: {value[:40]!r} is no CAS")
     return int(text)
 
@@ -270,7 +280,7 @@ def _json_text(body: bytes) -> str:
     """Return a body that is one JSON value, as text."""
     try:
         text = body.decode()
-        json.loads(text, parse_constant=_no_constant)
+        json.loads(text, parse_constant=_no_constant, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise ApiError("invalid_request", f"the body is no JSON value: {error}") from error
     return text
@@ -278,6 +288,13 @@ def _json_text(body: bytes) -> str:
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        raise ValueError(f"{digits[:40]} is out of range")
+    return number
 
 
 # -- reads ---------------------------------------------------------------------------------------

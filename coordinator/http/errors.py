@@ -64,6 +64,7 @@ def error_response(error: ApiError, target: str = "") -> Response:
 def json_response(
     body: Any, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """Return compact JSON."""
+    """Return compact JSON; half a surrogate pair, which UTF-8 has no bytes for, is escaped."""
     text = json.dumps(body, separators=(",", ":"), ensure_ascii=False)
-    return Response(text, status, headers, "application/json")
+    content = text.encode("utf-8", "backslashreplace")
+    return Response(content, status, headers, "application/json")

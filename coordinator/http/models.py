@@ -4,9 +4,23 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from coordinator.core.commands import CreateIndex
+
+
+def _of_whole_characters(text: str) -> str:
+    """Return `text`; JSON can escape half a surrogate pair, which nothing else can hold."""
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ValueError("half of a surrogate pair is no character") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(_of_whole_characters)]
+Count = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 
 
 class CreateIndexBody(BaseModel):
@@ -14,14 +28,14 @@ class CreateIndexBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    name: str
-    bucket: str
-    expressions: list[str] = []
-    where: str | None = None
+    name: Text
+    bucket: Text
+    expressions: list[Text] = []
+    where: Text | None = None
     primary: bool = False
-    using: str = "gsi"
-    slices: int = 1
-    replicas: int = 0
+    using: Text = "gsi"
+    slices: Count = 1
+    replicas: Count = 0
     nodes: list[Annotated[int, Field(ge=0, le=250)]] = []
     defer_build: bool = False
     if_not_exists: bool = False
