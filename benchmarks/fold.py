@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import psutil
+from confluent_kafka import Producer
 
 from benchmarks.cluster import free_ports
 from coordinator import codec
@@ -31,6 +32,8 @@ from coordinator.core.records import (
 )
 from coordinator.core.state import EMPTY, StateContext, evolve
 from coordinator.core.types import TxnId
+from coordinator.kafka.producers import TransactionalProducer
+from coordinator.kafka.topics import COMMIT, ensure_topics, topic_name
 
 GROUP = 256
 
@@ -85,10 +88,11 @@ def synchronisation(bootstrap_servers: str, count: int = 1_000_000) -> dict[str,
         while True:
             peak = max(peak, process.memory_info().rss / 2**20)
             with contextlib.suppress(httpx.HTTPError):
-                body = httpx.get(f"{url}/metrics", timeout=60).text
-                if f"coordinator_cas {float(state.cas)}" in body:
+                members = httpx.get(f"{url}/v1/members", timeout=60).json()["members"]
+                if members[0]["cas"] == state.cas:
                     break
-            if not process.is_running() or time.perf_counter() - began > 600:
+            ended = process.status() == psutil.STATUS_ZOMBIE
+            if ended or time.perf_counter() - began > 300:
                 raise RuntimeError("the node did not synchronise")
             time.sleep(0.1)
         took_s = time.perf_counter() - began
@@ -105,12 +109,9 @@ def synchronisation(bootstrap_servers: str, count: int = 1_000_000) -> dict[str,
 
 def _write_log(bootstrap_servers: str, cluster: str, count: int) -> StateContext:
     """Write genesis, one claim and the transactions of a master of epoch 1, without replicas."""
-    from coordinator.kafka.producers import PlainProducer, TransactionalProducer
-    from coordinator.kafka.topics import ensure_topics
-
     ensure_topics(bootstrap_servers, cluster, durable=False)
     answers: SimpleQueue[Any] = SimpleQueue()
-    plain = PlainProducer(bootstrap_servers, cluster, answers.put)
+    plain = Producer({"bootstrap.servers": bootstrap_servers, "linger.ms": 0})
     producer = TransactionalProducer(bootstrap_servers, cluster, answers.put)
     producer.order(effects.OpenProducer(1))
     _expect(answers, inputs.ProducerOpened)
@@ -122,13 +123,11 @@ def _write_log(bootstrap_servers: str, cluster: str, count: int) -> StateContext
     _expect(answers, inputs.Ended)
     state = EMPTY
     made = mutations(count, count)
-    offset = 3  # genesis, claim, marker
     for seq, first in enumerate(range(0, count, GROUP), 1):
         group = tuple(made[first : first + GROUP])
         txn = TxnId(1, seq)
         proposal = TransactionProposed(txn, state.cas, state.digest, (1,), group)
-        plain.append(effects.Append(0, proposal))
-        plain.flush(10)
+        offset = _append(plain, topic_name(cluster, COMMIT), codec.encode(proposal))
         events = tuple(Event(m, txn, n, len(group)) for n, m in enumerate(group))
         producer.order(effects.WriteEvents(seq, events))
         written = _expect(answers, inputs.Written)
@@ -137,9 +136,16 @@ def _write_log(bootstrap_servers: str, cluster: str, count: int) -> StateContext
         verdict = TransactionCommitted(txn, offset, (1,), cas, state.digest, 0)
         producer.order(effects.Conclude(seq, (verdict,)))
         _expect(answers, inputs.Ended)
-        offset += 3  # proposal, verdict, marker
     producer.close()
     return state
+
+
+def _append(producer: Producer, topic: str, value: bytes) -> int:
+    """Append a record and return the offset that it got."""
+    offsets: list[int] = []
+    producer.produce(topic, value, on_delivery=lambda _, m: offsets.append(m.offset()))
+    producer.flush(10)
+    return offsets[0]
 
 
 def _expect(answers: SimpleQueue[Any], kind: type) -> Any:
@@ -156,7 +162,7 @@ def _node(bootstrap_servers: str, cluster: str) -> Iterator[tuple[str, psutil.Pr
         command = [sys.executable, "-m", "coordinator.process", "--node", "1", "--roster", "1"]
         command += ["--cluster", cluster, "--bootstrap-servers", bootstrap_servers]
         command += ["--data-dir", str(Path(folder) / "node"), "--port", str(port), "--not-durable"]
-        process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             yield f"http://127.0.0.1:{port}", psutil.Process(process.pid)
         finally:

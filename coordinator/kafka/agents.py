@@ -67,6 +67,7 @@ class CommitFold:
         self.app.agent(channel, name=f"{group}.fold")(self._fold)
         logging.getLogger("faust").setLevel(logging.WARNING)
         logging.getLogger("mode").setLevel(logging.WARNING)
+        logging.getLogger("coordinator.kafka.faust_transport").setLevel(logging.WARNING)
         logging.getLogger("aiokafka").setLevel(logging.ERROR)
 
     async def start(self) -> None:
