@@ -138,6 +138,9 @@ class World:
         if not plain:
             config["group_mutations_max"] = chance.choice((256, 256, 6))
             config["snapshot_bytes"] = chance.choice((1 << 30, 64 * 15))
+            # Short ones let candidates fence each other, which a real stagger avoids.
+            config["election_stagger_ms"] = chance.choice((50, 300))
+            config["look_ms"] = chance.choice((100, 500))
             config["log_capacity"] = chance.choice((1_000, 4))
             self.evicting = chance.random() < 0.1
             config["request_window_ms"] = 4_000 if self.evicting else 600_000
