@@ -7,10 +7,12 @@ state, whose CAS each answer carries.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -180,7 +182,9 @@ def _add_indexes(app: FastAPI, shell: Shell) -> None:
         """List indexes, each with its CAS."""
         await _settle(shell, consistency, at_least)
         state = shell.node.state
-        return _read(shell, {"indexes": views.indexes(state, bucket, name), "cas": state.cas})
+        return await _read_aside(
+            shell, lambda: {"indexes": views.indexes(state, bucket, name), "cas": state.cas}
+        )
 
     @app.get("/v1/indexes/{index_id}", response_model=models.IndexAnswer)
     async def get_index(
@@ -218,7 +222,7 @@ def _add_settings(app: FastAPI, shell: Shell) -> None:
         """List every setting with its CAS."""
         await _settle(shell, consistency, at_least)
         state = shell.node.state
-        return _read(shell, {"config": views.config(state), "cas": state.cas})
+        return await _read_aside(shell, lambda: {"config": views.config(state), "cas": state.cas})
 
     @app.get("/v1/config/{key:path}", response_model=models.SettingAnswer)
     async def get_setting(
@@ -317,6 +321,13 @@ def _read(shell: Shell, body: Any) -> Response:
     return json_response(body, 200, {AppliedCas: str(shell.node.state.cas)})
 
 
+async def _read_aside(shell: Shell, build: Callable[[], Any]) -> Response:
+    """Answer with something that may be large: built in a thread, from a state that cannot
+    change, so that the node goes on meanwhile."""
+    cas = shell.node.state.cas
+    return await asyncio.to_thread(lambda: json_response(build(), 200, {AppliedCas: str(cas)}))
+
+
 def _add_reads(app: FastAPI, shell: Shell) -> None:
     @app.get("/v1/state")
     async def get_state(
@@ -324,7 +335,9 @@ def _add_reads(app: FastAPI, shell: Shell) -> None:
     ) -> Response:
         """Show the whole StateContext with its CAS and digest."""
         await _settle(shell, consistency, at_least)
-        return _read(shell, views.state(shell.node))
+        authority, state = shell.node.authority, shell.node.state
+        node = shell.node.config.node
+        return await _read_aside(shell, lambda: views.state(node, authority, state))
 
     @app.get("/v1/topology")
     async def get_topology(
@@ -332,7 +345,8 @@ def _add_reads(app: FastAPI, shell: Shell) -> None:
     ) -> Response:
         """Show where every slice is."""
         await _settle(shell, consistency, at_least)
-        return _read(shell, views.topology(shell.node.state))
+        state = shell.node.state
+        return await _read_aside(shell, lambda: views.topology(state))
 
     @app.get("/v1/transactions", response_model=models.TransactionsAnswer)
     async def get_transactions(

@@ -107,9 +107,11 @@ class MemberModel(BaseModel):
     role: str
     state: str
     cas: int
+    digest: str
     address: str
     pid: int
     alive: bool
+    reason: str
 
 
 class MembersAnswer(BaseModel):

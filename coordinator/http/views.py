@@ -6,20 +6,20 @@ import json
 from typing import Any
 
 from coordinator.core import digest as digests
+from coordinator.core.authority_state import AuthorityState
 from coordinator.core.ddl import describe_index
 from coordinator.core.entities import Bucket, Index, Setting
 from coordinator.core.node import Node
 from coordinator.core.state import StateContext, Versioned
 
 
-def state(node: Node) -> dict[str, Any]:
-    """Return the whole StateContext at this node's applied CAS."""
-    authority, context = node.authority, node.state
+def state(node: int, authority: AuthorityState | None, context: StateContext) -> dict[str, Any]:
+    """Return the whole StateContext, as `node` has applied it."""
     return {
         "cluster_id": authority.cluster_id if authority else None,
         "epoch": authority.epoch if authority else 0,
         "master": (authority.master or None) if authority else None,
-        "node": node.config.node,
+        "node": node,
         "cas": context.cas,
         "digest": digests.text(context.digest),
         "indexes": {str(index.id): _index(index, cas) for index, cas in context.indexes()},
@@ -108,6 +108,7 @@ def members(node: Node) -> dict[str, Any]:
                 "role": role,
                 "state": beat.state if beat else "unknown",
                 "cas": beat.cas if beat else 0,
+                "digest": digests.text(beat.digest) if beat else "",
                 "address": beat.address if beat else member.address if member else "",
                 "pid": beat.pid if beat else 0,
                 "alive": own or node.alive(peer),

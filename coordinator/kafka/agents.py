@@ -24,6 +24,8 @@ from coordinator.kafka.topics import COMMIT, topic_name
 from schemas.registry import SchemaError
 
 BATCH_MAX = 500
+SESSION_TIMEOUT_S = 60.0
+"""Long: nobody else waits for this group's partition, and a busy loop must not lose it."""
 
 
 class CommitFold:
@@ -55,9 +57,7 @@ class CommitFold:
             stream_wait_empty=False,
             stream_publish_on_commit=False,
             consumer_auto_offset_reset="none",
-            broker_session_timeout=10.0,
-            broker_heartbeat_interval=3.0,
-            broker_commit_interval=10.0,
+            broker_session_timeout=SESSION_TIMEOUT_S,
             broker_max_poll_records=BATCH_MAX,
         )
         self.app.transport = Transport(urls, self.app, begin_at={TP(topic, 0): begin})
