@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import aiokafka
+from aiokafka.errors import NoOffsetForPartitionError
 from faust.transport.drivers import aiokafka as driver
 from faust.types import TP
 from mode import Service
@@ -63,6 +64,14 @@ class _InLoop(driver.AIOKafkaConsumerThread):
 
     async def cast_thread(self, fun: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         await maybe_async(fun(*args, **kwargs))
+
+    async def getmany(self, active_partitions: Any, timeout: float) -> Any:
+        try:
+            return await super().getmany(active_partitions, timeout)
+        except NoOffsetForPartitionError:
+            # The partition was assigned anew, after a long pause of the process, and a fetch came
+            # before `perform_seek`, which says where to go on.
+            return {}
 
     def _create_worker_consumer(self, transport: Any) -> aiokafka.AIOKafkaConsumer:
         consumer = super()._create_worker_consumer(transport)
