@@ -83,6 +83,10 @@ def run(
             help="Make topics that Kafka writes to disk when it likes: for experiments.",
         ),
     ] = False,
+    replication_factor: Annotated[
+        int,
+        typer.Option(min=1, help="Copies that Kafka keeps of new topics (needs as many brokers)."),
+    ] = 1,
 ) -> None:
     """Run a whole cluster in the foreground, until Ctrl-C.
 
@@ -98,6 +102,7 @@ def run(
         bootstrap_servers=bootstrap_servers,
         cluster=cluster,
         durable=not not_durable,
+        replication_factor=replication_factor,
     )
     raise typer.Exit(supervisor.run(options))
 

@@ -42,7 +42,9 @@ BACKOFF_MAX_S = 2.0
 REDIRECTS_MAX = 5
 CONNECTIONS_MAX = 256
 
-_TRANSIENT = frozenset({"not_master", "no_master", "unavailable", "timeout", "unreachable"})
+_TRANSIENT = frozenset(
+    {"not_master", "no_master", "unavailable", "overloaded", "timeout", "unreachable"}
+)
 _NO_MASTER = frozenset({"not_master", "no_master"})
 _STATUS_CODES = {404: "not_found", 502: "unavailable", 503: "unavailable", 504: "timeout"}
 

@@ -36,6 +36,7 @@ def node_argv(
     data_dir: Path,
     http_port: int,
     durable: bool,
+    replication_factor: int = 1,
 ) -> tuple[str, ...]:
     """Return the command of IndexManager node `node`; `http_port` is that of node 1."""
     return (
@@ -44,6 +45,7 @@ def node_argv(
         *("--cluster", cluster, "--bootstrap-servers", bootstrap_servers),
         *("--data-dir", str(data_dir / f"node-{node}")),
         *("--host", LOOPBACK, "--port", str(http_port + node - 1)),
+        *("--replication-factor", str(replication_factor)),
         *(() if durable else ("--not-durable",)),
     )
 

@@ -71,11 +71,13 @@ def locked(data_dir: Path) -> Iterator[FileLock]:
 def claim(data_dir: Path, wanted: ClusterFile) -> ClusterFile:
     """Return what the folder is, having made it `wanted` if it was nobody's.
 
+    It is nobody's until Kafka has confirmed it once: an attempt that never got that far must not
+    bind it.
     `wanted.kafka_cluster_id` is not looked at: Kafka does not run yet (see `confirm`).
     Raises EmbeddedError: `data_folder_mismatch`, `roster_mismatch`, `data_folder_unusable`.
     """
     kept = read(data_dir)
-    if kept is None:
+    if kept is None or not kept.kafka_cluster_id:
         write_json(data_dir / CLUSTER_FILE, {"format": FORMAT, **asdict(wanted)})
         return wanted
     for what, mine, yours in (
@@ -136,7 +138,8 @@ def reset(data_dir: Path) -> None:
 
     Raises EmbeddedError: `not_a_data_folder`, `data_folder_in_use`, `data_folder_unusable`.
     """
-    if not (data_dir / CLUSTER_FILE).is_file():
+    only_a_lock = data_dir.is_dir() and os.listdir(data_dir) == [LOCK_FILE]
+    if not (data_dir / CLUSTER_FILE).is_file() and not only_a_lock:
         raise EmbeddedError(
             "not_a_data_folder",
             f"{data_dir} is not the data folder of a cluster (it has no {CLUSTER_FILE})",

@@ -173,6 +173,7 @@ def child_specs(
             data_dir=data_dir,
             http_port=options.http_port,
             durable=options.durable,
+            replication_factor=options.replication_factor,
         )
         specs.append(spec(f"node-{node}", argv, children.node_ready(port)))
     for indexer in range(1, options.indexers + 1):

@@ -29,11 +29,12 @@ def test_a_node_is_told_who_it_is_and_where() -> None:
         data_dir=DATA,
         http_port=8600,
         durable=True,
+        replication_factor=3,
     )
     assert argv == tuple(
         f"{sys.executable} -m coordinator.process --node 2 --roster 1,2,3 --cluster demo"
         " --bootstrap-servers 127.0.0.1:9092 --data-dir /data/node-2"
-        " --host 127.0.0.1 --port 8601".split()
+        " --host 127.0.0.1 --port 8601 --replication-factor 3".split()
     )
 
 

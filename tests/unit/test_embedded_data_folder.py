@@ -35,13 +35,28 @@ def test_a_folder_remembers_its_cluster(tmp_path: Path) -> None:
 def test_a_folder_of_another_cluster_is_refused(
     tmp_path: Path, change: dict[str, object], code: str, says: str
 ) -> None:
-    claim(tmp_path, DEMO)
+    kept = claim(tmp_path, DEMO)
+    confirm(tmp_path, kept, kafka_cluster_id="k1", bootstrap_servers=DEMO.bootstrap_servers)
     with pytest.raises(EmbeddedError) as refusal:
         claim(tmp_path, replace(DEMO, **change))  # type: ignore[arg-type]
     assert refusal.value.code == code
     assert says in refusal.value.message
     assert "\n" not in refusal.value.message
-    assert read(tmp_path) == DEMO
+    assert read(tmp_path) == replace(DEMO, kafka_cluster_id="k1")
+
+
+def test_an_attempt_that_never_reached_kafka_binds_nothing(tmp_path: Path) -> None:
+    claim(tmp_path, DEMO)
+    other = replace(DEMO, mode="embedded", nodes=5)
+    assert claim(tmp_path, other) == other
+
+
+def test_a_folder_with_nothing_but_a_lock_can_be_reset(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "run.lock").touch()
+    reset(folder)
+    assert not folder.exists()
 
 
 def test_another_kafka_is_refused(tmp_path: Path) -> None:
