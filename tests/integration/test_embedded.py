@@ -317,9 +317,9 @@ def test_a_second_signal_kills_what_does_not_stop(supervised: Start) -> None:
     run.said("ready")
     run.process.send_signal(signal.SIGINT)
     run.said("stopping")
+    eventually((run.folder / "b.stopped").exists, "the other has stopped")
     run.process.send_signal(signal.SIGINT)
     assert run.ended() == 130
-    assert (run.folder / "b.stopped").exists()
 
 
 def test_a_child_that_was_killed_is_started_again(supervised: Start) -> None:
