@@ -22,7 +22,7 @@ from coordinator import codec
 from coordinator.core import effects, inputs
 from coordinator.core.commands import Outcome, Position, unknown
 from coordinator.core.node import Node
-from coordinator.core.records import DeadLetter
+from coordinator.core.records import AckRecord, DeadLetter, Heartbeat
 from coordinator.core.types import Instant
 from coordinator.ddl_commands import read_command
 from coordinator.kafka.agents import CommitFold
@@ -209,13 +209,20 @@ class Shell:
         )
 
     def _tail_read(self, name: str, messages: list[Message]) -> None:
-        """Feed what came on `acks` or `heartbeat`; what cannot be decoded is dead-lettered."""
+        """Feed what came on `acks` or `heartbeat`; what does not belong there is dead-lettered."""
+        expected: Any = Heartbeat if name == HEARTBEAT else AckRecord
         records: list[Any] = []
         for message in messages:
             try:
-                records.append(codec.decode(_bytes(message)))
+                record = codec.decode(_bytes(message))
             except SchemaError as error:
-                self._loop.call_soon_threadsafe(self._bury_message, name, message, str(error))
+                reason = str(error)
+            else:
+                if isinstance(record, expected):
+                    records.append(record)
+                    continue
+                reason = f"{type(record).__name__} does not belong here"
+            self._loop.call_soon_threadsafe(self._bury_message, name, message, reason)
         if records:
             made = inputs.BeatsRead if name == HEARTBEAT else inputs.AcksRead
             self.feed(made(tuple(records)))

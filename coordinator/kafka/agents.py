@@ -18,7 +18,7 @@ from yarl import URL
 
 from coordinator import codec
 from coordinator.core.inputs import CommitRead, Entry
-from coordinator.core.records import Unreadable
+from coordinator.core.records import CommitRecord, Unreadable
 from coordinator.kafka.faust_transport import Transport
 from coordinator.kafka.topics import COMMIT, topic_name
 from schemas.registry import SchemaError
@@ -102,8 +102,11 @@ class CommitFold:
 
 
 def _entry(offset: int, raw: bytes | None) -> Entry:
-    """Decode one record; one that cannot be decoded still takes its place in the order."""
+    """Decode one record; one that does not belong here still takes its place in the order."""
     try:
-        return Entry(offset, codec.decode(raw or b""), raw or b"")
+        record = codec.decode(raw or b"")
     except SchemaError as error:
-        return Entry(offset, Unreadable(f"{error.code}: {error}"), raw or b"")
+        record = Unreadable(f"{error.code}: {error}")
+    if not isinstance(record, CommitRecord):
+        record = Unreadable(f"{type(record).__name__} does not belong here")
+    return Entry(offset, record, raw or b"")
