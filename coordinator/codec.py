@@ -22,7 +22,7 @@ from coordinator.core.authority_state import (
     OpenTransaction,
     TransactionStatus,
 )
-from coordinator.core.ddl import REQUEST_ID_LENGTH_MAX
+from coordinator.core.ddl import PRINCIPAL_LENGTH_MAX, REQUEST_ID_LENGTH_MAX
 from coordinator.core.records import Event, Mutation
 from coordinator.core.types import TxnId
 from schemas.registry import SchemaError, registry
@@ -282,6 +282,8 @@ def decode_ddl(data: bytes, position: commands.Position) -> commands.Request:
         raise SchemaError("bad_body", "exactly one of create and drop must be set")
     if not 0 < len(fields["request"]) <= REQUEST_ID_LENGTH_MAX:
         raise SchemaError("bad_body", f"a request id has 1 to {REQUEST_ID_LENGTH_MAX} characters")
+    if len(fields["principal"]) > PRINCIPAL_LENGTH_MAX:
+        raise SchemaError("bad_body", f"a principal has at most {PRINCIPAL_LENGTH_MAX} characters")
     command = FROM_AVRO["DropIndex"](drop) if create is None else FROM_AVRO["CreateIndex"](create)
     return commands.Request(
         command=command,

@@ -61,6 +61,7 @@ SLICES_MAX = 256
 REPLICAS_MAX = 16
 SETTING_BYTES_MAX = 64 * 1024
 REQUEST_ID_LENGTH_MAX = 128
+PRINCIPAL_LENGTH_MAX = 256
 VBUCKETS = 1_024
 
 
@@ -335,7 +336,7 @@ def _drop_index(state: StateContext, request: Request, given: Circumstances) -> 
         if command.if_exists:
             return Answered(Outcome("ok", answer={"index": None, "existed": False}))
         which = str(command.index_id) if command.index_id else f"{command.bucket}.{command.name}"
-        return Answered(refused("index_not_found", f"there is no index {which}"))
+        return Answered(refused("index_not_found", f"there is no index {which[:300]}"))
     index = held.entity
     assert isinstance(index, Index)
     if index.state == INIT:

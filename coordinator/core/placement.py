@@ -11,6 +11,9 @@ from typing import NamedTuple
 
 from coordinator.core.entities import Slice
 
+MISSING_MAX = 64
+"""How many absent indexers a refusal names: it has to fit into a reply."""
+
 
 class Candidate(NamedTuple):
     """A live indexer that can take slices; `zone` is empty where zones are not used."""
@@ -39,7 +42,7 @@ def place(
     slices that each holds already. Each slice gets one master and `replicas` copies.
     """
     alive = {candidate.id: candidate for candidate in candidates}
-    missing = sorted(set(wanted) - set(alive))
+    missing = sorted(set(wanted) - set(alive))[:MISSING_MAX]
     if missing:
         return Impossible(
             f"indexers {missing} are not alive", {"missing": missing, "alive": sorted(alive)}

@@ -25,7 +25,7 @@ from starlette.routing import Route
 
 from coordinator import codec
 from coordinator.core import commands, inputs
-from coordinator.core.ddl import SETTING_BYTES_MAX, describe_index
+from coordinator.core.ddl import PRINCIPAL_LENGTH_MAX, SETTING_BYTES_MAX, describe_index
 from coordinator.core.types import CAS_MAX
 from coordinator.ddl_commands import normalised
 from coordinator.http import models, views
@@ -110,6 +110,9 @@ async def _execute(
 ) -> commands.Outcome:
     """Run a command on the master, under the client's idempotency key if it gave one."""
     expected = _if_match(if_match)
+    if principal and len(principal) > PRINCIPAL_LENGTH_MAX:
+        text = f"X-Principal: a principal has at most {PRINCIPAL_LENGTH_MAX} characters"
+        raise ApiError("invalid_request", text)
     request = normalised(
         commands.Request(
             command=command,

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+from confluent_kafka import Producer
+
 from coordinator import codec
+from coordinator.core.commands import DropIndex
 from coordinator.core.records import DeadLetter
-from tests.integration.cluster import Cluster, wait_until
+from coordinator.ddl_commands import COMMAND_BYTES_MAX
+from tests.integration.cluster import Cluster, error_of, wait_until
 
 Make = Callable[..., Cluster]
 
@@ -22,3 +27,34 @@ def test_records_on_a_topic_where_they_do_not_belong_stop_no_node(make_cluster: 
     cluster.nodes[1].stop()
     cluster.nodes[1].start()
     assert cluster.put("again", 1).status_code == 200
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+def test_an_oversized_record_on_ddl_does_not_stop_the_master(
+    make_cluster: Make, compression: str
+) -> None:
+    cluster = make_cluster(nodes=1, indexers=0).start()
+    limits = {"message.max.bytes": 10**8, "compression.type": compression, "log_level": 2}
+    producer = Producer({"bootstrap.servers": cluster.servers, **limits})
+    size = 1_048_470 if compression == "none" else 5_000_000
+    producer.produce(cluster.topic("ddl"), b"x" * size, partition=0)
+    long_name = codec.encode_ddl("long", DropIndex(0, "b", "n" * 200_000))
+    producer.produce(cluster.topic("ddl"), long_name, partition=0)
+    principal = codec.encode_ddl("principal", DropIndex(0, "b", "n"), principal="p" * 200_000)
+    producer.produce(cluster.topic("ddl"), principal, partition=0)
+    assert producer.flush(10) == 0
+    replies = wait_until(lambda: cluster.records("ddl-replies", 3), "a reply")
+    assert [reply.request for reply in replies] == ["long"]
+    assert len(replies[0].error_message) < 400
+    letters = wait_until(lambda: cluster.records("dead-letter")[1:], "the letters")
+    assert "principal" in letters[-1].reason
+    first = cluster.records("dead-letter")[0]
+    assert (first.offset, len(first.value)) == (0, COMMAND_BYTES_MAX)
+    assert cluster.get(1, "/v1/members")["epoch"] == 1
+
+
+def test_an_oversized_principal_is_refused(make_cluster: Make) -> None:
+    cluster = make_cluster(nodes=1, indexers=0).start()
+    answer = cluster.put("key", 1, **{"X-Principal": "p" * 4_500_000})
+    assert (answer.status_code, error_of(answer)) == (400, "invalid_request")
+    assert cluster.put("key", 1, **{"X-Principal": "p" * 256}).status_code == 200
