@@ -164,26 +164,26 @@ def read_events(
         begin = max(low, above_cas - cas_base + 1)
         reader.assign([TopicPartition(topic, 0, begin)])
         target = max(_stable(reader, place), at_least_cas - cas_base + 1)
+        reached, measured_again = begin, False
         while not stopping.is_set():
-            messages = reader.consume(BATCH_MAX, POLL_S)
-            errors = [m.error() for m in messages]
-            for error in errors:
-                if error is not None and not _passing(error):
-                    raise KafkaException(error)
-            batch = [
-                decode_event(message, cas_base)
-                for message, error in zip(messages, errors, strict=True)
-                if error is None
-            ]
-            if batch:
-                yield batch
-            if len(batch) < len(messages) or not messages:
-                # The end, or silence: trailing markers are never stepped over, so that only the
-                # last stable offset, measured again, says whether anything can still come.
-                stable, before = _stable(reader, place), target
-                target = max(target, stable)
-                if stable >= before and target == before and not batch:
+            if reached >= target:
+                if measured_again:
                     return
+                target, measured_again = max(target, _stable(reader, place)), True
+                continue
+            batch: list[Event] = []
+            for message in reader.consume(BATCH_MAX, POLL_S):
+                error = message.error()
+                if error is None:
+                    batch.append(decode_event(message, cas_base))
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    # Only this steps over markers at the end; silence says nothing.
+                    reached = max(reached, int(message.offset() or 0))
+                elif not _passing(error):
+                    raise KafkaException(error)
+            if batch:
+                reached = max(reached, batch[-1].cas - cas_base + 1)
+                yield batch
     finally:
         reader.close()
 

@@ -1,0 +1,104 @@
+"""Reading `statecontext`: silence of the broker is not the end of the log."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, Message, Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from coordinator import codec
+from coordinator.core.entities import Setting
+from coordinator.core.records import Event, Mutation
+from coordinator.core.types import TxnId
+from coordinator.embedded.broker import Broker
+from coordinator.kafka import readers
+
+
+def write_transactions(servers: str, topic: str, aborted_last: bool = False) -> None:
+    """Write two transactions of two events each; the last record of each is a marker."""
+    producer = Producer(
+        {"bootstrap.servers": servers, "transactional.id": topic, "linger.ms": 0, "log_level": 2}
+    )
+    producer.init_transactions(20)
+    entity = Setting("k", "1")
+    mutation = Mutation("SettingPut", "setting/k", codec.encode(entity), entity, "", "", 0)
+    for number in range(2):
+        producer.begin_transaction()
+        for index in range(2):
+            event = Event(mutation, TxnId(1, number), index, 2, 0)
+            producer.produce(topic, codec.encode(event), partition=0)
+        if aborted_last and number == 1:
+            producer.flush(10)
+            producer.abort_transaction(20)
+        else:
+            producer.commit_transaction(20)
+
+
+def read(servers: str, topic: str, above: int = 0, at_least: int = 0) -> list[int]:
+    batches = readers.read_events(
+        servers,
+        topic,
+        cas_base=1,
+        above_cas=above,
+        at_least_cas=at_least,
+        stopping=threading.Event(),
+    )
+    return [event.cas for batch in batches for event in batch]
+
+
+@pytest.fixture
+def topic(broker: Broker) -> str:
+    name = f"read-{uuid.uuid4().hex[:8]}"
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers, "log_level": 2})
+    admin.create_topics([NewTopic(name, 1, 1)])[name].result(20)
+    return name
+
+
+def test_events_are_read_to_the_end_although_the_log_ends_with_a_marker(
+    broker: Broker, topic: str
+) -> None:
+    servers = broker.bootstrap_servers
+    write_transactions(servers, topic)
+    assert read(servers, topic) == [1, 2, 4, 5]
+    assert read(servers, topic, above=2, at_least=5) == [4, 5]
+    assert read(servers, topic, above=5) == []
+
+
+def test_aborted_events_at_the_end_are_stepped_over(broker: Broker, topic: str) -> None:
+    write_transactions(broker.bootstrap_servers, topic, aborted_last=True)
+    assert read(broker.bootstrap_servers, topic) == [1, 2]
+
+
+class Halting:
+    """A consumer to which the broker says nothing at first, as when it is slow to answer."""
+
+    def __init__(self, real: Consumer, answers: list[list[Any]]) -> None:
+        self._real = real
+        self._answers = answers
+
+    def consume(self, count: int, timeout_s: float) -> list[Any]:
+        return self._answers.pop(0) if self._answers else self._real.consume(count, timeout_s)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+class Disconnected:
+    """What the client hands out in place of a message while it connects again."""
+
+    def error(self) -> KafkaError:
+        return KafkaError(KafkaError._TRANSPORT)
+
+
+@pytest.mark.parametrize("answer", [[], [Disconnected()]])
+def test_silence_is_not_the_end_of_the_log(
+    broker: Broker, topic: str, answer: list[Message], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_transactions(broker.bootstrap_servers, topic)
+    real = readers.consumer
+    monkeypatch.setattr(readers, "consumer", lambda *a, **k: Halting(real(*a, **k), [answer] * 3))
+    assert read(broker.bootstrap_servers, topic) == [1, 2, 4, 5]
