@@ -126,7 +126,7 @@ async def _serve(arguments: argparse.Namespace, store: Store, started: Started) 
     )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, shell.stopped.set)
+        loop.add_signal_handler(number, shell.stop)
     server = HttpServer(build_app(shell), arguments.host, arguments.port)
     if not await server.start():
         message = f"port {arguments.port} is taken: choose another with --http-port"

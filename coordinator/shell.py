@@ -14,13 +14,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from confluent_kafka import KafkaException, Message
+from confluent_kafka import Message
 
 from coordinator import codec
 from coordinator.core import effects, inputs
-from coordinator.core.commands import Outcome, Position, unknown
+from coordinator.core.commands import Outcome, Position, Request, unknown
 from coordinator.core.node import Node
 from coordinator.core.records import AckRecord, DeadLetter, Heartbeat
 from coordinator.core.types import Instant
@@ -47,6 +48,7 @@ TICK_S = 0.05
 DDL_BACKLOG_MAX = 512
 EXIT_FAILED, EXIT_REFUSED = 1, 78
 """78 (EX_CONFIG): starting again would only fail again."""
+STOPPING = unknown("no_master", "this node is stopping: retry")
 
 
 class Shell:
@@ -76,6 +78,7 @@ class Shell:
         self._beats: TailReader | None = None
         self._acks: TailReader | None = None
         self._ddl: TailReader | None = None
+        self._ddl_reading = 0
         self._reading = threading.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -142,11 +145,16 @@ class Shell:
         self._plain.flush(1.0)
         self._store.close()
 
+    def stop(self) -> None:
+        """End with success, on a signal; an end that has begun keeps its exit code."""
+        if not self.stopped.is_set():
+            self._stop(0)
+
     def _stop(self, exit_code: int) -> None:
         self.exit_code = exit_code
         for caller in self._callers.values():
             if not caller.done():
-                caller.set_result(unknown("no_master", "this node is stopping: retry"))
+                caller.set_result(STOPPING)
         self.stopped.set()
 
     def _spawn(self, work: Any) -> None:
@@ -158,6 +166,8 @@ class Shell:
 
     async def ask(self, make: Callable[[int], inputs.Input]) -> Outcome:
         """Feed an input that carries a fresh token, and wait for its answer."""
+        if self.stopped.is_set():
+            return STOPPING
         self._last_caller += 1
         token = self._last_caller
         future: asyncio.Future[Outcome] = self._loop.create_future()
@@ -244,25 +254,29 @@ class Shell:
 
     def _read_ddl(self, effect: effects.ReadDdl) -> None:
         self._stop_ddl(effects.StopDdl())
-        consumed = dict(effect.consumed)
-        self._spawn(self._start_ddl(consumed))
+        self._spawn(self._start_ddl(self._ddl_reading, dict(effect.consumed)))
 
-    async def _start_ddl(self, consumed: dict[int, int]) -> None:
+    async def _start_ddl(self, reading: int, consumed: dict[int, int]) -> None:
         topic = topic_name(self._cluster, DDL)
         positions: dict[tuple[str, int], int] = {}
         for partition in range(DDL_PARTITIONS):
-            low, _ = await asyncio.to_thread(watermarks, self._servers, topic, partition)
+            try:
+                low, _ = await asyncio.to_thread(watermarks, self._servers, topic, partition)
+            except Exception as error:
+                # A master that does not read the topic would never be missed.
+                self._reader_failed(f"{topic}/{partition}: {error}")
+                return
             begin = consumed.get(partition, -1) + 1
             if begin < low:
                 log.warning("%s/%d begins at %d, not at %d", topic, partition, low, begin)
             positions[(topic, partition)] = max(begin, low)
-        if self.node.master is None or self._ddl is not None:
+        if reading != self._ddl_reading:
             return
         self._ddl = TailReader(
             self._servers,
             f"{self._cluster}.ddl",
             positions,
-            self._ddl_read,
+            partial(self._ddl_read, reading),
             self._reader_failed,
             pause_while=self._ddl_is_behind,
         )
@@ -271,11 +285,19 @@ class Shell:
         master = self.node.master
         return master is not None and len(master.queue) > DDL_BACKLOG_MAX
 
-    def _ddl_read(self, messages: list[Message]) -> None:
+    def _ddl_read(self, reading: int, messages: list[Message]) -> None:
         requests = tuple(read_command(_bytes(message), _position(message)) for message in messages)
-        self.feed(inputs.DdlRead(requests))
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._take_ddl, reading, requests)
+
+    def _take_ddl(self, reading: int, requests: tuple[Request, ...]) -> None:
+        """Feed what the reader of now has read: that of an earlier mastership was further on, and
+        the commands between would count as taken."""
+        if reading == self._ddl_reading:
+            self.feed(inputs.DdlRead(requests))
 
     def _stop_ddl(self, effect: effects.StopDdl) -> None:
+        self._ddl_reading += 1
         reader, self._ddl = self._ddl, None
         _stop_aside(reader)
 
@@ -298,7 +320,7 @@ class Shell:
     async def _read_events(
         self, token: int, above: int, at_least: int, hand_over: Callable[..., None]
     ) -> None:
-        """Read `statecontext` in a thread, again from the start if Kafka fails on the way."""
+        """Read `statecontext` in a thread. A node that cannot stops: it would wait for ever."""
         authority = self.node.authority
         base = authority.cas_base if authority else self.node.config.cas_base
 
@@ -316,7 +338,7 @@ class Shell:
 
         try:
             await asyncio.to_thread(read)
-        except (KafkaException, SchemaError) as error:
+        except Exception as error:
             log.error("statecontext could not be read: %s", error)
             self._stop(EXIT_FAILED)
             return
