@@ -1,0 +1,259 @@
+"""What commands yield against a committed state, as tables: each case is one decision."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from coordinator.codec import encode
+from coordinator.core import ddl
+from coordinator.core.commands import (
+    Command,
+    CreateIndex,
+    DeleteSetting,
+    DropIndex,
+    ForgetIndex,
+    MarkReady,
+    PutSetting,
+    Request,
+    UndoIndex,
+)
+from coordinator.core.entities import Index, RequestOutcome
+from coordinator.core.placement import Candidate
+from coordinator.core.records import Mutation
+from coordinator.core.state import EMPTY, StateContext, evolve
+from coordinator.core.types import TxnId
+
+CREATE = CreateIndex("by_city", "travel", ("city",))
+INDEXERS = [Candidate(1, ""), Candidate(2, "")]
+
+
+class Bench:
+    """A state, and commands decided and applied to it one after the other."""
+
+    def __init__(self) -> None:
+        self.state: StateContext = EMPTY
+        self.seq = 0
+        self.wall_ms = 1_000_000
+
+    def decide(self, command: Command, **terms: Any) -> ddl.Decision:
+        self.seq += 1
+        given = ddl.Circumstances(
+            TxnId(1, self.seq), 100 + self.seq, self.wall_ms, INDEXERS, {}, 600_000
+        )
+        return ddl.decide(self.state, Request(command, **terms), given)
+
+    def apply(self, command: Command, **terms: Any) -> ddl.Accepted:
+        decision = self.decide(command, **terms)
+        assert isinstance(decision, ddl.Accepted), decision
+        changes = [
+            Mutation(c.event, c.key, None if c.entity is None else encode(c.entity), c.entity)
+            for c in decision.changes
+        ]
+        first = self.state.cas + 1
+        self.state = evolve(self.state, [(m, first + n) for n, m in enumerate(changes)])
+        return decision
+
+    def refusal(self, command: Command, **terms: Any) -> str:
+        decision = self.decide(command, **terms)
+        assert isinstance(decision, ddl.Answered), decision
+        return decision.outcome.code
+
+    def index(self) -> Index:
+        (index, _), *_ = self.state.indexes()
+        return index
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+@pytest.fixture
+def ready(bench: Bench) -> Bench:
+    bench.apply(CREATE)
+    bench.apply(MarkReady(bench.index().id))
+    return bench
+
+
+def test_create_commits_init_and_makes_an_unknown_bucket(bench: Bench) -> None:
+    decision = bench.apply(CREATE)
+    assert [c.event for c in decision.changes] == ["IndexProposed", "BucketCreated"]
+    assert decision.waits_for == bench.index().id
+    assert bench.index().state == "init"
+
+
+@pytest.mark.parametrize("if_not_exists", [False, True])
+def test_a_create_waits_for_the_fate_of_one_under_way(bench: Bench, if_not_exists: bool) -> None:
+    bench.apply(CREATE)
+    again = bench.decide(replace(CREATE, if_not_exists=if_not_exists))
+    assert again == ddl.Parked(bench.index().id)
+
+
+def test_a_name_is_unique_in_its_bucket_only(ready: Bench) -> None:
+    assert ready.refusal(CREATE) == "index_exists"
+    assert isinstance(ready.decide(replace(CREATE, bucket="other")), ddl.Accepted)
+
+
+def test_if_not_exists_answers_the_one_that_exists(ready: Bench) -> None:
+    decision = ready.decide(replace(CREATE, if_not_exists=True))
+    assert isinstance(decision, ddl.Answered)
+    assert decision.outcome.status == "ok"
+    assert decision.outcome.answer["index"]["id"] == str(ready.index().id)
+
+
+INVALID: list[CreateIndex] = [
+    replace(CREATE, name=""),
+    replace(CREATE, name="1st"),
+    replace(CREATE, name="a" * 129),
+    replace(CREATE, name="a/b"),
+    replace(CREATE, bucket="no such\nbucket"),
+    replace(CREATE, expressions=()),
+    replace(CREATE, expressions=("x",) * 33),
+    replace(CREATE, expressions=(" ",)),
+    replace(CREATE, expressions=("x" * 4097,)),
+    replace(CREATE, where=""),
+    replace(CREATE, primary=True),
+    replace(CREATE, using="btree"),
+    replace(CREATE, slices=0),
+    replace(CREATE, slices=257),
+    replace(CREATE, replicas=-1),
+]
+
+
+@pytest.mark.parametrize("command", INVALID, ids=repr)
+def test_a_definition_that_makes_no_sense_is_refused(bench: Bench, command: CreateIndex) -> None:
+    assert bench.refusal(command) == "invalid_request"
+    assert bench.state == EMPTY
+
+
+def test_more_replicas_than_indexers_are_refused(bench: Bench) -> None:
+    assert bench.refusal(replace(CREATE, replicas=2)) == "placement_impossible"
+
+
+def test_an_objection_of_the_shell_is_a_refusal(bench: Bench) -> None:
+    assert bench.refusal(CREATE, objection="unexpected )") == "invalid_request"
+
+
+def test_a_refused_allocation_gives_the_name_back(bench: Bench) -> None:
+    bench.apply(CREATE, id="r1", recorded=True, fingerprint=1)
+    bench.apply(UndoIndex(bench.index().id, "indexer 1: no space"))
+    assert bench.index().state == "dropping"
+    assert bench.state.index_named("travel", "by_city") is None
+    recorded = bench.state.outcome("r1")
+    assert recorded is not None
+    assert isinstance(recorded.entity, RequestOutcome)
+    assert (recorded.entity.status, recorded.entity.error_code) == ("refused", "indexer_refused")
+
+
+def test_a_drop_frees_the_name_at_once_and_the_entity_when_all_have_released(ready: Bench) -> None:
+    number = ready.index().id
+    ready.apply(DropIndex(index_id=number))
+    assert ready.refusal(DropIndex(index_id=number)) == "index_not_found"
+    assert isinstance(ready.decide(CREATE), ddl.Accepted)
+    ready.apply(ForgetIndex(number))
+    assert ready.state.index_by_id(number) is None
+
+
+@pytest.mark.parametrize("command", [MarkReady(1), UndoIndex(1, "x"), ForgetIndex(1)])
+def test_what_is_settled_already_changes_nothing(bench: Bench, command: Command) -> None:
+    assert isinstance(bench.decide(command), ddl.Answered)
+
+
+def test_a_drop_of_what_is_not_there(bench: Bench) -> None:
+    assert bench.refusal(DropIndex(bucket="b", name="n")) == "index_not_found"
+    assert bench.refusal(DropIndex(bucket="b", name="n", if_exists=True)) == ""
+
+
+@pytest.mark.parametrize(
+    ("there", "expected", "code"),
+    [
+        (False, None, None),
+        (False, 0, None),
+        (False, 5, "cas_mismatch"),
+        (True, None, None),
+        (True, 0, "cas_mismatch"),
+        (True, 1, None),
+        (True, 2, "cas_mismatch"),
+    ],
+)
+def test_a_setting_is_written_only_at_the_expected_cas(
+    bench: Bench, there: bool, expected: int | None, code: str | None
+) -> None:
+    if there:
+        bench.apply(PutSetting("k", "1"))
+    decision = bench.decide(PutSetting("k", "2"), expected_cas=expected)
+    if code is None:
+        assert isinstance(decision, ddl.Accepted)
+    else:
+        assert isinstance(decision, ddl.Answered)
+        assert decision.outcome.code == code
+        assert decision.outcome.details["expected"] == expected
+        assert decision.outcome.details["actual"] == (1 if there else 0)
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (PutSetting("", "1"), "invalid_request"),
+        (PutSetting("a b", "1"), "invalid_request"),
+        (PutSetting("k", json.dumps("x" * 65_536)), "value_too_large"),
+        (DeleteSetting("k"), "config_not_found"),
+    ],
+)
+def test_settings_that_are_refused(bench: Bench, command: Command, code: str) -> None:
+    assert bench.refusal(command) == code
+
+
+# -- repeats -------------------------------------------------------------------------------------
+
+
+def test_a_repeat_answers_the_same_even_after_another_change(bench: Bench) -> None:
+    terms: dict[str, Any] = {"id": "r1", "recorded": True, "fingerprint": 7}
+    first = bench.apply(PutSetting("k", "1"), **terms)
+    cas = bench.state.cas_of("config/k")
+    bench.apply(PutSetting("k", "2"))
+    again = bench.decide(PutSetting("k", "1"), **terms)
+    assert isinstance(again, ddl.Answered)
+    assert (again.outcome.answer, again.outcome.cas) == (first.answer, cas)
+    assert again.outcome.txn == "1-1"
+
+
+def test_another_command_under_a_used_id_is_refused(bench: Bench) -> None:
+    bench.apply(PutSetting("k", "1"), id="r1", recorded=True, fingerprint=7)
+    assert (
+        bench.refusal(PutSetting("k", "2"), id="r1", recorded=True, fingerprint=8)
+        == "request_mismatch"
+    )
+
+
+@pytest.mark.parametrize(("age_ms", "code"), [(599_999, None), (600_001, "request_expired")])
+def test_a_time_ordered_id_older_than_the_window_is_refused(
+    bench: Bench, age_ms: int, code: str | None
+) -> None:
+    bench.wall_ms = 1_800_000_000_000
+    born = bench.wall_ms - age_ms
+    text = f"{born:012x}" + "7" + "0" * 19
+    assert ddl.time_of_uuid7(text) == born
+    decision = bench.decide(PutSetting("k", "1"), id=text, recorded=True)
+    if code is None:
+        assert isinstance(decision, ddl.Accepted)
+    else:
+        assert isinstance(decision, ddl.Answered)
+        assert decision.outcome.code == code
+
+
+@pytest.mark.parametrize("text", ["", "x", "z" * 32, "0" * 12 + "4" + "0" * 19])
+def test_other_ids_carry_no_time(text: str) -> None:
+    assert ddl.time_of_uuid7(text) is None
+
+
+def test_footprints_of_independent_commands_do_not_meet(ready: Bench) -> None:
+    state = ready.state
+    one = ddl.footprint(state, replace(CREATE, name="a"), "r1")
+    other = ddl.footprint(state, replace(CREATE, name="b"), "r2")
+    assert not one & other
+    assert ddl.footprint(state, DropIndex(index_id=ready.index().id)) & ddl.footprint(state, CREATE)
