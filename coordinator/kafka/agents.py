@@ -60,7 +60,9 @@ class CommitFold:
             broker_session_timeout=SESSION_TIMEOUT_S,
             broker_max_poll_records=BATCH_MAX,
         )
-        self.app.transport = Transport(urls, self.app, begin_at={TP(topic, 0): begin})
+        self._place = TP(topic, 0)
+        self._begin_at = {self._place: begin}
+        self.app.transport = Transport(urls, self.app, begin_at=self._begin_at)
         # Without acks Faust commits no offsets, which nobody would read, and does not keep the
         # gaps that transaction markers leave in a tree of intervals.
         channel = self.app.topic(topic, key_serializer="raw", value_serializer="raw", acks=False)
@@ -88,6 +90,8 @@ class CommitFold:
         loop = asyncio.get_running_loop()
         async for event in stream.events():
             self._pending.append(_entry(event.message.offset, event.value))
+            # A rebalance seeks anew: not to where this life began, which may be long ago.
+            self._begin_at[self._place] = event.message.offset + 1
             if len(self._pending) >= BATCH_MAX:
                 self._flush()
             elif not self._flush_planned:

@@ -94,7 +94,7 @@ class _Consumer(driver.Consumer):
         return _InLoop(self, loop=self.loop, beacon=self.beacon)
 
     async def perform_seek(self) -> None:
-        """Begin where the store ends, wherever the group's committed offset is."""
+        """Seek to what comes next, wherever the group's committed offset is."""
         transport = self.transport
         assert isinstance(transport, Transport)
         for tp in self.assignment():
@@ -107,7 +107,8 @@ class _Consumer(driver.Consumer):
 
 
 class Transport(driver.Transport):
-    """Give it to `app.transport` before agents are made. `begin_at`: the first offset to read."""
+    """Give it to `app.transport` before agents are made. `begin_at`: the next offset to read,
+    looked up at each assignment."""
 
     Consumer = _Consumer
 
