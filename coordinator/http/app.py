@@ -22,6 +22,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from coordinator import codec
 from coordinator.core import commands, inputs
@@ -49,12 +50,33 @@ def build_app(shell: Shell) -> FastAPI:
         description="DDL, topology and settings of distributed secondary indexes.",
         responses={"default": {"model": models.ErrorAnswer, "description": "An error"}},
     )
+    app.add_middleware(_BoundedBodies)
     _handle_errors(app)
     _add_indexes(app, shell)
     _add_settings(app, shell)
     _add_reads(app, shell)
     _add_health(app, shell)
     return app
+
+
+class _BoundedBodies:
+    """ASGI middleware: a body that is too long is refused while it comes in, not kept first."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        size = 0
+
+        async def bounded() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > BODY_BYTES_MAX:
+                raise HTTPException(413, f"a body has at most {BODY_BYTES_MAX} bytes")
+            return message
+
+        await self._app(scope, bounded, send)
 
 
 def _handle_errors(app: FastAPI) -> None:
@@ -76,7 +98,7 @@ def _handle_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def other(request: Request, error: HTTPException) -> Response:
-        of_status = {404: "not_found", 405: "method_not_allowed"}
+        of_status = {404: "not_found", 405: "method_not_allowed", 413: "value_too_large"}
         otherwise = "invalid_request" if error.status_code < 500 else "internal"
         return error_response(
             ApiError(of_status.get(error.status_code, otherwise), str(error.detail))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
@@ -58,3 +59,24 @@ def test_an_oversized_principal_is_refused(make_cluster: Make) -> None:
     answer = cluster.put("key", 1, **{"X-Principal": "p" * 4_500_000})
     assert (answer.status_code, error_of(answer)) == (400, "invalid_request")
     assert cluster.put("key", 1, **{"X-Principal": "p" * 256}).status_code == 200
+
+
+@pytest.mark.parametrize(("method", "path"), [("PUT", "/v1/config/k"), ("POST", "/v1/indexes")])
+def test_a_body_without_a_length_is_refused_while_it_comes_in(
+    make_cluster: Make, method: str, path: str
+) -> None:
+    cluster = make_cluster(nodes=1, indexers=0).start()
+
+    def body() -> Iterator[bytes]:
+        for _ in range(100):
+            yield b"1" * 1_000_000
+
+    def memory_kb() -> int:
+        status = Path(f"/proc/{cluster.nodes[1].pid}/status").read_text()
+        return int(status.split("VmHWM:")[1].split()[0])
+
+    before = memory_kb()
+    headers = {"Content-Type": "application/json"}
+    answer = cluster.ask(1, method, path, content=body(), headers=headers)
+    assert (answer.status_code, error_of(answer)) == (413, "value_too_large")
+    assert memory_kb() - before < 50_000
