@@ -140,11 +140,11 @@ class Store:
         The digest is computed from the bytes read, so that the node notices damage. Raises
         StoreError where records cannot be read at all.
         """
-        meta = self._db.get(META)
-        encoded = self._db.get(AUTHORITY)
-        if meta is None or encoded is None or self._db.get(REBUILD) is not None:
-            return None
         try:
+            meta = self._db.get(META)
+            encoded = self._db.get(AUTHORITY)
+            if meta is None or encoded is None or self._db.get(REBUILD) is not None:
+                return None
             applied, cas = META_FIELDS.unpack(meta)
             state = states.restore(cas, self._entities())
             return Restored(applied, self._authority(encoded), state, self._log())
