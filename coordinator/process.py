@@ -27,7 +27,7 @@ from coordinator.kafka.errors import KafkaRefusal, explain
 from coordinator.kafka.readers import watermarks
 from coordinator.kafka.topics import COMMIT, ensure_topics, topic_name
 from coordinator.shell import EXIT_FAILED, EXIT_REFUSED, Shell
-from coordinator.store import Store, StoreError
+from coordinator.store import Store, StoreError, open_or_replace
 
 log = logging.getLogger("coordinator")
 
@@ -99,7 +99,9 @@ def _run(arguments: argparse.Namespace) -> int:
         replication_factor=arguments.replication_factor,
         durable=not arguments.not_durable,
     )
-    store = Store(arguments.data_dir)
+    store, damage = open_or_replace(arguments.data_dir)
+    if damage:
+        log.error("%s: synchronising in full [store_damaged]", damage)
     store.claim_identity(f"cluster {arguments.cluster} on Kafka {kafka_id}, node {arguments.node}")
     try:
         low, high = watermarks(arguments.bootstrap_servers, topic_name(arguments.cluster, COMMIT))

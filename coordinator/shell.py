@@ -117,9 +117,16 @@ class Shell:
         return Instant(time.monotonic_ns() // 1_000_000, time.time_ns() // 1_000_000)
 
     async def run(self, started: inputs.Started) -> None:
-        """Start with what the store held, and go on until the node halts or `stop` is called."""
-        self._beats = self._follow_tail(HEARTBEAT)
-        self.feed(started)
+        """Start with what the store held, and go on until the node halts or `stopped` is set."""
+        try:
+            self._beats = self._follow_tail(HEARTBEAT)
+            self.feed(started)
+            await self._tick()
+        except Exception:
+            log.exception("the node's clock stopped")
+            self._stop(EXIT_FAILED)
+
+    async def _tick(self) -> None:
         while not self.stopped.is_set():
             self.feed(inputs.Tick())
             self._plain.serve()

@@ -11,6 +11,7 @@ log of transactions), `a` (the Authority), `l` (the local log), `m` (applied off
 from __future__ import annotations
 
 import contextlib
+import shutil
 import struct
 from collections.abc import Iterator
 from dataclasses import replace
@@ -39,7 +40,10 @@ CHUNK_BYTES = 4 * 1024 * 1024
 
 
 class StoreError(Exception):
-    """The store cannot be opened or written. `code` is `store_unusable` or `store_refused`."""
+    """The store cannot be opened, read or written.
+
+    `code` is `store_unusable`, `store_damaged`, `store_refused` or `data_folder_mismatch`.
+    """
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -69,7 +73,8 @@ class Store:
             self.folder.mkdir(parents=True, exist_ok=True)
             return Rdict(str(self.folder), _options())
         except Exception as error:
-            raise StoreError("store_unusable", f"{self.folder}: {error}") from error
+            code = "store_damaged" if "Corruption" in str(error) else "store_unusable"
+            raise StoreError(code, f"{self.folder}: {error}") from error
 
     # -- identity ----------------------------------------------------------------------------
 
@@ -183,6 +188,23 @@ class Store:
             if not key.startswith(prefix):
                 return
             yield key, value
+
+
+def open_or_replace(folder: Path) -> tuple[Store, str]:
+    """Open the folder, and say what was wrong with it where a new one had to take its place.
+
+    A folder that RocksDB finds damaged is moved aside, to `<name>.damaged`; the log has all that
+    it held. Raises StoreError where the folder cannot be used for another reason.
+    """
+    try:
+        return Store(folder), ""
+    except StoreError as error:
+        if error.code != "store_damaged":
+            raise
+        aside = folder.with_name(folder.name + ".damaged")
+        shutil.rmtree(aside, ignore_errors=True)
+        folder.rename(aside)
+        return Store(folder), f"{error.message} (moved to {aside.name})"
 
 
 def _put_entity(batch: Any, key: str, versioned: Versioned | None) -> None:

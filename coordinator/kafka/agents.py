@@ -89,6 +89,7 @@ class CommitFold:
         """Hand every record over, in order; those that are there already go as one batch."""
         loop = asyncio.get_running_loop()
         async for event in stream.events():
+            # Nothing in here may raise: Faust would start the agent anew and skip the record.
             self._pending.append(_entry(event.message.offset, event.value))
             # A rebalance seeks anew: not to where this life began, which may be long ago.
             self._begin_at[self._place] = event.message.offset + 1

@@ -1,0 +1,46 @@
+"""A folder that RocksDB finds damaged is moved aside; any other fault stays a fault."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from coordinator.store import Store, StoreError, open_or_replace
+
+
+def damage(folder: Path, pattern: str) -> None:
+    store = Store(folder)
+    store.claim_identity("cluster c, node 1")
+    store.close()
+    next(folder.glob(pattern)).write_bytes(b"garbage" * 10)
+
+
+@pytest.mark.parametrize("pattern", ["CURRENT", "MANIFEST-*"])
+def test_a_damaged_folder_gives_way_to_an_empty_one(tmp_path: Path, pattern: str) -> None:
+    folder = tmp_path / "node-1"
+    damage(folder, pattern)
+    store, problem = open_or_replace(folder)
+    assert "Corruption" in problem
+    assert store.restore() is None
+    store.close()
+    assert (tmp_path / "node-1.damaged").is_dir()
+
+
+def test_a_sound_folder_is_left_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "node-1"
+    Store(folder).close()
+    store, problem = open_or_replace(folder)
+    assert problem == ""
+    store.close()
+    assert not (tmp_path / "node-1.damaged").exists()
+
+
+def test_a_folder_in_use_is_a_fault_and_is_not_moved(tmp_path: Path) -> None:
+    folder = tmp_path / "node-1"
+    store = Store(folder)
+    with pytest.raises(StoreError) as caught:
+        open_or_replace(folder)
+    assert caught.value.code == "store_unusable"
+    store.close()
+    assert folder.is_dir()
