@@ -44,8 +44,10 @@ def main() -> int:
                 _show(seen, "synchronisation", lambda: fold.synchronisation(servers))
     if "throughput" in wanted:
         _compare_with_etcd(seen)
-    RESULTS.mkdir(exist_ok=True)
     path = RESULTS / "latest.json"
+    if set(wanted) != set(ALL) and path.exists():
+        seen = {**json.loads(path.read_text()), **seen}
+    RESULTS.mkdir(exist_ok=True)
     path.write_text(json.dumps(seen, indent=2) + "\n")
     print(f"written to {path.relative_to(Path.cwd())}" if path.is_relative_to(Path.cwd()) else path)
     return 0

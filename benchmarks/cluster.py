@@ -48,6 +48,15 @@ class Cluster:
             found.setdefault(stage, {})[what] = float(value)
         return {stage: (v["sum"], v["count"]) for stage, v in found.items()}
 
+    def stage_buckets(self) -> dict[str, dict[float, float]]:
+        """Return how many times each stage took at most so many seconds, on the master."""
+        text = httpx.get(self.master + "/metrics", timeout=30).text
+        found: dict[str, dict[float, float]] = {}
+        pattern = r'stage_seconds_bucket\{le="([^"]+)",stage="(\w+)"\} (\S+)'
+        for bound, stage, value in re.findall(pattern, text):
+            found.setdefault(stage, {})[float(bound)] = float(value)
+        return found
+
     def rss_mib(self) -> dict[str, list[float]]:
         """Return the resident memory of every child, by kind."""
         kinds = {"coordinator.process": "node", "indexer_sim": "indexer", "kafka.Kafka": "broker"}

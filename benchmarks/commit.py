@@ -82,7 +82,7 @@ def latency(cluster: Cluster) -> dict[str, Any]:
     for number in range(WARM_UP):
         put(number)
         bare.one()
-    before = cluster.stages()
+    before, counted = cluster.stages(), cluster.stage_buckets()
     transactions: list[float] = []
     mutations: list[float] = []
     for _ in range(ROUNDS):
@@ -103,7 +103,21 @@ def latency(cluster: Cluster) -> dict[str, Any]:
         "ratio_p50": round(our_p50 / bare_p50, 2),
         "ratio_p99": round(quantile_ms(mutations, 0.99) / quantile_ms(transactions, 0.99), 2),
         "mean_ms_by_stage": stages,
+        "p99_at_most_ms_by_stage": _bounds_of(0.99, counted, cluster.stage_buckets()),
     }
+
+
+def _bounds_of(
+    q: float, before: dict[str, dict[float, float]], after: dict[str, dict[float, float]]
+) -> dict[str, float]:
+    """Return, for each stage, the histogram's bound below which a share `q` of the times lies."""
+    found = {}
+    for stage, counts in after.items():
+        earlier = before.get(stage, {})
+        times = {bound: n - earlier.get(bound, 0.0) for bound, n in counts.items()}
+        wanted = q * times[float("inf")]
+        found[stage] = min(bound for bound, n in times.items() if n >= wanted) * 1000
+    return found
 
 
 def throughput(cluster: Cluster, *, clients: int = 64, seconds: float = 10.0) -> dict[str, Any]:

@@ -162,7 +162,7 @@ def _node(bootstrap_servers: str, cluster: str) -> Iterator[tuple[str, psutil.Pr
         command = [sys.executable, "-m", "coordinator.process", "--node", "1", "--roster", "1"]
         command += ["--cluster", cluster, "--bootstrap-servers", bootstrap_servers]
         command += ["--data-dir", str(Path(folder) / "node"), "--port", str(port), "--not-durable"]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=None)
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             yield f"http://127.0.0.1:{port}", psutil.Process(process.pid)
         finally:
