@@ -25,13 +25,15 @@ test: java quick ## Everything: the quick checks, then the tests with a real bro
 	@echo "integration tests"
 	@$(BIN)/pytest -q --ignore tests/unit --ignore tests/simulation $(ARGS)
 
+test: export SIMULATION_SEEDS ?= 1000
 quick: $(STAMP) ## Under a minute: lint, types, import rules, unit tests, simulator
 	@echo "lint, format, types, imports, unit tests, simulator"
 	@set +e; out=$$(mktemp -d); trap 'rm -rf "$$out"' EXIT; \
 	$(BIN)/mypy > "$$out/mypy" 2>&1 & types=$$!; \
 	{ $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports; } \
 	    > "$$out/lint" 2>&1; lint=$$?; \
-	$(BIN)/pytest -q tests/unit tests/simulation; tests=$$?; \
+	SIMULATION_SEEDS=$${SIMULATION_SEEDS:-200} $(BIN)/pytest -q tests/unit tests/simulation; \
+	tests=$$?; \
 	wait $$types; types=$$?; \
 	for one in lint:$$lint mypy:$$types; do \
 	    [ "$${one#*:}" = 0 ] || { echo "--- $${one%:*} failed:"; cat "$$out/$${one%:*}"; }; done; \
