@@ -1,6 +1,9 @@
 """Where the time of a transaction goes, stage by stage, for metrics and benchmarks.
 
-Watches the inputs and effects of a node from outside; the node knows nothing of it.
+Watches the inputs and effects of a node from outside; the node knows nothing of it. The stages:
+`proposal`, sent to read back; `events`, proposal sent to events written, meanwhile; `answers`, read
+back to all answers and events there; `commit`, verdict sent to Kafka's word; `read_back`, that word
+to the verdict read back; `total`, the whole.
 """
 
 from __future__ import annotations
@@ -14,11 +17,6 @@ from coordinator.core.records import (
     TransactionProposed,
 )
 from coordinator.core.types import TxnId
-
-STAGES = ("proposal", "events", "answers", "commit", "read_back", "total")
-"""Proposal sent to read back; proposal sent to events written (meanwhile); read back to all
-answers and events there; verdict sent to Kafka's word; that word to verdict read back; the whole.
-"""
 
 
 class Stages:

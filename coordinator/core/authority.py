@@ -105,7 +105,7 @@ def _claimed(state: AuthorityState, offset: int, record: MasterClaimed) -> Folde
         return Folded(state, f"node {record.node} stands at {record.cas}, not {state.last_cas}")
     if state.open is not None:
         reason = f"node {record.node} claimed epoch {record.epoch}"
-        state = _close(state, state.open.txn, ROLLBACK, 0, state.open.participants, reason)
+        state = _close(state, ROLLBACK, 0, reason)
     member = Member(record.node, record.incarnation, record.address)
     return Folded(
         replace(
@@ -161,7 +161,7 @@ def _committed(state: AuthorityState, offset: int, record: TransactionCommitted)
         return Folded(state, void)
     if not record.cas or len(record.cas) != opened.count or record.cas[0] <= state.last_cas:
         return Folded(state, f"{record.txn} carries impossible CAS values {record.cas[:3]}")
-    closed = _close(state, record.txn, COMMIT, record.cas[-1], opened.participants, "")
+    closed = _close(state, COMMIT, record.cas[-1], "")
     return Folded(
         replace(
             closed,
@@ -182,15 +182,13 @@ def _rolled_back(state: AuthorityState, offset: int, record: TransactionRolledBa
     void = _not_the_open_one(state.open, record.txn, record.proposal_offset)
     if void or state.open is None:
         return Folded(state, void)
-    return Folded(_close(state, record.txn, ROLLBACK, 0, state.open.participants, record.reason))
+    return Folded(_close(state, ROLLBACK, 0, record.reason))
 
 
 def _never_opened(state: AuthorityState, record: TransactionRolledBack) -> Folded:
     """Close a sequence number whose proposal the master did not see: it may still arrive."""
     if state.open is not None and state.open.txn == record.txn:
-        return Folded(
-            _close(state, record.txn, ROLLBACK, 0, state.open.participants, record.reason)
-        )
+        return Folded(_close(state, ROLLBACK, 0, record.reason))
     if state.open is not None or record.txn.seq <= state.last_seq:
         return Folded(state, f"{record.txn} has a status")
     row = TransactionStatus(record.txn, ROLLBACK, 0, (), record.reason)
@@ -261,18 +259,13 @@ def _append(state: AuthorityState, row: TransactionStatus) -> AuthorityState:
     return replace(state, log=log, log_next=state.log_next + 1)
 
 
-def _close(
-    state: AuthorityState,
-    txn: TxnId,
-    status: str,
-    cas: int,
-    participants: tuple[int, ...],
-    reason: str,
-) -> AuthorityState:
+def _close(state: AuthorityState, status: str, cas: int, reason: str) -> AuthorityState:
     """Give the open transaction, whose row is the newest, its terminal status."""
+    opened = state.open
     number = state.log_next - 1
-    assert state.log[number].txn == txn
-    row = TransactionStatus(txn, status, cas, participants, reason)
+    assert opened is not None
+    assert state.log[number].txn == opened.txn
+    row = TransactionStatus(opened.txn, status, cas, opened.participants, reason)
     return replace(state, open=None, log=state.log.set(number, row))
 
 

@@ -84,7 +84,7 @@ class Attempt:
 
     @property
     def accepted(self) -> tuple[int, ...]:
-        return self._who(ACCEPTED)
+        return tuple(sorted(a.node for a in self.answers.values() if a.answer == ACCEPTED))
 
     @property
     def refusals(self) -> tuple[ProposalAnswered, ...]:
@@ -95,6 +95,3 @@ class Attempt:
         """The participants that have not accepted."""
         accepted = set(self.accepted)
         return tuple(n for n in self.proposal.participants if n not in accepted)
-
-    def _who(self, answer: str) -> tuple[int, ...]:
-        return tuple(sorted(a.node for a in self.answers.values() if a.answer == answer))

@@ -1,23 +1,13 @@
-"""The words of the protocol, as distinct types.
+"""The words of the protocol that every module uses.
 
-Pure. A `Cas` orders mutations, an `Offset` is a position in one Kafka partition, an `Epoch`
-counts accepted claims of the mastership. They are all whole numbers and must never be mixed up.
+Pure. A CAS orders mutations, an offset is a position in one Kafka partition, an epoch counts
+accepted claims of the mastership. They are all whole numbers and must never be mixed up: names
+end in what they are (`last_cas`, `proposal_offset`).
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, NewType
-
-Cas = NewType("Cas", int)
-Offset = NewType("Offset", int)
-Epoch = NewType("Epoch", int)
-NodeId = NewType("NodeId", int)
-IndexerId = NewType("IndexerId", int)
-IndexId = NewType("IndexId", int)
-Digest = NewType("Digest", int)
-
-ABSENT = Cas(0)
-"""The CAS of what does not exist; the first CAS of a new cluster is above it."""
+from typing import NamedTuple
 
 CAS_MAX = 2**53 - 1
 """A CAS is a JSON number; beyond this bound other languages would round it."""

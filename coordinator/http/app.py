@@ -148,13 +148,9 @@ async def _execute(
     )
 
     def make(token: int) -> inputs.Input:
-        return inputs.Requested(_with_token(request, token))
+        return inputs.Requested(replace(request, token=token))
 
     return raise_unless_ok(await shell.ask(make))
-
-
-def _with_token(request: commands.Request, token: int) -> commands.Request:
-    return replace(request, token=token)
 
 
 IdempotencyKey = Annotated[str | None, Header(description="A durable request id: UUIDv7 is best.")]
