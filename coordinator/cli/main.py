@@ -83,10 +83,14 @@ def run(
             help="Make topics that Kafka writes to disk when it likes: for experiments.",
         ),
     ] = False,
-    replication_factor: Annotated[
+    brokers: Annotated[
         int,
-        typer.Option(min=1, help="Copies that Kafka keeps of new topics (needs as many brokers)."),
+        typer.Option(min=1, max=5, help="Kafka brokers to start; 3 survive the loss of one."),
     ] = 1,
+    replication_factor: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --bootstrap-servers: copies to keep of new topics."),
+    ] = None,
 ) -> None:
     """Run a whole cluster in the foreground, until Ctrl-C.
 
@@ -102,6 +106,7 @@ def run(
         bootstrap_servers=bootstrap_servers,
         cluster=cluster,
         durable=not not_durable,
+        brokers=brokers,
         replication_factor=replication_factor,
     )
     raise typer.Exit(supervisor.run(options))

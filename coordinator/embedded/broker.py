@@ -2,8 +2,8 @@
 
 KRaft combined mode: broker and controller in one JVM. The folder keeps the cluster id, the ports
 of the last run (taken again if they are free, so that clients find a restarted broker) and a lock,
-which the JVM inherits: it ends with the JVM, not with the process that started it. The quorum is
-dynamic and its single voter finds itself at whatever controller port it is given.
+which the JVM inherits: it ends with the JVM, not with the process that started it. A broker is
+alone, or one of several (see `brokers.py`).
 
 Invariants: a broker never outlives its parent (see `launcher.py`); `start` either returns a
 broker that answers, or raises and leaves nothing running.
@@ -17,13 +17,15 @@ import hashlib
 import json
 import os
 import re
+import signal
 import subprocess
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from . import broker_config as config
 from .errors import EmbeddedError
@@ -35,11 +37,14 @@ from .processes import end, spawn
 
 START_TIMEOUT_S = 60.0
 STOP_GRACE_S = 15.0
+CLOSED_GRACE_S = 0.3
 LOCK_TIMEOUT_S = 2.0
 POLL_S = 0.02
 STATE = "broker.json"
 LOCK = "broker.lock"
 CONSOLE_LOG = "console.log"
+CLEANLY_CLOSED = ".kafka_cleanshutdown"
+"""Kafka makes it when it has closed its topics, and removes it when it opens them."""
 
 
 def new_cluster_id() -> str:
@@ -55,6 +60,11 @@ def read_cluster_id(bootstrap_servers: str, *, timeout_s: float = 10.0) -> str:
 
     Raises EmbeddedError: `kafka_unreachable`.
     """
+    return str(_metadata(bootstrap_servers, timeout_s).cluster_id)
+
+
+def _metadata(bootstrap_servers: str, timeout_s: float) -> Any:
+    """Return what brokers there are, at least one. Raises EmbeddedError: `kafka_unreachable`."""
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient
 
@@ -69,31 +79,37 @@ def read_cluster_id(bootstrap_servers: str, *, timeout_s: float = 10.0) -> str:
         ) from error
     if not metadata.brokers or not metadata.cluster_id:
         raise EmbeddedError("kafka_unreachable", f"{bootstrap_servers} names no brokers yet")
-    return str(metadata.cluster_id)
+    return metadata
 
 
 class Broker:
     """A broker over `data_dir`; a context manager that starts and stops it.
 
     `port` and `controller_port` are those of the last run, or free ones, unless given. A given
-    `cluster_id` must be that of the folder. `settings` are further server properties.
+    `cluster_id` must be that of the folder. `settings` are further server properties. One broker
+    of several that are stopped together shall make the class archive.
     """
 
     def __init__(
         self,
         data_dir: Path,
         *,
+        node: int = 1,
         port: int | None = None,
         controller_port: int | None = None,
         cluster_id: str | None = None,
         settings: Mapping[str, str] | None = None,
         heap_mib_max: int = config.HEAP_MIB_MAX,
+        makes_archive: bool = True,
     ) -> None:
         self.data_dir = data_dir.absolute()
+        self.node = node
         self._asked_port, self._asked_controller_port = port, controller_port
         self._asked_cluster_id = cluster_id
         self._settings = dict(settings or {})
         self._heap_mib_max = heap_mib_max
+        self._makes_archive = makes_archive
+        self._voters: tuple[config.Place, ...] = ()
         self.port = self.controller_port = 0
         self.cluster_id = ""
         self._lock = FileLock(self.data_dir / LOCK)
@@ -112,6 +128,12 @@ class Broker:
         """Return `host:port` for clients; only after `start`."""
         assert self.port, "the broker was never started"
         return f"{LOOPBACK}:{self.port}"
+
+    @property
+    def place(self) -> config.Place:
+        """Return its node id and ports; only after `settle` or `start`."""
+        assert self.port, "the broker has no ports yet"
+        return config.Place(self.node, self.port, self.controller_port)
 
     @property
     def log_path(self) -> Path:
@@ -141,6 +163,29 @@ class Broker:
             self._java = find_java()
             self._classpath = kafka_classpath()
 
+    def kept_cluster_id(self) -> str:
+        """Return the id of the Kafka cluster that the folder belongs to; empty if to none yet."""
+        return str(self._kept().get("cluster_id", ""))
+
+    def settle(self, *, avoid: Collection[int] = ()) -> config.Place:
+        """Choose the ports before a start, none of `avoid`: others shall be told of them.
+
+        Raises EmbeddedError: `data_folder_in_use`, `data_folder_mismatch`, `port_taken`.
+        """
+        assert not self.alive, "the broker runs already"
+        self._claim_folder()
+        try:
+            self._choose(avoid)
+        finally:
+            self._lock.release()
+        self._asked_port, self._asked_controller_port = self.port, self.controller_port
+        return self.place
+
+    def join(self, voters: Sequence[config.Place]) -> None:
+        """Make it one of several from its next start on; its own place is among `voters`."""
+        assert self.place in voters
+        self._voters = tuple(voters)
+
     def start(self, *, timeout_s: float = START_TIMEOUT_S) -> Broker:
         """Start the broker and return when it answers; also after it stopped, died or was killed.
 
@@ -163,10 +208,31 @@ class Broker:
     def stop(self, *, grace_s: float = STOP_GRACE_S) -> None:
         """Stop the broker cleanly, or by force after `grace_s`; does nothing if it is stopped."""
         if self._process is not None:
-            if self.alive:
+            if self.alive and self._voters and self._archive is None:
+                self._end_one_of_several(self._process, grace_s)
+            elif self.alive:
                 end(self._process, grace_s=grace_s)
             self._keep_archive()
         self._forget_process()
+
+    def _end_one_of_several(self, process: subprocess.Popen[bytes], grace_s: float) -> None:
+        """End it as soon as its topics are closed cleanly.
+
+        Its controller would wait five seconds more for a successor, which the last ones to stop
+        cannot find; the quorum's own log is synced at every append.
+        """
+        closed = self.data_dir / config.DATA / CLEANLY_CLOSED
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + grace_s
+        while time.monotonic() < deadline and not closed.exists():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(POLL_S)
+                return
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(min(CLOSED_GRACE_S, max(0.0, deadline - time.monotonic())))
+        process.kill()
+        process.wait()
 
     def kill(self) -> None:
         """Stop the broker at once (SIGKILL)."""
@@ -204,10 +270,14 @@ class Broker:
                 f"another broker runs in {self.data_dir}: stop it, or use another folder",
             )
 
-    def _choose(self) -> None:
+    def _kept(self) -> dict[str, Any]:
+        path = self.data_dir / STATE
+        kept: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        return kept
+
+    def _choose(self, avoid: Collection[int] = ()) -> None:
         """Settle the ports and the cluster id, and keep them in the folder."""
-        state_path = self.data_dir / STATE
-        kept = json.loads(state_path.read_text()) if state_path.exists() else {}
+        kept = self._kept()
         asked = self._asked_cluster_id
         self.cluster_id = kept.get("cluster_id") or asked or new_cluster_id()
         if asked and asked != self.cluster_id:
@@ -215,14 +285,16 @@ class Broker:
                 "data_folder_mismatch",
                 f"{self.data_dir} holds the Kafka cluster {self.cluster_id}, not {asked}",
             )
-        self.port = _choose_port(self._asked_port, self.port or kept.get("port"))
+        self.port = _choose_port(
+            self._asked_port, self.port or kept.get("port"), avoid=tuple(avoid)
+        )
         self.controller_port = _choose_port(
             self._asked_controller_port,
             self.controller_port or kept.get("controller_port"),
-            avoid=(self.port,),
+            avoid=(*avoid, self.port),
         )
         chosen = {"port": self.port, "controller_port": self.controller_port}
-        write_json(state_path, {"cluster_id": self.cluster_id, **chosen})
+        write_json(self.data_dir / STATE, {"cluster_id": self.cluster_id, **chosen})
 
     def _run(self, timeout_s: float) -> None:
         """Format the data the first time, start the JVM and wait until the broker answers."""
@@ -241,7 +313,7 @@ class Broker:
         self._wait_until_ready(deadline, timeout_s)
 
     def _write_configuration(self) -> None:
-        properties = config.server_properties(self.port, self.controller_port, self._settings)
+        properties = config.server_properties(self.place, self._voters, self._settings)
         write_text(self.data_dir / config.SERVER_PROPERTIES, config.properties_text(properties))
         write_text(self.data_dir / config.LOG4J_PROPERTIES, config.LOG4J_TEXT)
 
@@ -254,7 +326,9 @@ class Broker:
             )
 
     def _format(self, java: list[str], deadline: float) -> None:
-        tool = ["kafka.tools.StorageTool", "format", "--standalone", "--ignore-formatted"]
+        tool = ["kafka.tools.StorageTool", "format", "--ignore-formatted"]
+        if not self._voters:
+            tool.append("--standalone")
         arguments = ["--cluster-id", self.cluster_id, "--config", config.SERVER_PROPERTIES]
         self._spawn([*java, *tool, *arguments])
         assert self._process is not None
@@ -279,10 +353,12 @@ class Broker:
         raise self._timeout(f"the Kafka broker did not answer within {timeout_s:g} s")
 
     def _answers(self) -> bool:
+        """Tell whether it answers, as a member of its cluster."""
         try:
-            return read_cluster_id(self.bootstrap_servers, timeout_s=1.0) == self.cluster_id
+            metadata = _metadata(self.bootstrap_servers, timeout_s=1.0)
         except EmbeddedError:
             return False
+        return metadata.cluster_id == self.cluster_id and self.node in metadata.brokers
 
     # -- Class archive, errors, cleaning up ------------------------------------------------
 
@@ -296,8 +372,9 @@ class Broker:
         except OSError:  # A cache that cannot be written costs a second, not the start.
             return []
         archive = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.jsa"
-        self._archive = None if archive.exists() else archive
-        return config.class_archive_flags(archive, self._dump_path(archive))
+        self._archive = archive if self._makes_archive and not archive.exists() else None
+        dump_to = self._dump_path(archive) if self._archive is not None else None
+        return config.class_archive_flags(archive, dump_to)
 
     def _dump_path(self, archive: Path) -> Path:
         return self.data_dir / archive.name

@@ -6,12 +6,14 @@ directory: no path needs escaping, and the folder can be moved.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from .ports import LOOPBACK
 
 HEAP_MIB_MAX = 256
+COPIES_MAX = 3
 DATA = "data"
 SERVER_PROPERTIES = "server.properties"
 LOG4J_PROPERTIES = "log4j2.properties"
@@ -40,28 +42,54 @@ logger.serverConfig.level = WARN
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a broker is: its node id in its cluster, and its two ports on loopback."""
+
+    node: int
+    port: int
+    controller_port: int
+
+
+def copies_of(brokers: int) -> int:
+    """Return how many copies so many brokers keep of every topic."""
+    return min(COPIES_MAX, brokers)
+
+
+def min_insync_of(copies: int) -> int:
+    """Return how many of so many copies must have a record before it is acknowledged."""
+    return max(1, copies - 1)
+
+
 def server_properties(
-    port: int, controller_port: int, extra: Mapping[str, str] | None = None
+    place: Place, voters: Sequence[Place] = (), extra: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return the broker's settings: one process, broker and controller, loopback only."""
+    """Return the settings of one broker, which is a controller too; loopback only.
+
+    `voters` are all brokers of its cluster, itself included; none means that it is alone.
+    """
+    copies = copies_of(max(1, len(voters)))
+    min_insync = str(min_insync_of(copies))
+    client = f"PLAINTEXT://{LOOPBACK}:{place.port}"
     return {
         "process.roles": "broker,controller",
-        "node.id": "1",
-        "listeners": f"PLAINTEXT://{LOOPBACK}:{port},CONTROLLER://{LOOPBACK}:{controller_port}",
+        "node.id": str(place.node),
+        "listeners": f"{client},CONTROLLER://{LOOPBACK}:{place.controller_port}",
         "controller.listener.names": "CONTROLLER",
-        "controller.quorum.bootstrap.servers": f"{LOOPBACK}:{controller_port}",
         "log.dirs": DATA,
         "auto.create.topics.enable": "false",
         "unclean.leader.election.enable": "false",
         "group.initial.rebalance.delay.ms": "0",
-        # One broker: one copy. One partition each of the internal topics: they load at once.
-        "offsets.topic.replication.factor": "1",
+        "default.replication.factor": str(copies),
+        "min.insync.replicas": min_insync,
+        # One partition each of the internal topics: they load at once.
+        "offsets.topic.replication.factor": str(copies),
         "offsets.topic.num.partitions": "1",
-        "transaction.state.log.replication.factor": "1",
-        "transaction.state.log.min.isr": "1",
+        "transaction.state.log.replication.factor": str(copies),
+        "transaction.state.log.min.isr": min_insync,
         "transaction.state.log.num.partitions": "1",
-        "share.coordinator.state.topic.replication.factor": "1",
-        "share.coordinator.state.topic.min.isr": "1",
+        "share.coordinator.state.topic.replication.factor": str(copies),
+        "share.coordinator.state.topic.min.isr": min_insync,
         "share.coordinator.state.topic.num.partitions": "1",
         # A broker that was killed cannot register again before its old session has ended, which
         # is 9 s by default. Controller and broker share a process: a stall hits both.
@@ -72,7 +100,38 @@ def server_properties(
         "num.network.threads": "2",
         "num.io.threads": "4",
         "background.threads": "4",
+        **(_quorum(voters) if voters else _alone(place)),
         **(extra or {}),
+    }
+
+
+def _alone(place: Place) -> dict[str, str]:
+    """Return a dynamic quorum, whose single voter finds itself at whatever port it is given."""
+    return {"controller.quorum.bootstrap.servers": f"{LOOPBACK}:{place.controller_port}"}
+
+
+def _quorum(voters: Sequence[Place]) -> dict[str, str]:
+    """Return a static quorum: its addresses are in the configuration alone, so ports may change.
+
+    The timeouts are for a quick failover on one machine: a controller that died is replaced first,
+    and its successor gives every broker one session before it moves leaders. A broker that is told
+    to stop does not ask the controller first: all are stopped together, and the last ones would
+    find no quorum.
+    """
+    return {
+        "controller.quorum.voters": ",".join(
+            f"{voter.node}@{LOOPBACK}:{voter.controller_port}" for voter in voters
+        ),
+        "controller.quorum.fetch.timeout.ms": "1000",
+        "controller.quorum.election.timeout.ms": "500",
+        "controller.quorum.election.backoff.max.ms": "300",
+        "broker.session.timeout.ms": "1500",
+        "broker.heartbeat.interval.ms": "300",
+        "controlled.shutdown.enable": "false",
+        "replica.lag.time.max.ms": "5000",
+        "replica.fetch.backoff.ms": "200",
+        # Leaders that move back cost writers a moment, and gain nothing on one machine.
+        "auto.leader.rebalance.enable": "false",
     }
 
 
@@ -99,7 +158,7 @@ def jvm_flags(*, heap_mib_max: int = HEAP_MIB_MAX) -> list[str]:
     ]
 
 
-def class_archive_flags(archive: Path, dump_to: Path) -> list[str]:
+def class_archive_flags(archive: Path, dump_to: Path | None) -> list[str]:
     """Return the flags that use a class archive, or write one at exit where there is none.
 
     With one (some 50 MB, made by the first clean stop) the broker is ready in half the time. The
@@ -108,4 +167,4 @@ def class_archive_flags(archive: Path, dump_to: Path) -> list[str]:
     quiet = ["-Xlog:cds=off", "-Xlog:cds+dynamic=off", "-Xshare:auto"]
     if archive.exists():
         return [*quiet, f"-XX:SharedArchiveFile={archive}"]
-    return [*quiet, f"-XX:ArchiveClassesAtExit={dump_to}"]
+    return [*quiet, f"-XX:ArchiveClassesAtExit={dump_to}"] if dump_to is not None else quiet

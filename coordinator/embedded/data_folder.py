@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from .broker import STATE as BROKER_STATE
+from .brokers import brokers_without_data
 from .errors import EmbeddedError
 from .files import FileLock, write_json
 
@@ -39,6 +39,8 @@ class ClusterFile:
     """The roster is 1 to this."""
     bootstrap_servers: str = ""
     kafka_cluster_id: str = ""
+    brokers: int = 1
+    """How many there are of our own; 1 too where the mode is `external`."""
 
 
 @contextmanager
@@ -74,7 +76,8 @@ def claim(data_dir: Path, wanted: ClusterFile) -> ClusterFile:
     It is nobody's until Kafka has confirmed it once: an attempt that never got that far must not
     bind it.
     `wanted.kafka_cluster_id` is not looked at: Kafka does not run yet (see `confirm`).
-    Raises EmbeddedError: `data_folder_mismatch`, `roster_mismatch`, `data_folder_unusable`.
+    Raises EmbeddedError: `data_folder_mismatch`, `roster_mismatch`, `brokers_mismatch`,
+    `data_folder_unusable`.
     """
     kept = read(data_dir)
     if kept is None or not kept.kafka_cluster_id:
@@ -92,10 +95,26 @@ def claim(data_dir: Path, wanted: ClusterFile) -> ClusterFile:
             f"{data_dir} belongs to a cluster of {kept.nodes} nodes, not {wanted.nodes}: "
             f"run it with --nodes {kept.nodes}, or " + WAY_OUT.format(data_dir),
         )
-    lost = kept.kafka_cluster_id and not (data_dir / KAFKA / BROKER_STATE).exists()
-    if kept.mode == "embedded" and lost:
-        raise _mismatch(data_dir, "a Kafka cluster whose data is gone")
+    if kept.brokers != wanted.brokers:
+        raise EmbeddedError(
+            "brokers_mismatch",
+            f"{data_dir} belongs to a cluster of {kept.brokers} Kafka brokers, not "
+            f"{wanted.brokers}: run it with --brokers {kept.brokers}, or "
+            + WAY_OUT.format(data_dir),
+        )
+    if kept.mode == "embedded":
+        _check_data(data_dir, kept.brokers)
     return kept
+
+
+def _check_data(data_dir: Path, brokers: int) -> None:
+    """Refuse brokers whose data is gone: an empty one could be taken for one that is up to date."""
+    lost = brokers_without_data(data_dir / KAFKA, brokers)
+    if len(lost) == brokers:
+        raise _mismatch(data_dir, "a Kafka cluster whose data is gone")
+    if lost:
+        names = ", ".join(f"{KAFKA}/broker-{node}" for node in lost)
+        raise _mismatch(data_dir, f"a Kafka cluster of which {names} is gone")
 
 
 def confirm(

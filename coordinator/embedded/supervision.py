@@ -1,6 +1,7 @@
 """Supervision: start units in order, keep them running, stop them in order, leave nothing behind.
 
-The broker comes first and goes last; the children start together once topics are there. A unit
+The brokers come first and go last; the children start together once topics are there. Brokers
+start and stop together, because a majority of them must run before any is ready. A unit
 that dies is started again with backoff. Two things end a run: a signal (SIGINT, SIGTERM, SIGHUP;
 a second one kills), and a fault that a restart cannot mend (a child that ends with `EX_CONFIG`, a
 start that fails). Whatever ends it, everything is stopped before `supervise` returns or raises.
@@ -38,14 +39,15 @@ def say(line: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to run: a broker or none, then `prepare` (may block), then the children."""
+    """What to run: brokers or none, then `prepare` (may block), then the children."""
 
-    broker: Broker | None
+    brokers: Sequence[Broker]
     prepare: Callable[[], Sequence[ChildSpec]]
     summary: Callable[[float], str]
     """Text for people once all is ready; given the seconds that it took."""
     start_timeout_s: float = 90.0
-    stop_grace_s: float = 10.0
+    stop_grace_s: float = 8.0
+    broker_stop_grace_s: float = 6.0
     backoff: BackoffPolicy = DEFAULT_BACKOFF
 
 
@@ -113,8 +115,7 @@ class _Supervisor:
 
     async def _live(self) -> None:
         """Start everything, tell when it is ready, and go on until cancelled."""
-        if self._plan.broker is not None:
-            await self._launch(BrokerUnit(self._plan.broker))
+        await self._launch_together(broker_units(self._plan.brokers))
         specs = await in_thread(self._plan.prepare)
         units = [ProcessUnit(spec) for spec in specs]
         for unit in units:
@@ -122,6 +123,14 @@ class _Supervisor:
         await asyncio.gather(*(self._until_ready(unit) for unit in units))
         say(self._plan.summary(time.monotonic() - self._began))
         await asyncio.Event().wait()
+
+    async def _launch_together(self, units: Sequence[Unit]) -> None:
+        """Start `units` at once; return when all have started, or raise when one does not."""
+        launches = [asyncio.create_task(self._launch(unit)) for unit in units]
+        try:
+            await asyncio.gather(*launches)
+        finally:
+            await self._cancel(launches)
 
     async def _launch(self, unit: Unit) -> None:
         """Start `unit` for the first time; a task keeps it running from then on."""
@@ -183,15 +192,19 @@ class _Supervisor:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _stop_all(self) -> None:
-        """Stop the children together, then the broker."""
-        grace_s = self._plan.stop_grace_s
+        """Stop the children together, then the brokers together."""
         if self._units:
             say("stopping")
-        children = [unit for unit in self._units if not isinstance(unit, BrokerUnit)]
-        await asyncio.gather(*(unit.stop(grace_s) for unit in children))
-        for unit in self._units:
-            if unit not in children:
-                await unit.stop(grace_s)
+        brokers = [unit for unit in self._units if isinstance(unit, BrokerUnit)]
+        children = [unit for unit in self._units if unit not in brokers]
+        await asyncio.gather(*(unit.stop(self._plan.stop_grace_s) for unit in children))
+        await asyncio.gather(*(unit.stop(self._plan.broker_stop_grace_s) for unit in brokers))
+
+
+def broker_units(brokers: Sequence[Broker]) -> list[BrokerUnit]:
+    """Return the brokers as units: `kafka` if there is one, else `kafka-1` and so on."""
+    alone = len(brokers) == 1
+    return [BrokerUnit(one, "kafka" if alone else f"kafka-{one.node}") for one in brokers]
 
 
 def _refusal(unit: Unit) -> EmbeddedError:

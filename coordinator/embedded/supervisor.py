@@ -14,16 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .broker_config import copies_of
 from .errors import EmbeddedError
 from .ports import LOOPBACK, is_free
 
 if TYPE_CHECKING:
-    from .broker import Broker
+    from .brokers import Brokers
     from .children import ChildSpec
     from .data_folder import ClusterFile
     from .files import FileLock
 
 HTTP_PORT = 8600
+BROKERS_MAX = 5
 EXAMPLE = "examples/travel.sql"
 
 
@@ -37,11 +39,19 @@ class RunOptions:
     """Of node 1; node i has the i-th from there."""
     data_dir: Path = Path(".indexctl")
     bootstrap_servers: str | None = None
-    """Of an existing Kafka; without, a broker of our own is started."""
+    """Of an existing Kafka; without, brokers of our own are started."""
     cluster: str = "default"
     durable: bool = True
-    replication_factor: int = 1
+    brokers: int = 1
+    """How many of our own."""
+    replication_factor: int | None = None
+    """Of an existing Kafka's topics; our own brokers keep as many copies as they can."""
     start_timeout_s: float = 90.0
+
+    @property
+    def copies(self) -> int:
+        """Return the replication factor of all topics."""
+        return self.replication_factor or copies_of(self.brokers)
 
     @property
     def http_ports(self) -> range:
@@ -59,6 +69,7 @@ def run(options: RunOptions) -> int:
 
     began = time.monotonic()
     data_dir = options.data_dir.absolute()
+    check_brokers(options)
     try:
         with locked(data_dir) as lock:
             check_ports(options)
@@ -75,6 +86,24 @@ def reset(data_dir: Path) -> None:
     from .data_folder import reset as reset_folder
 
     reset_folder(data_dir)
+
+
+def check_brokers(options: RunOptions) -> None:
+    """Refuse what does not go together, or a number that cannot be: EmbeddedError `usage`."""
+    if not 1 <= options.brokers <= BROKERS_MAX:
+        raise EmbeddedError("usage", f"--brokers is 1 to {BROKERS_MAX}")
+    if options.bootstrap_servers is not None:
+        if options.brokers != 1:
+            raise EmbeddedError(
+                "usage", "--brokers starts brokers, --bootstrap-servers uses others: choose one"
+            )
+    elif options.copies != copies_of(options.brokers):
+        raise EmbeddedError(
+            "usage",
+            f"{_number(options.brokers, 'broker')} of one's own always keep "
+            f"{copies_of(options.brokers)} of each topic: use --brokers, without "
+            "--replication-factor",
+        )
 
 
 def check_ports(options: RunOptions) -> None:
@@ -95,35 +124,39 @@ def _run_locked(options: RunOptions, data_dir: Path, lock: FileLock, began: floa
 
     external = options.bootstrap_servers
     mode = "external" if external else "embedded"
-    kept = claim(data_dir, ClusterFile(options.cluster, mode, options.nodes, external or ""))
-    broker = None if external else _prepared_broker(data_dir)
+    wanted = ClusterFile(
+        options.cluster, mode, options.nodes, external or "", brokers=options.brokers
+    )
+    kept = claim(data_dir, wanted)
+    brokers = None if external else _prepared_brokers(data_dir, options.brokers)
     say(f"starting {_counted(options)} in {data_dir}")
 
     def prepare() -> Sequence[ChildSpec]:
-        servers = external or _address_of(broker)
+        servers = external or _address_of(brokers)
         _make_topics(options, data_dir, kept, servers)
         return child_specs(options, data_dir, servers, pass_fds=(lock.fileno(),))
 
     def summary(seconds: float) -> str:
-        return summary_text(options, data_dir, external or _address_of(broker), seconds)
+        return summary_text(options, data_dir, external or _address_of(brokers), seconds)
 
-    plan = Plan(broker, prepare, summary, start_timeout_s=options.start_timeout_s)
+    members = brokers.members if brokers is not None else ()
+    plan = Plan(members, prepare, summary, start_timeout_s=options.start_timeout_s)
     return supervise(plan, began=began)
 
 
-def _prepared_broker(data_dir: Path) -> Broker:
-    """Return a broker that has Java and its jars; downloads them, interruptibly, if need be."""
-    from .broker import Broker
+def _prepared_brokers(data_dir: Path, count: int) -> Brokers:
+    """Return brokers that have Java and its jars; downloads them, interruptibly, if need be."""
+    from .brokers import Brokers
     from .data_folder import KAFKA
 
-    broker = Broker(data_dir / KAFKA)
-    broker.prepare()
-    return broker
+    brokers = Brokers(data_dir / KAFKA, count)
+    brokers.prepare()
+    return brokers
 
 
-def _address_of(broker: Broker | None) -> str:
-    assert broker is not None
-    return broker.bootstrap_servers
+def _address_of(brokers: Brokers | None) -> str:
+    assert brokers is not None
+    return brokers.bootstrap_servers
 
 
 def _make_topics(options: RunOptions, data_dir: Path, kept: ClusterFile, servers: str) -> None:
@@ -140,8 +173,9 @@ def _make_topics(options: RunOptions, data_dir: Path, kept: ClusterFile, servers
         ensure_topics(
             servers,
             options.cluster,
-            replication_factor=options.replication_factor,
+            replication_factor=options.copies,
             durable=options.durable,
+            one_machine=options.bootstrap_servers is None,
         )
     except KafkaRefusal as error:
         if error.code == "topic_mismatch" and "flush.messages" in error.message:
@@ -173,7 +207,7 @@ def child_specs(
             data_dir=data_dir,
             http_port=options.http_port,
             durable=options.durable,
-            replication_factor=options.replication_factor,
+            replication_factor=options.copies,
         )
         specs.append(spec(f"node-{node}", argv, children.node_ready(port)))
     for indexer in range(1, options.indexers + 1):
@@ -191,6 +225,8 @@ def summary_text(
     """Return what is printed once all is ready: where everything is, and what to try."""
     urls = [f"http://{LOOPBACK}:{port}" for port in options.http_ports]
     where = "of its own" if options.bootstrap_servers is None else "existing"
+    if options.brokers > 1:
+        where += f", {options.copies} copies of everything"
     lines = [
         "",
         f"ready in {seconds:.1f} s: {_counted(options)}, cluster {options.cluster!r}",
@@ -207,7 +243,8 @@ def summary_text(
 
 
 def _counted(options: RunOptions) -> str:
-    kafka = "" if options.bootstrap_servers else "Kafka, "
+    several = f" ({options.brokers} brokers)" if options.brokers > 1 else ""
+    kafka = "" if options.bootstrap_servers else f"Kafka{several}, "
     return f"{kafka}{_number(options.nodes, 'node')} and {_number(options.indexers, 'indexer')}"
 
 

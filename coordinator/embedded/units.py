@@ -129,11 +129,10 @@ class ProcessUnit:
 
 
 class BrokerUnit:
-    """The embedded broker; started means that it answers."""
+    """An embedded broker; started means that it answers."""
 
-    name = "kafka"
-
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, name: str) -> None:
+        self.name = name
         self._broker = broker
         self.log = broker.log_path
         self._starting: asyncio.Future[Broker] | None = None

@@ -35,6 +35,9 @@ from coordinator.kafka.topics import (
 EVENT_HEADER = "event"
 """The header in which a tombstone on `statecontext` carries the rest of its event."""
 
+RECONNECT_BACKOFF_MS_MAX = 1_000
+"""A broker that was away is back after seconds, and may lead again at once."""
+
 TRANSACTION_TIMEOUT_MS = 20_000
 SOCKET_TIMEOUT_MS = 10_000
 COMMIT_TIMEOUT_S = 8.0
@@ -49,6 +52,7 @@ def _settings(bootstrap_servers: str, **more: Any) -> dict[str, Any]:
         "acks": "all",
         "linger.ms": 0,
         "socket.timeout.ms": SOCKET_TIMEOUT_MS,
+        "reconnect.backoff.max.ms": RECONNECT_BACKOFF_MS_MAX,
         "socket.nagle.disable": True,
         "message.max.bytes": MESSAGE_BYTES_MAX,
         "log_level": 2,
@@ -204,7 +208,8 @@ class TransactionalProducer:
         self._open = False
 
     def _on_error(self, error: KafkaError) -> None:
-        self._disconnected = True
+        if not never_connected(error):
+            self._disconnected = True
 
     def _begin(self, producer: Producer) -> None:
         if not self._open:
@@ -279,6 +284,15 @@ def statecontext_record(event: Event) -> tuple[bytes | None, dict[str, Any] | No
     if event.mutation.value is None:
         return None, {EVENT_HEADER: encoded}
     return encoded, None
+
+
+def never_connected(error: KafkaError) -> bool:
+    """Tell whether a connection was refused: nothing that was sent over it can arrive late.
+
+    One broker of several that is away is tried again all the time; that says nothing about the
+    connections in use. Only the client's text tells the two apart; any other text is a loss.
+    """
+    return error.code() == KafkaError._TRANSPORT and "in state CONNECT" in error.str()
 
 
 def _text(error: BaseException) -> str:

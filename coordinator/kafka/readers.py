@@ -16,7 +16,11 @@ from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_expone
 
 from coordinator import codec
 from coordinator.core.records import Event
-from coordinator.kafka.producers import EVENT_HEADER
+from coordinator.kafka.producers import (
+    EVENT_HEADER,
+    RECONNECT_BACKOFF_MS_MAX,
+    SOCKET_TIMEOUT_MS,
+)
 from coordinator.kafka.topics import MESSAGE_BYTES_MAX
 from schemas.registry import SchemaError
 
@@ -41,6 +45,8 @@ def consumer(bootstrap_servers: str, group: str, **more: Any) -> Consumer:
             "fetch.wait.max.ms": FETCH_WAIT_MS,
             "fetch.message.max.bytes": MESSAGE_BYTES_MAX,
             "queued.max.messages.kbytes": 16_384,
+            "socket.timeout.ms": SOCKET_TIMEOUT_MS,
+            "reconnect.backoff.max.ms": RECONNECT_BACKOFF_MS_MAX,
             "socket.nagle.disable": True,
             "log_level": 2,
             **more,

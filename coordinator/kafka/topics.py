@@ -78,17 +78,20 @@ def ensure_topics(
     replication_factor: int = 1,
     min_insync_replicas: int = 0,
     durable: bool = True,
+    one_machine: bool = False,
     deadline_s: float = 30,
 ) -> str:
     """Make the topics that are missing, check all of them, and return the Kafka cluster's id.
 
-    `min_insync_replicas` of 0 means one less than the replication factor, at least 1. With one
-    replica and `durable`, the authoritative topics are flushed at every message. Raises
-    KafkaRefusal, whose `code` is `topic_mismatch` or `kafka_unavailable`.
+    `min_insync_replicas` of 0 means one less than the replication factor, at least 1. If `durable`,
+    and if all replicas are on `one_machine`, so that they lose power together, the authoritative
+    topics are flushed at every message; a single replica always counts so. Raises KafkaRefusal,
+    whose `code` is `topic_mismatch` or `kafka_unavailable`.
     """
+    flushed = durable and (one_machine or replication_factor == 1)
     admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 2})
     wanted = [
-        _complete(topic, replication_factor, min_insync_replicas, durable) for topic in TOPICS
+        _complete(topic, replication_factor, min_insync_replicas, flushed) for topic in TOPICS
     ]
     try:
         metadata = admin.list_topics(timeout=deadline_s)
@@ -100,13 +103,13 @@ def ensure_topics(
     return str(metadata.cluster_id or "")
 
 
-def _complete(topic: Topic, replicas: int, min_insync: int, durable: bool) -> Topic:
+def _complete(topic: Topic, replicas: int, min_insync: int, flushed: bool) -> Topic:
     """Return the topic with what depends on the deployment."""
     config = dict(topic.config)
     config["min.insync.replicas"] = str(min_insync or max(1, replicas - 1))
     if topic.authoritative:
         config["unclean.leader.election.enable"] = "false"
-        if replicas == 1 and durable:
+        if flushed:
             config["flush.messages"] = "1"
     return Topic(topic.name, topic.partitions, config, topic.authoritative)
 

@@ -239,7 +239,7 @@ def spec(kind, name):
 
 specs = [spec(*one.split(":")) for one in sys.argv[4:]]
 policy = BackoffPolicy(first_s=0.05, max_s=0.2)
-plan = Plan(None, lambda: specs, lambda s: "ready", start_timeout_s=start_timeout_s, backoff=policy)
+plan = Plan((), lambda: specs, lambda s: "ready", start_timeout_s=start_timeout_s, backoff=policy)
 try:
     sys.exit(supervise(plan))
 except EmbeddedError as error:

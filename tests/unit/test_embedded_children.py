@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from coordinator.embedded import children, supervisor
+from coordinator.embedded.brokers import Brokers
 from coordinator.embedded.data_folder import ClusterFile
 from coordinator.embedded.errors import EmbeddedError
-from coordinator.embedded.supervision import describe_exit
+from coordinator.embedded.supervision import broker_units, describe_exit
 from coordinator.embedded.supervisor import RunOptions
 from coordinator.kafka.errors import KafkaRefusal
 
@@ -123,6 +124,56 @@ def test_the_summary_says_where_everything_is_and_what_to_try() -> None:
     for part in ("http://127.0.0.1:8602", "127.0.0.1:9092", "/data", "indexctl status"):
         assert part in text
     assert "INDEXCTL_URL" not in text
+
+
+def test_the_summary_shows_every_broker() -> None:
+    servers = "127.0.0.1:1,127.0.0.1:2,127.0.0.1:3"
+    text = supervisor.summary_text(RunOptions(brokers=3), DATA, servers, 9)
+    assert "ready in 9.0 s: Kafka (3 brokers), 3 nodes and 3 indexers" in text
+    assert f"  Kafka   {servers} (of its own, 3 copies of everything)" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "copies"),
+    [
+        (RunOptions(), 1),
+        (RunOptions(brokers=2), 2),
+        (RunOptions(brokers=3), 3),
+        (RunOptions(brokers=5), 3),
+        (RunOptions(brokers=3, replication_factor=3), 3),
+        (RunOptions(bootstrap_servers="k:1"), 1),
+        (RunOptions(bootstrap_servers="k:1", replication_factor=3), 3),
+    ],
+)
+def test_nodes_are_told_how_many_copies_there_are(options: RunOptions, copies: int) -> None:
+    supervisor.check_brokers(options)
+    for spec in supervisor.child_specs(options, DATA, "k:1")[: options.nodes]:
+        assert spec.argv[spec.argv.index("--replication-factor") + 1] == str(copies)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        RunOptions(brokers=0),
+        RunOptions(brokers=6),
+        RunOptions(brokers=3, bootstrap_servers="k:1"),
+        RunOptions(replication_factor=3),
+        RunOptions(brokers=3, replication_factor=2),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(options: RunOptions) -> None:
+    with pytest.raises(EmbeddedError) as refusal:
+        supervisor.check_brokers(options)
+    assert refusal.value.code == "usage"
+    assert "\n" not in refusal.value.message
+
+
+def test_brokers_are_told_apart_by_name_where_there_are_several(tmp_path: Path) -> None:
+    def names(count: int) -> list[str]:
+        return [unit.name for unit in broker_units(Brokers(tmp_path, count).members)]
+
+    assert names(1) == ["kafka"]
+    assert names(3) == ["kafka-1", "kafka-2", "kafka-3"]
 
 
 def test_the_summary_exports_unusual_addresses_first() -> None:

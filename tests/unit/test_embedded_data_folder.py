@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,6 +31,7 @@ def test_a_folder_remembers_its_cluster(tmp_path: Path) -> None:
         ({"cluster": "other"}, "data_folder_mismatch", "indexctl reset"),
         ({"mode": "embedded"}, "data_folder_mismatch", "--data-dir"),
         ({"nodes": 5}, "roster_mismatch", "--nodes 3"),
+        ({"brokers": 3}, "brokers_mismatch", "--brokers 1"),
     ],
 )
 def test_a_folder_of_another_cluster_is_refused(
@@ -72,6 +74,29 @@ def test_an_embedded_kafka_that_lost_its_data_is_refused(tmp_path: Path) -> None
     confirm(tmp_path, kept, kafka_cluster_id="k1", bootstrap_servers="127.0.0.1:9092")
     with pytest.raises(EmbeddedError, match="data is gone"):
         claim(tmp_path, embedded)
+
+
+def test_brokers_of_which_one_lost_its_data_are_refused(tmp_path: Path) -> None:
+    """An empty one could be taken for one that has everything, and would overwrite the others."""
+    embedded = replace(DEMO, mode="embedded", brokers=3)
+    confirm(tmp_path, embedded, kafka_cluster_id="k1", bootstrap_servers="127.0.0.1:9092")
+    for node in (1, 2, 3):
+        folder = tmp_path / "kafka" / f"broker-{node}"
+        folder.mkdir(parents=True)
+        (folder / "broker.json").write_text("{}")
+    assert claim(tmp_path, embedded).brokers == 3
+    (tmp_path / "kafka" / "broker-2" / "broker.json").unlink()
+    with pytest.raises(EmbeddedError, match="of which kafka/broker-2 is gone") as refusal:
+        claim(tmp_path, embedded)
+    assert refusal.value.code == "data_folder_mismatch"
+
+
+def test_a_folder_from_before_there_were_several_brokers_has_one(tmp_path: Path) -> None:
+    kept = {"format": 1, "cluster": "demo", "mode": "embedded", "nodes": 3}
+    (tmp_path / data_folder.CLUSTER_FILE).write_text(json.dumps(kept))
+    found = read(tmp_path)
+    assert found is not None
+    assert found.brokers == 1
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 2}', '{"format": 1, "x": 1}'])
