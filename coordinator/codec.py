@@ -20,6 +20,7 @@ from coordinator.core.authority_state import (
     IndexerInfo,
     Member,
     OpenTransaction,
+    ProjectorInfo,
     TransactionStatus,
 )
 from coordinator.core.ddl import PRINCIPAL_LENGTH_MAX, REQUEST_ID_LENGTH_MAX
@@ -164,6 +165,7 @@ def _proposed_from(fields: Fields) -> records.TransactionProposed:
 def _index_to(index: entities.Index) -> Fields:
     fields = _plain(index)
     fields["slices"] = [_plain(piece) for piece in index.slices]
+    fields["shards"] = [_plain(shard) for shard in index.shards]
     return fields
 
 
@@ -173,6 +175,7 @@ def _index_from(fields: Fields) -> entities.Index:
         entities.Slice(piece["number"], piece["master"], tuple(piece["replicas"]))
         for piece in fields["slices"]
     )
+    fields["shards"] = tuple(entities.Shard(**shard) for shard in fields["shards"])
     return entities.Index(**fields)
 
 
@@ -193,6 +196,7 @@ def authority_fields(state: AuthorityState, with_log: bool = True) -> Fields:
     fields = _plain(state)
     fields["members"] = [_plain(state.members[n]) for n in sorted(state.members)]
     fields["indexers"] = [_plain(state.indexers[n]) for n in sorted(state.indexers)]
+    fields["projectors"] = [_plain(state.projectors[n]) for n in sorted(state.projectors)]
     fields["open"] = None if state.open is None else _open_to(state.open)
     fields["last_txn_epoch"], fields["last_txn_seq"] = fields.pop("last_txn")
     fields["digest"] = _digest(state.digest)
@@ -207,6 +211,7 @@ def _authority_from(fields: Fields) -> AuthorityState:
     fields["acceptors"] = tuple(fields["acceptors"])
     fields["members"] = Map((m["node"], Member(**m)) for m in fields["members"])
     fields["indexers"] = Map((i["id"], IndexerInfo(**i)) for i in fields["indexers"])
+    fields["projectors"] = Map((p["id"], ProjectorInfo(**p)) for p in fields["projectors"])
     opened = fields["open"]
     fields["open"] = None if opened is None else _open_from(OpenTransaction, opened)
     fields["last_txn"] = TxnId(fields.pop("last_txn_epoch"), fields.pop("last_txn_seq"))
@@ -235,6 +240,13 @@ def _claimed_from(fields: Fields) -> records.MasterClaimed:
     fields["snapshot"] = _authority_from(fields["snapshot"])
     claim: records.MasterClaimed = _claim_from(records.MasterClaimed, fields)
     return claim
+
+
+def _reported_from(fields: Fields) -> records.HoldingsReported:
+    fields["holdings"] = tuple(
+        records.Holding(h["index_id"], h["shard"], tuple(h["slices"])) for h in fields["holdings"]
+    )
+    return records.HoldingsReported(**fields)
 
 
 # -- commands from producers ---------------------------------------------------------------------
@@ -308,13 +320,19 @@ _COMMON: dict[type, tuple[str, ...]] = {
     records.TransactionRolledBack: (),
     records.MemberAdmitted: ("digest",),
     records.MemberExpired: (),
+    records.MemberLeft: (),
+    records.MasterResigned: (),
+    records.ClusterReformed: ("digest",),
     records.IndexerRegistered: (),
+    records.ProjectorRegistered: (),
     records.ReadBarrier: (),
     records.ProposalAnswered: (),
     records.JoinRequested: ("digest",),
     records.SliceAnswered: (),
     records.NodeHeartbeat: ("digest",),
     records.IndexerHeartbeat: (),
+    records.ProjectorHeartbeat: (),
+    records.HoldingsRequested: (),
     records.DdlReply: (),
     records.DeadLetter: (),
     commands.CreateIndex: (),
@@ -332,6 +350,10 @@ TO_AVRO: dict[type, Callable[[Any], Fields]] = {
         "epoch": r.epoch,
         "snapshot": authority_fields(r.snapshot),
     },
+    records.HoldingsReported: lambda r: {
+        **_plain(r),
+        "holdings": [_plain(holding) for holding in r.holdings],
+    },
 }
 
 FROM_AVRO: dict[str, Callable[[Fields], Any]] = {
@@ -344,6 +366,7 @@ FROM_AVRO: dict[str, Callable[[Fields], Any]] = {
     "AuthoritySnapshot": lambda f: records.AuthoritySnapshot(
         f["epoch"], _authority_from(f["snapshot"])
     ),
+    "HoldingsReported": _reported_from,
 }
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from confluent_kafka import Message
+from confluent_kafka import KafkaException, Message
 
 from coordinator import codec
 from coordinator.core import effects, inputs
@@ -28,9 +28,10 @@ from coordinator.core.types import Instant
 from coordinator.ddl_commands import read_command
 from coordinator.kafka.agents import CommitFold
 from coordinator.kafka.producers import PlainProducer, TransactionalProducer
-from coordinator.kafka.readers import END, TailReader, read_events, watermarks
+from coordinator.kafka.readers import END, LogProbe, TailReader, read_events, watermarks
 from coordinator.kafka.topics import (
     ACKS,
+    COMMIT,
     DDL,
     DDL_PARTITIONS,
     HEARTBEAT,
@@ -46,6 +47,7 @@ log = logging.getLogger("coordinator")
 
 TICK_S = 0.05
 DDL_BACKLOG_MAX = 512
+EXAMINE_TIMEOUT_S = 2.0
 EXIT_FAILED, EXIT_REFUSED = 1, 78
 """78 (EX_CONFIG): starting again would only fail again."""
 STOPPING = unknown("no_master", "this node is stopping: retry")
@@ -74,6 +76,7 @@ class Shell:
         self._stages = Stages(lambda s, t: self.metrics.stages.labels(s).observe(t))
         self._plain = PlainProducer(bootstrap_servers, cluster, self.feed)
         self._transactions = TransactionalProducer(bootstrap_servers, cluster, self.feed)
+        self._probe_log = LogProbe(bootstrap_servers, topic_name(cluster, COMMIT))
         self._fold: CommitFold | None = None
         self._beats: TailReader | None = None
         self._acks: TailReader | None = None
@@ -149,6 +152,7 @@ class Shell:
             with contextlib.suppress(TimeoutError, Exception):
                 await asyncio.wait_for(self._fold.stop(), 5)
         await asyncio.to_thread(self._transactions.close)
+        await asyncio.to_thread(self._probe_log.close)
         self._plain.flush(1.0)
         self._store.close()
 
@@ -370,6 +374,20 @@ class Shell:
         else:
             self.feed(inputs.Stored(effect.token))
 
+    # -- the watch ---------------------------------------------------------------------------
+
+    def _examine(self, effect: effects.Examine) -> None:
+        self._spawn(self._ask_for_the_end(effect.token))
+
+    async def _ask_for_the_end(self, token: int) -> None:
+        """Find out where `commit` ends; out of reach is an answer, too."""
+        try:
+            end = await asyncio.to_thread(self._probe_log.end, EXAMINE_TIMEOUT_S)
+        except KafkaException as error:
+            self.feed(inputs.Examined(token, -1, self._plain.written, error.args[0].str()))
+        else:
+            self.feed(inputs.Examined(token, end, self._plain.written))
+
     # -- the rest ----------------------------------------------------------------------------
 
     def _append(self, effect: effects.Append) -> None:
@@ -434,6 +452,7 @@ CARRY_OUT: dict[type, Callable[[Shell, Any], None]] = {
     effects.Beat: Shell._beat,
     effects.Save: Shell._save,
     effects.Probe: Shell._probe,
+    effects.Examine: Shell._examine,
     effects.OpenProducer: Shell._open_producer,
     effects.CloseProducer: Shell._close_producer,
     effects.WriteEvents: Shell._order,

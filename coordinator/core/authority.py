@@ -10,6 +10,9 @@ statuses. Its rules:
   Proposals are plain records, so late and doubled ones are expected, and void.
 * A verdict must name the open transaction and its offset. The first terminal status wins.
 * A joiner is admitted only while nothing is open, and only at the fold's CAS and digest.
+* After its resignation, nothing that a master wrote opens anything.
+* A node leaves, and the cluster is reformed, only while nothing is open; whoever is left must be
+  enough for the minimum.
 
 A record that breaks a rule is *void*: it changes nothing, and `fold` says why. The caller decides
 whether that is ordinary (a late proposal) or an alarm (`is_alarming`).
@@ -30,16 +33,21 @@ from coordinator.core.authority_state import (
     IndexerInfo,
     Member,
     OpenTransaction,
+    ProjectorInfo,
     TransactionStatus,
 )
 from coordinator.core.records import (
     AuthoritySnapshot,
     ClusterFormed,
+    ClusterReformed,
     CommitRecord,
     IndexerRegistered,
     MasterClaimed,
+    MasterResigned,
     MemberAdmitted,
     MemberExpired,
+    MemberLeft,
+    ProjectorRegistered,
     ReadBarrier,
     TransactionCommitted,
     TransactionProposed,
@@ -48,7 +56,8 @@ from coordinator.core.records import (
 )
 from coordinator.core.types import TxnId
 
-INDEXER_ID_MAX = 250
+SERVICE_ID_MAX = 250
+"""Indexers and projectors have ids from 0 to this."""
 
 
 class Folded(NamedTuple):
@@ -115,7 +124,9 @@ def _claimed(state: AuthorityState, offset: int, record: MasterClaimed) -> Folde
             incarnation=record.incarnation,
             address=record.address,
             members=state.members.set(record.node, member),
+            roster=_with(state.roster, record.node),
             last_seq=0,
+            successor=0,
         )
     )
 
@@ -129,6 +140,7 @@ def _snapshot(state: AuthorityState, offset: int, record: AuthoritySnapshot) -> 
 def _proposed(state: AuthorityState, offset: int, record: TransactionProposed) -> Folded:
     void = (
         _of_another_epoch(state, record.txn.epoch)
+        or ("" if state.master else "the master has resigned")
         or (f"{state.open.txn} is open" if state.open else "")
         or ("" if record.txn.seq > state.last_seq else f"{record.txn} is late or doubled")
         or (
@@ -208,10 +220,12 @@ def _admitted(state: AuthorityState, offset: int, record: MemberAdmitted) -> Fol
     if void:
         return Folded(state, void)
     member = Member(record.node, record.incarnation, record.address)
-    roster = state.roster
-    if record.node not in roster:
-        roster = tuple(sorted((*roster, record.node)))
+    roster = _with(state.roster, record.node)
     return Folded(replace(state, roster=roster, members=state.members.set(record.node, member)))
+
+
+def _with(roster: tuple[int, ...], node: int) -> tuple[int, ...]:
+    return roster if node in roster else tuple(sorted((*roster, node)))
 
 
 def _expired(state: AuthorityState, offset: int, record: MemberExpired) -> Folded:
@@ -222,13 +236,102 @@ def _expired(state: AuthorityState, offset: int, record: MemberExpired) -> Folde
     return Folded(replace(state, members=state.members.delete(record.node)))
 
 
-def _registered(state: AuthorityState, offset: int, record: IndexerRegistered) -> Folded:
-    if void := _of_another_epoch(state, record.epoch):
+def _left(state: AuthorityState, offset: int, record: MemberLeft) -> Folded:
+    if void := _of_another_epoch(state, record.epoch) or why_not_leave(state, record.node):
         return Folded(state, void)
-    if not 0 <= record.indexer <= INDEXER_ID_MAX:
-        return Folded(state, f"indexer ids range from 0 to {INDEXER_ID_MAX}")
+    return Folded(
+        replace(
+            state,
+            roster=tuple(n for n in state.roster if n != record.node),
+            members=state.members.delete(record.node)
+            if record.node in state.members
+            else state.members,
+            acceptors=tuple(n for n in state.acceptors if n != record.node),
+        )
+    )
+
+
+def why_not_leave(state: AuthorityState, node: int) -> str:
+    """Say why `node` may not leave the cluster now, or return an empty text."""
+    if node not in state.roster:
+        return f"node {node} is not in the roster"
+    if node == state.master:
+        return f"node {node} is the master: it hands the mastership over first"
+    if state.open is not None:
+        return f"{state.open.txn} is open"
+    if len(state.roster) - 1 < state.minimum:
+        return f"{len(state.roster) - 1} nodes would be left, {state.minimum} copies are needed"
+    return ""
+
+
+def _resigned(state: AuthorityState, offset: int, record: MasterResigned) -> Folded:
+    void = _of_another_epoch(state, record.epoch) or (
+        "" if record.node == state.master else f"node {record.node} is not the master"
+    )
+    if void:
+        return Folded(state, void)
+    if state.open is not None:
+        state = _close(state, ROLLBACK, 0, f"node {record.node} resigned")
+    return Folded(replace(state, master=0, incarnation=0, address="", successor=record.successor))
+
+
+def _reformed(state: AuthorityState, offset: int, record: ClusterReformed) -> Folded:
+    """Take the minimum and the roster that an operator gave; the writer is eligible from now."""
+    if void := why_not_reform(state, record):
+        return Folded(state, void)
+    roster = record.roster
+    acceptors = tuple(n for n in state.acceptors if n in roster)
+    members = state.members
+    for node in members:
+        members = members if node in roster else members.delete(node)
+    return Folded(
+        replace(
+            state,
+            minimum=record.minimum,
+            roster=roster,
+            members=members,
+            acceptors=tuple(sorted({*acceptors, record.node})),
+        )
+    )
+
+
+def why_not_reform(state: AuthorityState, record: ClusterReformed) -> str:
+    """Say why the cluster cannot be reformed as `record` says, or return an empty text."""
+    if record.epoch == state.epoch and record.node != state.master:
+        return f"node {record.node} is not the master of epoch {state.epoch}"
+    if record.epoch not in (state.epoch, state.epoch + 1):
+        return f"epoch {record.epoch} is neither {state.epoch} nor the next"
+    if state.open is not None and record.epoch == state.epoch:
+        return f"{state.open.txn} is open"
+    if (record.cas, record.digest) != (state.last_cas, state.digest):
+        return f"node {record.node} stands at {record.cas}, not {state.last_cas}"
+    if record.node not in record.roster or not set(record.roster) <= set(state.roster):
+        return f"the roster {list(record.roster)} is not one of what {list(state.roster)} leaves"
+    if not 1 <= record.minimum <= len(record.roster):
+        return f"a minimum of {record.minimum} does not fit {len(record.roster)} nodes"
+    return ""
+
+
+def _registered(state: AuthorityState, offset: int, record: IndexerRegistered) -> Folded:
+    void = _of_another_epoch(state, record.epoch) or _impossible_id(record.indexer)
+    if void:
+        return Folded(state, void)
     info = IndexerInfo(record.indexer, record.incarnation, record.address, record.zone)
     return Folded(replace(state, indexers=state.indexers.set(record.indexer, info)))
+
+
+def _projector_registered(
+    state: AuthorityState, offset: int, record: ProjectorRegistered
+) -> Folded:
+    void = _of_another_epoch(state, record.epoch) or _impossible_id(record.projector)
+    if void:
+        return Folded(state, void)
+    info = ProjectorInfo(record.projector, record.incarnation, record.address)
+    return Folded(replace(state, projectors=state.projectors.set(record.projector, info)))
+
+
+def _impossible_id(number: int) -> str:
+    return "" if 0 <= number <= SERVICE_ID_MAX else f"ids range from 0 to {SERVICE_ID_MAX}"
 
 
 def _barrier(state: AuthorityState, offset: int, record: ReadBarrier) -> Folded:
@@ -278,7 +381,11 @@ FOLDS: dict[type, Callable[[AuthorityState, int, Any], Folded]] = {
     TransactionRolledBack: _rolled_back,
     MemberAdmitted: _admitted,
     MemberExpired: _expired,
+    MemberLeft: _left,
+    MasterResigned: _resigned,
+    ClusterReformed: _reformed,
     IndexerRegistered: _registered,
+    ProjectorRegistered: _projector_registered,
     ReadBarrier: _barrier,
     Unreadable: _unreadable,
 }

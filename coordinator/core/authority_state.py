@@ -37,6 +37,15 @@ class IndexerInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class ProjectorInfo:
+    """A registered projector."""
+
+    id: int
+    incarnation: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
 class TransactionStatus:
     """A row of the rolling log of transactions; `cas` is the last of its mutations, or 0."""
 
@@ -64,7 +73,8 @@ class AuthorityState:
     """All that the fold of `commit` knows.
 
     `members` is the active list. `acceptors` are those of the last committed transaction: only
-    they may claim the mastership. `log` maps a running number to a transaction's status; it
+    they may claim the mastership. `master` is 0 before the first claim and after a resignation,
+    which may name a `successor`. `log` maps a running number to a transaction's status; it
     holds the numbers from `log_next - len(log)` to `log_next - 1`.
     """
 
@@ -88,6 +98,8 @@ class AuthorityState:
     acceptors: tuple[int, ...] = ()
     log: Map[int, TransactionStatus] = field(default_factory=Map)
     log_next: int = 0
+    successor: int = 0
+    projectors: Map[int, ProjectorInfo] = field(default_factory=Map)
 
     @property
     def active(self) -> tuple[int, ...]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from coordinator.core.entities import Shard
+
 
 @dataclass(frozen=True, slots=True)
 class CreateIndex:
@@ -57,6 +59,15 @@ class MarkReady:
     """All hosting indexers have allocated the index: it becomes READY, and its creator hears."""
 
     index_id: int
+    shards: tuple[Shard, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MoveShards:
+    """Indexers hold an index in other storage than the state says: it was allocated again."""
+
+    index_id: int
+    shards: tuple[Shard, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +113,43 @@ Command = (
     | PutSetting
     | DeleteSetting
     | MarkReady
+    | MoveShards
     | UndoIndex
     | ForgetIndex
     | EvictOutcomes
     | RewriteEntities
     | SkipRecord
 )
+
+
+# -- asked of the Authority, not of the StateContext -----------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StepDown:
+    """The master gives the mastership up, to `successor` if one is named (0: to the newest)."""
+
+    successor: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """A replica leaves the cluster: the active list, and the roster."""
+
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reform:
+    """Lower the minimum of copies, and drop the nodes of `forget` from the roster."""
+
+    minimum: int
+    forget: tuple[int, ...] = ()
+    reason: str = ""
+
+
+MembershipCommand = StepDown | Leave | Reform
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,10 @@ from dataclasses import dataclass
 class NodeConfig:
     """Who a node is, and its timings. `incarnation` is new for each life of the process.
 
+    Where nothing was read for `pulse_ms`, a node writes a barrier, to see that its reading goes
+    on; one that stays unread for `stall_ms` makes it look for what has stopped. An indexer's
+    holdings are asked for every `handshake_ms` until they agree with the state.
+
     The master writes a snapshot of the Authority after `snapshot_bytes` of the commit topic, which
     is at most a quarter of what retention keeps. The values from `cas_base` on are proposals for
     the genesis record: a cluster that exists keeps its own. A `minimum` of 0 means a majority of
@@ -32,6 +36,9 @@ class NodeConfig:
     ddl_timeout_ms: int = 10_000
     admission_hold_ms: int = 150
     probe_ms: int = 1_000
+    pulse_ms: int = 2_000
+    stall_ms: int = 6_000
+    handshake_ms: int = 1_000
     queue_max: int = 4_096
     group_mutations_max: int = 256
     group_bytes_max: int = 512 * 1024

@@ -22,6 +22,7 @@ from coordinator.core.commands import (
     EvictOutcomes,
     ForgetIndex,
     MarkReady,
+    MoveShards,
     Outcome,
     PutSetting,
     Request,
@@ -143,7 +144,7 @@ def footprint(state: StateContext, command: Command, request_id: str = "") -> fr
                 keys |= _keys_of_index(found)
         case PutSetting() | DeleteSetting():
             keys.add(setting_key(command.name))
-        case MarkReady() | UndoIndex() | ForgetIndex():
+        case MarkReady() | MoveShards() | UndoIndex() | ForgetIndex():
             held = state.index_by_id(command.index_id)
             keys |= _keys_of_index(held) if held else {index_key(command.index_id)}
         case EvictOutcomes() | RewriteEntities():
@@ -360,10 +361,24 @@ def _mark_ready(state: StateContext, request: Request, given: Circumstances) -> 
     index = _index_in(state, command.index_id, INIT)
     if index is None:
         return Answered(Outcome("ok"))
-    ready = _moved(index, READY, None)
+    ready = replace(_moved(index, READY, None), shards=command.shards)
     changes = [Change("IndexReady", index.key, ready)]
     answer = {"index": describe_index(ready)}
     return _ended(state, given, index, changes, Outcome("ok", answer=answer))
+
+
+def _move_shards(state: StateContext, request: Request, given: Circumstances) -> Decision:
+    command = request.command
+    assert isinstance(command, MoveShards)
+    held = state.index_by_id(command.index_id)
+    index = held.entity if held else None
+    if not isinstance(index, Index) or index.state in (INIT, DROPPING):
+        return Answered(Outcome("ok"))
+    shards = {s.indexer: s for s in (*index.shards, *command.shards) if s.indexer in index.hosts}
+    moved = replace(index, shards=tuple(shards[i] for i in sorted(shards)))
+    if moved == index:
+        return Answered(Outcome("ok"))
+    return Accepted((Change("ShardsMoved", index.key, moved),), {})
 
 
 def _undo_index(state: StateContext, request: Request, given: Circumstances) -> Decision:
@@ -443,7 +458,8 @@ def describe_index(index: Index) -> dict[str, Any]:
             "slices": [
                 {"slice": s.number, "master": s.master, "replicas": list(s.replicas)}
                 for s in index.slices
-            ]
+            ],
+            "shards": {str(s.indexer): s.number for s in index.shards},
         },
     }
 
@@ -554,6 +570,7 @@ DECIDERS: dict[type, Callable[[StateContext, Request, Circumstances], Decision]]
     PutSetting: _put_setting,
     DeleteSetting: _delete_setting,
     MarkReady: _mark_ready,
+    MoveShards: _move_shards,
     UndoIndex: _undo_index,
     ForgetIndex: _forget_index,
     EvictOutcomes: _evict_outcomes,

@@ -82,6 +82,13 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
+class Examine:
+    """Ask Kafka, over another connection than those in use, where `commit` ends."""
+
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
 class OpenProducer:
     """Initialise the cluster's one transactional producer, which fences any other."""
 
@@ -193,6 +200,7 @@ Effect = (
     | Beat
     | Save
     | Probe
+    | Examine
     | OpenProducer
     | CloseProducer
     | WriteEvents

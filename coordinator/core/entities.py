@@ -45,6 +45,14 @@ class Slice:
 
 
 @dataclass(frozen=True, slots=True)
+class Shard:
+    """The storage of an index on one indexer; allocated again, it has another number."""
+
+    indexer: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Index:
     """An index definition with its topology (seed: IndexDefinition and IndexTopology)."""
 
@@ -61,6 +69,7 @@ class Index:
     slices: tuple[Slice, ...]
     request: str
     created_ms: int
+    shards: tuple[Shard, ...] = ()
 
     @property
     def key(self) -> str:
@@ -70,6 +79,10 @@ class Index:
     def hosts(self) -> frozenset[int]:
         """The indexers that hold any slice of this index."""
         return frozenset(host for piece in self.slices for host in piece.hosts)
+
+    def shard_on(self, indexer: int) -> int:
+        """The number of the storage that `indexer` allocated; 0 before it did."""
+        return next((s.number for s in self.shards if s.indexer == indexer), 0)
 
     def slices_on(self, indexer: int) -> tuple[int, ...]:
         """The numbers of the slices that `indexer` holds, as master or replica."""

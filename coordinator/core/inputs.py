@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from coordinator.core.authority_state import AuthorityState
-from coordinator.core.commands import Request
+from coordinator.core.commands import MembershipCommand, Request
 from coordinator.core.records import (
     AckRecord,
     CommitRecord,
@@ -111,6 +111,35 @@ class ReadRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class MembershipRequested:
+    """An operator asks for a change of the Authority; the answer is a `Reply`."""
+
+    token: int
+    deadline_ms: int
+    command: MembershipCommand
+    principal: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """The process is told to end: a master hands over first, and nobody else claims from here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """What a second connection to Kafka found out about `commit`.
+
+    `end` is its last stable offset, -1 where Kafka is out of reach. `written` is the offset of the
+    last plain record of this node that Kafka acknowledged.
+    """
+
+    token: int
+    end: int
+    written: int
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Stored:
     """The `Save` or `Probe` with this token is durable."""
 
@@ -189,6 +218,9 @@ Input = (
     | DdlRead
     | Requested
     | ReadRequested
+    | MembershipRequested
+    | Stopping
+    | Examined
     | Stored
     | StoreFailed
     | AppendFailed

@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from coordinator.core import authority as authorities
 from coordinator.core import ddl
 from coordinator.core import state as states
 from coordinator.core.authority_state import AuthorityState
@@ -27,18 +28,24 @@ from coordinator.core.commands import (
     Command,
     EvictOutcomes,
     ForgetIndex,
+    Leave,
     MarkReady,
+    MoveShards,
     Outcome,
+    Reform,
     Request,
     RewriteEntities,
     SkipRecord,
+    StepDown,
     UndoIndex,
     refused,
     unknown,
 )
 from coordinator.core.effects import (
     Abandon,
+    Answer,
     Append,
+    Beat,
     Conclude,
     ReadDdl,
     ReadTail,
@@ -47,23 +54,37 @@ from coordinator.core.effects import (
     WriteEvents,
     WriteHistory,
 )
-from coordinator.core.entities import Consumed, Index, RequestOutcome, consumed_key
-from coordinator.core.inputs import AppendFailed, Ended, TailRead, Written
+from coordinator.core.entities import Consumed, Index, RequestOutcome, Shard, consumed_key
+from coordinator.core.handshake import Handshakes, moved_shard
+from coordinator.core.inputs import (
+    AppendFailed,
+    Ended,
+    MembershipRequested,
+    TailRead,
+    Written,
+)
 from coordinator.core.placement import Candidate
 from coordinator.core.prepare import Prepares
 from coordinator.core.records import (
+    ALLOCATED,
     AckRecord,
     AuthoritySnapshot,
+    ClusterReformed,
     CommitRecord,
     DdlReply,
     DeadLetter,
     Event,
+    HoldingsReported,
     IndexerHeartbeat,
     IndexerRegistered,
     JoinRequested,
+    MasterResigned,
     MemberAdmitted,
     MemberExpired,
+    MemberLeft,
     Mutation,
+    ProjectorHeartbeat,
+    ProjectorRegistered,
     ProposalAnswered,
     ReadBarrier,
     SliceAnswered,
@@ -144,6 +165,11 @@ class Master:
         self._behind: list[Behind] = []
         self._behind_next: list[Behind] = []
         self._registered_wanted: dict[int, IndexerHeartbeat] = {}
+        self._projectors_wanted: dict[int, ProjectorHeartbeat] = {}
+        self._wishes: list[MembershipRequested] = []
+        self._resigning: MembershipRequested | None = None
+        self._echoed_ms = 0
+        self.handshakes = Handshakes(epoch, node.config.handshake_ms)
         self._taken: dict[int, int] = {}
         self._deposed = False
         state = node.state
@@ -235,8 +261,45 @@ class Master:
             due = self.prepares.take(record)
             if due is not None:
                 self._want_due(due)
+            elif record.answer == ALLOCATED:
+                self._shard_told(record)
+        else:
+            self._holdings_reported(record)
+
+    def echoed(self, record: ProposalAnswered) -> None:
+        """This node's own answer came back by the topic: answers can be heard."""
+        self._echoed_ms = self.node.now.mono_ms
+
+    def _shard_told(self, record: SliceAnswered) -> None:
+        held = self.node.state.index_by_id(record.index_id)
+        index = held.entity if held else None
+        assert index is None or isinstance(index, Index)
+        if moved_shard(index, record.indexer, record.shard):
+            self._want_shard(record.index_id, Shard(record.indexer, record.shard))
+
+    def _holdings_reported(self, report: HoldingsReported) -> None:
+        """Take an indexer's part of the handshake; differences of the state become mutations."""
+        difference = self.handshakes.take(report, self.node.state)
+        if difference is None:
+            return
+        for index_id, shard in difference.moved:
+            self._want_shard(index_id, shard)
+        if difference:
+            self.node.note(
+                f"indexer {report.indexer}: {len(difference.missing)} indexes are missing, "
+                f"{len(difference.orphans)} are orphans, {len(difference.moved)} were moved"
+            )
+
+    def _want_shard(self, index_id: int, shard: Shard) -> None:
+        self._want(f"shard/{index_id}/{shard.indexer}", MoveShards(index_id, (shard,)))
+
+    def projector_heard(self, beat: ProjectorHeartbeat) -> None:
+        known = self.authority.projectors.get(beat.projector)
+        if known is None or (known.incarnation, known.address) != (beat.incarnation, beat.address):
+            self._projectors_wanted[beat.projector] = beat
 
     def indexer_heard(self, beat: IndexerHeartbeat) -> None:
+        self.handshakes.heard(beat, self.node.now.mono_ms)
         known = self.authority.indexers.get(beat.indexer)
         if known is None or (known.incarnation, known.address, known.zone) != (
             beat.incarnation,
@@ -264,7 +327,7 @@ class Master:
             records = self._authority_records()
             if records:
                 self._write(records)
-            else:
+            elif self._resigning is None:
                 self._propose()
         if self.node.master is self:
             self._send_barrier()
@@ -292,13 +355,16 @@ class Master:
         if (attempt is not None and now - attempt.began_ms > limit) or (
             self._writing and now - self._writing_since_ms > limit
         ):
-            self.node.step_down(f"no verdict was read back within {limit} ms")
+            self.node.drop_mastership(f"no verdict was read back within {limit} ms")
             return
         if attempt is not None and attempt.state == PROPOSED:
             self._patience(attempt, now)
         for due in self.prepares.overdue(now, self.node.config.ddl_timeout_ms):
             self._want_due(due)
         self._expire_requests(now)
+        if self.active:
+            for asked in self.handshakes.due(now):
+                self.node.emit(Beat(asked))
         if self._nonce and now - self._nonce_sent_ms > 2 * self.node.config.ack_timeout_ms:
             self._nonce_sent_ms = now
             self.node.emit(Append(0, ReadBarrier(self.epoch, self._nonce)))
@@ -306,7 +372,7 @@ class Master:
     # -- Authority records -------------------------------------------------------------------
 
     def _authority_records(self) -> list[CommitRecord]:
-        """Return the snapshot, or the admissions and registrations, that are due.
+        """Return the snapshot, or the resignation, or admissions and registrations, that are due.
 
         A snapshot goes alone: it counts only where it equals the fold.
         """
@@ -314,7 +380,11 @@ class Master:
         if self.node.unsnapped_bytes >= self.node.config.snapshot_bytes:
             self.node.unsnapped_bytes = 0
             return [AuthoritySnapshot(self.epoch, self.authority)]
-        records: list[CommitRecord] = []
+        if self._resigning is not None:
+            return self._resignation(self._resigning)
+        records: list[CommitRecord] = self._wished()
+        if records:
+            return records
         authority = self.authority
         for joiner in list(self.joiners.values()):
             if (joiner.cas, joiner.digest) == (authority.last_cas, authority.digest):
@@ -342,10 +412,18 @@ class Master:
                 )
             )
         self._registered_wanted.clear()
+        for seen in self._projectors_wanted.values():
+            records.append(
+                ProjectorRegistered(
+                    self.epoch, seen.projector, seen.incarnation, seen.address, now.wall_ms
+                )
+            )
+        self._projectors_wanted.clear()
         return records
 
-    def membership_changed(self) -> None:
+    def membership_changed(self, record: CommitRecord) -> None:
         """The active list moved: forget joiners that are in, and count refusals anew."""
+        self._answer_wish(record)
         members = self.authority.members
         self._refusals = {n: count for n, count in self._refusals.items() if n in members}
         self.joiners = {
@@ -353,6 +431,102 @@ class Master:
             for n, j in self.joiners.items()
             if n not in members or members[n].incarnation != j.incarnation
         }
+
+    # -- what operators wish -----------------------------------------------------------------
+
+    def membership_requested(self, event: MembershipRequested) -> None:
+        """Take an operator's wish about the Authority; it is answered once it was read back."""
+        command = event.command
+        if isinstance(command, StepDown):
+            self.step_down(event)
+            return
+        why = ""
+        if isinstance(command, Leave) and self.authority.open is None:
+            why = authorities.why_not_leave(self.authority, command.node)
+        if why:
+            self._tell(event, refused("leave_impossible", why))
+        else:
+            self._wishes.append(event)
+
+    def _wished(self) -> list[CommitRecord]:
+        """Return the record of the first wish that can be fulfilled; refuse those that cannot."""
+        while self._wishes:
+            event = self._wishes[0]
+            record, code, why = self._record_of(event)
+            if not why:
+                return [record]
+            self._wishes.pop(0)
+            self._tell(event, refused(code, why))
+        return []
+
+    def _record_of(self, event: MembershipRequested) -> tuple[CommitRecord, str, str]:
+        """Return what `event` asks to write, and, if that would be void, a code and the reason."""
+        command, authority = event.command, self.authority
+        if isinstance(command, Leave):
+            wall_ms = self.node.now.wall_ms
+            left = MemberLeft(self.epoch, command.node, event.principal, wall_ms)
+            return left, "leave_impossible", authorities.why_not_leave(authority, command.node)
+        assert isinstance(command, Reform)
+        reformed = self.node.election.reformed(event, self.epoch)
+        return reformed, "reform_impossible", authorities.why_not_reform(authority, reformed)
+
+    def _answer_wish(self, record: CommitRecord) -> None:
+        """What was wished has been read back."""
+        if not self._wishes or not isinstance(record, MemberLeft | ClusterReformed):
+            return
+        event = self._wishes.pop(0)
+        answer = {
+            "roster": list(self.authority.roster),
+            "minimum": self.authority.minimum,
+            "active": list(self.authority.active),
+        }
+        self._tell(event, Outcome(OK, answer=answer))
+
+    def _tell(self, event: MembershipRequested, outcome: Outcome) -> None:
+        if event.token:
+            self.node.emit(Reply(event.token, outcome))
+
+    def step_down(self, event: MembershipRequested) -> None:
+        """Give the mastership up once nothing is under way, if somebody else can take it."""
+        command = event.command
+        assert isinstance(command, StepDown)
+        others = [
+            n
+            for n in self.authority.eligible
+            if n != self.node.config.node
+            and n in self.authority.members
+            and self.node.alive(self.node.peers.get(n))
+        ]
+        if self._resigning is not None:
+            outcome = unknown("no_master", "the master is stepping down already: retry")
+        elif not others or (command.successor and command.successor not in others):
+            whom = f"node {command.successor}" if command.successor else "any other node"
+            outcome = refused(
+                "no_successor",
+                f"{whom} cannot take the mastership now: {others} could",
+                candidates=others,
+            )
+        else:
+            self._resigning = event
+            return
+        self._tell(event, outcome)
+
+    def _resignation(self, event: MembershipRequested) -> list[CommitRecord]:
+        command = event.command
+        assert isinstance(command, StepDown)
+        now = self.node.now.wall_ms
+        self.node.note(f"stepping down: {command.reason or 'asked to'}")
+        return [
+            MasterResigned(
+                self.epoch, self.node.config.node, command.successor, command.reason, now
+            )
+        ]
+
+    def resigned(self) -> None:
+        """The resignation was read back: its caller hears when there is a successor."""
+        event, self._resigning = self._resigning, None
+        if event is not None and event.token:
+            self.node.election.await_successor(event.token, event.deadline_ms)
 
     # -- forming a group ---------------------------------------------------------------------
 
@@ -547,7 +721,7 @@ class Master:
         first = cas[0] if cas else 0
         contiguous = cas == tuple(range(first, first + len(attempt.proposal.mutations)))
         if not contiguous or first <= self.node.state.cas or cas[-1] > CAS_MAX:
-            self.node.step_down(f"the events of {attempt.proposal.txn} are not contiguous")
+            self.node.drop_mastership(f"the events of {attempt.proposal.txn} are not contiguous")
             return
         attempt.cas = cas
         attempt.after = states.evolve(
@@ -566,7 +740,7 @@ class Master:
             return
         refusals = attempt.refusals
         if any(a.node == self.node.config.node for a in refusals):
-            self.node.step_down("this node's own store refuses writes")
+            self.node.drop_mastership("this node's own store refuses writes")
         elif refusals:
             reasons = "; ".join(f"node {a.node}: {a.reason}" for a in refusals)
             self._abandon(attempt, reasons, self._persistent(refusals))
@@ -597,7 +771,10 @@ class Master:
         silent = attempt.missing
         copies = len(attempt.accepted)
         if self.node.config.node in silent:
-            self.node.step_down("this node's own store does not answer")
+            self.node.drop_mastership("this node's own store does not answer")
+        elif self._echoed_ms < attempt.doubted_ms and not self._lapsed(attempt):
+            # Not even this node's own answer came back: nobody is to blame for their silence.
+            self._resend(attempt)
         elif copies >= self.authority.minimum:
             self._conclude(attempt, silent)
         else:
@@ -611,8 +788,13 @@ class Master:
 
     def _resend(self, attempt: Attempt) -> None:
         """Send the proposal again: void in the fold, and a reminder to who holds it."""
+        if not attempt.resends:
+            attempt.doubted_ms = self.node.now.mono_ms
         attempt.resends += 1
         attempt.sent_ms = self.node.now.mono_ms
+        own = attempt.answers.get(self.node.config.node)
+        if own is not None:
+            self.node.emit(Answer(own))
         if attempt.state == PROPOSED:
             self.node.emit(Append(attempt.token, attempt.proposal))
 
@@ -810,6 +992,10 @@ class Master:
             self._reply(request, unknown("unavailable", UNDER_WAY))
         for waiter in (*self._behind, *self._behind_next):
             self.node.emit(Reply(waiter.token, answer))
+        for wish in (*self._wishes, *((self._resigning,) if self._resigning else ())):
+            self._tell(wish, answer)
+        self._wishes.clear()
+        self._resigning = None
         self.queue.clear()
         self.parked.clear()
         self.creators.clear()

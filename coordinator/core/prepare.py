@@ -11,18 +11,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from coordinator.core.commands import Command, ForgetIndex, MarkReady, UndoIndex
-from coordinator.core.entities import DROPPING, INIT, Index
+from coordinator.core.entities import DROPPING, INIT, Index, Shard
 from coordinator.core.records import ALLOCATED, REFUSED, RELEASED, SliceAnswered
 
 
 @dataclass(slots=True)
 class Wait:
-    """One index that hosting indexers must answer for."""
+    """One index that hosting indexers must answer for; `answered` has their shards."""
 
     state: str
     hosts: frozenset[int]
     since_ms: int
-    answered: set[int] = field(default_factory=set)
+    answered: dict[int, int] = field(default_factory=dict)
     refusal: str = ""
 
 
@@ -52,7 +52,7 @@ class Prepares:
         if wait.state == INIT and answer.answer == REFUSED:
             wait.refusal = f"indexer {answer.indexer}: {answer.reason}"
         elif answer.answer == (ALLOCATED if wait.state == INIT else RELEASED):
-            wait.answered.add(answer.indexer)
+            wait.answered[answer.indexer] = answer.shard
         return self._due(answer.index_id, wait)
 
     def overdue(self, now_ms: int, timeout_ms: int) -> list[Command]:
@@ -60,7 +60,7 @@ class Prepares:
         found: list[Command] = []
         for index_id, wait in self._waits.items():
             if wait.state == INIT and not wait.refusal and now_ms - wait.since_ms > timeout_ms:
-                silent = sorted(wait.hosts - wait.answered)
+                silent = sorted(wait.hosts - wait.answered.keys())
                 if silent:
                     wait.refusal = f"indexers {silent} did not answer within {timeout_ms} ms"
             due = self._due(index_id, wait)
@@ -72,6 +72,7 @@ class Prepares:
     def _due(index_id: int, wait: Wait) -> Command | None:
         if wait.refusal:
             return UndoIndex(index_id, wait.refusal)
-        if wait.answered >= wait.hosts:
-            return MarkReady(index_id) if wait.state == INIT else ForgetIndex(index_id)
+        if wait.answered.keys() >= wait.hosts:
+            shards = tuple(Shard(i, shard) for i, shard in sorted(wait.answered.items()))
+            return MarkReady(index_id, shards) if wait.state == INIT else ForgetIndex(index_id)
         return None

@@ -133,6 +133,46 @@ class MemberExpired:
 
 
 @dataclass(frozen=True, slots=True)
+class MemberLeft:
+    """A node leaves the cluster of its own will: the active list, and the roster."""
+
+    epoch: int
+    node: int
+    principal: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class MasterResigned:
+    """The master gives the mastership up; `successor` is to claim first (0: whoever is newest)."""
+
+    epoch: int
+    node: int
+    successor: int
+    reason: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterReformed:
+    """An operator lowers the minimum of copies, or the roster, to what is left.
+
+    Written by the master in its epoch, or ahead of a claim of the next one by a node that stands
+    at this CAS and digest; void unless they equal the fold's.
+    """
+
+    epoch: int
+    node: int
+    cas: int
+    digest: int
+    minimum: int
+    roster: tuple[int, ...]
+    principal: str
+    reason: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class IndexerRegistered:
     """An indexer is known to the cluster, under an id from 0 to 250."""
 
@@ -141,6 +181,17 @@ class IndexerRegistered:
     incarnation: int
     address: str
     zone: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectorRegistered:
+    """A projector is known to the cluster, under an id from 0 to 250."""
+
+    epoch: int
+    projector: int
+    incarnation: int
+    address: str
     at_ms: int
 
 
@@ -168,7 +219,11 @@ CommitRecord = (
     | TransactionRolledBack
     | MemberAdmitted
     | MemberExpired
+    | MemberLeft
+    | MasterResigned
+    | ClusterReformed
     | IndexerRegistered
+    | ProjectorRegistered
     | ReadBarrier
     | Unreadable
 )
@@ -207,7 +262,10 @@ ALLOCATED, RELEASED = "allocated", "released"
 
 @dataclass(frozen=True, slots=True)
 class SliceAnswered:
-    """An indexer's answer about all of its slices of one index: allocated, refused or released."""
+    """An indexer's answer about all of its slices of one index: allocated, refused or released.
+
+    `shard` is the life of the storage that holds them (0 where there is none).
+    """
 
     indexer: int
     incarnation: int
@@ -215,9 +273,38 @@ class SliceAnswered:
     answer: str
     reason: str
     slices: tuple[int, ...]
+    shard: int = 0
 
 
-AckRecord = ProposalAnswered | JoinRequested | SliceAnswered
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What an indexer holds of one index: the shard, which is one life of its storage, and slices.
+
+    Storage that was lost and allocated again is another shard.
+    """
+
+    index_id: int
+    shard: int
+    slices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HoldingsReported:
+    """An indexer's part of the handshake: everything that it holds, in `parts` parts.
+
+    `round` names the request. `cas` is how far the indexer has followed the StateContext.
+    """
+
+    indexer: int
+    incarnation: int
+    round: int
+    cas: int
+    part: int
+    parts: int
+    holdings: tuple[Holding, ...]
+
+
+AckRecord = ProposalAnswered | JoinRequested | SliceAnswered | HoldingsReported
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +338,32 @@ class IndexerHeartbeat:
     at_ms: int
 
 
-Heartbeat = NodeHeartbeat | IndexerHeartbeat
+@dataclass(frozen=True, slots=True)
+class ProjectorHeartbeat:
+    """A projector is alive."""
+
+    projector: int
+    incarnation: int
+    address: str
+    pid: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class HoldingsRequested:
+    """The master asks an indexer what it holds. `reread`: after reading the state from its start.
+
+    It travels with the heartbeats, to which indexers listen.
+    """
+
+    epoch: int
+    indexer: int
+    incarnation: int
+    round: int
+    reread: bool
+
+
+Heartbeat = NodeHeartbeat | IndexerHeartbeat | ProjectorHeartbeat | HoldingsRequested
 
 
 # -- DDL by topic --------------------------------------------------------------------------------

@@ -55,6 +55,7 @@ class Attempt:
     cas: tuple[int, ...] = ()
     after: StateContext | None = None
     resends: int = 0
+    doubted_ms: int = 0
     answers: dict[int, ProposalAnswered] = field(default_factory=dict)
     early: list[ProposalAnswered] = field(default_factory=list)
     expiring: tuple[int, ...] = ()

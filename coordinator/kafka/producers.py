@@ -61,10 +61,14 @@ def _settings(bootstrap_servers: str, **more: Any) -> dict[str, Any]:
 
 
 class PlainProducer:
-    """Sends records whose loss the protocol survives; failures of appends are fed back."""
+    """Sends records whose loss the protocol survives; failures of appends are fed back.
+
+    `written` is the offset of the last record of `commit` that Kafka acknowledged, or -1.
+    """
 
     def __init__(self, bootstrap_servers: str, cluster: str, feed: Feed) -> None:
         self._feed = feed
+        self.written = -1
         self._producer = Producer(
             _settings(
                 bootstrap_servers, **{"enable.idempotence": True, "message.timeout.ms": 5_000}
@@ -79,7 +83,9 @@ class PlainProducer:
         token = effect.token
 
         def delivered(error: KafkaError | None, message: Any) -> None:
-            if error is not None and token:
+            if error is None:
+                self.written = max(self.written, message.offset())
+            elif token:
                 self._feed(inputs.AppendFailed(token, error.str()))
 
         self._send(COMMIT, codec.encode(effect.record), on_delivery=delivered)

@@ -140,6 +140,25 @@ def watermarks(
         reader.close()
 
 
+class LogProbe:
+    """Asks where a partition's stable end is, over a connection that does nothing else."""
+
+    def __init__(self, bootstrap_servers: str, topic: str) -> None:
+        self._place = TopicPartition(topic, 0)
+        self._servers = bootstrap_servers
+        self._reader: Consumer | None = None
+
+    def end(self, timeout_s: float) -> int:
+        """Return the last stable offset. Raises KafkaException."""
+        if self._reader is None:
+            self._reader = consumer(self._servers, "probe")
+        return int(self._reader.get_watermark_offsets(self._place, timeout_s)[1])
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+
+
 def _has_no_leader_yet(error: BaseException) -> bool:
     return isinstance(error, KafkaException) and error.args[0].code() in (
         KafkaError.NOT_LEADER_FOR_PARTITION,

@@ -18,7 +18,15 @@ from coordinator.core.commands import (
 )
 from coordinator.core.entities import DROPPING, INIT, Index
 from coordinator.core.inputs import ReadRequested, Requested
-from coordinator.core.records import ALLOCATED, RELEASED, IndexerHeartbeat, SliceAnswered
+from coordinator.core.records import (
+    ALLOCATED,
+    RELEASED,
+    Holding,
+    HoldingsReported,
+    HoldingsRequested,
+    IndexerHeartbeat,
+    SliceAnswered,
+)
 from coordinator.core.records import REFUSED as SLICES_REFUSED
 from tests.simulation.clock import WALL_MS
 
@@ -32,7 +40,7 @@ NEVER = 2**52
 
 
 class Indexer:
-    """Follows `statecontext`, answers for its slices, and repeats itself until that moves on."""
+    """Follows `statecontext`, holds what it says, and repeats itself until that moves on."""
 
     def __init__(self, world: World, number: int) -> None:
         self.world = world
@@ -42,7 +50,8 @@ class Indexer:
         self.refusing = 0.0
         self.position = 0
         self.indexes: dict[str, Index] = {}
-        self.verdicts: dict[int, str] = {}
+        self.held: dict[int, Holding] = {}
+        self.refused: set[int] = set()
         world.clock.at(world.clock.chance.randrange(PERIOD_MS), self.period)
 
     def period(self) -> None:
@@ -50,14 +59,43 @@ class Indexer:
         if not self.alive:
             return
         self._read()
-        world = self.world
         beat = IndexerHeartbeat(
             self.number, self.incarnation, f"indexer{self.number}", "", 1, 0, 0, 0, WALL_MS
         )
-        world.beat(beat, 0)
+        self.world.beat(beat, 0)
         for index in self.indexes.values():
-            if self.number in index.hosts and index.state in (INIT, DROPPING):
-                self._answer(index)
+            if self.number in index.hosts:
+                self._attend(index)
+
+    def forget(self) -> None:
+        """Lose all storage, in this life or with it."""
+        self.held.clear()
+        self.incarnation += self.world.clock.hit(0.5)
+
+    def asked(self, record: HoldingsRequested) -> None:
+        """Report what is held, in parts."""
+        if not self.alive or (record.indexer, record.incarnation) != (
+            self.number,
+            self.incarnation,
+        ):
+            return
+        if record.reread:
+            self.position = 0
+            self.indexes.clear()
+        self._read()
+        holdings = list(self.held.values())
+        parts = [tuple(holdings[i : i + 2]) for i in range(0, len(holdings), 2)] or [()]
+        for part, some in enumerate(parts):
+            report = HoldingsReported(
+                self.number,
+                self.incarnation,
+                record.round,
+                self.world.cas_base + self.position - 1,
+                part,
+                len(parts),
+                some,
+            )
+            self.world.acknowledge(report, 0)
 
     def _read(self) -> None:
         partition = self.world.broker["statecontext"]
@@ -68,18 +106,36 @@ class Indexer:
             else:
                 self.indexes.pop(mutation.key, None)
         self.position = partition.stable
+        hosted = {i.id for i in self.indexes.values() if self.number in i.hosts}
+        self.held = {i: h for i, h in self.held.items() if i in hosted}
 
-    def _answer(self, index: Index) -> None:
-        answer = RELEASED
-        if index.state == INIT:
-            answer = self.verdicts.get(index.id, "")
-            if not answer:
-                refuse = self.world.clock.hit(self.refusing)
-                answer = SLICES_REFUSED if refuse else ALLOCATED
-                self.verdicts[index.id] = answer
+    def _attend(self, index: Index) -> None:
+        """Allocate or release, and answer while somebody waits for it."""
+        slices = index.slices_on(self.number)
+        if index.state == DROPPING:
+            self.held.pop(index.id, None)
+            self._answer(index, RELEASED, 0)
+        elif index.state == INIT and self._refuses(index):
+            self._answer(index, SLICES_REFUSED, 0)
+        else:
+            if index.id not in self.held:
+                self.held[index.id] = Holding(index.id, self.world.token(), slices)
+            shard = self.held[index.id].shard
+            if index.state == INIT or index.shard_on(self.number) != shard:
+                self._answer(index, ALLOCATED, shard)
+
+    def _refuses(self, index: Index) -> bool:
+        if index.id not in self.held and self.world.clock.hit(self.refusing):
+            self.refused.add(index.id)
+        return index.id in self.refused
+
+    def _answer(self, index: Index, answer: str, shard: int) -> None:
         slices = index.slices_on(self.number)
         self.world.acknowledge(
-            SliceAnswered(self.number, self.incarnation, index.id, answer, "no space", slices), 0
+            SliceAnswered(
+                self.number, self.incarnation, index.id, answer, "no space", slices, shard
+            ),
+            0,
         )
 
 

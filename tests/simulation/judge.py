@@ -28,10 +28,13 @@ from coordinator.core.inputs import Input, Restored
 from coordinator.core.records import (
     ACCEPTED,
     ClusterFormed,
+    ClusterReformed,
     IndexerRegistered,
     MasterClaimed,
+    MasterResigned,
     MemberAdmitted,
     MemberExpired,
+    MemberLeft,
     Mutation,
     ProposalAnswered,
     TransactionCommitted,
@@ -201,6 +204,7 @@ class Judge:
         truth.epoch, truth.master, truth.incarnation = record.epoch, record.node, record.incarnation
         truth.open, truth.last_seq = None, 0
         truth.members[record.node] = record.incarnation
+        truth.roster = tuple(sorted({*truth.roster, record.node}))
         assert stored.txn is not None
         self._master_session = stored.txn.session
 
@@ -208,6 +212,7 @@ class Judge:
         truth = self.truth
         if (
             record.txn.epoch == truth.epoch
+            and truth.master
             and record.txn.seq > truth.last_seq
             and truth.open is None
             and (record.prev_cas, record.prev_digest) == (truth.last_cas, truth.digest)
@@ -246,11 +251,47 @@ class Judge:
             and (record.cas, record.digest) == (truth.last_cas, truth.digest)
         ):
             truth.members[record.node] = record.incarnation
+            truth.roster = tuple(sorted({*truth.roster, record.node}))
 
     def _expired(self, stored: Stored, record: MemberExpired) -> None:
         truth = self.truth
         if record.epoch == truth.epoch and record.node != truth.master:
             truth.members.pop(record.node, None)
+
+    def _left(self, stored: Stored, record: MemberLeft) -> None:
+        truth = self.truth
+        roster = tuple(n for n in truth.roster if n != record.node)
+        if (
+            record.epoch == truth.epoch
+            and truth.open is None
+            and record.node in truth.roster
+            and record.node != truth.master
+            and len(roster) >= truth.minimum
+        ):
+            truth.roster = roster
+            truth.members.pop(record.node, None)
+            truth.acceptors = tuple(n for n in truth.acceptors if n != record.node)
+
+    def _resigned(self, stored: Stored, record: MasterResigned) -> None:
+        truth = self.truth
+        if record.epoch == truth.epoch and record.node == truth.master:
+            require(truth.open is None, "no-resignation-inside-a-transaction", f"{truth.open}")
+            truth.master = truth.incarnation = 0
+
+    def _reformed(self, stored: Stored, record: ClusterReformed) -> None:
+        truth = self.truth
+        own = record.epoch == truth.epoch and record.node == truth.master and truth.open is None
+        if (
+            (own or record.epoch == truth.epoch + 1)
+            and (record.cas, record.digest) == (truth.last_cas, truth.digest)
+            and record.node in record.roster
+            and set(record.roster) <= set(truth.roster)
+            and 1 <= record.minimum <= len(record.roster)
+        ):
+            truth.roster, truth.minimum = record.roster, record.minimum
+            truth.members = {n: i for n, i in truth.members.items() if n in record.roster}
+            kept = {n for n in truth.acceptors if n in record.roster}
+            truth.acceptors = tuple(sorted({*kept, record.node}))
 
     def _committed(self, stored: Stored, record: TransactionCommitted) -> None:
         truth = self.truth
@@ -346,7 +387,7 @@ class Judge:
         now = mutation.entity
         old = was.state if was else None
         new = now.state if isinstance(now, Index) else None
-        rewritten = mutation.event == "EntityRewritten" and old == new
+        rewritten = mutation.event in ("EntityRewritten", "ShardsMoved") and old == new
         require(
             rewritten or new in TRANSITIONS[old],
             "legal-transitions",
@@ -438,7 +479,7 @@ class Judge:
         )
 
     def concluding(self, machine: Machine, session: Session, effect: fx.Conclude) -> None:
-        claims = (MasterClaimed, ClusterFormed)
+        claims = (MasterClaimed, ClusterFormed, ClusterReformed)
         if all(isinstance(record, claims) for record in effect.records):
             return
         require(
@@ -577,6 +618,21 @@ class Judge:
         self._replay_history()
         self._synchronise()
         self._check_ddl()
+        differences = self.indexer_differences()
+        require(not differences, "indexers-agree", differences)
+
+    def indexer_differences(self) -> str:
+        """Say which indexer does not hold what the state says, in the storage that it says."""
+        for indexer in self.world.indexers:
+            wanted = {
+                v[2].id: (v[2].slices_on(indexer.number), v[2].shard_on(indexer.number))
+                for v in self.entities.values()
+                if isinstance(v[2], Index) and indexer.number in v[2].hosts
+            }
+            held = {i: (h.slices, h.shard) for i, h in indexer.held.items()}
+            if held != wanted:
+                return f"indexer {indexer.number} holds {held}, should {wanted}"
+        return ""
 
     def _compare_nodes(self) -> None:
         whole = {key: (v[0], v[1]) for key, v in self.entities.items()}
@@ -666,6 +722,9 @@ RULES: dict[type, Any] = {
     TransactionRolledBack: Judge._rolled_back,
     MemberAdmitted: Judge._admitted,
     MemberExpired: Judge._expired,
+    MemberLeft: Judge._left,
+    MasterResigned: Judge._resigned,
+    ClusterReformed: Judge._reformed,
 }
 
 __all__ = ["COMMITTED", "IndexerRegistered", "Judge", "Violation", "digest_of"]

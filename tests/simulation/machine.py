@@ -145,6 +145,7 @@ class Machine:
         self._working = False
         self._producer = 0
         self._session: Session | None = None
+        self._written = -1
         self._follow = -1
         self._following = False
         self._ddl_at = -1
@@ -311,7 +312,16 @@ class Machine:
             clock.at(clock.chance.randint(1, 1_500), self._land, life, effect)
 
     def _land(self, life: int, effect: fx.Append) -> None:
-        self.broker["commit"].append(effect.record, None, self.clock.now)
+        offset = self.broker["commit"].append(effect.record, None, self.clock.now)
+        if life == self.life:
+            self._written = max(self._written, offset)
+
+    def _do_examine(self, effect: fx.Examine) -> None:
+        self.clock.at(self.clock.delay(), self._examine, self.life, effect.token)
+
+    def _examine(self, life: int, token: int) -> None:
+        end = -1 if self.cut else self.broker["commit"].stable
+        self.later(self.clock.delay(), inp.Examined(token, end, self._written, "cut off"))
 
     def _do_answer(self, effect: fx.Answer) -> None:
         record = effect.record
@@ -624,6 +634,7 @@ EFFECTS: dict[type, Callable[[Machine, Any], None]] = {
     fx.Beat: Machine._do_beat,
     fx.Save: Machine._do_save,
     fx.Probe: Machine._do_probe,
+    fx.Examine: Machine._do_examine,
     fx.OpenProducer: Machine._do_open,
     fx.CloseProducer: Machine._do_close,
     fx.WriteEvents: Machine._do_write_events,

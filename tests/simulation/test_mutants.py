@@ -18,7 +18,12 @@ from coordinator.core import master as masters
 from coordinator.core import node as nodes
 from coordinator.core import state as states
 from coordinator.core.authority import Folded
-from coordinator.core.authority_state import Member, OpenTransaction, TransactionStatus
+from coordinator.core.authority_state import (
+    AuthorityState,
+    Member,
+    OpenTransaction,
+    TransactionStatus,
+)
 from coordinator.core.commands import UNKNOWN, Outcome, refused
 from coordinator.core.effects import Reply
 from coordinator.core.master import Master
@@ -29,6 +34,7 @@ from coordinator.core.records import (
     TransactionCommitted,
     TransactionProposed,
 )
+from coordinator.core.saving import Keeper
 from coordinator.core.synchroniser import Synchroniser
 from coordinator.core.transaction import Attempt
 from tests.simulation.judge import Violation
@@ -86,11 +92,12 @@ def act_before_the_claim_is_read_back(patch: Patch) -> None:
 
     def eager(self: Node, event: Any) -> None:
         opened(self, event)
-        if self.candidacy is not None and self.candidacy.step == "reading":
-            self._write_claim()
-        candidacy = self.candidacy
+        election = self.election
+        if election.candidacy is not None and election.candidacy.step == "reading":
+            election._write_claim()
+        candidacy = election.candidacy
         if candidacy is not None and self.authority is not None:
-            self.candidacy = None
+            election.candidacy = None
             self.master = Master(self, candidacy.epoch)
             self.master.substate = masters.ACTIVE
 
@@ -145,15 +152,15 @@ def read_without_a_barrier(patch: Patch) -> None:
 
 
 def applied_offset_ahead_of_changes(patch: Patch) -> None:
-    save = Node._save
+    save = Keeper.save
 
-    def late(self: Node, log: Any, sync: bool = False) -> int:
-        held, self._unsaved.changes = self._unsaved.changes, {}
+    def late(self: Keeper, log: Any, sync: bool = False) -> int:
+        held, self.unsaved.changes = self.unsaved.changes, {}
         token = save(self, log, sync)
-        self._unsaved.changes = held if not sync else {}
+        self.unsaved.changes = held if not sync else {}
         return token
 
-    patch.setattr(Node, "_save", late)
+    patch.setattr(Keeper, "save", late)
 
 
 def digest_is_ignored(patch: Patch) -> None:
@@ -163,7 +170,7 @@ def digest_is_ignored(patch: Patch) -> None:
         before = self.state
         self.state = states.evolve(before, kept)._replace(cas=record.cas[-1])
         for mutation in log.proposal.mutations:
-            self._unsaved.changes[mutation.key] = self.state.get(mutation.key)
+            self.keeper.unsaved.changes[mutation.key] = self.state.get(mutation.key)
         if self.master is not None:
             self.master.installed(before, log.proposal.mutations)
 
@@ -193,14 +200,14 @@ def commit_without_missing_answers(patch: Patch) -> None:
 
 
 def accept_before_it_is_durable(patch: Patch) -> None:
-    def hasty(self: Node) -> None:
-        if self.log is None or self._log_answer is not None:
+    def hasty(self: Keeper) -> None:
+        if self.node.log is None or self._log_answer is not None:
             return
-        if self.state_known and not self.sick:
-            self._save(self.log)
-            self._answer(ACCEPTED, "")
+        if self.node.state_known and not self.sick:
+            self.save(self.node.log)
+            self.answer(ACCEPTED, "")
 
-    patch.setattr(Node, "_save_log", hasty)
+    patch.setattr(Keeper, "save_log", hasty)
 
 
 def outcomes_are_forgotten(patch: Patch) -> None:
@@ -208,17 +215,17 @@ def outcomes_are_forgotten(patch: Patch) -> None:
 
 
 def ambiguous_commit_is_called_a_refusal(patch: Patch) -> None:
-    step_down = Node.step_down
+    drop = Node.drop_mastership
 
     def sure(self: Node, why: str) -> None:
         leader = self.master
-        step_down(self, why)
+        drop(self, why)
         for held in leader.attempt.enlisted if leader and leader.attempt else ():
             if held.request.token:
                 self.emit(Reply(held.request.token, refused("unavailable", why)))
                 held.request = replace(held.request, token=0)
 
-    patch.setattr(Node, "step_down", sure)
+    patch.setattr(Node, "drop_mastership", sure)
 
 
 def anybody_may_claim(patch: Patch) -> None:
@@ -233,7 +240,7 @@ def anybody_may_claim(patch: Patch) -> None:
             return Folded(state, folded.void)
         return Folded(replace(folded.state, acceptors=state.acceptors))
 
-    patch.setattr(Node, "_may_claim", lambda self: True)
+    patch.setattr(AuthorityState, "eligible", property(lambda self: self.roster))
     patch.setitem(authorities.FOLDS, authorities.MasterClaimed, kept)
 
 

@@ -10,18 +10,19 @@ import zlib
 from dataclasses import dataclass, fields
 from typing import Any
 
-from coordinator.core.commands import OK, Outcome, PutSetting, Request
+from coordinator.core.commands import OK, Leave, Outcome, PutSetting, Request, StepDown
 from coordinator.core.effects import Effect
 from coordinator.core.inputs import (
     AcksRead,
     BeatsRead,
     CommitRead,
     Input,
+    MembershipRequested,
     Requested,
     Started,
     SyncRead,
 )
-from coordinator.core.records import AuthoritySnapshot, MasterClaimed
+from coordinator.core.records import AuthoritySnapshot, HoldingsRequested, MasterClaimed
 from tests.simulation.actors import Client, DdlWriter, Indexer
 from tests.simulation.broker import Broker
 from tests.simulation.clock import Clock
@@ -74,6 +75,9 @@ ACTIONS = (
     "crash_the_master_in_step",
     "cut_the_master",
     "crash_all",
+    "step_down",
+    "leave",
+    "indexer_forgets",
 )
 
 
@@ -228,6 +232,13 @@ class World:
                 indexer = chance.choice(self.indexers)
                 indexer.alive = False
                 self.clock.at(2 * down_ms, setattr, indexer, "alive", True)
+            case "indexer_forgets":
+                chance.choice(self.indexers).forget()
+            case "step_down":
+                self._operate(StepDown(chance.choice((0, machine.number))))
+            case "leave":
+                self._operate(Leave(machine.number))
+                self.clock.at(down_ms, self._return, machine)
             case "compact":
                 self.broker.compact(1_500)
             case "trim":
@@ -236,6 +247,21 @@ class World:
                 for each in self.machines.values():
                     each.crash()
                     self.clock.at(chance.randint(50, down_ms), each.start)
+
+    def _operate(self, command: Any) -> None:
+        """An operator asks the master for a change of the Authority."""
+        master = self.machines.get(self.judge.truth.master)
+        if master is not None:
+            operator = Operator(self)
+            deadline = self.clock.now + 2_000
+            event = MembershipRequested(operator.token, deadline, command, "operator")
+            master.ask(event, operator.token, operator)
+
+    def _return(self, machine: Machine) -> None:
+        """A node that has left is started again."""
+        if machine.node is not None and machine.node.has_left:
+            machine.crash("restart")
+            machine.start()
 
     def _may_wipe(self) -> bool:
         """A wiped disk loses copies: not more of them at a time than the cluster can stand."""
@@ -267,6 +293,7 @@ class World:
             machine.disk.full = False
             if machine.paused:
                 machine.resume()
+            self._return(machine)
             machine.start()
         for indexer in self.indexers:
             indexer.alive = True
@@ -290,6 +317,9 @@ class World:
     def beat(self, record: Any, extra_ms: int) -> None:
         for machine in self.machines.values():
             self.clock.at(self.clock.delay() + extra_ms, self._beat, machine, record)
+        if isinstance(record, HoldingsRequested):
+            for indexer in self.indexers:
+                self.clock.at(self.clock.delay() + extra_ms, indexer.asked, record)
 
     def _beat(self, machine: Machine, record: Any) -> None:
         if machine.node is not None and not machine.cut:
@@ -334,6 +364,8 @@ class World:
                 return False
             if (node.state.cas, node.state.digest) != (truth.last_cas, truth.digest):
                 return False
+        if not truth.master or self.broker.current or self.judge.indexer_differences():
+            return False
         master = self.machines[truth.master].node
         if master is None or master.master is None or not master.master.active:
             return False
@@ -351,6 +383,7 @@ class World:
     def unsettled(self) -> str:
         """Say what the cluster still waits for."""
         parts = [f"clients {[c.number for c in self.clients if c.busy]}"]
+        parts.append(self.judge.indexer_differences() or "indexers agree")
         for machine in self.machines.values():
             node = machine.node
             if node is None:
@@ -368,7 +401,7 @@ class World:
             parts.append(
                 f"node {machine.number}: {node.role} {node.phase} CAS {node.state.cas} "
                 f"epoch {node.authority.epoch if node.authority else 0} "
-                f"candidacy={node.candidacy and node.candidacy.step} "
+                f"candidacy={node.election.candidacy and node.election.candidacy.step} "
                 f"waiting={len(machine.waiting)} {node.why_not_ready}{held}"
             )
         return "; ".join(parts)
@@ -386,7 +419,22 @@ class World:
         limit = self.clock.now + CONVERGED_BY_MS
         while not done():
             require(self.clock.now < limit, name, self.unsettled())
+            for machine in self.machines.values():
+                self._return(machine)
             self.clock.run(self.clock.now + 100)
+
+
+class Operator:
+    """Asks for something once, and does not insist."""
+
+    op = None
+    reading = None
+
+    def __init__(self, world: World) -> None:
+        self.token = self._token = world.token()
+
+    def heard(self, token: int, outcome: Outcome) -> None:
+        self._token = 0
 
 
 class LastCall:

@@ -68,10 +68,17 @@ ONE_OF_EACH: list[Any] = [
     records.MemberAdmitted(3, 2, 1, "x", 12, BIG, 5),
     records.MemberExpired(3, 2, "silent", 5),
     records.IndexerRegistered(3, 250, 1, "x", "", 5),
+    records.MemberLeft(3, 2, "me", 5),
+    records.MasterResigned(3, 2, 1, "upgrade", 5),
+    records.ClusterReformed(3, 1, 12, BIG, 1, (1, 3), "me", "two are lost", 5),
+    records.ProjectorRegistered(3, 0, 1, "x", 5),
     records.ReadBarrier(3, 2**62),
     records.ProposalAnswered(1, 2, TXN, 40, "refused", "disk"),
     records.JoinRequested(2, 1, "x", 12, BIG),
-    records.SliceAnswered(1, 2, 77, "allocated", "", (0, 1)),
+    records.SliceAnswered(1, 2, 77, "allocated", "", (0, 1), 2**40),
+    records.HoldingsReported(1, 2, 9, 12, 0, 1, (records.Holding(77, 5, (0, 1)),)),
+    records.HoldingsRequested(3, 1, 2, 9, True),
+    records.ProjectorHeartbeat(0, 2, "x", 99, 5),
     records.NodeHeartbeat(1, 2, "master", 3, 12, BIG, "x", 99, "", 5),
     records.IndexerHeartbeat(1, 2, "x", "z", 99, 3, 4096, 12, 5),
     records.DdlReply("r", "ok", "{}", "", "", "{}", 13, "3-7", 5),
@@ -101,7 +108,8 @@ def test_a_proposal_carries_its_mutations_byte_by_byte(chosen: list[records.Muta
 
 
 def test_every_record_of_the_core_has_a_schema_and_a_converter() -> None:
-    nested = {"Digest", "Slice", "Mutation", "Member", "IndexerInfo", "OpenTransaction"}
+    nested = {"Digest", "Slice", "Shard", "Holding", "Mutation", "OpenTransaction"}
+    nested |= {"Member", "IndexerInfo", "ProjectorInfo"}
     of_their_own = set(registry().current) - nested - {"DdlCommand"}
     assert {kind.__name__ for kind in codec.TO_AVRO} == of_their_own
     assert set(codec.FROM_AVRO) == of_their_own

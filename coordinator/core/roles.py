@@ -1,0 +1,26 @@
+"""The states of a node, and how it may move between them.
+
+Pure. Every life of a node begins in `bootstrap`. It becomes `replica` once it is in the active
+list and hears the master, `master` once its claim was read back. Whatever breaks that (a master
+not heard, the own expiry, a newer claim, a gap in the chain of CAS values) leads back to
+`bootstrap`. `rollback` is a master that coordinates a kv-rollback.
+"""
+
+from __future__ import annotations
+
+BOOTSTRAP, REPLICA, MASTER, ROLLBACK = ROLES = ("bootstrap", "replica", "master", "rollback")
+
+MOVES: dict[str, frozenset[str]] = {
+    BOOTSTRAP: frozenset({REPLICA, MASTER}),
+    REPLICA: frozenset({BOOTSTRAP, MASTER}),
+    MASTER: frozenset({BOOTSTRAP, ROLLBACK}),
+    ROLLBACK: frozenset({MASTER, BOOTSTRAP}),
+}
+"""Every legal change of a node's state. A deposed master goes through `bootstrap`."""
+
+
+def next_role(now: str, wanted: str) -> str:
+    """Return the state that follows `now` on the way to `wanted`: that itself, or one between."""
+    if wanted == now or wanted in MOVES[now]:
+        return wanted
+    return next(step for step in ROLES if step in MOVES[now] and wanted in MOVES[step])
