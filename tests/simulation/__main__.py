@@ -1,7 +1,8 @@
 """Run as many seeds as asked: `python -m tests.simulation --seeds 100000 --jobs 4`.
 
-A seed that fails is run once more with a trace, which is printed with the one command that
-repeats it.
+It tells how fast that went, which faults struck, and which pairs of step and fault never met. A
+seed that fails is run once more with a trace, which is printed with the one command that repeats
+it.
 """
 
 from __future__ import annotations
@@ -9,30 +10,13 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-import traceback
-from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor, as_completed
 
+from tests.simulation.coverage import Coverage
+from tests.simulation.requirements import empty_cells
+from tests.simulation.runs import repeat, run
 from tests.simulation.world import World
 
-CHUNK = 50
 LINES_SHOWN = 80
-
-
-def fails(seed: int) -> str:
-    """Run one seed; return what is wrong with it, or an empty text."""
-    try:
-        World(seed).run()
-    except AssertionError as error:
-        return f"{type(error).__name__} {error}"
-    except Exception as error:
-        return f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-3)}"
-    return ""
-
-
-def run_chunk(seeds: list[int]) -> list[tuple[int, str]]:
-    """Run some seeds; return those that fail."""
-    return [(seed, what) for seed in seeds if (what := fails(seed))]
 
 
 def show(seed: int, lines: int) -> None:
@@ -45,20 +29,21 @@ def show(seed: int, lines: int) -> None:
         what = f"{type(error).__name__} {error}"
     print("\n".join(world.lines[-lines:]))
     print(f"seed {seed}: {what or 'holds'}; trace {world.hash:08x}, {world.steps} steps")
-    print(f"python -m tests.simulation --from {seed} --seeds 1 --trace")
+    print(repeat(seed))
 
 
-def run(seeds: Iterable[int], jobs: int) -> list[tuple[int, str]]:
-    """Run the seeds, in `jobs` processes, and return those that fail, lowest first."""
-    wanted = list(seeds)
-    chunks = [wanted[i : i + CHUNK] for i in range(0, len(wanted), CHUNK)]
-    if jobs == 1:
-        return [bad for chunk in chunks for bad in run_chunk(chunk)]
-    found: list[tuple[int, str]] = []
-    with ProcessPoolExecutor(jobs) as pool:
-        for future in as_completed([pool.submit(run_chunk, chunk) for chunk in chunks]):
-            found += future.result()
-    return sorted(found)
+def tell(coverage: Coverage, took_s: float) -> None:
+    """Print how fast it went, and what was met."""
+    worlds = coverage.worlds
+    print(
+        f"{worlds:,} seeds in {took_s:.1f} s: {worlds / took_s * 3600:,.0f} seeds/hour, "
+        f"{coverage.events / took_s:,.0f} steps/s, {coverage.operations:,} operations of clients"
+    )
+    print("faults: " + ", ".join(f"{name} {n:,}" for name, n in sorted(coverage.faults.items())))
+    cells, empty = empty_cells(coverage)
+    print(f"pairs of step and fault: {cells - len(empty)} of {cells} that are possible")
+    for step, fault in empty:
+        print(f"  never met: {fault!r} at {step!r}")
 
 
 def main() -> int:
@@ -74,14 +59,13 @@ def main() -> int:
             show(seed, 0)
         return 0
     began = time.monotonic()
-    bad = run(seeds, options.jobs)
-    took = time.monotonic() - began
-    print(f"{len(seeds)} seeds in {took:.1f} s: {len(seeds) / took * 3600:,.0f} seeds/hour")
-    for seed, what in bad:
-        print(f"FAILED {what}\n  python -m tests.simulation --from {seed} --seeds 1 --trace")
-    if bad:
-        show(bad[0][0], LINES_SHOWN)
-    return 1 if bad else 0
+    found = run(seeds, options.jobs)
+    tell(found.coverage, time.monotonic() - began)
+    for seed, what in sorted(found.bad.items()):
+        print(f"FAILED seed {seed}: {what}\n  {repeat(seed)}")
+    if found.bad:
+        show(min(found.bad), LINES_SHOWN)
+    return 1 if found.bad else 0
 
 
 if __name__ == "__main__":

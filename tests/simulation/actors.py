@@ -152,11 +152,13 @@ class Op:
 
 @dataclass(slots=True, eq=False)
 class Reading:
-    """One read of a client, linearizable or at a CAS."""
+    """One read of a client, linearizable or at a CAS; `state` is what the node showed it."""
 
     invoked_ms: int
     linearizable: bool
     at_least: int
+    state: Any = None
+    done_ms: int = -1
 
 
 class Client:
@@ -199,7 +201,7 @@ class Client:
         """Return a random command, some of them with an expected CAS that this client knows."""
         chance = self.world.clock.chance
         self._made += 1
-        request_id = f"c{self.number}-{self._made}"
+        request_id, stale = self.world.request_id(f"c{self.number}-{self._made}")
         expected: int | None = None
         dice = chance.random()
         command: Any
@@ -228,7 +230,7 @@ class Client:
             command = DropIndex(
                 0, f"b{chance.randrange(2)}", f"i{chance.randrange(4)}", chance.random() < 0.2
             )
-        recorded = chance.random() < 0.8
+        recorded = stale or chance.random() < 0.8
         fingerprint = hash_of(command)
         return Request(command, request_id, "client", expected, fingerprint, recorded)
 
@@ -264,7 +266,10 @@ class Client:
             return
         self._token = 0
         if self.reading is not None:
-            self.reading = None
+            reading, self.reading = self.reading, None
+            if outcome.status == OK and reading.linearizable:
+                reading.done_ms = self.world.clock.now
+                self.world.judge.readings.append(reading)
             self._redirect(outcome)
             self._pause()
         elif outcome.status in (OK, REFUSED):
@@ -298,7 +303,8 @@ class Client:
 
     def _too_late(self, op: Op) -> bool:
         """Tell whether the outcome may be evicted before another try is decided."""
-        return self.world.evicting and self.world.clock.now - op.invoked_ms > 700
+        world = self.world
+        return world.evicting and not world.timed_ids and world.clock.now - op.invoked_ms > 700
 
     def _redirect(self, outcome: Outcome) -> None:
         if "node" in outcome.details and outcome.details["node"] in self.world.machines:
@@ -335,19 +341,19 @@ class DdlWriter:
         request: Request
         if dice < 0.08:
             request = Request(SkipRecord("no command", b"?"))
-        elif dice < 0.2 and self.sent and not self.world.evicting:
+        elif dice < 0.2 and self.sent and (self.world.timed_ids or not self.world.evicting):
             request = chance.choice(self.sent)
         else:
             request = self._new()
-        self.world.broker["ddl"].append(request, None, clock.now)
-        if request.id:
-            self.sent.append(request)
+            if request.id:
+                self.sent.append(request)
+        chance.choice(self.world.broker.ddl).append(request, None, clock.now)
         clock.at(chance.randint(1, chance.choice((20, 1_200))), self.write)
 
     def _new(self) -> Request:
         chance = self.world.clock.chance
         self._made += 1
-        request_id = f"t-{self._made}"
+        request_id, _ = self.world.request_id(f"t-{self._made}")
         command: Any
         dice = chance.random()
         if dice < 0.3:

@@ -15,11 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from coordinator.kafka.topics import DDL_PARTITIONS
 from tests.simulation.clock import Clock
 
 OPEN, COMMITTED, ABORTED = "open", "committed", "aborted"
-
-TRANSACTION_TIMEOUT_MS = 6_000
 
 
 class Fenced(Exception):
@@ -113,8 +112,10 @@ class Broker:
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        names = ("commit", "statecontext", "history", "ddl", "ddl-replies", "dead-letter")
+        names = ("commit", "statecontext", "history", "ddl-replies", "dead-letter")
         self.partitions = {name: Partition(name) for name in names}
+        self.ddl = [Partition(f"ddl/{number}") for number in range(DDL_PARTITIONS)]
+        self.transaction_timeout_ms = 6_000
         self.session: Session | None = None
         self.current: Transaction | None = None
         self.marker_spread_ms = 6
@@ -141,7 +142,7 @@ class Broker:
         self.check(session)
         if self.current is None:
             self.current = Transaction(session, self.clock.now)
-            self.clock.at(TRANSACTION_TIMEOUT_MS, self._time_out, self.current)
+            self.clock.at(self.transaction_timeout_ms, self._time_out, self.current)
         txn = self.current
         if txn.status != OPEN:
             raise Fenced("the transaction before is being completed")
@@ -161,12 +162,22 @@ class Broker:
         self._decide(self.current, status)
         self._when_idle(done)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether a transaction is open and undecided."""
+        return self.current is not None and self.current.status == OPEN
+
     def end_late(self) -> None:
         """The EndTxn of an earlier transaction arrives late, and commits the open one."""
         if self.current is not None and self.current.status == OPEN:
             self._decide(self.current, COMMITTED)
             self._epoch += 1
             self.session = None
+
+    def time_out(self) -> None:
+        """The open transaction has lasted too long: it is aborted, and its producer fenced."""
+        if self.current is not None:
+            self._time_out(self.current)
 
     def check(self, session: Session) -> None:
         if session is not self.session:

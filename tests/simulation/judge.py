@@ -13,7 +13,6 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from coordinator.core import effects as fx
-from coordinator.core import state as states
 from coordinator.core.authority_state import AuthorityState
 from coordinator.core.commands import (
     OK,
@@ -41,29 +40,18 @@ from coordinator.core.records import (
     TransactionProposed,
     TransactionRolledBack,
 )
-from coordinator.core.synchroniser import Synchroniser
 from coordinator.core.types import TxnId
-from tests.simulation.actors import Client, Op
+from tests.simulation.actors import Client, Op, Reading
 from tests.simulation.broker import COMMITTED, Session, Stored
+from tests.simulation.conclusion import conclude
+from tests.simulation.histories import EXPIRED
+from tests.simulation.violation import Violation, require
 
 if TYPE_CHECKING:
     from tests.simulation.machine import Machine
     from tests.simulation.world import World
 
 EFFECTS = ("SettingWritten", "SettingDeleted", "IndexProposed", "IndexDropped")
-
-
-class Violation(AssertionError):
-    """An invariant that does not hold: its name, and how it was found."""
-
-    def __init__(self, name: str, message: str) -> None:
-        super().__init__(f"{name}: {message}")
-        self.name = name
-
-
-def require(truth: bool, name: str, message: str) -> None:
-    if not truth:
-        raise Violation(name, message)
 
 
 @dataclass(slots=True)
@@ -141,6 +129,8 @@ def point_of(authority: AuthorityState) -> tuple[Any, ...]:
 class Judge:
     """Sees everything, and knows what follows from it."""
 
+    conclude = conclude
+
     def __init__(self, world: World) -> None:
         self.world = world
         self.truth = Truth()
@@ -154,7 +144,9 @@ class Judge:
         self.versions: dict[Any, list[Version]] = {}
         self.commits: list[tuple[int, int]] = []
         self.refused: set[str] = set()
+        self.stale: set[str] = set()
         self.ops: list[Op] = []
+        self.readings: list[Reading] = []
         self.decisions = 0
         self.rolled_back = 0
         self._offsets: list[int] = []
@@ -380,6 +372,11 @@ class Judge:
             found = self.effects.setdefault(mutation.request, [])
             found.append((mutation.event, cas))
             require(len(found) == 1, "a-request-id-executes-once", f"{mutation.request}: {found}")
+            require(
+                mutation.request not in self.stale,
+                "an-expired-id-is-never-executed",
+                f"{mutation.request} at CAS {cas}",
+            )
             if mutation.event != "IndexProposed":
                 self._not_refused(mutation.request, cas)
 
@@ -492,8 +489,9 @@ class Judge:
         node = machine.node
         assert node is not None
         strayed = self.world.strays and effect.code == "digest_mismatch"
+        flipped = machine.flipped and effect.code == "digest_mismatch"
         require(
-            strayed or effect.code in self.world.alarms_expected,
+            strayed or flipped or effect.code in self.world.alarms_expected,
             "no-alarm",
             f"node {machine.number} halts: {effect.code}: {effect.message}",
         )
@@ -508,6 +506,8 @@ class Judge:
             return
         if who.reading is not None:
             if outcome.status == OK:
+                assert machine.node is not None
+                who.reading.state = machine.node.state
                 self._check_reading(who.reading.invoked_ms, who.reading.at_least, outcome.cas)
                 if who.reading.linearizable:
                     self._check_fresh(who.reading.invoked_ms, outcome.cas)
@@ -525,6 +525,7 @@ class Judge:
         require(cas >= newest, "linearizable-reads", f"read CAS {cas}, {newest} stood before")
 
     def _check_ok(self, op: Op, outcome: Any) -> None:
+        require(op.request.id not in self.stale, "an-expired-id-is-never-executed", op.request.id)
         command = op.request.command
         if outcome.answer.get("existed") in (True, False):
             return
@@ -563,9 +564,16 @@ class Judge:
 
     def _check_refused(self, op: Op, outcome: Any) -> None:
         request_id = op.request.id
+        if outcome.code == EXPIRED and op.tries > 1:
+            return
+        require(
+            outcome.code == EXPIRED or request_id not in self.stale,
+            "an-expired-id-is-refused-as-such",
+            f"{request_id}: {outcome.code}",
+        )
         self.refused.add(request_id)
         for event, cas in self.effects.get(request_id, ()):
-            undone = event == "IndexProposed" and self._is_undone(cas)
+            undone = event == "IndexProposed" and self.is_undone(cas)
             require(undone, "refused-never-takes-effect", f"{request_id}: {event} at CAS {cas}")
         command = op.request.command
         key: Any = None
@@ -589,7 +597,8 @@ class Judge:
                 f"which it never was since {op.invoked_ms}: {self.versions.get(key)}",
             )
 
-    def _is_undone(self, cas: int) -> bool:
+    def is_undone(self, cas: int) -> bool:
+        """Tell whether the index that was proposed there never became ready."""
         index = self.done[cas].mutation.entity
         assert isinstance(index, Index)
         return index.id not in self.ready
@@ -610,17 +619,6 @@ class Judge:
                 return True
         return False
 
-    # -- the end -----------------------------------------------------------------------------
-
-    def conclude(self) -> None:
-        """Everything is healed and quiet: compare what all of them hold."""
-        self._compare_nodes()
-        self._replay_history()
-        self._synchronise()
-        self._check_ddl()
-        differences = self.indexer_differences()
-        require(not differences, "indexers-agree", differences)
-
     def indexer_differences(self) -> str:
         """Say which indexer does not hold what the state says, in the storage that it says."""
         for indexer in self.world.indexers:
@@ -633,75 +631,6 @@ class Judge:
             if held != wanted:
                 return f"indexer {indexer.number} holds {held}, should {wanted}"
         return ""
-
-    def _compare_nodes(self) -> None:
-        whole = {key: (v[0], v[1]) for key, v in self.entities.items()}
-        for machine in self.world.machines.values():
-            node = machine.node
-            assert node is not None
-            held = {key: (v.cas, v.value) for key, v in node.state.entities.items()}
-            require(held == whole, "nodes-agree", f"node {machine.number}")
-            require(
-                states.recomputed_digest(node.state) == node.state.digest == self.truth.digest,
-                "digest-recomputed",
-                f"node {machine.number}",
-            )
-            names = dict(node.state.names.items())
-            require(names == self.names, "names-agree", f"node {machine.number}")
-
-    def _replay_history(self) -> None:
-        state = states.EMPTY
-        for stored in self.world.broker["history"].read(0):
-            event = stored.value
-            if self.statuses.get(event.txn) == "commit":
-                state = states.evolve(state, [(event.mutation, event.cas)])
-        require(
-            (state.cas, state.digest) == (self.truth.last_cas, self.truth.digest),
-            "history-replays",
-            f"history gives CAS {state.cas}, truth is {self.truth.last_cas}",
-        )
-
-    def _synchronise(self) -> None:
-        self.world.broker.compact(0)
-        machine = next(iter(self.world.machines.values()))
-        events = machine._dated(self.world.broker["statecontext"].read(0))
-        synchroniser = Synchroniser(self.truth.last_cas, self.truth.digest)
-        synchroniser.add_events(events, True)
-        state = synchroniser.resolve()
-        require(
-            isinstance(state, states.StateContext)
-            and (state.cas, state.digest) == (self.truth.last_cas, self.truth.digest),
-            "compacted-state-suffices",
-            f"{state}",
-        )
-
-    def _check_ddl(self) -> None:
-        """Each command on the topic has one effect, and replies that agree with it."""
-        replies: dict[str, list[Any]] = {}
-        for stored in self.world.broker["ddl-replies"].read(0):
-            replies.setdefault(stored.value.request, []).append(stored.value)
-        skipped = 0
-        for stored in self.world.broker["ddl"].read(0):
-            request = stored.value
-            if not request.id:
-                skipped += 1
-                continue
-            found = replies.get(request.id, [])
-            require(bool(found), "ddl-is-answered", f"{request.id} has no reply")
-            same = {(r.status, r.error_code, r.answer_json) for r in found}
-            require(len(same) == 1, "ddl-replies-agree", f"{request.id}: {found}")
-            self._check_ddl_effect(request.id, found[0])
-        letters = [s.value.offset for s in self.world.broker["dead-letter"].read(0)]
-        require(len(letters) == len(set(letters)) == skipped, "one-dead-letter-each", f"{letters}")
-
-    def _check_ddl_effect(self, request_id: str, reply: Any) -> None:
-        effects = self.effects.get(request_id, [])
-        if reply.status == OK and '"existed"' not in reply.answer_json:
-            require(len(effects) == 1, "ddl-takes-effect-once", f"{request_id}: {effects}")
-            require(reply.cas in self.done, "ddl-takes-effect-once", f"{request_id}: {reply}")
-        elif reply.status == REFUSED:
-            lasting = [e for e in effects if e[0] != "IndexProposed" or not self._is_undone(e[1])]
-            require(not lasting, "refused-never-takes-effect", f"{request_id}: {effects}")
 
 
 def digest_of(entities: dict[str, tuple[int, bytes, Any]]) -> int:

@@ -11,116 +11,29 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-from immutables import Map
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from coordinator.core import effects as fx
 from coordinator.core import inputs as inp
-from coordinator.core import state as states
-from coordinator.core.authority_state import AuthorityState
 from coordinator.core.commands import Position
 from coordinator.core.config import NodeConfig
 from coordinator.core.node import Node
 from coordinator.core.records import Event, ProposalAnswered
 from coordinator.core.types import Instant
-from tests.simulation.broker import ABORTED, COMMITTED, Fenced, Session
 from tests.simulation.clock import WALL_MS
+from tests.simulation.coverage import STEPS_OF_EFFECT, steps_of_input
+from tests.simulation.disk import Content, Disk
+from tests.simulation.producer import ProducerThread
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
 TICK_MS = 50
 PATIENCE_MS = 700
-"""After this the shell reports a lost append or a silent producer."""
+"""After this the shell reports a lost append."""
 
-
-class ReprCodec:
-    """A deterministic encoding that needs no schema."""
-
-    def encode_entity(self, entity: Any) -> bytes:
-        return repr(entity).encode()
-
-
-class Content(NamedTuple):
-    """What is on a disk after some batch."""
-
-    finished: bool = False
-    applied: int = -1
-    authority: AuthorityState | None = None
-    rows: Map[int, Any] = Map()
-    log: inp.LocalLog | None = None
-    cas: int = 0
-    digest: int = 0
-    entities: Map[str, Any] = Map()
-
-
-class Disk:
-    """A store of atomic batches: those after the last sync may be lost, the newest first."""
-
-    def __init__(self) -> None:
-        self.contents: list[Content] = [Content()]
-        self.full = False
-        self.refusing = False
-        self.durable_logs: set[int] = set()
-
-    @property
-    def newest(self) -> Content:
-        return self.contents[-1]
-
-    def write(self, save: fx.Save) -> Content:
-        """Apply a batch in memory and return the content after it."""
-        old = Content() if save.wipe else self.newest
-        entities = old.entities.mutate()
-        for key, versioned in save.changes:
-            if versioned is not None:
-                entities[key] = versioned
-            elif key in entities:
-                del entities[key]
-        rows = old.rows
-        for number, row in save.rows:
-            rows = rows.set(number, row)
-        authority = None if save.authority is None else replace(save.authority, log=Map())
-        content = Content(
-            save.authority is not None,
-            save.applied,
-            authority,
-            rows,
-            save.log,
-            save.cas,
-            save.digest,
-            entities.finish(),
-        )
-        self.contents.append(content)
-        return content
-
-    def synced(self, content: Content) -> None:
-        """Everything up to `content` survives from now on."""
-        position = next((i for i, c in enumerate(self.contents) if c is content), None)
-        if position is None:
-            return
-        del self.contents[:position]
-        if content.log is not None:
-            self.durable_logs.add(content.log.offset)
-
-    def crash(self, kept: int) -> None:
-        """Lose all but `kept` of the batches that were not synced."""
-        del self.contents[1 + kept :]
-        if self.newest.log is not None:
-            self.durable_logs.add(self.newest.log.offset)
-
-    def restore(self) -> inp.Restored | None:
-        """Return what a starting node finds."""
-        content = self.newest
-        del self.contents[:-1]
-        if not content.finished or content.authority is None:
-            return None
-        authority = content.authority
-        first = max(0, authority.log_next - authority.log_capacity)
-        rows = {n: content.rows[n] for n in range(first, authority.log_next) if n in content.rows}
-        authority = replace(authority, log=Map(rows))
-        state = states.restore(content.cas, content.entities.items())
-        return inp.Restored(content.applied, authority, state, content.log)
+ACKS, HEARTBEAT = "acks", "heartbeat"
 
 
 class Machine:
@@ -135,28 +48,89 @@ class Machine:
         self.node: Node | None = None
         self.life = 0
         self.paused = False
-        self.cut = False
+        self.deaf = False
+        self.mute = False
+        self.cut_topics: set[str] = set()
+        self.lossy = False
+        self.doubling = False
+        self.slow_ms = 0
         self.fuse = -1
         self.skew_ms = world.clock.chance.randint(-200, 200)
-        self.slow_ms = 0
+        self.step = "start"
+        self.active: dict[str, int] = {}
+        self.flipped = False
         self.inbox: deque[inp.Input] = deque()
         self.waiting: dict[int, Any] = {}
-        self._work: deque[Callable[[], None]] = deque()
-        self._working = False
-        self._producer = 0
-        self._session: Session | None = None
+        self.producer = ProducerThread(self)
+        self._rate = 1.0
+        self._mono_ms = self._mono_since_ms = 0
+        self._rest: list[fx.Effect] = []
         self._written = -1
         self._follow = -1
         self._following = False
-        self._ddl_at = -1
+        self._ddl_at: dict[int, int] = {}
         self._ddl_reader = 0
-        self._ddl_busy = False
+        self._ddl_busy: set[int] = set()
         self.broker["commit"].listeners.append(self._commit_moved)
-        self.broker["ddl"].listeners.append(self._ddl_moved)
+        for number, partition in enumerate(self.broker.ddl):
+            partition.listeners.append(partial(self._ddl_moved, number))
+
+    # -- the clock ---------------------------------------------------------------------------
 
     @property
-    def up(self) -> bool:
-        return self.node is not None
+    def mono_ms(self) -> int:
+        """The monotonic clock: it may run at another rate, and never goes back."""
+        return self._mono_ms + int((self.clock.now - self._mono_since_ms) * self._rate)
+
+    def run_at(self, rate: float) -> None:
+        """Let the monotonic clock run at this rate from now on."""
+        self._mono_ms, self._mono_since_ms, self._rate = self.mono_ms, self.clock.now, rate
+
+    # -- the network -------------------------------------------------------------------------
+
+    @property
+    def cut(self) -> bool:
+        """Whether the machine is cut off in both directions."""
+        return self.deaf and self.mute
+
+    @cut.setter
+    def cut(self, cut: bool) -> None:
+        self.deaf = self.mute = cut
+
+    def slow(self) -> int:
+        """Return how much longer a message takes to or from this machine."""
+        if not self.slow_ms:
+            return 0
+        return self.clock.chance.randint(0, self.slow_ms)
+
+    def loses(self, probability: float) -> bool:
+        """Tell whether a message to or from this machine gets lost."""
+        if self.lossy and self.clock.chance.random() < 0.5:
+            return True
+        if self.clock.hit(probability):
+            self.met("message loss")
+            return True
+        return False
+
+    def met(self, fault: str) -> None:
+        """A fault of the network has struck this machine."""
+        self.world.coverage.struck(fault, self.step)
+
+    # -- what the faults do ------------------------------------------------------------------
+
+    def begin(self, fault: str) -> None:
+        """A fault that lasts begins to act on this machine."""
+        self.active[fault] = self.active.get(fault, 0) + 1
+        self.world.coverage.struck(fault, self.step)
+
+    def end(self, fault: str) -> bool:
+        """One such fault ends; tell whether it was the last of its kind."""
+        left = self.active.get(fault, 0) - 1
+        if left > 0:
+            self.active[fault] = left
+            return False
+        self.active.pop(fault, None)
+        return True
 
     # -- life --------------------------------------------------------------------------------
 
@@ -176,14 +150,14 @@ class Machine:
         self.node = Node(config, world.codec)
         world.trace(f"node {self.number} starts, life {self.life}")
         restored = self.disk.restore()
-        if restored is not None:
+        if restored is not None and not self.flipped:
             world.judge.restored(self.number, restored)
         commit = self.broker["commit"]
         self.feed(inp.Started(restored, commit.start, commit.stable))
         self.clock.at(self.clock.chance.randrange(TICK_MS), self._tick, self.life)
 
-    def crash(self, why: str = "crash") -> None:
-        """End the process here and now."""
+    def crash(self, why: str = "crash", kept: int | None = None) -> None:
+        """End the process here and now, with `kept` of the unsynced batches (None: by chance)."""
         if self.node is None:
             return
         self.world.trace(f"node {self.number} ends: {why}")
@@ -193,14 +167,15 @@ class Machine:
         self.fuse = -1
         self.inbox.clear()
         self.waiting.clear()
-        self._drop_producer()
+        self._rest = []
+        for fault in PROCESS_FAULTS & self.active.keys():
+            del self.active[fault]
+        self.producer.drop()
         self._follow = -1
         self._following = False
-        self._ddl_reader += 1
-        self._ddl_at = -1
-        self._ddl_busy = False
+        self._drop_ddl()
         unsynced = len(self.disk.contents) - 1
-        self.disk.crash(self.clock.chance.randint(0, unsynced))
+        self.disk.crash(self.clock.chance.randint(0, unsynced) if kept is None else kept)
         self.disk.refusing = False
         self.world.judge.ended(self.number)
 
@@ -215,7 +190,13 @@ class Machine:
         self.paused = True
 
     def resume(self) -> None:
+        """Let the process go on where it stopped, perhaps between two effects."""
+        if not self.paused:
+            return
         self.paused = False
+        self.producer.resume()
+        rest, self._rest = self._rest, []
+        self._carry_out(rest)
         while self.inbox and self.node is not None and not self.paused:
             self._step(self.inbox.popleft())
 
@@ -233,18 +214,35 @@ class Machine:
         assert node is not None
         world = self.world
         now = self.clock.now
+        instant = Instant(self.mono_ms, WALL_MS + now + self.skew_ms)
+        steps = steps_of_input(self, event)
         life = self.life
-        instant = Instant(now, WALL_MS + now + self.skew_ms)
         found = node.step(instant, event)
         world.stepped(self, event, found)
-        for effect in found:
+        for step in steps:
+            world.take_step(self, step)
+        if self.life == life:
+            self._carry_out(found)
+
+    def _carry_out(self, effects: list[fx.Effect]) -> None:
+        """Carry effects out, unless the process ends or stops between two of them."""
+        life, world = self.life, self.world
+        for number, effect in enumerate(effects):
+            if self.paused:
+                self._rest += effects[number:]
+                return
             if self.fuse >= 0:
                 self.fuse -= 1
                 if self.fuse < 0:
+                    world.coverage.struck("crash between effects", self.step)
                     self.crash("crash between two effects")
                     self.clock.at(400 + 30 * self.clock.delay(), self.start)
                     return
+            step = STEPS_OF_EFFECT.get(type(effect))
+            name = step(self, effect) if step is not None else ""
             EFFECTS[type(effect)](self, effect)
+            if name and self.life == life:
+                world.take_step(self, name)
             if self.life != life:
                 return
 
@@ -273,12 +271,12 @@ class Machine:
         if self._follow < 0 or self._following or self.broker["commit"].stable <= self._follow:
             return
         self._following = True
-        self.clock.at(self.clock.delay(), self._deliver_commit, self.life)
+        self.clock.at(self.clock.delay() + self.slow(), self._deliver_commit, self.life)
 
     def _deliver_commit(self, life: int) -> None:
         if life != self.life:
             return
-        if self.cut or self.paused:
+        if self.deaf or self.paused:
             self.clock.at(60, self._deliver_commit, life)
             return
         limit = self.clock.chance.choice((1, 2, 3, 500))
@@ -290,7 +288,10 @@ class Machine:
         else:
             self._follow = found[-1].offset + 1
         if found:
-            self.feed(inp.CommitRead(tuple(inp.Entry(r.offset, r.value) for r in found)))
+            event = inp.CommitRead(tuple(inp.Entry(r.offset, r.value) for r in found))
+            if self.doubling:
+                self.later(2 * self.clock.delay(), event)
+            self.feed(event)
         if life == self.life:
             self._commit_moved()
 
@@ -298,18 +299,21 @@ class Machine:
 
     def _do_append(self, effect: fx.Append) -> None:
         faults, clock = self.world.faults, self.clock
-        life = self.life
         failed = inp.AppendFailed(effect.token, "timed out")
-        if self.cut or clock.hit(faults.append_lost):
+        if self.mute or self.loses(faults.append_lost):
             self.later(PATIENCE_MS, failed)
             return
         if clock.hit(faults.append_unknown):
+            self.met("delay")
             self.later(PATIENCE_MS, failed)
-            clock.at(clock.chance.randint(1, 2_500), self._land, life, effect)
+            clock.at(clock.chance.randint(1, 2_500), self._land, self.life, effect)
             return
-        clock.at(clock.delay(), self._land, life, effect)
-        if clock.hit(faults.append_doubled):
-            clock.at(clock.chance.randint(1, 1_500), self._land, life, effect)
+        if self.deaf:
+            self.later(PATIENCE_MS, failed)
+        clock.at(clock.delay() + self.slow(), self._land, self.life, effect)
+        if self.doubling or clock.hit(faults.append_doubled):
+            self.met("duplication")
+            clock.at(clock.chance.randint(1, 1_500), self._land, self.life, effect)
 
     def _land(self, life: int, effect: fx.Append) -> None:
         offset = self.broker["commit"].append(effect.record, None, self.clock.now)
@@ -320,19 +324,37 @@ class Machine:
         self.clock.at(self.clock.delay(), self._examine, self.life, effect.token)
 
     def _examine(self, life: int, token: int) -> None:
-        end = -1 if self.cut else self.broker["commit"].stable
+        cut = self.deaf or self.mute
+        end = -1 if cut else self.broker["commit"].stable
         self.later(self.clock.delay(), inp.Examined(token, end, self._written, "cut off"))
 
     def _do_answer(self, effect: fx.Answer) -> None:
         record = effect.record
         if isinstance(record, ProposalAnswered):
             self.world.judge.answered(self, record)
-        if not self.cut and not self.clock.hit(self.world.faults.ack_lost):
-            self.world.acknowledge(record, self.slow_ms)
+        if self._sends(ACKS, self.world.faults.ack_lost):
+            self.world.acknowledge(record, self.slow())
+            if self.doubling:
+                self.world.acknowledge(record, self.clock.chance.randint(1, 1_500))
 
     def _do_beat(self, effect: fx.Beat) -> None:
-        if not self.cut:
-            self.world.beat(effect.record, self.slow_ms)
+        if self._sends(HEARTBEAT, 0.0):
+            self.world.beat(effect.record, self.slow())
+
+    def _sends(self, topic: str, probability: float) -> bool:
+        return not (self.mute or topic in self.cut_topics or self.loses(probability))
+
+    def hear(self, topic: str, record: Any) -> None:
+        """A record of `acks` or `heartbeat` has come as far as this machine."""
+        node = self.node
+        if node is None or self.deaf or topic in self.cut_topics:
+            return
+        if self.lossy and self.loses(0.0):
+            return
+        if topic == HEARTBEAT:
+            self.feed(inp.BeatsRead((record,)))
+        elif node.master is not None or self.paused:
+            self.feed(inp.AcksRead((record,)))
 
     # -- the store ---------------------------------------------------------------------------
 
@@ -340,6 +362,7 @@ class Machine:
         disk = self.disk
         if disk.full or disk.refusing:
             disk.refusing = True
+            self.world.coverage.struck("full disk", self.step)
             self.later(self.clock.delay(), inp.StoreFailed(effect.token, "the disk is full"))
             return
         if effect.authority is not None:
@@ -362,157 +385,6 @@ class Machine:
             self.disk.refusing = False
             self.later(self.clock.delay(), inp.Stored(effect.token))
 
-    # -- the transactional producer ----------------------------------------------------------
-
-    def _enqueue(self, work: Callable[[], None]) -> None:
-        """Have the producer's thread do this after all before it."""
-        self._work.append(work)
-        if not self._working:
-            self._working = True
-            self._next()
-
-    def _next(self) -> None:
-        if self._work:
-            self._work.popleft()()
-        else:
-            self._working = False
-
-    def _go_on(self, producer: int) -> None:
-        if producer == self._producer:
-            self._next()
-
-    def _call(
-        self,
-        token: int,
-        what: Callable[[Callable[[Any], None]], None],
-        answer: Callable[[Any], None],
-    ) -> None:
-        """Make one call to the broker over a network that may lose it, or its answer.
-
-        `what` runs at the broker and calls back with its result; a fault or `Fenced` ends in
-        `ProducerFailed`, after which the thread goes on with what comes next.
-        """
-        producer, clock, faults = self._producer, self.clock, self.world.faults
-        settled = False
-
-        def fail(reason: str) -> None:
-            nonlocal settled
-            if not settled and producer == self._producer:
-                settled = True
-                self._session = None
-                self.feed(inp.ProducerFailed(token, reason))
-                self._go_on(producer)
-
-        def back(result: Any) -> None:
-            if lost_back:
-                if clock.hit(0.5):
-                    clock.at(clock.delay(), fail, "disconnected")
-                return
-            clock.at(clock.delay(), arrive, result)
-
-        def arrive(result: Any) -> None:
-            nonlocal settled
-            if not settled and producer == self._producer:
-                settled = True
-                answer(result)
-                self._go_on(producer)
-
-        def there() -> None:
-            if self.cut:
-                return
-            try:
-                what(back)
-            except Fenced as error:
-                clock.at(clock.delay(), fail, str(error))
-
-        lost_there = self.cut or clock.hit(faults.call_lost)
-        lost_back = clock.hit(faults.answer_lost)
-        if not lost_there:
-            slow = clock.chance.randint(1, 1_500) if clock.hit(faults.call_slow) else 0
-            clock.at(clock.delay() + slow, there)
-        clock.at(4 * PATIENCE_MS, fail, "the broker does not answer")
-
-    def _do_open(self, effect: fx.OpenProducer) -> None:
-        def opened(session: Session) -> None:
-            self._session = session
-            self.feed(inp.ProducerOpened(effect.token))
-
-        self._enqueue(
-            lambda: self._call(
-                effect.token, lambda back: self.broker.initialise(self.number, back), opened
-            )
-        )
-
-    def _do_close(self, effect: fx.CloseProducer) -> None:
-        self._drop_producer()
-
-    def _drop_producer(self) -> None:
-        """Forget the producer; calls under way may still reach the broker."""
-        self._producer += 1
-        self._session = None
-        self._work.clear()
-        self._working = False
-
-    def _in_transaction(
-        self,
-        token: int,
-        what: Callable[[Session, Callable[[Any], None]], None],
-        answer: Callable[[Any], None],
-    ) -> None:
-        def work() -> None:
-            session = self._session
-            if session is None:
-                self.later(1, inp.ProducerFailed(token, "there is no producer"))
-                self._next()
-                return
-            self._call(token, lambda back: what(session, back), answer)
-
-        self._enqueue(work)
-
-    def _do_write_events(self, effect: fx.WriteEvents) -> None:
-        def write(session: Session, back: Callable[[Any], None]) -> None:
-            send = self.broker.send
-            back(tuple(send(session, "statecontext", event) for event in effect.events))
-            if self.clock.hit(self.world.faults.end_late):
-                self.clock.at(self.clock.delay(), self.broker.end_late)
-
-        def written(offsets: tuple[int, ...]) -> None:
-            self.feed(inp.Written(effect.token, offsets))
-
-        self._in_transaction(effect.token, write, written)
-
-    def _do_write_history(self, effect: fx.WriteHistory) -> None:
-        def write(session: Session, back: Callable[[Any], None]) -> None:
-            for event in effect.events:
-                self.broker.send(session, "history", event)
-            back(None)
-
-        self._in_transaction(0, write, lambda result: None)
-
-    def _do_conclude(self, effect: fx.Conclude) -> None:
-        def conclude(session: Session, back: Callable[[Any], None]) -> None:
-            self.broker.check(session)
-            self.world.judge.concluding(self, session, effect)
-            for record in effect.records:
-                self.broker.send(session, "commit", record)
-            for reply in effect.replies:
-                self.broker.send(session, "ddl-replies", reply)
-            for letter in effect.dead_letters:
-                self.broker.send(session, "dead-letter", letter)
-            self.broker.end(session, COMMITTED, lambda: back(None))
-
-        self._in_transaction(
-            effect.token, conclude, lambda result: self.feed(inp.Ended(effect.token))
-        )
-
-    def _do_abandon(self, effect: fx.Abandon) -> None:
-        def abandon(session: Session, back: Callable[[Any], None]) -> None:
-            self.broker.end(session, ABORTED, lambda: back(None))
-
-        self._in_transaction(
-            effect.token, abandon, lambda result: self.feed(inp.Ended(effect.token))
-        )
-
     # -- reading statecontext ----------------------------------------------------------------
 
     def _do_synchronise(self, effect: fx.Synchronise) -> None:
@@ -525,7 +397,7 @@ class Machine:
         partition = self.broker["statecontext"]
         stable = partition.stable
         again = self.clock.delay()
-        if self.cut or self.paused or stable + self.world.cas_base <= effect.cas:
+        if self.deaf or self.mute or self.paused or stable + self.world.cas_base <= effect.cas:
             self.clock.at(again + 20, self._synchronise, life, effect, position, goal)
             return
         target = stable if goal < 0 else goal
@@ -555,7 +427,7 @@ class Machine:
     def _tail(self, life: int, effect: fx.ReadTail) -> None:
         if life != self.life:
             return
-        if self.cut or self.paused:
+        if self.deaf or self.mute or self.paused:
             self.clock.at(60, self._tail, life, effect)
             return
         first = effect.cas + 1 - self.world.cas_base
@@ -564,37 +436,52 @@ class Machine:
 
     # -- ddl ---------------------------------------------------------------------------------
 
-    def _do_read_ddl(self, effect: fx.ReadDdl) -> None:
+    def _drop_ddl(self) -> None:
         self._ddl_reader += 1
-        self._ddl_busy = False
-        self._ddl_at = dict(effect.consumed).get(0, -1) + 1
-        self._ddl_moved()
+        self._ddl_busy.clear()
+        self._ddl_at = {}
+
+    def _do_read_ddl(self, effect: fx.ReadDdl) -> None:
+        self._drop_ddl()
+        consumed = dict(effect.consumed)
+        self._ddl_at = {p: consumed.get(p, -1) + 1 for p in range(len(self.broker.ddl))}
+        for number in self._ddl_at:
+            self._ddl_moved(number)
 
     def _do_stop_ddl(self, effect: fx.StopDdl) -> None:
-        self._ddl_reader += 1
-        self._ddl_busy = False
-        self._ddl_at = -1
+        self._drop_ddl()
 
-    def _ddl_moved(self) -> None:
-        if self._ddl_at < 0 or self._ddl_busy or self.broker["ddl"].end <= self._ddl_at:
+    def _ddl_moved(self, number: int) -> None:
+        at = self._ddl_at.get(number)
+        if at is None or number in self._ddl_busy or self.broker.ddl[number].end <= at:
             return
-        self._ddl_busy = True
-        self.clock.at(self.clock.delay(), self._deliver_ddl, self._ddl_reader)
+        self._ddl_busy.add(number)
+        self.clock.at(self.clock.delay(), self._deliver_ddl, self._ddl_reader, number)
 
-    def _deliver_ddl(self, reader: int) -> None:
+    def _deliver_ddl(self, reader: int, number: int) -> None:
         if reader != self._ddl_reader:
             return
-        if self.cut or self.paused:
-            self.clock.at(60, self._deliver_ddl, reader)
+        if self.deaf or self.paused:
+            self.clock.at(60, self._deliver_ddl, reader, number)
             return
-        found = self.broker["ddl"].read(self._ddl_at, self.clock.chance.choice((1, 3, 50)))
-        self._ddl_busy = False
+        limit = self.clock.chance.choice((1, 3, 50))
+        found = self.broker.ddl[number].read(self._ddl_at[number], limit)
+        self._ddl_busy.discard(number)
         if found:
-            self._ddl_at = found[-1].offset + 1
-            requests = tuple(replace(r.value, position=Position(0, r.offset)) for r in found)
-            self.feed(inp.DdlRead(requests))
+            self._ddl_at[number] = found[-1].offset + 1
+            requests = (replace(r.value, position=Position(number, r.offset)) for r in found)
+            event = inp.DdlRead(tuple(requests))
+            if self.doubling:
+                self.later(2 * self.clock.delay(), event)
+            self.feed(event)
         if reader == self._ddl_reader:
-            self._ddl_moved()
+            self._ddl_moved(number)
+
+    @property
+    def ddl_is_read(self) -> bool:
+        """Whether this machine has read all that is on `ddl`."""
+        ends = {number: p.end for number, p in enumerate(self.broker.ddl)}
+        return self._ddl_at == ends
 
     # -- the rest ----------------------------------------------------------------------------
 
@@ -603,6 +490,12 @@ class Machine:
         if self.node is None:
             return
         self.waiting[token] = who
+        ahead_ms = self.mono_ms - self.clock.now
+        if ahead_ms and isinstance(event, inp.Requested):
+            deadline_ms = event.request.deadline_ms + ahead_ms
+            event = inp.Requested(replace(event.request, deadline_ms=deadline_ms))
+        elif ahead_ms:
+            event = replace(event, deadline_ms=event.deadline_ms + ahead_ms)
         self.feed(event)
 
     def _do_reply(self, effect: fx.Reply) -> None:
@@ -622,10 +515,14 @@ class Machine:
         self.world.judge.halted(self, effect)
         self.crash(f"halt {effect.code}")
         if effect.rebuild:
+            self.flipped = False
             self.wipe()
         if not effect.final:
             self.clock.at(500, self.start)
 
+
+PROCESS_FAULTS = frozenset({"pause", "zombie"})
+"""Faults that end with the process."""
 
 EFFECTS: dict[type, Callable[[Machine, Any], None]] = {
     fx.Follow: Machine._do_follow,
@@ -635,12 +532,12 @@ EFFECTS: dict[type, Callable[[Machine, Any], None]] = {
     fx.Save: Machine._do_save,
     fx.Probe: Machine._do_probe,
     fx.Examine: Machine._do_examine,
-    fx.OpenProducer: Machine._do_open,
-    fx.CloseProducer: Machine._do_close,
-    fx.WriteEvents: Machine._do_write_events,
-    fx.WriteHistory: Machine._do_write_history,
-    fx.Conclude: Machine._do_conclude,
-    fx.Abandon: Machine._do_abandon,
+    fx.OpenProducer: lambda machine, effect: machine.producer.open(effect),
+    fx.CloseProducer: lambda machine, effect: machine.producer.drop(),
+    fx.WriteEvents: lambda machine, effect: machine.producer.write_events(effect),
+    fx.WriteHistory: lambda machine, effect: machine.producer.write_history(effect),
+    fx.Conclude: lambda machine, effect: machine.producer.conclude(effect),
+    fx.Abandon: lambda machine, effect: machine.producer.abandon(effect),
     fx.Synchronise: Machine._do_synchronise,
     fx.ReadTail: Machine._do_read_tail,
     fx.ReadDdl: Machine._do_read_ddl,

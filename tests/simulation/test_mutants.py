@@ -37,7 +37,7 @@ from coordinator.core.records import (
 from coordinator.core.saving import Keeper
 from coordinator.core.synchroniser import Synchroniser
 from coordinator.core.transaction import Attempt
-from tests.simulation.judge import Violation
+from tests.simulation.violation import Violation
 from tests.simulation.world import World
 
 Patch = pytest.MonkeyPatch

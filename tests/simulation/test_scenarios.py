@@ -155,25 +155,21 @@ def test_a_late_duplicate_of_a_proposal_is_void(world: World, settled: str) -> N
     assert ask(world, PUT).status == OK
 
 
-def test_an_ambiguous_commit_is_answered_from_the_log(world: World) -> None:
-    master = master_of(world)
+def test_an_ambiguous_commit_is_answered_from_the_log(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     epoch = world.judge.truth.epoch
     caller = Caller(world, PUT)
-    conclude = master._do_conclude
+    end = world.broker.end
 
-    def unheard(effect: Any) -> None:
+    def unheard(*args: Any) -> None:
         world.faults.answer_lost = 1.0
-        conclude(effect)
+        end(*args)
 
-    from tests.simulation import machine as machines
-
-    kept = machines.EFFECTS[machines.fx.Conclude]
-    machines.EFFECTS[machines.fx.Conclude] = lambda self, effect: unheard(effect)
-    try:
-        run_until(world, lambda: caller.outcome is not None)
-    finally:
-        machines.EFFECTS[machines.fx.Conclude] = kept
-        world.faults.answer_lost = 0.0
+    monkeypatch.setattr(world.broker, "end", unheard)
+    run_until(world, lambda: caller.outcome is not None)
+    monkeypatch.undo()
+    world.faults.answer_lost = 0.0
     assert caller.outcome is not None
     assert caller.outcome.status == OK
     assert caller.outcome.cas in world.judge.done

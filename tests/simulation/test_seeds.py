@@ -8,19 +8,23 @@ import sys
 
 import pytest
 
-from tests.simulation.__main__ import fails
+from tests.simulation.coverage import Coverage
+from tests.simulation.runs import repeat, run_seeds
 from tests.simulation.world import World
 
 SEEDS = int(os.environ.get("SIMULATION_SEEDS", "300"))
 BATCH = 50
 
+MET = Coverage()
+"""What all seeds of this run met together."""
+
 
 @pytest.mark.parametrize("first", range(0, SEEDS, BATCH))
 def test_all_invariants_hold_under_every_schedule(first: int) -> None:
-    bad = {seed: what for seed in range(first, min(first + BATCH, SEEDS)) if (what := fails(seed))}
-    assert not bad, "\n".join(
-        f"seed {seed}: {what}\n  python -m tests.simulation --from {seed} --seeds 1 --trace"
-        for seed, what in bad.items()
+    found = run_seeds(range(first, min(first + BATCH, SEEDS)))
+    MET.add(found.coverage)
+    assert not found.bad, "\n".join(
+        f"seed {seed}: {what}\n  {repeat(seed)}" for seed, what in found.bad.items()
     )
 
 

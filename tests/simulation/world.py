@@ -7,10 +7,9 @@ often), when they strike, what clients ask for, how long each message takes.
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass, fields
 from typing import Any
 
-from coordinator.core.commands import OK, Leave, Outcome, PutSetting, Request, StepDown
+from coordinator.core.commands import OK, Outcome, PutSetting, Request
 from coordinator.core.effects import Effect
 from coordinator.core.inputs import (
     AcksRead,
@@ -22,63 +21,22 @@ from coordinator.core.inputs import (
     Started,
     SyncRead,
 )
-from coordinator.core.records import AuthoritySnapshot, HoldingsRequested, MasterClaimed
+from coordinator.core.records import HoldingsRequested
 from tests.simulation.actors import Client, DdlWriter, Indexer
 from tests.simulation.broker import Broker
-from tests.simulation.clock import Clock
-from tests.simulation.judge import Judge, Violation, require
-from tests.simulation.machine import Machine, ReprCodec
+from tests.simulation.clock import WALL_MS, Clock
+from tests.simulation.coverage import Coverage
+from tests.simulation.disk import ReprCodec
+from tests.simulation.faults import ACTIONS, KINDS, LIKELY, Faults, strike
+from tests.simulation.judge import Judge
+from tests.simulation.machine import ACKS, HEARTBEAT, Machine
+from tests.simulation.schedule import Arm, arm
+from tests.simulation.violation import Violation, require
 
+DAY_MS = 24 * 3_600_000
 FAULTS_FROM_MS = 1_200
 FAULTS_UNTIL_MS = 9_000
 CONVERGED_BY_MS = 40_000
-
-
-@dataclass(slots=True)
-class Faults:
-    """How likely each message meets each fault."""
-
-    append_lost: float = 0.0
-    append_unknown: float = 0.0
-    append_doubled: float = 0.0
-    ack_lost: float = 0.0
-    call_lost: float = 0.0
-    call_slow: float = 0.0
-    answer_lost: float = 0.0
-    end_late: float = 0.0
-
-
-LIKELY = {
-    "append_lost": 0.05,
-    "append_unknown": 0.1,
-    "append_doubled": 0.3,
-    "ack_lost": 0.15,
-    "call_lost": 0.04,
-    "call_slow": 0.08,
-    "answer_lost": 0.06,
-    "end_late": 0.02,
-}
-
-ACTIONS = (
-    "crash",
-    "crash_in_step",
-    "crash_and_wipe",
-    "pause",
-    "cut",
-    "full_disk",
-    "slow_network",
-    "indexer_dies",
-    "compact",
-    "trim",
-    "crash_the_master",
-    "pause_the_master",
-    "crash_the_master_in_step",
-    "cut_the_master",
-    "crash_all",
-    "step_down",
-    "leave",
-    "indexer_forgets",
-)
 
 
 class World:
@@ -105,6 +63,10 @@ class World:
         self.steps = 0
         self.codec = ReprCodec()
         self.evicting = False
+        self.timed_ids = False
+        self.healed = False
+        self.coverage = Coverage(worlds=1)
+        self.arms: dict[str, list[Arm]] = {}
         self.cas_base = chance.choice((1, 1_000))
         self.config = self._config(chance, plain, **more)
         self.broker = Broker(self.clock)
@@ -147,7 +109,9 @@ class World:
             config["look_ms"] = chance.choice((100, 500))
             config["log_capacity"] = chance.choice((1_000, 4))
             self.evicting = chance.random() < 0.1
-            config["request_window_ms"] = 4_000 if self.evicting else 600_000
+            self.timed_ids = chance.random() < 0.3
+            config["request_window_ms"] = 4_000 if self.evicting else 7 * DAY_MS
+            config["group_bytes_max"] = chance.choice((512 * 1024, 512 * 1024, 512 * 1024, 4_000))
             if chance.random() < 0.1:
                 config["roster"] = (1, 2, 3, 4, 5)
         config.update(more)
@@ -192,63 +156,40 @@ class World:
         self.strays = "end_late" in kinds
         self.clock.spread_ms = chance.choice((4, 12, 12, 60))
         self.broker.marker_spread_ms = chance.choice((3, 10, 150))
+        self.broker.transaction_timeout_ms = chance.choice((2_500, 6_000, 20_000))
         actions = [n for n in ACTIONS if (n in focus if focus else chance.random() < 0.3)]
         for _ in range(chance.choice((0, 2, 4, 8, 12)) if actions else 0):
             when = chance.randint(FAULTS_FROM_MS, FAULTS_UNTIL_MS)
-            self.clock.at(when, self._strike, chance.choice(actions))
+            self.clock.at(when, strike, self, chance.choice(actions))
+        if not focus:
+            arm(self)
         self.clock.at(FAULTS_UNTIL_MS, self.heal)
 
-    def _strike(self, action: str) -> None:
-        chance = self.clock.chance
-        machine = self.machines[chance.choice(list(self.machines))]
-        if "the_master" in action:
-            machine = self.machines.get(self.judge.truth.master, machine)
-        self.trace(f"fault: {action}, node {machine.number}")
-        down_ms = chance.choice((100, 700, 2_500, 3_500))
-        match action:
-            case "crash" | "crash_the_master":
-                machine.crash()
-                self.clock.at(down_ms, machine.start)
-            case "crash_in_step" | "crash_the_master_in_step":
-                machine.fuse = chance.randint(0, 12)
-            case "crash_and_wipe":
-                if self._may_wipe():
-                    machine.crash()
-                    machine.wipe()
-                    self.clock.at(down_ms, machine.start)
-            case "pause" | "pause_the_master":
-                machine.pause()
-                self.clock.at(down_ms, machine.resume)
-            case "cut" | "cut_the_master":
-                machine.cut = True
-                self.clock.at(down_ms, setattr, machine, "cut", False)
-            case "full_disk":
-                machine.disk.full = True
-                self.clock.at(down_ms, setattr, machine.disk, "full", False)
-            case "slow_network":
-                machine.slow_ms = chance.choice((150, 600))
-                self.clock.at(down_ms, setattr, machine, "slow_ms", 0)
-            case "indexer_dies":
-                indexer = chance.choice(self.indexers)
-                indexer.alive = False
-                self.clock.at(2 * down_ms, setattr, indexer, "alive", True)
-            case "indexer_forgets":
-                chance.choice(self.indexers).forget()
-            case "step_down":
-                self._operate(StepDown(chance.choice((0, machine.number))))
-            case "leave":
-                self._operate(Leave(machine.number))
-                self.clock.at(down_ms, self._return, machine)
-            case "compact":
-                self.broker.compact(1_500)
-            case "trim":
-                self._trim()
-            case "crash_all":
-                for each in self.machines.values():
-                    each.crash()
-                    self.clock.at(chance.randint(50, down_ms), each.start)
+    def down_ms(self) -> int:
+        """Return how long a fault lasts."""
+        return self.clock.chance.choice((100, 700, 2_500, 3_500))
 
-    def _operate(self, command: Any) -> None:
+    def end_late(self) -> None:
+        """The broker commits what is open, of which nobody had said so."""
+        if not self.healed:
+            KINDS["late EndTxn"](self, next(iter(self.machines.values())))
+
+    def take_step(self, machine: Machine, step: str) -> None:
+        """A machine takes a step of the protocol: what is armed for that strikes it here."""
+        machine.step = step
+        coverage = self.coverage
+        coverage.steps[step] += 1
+        for fault in machine.active:
+            coverage.pairs[step, fault] += 1
+        armed = self.arms.get(step)
+        if armed and machine.node is not None:
+            arm = armed[0]
+            arm.wait -= 1
+            if arm.wait < 0 and KINDS[arm.fault](self, machine):
+                self.trace(f"fault: {arm.fault} at {step!r}, node {machine.number}")
+                armed.remove(arm)
+
+    def operate(self, command: Any) -> None:
         """An operator asks the master for a change of the Authority."""
         master = self.machines.get(self.judge.truth.master)
         if master is not None:
@@ -257,43 +198,31 @@ class World:
             event = MembershipRequested(operator.token, deadline, command, "operator")
             master.ask(event, operator.token, operator)
 
-    def _return(self, machine: Machine) -> None:
+    def come_back(self, machine: Machine) -> None:
         """A node that has left is started again."""
         if machine.node is not None and machine.node.has_left:
             machine.crash("restart")
             machine.start()
 
-    def _may_wipe(self) -> bool:
-        """A wiped disk loses copies: not more of them at a time than the cluster can stand."""
-        return all(m.node is not None and m.node.is_member for m in self.machines.values())
-
-    def _trim(self) -> None:
-        """Retention takes the head of `commit`, up to a snapshot that all live nodes have read."""
-        read = [m.node.applied for m in self.machines.values() if m.node is not None]
-        begins = [
-            r.offset
-            for r in self.broker["commit"].read(0)
-            if isinstance(r.value, MasterClaimed | AuthoritySnapshot)
-            and r.value.epoch <= self.judge.truth.epoch
-        ]
-        safe = [c for c in begins if all(c <= applied for applied in read)]
-        if safe and len(read) == len(self.machines):
-            self.broker.trim(safe[-1])
-
     def heal(self) -> None:
         """End every fault; from now on the cluster must come to rest."""
         self.trace("healed")
+        self.healed = True
+        self.arms.clear()
         self.faults = Faults()
         self.clock.spread_ms = min(self.clock.spread_ms, 12)
         self.broker.marker_spread_ms = 5
         for machine in self.machines.values():
-            machine.cut = False
-            machine.slow_ms = 0
+            machine.cut = machine.lossy = machine.doubling = False
+            machine.cut_topics.clear()
+            machine.active.clear()
+            machine.slow_ms = machine.skew_ms = 0
+            machine.run_at(1.0)
             machine.fuse = -1
             machine.disk.full = False
             if machine.paused:
                 machine.resume()
-            self._return(machine)
+            self.come_back(machine)
             machine.start()
         for indexer in self.indexers:
             indexer.alive = True
@@ -307,23 +236,38 @@ class World:
     def acknowledge(self, record: Any, extra_ms: int) -> None:
         """Send a record on `acks`; only masters heed it."""
         for machine in self.machines.values():
-            self.clock.at(self.clock.delay() + extra_ms, self._ack, machine, record)
-
-    def _ack(self, machine: Machine, record: Any) -> None:
-        node = machine.node
-        if node is not None and not machine.cut and (node.master is not None or machine.paused):
-            machine.feed(AcksRead((record,)))
+            self.clock.at(
+                self.clock.delay() + extra_ms + machine.slow(), machine.hear, ACKS, record
+            )
 
     def beat(self, record: Any, extra_ms: int) -> None:
+        """Send a record on `heartbeat`."""
+        self._spread(HEARTBEAT, record, extra_ms)
+
+    def _spread(self, topic: str, record: Any, extra_ms: int) -> None:
         for machine in self.machines.values():
-            self.clock.at(self.clock.delay() + extra_ms, self._beat, machine, record)
+            delay_ms = self.clock.delay() + extra_ms + machine.slow()
+            self.clock.at(delay_ms, machine.hear, topic, record)
         if isinstance(record, HoldingsRequested):
             for indexer in self.indexers:
                 self.clock.at(self.clock.delay() + extra_ms, indexer.asked, record)
 
-    def _beat(self, machine: Machine, record: Any) -> None:
-        if machine.node is not None and not machine.cut:
-            machine.feed(BeatsRead((record,)))
+    def request_id(self, plain: str) -> tuple[str, bool]:
+        """Return a new request id, and whether it is older than the window of outcomes.
+
+        In some worlds they are UUIDs of version 7, which carry the time at which they were made.
+        """
+        if not self.timed_ids:
+            return plain, False
+        stale = self.clock.chance.random() < 0.1
+        born_ms = WALL_MS + self.clock.now
+        if stale:
+            born_ms -= self.config["request_window_ms"] + (2_000 if self.evicting else 4 * DAY_MS)
+        digits = f"{born_ms:012x}7{self.token():019x}"
+        made = "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+        if stale:
+            self.judge.stale.add(made)
+        return made, stale
 
     # -- the trace ---------------------------------------------------------------------------
 
@@ -377,7 +321,7 @@ class World:
             or leader.parked
             or leader.creators
             or len(leader.prepares)
-            or self.machines[truth.master]._ddl_at != self.broker["ddl"].end
+            or not self.machines[truth.master].ddl_is_read
         )
 
     def unsettled(self) -> str:
@@ -414,13 +358,15 @@ class World:
         self._until(lambda: self._last is not None and self._last.done, "a-new-command-succeeds")
         self._until(self.settled, "converges")
         self.judge.conclude()
+        self.coverage.operations = len(self.judge.ops) + len(self.judge.readings)
+        self.coverage.events = self.steps
 
     def _until(self, done: Any, name: str) -> None:
         limit = self.clock.now + CONVERGED_BY_MS
         while not done():
             require(self.clock.now < limit, name, self.unsettled())
             for machine in self.machines.values():
-                self._return(machine)
+                self.come_back(machine)
             self.clock.run(self.clock.now + 100)
 
 
@@ -497,6 +443,3 @@ def run_seed(seed: int, *, tracing: bool = False) -> World:
         violation.world = world  # type: ignore[attr-defined]
         raise
     return world
-
-
-assert {f.name for f in fields(Faults)} == set(LIKELY)

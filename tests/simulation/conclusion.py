@@ -1,0 +1,103 @@
+"""What must hold at the end, when everything is healed and quiet: all that is held agrees."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from coordinator.core import state as states
+from coordinator.core.commands import OK, REFUSED
+from coordinator.core.synchroniser import Synchroniser
+from tests.simulation.histories import EXPIRED, violation_of
+from tests.simulation.violation import require
+
+if TYPE_CHECKING:
+    from tests.simulation.judge import Judge
+
+
+def conclude(judge: Judge) -> None:
+    """Everything is healed and quiet: compare what all of them hold."""
+    _compare_nodes(judge)
+    _replay_history(judge)
+    _synchronise(judge)
+    _check_ddl(judge)
+    differences = judge.indexer_differences()
+    require(not differences, "indexers-agree", differences)
+    violation = violation_of(judge)
+    require(not violation, "linearizable-history", violation)
+
+
+def _compare_nodes(judge: Judge) -> None:
+    whole = {key: (v[0], v[1]) for key, v in judge.entities.items()}
+    for machine in judge.world.machines.values():
+        node = machine.node
+        assert node is not None
+        held = {key: (v.cas, v.value) for key, v in node.state.entities.items()}
+        require(held == whole, "nodes-agree", f"node {machine.number}")
+        require(
+            states.recomputed_digest(node.state) == node.state.digest == judge.truth.digest,
+            "digest-recomputed",
+            f"node {machine.number}",
+        )
+        names = dict(node.state.names.items())
+        require(names == judge.names, "names-agree", f"node {machine.number}")
+
+
+def _replay_history(judge: Judge) -> None:
+    state = states.EMPTY
+    for stored in judge.world.broker["history"].read(0):
+        event = stored.value
+        if judge.statuses.get(event.txn) == "commit":
+            state = states.evolve(state, [(event.mutation, event.cas)])
+    require(
+        (state.cas, state.digest) == (judge.truth.last_cas, judge.truth.digest),
+        "history-replays",
+        f"history gives CAS {state.cas}, truth is {judge.truth.last_cas}",
+    )
+
+
+def _synchronise(judge: Judge) -> None:
+    judge.world.broker.compact(0)
+    machine = next(iter(judge.world.machines.values()))
+    events = machine._dated(judge.world.broker["statecontext"].read(0))
+    synchroniser = Synchroniser(judge.truth.last_cas, judge.truth.digest)
+    synchroniser.add_events(events, True)
+    state = synchroniser.resolve()
+    require(
+        isinstance(state, states.StateContext)
+        and (state.cas, state.digest) == (judge.truth.last_cas, judge.truth.digest),
+        "compacted-state-suffices",
+        f"{state}",
+    )
+
+
+def _check_ddl(judge: Judge) -> None:
+    """Each command on the topic has one effect, and replies that agree with it."""
+    replies: dict[str, list[Any]] = {}
+    for stored in judge.world.broker["ddl-replies"].read(0):
+        replies.setdefault(stored.value.request, []).append(stored.value)
+    skipped = 0
+    for stored in (s for partition in judge.world.broker.ddl for s in partition.read(0)):
+        request = stored.value
+        if not request.id:
+            skipped += 1
+            continue
+        found = replies.get(request.id, [])
+        require(bool(found), "ddl-is-answered", f"{request.id} has no reply")
+        # A repeat that came after the window is told so.
+        same = {(r.status, r.error_code, r.answer_json) for r in found if r.error_code != EXPIRED}
+        require(len(same) <= 1, "ddl-replies-agree", f"{request.id}: {found}")
+        _check_ddl_effect(judge, request.id, found[0])
+    letters = [
+        (s.value.partition, s.value.offset) for s in judge.world.broker["dead-letter"].read(0)
+    ]
+    require(len(letters) == len(set(letters)) == skipped, "one-dead-letter-each", f"{letters}")
+
+
+def _check_ddl_effect(judge: Judge, request_id: str, reply: Any) -> None:
+    effects = judge.effects.get(request_id, [])
+    if reply.status == OK and '"existed"' not in reply.answer_json:
+        require(len(effects) == 1, "ddl-takes-effect-once", f"{request_id}: {effects}")
+        require(reply.cas in judge.done, "ddl-takes-effect-once", f"{request_id}: {reply}")
+    elif reply.status == REFUSED:
+        lasting = [e for e in effects if e[0] != "IndexProposed" or not judge.is_undone(e[1])]
+        require(not lasting, "refused-never-takes-effect", f"{request_id}: {effects}")

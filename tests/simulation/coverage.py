@@ -1,0 +1,223 @@
+"""Which fault met which step of the protocol: named steps, named faults, and the pairs of them.
+
+A node is *in* a step from the moment it takes it until it takes the next one. A pair counts when
+the fault acts on the node at that moment, or strikes it before the next step. Faults of the broker
+and of indexers strike every node.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from coordinator.core import effects as fx
+from coordinator.core import inputs as inp
+from coordinator.core.commands import OK, REFUSED
+from coordinator.core.records import (
+    ACCEPTED,
+    AuthoritySnapshot,
+    IndexerRegistered,
+    JoinRequested,
+    MasterClaimed,
+    MemberAdmitted,
+    MemberExpired,
+    ProposalAnswered,
+    ReadBarrier,
+    SliceAnswered,
+    TransactionCommitted,
+    TransactionProposed,
+    TransactionRolledBack,
+)
+
+if TYPE_CHECKING:
+    from tests.simulation.machine import Machine
+
+WRITTEN = {
+    MasterClaimed: "claim written",
+    TransactionCommitted: "verdict written",
+    TransactionRolledBack: "rollback written",
+    MemberAdmitted: "admission written",
+    MemberExpired: "expiry written",
+    IndexerRegistered: "registration written",
+    AuthoritySnapshot: "snapshot written",
+}
+READ = {
+    TransactionProposed: "proposal read",
+    TransactionCommitted: "verdict read",
+    TransactionRolledBack: "rollback read",
+    MemberAdmitted: "admission read",
+    MemberExpired: "expiry read",
+    IndexerRegistered: "registration read",
+    AuthoritySnapshot: "snapshot read",
+    ReadBarrier: "barrier read",
+}
+
+
+def _appended(machine: Machine, effect: fx.Append) -> str:
+    node = machine.node
+    assert node is not None
+    if isinstance(effect.record, TransactionProposed):
+        ready = any(m.event == "IndexReady" for m in effect.record.mutations)
+        return "READY proposed" if ready else "proposal sent"
+    if node.master is not None:
+        return "barrier sent"
+    if node.phase != "following":
+        return "catching up"
+    return "fenced, reading on" if machine.producer.session is not None else "claim look"
+
+
+def _answered(machine: Machine, effect: fx.Answer) -> str:
+    record = effect.record
+    if isinstance(record, ProposalAnswered):
+        return "proposal accepted" if record.answer == ACCEPTED else "proposal refused"
+    return "admission asked for" if isinstance(record, JoinRequested) else ""
+
+
+def _concluded(machine: Machine, effect: fx.Conclude) -> str:
+    for record in reversed(effect.records):
+        if type(record) in WRITTEN:
+            return WRITTEN[type(record)]
+    return ""
+
+
+def _replied(machine: Machine, effect: fx.Reply) -> str:
+    return {OK: "caller answered", REFUSED: "caller refused"}.get(effect.outcome.status, "")
+
+
+def _always(name: str) -> Callable[[Machine, Any], str]:
+    return lambda machine, effect: name
+
+
+STEPS_OF_EFFECT: dict[type, Callable[[Machine, Any], str]] = {
+    fx.Append: _appended,
+    fx.Answer: _answered,
+    fx.Conclude: _concluded,
+    fx.Reply: _replied,
+    fx.Save: lambda machine, effect: "log written" if effect.sync else "state written",
+    fx.OpenProducer: _always("producer asked for"),
+    fx.CloseProducer: _always("producer given up"),
+    fx.WriteEvents: _always("events written"),
+    fx.WriteHistory: _always("history written"),
+    fx.Abandon: _always("transaction abandoned"),
+    fx.Synchronise: _always("full synchronisation begun"),
+    fx.ReadTail: _always("tail asked for"),
+    fx.ReadDdl: _always("ddl reading begun"),
+    fx.Probe: _always("store probed"),
+}
+
+STEPS_OF_INPUT: dict[type, str] = {
+    inp.Started: "started",
+    inp.Stored: "log durable",
+    inp.StoreFailed: "store refused",
+    inp.ProducerOpened: "producer opened",
+    inp.ProducerFailed: "producer failed",
+    inp.Written: "events placed",
+    inp.Ended: "end of transaction heard",
+    inp.TailRead: "tail read",
+    inp.DdlRead: "DDL command taken",
+    inp.AppendFailed: "append failed",
+}
+
+
+def steps_of_input(machine: Machine, event: inp.Input) -> tuple[str, ...]:
+    """Return the steps that the machine's node takes with this input."""
+    kind = type(event)
+    if kind is inp.Tick or kind is inp.BeatsRead:
+        return ()
+    name = STEPS_OF_INPUT.get(kind)
+    if name is not None:
+        return (name,)
+    if isinstance(event, inp.CommitRead):
+        return _read(machine, event)
+    if isinstance(event, inp.SyncRead):
+        return ("full synchronisation read",) if event.done else ()
+    node = machine.node
+    assert node is not None
+    if node.master is None:
+        return ()
+    if isinstance(event, inp.Requested):
+        return ("command taken",)
+    if isinstance(event, inp.AcksRead):
+        if isinstance(event.records[0], ProposalAnswered):
+            return ("answer counted",)
+        if isinstance(event.records[0], SliceAnswered):
+            return ("slices answered",)
+    return ()
+
+
+def _read(machine: Machine, event: inp.CommitRead) -> tuple[str, ...]:
+    node = machine.node
+    assert node is not None
+    found = []
+    for entry in event.entries:
+        record = entry.record
+        name = READ.get(type(record))
+        if name is not None:
+            found.append(name)
+        elif isinstance(record, MasterClaimed):
+            mine = record.incarnation == node.config.incarnation
+            found.append("claim read back" if mine else "claim of another read")
+    return tuple(found)
+
+
+STEPS: tuple[str, ...] = (
+    *dict.fromkeys(STEPS_OF_INPUT.values()),
+    *dict.fromkeys(READ.values()),
+    *dict.fromkeys(WRITTEN.values()),
+    "claim read back",
+    "claim of another read",
+    "full synchronisation begun",
+    "full synchronisation read",
+    "command taken",
+    "answer counted",
+    "slices answered",
+    "proposal sent",
+    "READY proposed",
+    "proposal accepted",
+    "proposal refused",
+    "admission asked for",
+    "catching up",
+    "claim look",
+    "fenced, reading on",
+    "producer asked for",
+    "producer given up",
+    "events written",
+    "history written",
+    "log written",
+    "state written",
+    "barrier sent",
+    "caller answered",
+    "caller refused",
+    "transaction abandoned",
+    "tail asked for",
+    "ddl reading begun",
+    "store probed",
+)
+
+
+@dataclass
+class Coverage:
+    """What happened in one world, or in many."""
+
+    steps: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    pairs: Counter[tuple[str, str]] = field(default_factory=Counter)
+    worlds: int = 0
+    operations: int = 0
+    events: int = 0
+
+    def struck(self, fault: str, step: str) -> None:
+        """A fault has struck a node that was in this step."""
+        self.faults[fault] += 1
+        self.pairs[step, fault] += 1
+
+    def add(self, other: Coverage) -> None:
+        """Add what happened elsewhere."""
+        self.steps.update(other.steps)
+        self.faults.update(other.faults)
+        self.pairs.update(other.pairs)
+        self.worlds += other.worlds
+        self.operations += other.operations
+        self.events += other.events

@@ -1,0 +1,428 @@
+"""The faults of the world: how each of them strikes, how long it lasts, and how it ends.
+
+A fault strikes at random, at a time that the seed chose, or it is *armed*: it strikes a node at the
+moment at which that takes a certain step of the protocol, between two effects if need be. A strike
+that makes no sense now (no transaction is open to time out) does not happen, and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+from coordinator.core.commands import Leave, StepDown
+from coordinator.core.records import AuthoritySnapshot, MasterClaimed, Unreadable
+
+if TYPE_CHECKING:
+    from tests.simulation.machine import Machine
+    from tests.simulation.world import World
+
+HOUR_MS = 3_600_000
+
+
+@dataclass(slots=True)
+class Faults:
+    """How likely each message meets each fault."""
+
+    append_lost: float = 0.0
+    append_unknown: float = 0.0
+    append_doubled: float = 0.0
+    ack_lost: float = 0.0
+    call_lost: float = 0.0
+    call_slow: float = 0.0
+    answer_lost: float = 0.0
+    end_late: float = 0.0
+
+
+LIKELY = {
+    "append_lost": 0.05,
+    "append_unknown": 0.1,
+    "append_doubled": 0.3,
+    "ack_lost": 0.15,
+    "call_lost": 0.04,
+    "call_slow": 0.08,
+    "answer_lost": 0.06,
+    "end_late": 0.02,
+}
+
+assert {f.name for f in fields(Faults)} == set(LIKELY)
+
+
+# -- processes -----------------------------------------------------------------------------------
+
+
+def _crash(world: World, machine: Machine) -> bool:
+    """End the process within the next moments."""
+    world.clock.at(world.clock.chance.randint(0, 3), _crash_now, world, machine)
+    return True
+
+
+def _crash_now(world: World, machine: Machine) -> None:
+    if machine.node is not None and not world.healed:
+        world.coverage.struck("crash", machine.step)
+        machine.crash()
+        world.clock.at(world.down_ms(), machine.start)
+
+
+def _crash_between_effects(world: World, machine: Machine) -> bool:
+    world.coverage.struck("crash between effects", machine.step)
+    machine.crash("crash between two effects")
+    world.clock.at(world.down_ms(), machine.start)
+    return True
+
+
+def _crash_soon(world: World, machine: Machine) -> bool:
+    """Crash between two effects, some effects from now."""
+    machine.fuse = world.clock.chance.randint(0, 12)
+    return True
+
+
+def _power_cut(world: World, machine: Machine) -> bool:
+    """All that was not synced is lost."""
+    world.coverage.struck("power cut", machine.step)
+    machine.crash("power cut", kept=0)
+    world.clock.at(world.down_ms(), machine.start)
+    return True
+
+
+def _pause(world: World, machine: Machine) -> bool:
+    return _stop_for(world, machine, "pause", world.clock.chance.choice((100, 400, 900)))
+
+
+def _zombie(world: World, machine: Machine) -> bool:
+    """Stop it for longer than every timeout, and let it go on as if nothing had been."""
+    return _stop_for(world, machine, "zombie", world.clock.chance.randint(3_300, 4_500))
+
+
+def _stop(world: World, machine: Machine) -> bool:
+    return world.clock.chance.choice((_pause, _zombie))(world, machine)
+
+
+def _stop_for(world: World, machine: Machine, kind: str, lasts_ms: int) -> bool:
+    if machine.paused:
+        return False
+    machine.begin(kind)
+    machine.pause()
+    world.clock.at(lasts_ms, _go_on, machine, kind, machine.life)
+    return True
+
+
+def _go_on(machine: Machine, kind: str, life: int) -> None:
+    if machine.life == life and machine.paused:
+        machine.end(kind)
+        machine.resume()
+
+
+# -- disks ---------------------------------------------------------------------------------------
+
+
+def _others_stand(world: World, machine: Machine) -> bool:
+    """Tell whether the cluster can stand the loss of this disk."""
+    others = [m for m in world.machines.values() if m is not machine]
+    return all(m.node is not None and m.node.is_member for m in others)
+
+
+def _lose_disk(world: World, machine: Machine) -> bool:
+    if not _others_stand(world, machine):
+        return False
+    world.coverage.struck("lost disk", machine.step)
+    machine.crash("its disk is lost")
+    machine.wipe()
+    world.clock.at(world.down_ms(), machine.start)
+    return True
+
+
+def _damage_disk(world: World, machine: Machine) -> bool:
+    """The store cannot be read any more, and the reader notices."""
+    if not _others_stand(world, machine):
+        return False
+    world.coverage.struck("damaged disk", machine.step)
+    machine.crash("its disk is damaged")
+    machine.disk.unreadable = True
+    world.clock.at(world.down_ms(), machine.start)
+    return True
+
+
+def _flip_bit(world: World, machine: Machine) -> bool:
+    """A byte of an entity changes in silence."""
+    if not _others_stand(world, machine) or not machine.disk.newest.entities:
+        return False
+    step = machine.step
+    machine.crash("a byte on its disk has changed", kept=len(machine.disk.contents) - 1)
+    world.clock.at(world.down_ms(), machine.start)
+    if machine.disk.flip(world.clock.chance.choice):
+        machine.flipped = True
+        world.coverage.struck("bit flip", step)
+    return True
+
+
+def _fill_disk(world: World, machine: Machine) -> bool:
+    machine.disk.full = True
+    machine.begin("full disk")
+    world.clock.at(world.down_ms(), _free_disk, machine)
+    return True
+
+
+def _free_disk(machine: Machine) -> None:
+    if machine.end("full disk"):
+        machine.disk.full = False
+
+
+# -- the network ---------------------------------------------------------------------------------
+
+
+def _of_network(
+    kind: str, apply: Callable[[Machine], None], undo: Callable[[Machine], None]
+) -> Callable[[World, Machine], bool]:
+    """Return a fault of one machine's network that lasts for a while."""
+
+    def strike(world: World, machine: Machine) -> bool:
+        machine.begin(kind)
+        apply(machine)
+        world.clock.at(world.down_ms(), finish, machine)
+        return True
+
+    def finish(machine: Machine) -> None:
+        if machine.end(kind):
+            undo(machine)
+
+    return strike
+
+
+def _cut(machine: Machine) -> None:
+    machine.cut = True
+
+
+def _mend(machine: Machine) -> None:
+    machine.deaf = "cut: hears nothing" in machine.active
+    machine.mute = "cut: is not heard" in machine.active
+
+
+def _deafen(machine: Machine) -> None:
+    machine.deaf = True
+
+
+def _silence(machine: Machine) -> None:
+    machine.mute = True
+
+
+def _hear_again(machine: Machine) -> None:
+    machine.deaf = "cut" in machine.active
+
+
+def _speak_again(machine: Machine) -> None:
+    machine.mute = "cut" in machine.active
+
+
+def _lose_messages(machine: Machine) -> None:
+    machine.lossy = True
+
+
+def _double_messages(machine: Machine) -> None:
+    machine.doubling = True
+
+
+def _delay_messages(machine: Machine) -> None:
+    machine.slow_ms = machine.clock.chance.choice((150, 600))
+
+
+# -- clocks --------------------------------------------------------------------------------------
+
+
+def _jump(world: World, machine: Machine) -> bool:
+    """The wall clock of the machine is set, hours forwards or backwards."""
+    if world.evicting:
+        return False
+    hours = world.clock.chance.choice((-5, -1, 1, 5))
+    machine.skew_ms += hours * HOUR_MS
+    machine.begin("clock jump")
+    world.clock.at(1_000, machine.end, "clock jump")
+    return True
+
+
+def _drift(machine: Machine) -> None:
+    machine.run_at(machine.clock.chance.choice((0.8, 1.2)))
+
+
+# -- the broker, and indexers --------------------------------------------------------------------
+
+
+def _everywhere(world: World, kind: str) -> bool:
+    for machine in world.machines.values():
+        if machine.node is not None:
+            world.coverage.pairs[machine.step, kind] += 1
+    world.coverage.faults[kind] += 1
+    return True
+
+
+def _time_out(world: World, machine: Machine) -> bool:
+    """The broker aborts the open transaction."""
+    if not world.broker.is_open:
+        return False
+    world.broker.time_out()
+    return _everywhere(world, "transaction timeout")
+
+
+def _end_late(world: World, machine: Machine) -> bool:
+    """The EndTxn of an earlier transaction commits the one that is open."""
+    if not world.broker.is_open:
+        return False
+    world.strays = True
+    world.broker.end_late()
+    return _everywhere(world, "late EndTxn")
+
+
+def _compact(world: World, machine: Machine) -> bool:
+    return world.broker.compact(500) > 0 and _everywhere(world, "compaction")
+
+
+def _trim(world: World, machine: Machine) -> bool:
+    """Retention takes the head of `commit`, up to a snapshot that all live nodes have read."""
+    read = [m.node.applied for m in world.machines.values() if m.node is not None]
+    commit = world.broker["commit"]
+    begins = [
+        r.offset
+        for r in commit.read(0)
+        if isinstance(r.value, MasterClaimed | AuthoritySnapshot)
+        and r.value.epoch <= world.judge.truth.epoch
+    ]
+    safe = [c for c in begins if all(c <= applied for applied in read)]
+    if not safe or len(read) < len(world.machines) or safe[-1] <= commit.start:
+        return False
+    world.broker.trim(safe[-1])
+    return _everywhere(world, "trim")
+
+
+def _foreign(world: World, machine: Machine) -> bool:
+    """Somebody writes bytes on `commit` that are no record of it."""
+    world.broker["commit"].append(Unreadable("foreign bytes"), None, world.clock.now)
+    return _everywhere(world, "foreign record")
+
+
+def _indexer_dies(world: World, machine: Machine) -> bool:
+    indexer = world.clock.chance.choice(world.indexers)
+    if not indexer.alive:
+        return False
+    indexer.alive = False
+    for each in world.machines.values():
+        each.begin("dead indexer")
+    world.clock.at(2 * world.down_ms(), _indexer_lives, world, indexer)
+    return True
+
+
+def _indexer_lives(world: World, indexer: object) -> None:
+    indexer.alive = True  # type: ignore[attr-defined]
+    for each in world.machines.values():
+        each.end("dead indexer")
+
+
+def _indexer_loses_storage(world: World, machine: Machine) -> bool:
+    world.clock.chance.choice(world.indexers).forget()
+    return _everywhere(world, "indexer without storage")
+
+
+# -- operators -----------------------------------------------------------------------------------
+
+
+def _step_down(world: World, machine: Machine) -> bool:
+    """An operator moves the mastership, to this node or to any."""
+    world.operate(StepDown(world.clock.chance.choice((0, machine.number))))
+    return True
+
+
+def _leave(world: World, machine: Machine) -> bool:
+    """An operator takes the node out of the cluster; it comes back later."""
+    world.operate(Leave(machine.number))
+    world.clock.at(world.down_ms(), world.come_back, machine)
+    return True
+
+
+KINDS: dict[str, Callable[[World, Machine], bool]] = {
+    "crash": _crash,
+    "crash between effects": _crash_between_effects,
+    "power cut": _power_cut,
+    "pause": _pause,
+    "zombie": _zombie,
+    "lost disk": _lose_disk,
+    "damaged disk": _damage_disk,
+    "bit flip": _flip_bit,
+    "full disk": _fill_disk,
+    "cut": _of_network("cut", _cut, _mend),
+    "cut: is not heard": _of_network("cut: is not heard", _silence, _speak_again),
+    "cut: hears nothing": _of_network("cut: hears nothing", _deafen, _hear_again),
+    "cut from acks": _of_network(
+        "cut from acks", lambda m: m.cut_topics.add("acks"), lambda m: m.cut_topics.discard("acks")
+    ),
+    "cut from heartbeat": _of_network(
+        "cut from heartbeat",
+        lambda m: m.cut_topics.add("heartbeat"),
+        lambda m: m.cut_topics.discard("heartbeat"),
+    ),
+    "message loss": _of_network(
+        "message loss", _lose_messages, lambda m: setattr(m, "lossy", False)
+    ),
+    "duplication": _of_network(
+        "duplication", _double_messages, lambda m: setattr(m, "doubling", False)
+    ),
+    "delay": _of_network("delay", _delay_messages, lambda m: setattr(m, "slow_ms", 0)),
+    "clock jump": _jump,
+    "clock rate": _of_network("clock rate", _drift, lambda m: m.run_at(1.0)),
+    "transaction timeout": _time_out,
+    "late EndTxn": _end_late,
+    "compaction": _compact,
+    "trim": _trim,
+    "foreign record": _foreign,
+    "dead indexer": _indexer_dies,
+    "indexer without storage": _indexer_loses_storage,
+}
+
+ANY, MASTER, ALL = "any", "master", "all"
+
+ACTIONS: dict[str, tuple[Callable[[World, Machine], bool], str]] = {
+    "crash": (_crash, ANY),
+    "crash_in_step": (_crash_soon, ANY),
+    "crash_and_wipe": (_lose_disk, ANY),
+    "damage": (_damage_disk, ANY),
+    "flip": (_flip_bit, ANY),
+    "power_cut": (_power_cut, ANY),
+    "pause": (_stop, ANY),
+    "cut": (KINDS["cut"], ANY),
+    "mute": (KINDS["cut: is not heard"], ANY),
+    "deaf": (KINDS["cut: hears nothing"], ANY),
+    "cut_topic": (KINDS["cut from acks"], ANY),
+    "cut_beats": (KINDS["cut from heartbeat"], ANY),
+    "full_disk": (_fill_disk, ANY),
+    "slow_network": (KINDS["delay"], ANY),
+    "lossy_network": (KINDS["message loss"], ANY),
+    "clock_jump": (_jump, ANY),
+    "clock_rate": (KINDS["clock rate"], ANY),
+    "indexer_dies": (_indexer_dies, ANY),
+    "indexer_loses_storage": (_indexer_loses_storage, ANY),
+    "compact": (_compact, ANY),
+    "trim": (_trim, ANY),
+    "foreign": (_foreign, ANY),
+    "time_out": (_time_out, ANY),
+    "crash_the_master": (_crash, MASTER),
+    "pause_the_master": (_stop, MASTER),
+    "crash_the_master_in_step": (_crash_soon, MASTER),
+    "cut_the_master": (KINDS["cut"], MASTER),
+    "mute_the_master": (KINDS["cut: is not heard"], MASTER),
+    "deafen_the_master": (KINDS["cut: hears nothing"], MASTER),
+    "crash_all": (_crash, ALL),
+    "step_down": (_step_down, ANY),
+    "leave": (_leave, ANY),
+}
+
+
+def strike(world: World, name: str) -> None:
+    """Let an action happen, to a machine that chance chooses."""
+    apply, whom = ACTIONS[name]
+    machines = world.machines
+    machine = machines[world.clock.chance.choice(list(machines))]
+    if whom == MASTER:
+        machine = machines.get(world.judge.truth.master, machine)
+    world.trace(f"fault: {name}, node {machine.number}")
+    for each in machines.values() if whom == ALL else (machine,):
+        if each.node is not None and not world.healed:
+            apply(world, each)

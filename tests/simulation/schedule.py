@@ -1,0 +1,79 @@
+"""Which faults a seed arms at which steps, so that a run of many seeds meets all the pairs.
+
+The pairs are dealt out to the seeds in turn. A step that is rare gets a world in which it happens:
+the fault that leads to it strikes there as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tests.simulation.coverage import STEPS
+from tests.simulation.faults import KINDS, strike
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+ARMS = 5
+STRIDE = 617
+
+
+@dataclass(slots=True)
+class Arm:
+    """A fault that waits until a step was taken `wait` times more."""
+
+    fault: str
+    wait: int
+
+
+CAUSES: dict[str, tuple[str, ...]] = {
+    "claim written": ("crash_the_master",),
+    "claim read back": ("crash_the_master",),
+    "claim of another read": ("crash_the_master",),
+    "claim look": ("crash_the_master",),
+    "fenced, reading on": ("crash_the_master",),
+    "producer asked for": ("crash_the_master",),
+    "producer opened": ("crash_the_master",),
+    "producer given up": ("pause_the_master",),
+    "producer failed": ("mute_the_master", "time_out"),
+    "tail asked for": ("crash_the_master",),
+    "tail read": ("crash_the_master",),
+    "ddl reading begun": ("crash_the_master",),
+    "full synchronisation begun": ("crash_and_wipe", "crash_and_wipe"),
+    "full synchronisation read": ("crash_and_wipe", "crash_and_wipe"),
+    "store refused": ("full_disk", "full_disk"),
+    "store probed": ("full_disk", "full_disk"),
+    "proposal refused": ("full_disk", "full_disk"),
+    "transaction abandoned": ("full_disk", "full_disk"),
+    "rollback written": ("full_disk", "full_disk"),
+    "rollback read": ("full_disk", "full_disk"),
+    "admission asked for": ("crash",),
+    "admission written": ("crash",),
+    "admission read": ("crash",),
+    "catching up": ("crash",),
+    "started": ("crash",),
+    "expiry written": ("cut", "crash"),
+    "expiry read": ("cut", "crash"),
+    "append failed": ("mute_the_master", "lossy_network"),
+    "registration written": ("indexer_loses_storage",),
+    "registration read": ("indexer_loses_storage",),
+}
+
+PAIRS: tuple[tuple[str, str], ...] = tuple((step, kind) for kind in KINDS for step in STEPS)
+
+
+def arm(world: World) -> None:
+    """Arm the pairs that fall to this seed."""
+    chance = world.clock.chance
+    if world.seed % 8 == 0:
+        return
+    for number in range(ARMS):
+        step, fault = PAIRS[(world.seed * ARMS + number) * STRIDE % len(PAIRS)]
+        causes = CAUSES.get(step, ())
+        wait = chance.choice((0, 0, 1)) if causes else chance.randint(0, 12)
+        world.arms.setdefault(step, []).append(Arm(fault, wait))
+        for cause in causes:
+            world.clock.at(chance.randint(1_200, 6_000), strike, world, cause)
+        if step.startswith("snapshot"):
+            world.config["snapshot_bytes"] = 64 * 15
