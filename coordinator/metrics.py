@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from coordinator.core.election import MASTERSHIPS
 from coordinator.core.node import Node
 
 STAGE_SECONDS = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.25, 0.5, 1, 2)
@@ -39,6 +40,13 @@ class NodeMetrics(Collector):
         yield GaugeMetricFamily("coordinator_entities", "Entities held", len(node.state.entities))
         yield GaugeMetricFamily("coordinator_ready", "1 if ready", not node.why_not_ready)
         yield GaugeMetricFamily("coordinator_is_master", "1 if master", node.master is not None)
+        yield GaugeMetricFamily("coordinator_is_stalled", "1 if stalled", bool(node.pulse.trouble))
+        standing = GaugeMetricFamily(
+            "coordinator_mastership", "1 for how the mastership stands now", labels=["state"]
+        )
+        for state in MASTERSHIPS:
+            standing.add_metric([state], node.election.mastership.state == state)
+        yield standing
         waiting = len(node.master.queue) if node.master else 0
         yield GaugeMetricFamily("coordinator_commands_waiting", "Commands in the queue", waiting)
         members = len(authority.members) if authority else 0

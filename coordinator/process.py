@@ -37,6 +37,7 @@ TIMINGS = (
     "ack_timeout_ms",
     "ddl_timeout_ms",
     "request_window_ms",
+    "stall_ms",
 )
 """The periods of `NodeConfig` that can be set from outside."""
 

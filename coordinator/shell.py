@@ -41,6 +41,7 @@ from coordinator.kafka.topics import (
 from coordinator.metrics import NodeMetrics
 from coordinator.stages import Stages
 from coordinator.store import Store, StoreError
+from coordinator.watchdog import Watchdog
 from schemas.registry import SchemaError
 
 log = logging.getLogger("coordinator")
@@ -48,6 +49,7 @@ log = logging.getLogger("coordinator")
 TICK_S = 0.05
 DDL_BACKLOG_MAX = 512
 EXAMINE_TIMEOUT_S = 2.0
+HAND_OVER_S = 2.0
 EXIT_FAILED, EXIT_REFUSED = 1, 78
 """78 (EX_CONFIG): starting again would only fail again."""
 STOPPING = unknown("no_master", "this node is stopping: retry")
@@ -84,6 +86,8 @@ class Shell:
         self._ddl_reading = 0
         self._reading = threading.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._turns = 0
+        self._watchdog: Watchdog | None = None
 
     # -- the loop ----------------------------------------------------------------------------
 
@@ -122,6 +126,8 @@ class Shell:
     async def run(self, started: inputs.Started) -> None:
         """Start with what the store held, and go on until the node halts or `stopped` is set."""
         try:
+            patience_s = self.node.config.stall_ms / 1000
+            self._watchdog = Watchdog(lambda: self._turns, patience_s)
             self._beats = self._follow_tail(HEARTBEAT)
             self.feed(started)
             await self._tick()
@@ -131,6 +137,7 @@ class Shell:
 
     async def _tick(self) -> None:
         while not self.stopped.is_set():
+            self._turns += 1
             self.feed(inputs.Tick())
             self._plain.serve()
             if self._fold is not None and self._fold.failure:
@@ -142,6 +149,8 @@ class Shell:
     async def close(self) -> None:
         """Stop every thread and task, then the store."""
         self.stopped.set()
+        if self._watchdog is not None:
+            await asyncio.to_thread(self._watchdog.stop)
         self._reading.set()
         for reader in (self._ddl, self._acks, self._beats):
             if reader is not None:
@@ -157,7 +166,24 @@ class Shell:
         self._store.close()
 
     def stop(self) -> None:
-        """End with success, on a signal; an end that has begun keeps its exit code."""
+        """End with success, on a signal; an end that has begun keeps its exit code.
+
+        A master hands the mastership over first, if somebody can take it; a second signal does
+        not wait for that.
+        """
+        if self.stopped.is_set():
+            return
+        if self.node.election.stopping or self.node.master is None:
+            self._stop(0)
+            return
+        self.feed(inputs.Stopping())
+        self._spawn(self._stop_after_hand_over())
+
+    async def _stop_after_hand_over(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HAND_OVER_S):
+                while self.node.master is not None and self.node.master.is_resigning:
+                    await asyncio.sleep(TICK_S)
         if not self.stopped.is_set():
             self._stop(0)
 

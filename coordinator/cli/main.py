@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from coordinator.cli import members
 from coordinator.cli.output import (
     CommandError,
     Exit,
@@ -446,20 +447,6 @@ def _joined(value: Any) -> Any:
     return ", ".join(map(str, value)) if isinstance(value, list) else value
 
 
-@command(app, "members")
-def members(session: Session) -> None:
-    """Show the coordinator nodes."""
-    from coordinator.cli import status as view
-
-    with session.connect() as client:
-        body = client.members()
-    if session.json:
-        print_json(body)
-        return
-    print_fields([("epoch", body["epoch"]), ("master", body["master"] or "none")])
-    view.show_members(body["members"])
-
-
 @command(app, "indexers")
 def indexers(session: Session) -> None:
     """Show the indexers, with their load."""
@@ -472,6 +459,24 @@ def indexers(session: Session) -> None:
         return
     view.show_indexers(body["indexers"])
 
+
+@command(app, "projectors")
+def projectors(session: Session) -> None:
+    """Show the projectors."""
+    with session.connect() as client:
+        body = client.projectors()
+    if session.json:
+        print_json(body)
+        return
+    print_table(
+        ["projector", "alive", "pid#", "address"],
+        [[p.get(key) for key in ("id", "alive", "pid", "address")] for p in body["projectors"]],
+        empty="no projectors",
+    )
+
+
+app.add_typer(members.app, name="members")
+members.add_step_down(app)
 
 # Settings.
 

@@ -33,6 +33,7 @@ _EXITS = {
     "index_not_found": Exit.NOT_FOUND,
     "config_not_found": Exit.NOT_FOUND,
     "not_found": Exit.NOT_FOUND,
+    "member_not_found": Exit.NOT_FOUND,
     "index_exists": Exit.CONFLICT,
     "cas_mismatch": Exit.CONFLICT,
     "not_master": Exit.UNAVAILABLE,

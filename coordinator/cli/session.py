@@ -74,12 +74,13 @@ def explained(code: str, message: str) -> str:
 
 
 def command(
-    app: typer.Typer, name: str, *, local: bool = False, **settings: Any
+    app: typer.Typer, name: str | None, *, local: bool = False, **settings: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Make a function `f(session, …)` the command `name`, with the common options.
 
     Expected errors are those with `code` and `message`; they become one line (or JSON) and an
-    exit code. `local` commands talk to no node and have no `--url` and `--timeout`.
+    exit code. `local` commands talk to no node and have no `--url` and `--timeout`. Without a
+    name, it is what a group does when none of its commands is given.
     """
     common: dict[str, tuple[Any, Any]] = {"as_json": (AsJson, False)}
     if not local:
@@ -88,6 +89,8 @@ def command(
     def register(function: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(function)
         def run(context: typer.Context, **given: Any) -> None:
+            if context.invoked_subcommand is not None:
+                return
             root: dict[str, Any] = context.find_root().obj or {}
             session = Session(
                 given.pop("url", None) or root.get("url"),
@@ -121,7 +124,10 @@ def command(
         del run.__wrapped__
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in parameters}
-        app.command(name, **settings)(run)
+        if name is None:
+            app.callback(invoke_without_command=True, **settings)(run)
+        else:
+            app.command(name, **settings)(run)
         return function
 
     return register

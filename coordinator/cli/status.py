@@ -23,6 +23,7 @@ def gather(client: Client, probe: Client) -> dict[str, Any]:
         "cluster_id": state["cluster_id"],
         "epoch": members["epoch"],
         "master": members["master"],
+        "mastership": members["mastership"],
         "cas": max([state["cas"], *(n["cas"] for n in nodes if n["cas"] is not None)]),
         "digests": _agreement(nodes),
         "nodes": nodes,
@@ -64,7 +65,7 @@ def show(status: dict[str, Any]) -> None:
         [
             ("cluster", status["cluster_id"]),
             ("epoch", status["epoch"]),
-            ("master", status["master"] or "none"),
+            ("master", master_text(status)),
             ("cas", status["cas"]),
             ("digests", agreement),
             ("indexes", f"{indexes['total']} ({states})" if states else "none"),
@@ -72,6 +73,13 @@ def show(status: dict[str, Any]) -> None:
     )
     show_members(nodes)
     show_indexers(status["indexers"])
+
+
+def master_text(body: dict[str, Any]) -> str:
+    """Return who is master; where nobody is, or it cannot write, why."""
+    standing = body["mastership"]
+    master = str(body["master"]) if body["master"] and standing["state"] == "elected" else "none"
+    return f"{master} ({standing['message']})" if standing["message"] else master
 
 
 def show_members(members: list[dict[str, Any]]) -> None:

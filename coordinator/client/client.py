@@ -398,6 +398,40 @@ class _Api(Generic[R]):
         """Answer `{"epoch", "master", "members"}`; the client learns the addresses."""
         return self._run(_plan_members(self._route))
 
+    def step_down(
+        self, successor: int | None = None, *, epoch: int | None = None, reason: str = ""
+    ) -> R:
+        """Have the master hand over, to `successor` if given; answer who is master then.
+
+        `epoch` is the mastership that is meant, by default the one of now: a repeat deposes
+        nobody else.
+        """
+        return self._run(_plan_step_down(self._route, successor, epoch, reason))
+
+    def leave(self, node: int) -> R:
+        """Have a replica leave the cluster; answer `{"roster", "active", "minimum"}`."""
+        return self._run(_plan_post(f"/v1/members/{int(node)}/leave", {}))
+
+    def reform(
+        self,
+        minimum: int,
+        forget: Sequence[int] = (),
+        *,
+        reason: str = "",
+        node: str | None = None,
+    ) -> R:
+        """Lower the minimum of copies, and forget nodes; answer the new roster.
+
+        Without a master, the node at URL `node` claims the mastership; by default the live one
+        with the highest CAS.
+        """
+        body = {"minimum": minimum, "forget": list(forget), "reason": reason}
+        return self._run(_plan_reform(self._route, body, node))
+
+    def projectors(self) -> R:
+        """Answer `{"projectors"}`, with liveness."""
+        return self._run(_plan_read("/v1/projectors"))
+
     def indexers(self) -> R:
         """Answer `{"indexers"}`, with load and liveness."""
         return self._run(_plan_read("/v1/indexers"))
@@ -497,6 +531,29 @@ def _plan_members(route: _Route) -> Plan:
     body = yield Call("GET", "/v1/members")
     route.learn_from(body)
     return body
+
+
+def _plan_post(path: str, body: Mapping[str, Any], node: str | None = None) -> Plan:
+    content = json.dumps(body, allow_nan=False).encode()
+    headers = {"Content-Type": "application/json"}
+    return (yield Call("POST", path, headers=headers, content=content, node=node))
+
+
+def _plan_step_down(route: _Route, successor: int | None, epoch: int | None, reason: str) -> Plan:
+    if epoch is None:
+        members = yield from _plan_members(route)
+        epoch = members["epoch"]
+    body = {"successor": successor, "epoch": epoch, "reason": reason}
+    return (yield from _plan_post("/v1/members/step-down", body))
+
+
+def _plan_reform(route: _Route, body: Mapping[str, Any], node: str | None) -> Plan:
+    if node is None:
+        members = yield from _plan_members(route)
+        if members["mastership"]["state"] != "elected":
+            alive = [m for m in members["members"] if m["alive"] and m["address"]]
+            node = max(alive, key=lambda m: m["cas"])["address"] if alive else None
+    return (yield from _plan_post("/v1/members/reform", body, node))
 
 
 def _plan_ready(node: str) -> Plan:

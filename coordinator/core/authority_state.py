@@ -7,6 +7,7 @@ Pure, frozen data; `coordinator.core.authority` holds the rules that change it. 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from immutables import Map
 
@@ -110,6 +111,15 @@ class AuthorityState:
     def eligible(self) -> tuple[int, ...]:
         """The nodes that may claim: the last transaction's acceptors; before any, the roster."""
         return self.acceptors or self.roster
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        """Roster, active list and minimum, as clients see them."""
+        return {
+            "roster": list(self.roster),
+            "active": list(self.active),
+            "minimum": self.minimum,
+        }
 
     def newest(self, limit: int) -> tuple[TransactionStatus, ...]:
         """Return up to `limit` rows of the rolling log, newest first."""

@@ -127,10 +127,14 @@ Command = (
 
 @dataclass(frozen=True, slots=True)
 class StepDown:
-    """The master gives the mastership up, to `successor` if one is named (0: to the newest)."""
+    """The master gives the mastership up, to `successor` if one is named (0: to the newest).
+
+    `epoch` is the one that is meant: a repeat does not depose the successor (0: whichever).
+    """
 
     successor: int = 0
     reason: str = ""
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ class NodeConfig:
     admission_hold_ms: int = 150
     probe_ms: int = 1_000
     pulse_ms: int = 2_000
-    stall_ms: int = 6_000
+    stall_ms: int = 10_000
     handshake_ms: int = 1_000
     queue_max: int = 4_096
     group_mutations_max: int = 256

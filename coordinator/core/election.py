@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 LOOKING, OPENING, READING, CLAIMING = "looking", "opening", "reading", "claiming"
 
-ELECTED, ELECTING, NO_ELIGIBLE_NODE, UNKNOWN = (
+ELECTED, ELECTING, NO_ELIGIBLE_NODE, UNKNOWN = MASTERSHIPS = (
     "elected",
     "electing",
     "no_eligible_node",
@@ -365,7 +365,11 @@ class Election:
     def claimed(self, record: MasterClaimed) -> bool:
         """The fold accepted a claim; tell whether it makes this node master."""
         self.heard()
-        answer = {"epoch": record.epoch, "master": record.node, "address": record.address}
+        answer: dict[str, Any] = {
+            "epoch": record.epoch,
+            "master": record.node,
+            "address": record.address,
+        }
         for token, _ in self._handovers:
             self.node.emit(Reply(token, Outcome(OK, answer=answer)))
         self._handovers.clear()
@@ -376,6 +380,8 @@ class Election:
             self._claims_failed = 0
             self.claim_token = candidacy.token
             if candidacy.reform is not None:
+                assert self.node.authority is not None
+                answer |= self.node.authority.shape
                 self.node.emit(Reply(candidacy.reform.token, Outcome(OK, answer=answer)))
             return True
         if candidacy is not None and not self._is_mine(record):

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from coordinator.core import authority as authorities
 from coordinator.core import ddl
@@ -183,6 +183,11 @@ class Master:
     @property
     def active(self) -> bool:
         return self.substate == ACTIVE
+
+    @property
+    def is_resigning(self) -> bool:
+        """Tell whether this master is about to give the mastership up."""
+        return self._resigning is not None
 
     @property
     def authority(self) -> AuthorityState:
@@ -440,11 +445,13 @@ class Master:
         if isinstance(command, StepDown):
             self.step_down(event)
             return
-        why = ""
-        if isinstance(command, Leave) and self.authority.open is None:
+        code, why = "leave_impossible", ""
+        if isinstance(command, Leave) and command.node not in self.authority.roster:
+            code, why = "member_not_found", f"node {command.node} is not in the roster"
+        elif isinstance(command, Leave) and self.authority.open is None:
             why = authorities.why_not_leave(self.authority, command.node)
         if why:
-            self._tell(event, refused("leave_impossible", why))
+            self._tell(event, refused(code, why))
         else:
             self._wishes.append(event)
 
@@ -475,12 +482,7 @@ class Master:
         if not self._wishes or not isinstance(record, MemberLeft | ClusterReformed):
             return
         event = self._wishes.pop(0)
-        answer = {
-            "roster": list(self.authority.roster),
-            "minimum": self.authority.minimum,
-            "active": list(self.authority.active),
-        }
-        self._tell(event, Outcome(OK, answer=answer))
+        self._tell(event, Outcome(OK, answer=self.authority.shape))
 
     def _tell(self, event: MembershipRequested, outcome: Outcome) -> None:
         if event.token:
@@ -497,7 +499,9 @@ class Master:
             and n in self.authority.members
             and self.node.alive(self.node.peers.get(n))
         ]
-        if self._resigning is not None:
+        if command.epoch and command.epoch != self.epoch:
+            outcome = Outcome(OK, answer=self._standing())
+        elif self._resigning is not None:
             outcome = unknown("no_master", "the master is stepping down already: retry")
         elif not others or (command.successor and command.successor not in others):
             whom = f"node {command.successor}" if command.successor else "any other node"
@@ -510,6 +514,10 @@ class Master:
             self._resigning = event
             return
         self._tell(event, outcome)
+
+    def _standing(self) -> dict[str, Any]:
+        config = self.node.config
+        return {"epoch": self.epoch, "master": config.node, "address": config.address}
 
     def _resignation(self, event: MembershipRequested) -> list[CommitRecord]:
         command = event.command

@@ -31,6 +31,7 @@ from coordinator.core.types import CAS_MAX
 from coordinator.ddl_commands import normalised
 from coordinator.http import models, views
 from coordinator.http.errors import ApiError, error_response, json_response, raise_unless_ok
+from coordinator.http.membership import add_membership
 from coordinator.shell import Shell
 
 DEADLINE_MS = 15_000
@@ -55,6 +56,7 @@ def build_app(shell: Shell) -> FastAPI:
     _add_indexes(app, shell)
     _add_settings(app, shell)
     _add_reads(app, shell)
+    add_membership(app, shell)
     _add_health(app, shell)
     return app
 
@@ -376,16 +378,6 @@ def _add_reads(app: FastAPI, shell: Shell) -> None:
         """Show the rolling log of transactions, newest first, as this node has it."""
         return _read(shell, views.transactions(shell.node, limit))
 
-    @app.get("/v1/members", response_model=models.MembersAnswer)
-    async def get_members() -> Response:
-        """Show the IndexManager nodes, as this node knows them."""
-        return _read(shell, views.members(shell.node))
-
-    @app.get("/v1/indexers")
-    async def get_indexers() -> Response:
-        """Show the indexers with their load and liveness."""
-        return _read(shell, views.indexers(shell.node))
-
 
 # -- health --------------------------------------------------------------------------------------
 
@@ -402,8 +394,10 @@ def _add_health(app: FastAPI, shell: Shell) -> None:
     @app.get("/readyz")
     async def readyz() -> Response:
         """200 if this node serves; 503 with the reason if it does not."""
-        reason = shell.node.why_not_ready
-        body = {"ready": not reason, "reason": reason, "role": shell.node.role}
+        node = shell.node
+        reason = node.why_not_ready
+        mastership = node.election.mastership.state
+        body = {"ready": not reason, "reason": reason, "role": node.role, "mastership": mastership}
         return json_response(body, 503 if reason else 200)
 
     @app.get("/metrics", response_class=PlainTextResponse)

@@ -55,6 +55,7 @@ class SliceModel(BaseModel):
 
 class TopologyModel(BaseModel):
     slices: list[SliceModel]
+    shards: dict[str, int]
 
 
 class IndexModel(BaseModel):
@@ -114,10 +115,40 @@ class MemberModel(BaseModel):
     reason: str
 
 
+class MastershipModel(BaseModel):
+    """`elected`, `electing`, `no_eligible_node` (with those it waits for) or `unknown`."""
+
+    state: str
+    message: str
+    waiting_for: list[int]
+
+
 class MembersAnswer(BaseModel):
+    """`minimum` is how many copies a transaction needs."""
+
     epoch: int
     master: int | None
+    mastership: MastershipModel
+    minimum: int
+    roster: list[int]
+    active: list[int]
     members: list[MemberModel]
+
+
+class StepDownAnswer(BaseModel):
+    """Who is master now."""
+
+    epoch: int
+    master: int
+    address: str
+
+
+class RosterAnswer(BaseModel):
+    """The cluster after the change; `epoch` and `master` where a claim was forced."""
+
+    roster: list[int]
+    active: list[int]
+    minimum: int
 
 
 class ErrorModel(BaseModel):

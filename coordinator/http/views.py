@@ -9,6 +9,7 @@ from coordinator.core import digest as digests
 from coordinator.core.authority_state import AuthorityState
 from coordinator.core.ddl import describe_index
 from coordinator.core.entities import Bucket, Index, Setting
+from coordinator.core.handshake import Handshake
 from coordinator.core.node import Node
 from coordinator.core.state import StateContext, Versioned
 
@@ -92,7 +93,8 @@ def transactions(node: Node, limit: int) -> dict[str, Any]:
 def members(node: Node) -> dict[str, Any]:
     """Return every node of the roster, as the Authority and the heartbeats have it."""
     authority = node.authority
-    known = set(node.config.roster) | set(node.peers) | {node.config.node}
+    roster = authority.roster if authority else node.config.roster
+    known = set(roster) | set(node.peers) | {node.config.node}
     active = authority.members if authority else {}
     rows = []
     for number in sorted(known | set(active)):
@@ -115,9 +117,20 @@ def members(node: Node) -> dict[str, Any]:
                 "reason": beat.reason if beat else "",
             }
         )
-    epoch = authority.epoch if authority else 0
-    master = (authority.master or None) if authority else None
-    return {"epoch": epoch, "master": master, "members": rows}
+    standing = node.election.mastership
+    return {
+        "epoch": authority.epoch if authority else 0,
+        "master": (authority.master or None) if authority else None,
+        "mastership": {
+            "state": standing.state,
+            "message": standing.message,
+            "waiting_for": list(standing.waiting_for),
+        },
+        "minimum": authority.minimum if authority else node.config.quorum,
+        "roster": list(authority.roster if authority else node.config.roster),
+        "active": list(authority.active) if authority else [],
+        "members": rows,
+    }
 
 
 def indexers(node: Node) -> dict[str, Any]:
@@ -128,6 +141,7 @@ def indexers(node: Node) -> dict[str, Any]:
         peer = node.indexers.get(number)
         info = registered.get(number)
         beat = peer.beat if peer else None
+        handshake = node.master.handshakes.get(number) if node.master else None
         rows.append(
             {
                 "id": number,
@@ -139,6 +153,40 @@ def indexers(node: Node) -> dict[str, Any]:
                 "allocated": beat.slices if beat else 0,
                 "bytes": beat.bytes if beat else 0,
                 "pid": beat.pid if beat else 0,
+                "handshake": _handshake(handshake),
             }
         )
     return {"indexers": rows}
+
+
+def _handshake(handshake: Handshake | None) -> dict[str, Any] | None:
+    """Return how an indexer's holdings compare with the state, where the master knows it."""
+    if handshake is None:
+        return None
+    difference = handshake.difference
+    return {
+        "agreed": handshake.agreed,
+        "missing": len(difference.missing),
+        "orphans": len(difference.orphans),
+        "moved": len(difference.moved),
+    }
+
+
+def projectors(node: Node) -> dict[str, Any]:
+    """Return every projector that is registered or was heard."""
+    registered = node.authority.projectors if node.authority else {}
+    rows = []
+    for number in sorted(set(registered) | set(node.projectors)):
+        peer = node.projectors.get(number)
+        info = registered.get(number)
+        beat = peer.beat if peer else None
+        rows.append(
+            {
+                "id": number,
+                "address": beat.address if beat else info.address if info else "",
+                "registered": info is not None,
+                "alive": info is not None and node.alive(peer),
+                "pid": beat.pid if beat else 0,
+            }
+        )
+    return {"projectors": rows}

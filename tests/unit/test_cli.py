@@ -17,6 +17,15 @@ from tests.unit.test_client import Answer, Node, Request, refusal, unused_url
 
 TRAVEL = Path(__file__).parents[2] / "examples" / "travel.sql"
 
+AUTHORITY: dict[str, Any] = {
+    "epoch": 3,
+    "master": "n1",
+    "mastership": {"state": "elected", "message": "", "waiting_for": []},
+    "minimum": 2,
+    "roster": [1, 2, 3],
+    "active": [1, 2],
+}
+
 
 @dataclass
 class Cluster:
@@ -29,8 +38,10 @@ class Cluster:
     url: str = ""
     override: Callable[[Request], Answer | None] = lambda request: None
     keys: list[str] = field(default_factory=list)
+    seen: list[Request] = field(default_factory=list)
 
     def __call__(self, request: Request) -> Answer:
+        self.seen.append(request)
         if "idempotency-key" in request.headers:
             self.keys.append(request.headers["idempotency-key"])
         parts = request.path.removeprefix("/v1/").split("/")
@@ -106,7 +117,7 @@ class Cluster:
         me = {"node": "n1", "role": "master", "state": "normal", "cas": self.cas, "pid": 1}
         gone = {**me, "node": "n2", "role": "replica", "alive": False, "address": None}
         me.update(address=self.url, alive=True)
-        return Answer(200, {"epoch": 3, "master": "n1", "members": [me, gone]})
+        return Answer(200, {**AUTHORITY, "members": [me, gone]})
 
     def GET_indexers(self, request: Request) -> Answer:  # noqa: N802
         one = {"id": "i1", "address": "a:1", "zone": "z", "alive": True, "slices": 2, "bytes": 9}
@@ -366,7 +377,7 @@ def test_status_compares_digests_at_the_same_cas_only(cluster, cas, digest, outc
     other = Node(Cluster(cas=cas, digest=digest))
     me = {"node": "n1", "role": "master", "state": "normal", "pid": 1, "alive": True}
     both = [{**me, "cas": 1, "address": cluster.url}, {**me, "cas": 1, "address": other.url}]
-    body = {"epoch": 3, "master": "n1", "members": both}
+    body = {**AUTHORITY, "members": both}
     cluster.override = lambda r: Answer(200, body) if r.path == "/v1/members" else None
     try:
         assert answer_of("status", code=exit_code)["digests"] == outcome
@@ -432,6 +443,7 @@ def test_reset_without_a_terminal_needs_yes(supervisor):
 
 
 COMMANDS = ["run", "reset", "status", "create", "drop", "list", "show", "apply", "transactions"]
+COMMANDS += ["members leave", "members reform", "step-down", "projectors"]
 COMMANDS += ["members", "indexers", "config get", "config set", "config delete", "config list"]
 
 
@@ -456,3 +468,46 @@ def test_light_commands_do_not_load_what_they_do_not_need(cluster, command):
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "[]\n")
+
+
+def test_status_says_why_there_is_no_master(cluster):
+    standing = {"state": "no_eligible_node", "message": "waiting for 1, 3", "waiting_for": [1, 3]}
+    body = {**AUTHORITY, "mastership": standing, "members": []}
+    cluster.override = lambda r: Answer(200, body) if r.path == "/v1/members" else None
+    assert "none (waiting for 1, 3)" in indexctl("status").stdout
+    assert "none (waiting for 1, 3)" in indexctl("members").stdout
+    assert answer_of("status")["mastership"] == standing
+
+
+def test_step_down_names_the_mastership_that_it_means(cluster):
+    cluster.override = answer_to("/v1/members/step-down", {"epoch": 4, "master": 2, "address": "x"})
+    assert "node 2 is master, epoch 4" in indexctl("step-down", "--to", "2").stdout
+    body = json.loads(cluster.seen[-1].body)
+    assert (body["epoch"], body["successor"]) == (3, 2)
+
+
+def test_a_node_that_leaves_is_named_in_the_path(cluster):
+    after = {"roster": [1, 3], "active": [1, 3], "minimum": 2}
+    cluster.override = answer_to("/v1/members/2/leave", after)
+    assert "node 2 has left: 1, 3 of 1, 3" in indexctl("members", "leave", "2").stdout
+
+
+def test_reform_without_a_master_asks_the_node_that_is_furthest(cluster):
+    standing = {"state": "no_eligible_node", "message": "", "waiting_for": [1]}
+    both = [{"node": n, "alive": True, "cas": n, "address": cluster.url} for n in (2, 3)]
+    after = {"roster": [3], "active": [3], "minimum": 1}
+
+    def override(request):
+        if request.path == "/v1/members":
+            return Answer(200, {**AUTHORITY, "mastership": standing, "members": both})
+        return answer_to("/v1/members/reform", after)(request)
+
+    cluster.override = override
+    forget = ("--forget", "1", "--forget", "2")
+    assert "nodes 3" in indexctl("members", "reform", "--minimum", "1", *forget).stdout
+    assert json.loads(cluster.seen[-1].body)["forget"] == [1, 2]
+
+
+def answer_to(path, body):
+    """Return an override that answers a POST to `path`."""
+    return lambda r: Answer(200, body) if (r.method, r.path) == ("POST", path) else None

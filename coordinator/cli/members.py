@@ -1,0 +1,101 @@
+"""`indexctl members` and `indexctl step-down`: who is in the cluster, and changing that."""
+
+from typing import Annotated
+
+import typer
+
+from coordinator.cli.output import print_fields, print_json
+from coordinator.cli.session import Session, command
+
+app = typer.Typer(help="Show the coordinator nodes, and change which there are.")
+
+Reason = Annotated[str, typer.Option(help="Why, for the log.")]
+Node = Annotated[int, typer.Argument(metavar="NODE", min=1, help="The number of a node.")]
+
+
+@command(app, None)
+def members(session: Session) -> None:
+    """Show the coordinator nodes, and change which there are."""
+    from coordinator.cli import status as view
+
+    with session.connect() as client:
+        body = client.members()
+    if session.json:
+        print_json(body)
+        return
+    print_fields(
+        [
+            ("epoch", body["epoch"]),
+            ("master", view.master_text(body)),
+            ("roster", _joined(body["roster"])),
+            ("active", f"{_joined(body['active'])} (at least {body['minimum']} are needed)"),
+        ]
+    )
+    view.show_members(body["members"])
+
+
+@command(app, "leave")
+def leave(session: Session, node: Node) -> None:
+    """Have a node leave the cluster: nobody waits for it any more.
+
+    A master hands the mastership over first. The node returns when it is started again.
+    """
+    with session.connect() as client:
+        if client.members()["master"] == node:
+            client.step_down(reason="leaving")
+        body = client.leave(node)
+    if session.json:
+        print_json(body)
+    else:
+        typer.echo(f"node {node} has left: {_joined(body['active'])} of {_joined(body['roster'])}")
+
+
+@command(app, "reform")
+def reform(
+    session: Session,
+    minimum: Annotated[int, typer.Option(min=1, help="Copies that a change needs from now on.")],
+    forget: Annotated[
+        list[int] | None,
+        typer.Option("--forget", metavar="NODE", help="A node that is lost; repeat for more."),
+    ] = None,
+    reason: Reason = "",
+    node: Annotated[
+        str | None,
+        typer.Option("--node", metavar="URL", help="Who becomes master where there is none."),
+    ] = None,
+) -> None:
+    """Go on with fewer copies, after nodes were lost for good.
+
+    Only a node that has everything that was ever acknowledged can do it. It is written into the
+    log, with its reason; with fewer copies, the next loss may lose data.
+    """
+    with session.connect() as client:
+        body = client.reform(minimum, forget or (), reason=reason, node=node)
+    if session.json:
+        print_json(body)
+    else:
+        typer.echo(f"reformed: nodes {_joined(body['roster'])}, at least {body['minimum']} copies")
+
+
+def add_step_down(root: typer.Typer) -> None:
+    """Add `step-down` to the root command."""
+
+    @command(root, "step-down")
+    def step_down(
+        session: Session,
+        to: Annotated[
+            int | None, typer.Option("--to", metavar="NODE", min=1, help="Who is to follow.")
+        ] = None,
+        reason: Reason = "",
+    ) -> None:
+        """Have the master hand the mastership over; returns once there is another."""
+        with session.connect() as client:
+            body = client.step_down(to, reason=reason)
+        if session.json:
+            print_json(body)
+        else:
+            typer.echo(f"node {body['master']} is master, epoch {body['epoch']}")
+
+
+def _joined(nodes: list[int]) -> str:
+    return ", ".join(map(str, nodes)) or "none"

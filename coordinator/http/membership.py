@@ -1,0 +1,98 @@
+"""The Authority over HTTP: members, stepping down, leaving, reform, indexers and projectors."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Header
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import Response
+
+from coordinator.core import commands, inputs
+from coordinator.core.ddl import PRINCIPAL_LENGTH_MAX
+from coordinator.http import models, views
+from coordinator.http.errors import json_response, raise_unless_ok
+from coordinator.shell import Shell
+
+DEADLINE_MS = 15_000
+REASON_LENGTH_MAX = 256
+NODES_MAX = 1_000
+NODE_MAX = 2**31 - 1
+
+Reason = Annotated[str, Field(max_length=REASON_LENGTH_MAX)]
+NodeId = Annotated[int, Field(ge=1, le=NODE_MAX)]
+Principal = Annotated[
+    str | None, Header(description="Who asks, for the audit.", max_length=PRINCIPAL_LENGTH_MAX)
+]
+
+
+class StepDownBody(BaseModel):
+    """`epoch`: only the master of this one steps down, a later one answers who it is."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    successor: NodeId | None = None
+    epoch: int = Field(0, ge=0, lt=2**63)
+    reason: Reason = ""
+
+
+class ReformBody(BaseModel):
+    """`minimum` copies from now on; the nodes of `forget` leave the roster."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    minimum: int = Field(ge=1, le=NODES_MAX)
+    forget: list[NodeId] = Field(default_factory=list, max_length=NODES_MAX)
+    reason: Reason = ""
+
+
+def add_membership(app: FastAPI, shell: Shell) -> None:
+    """Add the routes of the Authority."""
+
+    async def ask(command: commands.MembershipCommand, principal: str | None) -> Response:
+        deadline = shell.now().mono_ms + DEADLINE_MS
+
+        def make(token: int) -> inputs.Input:
+            return inputs.MembershipRequested(token, deadline, command, principal or "")
+
+        outcome = raise_unless_ok(await shell.ask(make))
+        return json_response(outcome.answer)
+
+    @app.get("/v1/members", response_model=models.MembersAnswer)
+    async def get_members() -> Response:
+        """Show the IndexManager nodes, and how the mastership stands, as this node knows it."""
+        return _read(shell, views.members(shell.node))
+
+    @app.post("/v1/members/step-down", response_model=models.StepDownAnswer)
+    async def step_down(body: StepDownBody, x_principal: Principal = None) -> Response:
+        """Have the master hand the mastership over; answered by who has it then."""
+        command = commands.StepDown(body.successor or 0, body.reason, body.epoch)
+        return await ask(command, x_principal)
+
+    @app.post("/v1/members/reform", response_model=models.RosterAnswer)
+    async def reform(body: ReformBody, x_principal: Principal = None) -> Response:
+        """Lower the minimum of copies, and forget nodes that will not come back.
+
+        Without a master, the node that is asked claims the mastership, if its state is complete.
+        """
+        command = commands.Reform(body.minimum, tuple(sorted(set(body.forget))), body.reason)
+        return await ask(command, x_principal)
+
+    @app.post("/v1/members/{node}/leave", response_model=models.RosterAnswer)
+    async def leave(node: int, x_principal: Principal = None) -> Response:
+        """Have a replica leave the cluster, until it is started again."""
+        return await ask(commands.Leave(node), x_principal)
+
+    @app.get("/v1/indexers")
+    async def get_indexers() -> Response:
+        """Show the indexers with their load and liveness; on the master, their handshakes too."""
+        return _read(shell, views.indexers(shell.node))
+
+    @app.get("/v1/projectors")
+    async def get_projectors() -> Response:
+        """Show the projectors with their liveness."""
+        return _read(shell, views.projectors(shell.node))
+
+
+def _read(shell: Shell, body: Any) -> Response:
+    return json_response(body, 200, {"X-Applied-Cas": str(shell.node.state.cas)})
