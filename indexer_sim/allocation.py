@@ -4,8 +4,9 @@ Pure: no Kafka, RocksDB or clock. Level-triggered: only the latest state of each
 so that an indexer that slept through ten changes ends where one that saw them all does.
 
 Invariants: carrying out the actions leaves exactly the wanted slices; an index is answered only
-while it waits for answers, with "allocated" or "released" only where that is so; nothing is done
-or answered before the log was read to its end, since what it says before that may be out of date.
+while it waits for answers or has another shard here than the state says, with "allocated" or
+"released" only where that is so; nothing is done or answered before the log was read to its end,
+since what it says before that may be out of date.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from coordinator.core.entities import DROPPING, INIT, Index
-from coordinator.core.records import ALLOCATED, REFUSED, RELEASED
+from coordinator.core.records import ALLOCATED, REFUSED, RELEASED, Holding
 
 Slices = frozenset[int]
 NONE: Slices = frozenset()
@@ -47,6 +48,7 @@ class Reply:
     answer: str
     reason: str
     slices: tuple[int, ...]
+    shard: int = 0
 
 
 @dataclass(slots=True)
@@ -62,6 +64,7 @@ class Desk:
     indexer: int
     indexes: dict[int, Index] = field(default_factory=dict)
     held: dict[int, Slices] = field(default_factory=dict)
+    shards: dict[int, int] = field(default_factory=dict)
     refusals: dict[int, str] = field(default_factory=dict)
     open: set[int] = field(default_factory=set)
     complete: bool = False
@@ -79,10 +82,26 @@ class Desk:
             self.open.add(index_id)
         return before != self.indexes.get(index_id)
 
-    def hold(self, held: dict[int, Slices]) -> None:
-        """Note what is allocated."""
+    def hold(self, held: dict[int, Slices], shards: dict[int, int] | None = None) -> None:
+        """Note what is allocated, and in which shard of each index."""
+        lost = self.held.keys() - held.keys()
         self.held = held
-        self.open.update(set(held) - set(self.indexes))
+        self.shards = shards or {}
+        self.open.update(set(held) - set(self.indexes), lost)
+        self.open.update(i for i in self.shards if self._has_moved(self.indexes.get(i)))
+
+    def _has_moved(self, index: Index | None) -> bool:
+        """Tell whether a finished index is held here in another shard than the state says."""
+        if index is None or index.state in (INIT, DROPPING):
+            return False
+        return self.shards.get(index.id, 0) not in (0, index.shard_on(self.indexer))
+
+    def report(self) -> list[Holding]:
+        """Return everything that is held, for the handshake."""
+        return [
+            Holding(index_id, self.shards.get(index_id, 0), tuple(sorted(slices)))
+            for index_id, slices in sorted(self.held.items())
+        ]
 
     def read_again(self) -> None:
         """Note that the log is read from its start: its older tombstones may be compacted away."""
@@ -142,8 +161,8 @@ class Desk:
         have = self.held.get(index.id, NONE)
         if index.state == INIT and index.id in self.refusals:
             return Reply(index.id, REFUSED, self.refusals[index.id], numbers)
-        if index.state == INIT and have >= set(numbers):
-            return Reply(index.id, ALLOCATED, "", numbers)
+        if have >= set(numbers) and (index.state == INIT or self._has_moved(index)):
+            return Reply(index.id, ALLOCATED, "", numbers, self.shards.get(index.id, 0))
         if index.state == DROPPING and not have:
             return Reply(index.id, RELEASED, "", numbers)
         return None

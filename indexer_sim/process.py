@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import OFFSET_END, KafkaError, KafkaException, Message, TopicPartition
 
 from coordinator import codec
 from coordinator.core.authority_state import AuthorityState
@@ -26,6 +26,8 @@ from coordinator.core.entities import Index, index_key
 from coordinator.core.records import (
     ClusterFormed,
     DeadLetter,
+    HoldingsReported,
+    HoldingsRequested,
     IndexerHeartbeat,
     Mutation,
     SliceAnswered,
@@ -55,6 +57,9 @@ FETCH_BUFFER_KBYTES = 4_096
 SIZE_PERIOD_S = 2.0
 AWAY_MS_MAX = 12 * HOUR_MS
 """After this long, tombstones past the position may be gone: half of `delete.retention.ms`."""
+
+HOLDINGS_MAX = 1_000
+"""So many fit into one part of a report, whatever their slices."""
 
 INDEX_PREFIX = index_key(0)[:-1]
 
@@ -89,12 +94,13 @@ class Indexer:
         self.desk = Desk(options.indexer)
         for index_id, value in self.storage.indexes().items():
             self.desk.observe(index_id, codec.decode(value))
-        self.desk.hold(self.storage.held)
+        self.desk.hold(self.storage.held, self.storage.shards)
         self.position: int | None = None
         self._saved_ms = 0
         if (place := self.storage.position()) is not None:
             self.position, self._saved_ms = place
         self.cas_base = self.storage.cas_base()
+        self._asked: HoldingsRequested | None = None
         self._unsaved: dict[int, bytes | None] = {}
         self._saved = self.position
         self._complaints: set[str] = set()
@@ -151,6 +157,7 @@ class Indexer:
             if not self.desk.complete and (link.at_end or (self.position or 0) >= self._end):
                 self._caught_up()
                 self._act(link)
+            self._report(link)
             if time.monotonic() >= self._beat_due_s:
                 self._beat(link)
 
@@ -177,7 +184,14 @@ class Indexer:
     def _take(self, link: Link, messages: list[Message]) -> None:
         """Note what records say, save it, and act on it."""
         base_known = self.cas_base is not None
+        moved = False
         for message in messages:
+            if message.topic() == link.heartbeat:
+                if self._is_told_to_reread(message):
+                    self.desk.read_again()
+                    self._restart(link, link.bounds()[0])
+                    return
+                continue
             if message.topic() != link.topic:
                 self._learn_base(message)
                 continue
@@ -187,11 +201,12 @@ class Indexer:
                 link.bury(message, f"{error.code}: {error}")
                 self.say(f"offset {message.offset()} cannot be read and is a dead letter: {error}")
             self.position = int(message.offset() or 0) + 1
+            moved = True
         if not base_known and self.cas_base is not None:
             link.follow(self.position or 0, with_commit=False)
         if self._unsaved:
             self._save()
-        if self.desk.complete:
+        if moved and self.desk.complete:
             self._act(link)
 
     def _note(self, message: Message) -> None:
@@ -204,6 +219,55 @@ class Indexer:
         index_id, index = _index_in(mutation)
         if self.desk.observe(index_id, index):
             self._unsaved[index_id] = mutation.value if index_id in self.desk.indexes else None
+
+    def _is_told_to_reread(self, message: Message) -> bool:
+        """Note whether the master asks what is held here; tell whether it distrusts the answer."""
+        if message.key() != str(self.options.indexer).encode():
+            return False
+        try:
+            record = codec.decode(message.value() or b"")
+        except SchemaError:
+            return False  # The nodes read the topic too, and make it a dead letter.
+        mine = (self.options.indexer, self.incarnation)
+        if (
+            not isinstance(record, HoldingsRequested)
+            or (record.indexer, record.incarnation) != mine
+        ):
+            return False
+        self._asked = record
+        if record.reread:
+            self.say("the master finds differences: reading the state from its start")
+        return record.reread
+
+    def _restart(self, link: Link, position: int) -> None:
+        self.position = position
+        link.follow(position, with_commit=self.cas_base is None)
+
+    def _report(self, link: Link) -> None:
+        """Tell the master everything that is held here, in parts, once it is up to date."""
+        asked = self._asked
+        if asked is None or not self.desk.complete or self.cas_base is None:
+            return
+        self._asked = None
+        holdings = self.desk.report()
+        parts = max(1, -(-len(holdings) // HOLDINGS_MAX))
+        for part in range(parts):
+            link.answer(
+                HoldingsReported(
+                    self.options.indexer,
+                    self.incarnation,
+                    asked.round,
+                    self.cas,
+                    part,
+                    parts,
+                    tuple(holdings[part * HOLDINGS_MAX : (part + 1) * HOLDINGS_MAX]),
+                )
+            )
+
+    @property
+    def cas(self) -> int:
+        """How far the StateContext was followed, 0 while that is not known."""
+        return (self.cas_base or 1) + self.position - 1 if self.position else 0
 
     def _learn_base(self, message: Message) -> None:
         """Take the base of all CAS from the Authority's log, once."""
@@ -244,7 +308,7 @@ class Indexer:
         """Do what there is to do and answer what there is to answer."""
         for action in self.desk.plan():
             self._carry_out(action)
-        self.desk.hold(self.storage.held)
+        self.desk.hold(self.storage.held, self.storage.shards)
         for reply in self.desk.replies():
             link.answer(
                 SliceAnswered(
@@ -254,6 +318,7 @@ class Indexer:
                     reply.answer,
                     reply.reason,
                     reply.slices,
+                    reply.shard,
                 )
             )
         self.desk.close_finished()
@@ -285,7 +350,7 @@ class Indexer:
             link.bounds()  # Raises where Kafka is out of reach: only contact keeps it fresh.
         self._save(touch=stale)
         if self.storage.tend():
-            self.desk.hold(self.storage.held)
+            self.desk.hold(self.storage.held, self.storage.shards)
         if self.desk.open:
             self._act(link)
         now = time.monotonic()
@@ -303,7 +368,7 @@ class Indexer:
             pid=os.getpid(),
             slices=count(self.desk.held.values()),
             bytes=self._size[1],
-            cas=(self.cas_base or 1) + self.position - 1 if self.position else 0,
+            cas=self.cas,
             at_ms=wall_ms(),
         )
 
@@ -314,6 +379,7 @@ class Link:
     def __init__(self, options: Options) -> None:
         self.topic = topic_name(options.cluster, STATECONTEXT)
         self.commit = topic_name(options.cluster, COMMIT)
+        self.heartbeat = topic_name(options.cluster, HEARTBEAT)
         self._needed = {
             topic_name(options.cluster, name) for name in (COMMIT, ACKS, HEARTBEAT, DEAD_LETTER)
         } | {self.topic}
@@ -350,8 +416,12 @@ class Link:
         return int(low), int(end)
 
     def follow(self, position: int, *, with_commit: bool) -> None:
-        """Read `statecontext` from `position` on; and `commit` from its start, if asked."""
-        places = [TopicPartition(self.topic, 0, position)]
+        """Read `statecontext` from `position` on, what comes on `heartbeat`, and `commit` from
+        its start, if asked."""
+        places = [
+            TopicPartition(self.topic, 0, position),
+            TopicPartition(self.heartbeat, 0, OFFSET_END),
+        ]
         if with_commit:
             low, _ = self._consumer.get_watermark_offsets(
                 TopicPartition(self.commit, 0), CALL_TIMEOUT_S
@@ -378,7 +448,7 @@ class Link:
                 raise KafkaException(error)
         return found
 
-    def answer(self, record: SliceAnswered) -> None:
+    def answer(self, record: SliceAnswered | HoldingsReported) -> None:
         if self._producer is not None:
             self._producer.answer(Answer(record))
 

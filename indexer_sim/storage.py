@@ -6,12 +6,14 @@ refuses a write is closed, and opened again for the next: RocksDB must not take 
 without the earlier one. Nothing here knows Kafka or decides anything. Not for several threads.
 
 Layout of the folder: `meta/` (identity, position, index states), `buckets/<name>/`, `reserve`.
-Keys in a bucket: `m` + index id + slice number (the definition), `d` + the same + … (data).
+Keys in a bucket: `m` + index id + slice number (the definition), `s` + index id (the shard: which
+life of the index's storage this is), `d` + index id + slice number + … (data).
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import struct
 from collections.abc import Mapping
@@ -25,7 +27,8 @@ from indexer_sim.allocation import NONE, Slices
 from indexer_sim.reserve import Reserve
 
 META, BUCKETS, TRASH, RESERVE = "meta", "buckets", "trash", "reserve"
-SLICE, DATA = b"m", b"d"
+SLICE, SHARD, DATA = b"m", b"s", b"d"
+SHARD_BITS = 48
 SLICE_KEY = struct.Struct(">QI")
 
 IDENTITY, POSITION, CAS_BASE, INDEX = b"identity/", b"position", b"cas-base", b"index/"
@@ -181,6 +184,7 @@ class Bucket:
         self.name = name
         self.database = Database(folder)
         self.slices: dict[int, Slices] = {}
+        self.shards: dict[int, int] = {}
         self.stale = True
         """A write failed: whether it took place, only the database can tell."""
 
@@ -191,6 +195,10 @@ class Bucket:
             index_id, number = SLICE_KEY.unpack(key[len(SLICE) :])
             found.setdefault(index_id, set()).add(number)
         self.slices = {index_id: frozenset(numbers) for index_id, numbers in found.items()}
+        self.shards = {
+            NUMBER.unpack(key[len(SHARD) :])[0]: NUMBER.unpack(value)[0]
+            for key, value in self.database.scan(SHARD)
+        }
         self.stale = False
 
     def write(self, batch: Any) -> None:
@@ -200,12 +208,15 @@ class Bucket:
         self.stale = False
 
     def allocate(self, index_id: int, numbers: Slices, definition: bytes) -> None:
-        """Allocate all of these slices, or none."""
+        """Allocate all of these slices, or none; what the index holds is another shard then."""
+        shard = 1 + secrets.randbits(SHARD_BITS)
         batch = WriteBatch(raw_mode=True)
+        batch.put(SHARD + NUMBER.pack(index_id), NUMBER.pack(shard))
         for number in numbers:
             batch.put(SLICE + SLICE_KEY.pack(index_id, number), definition)
         self.write(batch)
         self.slices[index_id] = self.slices.get(index_id, NONE) | numbers
+        self.shards[index_id] = shard
 
     def release(self, index_id: int, numbers: Slices) -> None:
         """Delete these slices and give their space back."""
@@ -214,12 +225,15 @@ class Bucket:
         for number, (begin, end) in zip(sorted(numbers), ranges, strict=True):
             batch.delete(SLICE + SLICE_KEY.pack(index_id, number))
             batch.delete_range(begin, end)
-        self.write(batch)
         left = self.slices[index_id] - numbers
+        if not left:
+            batch.delete(SHARD + NUMBER.pack(index_id))
+        self.write(batch)
         if left:
             self.slices[index_id] = left
         else:
             del self.slices[index_id]
+            self.shards.pop(index_id, None)
         for begin, end in ranges:
             self.database.empty(begin, end)
 
@@ -291,6 +305,11 @@ class Storage:
             for bucket in self._buckets.values()
             for index_id, numbers in bucket.slices.items()
         }
+
+    @property
+    def shards(self) -> dict[int, int]:
+        """The shard of each index: a number that no other life of its storage had."""
+        return {i: shard for bucket in self._buckets.values() for i, shard in bucket.shards.items()}
 
     def tend(self) -> bool:
         """Open again what failed, where that can be; tell whether `held` may have changed."""
