@@ -393,8 +393,8 @@ class RocksStore:
         size, safe = log.stat().st_size, self._synced.get(log.name, 0)
         step = max(1, (size - safe) // 12)
         found: list[StorePort] = []
-        for number, kept in enumerate((*range(safe, size, step), size)):
-            folder = self.folder.with_name(f"{self.folder.name}-crash-{number}")
+        for kept in (*range(safe, size, step), size):
+            folder = self.folder.with_name(f"{self.folder.name}-crash-{len(self._copies)}")
             shutil.copytree(self.folder, folder, ignore=shutil.ignore_patterns("LOCK"))
             with (folder / log.name).open("r+b") as cut:
                 cut.truncate(kept)
