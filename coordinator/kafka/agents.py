@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,31 @@ from schemas.registry import SchemaError
 BATCH_MAX = 500
 SESSION_TIMEOUT_S = 60.0
 """Long: nobody else waits for this group's partition, and a busy loop must not lose it."""
+
+REPEAT_S = 10.0
+NOISY = (
+    "aiokafka",
+    "aiokafka.conn",
+    "aiokafka.consumer.fetcher",
+    "aiokafka.consumer.group_coordinator",
+)
+"""They tell of every attempt at a broker that is away: some twenty lines a second."""
+
+
+class Sparing(logging.Filter):
+    """Lets a message through once in `REPEAT_S`, whatever its arguments; `now` is in seconds."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._now = now
+        self._said: dict[tuple[str, str], float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        key, now = (record.name, str(record.msg)), self._now()
+        if now - self._said.get(key, -REPEAT_S) < REPEAT_S:
+            return False
+        self._said[key] = now
+        return True
 
 
 class CommitFold:
@@ -71,6 +97,9 @@ class CommitFold:
         logging.getLogger("mode").setLevel(logging.WARNING)
         logging.getLogger("coordinator.kafka.faust_transport").setLevel(logging.WARNING)
         logging.getLogger("aiokafka").setLevel(logging.ERROR)
+        sparing = Sparing()
+        for name in NOISY:
+            logging.getLogger(name).addFilter(sparing)
 
     async def start(self) -> None:
         self.app.finalize()

@@ -22,6 +22,10 @@ READ_COMMITTED = 1
 """The wire protocol's number for it, as aiokafka keeps it."""
 
 FETCH_WAIT_MS = 500
+REQUEST_TIMEOUT_MS = 4_000
+"""A broker that takes this long hangs: another may lead by now. Longer than a broker may hold a
+new group back (`group.initial.rebalance.delay.ms`). Faust's own setting cannot be shorter than the
+session's time-out."""
 
 
 class _InLoop(driver.AIOKafkaConsumerThread):
@@ -78,6 +82,8 @@ class _InLoop(driver.AIOKafkaConsumerThread):
         # aiokafka has no setter; `isolation_level_of` guards this at start and in the tests.
         consumer._isolation_level = "read_committed"
         consumer._fetch_max_wait_ms = FETCH_WAIT_MS
+        consumer._request_timeout_ms = REQUEST_TIMEOUT_MS
+        consumer._client._request_timeout_ms = REQUEST_TIMEOUT_MS
         return consumer
 
     async def on_start(self) -> None:

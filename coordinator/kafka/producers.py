@@ -39,7 +39,11 @@ RECONNECT_BACKOFF_MS_MAX = 1_000
 """A broker that was away is back after seconds, and may lead again at once."""
 
 TRANSACTION_TIMEOUT_MS = 20_000
-SOCKET_TIMEOUT_MS = 10_000
+SOCKET_TIMEOUT_MS = 3_000
+"""A broker that takes this long hangs: another may lead by now. Shorter than the time after which
+a node that does not hear its own heartbeats starts again."""
+
+EVENT_TIMEOUT_MS = 10_000
 COMMIT_TIMEOUT_S = 8.0
 OPEN_TIMEOUT_S = 8.0
 
@@ -63,12 +67,15 @@ def _settings(bootstrap_servers: str, **more: Any) -> dict[str, Any]:
 class PlainProducer:
     """Sends records whose loss the protocol survives; failures of appends are fed back.
 
-    `written` is the offset of the last record of `commit` that Kafka acknowledged, or -1.
+    They are fed when the client's callbacks are over: what follows may send again, and the client
+    aborts the process if a callback polls. `written` is the offset of the last record of `commit`
+    that Kafka acknowledged, or -1.
     """
 
     def __init__(self, bootstrap_servers: str, cluster: str, feed: Feed) -> None:
         self._feed = feed
         self.written = -1
+        self._failed: list[inputs.AppendFailed] = []
         self._producer = Producer(
             _settings(
                 bootstrap_servers, **{"enable.idempotence": True, "message.timeout.ms": 5_000}
@@ -86,7 +93,7 @@ class PlainProducer:
             if error is None:
                 self.written = max(self.written, message.offset())
             elif token:
-                self._feed(inputs.AppendFailed(token, error.str()))
+                self._failed.append(inputs.AppendFailed(token, error.str()))
 
         self._send(COMMIT, codec.encode(effect.record), on_delivery=delivered)
 
@@ -107,6 +114,9 @@ class PlainProducer:
     def serve(self) -> None:
         """Run the delivery callbacks that are due; call it often, it never blocks."""
         self._producer.poll(0)
+        failed, self._failed = self._failed, []
+        for failure in failed:
+            self._feed(failure)
 
     def flush(self, timeout_s: float) -> None:
         self._producer.flush(timeout_s)
@@ -116,8 +126,8 @@ class PlainProducer:
             self._producer.produce(self._topics[topic], value, partition=0, **more)
         except BufferError:
             # The broker is away and the buffer is full. Whatever this was, it is sent again.
-            self._producer.poll(0)
-        self._producer.poll(0)
+            self.serve()
+        self.serve()
 
 
 def letter_key(letter: Any) -> bytes:
@@ -198,7 +208,7 @@ class TransactionalProducer:
                 **{
                     "transactional.id": transactional_id(self._cluster),
                     "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
-                    "message.timeout.ms": SOCKET_TIMEOUT_MS,
+                    "message.timeout.ms": EVENT_TIMEOUT_MS,
                     "error_cb": self._on_error,
                 },
             )

@@ -109,13 +109,32 @@ class TailReader:
         return [m for m in messages if m.error() is None]
 
 
-def _passing(error: KafkaError) -> bool:
-    """Tell whether the client will get over `error` by itself."""
-    return bool(error.retriable()) or error.code() in (
+TRANSIENT = frozenset(
+    {
         KafkaError._ALL_BROKERS_DOWN,
         KafkaError._TRANSPORT,
-        KafkaError._PARTITION_EOF,
-    )
+        KafkaError._TIMED_OUT,
+        KafkaError._TIMED_OUT_QUEUE,
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.NETWORK_EXCEPTION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.REPLICA_NOT_AVAILABLE,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
+    }
+)
+"""What is said while a broker is away and another takes over for it."""
+
+
+def _passing(error: KafkaError) -> bool:
+    """Tell whether the client will get over `error` by itself."""
+    code = error.code()
+    return bool(error.retriable()) or code in TRANSIENT or code == KafkaError._PARTITION_EOF
 
 
 def watermarks(
@@ -123,21 +142,25 @@ def watermarks(
 ) -> tuple[int, int]:
     """Return the first offset of a partition, and its last stable offset.
 
-    A topic that was just made may have no leader yet: that is tried again.
+    A topic that was just made, or whose leader died, may have no leader yet: that is tried again.
     """
     reader = consumer(bootstrap_servers, "watermarks")
+    try:
+        return _bounds(reader, TopicPartition(topic, partition), timeout_s)
+    finally:
+        reader.close()
+
+
+def _bounds(reader: Consumer, place: TopicPartition, timeout_s: float = 10.0) -> tuple[int, int]:
+    """Return the first offset and the last stable one, trying until `timeout_s`."""
     attempts = Retrying(
-        retry=retry_if_exception(_has_no_leader_yet),
+        retry=retry_if_exception(_may_pass),
         wait=wait_exponential(multiplier=0.02, max=0.5),
         stop=stop_after_delay(timeout_s),
         reraise=True,
     )
-    place = TopicPartition(topic, partition)
-    try:
-        low, high = attempts(reader.get_watermark_offsets, place, timeout_s)
-        return int(low), int(high)
-    finally:
-        reader.close()
+    low, high = attempts(reader.get_watermark_offsets, place, timeout_s)
+    return int(low), int(high)
 
 
 class LogProbe:
@@ -159,12 +182,11 @@ class LogProbe:
             self._reader.close()
 
 
-def _has_no_leader_yet(error: BaseException) -> bool:
-    return isinstance(error, KafkaException) and error.args[0].code() in (
-        KafkaError.NOT_LEADER_FOR_PARTITION,
-        KafkaError.LEADER_NOT_AVAILABLE,
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
-    )
+def _may_pass(error: BaseException) -> bool:
+    if not isinstance(error, KafkaException):
+        return False
+    code = error.args[0].code()
+    return code in TRANSIENT or code == KafkaError.UNKNOWN_TOPIC_OR_PART
 
 
 def read_events(
@@ -185,7 +207,7 @@ def read_events(
     reader = consumer(bootstrap_servers, "synchronise", **{"enable.partition.eof": True})
     place = TopicPartition(topic, 0)
     try:
-        low, _ = reader.get_watermark_offsets(place, 10.0)
+        low, _ = _bounds(reader, place)
         begin = max(low, above_cas - cas_base + 1)
         reader.assign([TopicPartition(topic, 0, begin)])
         target = max(_stable(reader, place), at_least_cas - cas_base + 1)
@@ -215,7 +237,7 @@ def read_events(
 
 def _stable(reader: Consumer, place: TopicPartition) -> int:
     """Return the last stable offset: the end of what a read_committed reader can see."""
-    return int(reader.get_watermark_offsets(place, 10.0)[1])
+    return _bounds(reader, place)[1]
 
 
 def decode_event(message: Message, cas_base: int) -> Event:

@@ -1,11 +1,17 @@
-"""Which of the client's complaints leave it open whether something that was sent still arrives."""
+"""What is made of the client's complaints while a broker is away."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError
 
-from coordinator.kafka.producers import never_connected
+from coordinator.core import effects, inputs
+from coordinator.core.records import ReadBarrier
+from coordinator.kafka import producers
+from coordinator.kafka.producers import PlainProducer, never_connected
 
 TRANSPORT = KafkaError._TRANSPORT
 
@@ -29,3 +35,40 @@ def test_only_a_connection_that_never_was_leaves_nothing_in_doubt(
     code: int, text: str, harmless: bool
 ) -> None:
     assert never_connected(KafkaError(code, text)) is harmless
+
+
+class Client:
+    """A client whose broker is away: every record fails. Like the real one it cannot bear a poll
+    inside of a callback."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.due: list[Callable[[KafkaError, Any], None]] = []
+        self.polling = False
+
+    def produce(self, *_: Any, on_delivery: Callable[[KafkaError, Any], None], **__: Any) -> None:
+        self.due.append(on_delivery)
+
+    def poll(self, timeout_s: float) -> None:
+        assert not self.polling, "the client aborts the process here"
+        self.polling = True
+        due, self.due = self.due, []
+        for delivered in due:
+            delivered(KafkaError(KafkaError._MSG_TIMED_OUT), None)
+        self.polling = False
+
+
+def test_a_failed_append_may_be_sent_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producers, "Producer", Client)
+    seen: list[int] = []
+
+    def feed(event: inputs.Input) -> None:
+        assert isinstance(event, inputs.AppendFailed)
+        seen.append(event.token)
+        if event.token < 3:
+            plain.append(effects.Append(event.token + 2, ReadBarrier(1, 1)))
+
+    plain = PlainProducer("", "c", feed)
+    plain.append(effects.Append(1, ReadBarrier(1, 1)))
+    plain.append(effects.Append(2, ReadBarrier(1, 1)))
+    plain.serve()
+    assert sorted(seen) == [1, 2, 3, 4]
