@@ -167,6 +167,8 @@ class Master:
         self._registered_wanted: dict[int, IndexerHeartbeat] = {}
         self._projectors_wanted: dict[int, ProjectorHeartbeat] = {}
         self._wishes: list[MembershipRequested] = []
+        self._gone: set[tuple[int, int]] = set()
+        self._wish_sent = False
         self._resigning: MembershipRequested | None = None
         self._echoed_ms = 0
         self.handshakes = Handshakes(epoch, node.config.handshake_ms)
@@ -317,6 +319,8 @@ class Master:
         member = self.authority.members.get(record.node)
         if member is not None and member.incarnation == record.incarnation:
             return
+        if (record.node, record.incarnation) in self._gone:
+            return
         now, hold_ms = self.node.now.mono_ms, self.node.config.admission_hold_ms
         if record.node not in self.joiners or now > self._hold_until_ms + 4 * hold_ms:
             self._hold_until_ms = now + hold_ms
@@ -428,6 +432,9 @@ class Master:
 
     def membership_changed(self, record: CommitRecord) -> None:
         """The active list moved: forget joiners that are in, and count refusals anew."""
+        if isinstance(record, MemberLeft):
+            self._gone.add((record.node, record.incarnation))
+            self.joiners.pop(record.node, None)
         self._answer_wish(record)
         members = self.authority.members
         self._refusals = {n: count for n, count in self._refusals.items() if n in members}
@@ -457,10 +464,11 @@ class Master:
 
     def _wished(self) -> list[CommitRecord]:
         """Return the record of the first wish that can be fulfilled; refuse those that cannot."""
-        while self._wishes:
+        while self._wishes and not self._wish_sent:
             event = self._wishes[0]
             record, code, why = self._record_of(event)
             if not why:
+                self._wish_sent = True
                 return [record]
             self._wishes.pop(0)
             self._tell(event, refused(code, why))
@@ -471,7 +479,10 @@ class Master:
         command, authority = event.command, self.authority
         if isinstance(command, Leave):
             wall_ms = self.node.now.wall_ms
-            left = MemberLeft(self.epoch, command.node, event.principal, wall_ms)
+            peer = self.node.peers.get(command.node)
+            member = authority.members.get(command.node)
+            life = member.incarnation if member else peer.beat.incarnation if peer else 0
+            left = MemberLeft(self.epoch, command.node, life, event.principal, wall_ms)
             return left, "leave_impossible", authorities.why_not_leave(authority, command.node)
         assert isinstance(command, Reform)
         reformed = self.node.election.reformed(event, self.epoch)
@@ -482,6 +493,7 @@ class Master:
         if not self._wishes or not isinstance(record, MemberLeft | ClusterReformed):
             return
         event = self._wishes.pop(0)
+        self._wish_sent = False
         self._tell(event, Outcome(OK, answer=self.authority.shape))
 
     def _tell(self, event: MembershipRequested, outcome: Outcome) -> None:
@@ -522,6 +534,9 @@ class Master:
     def _resignation(self, event: MembershipRequested) -> list[CommitRecord]:
         command = event.command
         assert isinstance(command, StepDown)
+        if self._wish_sent:
+            return []
+        self._wish_sent = True
         now = self.node.now.wall_ms
         self.node.note(f"stepping down: {command.reason or 'asked to'}")
         return [
@@ -603,8 +618,7 @@ class Master:
             self._block(group, request, keys)
             return True
         if isinstance(decision, ddl.Answered):
-            self._enlist_answer(group, request, decision.outcome)
-            return True
+            return self._enlist_answer(group, request, decision.outcome, keys)
         return self._enlist_changes(group, request, decision, keys)
 
     @staticmethod
@@ -634,39 +648,50 @@ class Master:
             if number in registered and self.node.alive(peer)
         ]
 
-    def _enlist_answer(self, group: Group, request: Request, outcome: Outcome) -> None:
-        """Nothing changes: tell behind a barrier, or record it where the topic demands it."""
+    def _enlist_answer(
+        self, group: Group, request: Request, outcome: Outcome, keys: frozenset[str]
+    ) -> bool:
+        """Nothing changes: tell behind a barrier, or record it where the topic demands it.
+
+        False: there is no more room in this group for what is to be recorded.
+        """
         for key, wanted in list(self.upkeep.items()):
             if wanted is request:
                 del self.upkeep[key]
         if request.position is None:
             if request.token:
                 self._behind_next.append(Behind(request.token, outcome, request.deadline_ms))
-            return
+            return True
         first = len(group.mutations)
         repeat = bool(request.id) and self.node.state.outcome(request.id) is not None
         if request.id and not repeat and not isinstance(request.command, SkipRecord):
             given = self._circumstances(group)
             status = "refused" if outcome.status != OK else "done"
             change = ddl.record_outcome(request, given, status, outcome)
-            group.mutations.append(self._mutation(change, request))
+            mutation = self._mutation(change, request)
+            size = _weight((mutation,))
+            if group.mutations and group.size_bytes + size > self.node.config.group_bytes_max:
+                self._block(group, request, keys)
+                return False
+            group.mutations.append(mutation)
+            group.size_bytes += size
             group.touched.add(change.key)
         group.enlisted.append(Enlisted(request, outcome, first, -1))
         group.consumed[request.position.partition] = request.position.offset
+        return True
 
     def _enlist_changes(
         self, group: Group, request: Request, decision: ddl.Accepted, keys: frozenset[str]
     ) -> bool:
         config = self.node.config
         mutations = [self._mutation(change, request) for change in decision.changes]
-        size = sum(len(m.key) + len(m.value or b"") + PLAIN_BYTES for m in mutations)
+        size = _weight(mutations)
         limits = (config.group_mutations_max, config.group_bytes_max)
         count = len(mutations) + (request.position is not None)
         rewriting = isinstance(request.command, RewriteEntities)
         if not rewriting and (count > limits[0] or size > limits[1]):
             outcome = refused("value_too_large", "the command exceeds a whole transaction")
-            self._enlist_answer(group, request, outcome)
-            return True
+            return self._enlist_answer(group, request, outcome, keys)
         full = group.count + count > limits[0] or group.size_bytes + size > limits[1]
         if full and not rewriting:
             self._block(group, request, keys)
@@ -1080,6 +1105,11 @@ class Master:
     def _reply(self, request: Request, outcome: Outcome) -> None:
         if request.token:
             self.node.emit(Reply(request.token, outcome))
+
+
+def _weight(mutations: Iterable[Mutation]) -> int:
+    """Return how much of a group's bytes these mutations take."""
+    return sum(len(m.key) + len(m.value or b"") + PLAIN_BYTES for m in mutations)
 
 
 def _dated(held: Enlisted, cas: tuple[int, ...], txn: str) -> Outcome:

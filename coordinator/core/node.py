@@ -410,7 +410,8 @@ class Node:
 
     def _on_membership(self, entry: Entry, before: AuthorityState | None) -> None:
         record = entry.record
-        if isinstance(record, MemberLeft) and record.node == self.config.node:
+        mine = (self.config.node, self.config.incarnation)
+        if isinstance(record, MemberLeft) and (record.node, record.incarnation) == mine:
             self.has_left = True
             self.note("has left the cluster")
         if self.master is not None:

@@ -134,10 +134,11 @@ class MemberExpired:
 
 @dataclass(frozen=True, slots=True)
 class MemberLeft:
-    """A node leaves the cluster of its own will: the active list, and the roster."""
+    """This life of a node leaves the cluster: the active list, and the roster."""
 
     epoch: int
     node: int
+    incarnation: int
     principal: str
     at_ms: int
 

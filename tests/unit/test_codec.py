@@ -68,7 +68,7 @@ ONE_OF_EACH: list[Any] = [
     records.MemberAdmitted(3, 2, 1, "x", 12, BIG, 5),
     records.MemberExpired(3, 2, "silent", 5),
     records.IndexerRegistered(3, 250, 1, "x", "", 5),
-    records.MemberLeft(3, 2, "me", 5),
+    records.MemberLeft(3, 2, 1, "me", 5),
     records.MasterResigned(3, 2, 1, "upgrade", 5),
     records.ClusterReformed(3, 1, 12, BIG, 1, (1, 3), "me", "two are lost", 5),
     records.ProjectorRegistered(3, 0, 1, "x", 5),

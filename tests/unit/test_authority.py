@@ -1,0 +1,132 @@
+"""Rules of the Authority's fold about leaving, resigning and reform."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from immutables import Map
+
+from coordinator.core.authority import fold
+from coordinator.core.authority_state import AuthorityState, Member, OpenTransaction
+from coordinator.core.records import (
+    ClusterReformed,
+    MasterClaimed,
+    MasterResigned,
+    MemberLeft,
+    ProjectorRegistered,
+    TransactionProposed,
+)
+from coordinator.core.types import TxnId
+
+MEMBERS = Map({n: Member(n, n * 10, f"n{n}") for n in (1, 2, 3)})
+STATE = AuthorityState(
+    "c", 1, (1, 2, 3), 2, 10, 5,
+    epoch=4, master=1, incarnation=10, address="n1", members=MEMBERS, last_seq=7,
+    last_txn=TxnId(4, 7), last_cas=50, digest=9, acceptors=(1, 2),
+)  # fmt: skip
+OPEN = replace(STATE, open=OpenTransaction(TxnId(4, 8), 99, (1, 2, 3), 50, 9, 1))
+
+
+def folded(state: AuthorityState, record: Any) -> AuthorityState:
+    after = fold(state, 100, record)
+    assert not after.void
+    assert after.state is not None
+    return after.state
+
+
+def left(node: int = 3, epoch: int = 4) -> MemberLeft:
+    return MemberLeft(epoch, node, node * 10, "me", 0)
+
+
+def resigned(**more: Any) -> MasterResigned:
+    return replace(MasterResigned(4, 1, 2, "upgrade", 0), **more)
+
+
+def reformed(**more: Any) -> ClusterReformed:
+    return replace(ClusterReformed(4, 1, 50, 9, 1, (1,), "me", "two are lost", 0), **more)
+
+
+def claim(node: int, snapshot: AuthorityState = STATE) -> MasterClaimed:
+    return MasterClaimed(5, node, node * 10, f"n{node}", 50, 9, snapshot, 0)
+
+
+def test_a_node_that_left_is_nowhere_any_more() -> None:
+    after = folded(STATE, left(2))
+    assert (after.roster, after.active, after.acceptors) == ((1, 3), (1, 3), (1,))
+    assert fold(after, 101, claim(2)).void
+
+
+@pytest.mark.parametrize(
+    ("state", "record"),
+    [
+        (STATE, left(1)),
+        (STATE, left(9)),
+        (STATE, left(epoch=3)),
+        (OPEN, left()),
+        (replace(STATE, minimum=3), left()),
+    ],
+    ids=["master", "stranger", "epoch", "open", "too few"],
+)
+def test_who_may_not_leave(state: AuthorityState, record: MemberLeft) -> None:
+    assert fold(state, 100, record).void
+    assert fold(state, 100, record).state == state
+
+
+def test_after_a_resignation_there_is_no_master_and_no_proposal() -> None:
+    after = folded(STATE, resigned())
+    assert (after.master, after.epoch, after.successor) == (0, 4, 2)
+    proposal = TransactionProposed(TxnId(4, 8), 50, 9, (1, 2, 3), ())
+    assert not fold(STATE, 100, proposal).void
+    assert fold(after, 101, proposal).void
+    assert fold(after, 101, resigned()).void
+    claimed = folded(after, claim(2))
+    assert (claimed.master, claimed.epoch, claimed.successor) == (2, 5, 0)
+
+
+def test_only_the_master_of_the_epoch_resigns() -> None:
+    assert fold(STATE, 100, resigned(node=2)).void
+    assert fold(STATE, 100, resigned(epoch=3)).void
+
+
+def test_a_reform_by_the_master_lowers_minimum_and_roster() -> None:
+    after = folded(STATE, reformed())
+    assert (after.minimum, after.roster, after.active, after.acceptors) == (1, (1,), (1,), (1,))
+
+
+def test_a_reform_ahead_of_a_claim_makes_a_complete_node_eligible() -> None:
+    after = folded(STATE, reformed(epoch=5, node=3, roster=(3,)))
+    assert after.eligible == (3,)
+    assert fold(STATE, 100, claim(3)).void
+    assert folded(after, claim(3)).master == 3
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"node": 2},
+        {"epoch": 3},
+        {"epoch": 6},
+        {"cas": 49},
+        {"digest": 8},
+        {"roster": (2, 3)},
+        {"roster": (1, 9)},
+        {"minimum": 0},
+        {"minimum": 2},
+    ],
+    ids=str,
+)
+def test_a_reform_that_does_not_fit_is_void(more: dict[str, Any]) -> None:
+    assert fold(STATE, 100, reformed(**more)).void
+
+
+def test_no_reform_of_the_same_epoch_inside_a_transaction() -> None:
+    assert fold(OPEN, 100, reformed()).void
+
+
+def test_projectors_have_ids_from_0_to_250() -> None:
+    record = ProjectorRegistered(4, 250, 1, "x", 0)
+    assert folded(STATE, record).projectors[250].address == "x"
+    assert fold(STATE, 100, replace(record, projector=251)).void
+    assert fold(STATE, 100, replace(record, epoch=3)).void

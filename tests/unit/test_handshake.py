@@ -1,0 +1,133 @@
+"""What an indexer holds, against what the state says it should."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.core import state as states
+from coordinator.core.entities import DROPPING, INIT, READY, Index, Shard, Slice
+from coordinator.core.handshake import ROUNDS_BEFORE_REREAD, Handshakes, compare, moved_shard
+from coordinator.core.records import Holding, HoldingsReported, IndexerHeartbeat
+from coordinator.core.state import StateContext, Versioned
+
+INDEXER = 2
+PERIOD_MS = 100
+
+
+def an_index(number: int, state: str = READY, shard: int = 5, host: int = INDEXER) -> Index:
+    return Index(
+        number, f"i{number}", "b", ("a",), None, False, "gsi", False, state, None,
+        (Slice(0, host), Slice(1, host)), "", 1, (Shard(host, shard),),
+    )  # fmt: skip
+
+
+def a_state(*indexes: Index) -> StateContext:
+    held = [(i.key, Versioned(at, repr(i).encode(), i)) for at, i in enumerate(indexes, 1)]
+    return states.restore(len(indexes), held)
+
+
+def held(number: int, shard: int = 5, slices: tuple[int, ...] = (0, 1)) -> Holding:
+    return Holding(number, shard, slices)
+
+
+def test_holding_what_the_state_says_is_no_difference() -> None:
+    state = a_state(an_index(7), an_index(8, host=3))
+    assert not compare(state, INDEXER, state.cas, [held(7)])
+
+
+def test_a_lost_or_partial_index_is_missing() -> None:
+    state = a_state(an_index(7), an_index(8))
+    assert compare(state, INDEXER, state.cas, [held(8, slices=(0,))]).missing == (7, 8)
+
+
+def test_storage_that_was_allocated_again_has_moved() -> None:
+    state = a_state(an_index(7))
+    assert compare(state, INDEXER, state.cas, [held(7, shard=9)]).moved == ((7, Shard(INDEXER, 9)),)
+
+
+def test_what_the_state_does_not_have_there_is_an_orphan() -> None:
+    state = a_state(an_index(7, host=3))
+    assert compare(state, INDEXER, state.cas, [held(7), held(99)]).orphans == (7, 99)
+
+
+def test_an_indexer_that_is_behind_is_not_blamed_for_it() -> None:
+    state = a_state(an_index(7), an_index(8))
+    assert compare(state, INDEXER, 1, [held(7), held(99)]).missing == ()
+    assert compare(state, INDEXER, 1, [held(7), held(99)]).orphans == ()
+    assert compare(state, INDEXER, 1, []).missing == (7,)
+
+
+def test_what_is_being_made_or_dropped_counts_neither_way() -> None:
+    state = a_state(an_index(7, INIT), an_index(8, DROPPING))
+    assert not compare(state, INDEXER, state.cas, [])
+    assert not compare(state, INDEXER, state.cas, [held(7, shard=1), held(8, shard=1)])
+
+
+@given(st.sampled_from((INIT, READY, DROPPING)), st.integers(0, 9), st.booleans())
+def test_a_moved_shard_is_one_of_a_finished_index_here(state: str, shard: int, here: bool) -> None:
+    index = an_index(7, state, host=INDEXER if here else 3)
+    assert moved_shard(index, INDEXER, shard) == (state == READY and here and shard not in (0, 5))
+
+
+# -- the exchange --------------------------------------------------------------------------------
+
+
+def beat(incarnation: int = 1) -> IndexerHeartbeat:
+    return IndexerHeartbeat(INDEXER, incarnation, "x", "", 1, 0, 0, 0, 0)
+
+
+def report(number: int, *holdings: Holding, cas: int = 1, **more: int) -> HoldingsReported:
+    part, parts = more.get("part", 0), more.get("parts", 1)
+    return HoldingsReported(INDEXER, more.get("life", 1), number, cas, part, parts, holdings)
+
+
+def test_each_life_of_an_indexer_is_asked_until_it_agrees() -> None:
+    state = a_state(an_index(7))
+    handshakes = Handshakes(3, PERIOD_MS)
+    handshakes.heard(beat(), 0)
+    (asked,) = handshakes.due(0)
+    assert (asked.epoch, asked.indexer, asked.incarnation, asked.reread) == (3, INDEXER, 1, False)
+    assert handshakes.due(PERIOD_MS - 1) == []
+    assert handshakes.take(report(asked.round, held(7)), state) is not None
+    assert handshakes.due(10**9) == []
+    handshakes.heard(beat(2), 10**9)
+    assert handshakes.due(10**9)[0].incarnation == 2
+
+
+def test_a_report_in_parts_counts_once_it_is_whole() -> None:
+    state = a_state(an_index(7), an_index(8))
+    handshakes = Handshakes(3, PERIOD_MS)
+    handshakes.heard(beat(), 0)
+    number = handshakes.due(0)[0].round
+    first = report(number, held(7), cas=2, part=0, parts=2)
+    assert handshakes.take(first, state) is None
+    assert handshakes.take(first, state) is None
+    last = report(number, held(8), cas=2, part=1, parts=2)
+    difference = handshakes.take(last, state)
+    assert difference is not None
+    assert not difference
+
+
+def test_answers_to_another_question_or_from_another_life_are_ignored() -> None:
+    state = a_state(an_index(7))
+    handshakes = Handshakes(3, PERIOD_MS)
+    assert handshakes.take(report(1, held(7)), state) is None
+    handshakes.heard(beat(), 0)
+    old = handshakes.due(0)[0].round
+    new = handshakes.due(10 * PERIOD_MS)[0].round
+    assert handshakes.take(report(old, held(7)), state) is None
+    assert handshakes.take(report(new, held(7), life=9), state) is None
+    assert handshakes.take(report(new, held(7)), state) is not None
+
+
+def test_a_difference_that_stays_makes_the_indexer_read_the_state_again() -> None:
+    state = a_state(an_index(7))
+    handshakes = Handshakes(3, PERIOD_MS)
+    handshakes.heard(beat(), 0)
+    rereads = []
+    for now in range(0, 10**6, 10**5):
+        (asked,) = handshakes.due(now)
+        rereads.append(asked.reread)
+        handshakes.take(report(asked.round), state)
+    assert rereads[:ROUNDS_BEFORE_REREAD] == [False] * (ROUNDS_BEFORE_REREAD - 1) + [True]

@@ -1,0 +1,26 @@
+"""The one table of a node's states."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.core.roles import BOOTSTRAP, MASTER, MOVES, REPLICA, ROLES, ROLLBACK, next_role
+
+
+@pytest.mark.parametrize("now", ROLES)
+@pytest.mark.parametrize("wanted", ROLES)
+def test_every_state_is_reached_by_legal_moves_only(now: str, wanted: str) -> None:
+    steps = [now]
+    while steps[-1] != wanted:
+        steps.append(next_role(steps[-1], wanted))
+        assert steps[-1] in MOVES[steps[-2]]
+        assert len(steps) <= 3
+
+
+def test_a_deposed_master_goes_through_bootstrap() -> None:
+    assert next_role(MASTER, REPLICA) == BOOTSTRAP
+
+
+def test_only_a_master_coordinates_a_rollback() -> None:
+    assert [role for role in ROLES if ROLLBACK in MOVES[role]] == [MASTER]
+    assert next_role(BOOTSTRAP, ROLLBACK) == MASTER
