@@ -13,7 +13,7 @@ import time
 
 from tests.simulation.coverage import Coverage
 from tests.simulation.requirements import empty_cells
-from tests.simulation.runs import repeat, run
+from tests.simulation.runs import meet_pairs, repeat, run
 from tests.simulation.world import World
 
 LINES_SHOWN = 80
@@ -51,6 +51,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=1_000, help="how many")
     parser.add_argument("--from", type=int, default=0, dest="first", help="the first seed")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--pairs", action="store_true", help="make worlds for pairs never met")
     parser.add_argument("--trace", action="store_true", help="print the whole trace of each seed")
     options = parser.parse_args()
     seeds = range(options.first, options.first + options.seeds)
@@ -60,6 +61,8 @@ def main() -> int:
         return 0
     began = time.monotonic()
     found = run(seeds, options.jobs)
+    if options.pairs:
+        meet_pairs(found)
     tell(found.coverage, time.monotonic() - began)
     for seed, what in sorted(found.bad.items()):
         print(f"FAILED seed {seed}: {what}\n  {repeat(seed)}")

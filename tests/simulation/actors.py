@@ -130,6 +130,8 @@ class Indexer:
         return index.id in self.refused
 
     def _answer(self, index: Index, answer: str, shard: int) -> None:
+        if answer == ALLOCATED:
+            self.world.judge.allocated.add((self.number, index.id))
         slices = index.slices_on(self.number)
         self.world.acknowledge(
             SliceAnswered(
@@ -355,9 +357,12 @@ class DdlWriter:
         self._made += 1
         request_id, _ = self.world.request_id(f"t-{self._made}")
         command: Any
+        expected: int | None = None
         dice = chance.random()
         if dice < 0.3:
-            command = PutSetting(f"k{chance.randrange(3)}", f'"{request_id}"')
+            filling = "x" * chance.choice((0, 0, 900))
+            command = PutSetting(f"k{chance.randrange(3)}", f'"{request_id}{filling}"')
+            expected = chance.choice((None, None, NEVER))
         elif dice < 0.75:
             name, bucket = f"i{chance.randrange(4)}", f"b{chance.randrange(2)}"
             command = CreateIndex(name, bucket, ("y",))
@@ -366,7 +371,7 @@ class DdlWriter:
             command = DropIndex(0, self._made_last.bucket, self._made_last.name)
         else:
             command = DropIndex(0, f"b{chance.randrange(2)}", f"i{chance.randrange(4)}")
-        return Request(command, request_id, "topic", None, hash_of(command), True)
+        return Request(command, request_id, "topic", expected, hash_of(command), True)
 
 
 def hash_of(command: Any) -> int:

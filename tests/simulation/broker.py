@@ -2,8 +2,9 @@
 
 * Plain records and records of transactions interleave; markers take offsets.
 * A read_committed reader sees up to the last stable offset, and nothing that was aborted.
-* The outcome of a transaction is decided at one instant; its markers reach the partitions one by
-  one, so that one topic may show a transaction before another does.
+* The outcome of a transaction is decided at one instant, and told then; its markers reach the
+  partitions one by one, later, so that one topic may show a transaction before another does. The
+  next transaction waits for them.
 * Initialising the producer fences the older one, aborts what it had open, and returns when the
   markers of everything before are written.
 """
@@ -144,23 +145,26 @@ class Broker:
             self.current = Transaction(session, self.clock.now)
             self.clock.at(self.transaction_timeout_ms, self._time_out, self.current)
         txn = self.current
-        if txn.status != OPEN:
-            raise Fenced("the transaction before is being completed")
+        assert txn.status == OPEN
         if topic not in txn.unmarked:
             txn.unmarked.add(topic)
             txn.topics.append(topic)
         return self[topic].append(value, txn, self.clock.now)
 
     def end(self, session: Session, status: str, done: Callable[[], None]) -> None:
-        """Decide the session's transaction; call `done` once its markers are written."""
+        """Decide the session's transaction; call `done` as soon as it is decided."""
         self.check(session)
-        if self.current is None:
-            done()
-            return
-        if self.current.status != OPEN:
-            raise Fenced("the transaction before is being completed")
-        self._decide(self.current, status)
-        self._when_idle(done)
+        if self.current is not None:
+            assert self.current.status == OPEN
+            self._decide(self.current, status)
+        done()
+
+    def when_complete(self, what: Callable[[], None]) -> None:
+        """Call `what` once no transaction is between its decision and its last marker."""
+        if self.current is not None and self.current.status != OPEN:
+            self._waiting.append(what)
+        else:
+            what()
 
     @property
     def is_open(self) -> bool:
@@ -210,7 +214,7 @@ class Broker:
         if not txn.unmarked:
             waiting, self._waiting = self._waiting, []
             for done in waiting:
-                done()
+                self.when_complete(done)
 
     # -- upkeep ------------------------------------------------------------------------------
 

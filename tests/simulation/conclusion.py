@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 def conclude(judge: Judge) -> None:
     """Everything is healed and quiet: compare what all of them hold."""
     _compare_nodes(judge)
+    _compare_statuses(judge)
     _replay_history(judge)
     _synchronise(judge)
     _check_ddl(judge)
@@ -40,6 +41,20 @@ def _compare_nodes(judge: Judge) -> None:
         )
         names = dict(node.state.names.items())
         require(names == judge.names, "names-agree", f"node {machine.number}")
+
+
+def _compare_statuses(judge: Judge) -> None:
+    """Each node's rolling log of transactions says what the log said first."""
+    for machine in judge.world.machines.values():
+        assert machine.node is not None
+        assert machine.node.authority is not None
+        for row in machine.node.authority.log.values():
+            require(
+                judge.statuses.get(row.txn) == row.status,
+                "statuses-agree",
+                f"node {machine.number}: {row.txn} is {row.status}, "
+                f"it was {judge.statuses.get(row.txn)}",
+            )
 
 
 def _replay_history(judge: Judge) -> None:

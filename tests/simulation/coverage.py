@@ -18,11 +18,15 @@ from coordinator.core.commands import OK, REFUSED
 from coordinator.core.records import (
     ACCEPTED,
     AuthoritySnapshot,
+    HoldingsReported,
+    HoldingsRequested,
     IndexerRegistered,
     JoinRequested,
     MasterClaimed,
+    MasterResigned,
     MemberAdmitted,
     MemberExpired,
+    MemberLeft,
     ProposalAnswered,
     ReadBarrier,
     SliceAnswered,
@@ -42,6 +46,8 @@ WRITTEN = {
     MemberExpired: "expiry written",
     IndexerRegistered: "registration written",
     AuthoritySnapshot: "snapshot written",
+    MasterResigned: "resignation written",
+    MemberLeft: "departure written",
 }
 READ = {
     TransactionProposed: "proposal read",
@@ -51,6 +57,8 @@ READ = {
     MemberExpired: "expiry read",
     IndexerRegistered: "registration read",
     AuthoritySnapshot: "snapshot read",
+    MasterResigned: "resignation read",
+    MemberLeft: "departure read",
     ReadBarrier: "barrier read",
 }
 
@@ -76,14 +84,18 @@ def _answered(machine: Machine, effect: fx.Answer) -> str:
 
 
 def _concluded(machine: Machine, effect: fx.Conclude) -> str:
-    for record in reversed(effect.records):
-        if type(record) in WRITTEN:
-            return WRITTEN[type(record)]
-    return ""
+    names = [WRITTEN[type(record)] for record in effect.records if type(record) in WRITTEN]
+    if "expiry written" in names:
+        return "expiry written"
+    return names[-1] if names else ""
 
 
 def _replied(machine: Machine, effect: fx.Reply) -> str:
     return {OK: "caller answered", REFUSED: "caller refused"}.get(effect.outcome.status, "")
+
+
+def _beaten(machine: Machine, effect: fx.Beat) -> str:
+    return "holdings asked for" if isinstance(effect.record, HoldingsRequested) else ""
 
 
 def _always(name: str) -> Callable[[Machine, Any], str]:
@@ -105,6 +117,8 @@ STEPS_OF_EFFECT: dict[type, Callable[[Machine, Any], str]] = {
     fx.ReadTail: _always("tail asked for"),
     fx.ReadDdl: _always("ddl reading begun"),
     fx.Probe: _always("store probed"),
+    fx.Examine: _always("end of the log asked for"),
+    fx.Beat: _beaten,
 }
 
 STEPS_OF_INPUT: dict[type, str] = {
@@ -118,6 +132,7 @@ STEPS_OF_INPUT: dict[type, str] = {
     inp.TailRead: "tail read",
     inp.DdlRead: "DDL command taken",
     inp.AppendFailed: "append failed",
+    inp.Examined: "end of the log heard",
 }
 
 
@@ -144,6 +159,8 @@ def steps_of_input(machine: Machine, event: inp.Input) -> tuple[str, ...]:
             return ("answer counted",)
         if isinstance(event.records[0], SliceAnswered):
             return ("slices answered",)
+        if isinstance(event.records[0], HoldingsReported):
+            return ("holdings reported",)
     return ()
 
 
@@ -173,6 +190,9 @@ STEPS: tuple[str, ...] = (
     "command taken",
     "answer counted",
     "slices answered",
+    "holdings asked for",
+    "holdings reported",
+    "end of the log asked for",
     "proposal sent",
     "READY proposed",
     "proposal accepted",

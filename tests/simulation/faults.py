@@ -118,9 +118,9 @@ def _go_on(machine: Machine, kind: str, life: int) -> None:
 
 
 def _others_stand(world: World, machine: Machine) -> bool:
-    """Tell whether the cluster can stand the loss of this disk."""
+    """Tell whether some other disk has everything: only then may this one be lost."""
     others = [m for m in world.machines.values() if m is not machine]
-    return all(m.node is not None and m.node.is_member for m in others)
+    return any(m.node is not None and m.node.is_member for m in others)
 
 
 def _lose_disk(world: World, machine: Machine) -> bool:
@@ -328,14 +328,14 @@ def _indexer_loses_storage(world: World, machine: Machine) -> bool:
 def _step_down(world: World, machine: Machine) -> bool:
     """An operator moves the mastership, to this node or to any."""
     world.operate(StepDown(world.clock.chance.choice((0, machine.number))))
-    return True
+    return _everywhere(world, "hand-over")
 
 
 def _leave(world: World, machine: Machine) -> bool:
     """An operator takes the node out of the cluster; it comes back later."""
     world.operate(Leave(machine.number))
     world.clock.at(world.down_ms(), world.come_back, machine)
-    return True
+    return _everywhere(world, "departure")
 
 
 KINDS: dict[str, Callable[[World, Machine], bool]] = {
@@ -375,6 +375,8 @@ KINDS: dict[str, Callable[[World, Machine], bool]] = {
     "foreign record": _foreign,
     "dead indexer": _indexer_dies,
     "indexer without storage": _indexer_loses_storage,
+    "hand-over": _step_down,
+    "departure": _leave,
 }
 
 ANY, MASTER, ALL = "any", "master", "all"

@@ -145,6 +145,7 @@ class Judge:
         self.commits: list[tuple[int, int]] = []
         self.refused: set[str] = set()
         self.stale: set[str] = set()
+        self.allocated: set[tuple[int, int]] = set()
         self.ops: list[Op] = []
         self.readings: list[Reading] = []
         self.decisions = 0
@@ -211,11 +212,28 @@ class Judge:
         ):
             truth.open, truth.proposal = (record.txn, stored.offset), record
             truth.last_seq = record.txn.seq
+            self._check_bounds(record)
             require(
                 len(truth.members) >= truth.minimum,
                 "nothing-is-proposed-below-the-minimum",
                 f"{record.txn} with members {sorted(truth.members)}",
             )
+
+    def _check_bounds(self, record: TransactionProposed) -> None:
+        """A group is bounded, but for entities that are written again: those come as they are."""
+        config = self.world.config
+        groups = [m for m in record.mutations if m.event != "DdlConsumed"]
+        size = sum(len(m.key) + len(m.value or b"") for m in groups)
+        rewritten = any(m.event == "EntityRewritten" for m in record.mutations)
+        require(
+            rewritten
+            or (
+                len(record.mutations) <= config.get("group_mutations_max", 256)
+                and size <= config.get("group_bytes_max", 512 * 1024)
+            ),
+            "a-group-is-bounded",
+            f"{record.txn} has {len(record.mutations)} mutations of {size} bytes",
+        )
 
     def _terminal(self, txn: TxnId, status: str) -> None:
         known = self.statuses.get(txn)
@@ -398,6 +416,8 @@ class Judge:
                 self.versions.setdefault(name, []).append(Version(decided_ms, cas, now.id))
             self.names[name] = now.id
             if mutation.event == "IndexReady":
+                silent = [h for h in now.hosts if (h, now.id) not in self.allocated]
+                require(not silent, "ready-needs-every-indexer", f"{now.id} without {silent}")
                 self.ready[now.id] = cas
                 self._not_refused(now.request, cas)
         elif was is not None and self.names.get((was.bucket, was.name)) == was.id:

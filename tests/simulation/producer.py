@@ -189,6 +189,9 @@ class ProducerThread:
         def there() -> None:
             if machine.mute:
                 return
+            self.broker.when_complete(perform)
+
+        def perform() -> None:
             try:
                 what(back)
             except Fenced as error:

@@ -8,9 +8,12 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 
 from tests.simulation.coverage import Coverage
+from tests.simulation.requirements import empty_cells
+from tests.simulation.schedule import directed
 from tests.simulation.world import World
 
 CHUNK = 50
+TRIES_MAX = 40
 
 
 @dataclass
@@ -53,6 +56,15 @@ def run(seeds: Iterable[int], jobs: int) -> Found:
         for future in as_completed([pool.submit(run_seeds, chunk) for chunk in chunks]):
             found.add(future.result())
     return found
+
+
+def meet_pairs(found: Found, tries_max: int = TRIES_MAX) -> None:
+    """Run worlds made for the pairs that were never met, until each is met or given up."""
+    for pair in empty_cells(found.coverage)[1]:
+        for attempt in range(tries_max):
+            if found.coverage.pairs[pair]:
+                break
+            found.add(run_seeds([directed(pair, attempt)]))
 
 
 def repeat(seed: int) -> str:

@@ -28,17 +28,17 @@ class Arm:
 
 
 CAUSES: dict[str, tuple[str, ...]] = {
-    "claim written": ("crash_the_master",),
-    "claim read back": ("crash_the_master",),
+    "claim written": ("crash_the_master", "step_down"),
+    "claim read back": ("crash_the_master", "step_down"),
     "claim of another read": ("crash_the_master",),
     "claim look": ("crash_the_master",),
     "fenced, reading on": ("crash_the_master",),
     "producer asked for": ("crash_the_master",),
-    "producer opened": ("crash_the_master",),
+    "producer opened": ("crash_the_master", "step_down"),
     "producer given up": ("pause_the_master",),
     "producer failed": ("mute_the_master", "time_out"),
-    "tail asked for": ("crash_the_master",),
-    "tail read": ("crash_the_master",),
+    "tail asked for": ("crash_the_master", "step_down"),
+    "tail read": ("crash_the_master", "step_down"),
     "ddl reading begun": ("crash_the_master",),
     "full synchronisation begun": ("crash_and_wipe", "crash_and_wipe"),
     "full synchronisation read": ("crash_and_wipe", "crash_and_wipe"),
@@ -58,22 +58,46 @@ CAUSES: dict[str, tuple[str, ...]] = {
     "append failed": ("mute_the_master", "lossy_network"),
     "registration written": ("indexer_loses_storage",),
     "registration read": ("indexer_loses_storage",),
+    "resignation written": ("step_down", "step_down"),
+    "resignation read": ("step_down", "step_down"),
+    "departure written": ("leave", "leave"),
+    "departure read": ("leave", "leave"),
+    "holdings asked for": ("step_down", "indexer_loses_storage"),
+    "holdings reported": ("step_down", "indexer_loses_storage"),
 }
 
 PAIRS: tuple[tuple[str, str], ...] = tuple((step, kind) for kind in KINDS for step in STEPS)
 
+DIRECTED = 10_000_000
+TRIES = 1_000
+
+
+def directed(pair: tuple[str, str], attempt: int) -> int:
+    """Return the seed of a world made for one pair: its busy clients meet nothing else."""
+    return DIRECTED + PAIRS.index(pair) * TRIES + attempt
+
+
+def pair_of(seed: int) -> tuple[str, str] | None:
+    """Return the pair that a seed's world is made for; None for an ordinary one."""
+    return PAIRS[(seed - DIRECTED) // TRIES] if seed >= DIRECTED else None
+
 
 def arm(world: World) -> None:
     """Arm the pairs that fall to this seed."""
+    pair = pair_of(world.seed)
+    if pair is not None:
+        _arm(world, *pair)
+    elif world.seed % 8:
+        for number in range(ARMS):
+            _arm(world, *PAIRS[(world.seed * ARMS + number) * STRIDE % len(PAIRS)])
+
+
+def _arm(world: World, step: str, fault: str) -> None:
     chance = world.clock.chance
-    if world.seed % 8 == 0:
-        return
-    for number in range(ARMS):
-        step, fault = PAIRS[(world.seed * ARMS + number) * STRIDE % len(PAIRS)]
-        causes = CAUSES.get(step, ())
-        wait = chance.choice((0, 0, 1)) if causes else chance.randint(0, 12)
-        world.arms.setdefault(step, []).append(Arm(fault, wait))
-        for cause in causes:
-            world.clock.at(chance.randint(1_200, 6_000), strike, world, cause)
-        if step.startswith("snapshot"):
-            world.config["snapshot_bytes"] = 64 * 15
+    causes = CAUSES.get(step, ())
+    wait = chance.choice((0, 0, 1)) if causes else chance.randint(0, 12)
+    world.arms.setdefault(step, []).append(Arm(fault, wait))
+    for cause in causes:
+        world.clock.at(chance.randint(1_200, 6_000), strike, world, cause)
+    if step.startswith("snapshot"):
+        world.config["snapshot_bytes"] = 64 * 15

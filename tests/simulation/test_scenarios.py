@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -28,6 +29,7 @@ from coordinator.core.records import (
     TransactionProposed,
     TransactionRolledBack,
 )
+from tests.simulation.actors import NEVER
 from tests.simulation.machine import Machine
 from tests.simulation.world import World
 
@@ -287,3 +289,14 @@ def test_a_repeat_after_a_failover_gets_the_first_outcome(world: World) -> None:
     second = ask(world, PUT, id="same", recorded=True, fingerprint=5)
     assert (second.status, second.cas, second.txn) == (OK, first.cas, first.txn)
     assert len(world.judge.effects["same"]) == 1
+
+
+def test_recorded_refusals_keep_to_the_bounds_of_a_group(world: World) -> None:
+    """A refusal of a command from the topic is recorded with the value that stood in its way."""
+    assert ask(world, PutSetting("k", json.dumps("v" * 60_000))).status == OK
+    before = len(records(world, TransactionCommitted))
+    for number in range(20):
+        request = Request(PUT, f"t{number}", expected_cas=NEVER, recorded=True)
+        world.broker.ddl[0].append(request, None, world.clock.now)
+    run_until(world, lambda: len(world.broker["ddl-replies"].read(0)) == 20)
+    assert len(records(world, TransactionCommitted)) - before > 2, "they do not fit into one"

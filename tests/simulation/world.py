@@ -30,7 +30,7 @@ from tests.simulation.disk import ReprCodec
 from tests.simulation.faults import ACTIONS, KINDS, LIKELY, Faults, strike
 from tests.simulation.judge import Judge
 from tests.simulation.machine import ACKS, HEARTBEAT, Machine
-from tests.simulation.schedule import Arm, arm
+from tests.simulation.schedule import Arm, arm, pair_of
 from tests.simulation.violation import Violation, require
 
 DAY_MS = 24 * 3_600_000
@@ -119,7 +119,8 @@ class World:
 
     def _populate(self) -> None:
         chance = self.clock.chance
-        if chance.random() < 0.12 or "few_writes" in self.focus:
+        quietly = chance.random() < 0.12 and pair_of(self.seed) is None
+        if quietly or "few_writes" in self.focus:
             self._populate_quietly()
             return
         self.think_ms = chance.choice((200, 700, 700, 2_000))
@@ -150,7 +151,9 @@ class World:
         """Choose which faults this seed has, and when they strike."""
         chance = self.clock.chance
         focus = self.focus
+        directed = pair_of(self.seed) is not None
         kinds = [n for n in LIKELY if (n in focus if focus else chance.random() < 0.25)]
+        kinds = [] if directed else kinds
         for name in kinds:
             self.clock.at(FAULTS_FROM_MS, setattr, self.faults, name, LIKELY[name])
         self.strays = "end_late" in kinds
@@ -158,7 +161,7 @@ class World:
         self.broker.marker_spread_ms = chance.choice((3, 10, 150))
         self.broker.transaction_timeout_ms = chance.choice((2_500, 6_000, 20_000))
         actions = [n for n in ACTIONS if (n in focus if focus else chance.random() < 0.3)]
-        for _ in range(chance.choice((0, 2, 4, 8, 12)) if actions else 0):
+        for _ in range(chance.choice((0, 2, 4, 8, 12)) if actions and not directed else 0):
             when = chance.randint(FAULTS_FROM_MS, FAULTS_UNTIL_MS)
             self.clock.at(when, strike, self, chance.choice(actions))
         if not focus:
@@ -187,7 +190,7 @@ class World:
             arm.wait -= 1
             if arm.wait < 0 and KINDS[arm.fault](self, machine):
                 self.trace(f"fault: {arm.fault} at {step!r}, node {machine.number}")
-                armed.remove(arm)
+                self.arms[step] = [a for a in self.arms.get(step, ()) if a is not arm]
 
     def operate(self, command: Any) -> None:
         """An operator asks the master for a change of the Authority."""
