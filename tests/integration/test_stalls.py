@@ -1,0 +1,109 @@
+"""A part that stops without any error is noticed, said, and mended by starting again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from coordinator.embedded.broker import Broker
+from tests.integration.cluster import Cluster, NodeChild, wait_until
+
+pytestmark = pytest.mark.integration
+
+STALL_MS = 3_000
+STALLING = "tests.integration.stalling_node"
+
+
+@pytest.fixture(scope="module")
+def cluster(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("cluster")
+    options = ("--stall-ms", str(STALL_MS))
+    with Cluster(folder, broker.bootstrap_servers, indexers=1, options=options) as running:
+        yield running.start()
+
+
+def replace_by_stalling(cluster: Cluster, node: int, part: str) -> NodeChild:
+    """Start a node again as one of which `part` can be stopped."""
+    child = cluster.nodes[node]
+    if child.runs:
+        child.stop()
+    module, *rest = NodeChild.argv(child)[2:]
+    assert module == "coordinator.process"
+    child.argv = lambda: [sys.executable, "-m", STALLING, part, *rest]  # type: ignore[method-assign]
+    child.start()
+    cluster.settled()
+    cluster.settled_members()
+    return child
+
+
+@pytest.mark.parametrize(
+    ("role", "part", "code", "said"),
+    [
+        ("replica", "reader", "reader_stalled", "nothing was read after offset"),
+        ("replica", "producer", "heartbeat_stalled", "heartbeats have not come back"),
+        ("replica", "heartbeats", "heartbeat_stalled", "heartbeats have not come back"),
+        ("master", "reader", "reader_stalled", "nothing was read after offset"),
+    ],
+)
+def test_a_part_that_stops_silently_is_noticed(
+    cluster: Cluster, role: str, part: str, code: str, said: str
+) -> None:
+    node = cluster.replicas()[0]
+    child = replace_by_stalling(cluster, node, part)
+    if role == "master":
+        with cluster.client() as client:
+            client.put_config("accepted", node)  # Only who accepted the last may follow.
+            client.step_down(node)
+    began = len(child.said)
+    os.kill(child.pid, signal.SIGUSR1)
+    others = [n for n in cluster.roster if n != node]
+    unready: list[str] = []
+
+    def ended() -> bool:
+        if not child.runs:
+            return True
+        response = cluster.ask(node, "GET", "/readyz")
+        if response.status_code == 503:
+            unready.append(response.json()["reason"])
+        with cluster.client(*others, deadline_s=1.0) as client:
+            client.put_config("load", len(unready))
+        return False
+
+    wait_until(lambda: _tried(ended), f"node {node} ends", 60)
+    assert child.process is not None
+    assert child.process.returncode == 1
+    assert f"[{code}]" in child.said[began:]
+    assert any(said in reason for reason in unready), unready
+    child.start()
+    cluster.settled()
+    cluster.settled_members()
+
+
+def _tried(ended: object) -> bool:
+    """Ask again where the cluster is between two masters, or the node has just gone."""
+    from coordinator.client.errors import CoordinatorError
+
+    try:
+        return ended()  # type: ignore[operator, no-any-return]
+    except CoordinatorError:
+        return False
+
+
+def test_a_store_that_hangs_ends_the_process(cluster: Cluster) -> None:
+    node = cluster.replicas()[0]
+    child = replace_by_stalling(cluster, node, "store")
+    began = len(child.said)
+    os.kill(child.pid, signal.SIGUSR1)
+    others = [n for n in cluster.roster if n != node]
+    with cluster.client(*others) as client:
+        client.put_config("load", "store")
+    assert child.wait(60) == 1
+    said = child.said[began:]
+    assert "[loop_stalled]" in said
+    assert "in save" in said or "stalling_node" in said
+    child.start()
+    cluster.settled()
