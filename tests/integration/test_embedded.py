@@ -381,13 +381,13 @@ from coordinator.embedded import children, supervisor
 async def ready():
     return True
 
-CHILD, data_dir, port, cluster, servers = sys.argv[1:6]
+CHILD, data_dir, port, cluster, servers, brokers = sys.argv[1:7]
 children.node_argv = lambda node, **_: (sys.executable, "-c", CHILD, "steady", "n", data_dir)
 children.indexer_argv = lambda one, **_: (sys.executable, "-c", CHILD, "steady", "i", data_dir)
 children.node_ready = children.indexer_ready = lambda *_: ready
 options = supervisor.RunOptions(
     nodes=1, indexers=1, data_dir=Path(data_dir), http_port=int(port), cluster=cluster,
-    bootstrap_servers=servers or None,
+    bootstrap_servers=servers or None, brokers=int(brokers),
 )
 try:
     sys.exit(supervisor.run(options))
@@ -400,9 +400,9 @@ except Exception as error:
 class Run(Supervised):
     """`supervisor.run` in a process of its own."""
 
-    def __init__(self, folder: Path, cluster: str, servers: str = "") -> None:
+    def __init__(self, folder: Path, cluster: str, servers: str = "", brokers: int = 1) -> None:
         self.folder, self.output = folder, folder / "output"
-        arguments = [CHILD, str(folder), str(pick_free()), cluster, servers]
+        arguments = [CHILD, str(folder), str(pick_free()), cluster, servers, str(brokers)]
         with open(self.output, "wb") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", RUN, *arguments],

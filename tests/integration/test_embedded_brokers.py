@@ -1,0 +1,237 @@
+"""Three embedded brokers: what they replicate, and that the loss of any one of them loses nothing.
+
+All tests but the last share three brokers and a cluster on them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
+
+from coordinator.embedded.broker import Broker
+from coordinator.embedded.brokers import Brokers
+from coordinator.embedded.ports import is_free
+from coordinator.kafka.errors import KafkaRefusal
+from coordinator.kafka.topics import (
+    COMMIT,
+    STATECONTEXT,
+    TOPICS,
+    TRANSACTION_STATE,
+    ensure_topics,
+)
+from tests.integration.cluster import Cluster, shown, wait_until
+from tests.integration.load import Load
+from tests.integration.test_embedded import Run, eventually, state_of
+
+pytestmark = pytest.mark.integration
+
+CONSUMER_OFFSETS = "__consumer_offsets"
+COPIES = 3
+SILENCE_S_MAX = 20.0
+"""Of a cluster on a busy machine. On an idle one it is 3 to 5 s."""
+
+STOP_S_MAX = 15.0
+
+
+@pytest.fixture(scope="module")
+def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
+    with Brokers(tmp_path_factory.mktemp("kafka"), 3) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def cluster(brokers: Brokers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("cluster")
+    options = ("--replication-factor", str(COPIES))
+    servers = brokers.bootstrap_servers
+    with Cluster(folder, servers, indexers=2, options=options) as running:
+        yield running.start()
+
+
+@pytest.fixture(autouse=True)
+def whole(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Whatever a test did, the next one finds three brokers."""
+    yield
+    if "brokers" in request.fixturenames:
+        for broker in request.getfixturevalue("brokers").members:
+            if not broker.alive:
+                broker.start()
+
+
+def metadata_of(brokers: Brokers) -> Any:
+    admin = AdminClient({"bootstrap.servers": brokers.bootstrap_servers, "log_level": 0})
+    return admin.list_topics(timeout=10)
+
+
+def leader_of(brokers: Brokers, topic: str) -> int:
+    return int(metadata_of(brokers).topics[topic].partitions[0].leader)
+
+
+def controller_of(brokers: Brokers) -> int:
+    """Return who leads the quorum, by what the brokers have noted; Kafka tells no client."""
+    noted = [
+        json.loads((one.data_dir / "data" / "__cluster_metadata-0" / "quorum-state").read_text())
+        for one in brokers.members
+    ]
+    led = [(one["leaderEpoch"], one["leaderId"]) for one in noted if one["leaderId"] > 0]
+    return int(max(led)[1])
+
+
+def all_in_sync(brokers: Brokers) -> bool:
+    metadata = metadata_of(brokers)
+    partitions = [p for topic in metadata.topics.values() for p in topic.partitions.values()]
+    return len(metadata.brokers) == 3 and all(len(p.isrs) == COPIES for p in partitions)
+
+
+def test_every_topic_has_three_copies_and_needs_two(brokers: Brokers, cluster: Cluster) -> None:
+    names = [cluster.topic(topic.name) for topic in TOPICS] + [TRANSACTION_STATE, CONSUMER_OFFSETS]
+    topics = metadata_of(brokers).topics
+    for name in names:
+        assert {len(p.replicas) for p in topics[name].partitions.values()} == {COPIES}, name
+    assert len(topics[TRANSACTION_STATE].partitions) == 1
+    assert len(topics[CONSUMER_OFFSETS].partitions) == 1
+    admin = AdminClient({"bootstrap.servers": brokers.bootstrap_servers})
+    resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
+    for resource, answer in admin.describe_configs(resources).items():
+        assert answer.result(10)["min.insync.replicas"].value == "2", resource
+
+
+def test_topics_with_fewer_copies_are_refused(brokers: Brokers) -> None:
+    name = f"thin-{uuid.uuid4().hex[:8]}"
+    admin = AdminClient({"bootstrap.servers": brokers.bootstrap_servers})
+    admin.create_topics([NewTopic(f"{name}.{COMMIT}", 1, 1)])[f"{name}.{COMMIT}"].result(20)
+    with pytest.raises(KafkaRefusal, match="has replication factor 1, not 3") as refusal:
+        ensure_topics(brokers.bootstrap_servers, name, replication_factor=COPIES)
+    assert refusal.value.code == "topic_mismatch"
+    for done in admin.delete_topics([f"{name}.{topic.name}" for topic in TOPICS]).values():
+        done.result(20)
+
+
+def kill(broker: Broker) -> None:
+    assert broker.pid is not None
+    os.kill(broker.pid, signal.SIGKILL)
+    eventually(lambda: not broker.alive, "the broker is dead")
+
+
+def roles_of(brokers: Brokers, cluster: Cluster) -> dict[str, int]:
+    """Return which broker leads what a commit needs."""
+    return {
+        "commit": leader_of(brokers, cluster.topic(COMMIT)),
+        "statecontext": leader_of(brokers, cluster.topic(STATECONTEXT)),
+        "transactions": leader_of(brokers, TRANSACTION_STATE),
+        "quorum": controller_of(brokers),
+    }
+
+
+def test_no_acknowledged_change_is_lost_or_doubled_whichever_broker_is_killed(
+    brokers: Brokers, cluster: Cluster
+) -> None:
+    """Each broker is killed once, and so is the leader of everything that a commit needs."""
+    roles, victims = set(roles_of(brokers, cluster)), {1, 2, 3}
+    silences: list[tuple[float, int, dict[str, int]]] = []
+    with Load(cluster, "killed", writers=2) as load:
+        while roles or victims:
+            leaders = roles_of(brokers, cluster)
+            victim = leaders[min(roles)] if roles else min(victims)
+            broker = brokers.members[victim - 1]
+            load.goes_on(30)
+            since_s = time.monotonic()
+            kill(broker)
+            load.goes_on(30)
+            silences.append((load.longest_silence_s(since_s), victim, leaders))
+            broker.start()
+            wait_until(lambda: all_in_sync(brokers), "all three are in sync again")
+            roles -= {role for role, leader in leaders.items() if leader == victim}
+            victims -= {victim}
+    assert max(silences)[0] < SILENCE_S_MAX, silences
+    state = cluster.settled()
+    assert cluster.running() == [1, 2, 3]
+    load.check()
+    assert cluster.digest_by_history() == shown(state)
+    assert cluster.digest_by_statecontext(state["cas"]) == shown(state)
+
+
+def test_a_broker_that_hangs_is_left_out_and_harms_nothing_when_it_is_back(
+    brokers: Brokers, cluster: Cluster
+) -> None:
+    """It still takes itself for the leader when it goes on; nobody else does."""
+    hanging = brokers.members[leader_of(brokers, cluster.topic(COMMIT)) - 1]
+    assert hanging.pid is not None
+    with Load(cluster, "hung", writers=1) as load:
+        load.goes_on(20)
+        since_s = time.monotonic()
+        os.kill(hanging.pid, signal.SIGSTOP)
+        try:
+            load.goes_on(20)
+        finally:
+            os.kill(hanging.pid, signal.SIGCONT)
+        assert load.longest_silence_s(since_s) < SILENCE_S_MAX
+        wait_until(lambda: all_in_sync(brokers), "all three are in sync again")
+        load.goes_on(20)
+    state = cluster.settled()
+    assert cluster.running() == [1, 2, 3]
+    load.check()
+    assert cluster.digest_by_history() == shown(state)
+
+
+def test_a_stop_of_all_is_quick_and_the_next_start_has_everything(
+    brokers: Brokers, cluster: Cluster
+) -> None:
+    with cluster.client() as client:
+        written = client.put_config("kept", "over a stop")
+    before = cluster.settled()
+    cluster.stop_children()
+    servers = brokers.bootstrap_servers
+    began_s = time.monotonic()
+    brokers.stop()
+    assert time.monotonic() - began_s < STOP_S_MAX
+    assert all(is_free(one.port) and is_free(one.controller_port) for one in brokers.members)
+
+    brokers.start()
+    assert brokers.bootstrap_servers == servers
+    after = cluster.start().settled()
+    assert after["config"]["kept"] == {"value": "over a stop", "cas": written["cas"]}
+    assert after["cluster_id"] == before["cluster_id"]
+
+
+# -- a whole run, with stand-ins for nodes and indexers -------------------------------------------
+
+
+def test_a_run_keeps_each_of_its_brokers_alive_and_remembers_how_many(tmp_path: Path) -> None:
+    first = Run(tmp_path, "c1", brokers=3)
+    first.said("Ctrl-C stops everything")
+    first.said("Kafka (3 brokers), 1 node and 1 indexer, cluster 'c1'")
+    servers = str(state_of(tmp_path)["bootstrap_servers"])
+    first.said(f"{servers} (of its own, 3 copies of everything)")
+    ports = [int(server.rpartition(":")[2]) for server in servers.split(",")]
+    assert len(set(ports)) == 3
+    victim = broker_process(first, tmp_path / "kafka" / "broker-2")
+    victim.kill()
+    first.said("kafka-2 was killed by SIGKILL; starting it again in 0.5 s")
+    first.said("kafka-2 was started again")
+    began_s = time.monotonic()
+    first.process.send_signal(signal.SIGINT)
+    assert first.ended() == 0
+    assert time.monotonic() - began_s < STOP_S_MAX
+    assert all(is_free(port) for port in ports)
+
+    other = Run(tmp_path, "c1", brokers=1)
+    assert other.ended() == 1
+    other.said("brokers_mismatch")
+    other.said("run it with --brokers 3")
+
+
+def broker_process(run: Run, folder: Path) -> psutil.Process:
+    """Return the JVM that works in `folder`."""
+    children = psutil.Process(run.process.pid).children()
+    return next(p for p in children if p.name() == "java" and p.cwd() == str(folder))
