@@ -157,6 +157,7 @@ class Master:
         self.joiners: dict[int, JoinRequested] = {}
         self._seq = 0
         self._writing = 0
+        self._written: CommitRecord | None = None
         self._writing_since_ms = 0
         self._hold_until_ms = 0
         self._refusals: dict[int, int] = {}
@@ -342,15 +343,24 @@ class Master:
             self._send_barrier()
 
     def _write(self, records: Iterable[CommitRecord]) -> None:
-        """Write Authority records in a Kafka transaction of their own."""
+        """Write Authority records in a Kafka transaction of their own, and wait for them.
+
+        Until they are read back the Authority at hand is not the one to decide by.
+        """
+        written = tuple(records)
         self._writing = self.node.token()
+        self._written = written[-1]
         self._writing_since_ms = self.node.now.mono_ms
-        self.node.emit(Conclude(self._writing, tuple(records)))
+        self.node.emit(Conclude(self._writing, written))
+
+    def read_back(self, record: CommitRecord) -> None:
+        """A record was folded: if it is the last one written, what was written counts now."""
+        if self._writing and record == self._written:
+            self._writing = 0
+            self._written = None
 
     def ended(self, event: Ended) -> None:
         """The producer says that a Kafka transaction ended; only the log says how."""
-        if event.token == self._writing:
-            self._writing = 0
         attempt = self.attempt
         if attempt is not None and event.token == attempt.token and attempt.state == ABANDONING:
             attempt.move(UNDOING)

@@ -291,6 +291,8 @@ class Node:
         self.authority, void = authorities.fold(before, entry.offset, entry.record)
         self.applied = entry.offset
         self.unsnapped_bytes += len(entry.raw) + ENTRY_BYTES
+        if self.master is not None:
+            self.master.read_back(entry.record)
         if void:
             self._void(entry, void)
             return

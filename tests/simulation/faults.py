@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 HOUR_MS = 3_600_000
+OPENS_WITHIN_MS = 15
 
 
 @dataclass(slots=True)
@@ -258,19 +259,25 @@ def _everywhere(world: World, kind: str) -> bool:
 
 def _time_out(world: World, machine: Machine) -> bool:
     """The broker aborts the open transaction."""
-    if not world.broker.is_open:
-        return False
-    world.broker.time_out()
-    return _everywhere(world, "transaction timeout")
+    return _while_open(world, "transaction timeout", world.broker.time_out, OPENS_WITHIN_MS)
 
 
 def _end_late(world: World, machine: Machine) -> bool:
     """The EndTxn of an earlier transaction commits the one that is open."""
-    if not world.broker.is_open:
-        return False
     world.strays = True
-    world.broker.end_late()
-    return _everywhere(world, "late EndTxn")
+    return _while_open(world, "late EndTxn", world.broker.end_late, OPENS_WITHIN_MS)
+
+
+def _while_open(world: World, kind: str, strike: Callable[[], None], left_ms: int) -> bool:
+    """Strike at the open transaction; if there is none, at the one that opens presently."""
+    if world.healed:
+        return False
+    if world.broker.is_open:
+        strike()
+        _everywhere(world, kind)
+    elif left_ms:
+        world.clock.at(1, _while_open, world, kind, strike, left_ms - 1)
+    return True
 
 
 def _compact(world: World, machine: Machine) -> bool:
@@ -327,13 +334,14 @@ def _indexer_loses_storage(world: World, machine: Machine) -> bool:
 
 def _step_down(world: World, machine: Machine) -> bool:
     """An operator moves the mastership, to this node or to any."""
-    world.operate(StepDown(world.clock.chance.choice((0, machine.number))))
+    command = StepDown(world.clock.chance.choice((0, machine.number)))
+    world.clock.at(1, world.operate, command)
     return _everywhere(world, "hand-over")
 
 
 def _leave(world: World, machine: Machine) -> bool:
     """An operator takes the node out of the cluster; it comes back later."""
-    world.operate(Leave(machine.number))
+    world.clock.at(1, world.operate, Leave(machine.number))
     world.clock.at(world.down_ms(), world.come_back, machine)
     return _everywhere(world, "departure")
 
@@ -411,6 +419,7 @@ ACTIONS: dict[str, tuple[Callable[[World, Machine], bool], str]] = {
     "cut_the_master": (KINDS["cut"], MASTER),
     "mute_the_master": (KINDS["cut: is not heard"], MASTER),
     "deafen_the_master": (KINDS["cut: hears nothing"], MASTER),
+    "cut_beats_of_the_master": (KINDS["cut from heartbeat"], MASTER),
     "crash_all": (_crash, ALL),
     "step_down": (_step_down, ANY),
     "leave": (_leave, ANY),

@@ -214,6 +214,11 @@ class Judge:
             truth.last_seq = record.txn.seq
             self._check_bounds(record)
             require(
+                record.participants == tuple(sorted(truth.members)),
+                "participants-are-the-members",
+                f"{record.txn} asks {record.participants}, members are {sorted(truth.members)}",
+            )
+            require(
                 len(truth.members) >= truth.minimum,
                 "nothing-is-proposed-below-the-minimum",
                 f"{record.txn} with members {sorted(truth.members)}",

@@ -5,10 +5,62 @@ from __future__ import annotations
 from tests.simulation.coverage import STEPS, Coverage
 from tests.simulation.faults import KINDS
 
-IMPOSSIBLE: dict[tuple[str, str], str] = {}
+AT_ONCE = "another step follows at the same instant; a crash between the two counts as such"
+NEW_MASTER = "whoever was master is fenced, and the new one has not written anything yet"
+OVER = "the transaction has just ended, and the next one begins with another step"
+NO_DISK = "a node that synchronises has nothing on its disk that could be flipped"
+
+OF_TRANSACTIONS = ("transaction timeout", "late EndTxn")
+
+IMPOSSIBLE: dict[tuple[str, str], str] = {
+    **{
+        (step, "crash"): AT_ONCE
+        for step in (
+            "started",
+            "producer opened",
+            "producer failed",
+            "verdict read",
+            "expiry read",
+            "snapshot read",
+            "events written",
+        )
+    },
+    **{
+        (step, kind): NEW_MASTER
+        for kind in OF_TRANSACTIONS
+        for step in (
+            "producer opened",
+            "fenced, reading on",
+            "claim read back",
+            "tail asked for",
+            "tail read",
+            "ddl reading begun",
+        )
+    },
+    **{("end of transaction heard", kind): OVER for kind in OF_TRANSACTIONS},
+    **{("events written", kind): AT_ONCE for kind in OF_TRANSACTIONS},
+    ("full synchronisation begun", "bit flip"): NO_DISK,
+    ("full synchronisation read", "bit flip"): NO_DISK,
+}
+"""The pairs that cannot occur, each with the reason."""
+
+OPERATIONS_PER_SEED_MIN = 20
+"""How many operations of clients a run must have reached, on average."""
 
 
 def empty_cells(coverage: Coverage) -> tuple[int, list[tuple[str, str]]]:
     """Return how many pairs are possible, and those of them that never occurred."""
     possible = [(s, k) for s in STEPS for k in KINDS if (s, k) not in IMPOSSIBLE]
     return len(possible), [pair for pair in possible if not coverage.pairs[pair]]
+
+
+def shortcomings(coverage: Coverage, *, every_pair: bool) -> list[str]:
+    """Say what a run of seeds should have met and did not; nothing if it is good enough."""
+    found = []
+    if coverage.operations < OPERATIONS_PER_SEED_MIN * coverage.worlds:
+        found.append(f"{coverage.operations} operations in {coverage.worlds} worlds are too few")
+    found += [f"the fault {kind!r} never struck" for kind in KINDS if not coverage.faults[kind]]
+    found += [f"the step {step!r} was never taken" for step in STEPS if not coverage.steps[step]]
+    if every_pair:
+        found += [f"{kind!r} never met {step!r}" for step, kind in empty_cells(coverage)[1]]
+    return found

@@ -300,3 +300,17 @@ def test_recorded_refusals_keep_to_the_bounds_of_a_group(world: World) -> None:
         world.broker.ddl[0].append(request, None, world.clock.now)
     run_until(world, lambda: len(world.broker["ddl-replies"].read(0)) == 20)
     assert len(records(world, TransactionCommitted)) - before > 2, "they do not fit into one"
+
+
+def test_a_master_decides_by_the_membership_that_it_has_read_back(world: World) -> None:
+    """Kafka tells the end of a transaction before anybody can read it."""
+    world.broker.marker_spread_ms = 400
+    joiner = replicas_of(world)[0]
+    for _ in range(4):
+        joiner.crash()
+        assert ask(world, PUT).status == OK
+        joiner.start()
+        epoch = world.judge.truth.epoch
+        while not (joiner.node and joiner.node.is_member):
+            assert ask(world, PUT).status == OK
+        assert world.judge.truth.epoch == epoch

@@ -1,0 +1,124 @@
+"""Bugs in what clients are told, and in what their commands do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from coordinator.core import ddl
+from coordinator.core.commands import MarkReady, Outcome
+from coordinator.core.effects import Reply
+from coordinator.core.master import Master
+from coordinator.core.prepare import Prepares
+
+Patch = pytest.MonkeyPatch
+
+
+def refusal_without_a_barrier(patch: Patch) -> None:
+    answer = Master._enlist_answer
+
+    def hasty(self: Master, group: Any, request: Any, outcome: Outcome, keys: Any) -> bool:
+        if request.position is None and request.token:
+            self._reply(request, outcome)
+            return True
+        return answer(self, group, request, outcome, keys)
+
+    patch.setattr(Master, "_enlist_answer", hasty)
+
+
+def read_without_a_barrier(patch: Patch) -> None:
+    def hasty(self: Master, token: int, deadline_ms: int) -> None:
+        self.node.emit(Reply(token, Outcome("ok", cas=self.node.state.cas)))
+
+    patch.setattr(Master, "read_requested", hasty)
+
+
+def outcomes_are_forgotten(patch: Patch) -> None:
+    patch.setattr(ddl, "_remembered", lambda state, request, given: None)
+
+
+def later_ddl_overtakes_a_parked_command(patch: Patch) -> None:
+    form_group = Master._form_group
+
+    def forgetful(self: Master) -> Any:
+        parked, self.parked = self.parked, {}
+        group = form_group(self)
+        for number, requests in parked.items():
+            self.parked[number] = requests + self.parked.get(number, [])
+        return group
+
+    patch.setattr(Master, "_form_group", forgetful)
+
+
+def names_are_decided_apart(patch: Patch) -> None:
+    footprint = ddl.footprint
+
+    def narrow(state: Any, command: Any, request_id: str = "") -> frozenset[str]:
+        keys = footprint(state, command, request_id)
+        return frozenset(key for key in keys if not key.startswith("name/"))
+
+    patch.setattr(ddl, "footprint", narrow)
+
+
+def ready_without_every_indexer(patch: Patch) -> None:
+    due = Prepares._due
+
+    def hasty(index_id: int, wait: Any) -> Any:
+        if wait.state == "init" and wait.answered and not wait.refusal:
+            return MarkReady(index_id)
+        return due(index_id, wait)
+
+    patch.setattr(Prepares, "_due", staticmethod(hasty))
+
+
+def request_id_is_not_recorded(patch: Patch) -> None:
+    def forgetful(request: Any, given: Any, changes: Any, answer: Any) -> ddl.Accepted:
+        return ddl.Accepted(changes, answer)
+
+    patch.setattr(ddl, "_accepted", forgetful)
+
+
+def outcome_is_evicted_too_early(patch: Patch) -> None:
+    evict = Master._evict_outcomes
+
+    def eager(self: Master) -> None:
+        now = self.node.now
+        self.node.now = now._replace(wall_ms=now.wall_ms + 30 * 24 * 3_600_000)
+        evict(self)
+        self.node.now = now
+
+    patch.setattr(Master, "_evict_outcomes", eager)
+
+
+def expired_request_id_is_taken_for_new(patch: Patch) -> None:
+    patch.setattr(ddl, "time_of_uuid7", lambda request_id: None)
+
+
+def expected_cas_is_not_compared(patch: Patch) -> None:
+    patch.setattr(ddl, "_clash", lambda request, held: None)
+
+
+def dropped_index_keeps_its_name(patch: Patch) -> None:
+    not_found = ddl._dropped
+
+    def blind(state: Any, command: Any) -> Any:
+        held = not_found(state, command)
+        return None if held is not None and held.cas % 3 == 0 else held
+
+    patch.setattr(ddl, "_dropped", blind)
+
+
+def one_partition_of_ddl_is_read_twice(patch: Patch) -> None:
+    tail_read = Master.tail_read
+
+    def forgetful(self: Master, event: Any) -> None:
+        tail_read(self, event)
+        for number, effect in enumerate(self.node._effects):
+            if type(effect).__name__ == "ReadDdl":
+                kept = tuple(pair for pair in effect.consumed if pair[0] != 1)  # type: ignore
+                self.node._effects[number] = replace(effect, consumed=kept)  # type: ignore
+                self._taken.pop(1, None)
+
+    patch.setattr(Master, "tail_read", forgetful)
