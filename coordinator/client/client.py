@@ -38,7 +38,8 @@ DEADLINE_S = 30.0
 CONNECT_TIMEOUT_S = 2.0
 MEMBERS_TIMEOUT_S = 2.0
 BACKOFF_FIRST_S = 0.05
-BACKOFF_MAX_S = 2.0
+BACKOFF_MAX_S = 0.5
+"""A new master is elected within seconds: a longer pause would only be added to that."""
 REDIRECTS_MAX = 5
 CONNECTIONS_MAX = 256
 

@@ -179,9 +179,9 @@ class Election:
         if candidacy is not None:
             waited_ms = now - candidacy.since_ms
             if candidacy.step == LOOKING and waited_ms > self.node.config.look_ms:
-                # A master that died in a transaction holds the log's stable end back, until that
-                # times out or is fenced: there is nothing more to see.
                 self._open_producer()
+            elif candidacy.step == LOOKING:
+                self.node.pulse.examine()
             elif waited_ms > self.node.config.verdict_timeout_ms:
                 self._no_progress(candidacy)
             return
@@ -208,21 +208,30 @@ class Election:
     def _patience_ms(self) -> int:
         """Return how long to wait for a master: the newest live node first, then by id.
 
-        The stagger is longer than a claim takes, or the second would fence the first. A new
-        cluster has no master to wait for, only heartbeats to hear; neither has one whose master
-        resigned, and then the successor comes first.
+        A life that is not in the active list comes after those that are: it may have just begun,
+        while the others have waited. The stagger is longer than a claim takes, or the second
+        would fence the first. A new cluster has no master to wait for, only heartbeats to hear;
+        neither has one whose master resigned, and then the successor comes first.
         """
         node, config, authority = self.node, self.node.config, self.node.authority
         successor = authority.successor if authority else 0
+        new = not self._is_active(config.node, config.incarnation)
+        own = (config.node != successor, new, -node.state.cas, config.node)
         ahead = 0
         for other in self._eligible:
             peer = node.peers.get(other)
             if other == config.node or peer is None or not node.alive(peer):
                 continue
-            rank = (other != successor, -peer.beat.cas, other)
-            ahead += rank < (config.node != successor, -node.state.cas, config.node)
+            new = not self._is_active(other, peer.beat.incarnation)
+            rank = (other != successor, new, -peer.beat.cas, other)
+            ahead += rank < own
         again = self._claims_failed * 2 * config.heartbeat_ms
         return self._base_ms() + again + ahead * config.election_stagger_ms
+
+    def _is_active(self, number: int, incarnation: int) -> bool:
+        authority = self.node.authority
+        member = authority.members.get(number) if authority else None
+        return member is not None and member.incarnation == incarnation
 
     def _base_ms(self) -> int:
         config, authority = self.node.config, self.node.authority
@@ -231,6 +240,14 @@ class Election:
         if authority.master or not authority.epoch:
             return config.election_timeout_ms
         return 2 * config.election_timeout_ms if self._resigned == authority.epoch else 0
+
+    def log_is_held(self) -> None:
+        """Everything that can be read was read: an open transaction holds the barrier back.
+
+        A master that died in a transaction leaves the log so, until that times out or is fenced.
+        """
+        if self.candidacy is not None and self.candidacy.step == LOOKING:
+            self._open_producer()
 
     def barrier_read(self) -> None:
         """The log has been read to its end: go on with the claim."""

@@ -177,6 +177,7 @@ class Master:
         self._deposed = False
         state = node.state
         now = node.now.mono_ms
+        self._began_ms = now
         self.prepares = Prepares((index for index, _ in state.indexes()), now)
         self._outcomes = deque((entity.at_ms, entity.key) for _, entity in state.outcomes())
         node.note(f"master of epoch {epoch}, at CAS {state.cas}")
@@ -431,6 +432,7 @@ class Master:
                 )
             )
         self._registered_wanted.clear()
+        records += self._lapsed_members()
         for seen in self._projectors_wanted.values():
             records.append(
                 ProjectorRegistered(
@@ -439,6 +441,28 @@ class Master:
             )
         self._projectors_wanted.clear()
         return records
+
+    def _lapsed_members(self) -> list[CommitRecord]:
+        """Return the expiry of members that are gone, as far as enough copies are left.
+
+        Their heartbeats have stopped, or come from another life, which asks to join.
+        """
+        now, config, authority = self.node.now, self.node.config, self.authority
+        spare = len(authority.members) - authority.minimum
+        found: list[CommitRecord] = []
+        for number in authority.active:
+            if number == config.node:
+                continue
+            peer = self.node.peers.get(number)
+            heard_ms = peer.heard_ms if peer else self._began_ms
+            reason = ""
+            if now.mono_ms - heard_ms > config.election_timeout_ms:
+                reason = "its heartbeats lapsed"
+            elif peer and peer.beat.incarnation != authority.members[number].incarnation:
+                reason = "it was started again"
+            if reason and len(found) < spare:
+                found.append(MemberExpired(self.epoch, number, reason, now.wall_ms))
+        return found
 
     def membership_changed(self, record: CommitRecord) -> None:
         """The active list moved: forget joiners that are in, and count refusals anew."""

@@ -22,6 +22,9 @@ from coordinator.core.records import ReadBarrier
 if TYPE_CHECKING:
     from coordinator.core.node import Node
 
+EXAMINE_MS = 1_000
+"""An answer is not waited for longer than this before Kafka is asked again."""
+
 AWAKE_STEP_MS_MAX = 200
 """Between two ticks that are further apart than this, the process was not running."""
 
@@ -103,14 +106,23 @@ class Pulse:
         if self._awake_ms - self._examined_at > config.pulse_ms and (
             not self.reading or self._silent
         ):
-            self._examined_at = self._awake_ms
-            self._examining = self.node.token()
-            self.node.emit(Examine(self._examining))
+            self.examine()
+
+    def examine(self) -> None:
+        """Have Kafka asked where the log ends, unless an answer is due."""
+        if self._examining and self._awake_ms - self._examined_at <= EXAMINE_MS:
+            return
+        self._examined_at = self._awake_ms
+        self._examining = self.node.token()
+        self.node.emit(Examine(self._examining))
 
     def examined(self, event: Examined) -> None:
         """Kafka said where the log ends: say what is wrong, and stop where a restart helps."""
         if event.token != self._examining:
             return
+        self._examining = 0
+        if self.nonce and 0 <= event.end <= self.node.applied + 1 <= event.written:
+            self.node.election.log_is_held()
         if event.end < 0:
             self._suspected_at = -1
             self.trouble = f"Kafka is out of reach: {event.problem}"

@@ -34,11 +34,17 @@ class Mismatch(NamedTuple):
 
 @dataclass(slots=True)
 class Synchroniser:
-    """Collects events of `statecontext` and commits of `commit` until the two agree."""
+    """Collects events of `statecontext` and commits of `commit` until the two agree.
+
+    `entities` is what all events come to; `overwritten` has what stood at `base_cas` where an
+    event above it came later. Such an event may belong to no transaction, and then only the
+    state without it agrees with a commit.
+    """
 
     base_cas: int
     base_digest: int
     entities: dict[str, Versioned] = field(default_factory=dict)
+    overwritten: dict[str, Versioned | None] = field(default_factory=dict)
     seen_cas: int = 0
     complete: bool = False
     sealed: list[Sealed] = field(default_factory=list)
@@ -49,6 +55,8 @@ class Synchroniser:
             mutation = event.mutation
             assert event.cas > self.seen_cas
             self.seen_cas = event.cas
+            if event.cas > self.base_cas and mutation.key not in self.overwritten:
+                self.overwritten[mutation.key] = self.entities.get(mutation.key)
             if mutation.value is None:
                 self.entities.pop(mutation.key, None)
             else:
@@ -70,12 +78,23 @@ class Synchroniser:
         for number, (cas, digest) in enumerate(known):
             if digest == state.digest and cas >= self._highest():
                 return self._apply(state._replace(cas=cas), self.sealed[number:])
+        base = self._base()
+        if base is not None and base.digest == self.base_digest:
+            return self._apply(base, self.sealed)
         if known[-1][0] >= self.seen_cas:
             return Mismatch(
                 f"statecontext folds to digest {state.digest:032x} at CAS {self.seen_cas}, "
                 f"which no committed transaction has"
             )
         return None
+
+    def _base(self) -> StateContext | None:
+        """Return the state at `base_cas`, if what came later can be told apart from it."""
+        if not self.overwritten:
+            return None
+        held = {k: v for k, v in self.entities.items() if k not in self.overwritten}
+        held |= {k: v for k, v in self.overwritten.items() if v is not None}
+        return states.restore(self.base_cas, held.items())
 
     def _highest(self) -> int:
         return max((held.cas for held in self.entities.values()), default=0)
