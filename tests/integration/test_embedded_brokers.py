@@ -73,6 +73,13 @@ def metadata_of(brokers: Brokers) -> Any:
     return admin.list_topics(timeout=10)
 
 
+def settings_of(servers: str, *topics: str) -> list[dict[str, str]]:
+    admin = AdminClient({"bootstrap.servers": servers})
+    resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
+    answers = [answer.result(10) for answer in admin.describe_configs(resources).values()]
+    return [{key: entry.value for key, entry in answer.items()} for answer in answers]
+
+
 def leader_of(brokers: Brokers, topic: str) -> int:
     return int(metadata_of(brokers).topics[topic].partitions[0].leader)
 
@@ -100,10 +107,8 @@ def test_every_topic_has_three_copies_and_needs_two(brokers: Brokers, cluster: C
         assert {len(p.replicas) for p in topics[name].partitions.values()} == {COPIES}, name
     assert len(topics[TRANSACTION_STATE].partitions) == 1
     assert len(topics[CONSUMER_OFFSETS].partitions) == 1
-    admin = AdminClient({"bootstrap.servers": brokers.bootstrap_servers})
-    resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
-    for resource, answer in admin.describe_configs(resources).items():
-        assert answer.result(10)["min.insync.replicas"].value == "2", resource
+    settings = settings_of(brokers.bootstrap_servers, *names)
+    assert {one["min.insync.replicas"] for one in settings} == {"2"}
 
 
 def test_topics_with_fewer_copies_are_refused(brokers: Brokers) -> None:
@@ -215,6 +220,7 @@ def test_a_run_keeps_each_of_its_brokers_alive_and_remembers_how_many(tmp_path: 
     first.said(f"{servers} (of its own, 3 copies of everything)")
     ports = [int(server.rpartition(":")[2]) for server in servers.split(",")]
     assert len(set(ports)) == 3
+    assert settings_of(servers, "c1.commit")[0]["flush.messages"] == "1", "they share their power"
     victim = broker_process(first, tmp_path / "kafka" / "broker-2")
     victim.kill()
     first.said("kafka-2 was killed by SIGKILL; starting it again in 0.5 s")
