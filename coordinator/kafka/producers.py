@@ -175,6 +175,7 @@ class TransactionalProducer:
     def _fail(self, token: int, reason: str) -> None:
         self._producer = None
         self._open = False
+        self._history = ()
         self._feed(inputs.ProducerFailed(token, reason))
 
     def _carry_out(self, effect: effects.Effect) -> None:
@@ -222,6 +223,8 @@ class TransactionalProducer:
             self._producer.purge()
         self._producer = None
         self._open = False
+        # Else the next claim would write the history of a transaction that never was.
+        self._history = ()
 
     def _on_error(self, error: KafkaError) -> None:
         if not never_connected(error):

@@ -1,0 +1,70 @@
+"""What a mastership was about to write dies with it."""
+
+from __future__ import annotations
+
+import queue
+from typing import Any
+
+import pytest
+
+from coordinator.core import effects, inputs
+from coordinator.core.entities import Setting
+from coordinator.core.records import Event, MemberExpired, Mutation
+from coordinator.core.types import TxnId
+from coordinator.kafka import producers
+from coordinator.kafka.producers import TransactionalProducer
+
+LOST = Event(
+    Mutation("SettingWritten", "config/lost", b"", Setting("lost", "1")), TxnId(1, 4), 0, 1, 10
+)
+CLAIM = MemberExpired(2, 3, "stands for any record", 0)
+
+
+class Client:
+    """A transactional client that keeps what it was given."""
+
+    written: list[str]
+    fails = False
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        pass
+
+    def init_transactions(self, timeout_s: float) -> None:
+        pass
+
+    def begin_transaction(self) -> None:
+        if self.fails:
+            raise RuntimeError("a client that is done for")
+
+    def produce(self, topic: str, *_: Any, **__: Any) -> None:
+        Client.written.append(topic)
+
+    def commit_transaction(self, timeout_s: float) -> None:
+        pass
+
+    def purge(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("how", ["closed", "opened again", "failed"])
+def test_the_history_of_a_given_up_transaction_is_not_written_by_the_next(
+    monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(producers, "Producer", Client)
+    monkeypatch.setattr(Client, "written", [], raising=False)
+    fed: queue.SimpleQueue[inputs.Input] = queue.SimpleQueue()
+    writer = TransactionalProducer("", "c", fed.put)
+    writer.order(effects.OpenProducer(1))
+    writer.order(effects.WriteHistory((LOST,)))
+    if how == "closed":
+        writer.order(effects.CloseProducer())
+    elif how == "failed":
+        monkeypatch.setattr(Client, "fails", True)
+        writer.order(effects.WriteEvents(2, (LOST,)))
+        assert isinstance(fed.get(timeout=5), inputs.ProducerOpened)
+        assert isinstance(fed.get(timeout=5), inputs.ProducerFailed)
+        monkeypatch.setattr(Client, "fails", False)
+    writer.order(effects.OpenProducer(3))
+    writer.order(effects.Conclude(4, (CLAIM,)))
+    writer.close()
+    assert Client.written == ["c.commit"]
