@@ -80,6 +80,9 @@ def can_mount() -> bool:
 class Child:
     """A process with a folder and a log; it can be stopped, killed, paused and starved."""
 
+    prefix: Sequence[str] = ()
+    """What runs the command: `nsenter …`, for a process in a namespace."""
+
     def __init__(self, name: str, folder: Path, logs: Path) -> None:
         self.name = name
         self.folder = folder
@@ -92,7 +95,7 @@ class Child:
     def start(self) -> None:
         assert not self.runs, f"{self.name} runs already"
         with self.log.open("ab") as output:
-            self.process = spawn(self.argv(), output=output)
+            self.process = spawn([*self.prefix, *self.argv()], output=output)
 
     @property
     def runs(self) -> bool:

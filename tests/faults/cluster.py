@@ -1,0 +1,188 @@
+"""A cluster that can be hurt in every way: brokers of its own, networks, disks, a supervisor.
+
+As under `indexctl run`, a node that ends by itself is started again; which did, and how, is kept.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from coordinator.embedded.broker import Broker
+from coordinator.embedded.brokers import Brokers
+from tests.faults.network import Network, Relays, why_no_networks
+from tests.integration.cluster import Child, Cluster, can_mount
+
+OPTIONS = ("--ddl-timeout-ms", "4000")
+NODES, INDEXERS = 3, 3
+INDEXER_ON_DISK = "indexer-1"
+NETWORK, DISK = "network", "disk"
+KEEPER_S = 0.2
+RESTART_S = 0.4
+
+
+def waived() -> frozenset[str]:
+    """Return what `CHAOS_WAIVE` excuses from being tried here: `network`, `disk`."""
+    return frozenset(filter(None, os.environ.get("CHAOS_WAIVE", "").split(",")))
+
+
+def not_here() -> dict[str, str]:
+    """Return which means of hurting a cluster this machine does not give, and why."""
+    found = {NETWORK: why_no_networks(), DISK: "" if can_mount() else "mounting needs root"}
+    return {what: why for what, why in found.items() if why}
+
+
+def require_means() -> None:
+    """Fail where a fault cannot be tried and is not waived; say loudly which one is."""
+    for what, why in not_here().items():
+        assert what in waived(), f"{what}: {why}. To go without it, set CHAOS_WAIVE={what}"
+        print(f"!!! WAIVED: faults of the {what} are NOT tried here: {why}", flush=True)
+
+
+class Exit(NamedTuple):
+    """A process that ended by itself."""
+
+    at: float
+    name: str
+    code: int
+    said: str
+
+    def __str__(self) -> str:
+        return f"{self.name} ended by itself with {self.code}: {self.said}"
+
+
+class FaultCluster(Cluster):
+    """Three nodes, each in a network and on a disk of its own, and three indexers."""
+
+    def __init__(self, folder: Path, brokers: Brokers, *, options: Sequence[str] = OPTIONS) -> None:
+        copies = min(3, len(brokers.members))
+        more = ("--replication-factor", str(copies)) if copies > 1 else ()
+        disks = [f"node-{n}" for n in range(1, NODES + 1)] + [INDEXER_ON_DISK]
+        missing = not_here()
+        super().__init__(
+            folder,
+            brokers.bootstrap_servers,
+            nodes=NODES,
+            indexers=INDEXERS,
+            options=(*options, *more),
+            own_disks=() if DISK in missing else disks,
+        )
+        self.brokers = brokers
+        self.disks = frozenset(() if DISK in missing else disks)
+        self.networks: dict[int, Network] = {}
+        self.exits: list[Exit] = []
+        self._has_networks = NETWORK not in missing
+        self._down: set[str] = set()
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._keeper = threading.Thread(target=self._keep, name="keeper", daemon=True)
+
+    def start(self) -> FaultCluster:
+        if self._has_networks and not self.networks:
+            self._build_networks()
+        super().start()
+        self._keeper.start()
+        return self
+
+    def _build_networks(self) -> None:
+        ports = [broker.port for broker in self.brokers.members]
+        legs = []
+        for number, node in self.nodes.items():
+            network = Network(number, self.logs / "networks.log")
+            self._stack.callback(network.close)
+            self.networks[number] = network
+            node.prefix = network.prefix
+            legs += network.legs(ports, node.port)
+        relays = Relays(legs, self.logs / "relays.log")
+        self._stack.callback(relays.close)
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if self._keeper.is_alive():
+            self._keeper.join()
+        super().stop()
+
+    # -- what a supervisor does --------------------------------------------------------------
+
+    def _keep(self) -> None:
+        ended: dict[str, float] = {}
+        while not self._stopping.wait(KEEPER_S):
+            for child in self.children:
+                with self._lock:
+                    if child.process is None or child.runs or child.name in self._down:
+                        ended.pop(child.name, None)
+                        continue
+                    self._revive(child, ended)
+
+    def _revive(self, child: Child, ended: dict[str, float]) -> None:
+        now = time.monotonic()
+        if child.name not in ended:
+            assert child.process is not None
+            lines = child.said.strip().splitlines() or [""]
+            code = child.process.returncode
+            self.exits.append(Exit(now, child.name, code, lines[-1]))
+            ended[child.name] = now
+        elif now - ended[child.name] >= RESTART_S:
+            child.start()
+
+    def kill(self, child: Child) -> None:
+        """Kill a process; it stays dead until `revive`."""
+        with self._lock:
+            self._down.add(child.name)
+            child.kill()
+
+    def revive(self, child: Child) -> None:
+        """Start a process that was killed."""
+        with self._lock:
+            if not child.runs:
+                child.start()
+            self._down.discard(child.name)
+
+    def pause(self, child: Child) -> None:
+        with self._lock, suppress(ProcessLookupError):
+            if child.runs:
+                child.pause()
+
+    def resume(self, child: Child) -> None:
+        with self._lock, suppress(ProcessLookupError):
+            if child.runs:
+                child.resume()
+
+    # -- brokers -----------------------------------------------------------------------------
+
+    @staticmethod
+    def kill_broker(broker: Broker) -> None:
+        broker.kill()
+
+    @staticmethod
+    def pause_broker(broker: Broker) -> None:
+        if broker.pid is not None:
+            os.kill(broker.pid, signal.SIGSTOP)
+
+    @staticmethod
+    def heal_broker(broker: Broker) -> None:
+        """Have the broker run, whatever was done to it."""
+        if broker.pid is None:
+            broker.start()
+        else:
+            os.kill(broker.pid, signal.SIGCONT)
+
+    # -- all at once -------------------------------------------------------------------------
+
+    def heal(self) -> None:
+        """Undo every fault that may be in force, and start what is down."""
+        for broker in self.brokers.members:
+            self.heal_broker(broker)
+        for network in self.networks.values():
+            network.heal()
+        for child in self.children:
+            self.resume(child)
+            if child.name in self.disks:
+                (child.folder / "filler").unlink(missing_ok=True)
+            self.revive(child)
