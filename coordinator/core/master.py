@@ -177,7 +177,7 @@ class Master:
         self._deposed = False
         state = node.state
         now = node.now.mono_ms
-        self._began_ms = now
+        self._began_ms = node.hearing_ms
         self.prepares = Prepares((index for index, _ in state.indexes()), now)
         self._outcomes = deque((entity.at_ms, entity.key) for _, entity in state.outcomes())
         node.note(f"master of epoch {epoch}, at CAS {state.cas}")
@@ -456,7 +456,7 @@ class Master:
             peer = self.node.peers.get(number)
             heard_ms = peer.heard_ms if peer else self._began_ms
             reason = ""
-            if now.mono_ms - heard_ms > config.election_timeout_ms:
+            if self.node.hearing_ms - heard_ms > config.election_timeout_ms:
                 reason = "its heartbeats lapsed"
             elif peer and peer.beat.incarnation != authority.members[number].incarnation:
                 reason = "it was started again"
@@ -970,7 +970,18 @@ class Master:
                 self._reply(request, unknown("unavailable", f"rolled back: {reason}"))
             elif request.token or request.position:
                 again.append(request)
-        self.queue.extendleft(reversed(again))
+        self.queue.extendleft(reversed([*again, *self._unpark_published()]))
+
+    def _unpark_published(self) -> list[Request]:
+        """Take published commands out of the parking: those before them are decided again."""
+        published: list[tuple[int, int, Request]] = []
+        for number, requests in list(self.parked.items()):
+            places = ((r.position, r) for r in requests)
+            published += [(p.partition, p.offset, r) for p, r in places if p is not None]
+            self.parked[number] = [r for r in requests if r.position is None]
+            if not self.parked[number]:
+                del self.parked[number]
+        return [request for *_, request in sorted(published, key=lambda row: row[:2])]
 
     def _ddl_replies(self, attempt: Attempt) -> Iterable[DdlReply]:
         """Yield the replies that become visible with the commit, to commands from the topic."""

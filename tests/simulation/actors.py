@@ -176,6 +176,7 @@ class Client:
         self.known: dict[str, int] = {}
         self.doomed = world.clock.hit(0.1)
         self.wandering = 0.2
+        self.reads = 0.15
         self.think_ms = world.think_ms
         self._token = 0
         self._made = 0
@@ -191,7 +192,7 @@ class Client:
         self.left -= 1
         if self.world.clock.hit(self.wandering):
             self.target = self.world.clock.chance.choice(list(self.world.machines))
-        if self.world.clock.hit(0.15):
+        if self.world.clock.hit(self.reads):
             self._read()
             return
         request = self._choose()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 HOUR_MS = 3_600_000
-OPENS_WITHIN_MS = 15
+OPENS_WITHIN_MS = 80
 
 
 @dataclass(slots=True)

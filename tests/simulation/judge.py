@@ -22,7 +22,7 @@ from coordinator.core.commands import (
     DropIndex,
     PutSetting,
 )
-from coordinator.core.entities import DROPPING, TRANSITIONS, Index
+from coordinator.core.entities import DROPPING, TRANSITIONS, Consumed, Index
 from coordinator.core.inputs import Input, Restored
 from coordinator.core.records import (
     ACCEPTED,
@@ -383,6 +383,12 @@ class Judge:
     def _apply(self, mutation: Mutation, cas: int, txn: TxnId, decided_ms: int) -> None:
         key, entity = mutation.key, mutation.entity
         before = self.entities.get(key)
+        if isinstance(entity, Consumed) and before is not None:
+            require(
+                entity.offset >= before[2].offset,
+                "ddl-is-consumed-in-order",
+                f"{key}: {entity.offset} after {before[2].offset}",
+            )
         if key.startswith("index/"):
             self._apply_index(mutation, before[2] if before else None, cas, decided_ms)
         if mutation.value is None:

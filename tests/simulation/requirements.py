@@ -22,6 +22,8 @@ IMPOSSIBLE: dict[tuple[str, str], str] = {
             "verdict read",
             "expiry read",
             "snapshot read",
+            "departure read",
+            "full synchronisation read",
             "events written",
         )
     },
@@ -38,7 +40,7 @@ IMPOSSIBLE: dict[tuple[str, str], str] = {
         )
     },
     **{("end of transaction heard", kind): OVER for kind in OF_TRANSACTIONS},
-    **{("events written", kind): AT_ONCE for kind in OF_TRANSACTIONS},
+    **{(step, k): AT_ONCE for k in OF_TRANSACTIONS for step in ("events written", "started")},
     ("full synchronisation begun", "bit flip"): NO_DISK,
     ("full synchronisation read", "bit flip"): NO_DISK,
 }

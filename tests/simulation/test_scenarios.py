@@ -30,6 +30,7 @@ from coordinator.core.records import (
     TransactionRolledBack,
 )
 from tests.simulation.actors import NEVER
+from tests.simulation.faults import HOUR_MS
 from tests.simulation.machine import Machine
 from tests.simulation.world import World
 
@@ -314,3 +315,43 @@ def test_a_master_decides_by_the_membership_that_it_has_read_back(world: World) 
         while not (joiner.node and joiner.node.is_member):
             assert ask(world, PUT).status == OK
         assert world.judge.truth.epoch == epoch
+
+
+def test_a_published_command_is_not_overtaken_after_a_rollback(world: World) -> None:
+    """The second one waits for an index; the first is rolled back, and still comes first."""
+    for indexer in world.indexers:
+        indexer.alive = False
+    Caller(world, CREATE)
+    run_until(world, lambda: len(world.judge.names) == 1)
+    for replica in replicas_of(world):
+        replica.disk.full = True
+    line = (PutSetting("k", '"first"'), CREATE, PutSetting("k", '"last"'))
+    for number, command in enumerate(line):
+        request = Request(command, f"t{number}", fingerprint=number, recorded=True)
+        world.broker.ddl[0].append(request, None, world.clock.now)
+    run_until(world, lambda: world.judge.rolled_back > 0)
+    for replica in replicas_of(world):
+        replica.disk.full = False
+    for indexer in world.indexers:
+        indexer.alive = True
+    run_until(world, lambda: len(world.broker["ddl-replies"].read(0)) == 3)
+    replies = [r.value.request for r in world.broker["ddl-replies"].read(0)]
+    assert replies == ["t0", "t1", "t2"]
+
+
+@pytest.mark.xfail(strict=True, reason="what was evicted is remembered by the wall clock alone")
+def test_a_request_is_not_executed_again_after_a_wall_clock_ran_ahead() -> None:
+    """A master whose clock is ahead evicts an outcome; its successor's clock is right again."""
+    world = World(1, plain=True)
+    run_until(world, world_has_members(world, 3))
+    world.timed_ids = True
+    request_id, _ = world.request_id("")
+    again = {"id": request_id, "recorded": True, "fingerprint": 5}
+    first = ask(world, PUT, **again)
+    master = master_of(world)
+    master.skew_ms += 2 * HOUR_MS
+    run_until(world, lambda: master.node.state.outcome(request_id) is None)  # type: ignore
+    master.crash()
+    run_until(world, lambda: serves(master_of(world)))
+    second = ask(world, PUT, **again)
+    assert second.cas == first.cas or second.code == "request_expired"

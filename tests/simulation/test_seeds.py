@@ -8,24 +8,38 @@ import sys
 
 import pytest
 
-from tests.simulation.coverage import Coverage
-from tests.simulation.runs import repeat, run_seeds
+from tests.simulation.requirements import shortcomings
+from tests.simulation.runs import Found, meet_pairs, repeat, run_seeds
 from tests.simulation.world import World
 
 SEEDS = int(os.environ.get("SIMULATION_SEEDS", "300"))
 BATCH = 50
 
-MET = Coverage()
+ENOUGH_FOR_EACH = 200
+ENOUGH_FOR_PAIRS = 1_000
+
+MET = Found()
 """What all seeds of this run met together."""
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, BATCH))
 def test_all_invariants_hold_under_every_schedule(first: int) -> None:
     found = run_seeds(range(first, min(first + BATCH, SEEDS)))
-    MET.add(found.coverage)
+    MET.coverage.add(found.coverage)
     assert not found.bad, "\n".join(
         f"seed {seed}: {what}\n  {repeat(seed)}" for seed, what in found.bad.items()
     )
+
+
+def test_the_run_met_every_fault_every_step_and_all_pairs_of_them() -> None:
+    """A run of fewer seeds is held to less: to every fault and every step at all."""
+    if MET.coverage.worlds < SEEDS or SEEDS < ENOUGH_FOR_EACH:
+        pytest.skip("too few seeds")
+    every_pair = SEEDS >= ENOUGH_FOR_PAIRS
+    if every_pair:
+        meet_pairs(MET)
+    assert not MET.bad, "\n".join(f"{what}\n  {repeat(seed)}" for seed, what in MET.bad.items())
+    assert not shortcomings(MET.coverage, every_pair=every_pair)
 
 
 @pytest.mark.parametrize("seed", [3, 17, 42])
