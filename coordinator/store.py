@@ -194,17 +194,36 @@ def open_or_replace(folder: Path) -> tuple[Store, str]:
     """Open the folder, and say what was wrong with it where a new one had to take its place.
 
     A folder that RocksDB finds damaged is moved aside, to `<name>.damaged`; the log has all that
-    it held. Raises StoreError where the folder cannot be used for another reason.
+    it held. One that cannot be moved, such as a mount point, keeps the old files in `damaged/`.
+    Raises StoreError where the folder cannot be used for another reason.
     """
     try:
         return Store(folder), ""
     except StoreError as error:
         if error.code != "store_damaged":
             raise
-        aside = folder.with_name(folder.name + ".damaged")
-        shutil.rmtree(aside, ignore_errors=True)
+        problem = error.message
+    try:
+        aside = _moved_aside(folder)
+    except OSError as error:
+        raise StoreError("store_unusable", f"{problem}; it stays in the way: {error}") from error
+    return Store(folder), f"{problem} (moved to {aside})"
+
+
+def _moved_aside(folder: Path) -> str:
+    """Make room for a new store, and say where the old one is. Raises OSError."""
+    aside = folder.with_name(folder.name + ".damaged")
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
         folder.rename(aside)
-        return Store(folder), f"{error.message} (moved to {aside.name})"
+    except OSError:
+        inside = folder / "damaged"
+        shutil.rmtree(inside, ignore_errors=True)
+        inside.mkdir()
+        for entry in set(folder.iterdir()) - {inside}:
+            entry.rename(inside / entry.name)
+        return f"{folder.name}/{inside.name}"
+    return aside.name
 
 
 def _put_entity(batch: Any, key: str, versioned: Versioned | None) -> None:

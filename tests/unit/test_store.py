@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,29 @@ def test_a_damaged_folder_gives_way_to_an_empty_one(tmp_path: Path, pattern: str
     assert store.restore() is None
     store.close()
     assert (tmp_path / "node-1.damaged").is_dir()
+
+
+def test_a_damaged_folder_that_cannot_be_moved_is_emptied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a mount point, or where the folder above is not ours."""
+    folder = tmp_path / "node-1"
+    rename = Path.rename
+
+    def refuse(path: Path, target: Path) -> Path:
+        if path == folder:
+            raise OSError(errno.EBUSY, "busy")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    for _ in range(2):
+        damage(folder, "CURRENT")
+        store, problem = open_or_replace(folder)
+        assert "(moved to node-1/damaged)" in problem
+        assert store.restore() is None
+        store.close()
+        assert (folder / "damaged" / "CURRENT").read_bytes() == b"garbage" * 10
+        Store(folder).close()
 
 
 def test_a_sound_folder_is_left_alone(tmp_path: Path) -> None:
