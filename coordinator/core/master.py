@@ -177,7 +177,7 @@ class Master:
         self._deposed = False
         state = node.state
         now = node.now.mono_ms
-        self._began_ms = node.hearing_ms
+        self._began_ms = now
         self.prepares = Prepares((index for index, _ in state.indexes()), now)
         self._outcomes = deque((entity.at_ms, entity.key) for _, entity in state.outcomes())
         node.note(f"master of epoch {epoch}, at CAS {state.cas}")
@@ -456,7 +456,7 @@ class Master:
             peer = self.node.peers.get(number)
             heard_ms = peer.heard_ms if peer else self._began_ms
             reason = ""
-            if self.node.hearing_ms - heard_ms > config.election_timeout_ms:
+            if now.mono_ms - heard_ms > config.election_timeout_ms:
                 reason = "its heartbeats lapsed"
             elif peer and peer.beat.incarnation != authority.members[number].incarnation:
                 reason = "it was started again"

@@ -218,8 +218,11 @@ class Broker:
 
     # -- upkeep ------------------------------------------------------------------------------
 
-    def compact(self, lag_ms: int) -> int:
-        """Compact `statecontext`: superseded records and old tombstones go; return how many."""
+    def compact(self, lag_ms: int, tombstones_below: int | None = None) -> int:
+        """Compact `statecontext`: superseded records and old tombstones go; return how many.
+
+        Tombstones from the offset `tombstones_below` on are too young to go.
+        """
         partition = self["statecontext"]
         limit = self.clock.now - lag_ms
         stable = partition.stable
@@ -234,12 +237,15 @@ class Broker:
             key = record.value.mutation.key
             if record.offset < stable and record.at_ms <= limit:
                 old = record.txn is not None and record.txn.status == ABORTED
-                if old or newest.get(key) != record.offset or record.value.mutation.value is None:
+                gone = record.value.mutation.value is None and (
+                    tombstones_below is None or record.offset < tombstones_below
+                )
+                if old or newest.get(key) != record.offset or gone:
                     continue
             kept.append(record)
-        gone = len(partition.records) - len(kept)
+        count = len(partition.records) - len(kept)
         partition.records = kept
-        return gone
+        return count
 
     def trim(self, offset: int) -> None:
         """Delete what `commit` holds below `offset`, as retention does."""

@@ -23,7 +23,10 @@ IMPOSSIBLE: dict[tuple[str, str], str] = {
             "expiry read",
             "snapshot read",
             "departure read",
+            "resignation read",
             "full synchronisation read",
+            "events placed",
+            "tail read",
             "events written",
         )
     },

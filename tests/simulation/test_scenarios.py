@@ -339,9 +339,8 @@ def test_a_published_command_is_not_overtaken_after_a_rollback(world: World) -> 
     assert replies == ["t0", "t1", "t2"]
 
 
-@pytest.mark.xfail(strict=True, reason="what was evicted is remembered by the wall clock alone")
 def test_a_request_is_not_executed_again_after_a_wall_clock_ran_ahead() -> None:
-    """A master whose clock is ahead evicts an outcome; its successor's clock is right again."""
+    """A master whose clock is ahead evicts nothing that it has not known for a whole window."""
     world = World(1, plain=True)
     run_until(world, world_has_members(world, 3))
     world.timed_ids = True
@@ -350,8 +349,8 @@ def test_a_request_is_not_executed_again_after_a_wall_clock_ran_ahead() -> None:
     first = ask(world, PUT, **again)
     master = master_of(world)
     master.skew_ms += 2 * HOUR_MS
-    run_until(world, lambda: master.node.state.outcome(request_id) is None)  # type: ignore
+    world.clock.run(world.clock.now + 3_000)
     master.crash()
     run_until(world, lambda: serves(master_of(world)))
     second = ask(world, PUT, **again)
-    assert second.cas == first.cas or second.code == "request_expired"
+    assert (second.status, second.cas, second.txn) == (OK, first.cas, first.txn)
