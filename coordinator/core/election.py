@@ -79,11 +79,11 @@ class Election:
 
     def heard(self) -> None:
         """The master is alive, or the patience with it begins anew."""
-        self._heard_ms = self.node.now.mono_ms
+        self._heard_ms = self.node.hearing_ms
 
     def lost(self) -> None:
         """This node's own mastership broke: nobody needs to wait for its heartbeats."""
-        self._heard_ms = self.node.now.mono_ms - self.node.config.election_timeout_ms
+        self._heard_ms = self.node.hearing_ms - self.node.config.election_timeout_ms
 
     def beat(self, beat: NodeHeartbeat) -> None:
         """Another node's heartbeat: that of the master of now counts."""
@@ -101,7 +101,7 @@ class Election:
         """Tell whether this node is master, or has heard the master within the timeout."""
         if self.node.master is not None:
             return True
-        elapsed = self.node.now.mono_ms - self._heard_ms
+        elapsed = self.node.hearing_ms - self._heard_ms
         authority = self.node.authority
         known = authority is not None and authority.master != 0
         return known and elapsed <= self.node.config.election_timeout_ms
@@ -203,7 +203,7 @@ class Election:
 
     @property
     def _out_of_patience(self) -> bool:
-        return self.node.now.mono_ms - self._heard_ms > self._patience_ms()
+        return self.node.hearing_ms - self._heard_ms > self._patience_ms()
 
     def _patience_ms(self) -> int:
         """Return how long to wait for a master: the newest live node first, then by id.

@@ -177,9 +177,9 @@ class Master:
         self._deposed = False
         state = node.state
         now = node.now.mono_ms
-        self._began_ms = now
+        self._began_ms = node.hearing_ms
         self.prepares = Prepares((index for index, _ in state.indexes()), now)
-        self._outcomes = deque((entity.at_ms, entity.key) for _, entity in state.outcomes())
+        self._outcomes = deque((now, entity.at_ms, entity.key) for _, entity in state.outcomes())
         node.note(f"master of epoch {epoch}, at CAS {state.cas}")
         self._tail_token = node.token()
         node.emit(ReadTail(self._tail_token, state.cas))
@@ -456,7 +456,7 @@ class Master:
             peer = self.node.peers.get(number)
             heard_ms = peer.heard_ms if peer else self._began_ms
             reason = ""
-            if now.mono_ms - heard_ms > config.election_timeout_ms:
+            if self.node.hearing_ms - heard_ms > config.election_timeout_ms:
                 reason = "its heartbeats lapsed"
             elif peer and peer.beat.incarnation != authority.members[number].incarnation:
                 reason = "it was started again"
@@ -922,7 +922,7 @@ class Master:
                 if index is None or index.state != "init":
                     self.queue.extendleft(reversed(self.parked.pop(number, [])))
             elif isinstance(entity, RequestOutcome):
-                self._outcomes.append((entity.at_ms, entity.key))
+                self._outcomes.append((now, entity.at_ms, entity.key))
 
     def committed(self, record: TransactionCommitted) -> None:
         """The verdict *commit* was read back: callers hear, creators wait for READY."""
@@ -1098,20 +1098,29 @@ class Master:
         self._want(f"index/{due.index_id}", due)
 
     def _evict_outcomes(self) -> None:
-        """Once outcomes have outlived their window, drop them, oldest first."""
-        limit_ms = self.node.now.wall_ms - self.authority.request_window_ms
+        """Once outcomes have outlived their window, drop them, oldest first.
+
+        By the wall clock, which tells the age of an id, and by this master's monotonic one: a wall
+        clock that ran ahead must not forget what a client may still repeat.
+        """
+        window_ms = self.authority.request_window_ms
+        now = self.node.now
         keys: list[str] = []
         while (
             self._outcomes
-            and self._outcomes[0][0] < limit_ms
+            and now.mono_ms - self._outcomes[0][0] > window_ms
             and len(keys) < self.node.config.evictions_max
             and "evict" not in self.upkeep
         ):
-            key = self._outcomes.popleft()[1]
+            _, at_ms, key = self._outcomes.popleft()
             held = self.node.state.get(key)
             outcome = held.entity if held is not None else None
-            if isinstance(outcome, RequestOutcome) and outcome.at_ms < limit_ms:
+            if not isinstance(outcome, RequestOutcome) or outcome.at_ms != at_ms:
+                continue
+            if at_ms < now.wall_ms - window_ms:
                 keys.append(key)
+            else:
+                self._outcomes.append((now.mono_ms, at_ms, key))
         if keys:
             self._want("evict", EvictOutcomes(tuple(keys)))
 

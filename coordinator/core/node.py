@@ -108,7 +108,7 @@ class Waiter:
 
 @dataclass(slots=True)
 class Peer:
-    """The last heartbeat of another process, and when it was heard."""
+    """The last heartbeat of another process, and when it was heard (`Node.hearing_ms`)."""
 
     heard_ms: int
     beat: Any
@@ -150,6 +150,8 @@ class Node:
         self.counters = Counters()
         self.unsnapped_bytes = 0
         self.has_left = False
+        self.hearing_ms = 0
+        self._heard_at_ms = 0
         self._synchroniser: Synchroniser | None = None
         self._sync_token = 0
         self._former: Master | None = None
@@ -517,8 +519,11 @@ class Node:
         )
 
     def _beats_read(self, event: BeatsRead) -> None:
+        step_ms = min(self.now.mono_ms - self._heard_at_ms, 2 * self.config.heartbeat_ms)
+        self.hearing_ms += max(0, step_ms)
+        self._heard_at_ms = self.now.mono_ms
         for beat in event.records:
-            heard = Peer(self.now.mono_ms, beat)
+            heard = Peer(self.hearing_ms, beat)
             match beat:
                 case NodeHeartbeat():
                     self.peers[beat.node] = heard
@@ -536,7 +541,7 @@ class Node:
 
     def alive(self, peer: Peer | None) -> bool:
         """Tell whether a process was heard within the liveness period."""
-        return peer is not None and (self.now.mono_ms - peer.heard_ms <= self.config.liveness_ms)
+        return peer is not None and self.hearing_ms - peer.heard_ms <= self.config.liveness_ms
 
     def _ask_to_join(self) -> None:
         """Ask for admission, with the CAS and digest reached; again whenever they change."""

@@ -18,6 +18,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from coordinator import codec
 from coordinator.core import effects, inputs
 from coordinator.core.records import Event
+from coordinator.kafka.fencing import end_open_transaction
 from coordinator.kafka.pacing import Pacing
 from coordinator.kafka.topics import (
     ACKS,
@@ -203,17 +204,20 @@ class TransactionalProducer:
         """Make a new producer: Kafka fences the one before it, and ends its transaction."""
         self._give_up()
         self._disconnected = False
+        name = transactional_id(self._cluster)
+        end_open_transaction(self._bootstrap_servers, name, TRANSACTION_TIMEOUT_MS)
         producer = Producer(
             _settings(
                 self._bootstrap_servers,
                 **{
-                    "transactional.id": transactional_id(self._cluster),
+                    "transactional.id": name,
                     "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
                     "message.timeout.ms": EVENT_TIMEOUT_MS,
                     "error_cb": self._on_error,
                 },
             )
         )
+        producer.list_topics(self._names[COMMIT], timeout=OPEN_TIMEOUT_S)
         producer.init_transactions(OPEN_TIMEOUT_S)
         self._producer = producer
         self._feed(inputs.ProducerOpened(token))

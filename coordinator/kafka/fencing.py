@@ -1,0 +1,41 @@
+"""Ending the transaction of a dead master without the wait that librdkafka would add.
+
+Initialising a transactional id makes Kafka abort what an older producer had open, which takes some
+10 ms; until then it answers "concurrent transactions". librdkafka then waits a fixed 500 ms,
+and so it does when it is asked before it is connected. aiokafka asks again at once. So it goes
+first, and librdkafka's own initialisation finds nothing open any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from aiokafka import AIOKafkaProducer
+
+log = logging.getLogger(__name__)
+
+RETRY_MS = 10
+FENCE_TIMEOUT_S = 3.0
+
+
+def end_open_transaction(bootstrap_servers: str, transactional_id: str, timeout_ms: int) -> None:
+    """Fence the id's producer and abort its transaction; a failure only costs the wait."""
+    try:
+        asyncio.run(_fence(bootstrap_servers, transactional_id, timeout_ms))
+    except Exception as error:
+        log.info("fencing ahead failed: %s: %s", type(error).__name__, error)
+
+
+async def _fence(bootstrap_servers: str, transactional_id: str, timeout_ms: int) -> None:
+    async with asyncio.timeout(FENCE_TIMEOUT_S):
+        producer = AIOKafkaProducer(
+            bootstrap_servers=bootstrap_servers.split(","),
+            transactional_id=transactional_id,
+            transaction_timeout_ms=timeout_ms,
+            retry_backoff_ms=RETRY_MS,
+        )
+        try:
+            await producer.start()
+        finally:
+            await producer.stop()
