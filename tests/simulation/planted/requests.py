@@ -85,7 +85,8 @@ def outcome_is_evicted_too_early(patch: Patch) -> None:
 
     def eager(self: Master) -> None:
         now = self.node.now
-        self.node.now = now._replace(wall_ms=now.wall_ms + 30 * 24 * 3_600_000)
+        month_ms = 30 * 24 * 3_600_000
+        self.node.now = now._replace(mono_ms=now.mono_ms + month_ms, wall_ms=now.wall_ms + month_ms)
         evict(self)
         self.node.now = now
 
