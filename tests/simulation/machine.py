@@ -11,18 +11,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from coordinator.core import effects as fx
 from coordinator.core import inputs as inp
-from coordinator.core.commands import Position
 from coordinator.core.config import NodeConfig
 from coordinator.core.node import Node
 from coordinator.core.records import Event, ProposalAnswered
 from coordinator.core.types import Instant
 from tests.simulation.clock import WALL_MS
 from tests.simulation.coverage import STEPS_OF_EFFECT, steps_of_input
+from tests.simulation.ddl_reader import DdlReader
 from tests.simulation.disk import Content, Disk
 from tests.simulation.producer import ProducerThread
 
@@ -68,12 +67,8 @@ class Machine:
         self._written = -1
         self._follow = -1
         self._following = False
-        self._ddl_at: dict[int, int] = {}
-        self._ddl_reader = 0
-        self._ddl_busy: set[int] = set()
+        self.ddl = DdlReader(self)
         self.broker["commit"].listeners.append(self._commit_moved)
-        for number, partition in enumerate(self.broker.ddl):
-            partition.listeners.append(partial(self._ddl_moved, number))
 
     # -- the clock ---------------------------------------------------------------------------
 
@@ -173,7 +168,7 @@ class Machine:
         self.producer.drop()
         self._follow = -1
         self._following = False
-        self._drop_ddl()
+        self.ddl.stop()
         unsynced = len(self.disk.contents) - 1
         self.disk.crash(self.clock.chance.randint(0, unsynced) if kept is None else kept)
         self.disk.refusing = False
@@ -434,55 +429,6 @@ class Machine:
         found = self.broker["statecontext"].read(max(0, first))
         self.feed(inp.TailRead(effect.token, self._dated(found)))
 
-    # -- ddl ---------------------------------------------------------------------------------
-
-    def _drop_ddl(self) -> None:
-        self._ddl_reader += 1
-        self._ddl_busy.clear()
-        self._ddl_at = {}
-
-    def _do_read_ddl(self, effect: fx.ReadDdl) -> None:
-        self._drop_ddl()
-        consumed = dict(effect.consumed)
-        self._ddl_at = {p: consumed.get(p, -1) + 1 for p in range(len(self.broker.ddl))}
-        for number in self._ddl_at:
-            self._ddl_moved(number)
-
-    def _do_stop_ddl(self, effect: fx.StopDdl) -> None:
-        self._drop_ddl()
-
-    def _ddl_moved(self, number: int) -> None:
-        at = self._ddl_at.get(number)
-        if at is None or number in self._ddl_busy or self.broker.ddl[number].end <= at:
-            return
-        self._ddl_busy.add(number)
-        self.clock.at(self.clock.delay(), self._deliver_ddl, self._ddl_reader, number)
-
-    def _deliver_ddl(self, reader: int, number: int) -> None:
-        if reader != self._ddl_reader:
-            return
-        if self.deaf or self.paused:
-            self.clock.at(60, self._deliver_ddl, reader, number)
-            return
-        limit = self.clock.chance.choice((1, 3, 50))
-        found = self.broker.ddl[number].read(self._ddl_at[number], limit)
-        self._ddl_busy.discard(number)
-        if found:
-            self._ddl_at[number] = found[-1].offset + 1
-            requests = (replace(r.value, position=Position(number, r.offset)) for r in found)
-            event = inp.DdlRead(tuple(requests))
-            if self.doubling:
-                self.later(2 * self.clock.delay(), event)
-            self.feed(event)
-        if reader == self._ddl_reader:
-            self._ddl_moved(number)
-
-    @property
-    def ddl_is_read(self) -> bool:
-        """Whether this machine has read all that is on `ddl`."""
-        ends = {number: p.end for number, p in enumerate(self.broker.ddl)}
-        return self._ddl_at == ends
-
     # -- the rest ----------------------------------------------------------------------------
 
     def ask(self, event: inp.Requested | inp.ReadRequested, token: int, who: Any) -> None:
@@ -540,8 +486,8 @@ EFFECTS: dict[type, Callable[[Machine, Any], None]] = {
     fx.Abandon: lambda machine, effect: machine.producer.abandon(effect),
     fx.Synchronise: Machine._do_synchronise,
     fx.ReadTail: Machine._do_read_tail,
-    fx.ReadDdl: Machine._do_read_ddl,
-    fx.StopDdl: Machine._do_stop_ddl,
+    fx.ReadDdl: lambda machine, effect: machine.ddl.read(effect),
+    fx.StopDdl: lambda machine, effect: machine.ddl.stop(),
     fx.Reply: Machine._do_reply,
     fx.Bury: Machine._do_bury,
     fx.Note: Machine._do_note,

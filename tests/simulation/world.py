@@ -324,7 +324,7 @@ class World:
             or leader.parked
             or leader.creators
             or len(leader.prepares)
-            or not self.machines[truth.master].ddl_is_read
+            or not self.machines[truth.master].ddl.is_at_the_end
         )
 
     def unsettled(self) -> str:
