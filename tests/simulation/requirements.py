@@ -8,6 +8,7 @@ from tests.simulation.faults import KINDS
 AT_ONCE = "another step follows at the same instant; a crash between the two counts as such"
 NEW_MASTER = "whoever was master is fenced, and the new one has not written anything yet"
 OVER = "the transaction has just ended, and the next one begins with another step"
+OVER_AND_SAVED = "the record's transaction is over, and to save it is another step, at once"
 NO_DISK = "a node that synchronises has nothing on its disk that could be flipped"
 
 OF_TRANSACTIONS = ("transaction timeout", "late EndTxn")
@@ -43,6 +44,17 @@ IMPOSSIBLE: dict[tuple[str, str], str] = {
         )
     },
     **{("end of transaction heard", kind): OVER for kind in OF_TRANSACTIONS},
+    **{
+        (step, kind): OVER_AND_SAVED
+        for kind in OF_TRANSACTIONS
+        for step in (
+            "expiry read",
+            "registration read",
+            "snapshot read",
+            "resignation read",
+            "departure read",
+        )
+    },
     **{(step, k): AT_ONCE for k in OF_TRANSACTIONS for step in ("events written", "started")},
     ("full synchronisation begun", "bit flip"): NO_DISK,
     ("full synchronisation read", "bit flip"): NO_DISK,

@@ -66,6 +66,12 @@ CAUSES: dict[str, tuple[str, ...]] = {
     "holdings reported": ("step_down", "indexer_loses_storage"),
 }
 
+PRIMES: dict[str, tuple[str, str]] = {
+    "end of the log asked for": ("verdict written", "zombie"),
+    "end of the log heard": ("verdict written", "zombie"),
+}
+"""Steps that follow a fault at another step: a master that stops inside a transaction."""
+
 PAIRS: tuple[tuple[str, str], ...] = tuple((step, kind) for kind in KINDS for step in STEPS)
 
 DIRECTED = 10_000_000
@@ -95,8 +101,12 @@ def arm(world: World) -> None:
 def _arm(world: World, step: str, fault: str) -> None:
     chance = world.clock.chance
     causes = CAUSES.get(step, ())
-    wait = chance.choice((0, 0, 1)) if causes else chance.randint(0, 12)
+    rare = causes or step in PRIMES
+    wait = chance.choice((0, 0, 1)) if rare else chance.randint(0, 12)
     world.arms.setdefault(step, []).append(Arm(fault, wait))
+    if step in PRIMES:
+        before, prime = PRIMES[step]
+        world.arms.setdefault(before, []).append(Arm(prime, chance.randint(0, 8)))
     for cause in causes:
         world.clock.at(chance.randint(1_200, 6_000), strike, world, cause)
     if step.startswith("snapshot"):
