@@ -9,11 +9,12 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
 SEEDS ?= 1000
+ROUNDS ?= 10
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run test quick bench simulate setup java schemas lock format clean
+.PHONY: help run test quick bench simulate chaos setup java schemas lock format clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,6 +27,7 @@ test: java quick ## Everything: the quick checks, then the tests with a real bro
 	@$(BIN)/pytest -q --ignore tests/unit --ignore tests/simulation $(ARGS)
 
 test: export SIMULATION_SEEDS ?= 1000
+ROUNDS ?= 10
 quick: $(STAMP) ## Under a minute: lint, types, import rules, unit tests, simulator
 	@echo "lint, format, types, imports, unit tests, simulator"
 	@set +e; out=$$(mktemp -d); trap 'rm -rf "$$out"' EXIT; \
@@ -44,6 +46,9 @@ bench: java $(STAMP) ## Measure it, on this machine
 
 simulate: $(STAMP) ## Run the simulator over many seeds (SEEDS=1000)
 	@exec $(BIN)/python -m tests.simulation --seeds $(SEEDS) $(ARGS)
+
+chaos: java $(STAMP) ## Hurt a real cluster, round after round (ROUNDS=10; ARGS="--brokers 3")
+	@exec $(BIN)/python -m tests.faults --rounds $(ROUNDS) $(ARGS)
 
 setup: $(STAMP) ## Make .venv with the pinned dependencies, and nothing else
 

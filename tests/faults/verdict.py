@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from coordinator import codec
@@ -67,9 +67,12 @@ class Evidence:
 
 
 def linearizable(evidence: Evidence) -> Iterator[str]:
-    """Each setting and each name space could have been one copy."""
-    operations = [sent.operation for sent in evidence.record.sent]
-    operations = [o for o in operations if o.returned is not None or o.call not in ("read", "list")]
+    """Each setting and each name space could have been one copy.
+
+    What became of an operation whose caller heard nothing, the log knows by now: it took effect at
+    some time after its invocation, or never. That spares the search from trying both.
+    """
+    operations = list(_resolved(evidence))
     settings = [o for o in operations if o.target[0] == "setting"]
     names = [o for o in operations if o.target[0] == "bucket"]
     settings += _rewrites(evidence, settings)
@@ -81,6 +84,26 @@ def linearizable(evidence: Evidence) -> Iterator[str]:
         else:
             if violation is not None:
                 yield str(violation)
+
+
+def _resolved(evidence: Evidence) -> Iterator[Operation]:
+    """Yield the operations whose outcome is known, from a client or from the log."""
+    effects = {(event.mutation.request, event.mutation.event): event for event in evidence.history}
+    ready = {e.mutation.key for e in evidence.history if e.mutation.event == "IndexReady"}
+    operations = [sent.operation for sent in evidence.record.sent]
+    end = max((o.returned or o.invoked for o in operations), default=0.0)
+    for sent in evidence.record.sent:
+        operation = sent.operation
+        if operation.returned is not None:
+            yield operation
+            continue
+        event = effects.get((sent.request, EFFECT_OF.get(operation.call, "")))
+        if event is None or (operation.call == "create" and event.mutation.key not in ready):
+            continue
+        result = Ok(cas=event.cas)
+        if operation.call == "create":
+            result = Ok(int(event.mutation.key.removeprefix("index/")))
+        yield replace(operation, result=result, returned=end)
 
 
 def _rewrites(evidence: Evidence, settings: list[Operation]) -> Iterator[Operation]:

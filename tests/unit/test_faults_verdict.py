@@ -181,6 +181,20 @@ def a_refusal_that_names_another_version(evidence: Evidence) -> None:
     _replace(evidence, MISMATCH, result=Refused("cas_mismatch", 8))
 
 
+@forged("linearizable")
+def an_unknown_write_that_is_in_the_log_is_not_read(evidence: Evidence) -> None:
+    unknown = replace(PUT.operation, result=UNKNOWN, returned=None)
+    _replace(evidence, PUT, operation=unknown, cas=0, txn="")
+    mismatch = replace(MISMATCH.operation, result=Refused("cas_mismatch", 0))
+    _replace(evidence, MISMATCH, operation=mismatch)
+
+
+@forged("linearizable")
+def an_unknown_write_that_is_not_in_the_log_is_read(evidence: Evidence) -> None:
+    unknown = replace(PUT.operation, result=UNKNOWN, returned=None)
+    _replace(evidence, PUT, operation=unknown, request="r7", cas=0, txn="")
+
+
 @forged("effective")
 def an_acknowledged_write_is_lost(evidence: Evidence) -> None:
     evidence.history = [PROPOSED, READY]
