@@ -78,12 +78,13 @@ class Shell:
         self._stages = Stages(lambda s, t: self.metrics.stages.labels(s).observe(t))
         self._plain = PlainProducer(bootstrap_servers, cluster, self.feed)
         self._transactions = TransactionalProducer(bootstrap_servers, cluster, self.feed)
-        self._probe_log = LogProbe(bootstrap_servers, topic_name(cluster, COMMIT))
+        self._probe_log = LogProbe(bootstrap_servers)
         self._fold: CommitFold | None = None
         self._beats: TailReader | None = None
         self._acks: TailReader | None = None
         self._ddl: TailReader | None = None
         self._ddl_reading = 0
+        self._opening = 0
         self._reading = threading.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._turns = 0
@@ -241,8 +242,8 @@ class Shell:
             log.exception("the Faust application did not start")
             self._stop(EXIT_FAILED)
 
-    def _follow_tail(self, name: str) -> TailReader:
-        """Read a topic from its end on, and feed what comes."""
+    def _follow_tail(self, name: str, begin: int = END) -> TailReader:
+        """Read a topic from an offset or its end on, and feed what comes."""
 
         def hand_over(messages: list[Message]) -> None:
             self._tail_read(name, messages)
@@ -250,7 +251,7 @@ class Shell:
         return TailReader(
             self._servers,
             f"{self._cluster}.node-{self.node.config.node}.{name}",
-            {(topic_name(self._cluster, name), 0): END},
+            {(topic_name(self._cluster, name), 0): begin},
             hand_over,
             self._reader_failed,
         )
@@ -408,11 +409,15 @@ class Shell:
     async def _ask_for_the_end(self, token: int) -> None:
         """Find out where `commit` ends; out of reach is an answer, too."""
         try:
-            end = await asyncio.to_thread(self._probe_log.end, EXAMINE_TIMEOUT_S)
+            end = await self._end_of(COMMIT)
         except KafkaException as error:
             self.feed(inputs.Examined(token, -1, self._plain.written, error.args[0].str()))
         else:
             self.feed(inputs.Examined(token, end, self._plain.written))
+
+    async def _end_of(self, name: str) -> int:
+        topic = topic_name(self._cluster, name)
+        return await asyncio.to_thread(self._probe_log.end, topic, EXAMINE_TIMEOUT_S)
 
     # -- the rest ----------------------------------------------------------------------------
 
@@ -432,13 +437,28 @@ class Shell:
         self._transactions.order(effect)
 
     def _open_producer(self, effect: effects.OpenProducer) -> None:
-        """A candidate listens to `acks` before it can be master: no answer must be missed."""
+        """A candidate listens to `acks` before it can be master: no answer must be missed.
+
+        From an offset that is known now: the reader may take a while to be connected.
+        """
+        self._opening += 1
+        self._spawn(self._listen_and_open(self._opening, effect))
+
+    async def _listen_and_open(self, opening: int, effect: effects.OpenProducer) -> None:
+        try:
+            end = await self._end_of(ACKS)
+        except KafkaException as error:
+            self.feed(inputs.ProducerFailed(effect.token, error.args[0].str()))
+            return
+        if opening != self._opening:
+            return
         if self._acks is None:
-            self._acks = self._follow_tail(ACKS)
+            self._acks = self._follow_tail(ACKS, end)
         self._transactions.order(effect)
 
     def _close_producer(self, effect: effects.CloseProducer) -> None:
         """Only a master needs `acks`: every reader costs the broker a fetch a record."""
+        self._opening += 1
         reader, self._acks = self._acks, None
         _stop_aside(reader)
         self._transactions.order(effect)

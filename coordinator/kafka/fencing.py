@@ -2,8 +2,8 @@
 
 Initialising a transactional id makes Kafka abort what an older producer had open, which takes some
 10 ms; until then it answers "concurrent transactions". librdkafka then waits a fixed 500 ms,
-and so it does when it is asked before it is connected. aiokafka asks again at once. So it goes
-first, and librdkafka's own initialisation finds nothing open any more.
+and so it does when it is asked before it is connected to a broker by its number. aiokafka asks
+again at once. So it goes first, and librdkafka's own initialisation finds nothing open any more.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import asyncio
 import logging
 
 from aiokafka import AIOKafkaProducer
+from confluent_kafka import Producer
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +26,16 @@ def end_open_transaction(bootstrap_servers: str, transactional_id: str, timeout_
         asyncio.run(_fence(bootstrap_servers, transactional_id, timeout_ms))
     except Exception as error:
         log.info("fencing ahead failed: %s: %s", type(error).__name__, error)
+
+
+def connect(producer: Producer, topic: str, timeout_s: float) -> None:
+    """Have a new producer connected. Raises KafkaException.
+
+    The first answer comes over the bootstrap connection, and names the broker; the second one
+    over a connection that transactions can use.
+    """
+    for _ in range(2):
+        producer.list_topics(topic, timeout=timeout_s)
 
 
 async def _fence(bootstrap_servers: str, transactional_id: str, timeout_ms: int) -> None:

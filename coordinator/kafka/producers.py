@@ -18,7 +18,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from coordinator import codec
 from coordinator.core import effects, inputs
 from coordinator.core.records import Event
-from coordinator.kafka.fencing import end_open_transaction
+from coordinator.kafka.fencing import connect, end_open_transaction
 from coordinator.kafka.pacing import Pacing
 from coordinator.kafka.topics import (
     ACKS,
@@ -217,7 +217,7 @@ class TransactionalProducer:
                 },
             )
         )
-        producer.list_topics(self._names[COMMIT], timeout=OPEN_TIMEOUT_S)
+        connect(producer, self._names[COMMIT], OPEN_TIMEOUT_S)
         producer.init_transactions(OPEN_TIMEOUT_S)
         self._producer = producer
         self._feed(inputs.ProducerOpened(token))

@@ -30,6 +30,8 @@ END = -1
 POLL_S = 0.2
 BATCH_MAX = 1_000
 FETCH_WAIT_MS = 100
+END_WAIT_MS = 5
+"""For who reads to an end and stops there: the broker tells the end after this wait."""
 
 
 def consumer(bootstrap_servers: str, group: str, **more: Any) -> Consumer:
@@ -97,11 +99,7 @@ class TailReader:
             self._consumer.close()
 
     def _next(self) -> list[Message]:
-        """Wait for one message, and take what has come with it."""
-        first = self._consumer.poll(POLL_S)
-        if first is None:
-            return []
-        messages = [first, *self._consumer.consume(BATCH_MAX, 0)]
+        messages = _available(self._consumer)
         for message in messages:
             error = message.error()
             if error is not None and not _passing(error):
@@ -129,6 +127,12 @@ TRANSIENT = frozenset(
     }
 )
 """What is said while a broker is away and another takes over for it."""
+
+
+def _available(reader: Consumer) -> list[Message]:
+    """Wait for one message, and take what has come with it: none is waited for in vain."""
+    first = reader.poll(POLL_S)
+    return [] if first is None else [first, *reader.consume(BATCH_MAX, 0)]
 
 
 def _passing(error: KafkaError) -> bool:
@@ -164,18 +168,17 @@ def _bounds(reader: Consumer, place: TopicPartition, timeout_s: float = 10.0) ->
 
 
 class LogProbe:
-    """Asks where a partition's stable end is, over a connection that does nothing else."""
+    """Asks where a topic's stable end is, over a connection that does nothing else."""
 
-    def __init__(self, bootstrap_servers: str, topic: str) -> None:
-        self._place = TopicPartition(topic, 0)
+    def __init__(self, bootstrap_servers: str) -> None:
         self._servers = bootstrap_servers
         self._reader: Consumer | None = None
 
-    def end(self, timeout_s: float) -> int:
-        """Return the last stable offset. Raises KafkaException."""
+    def end(self, topic: str, timeout_s: float) -> int:
+        """Return the last stable offset of partition 0. Raises KafkaException."""
         if self._reader is None:
             self._reader = consumer(self._servers, "probe")
-        return int(self._reader.get_watermark_offsets(self._place, timeout_s)[1])
+        return int(self._reader.get_watermark_offsets(TopicPartition(topic, 0), timeout_s)[1])
 
     def close(self) -> None:
         if self._reader is not None:
@@ -204,7 +207,8 @@ def read_events(
     to that: the markers of one transaction become visible partition by partition. Raises
     KafkaException, and SchemaError for an event that cannot be decoded.
     """
-    reader = consumer(bootstrap_servers, "synchronise", **{"enable.partition.eof": True})
+    settings = {"enable.partition.eof": True, "fetch.wait.max.ms": END_WAIT_MS}
+    reader = consumer(bootstrap_servers, "synchronise", **settings)
     place = TopicPartition(topic, 0)
     try:
         low, _ = _bounds(reader, place)
@@ -219,7 +223,7 @@ def read_events(
                 target, measured_again = max(target, _stable(reader, place)), True
                 continue
             batch: list[Event] = []
-            for message in reader.consume(BATCH_MAX, POLL_S):
+            for message in _available(reader):
                 error = message.error()
                 if error is None:
                     batch.append(decode_event(message, cas_base))
