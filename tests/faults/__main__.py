@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -31,6 +32,8 @@ def main() -> int:
     except AssertionError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    # What ends this ends it in order: mounts do not go with their process.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     folder = Path(tempfile.mkdtemp(prefix="chaos-"))
     reports: list[Report] = []
     begin = time.monotonic()

@@ -6,6 +6,7 @@ As under `indexctl run`, a node that ends by itself is started again; which did,
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -23,6 +24,7 @@ OPTIONS = ("--ddl-timeout-ms", "4000")
 NODES, INDEXERS = 3, 3
 INDEXER_ON_DISK = "indexer-1"
 NETWORK, DISK = "network", "disk"
+CODED = re.compile(r"\[[a-z_]+\]$")
 KEEPER_S = 0.2
 RESTART_S = 0.4
 
@@ -55,6 +57,12 @@ class Exit(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.name} ended by itself with {self.code}: {self.said}"
+
+
+def _last_words(lines: Sequence[str]) -> str:
+    """Return the last line that ends with an error code, or else the last one."""
+    coded = [line for line in lines if CODED.search(line)]
+    return (coded or lines or [""])[-1]
 
 
 class FaultCluster(Cluster):
@@ -124,9 +132,8 @@ class FaultCluster(Cluster):
         now = time.monotonic()
         if child.name not in ended:
             assert child.process is not None
-            lines = child.said.strip().splitlines() or [""]
-            code = child.process.returncode
-            self.exits.append(Exit(now, child.name, code, lines[-1]))
+            said = _last_words(child.said[-20_000:].strip().splitlines())
+            self.exits.append(Exit(now, child.name, child.process.returncode, said))
             ended[child.name] = now
         elif now - ended[child.name] >= RESTART_S:
             child.start()
