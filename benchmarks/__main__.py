@@ -15,11 +15,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import commit, fold
+from benchmarks import commit, failover, fold
 from benchmarks.cluster import cluster
 
 RESULTS = Path(__file__).parent / "results"
-ALL = ("fold", "latency", "throughput", "memory", "synchronisation")
+ALL = (
+    "fold",
+    "simulator",
+    "latency",
+    "throughput",
+    "memory",
+    "synchronisation",
+    "bootstrap",
+    "failover",
+)
 
 
 def main() -> int:
@@ -31,7 +40,9 @@ def main() -> int:
     seen: dict[str, Any] = {"machine": _machine()}
     if "fold" in wanted:
         _show(seen, "fold", fold.rates)
-    if set(wanted) - {"fold"}:
+    if "simulator" in wanted:
+        _show(seen, "simulator", simulator)
+    if set(wanted) - {"fold", "simulator"}:
         with cluster() as running:
             if "latency" in wanted:
                 _show(seen, "latency", lambda: commit.latency(running))
@@ -42,6 +53,12 @@ def main() -> int:
             if "synchronisation" in wanted:
                 servers = running.bootstrap_servers
                 _show(seen, "synchronisation", lambda: fold.synchronisation(servers))
+            if "bootstrap" in wanted:
+                servers = running.bootstrap_servers
+                _show(seen, "bootstrap", lambda: fold.bootstrap(servers))
+            if "failover" in wanted:
+                _show(seen, "failover", lambda: failover.failover(running))
+                _show(seen, "hand_over", lambda: failover.hand_over(running))
     if "throughput" in wanted:
         _compare_with_etcd(seen)
     path = RESULTS / "latest.json"
@@ -51,6 +68,24 @@ def main() -> int:
     path.write_text(json.dumps(seen, indent=2) + "\n")
     print(f"written to {path.relative_to(Path.cwd())}" if path.is_relative_to(Path.cwd()) else path)
     return 0
+
+
+def simulator(seeds: int = 500) -> dict[str, Any]:
+    """Run seeds of the simulator on one core."""
+    from tests.simulation.world import World
+
+    steps = 0
+    began = time.process_time()
+    for seed in range(seeds):
+        world = World(seed)
+        world.run()
+        steps += world.steps
+    took_s = time.process_time() - began
+    return {
+        "seeds": seeds,
+        "steps_per_second": round(steps / took_s),
+        "seeds_per_hour": round(seeds / took_s * 3600),
+    }
 
 
 def _compare_with_etcd(seen: dict[str, Any]) -> None:

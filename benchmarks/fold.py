@@ -21,7 +21,7 @@ from benchmarks.cluster import free_ports
 from coordinator import codec
 from coordinator.core import authority as authorities
 from coordinator.core import effects, inputs
-from coordinator.core.entities import Setting
+from coordinator.core.entities import INIT, READY, Index, Setting, Shard, Slice
 from coordinator.core.records import (
     ClusterFormed,
     Event,
@@ -78,11 +78,72 @@ def _fold(state: StateContext, made: list[Mutation]) -> StateContext:
 
 def synchronisation(bootstrap_servers: str, count: int = 1_000_000) -> dict[str, Any]:
     """Write a log of `count` events, and time a node with an empty folder until it has them."""
+    return _bootstrapped(bootstrap_servers, mutations(count, count), count)
+
+
+def bootstrap(bootstrap_servers: str, count: int = 100_000) -> dict[str, Any]:
+    """The same with the recorded transactions of `count` indexes, each made and then READY.
+
+    No indexer has storage for them.
+    """
+    return _bootstrapped(bootstrap_servers, list(_index_mutations(count)), count)
+
+
+def _index_mutations(count: int) -> Iterator[Mutation]:
+    """Yield what `count` indexes leave in the log, in groups: proposed, then ready."""
+    for first in range(0, count, GROUP):
+        numbers = range(first, min(first + GROUP, count))
+        for event, state in (("IndexProposed", INIT), ("IndexReady", READY)):
+            for number in numbers:
+                yield _index_mutation(number, event, state)
+
+
+def _index_mutation(number: int, event: str, state: str) -> Mutation:
+    host = number % 3 + 1
+    index = Index(
+        (1 << 40) | number,
+        f"index_{number}",
+        f"bucket_{number % 16}",
+        ("city", "country"),
+        None,
+        False,
+        "gsi",
+        False,
+        state,
+        None,
+        (Slice(0, host, (host % 3 + 1,)),),
+        "",
+        number,
+        (Shard(1, number), Shard(2, number), Shard(3, number)) if state == READY else (),
+    )
+    return Mutation(event, index.key, codec.encode(index), index, "", "bench", number)
+
+
+def _bootstrapped(bootstrap_servers: str, made: list[Mutation], entities: int) -> dict[str, Any]:
+    """Write a log of these mutations, and time a node until it has them: empty, and restarted."""
     cluster = f"sync-{uuid.uuid4().hex[:8]}"
     began = time.perf_counter()
-    state = _write_log(bootstrap_servers, cluster, count)
+    state = _write_log(bootstrap_servers, cluster, made)
     wrote_s = time.perf_counter() - began
-    with _node(bootstrap_servers, cluster) as (url, process):
+    with tempfile.TemporaryDirectory(prefix="bench-node-") as folder:
+        empty_s, peak = _until_it_has(bootstrap_servers, cluster, folder, state)
+        again_s, _ = _until_it_has(bootstrap_servers, cluster, folder, state)
+    return {
+        "events": len(made),
+        "entities": entities,
+        "seconds": round(empty_s, 1),
+        "events_per_second": round(len(made) / empty_s),
+        "restart_from_its_folder_seconds": round(again_s, 1),
+        "rss_peak_mib": round(peak),
+        "log_written_in_s": round(wrote_s, 1),
+    }
+
+
+def _until_it_has(
+    bootstrap_servers: str, cluster: str, folder: str, state: StateContext
+) -> tuple[float, float]:
+    """Run a node on `folder` until it serves `state`; return seconds and the peak of its RSS."""
+    with _node(bootstrap_servers, cluster, folder) as (url, process):
         began = time.perf_counter()
         peak = 0.0
         members: list[dict[str, Any]] = []
@@ -98,16 +159,10 @@ def synchronisation(bootstrap_servers: str, count: int = 1_000_000) -> dict[str,
             time.sleep(0.1)
         took_s = time.perf_counter() - began
         assert members[0]["digest"] == f"{state.digest:032x}"
-    return {
-        "events": count,
-        "seconds": round(took_s, 1),
-        "events_per_second": round(count / took_s),
-        "rss_peak_mib": round(peak),
-        "log_written_in_s": round(wrote_s, 1),
-    }
+        return took_s, peak
 
 
-def _write_log(bootstrap_servers: str, cluster: str, count: int) -> StateContext:
+def _write_log(bootstrap_servers: str, cluster: str, made: list[Mutation]) -> StateContext:
     """Write genesis, one claim and the transactions of a master of epoch 1, without replicas."""
     ensure_topics(bootstrap_servers, cluster, durable=False)
     answers: SimpleQueue[Any] = SimpleQueue()
@@ -122,8 +177,7 @@ def _write_log(bootstrap_servers: str, cluster: str, count: int) -> StateContext
     producer.order(effects.Conclude(2, (formed, claim)))
     _expect(answers, inputs.Ended)
     state = EMPTY
-    made = mutations(count, count)
-    for seq, first in enumerate(range(0, count, GROUP), 1):
+    for seq, first in enumerate(range(0, len(made), GROUP), 1):
         group = tuple(made[first : first + GROUP])
         txn = TxnId(1, seq)
         proposal = TransactionProposed(txn, state.cas, state.digest, (1,), group)
@@ -155,16 +209,17 @@ def _expect(answers: SimpleQueue[Any], kind: type) -> Any:
 
 
 @contextlib.contextmanager
-def _node(bootstrap_servers: str, cluster: str) -> Iterator[tuple[str, psutil.Process]]:
-    """Run one node of `cluster` with an empty folder."""
+def _node(
+    bootstrap_servers: str, cluster: str, folder: str
+) -> Iterator[tuple[str, psutil.Process]]:
+    """Run one node of `cluster` in a folder."""
     port = free_ports(1)
-    with tempfile.TemporaryDirectory(prefix="bench-node-") as folder:
-        command = [sys.executable, "-m", "coordinator.process", "--node", "1", "--roster", "1"]
-        command += ["--cluster", cluster, "--bootstrap-servers", bootstrap_servers]
-        command += ["--data-dir", str(Path(folder) / "node"), "--port", str(port), "--not-durable"]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            yield f"http://127.0.0.1:{port}", psutil.Process(process.pid)
-        finally:
-            process.kill()
-            process.wait()
+    command = [sys.executable, "-m", "coordinator.process", "--node", "1", "--roster", "1"]
+    command += ["--cluster", cluster, "--bootstrap-servers", bootstrap_servers]
+    command += ["--data-dir", str(Path(folder) / "node"), "--port", str(port), "--not-durable"]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield f"http://127.0.0.1:{port}", psutil.Process(process.pid)
+    finally:
+        process.kill()
+        process.wait()
