@@ -17,9 +17,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from coordinator.core import authority as authorities
 from coordinator.core import ddl
 from coordinator.core import state as states
 from coordinator.core.authority_state import AuthorityState
@@ -28,15 +27,12 @@ from coordinator.core.commands import (
     Command,
     EvictOutcomes,
     ForgetIndex,
-    Leave,
     MarkReady,
     MoveShards,
     Outcome,
-    Reform,
     Request,
     RewriteEntities,
     SkipRecord,
-    StepDown,
     UndoIndex,
     refused,
     unknown,
@@ -59,32 +55,24 @@ from coordinator.core.handshake import Handshakes, moved_shard
 from coordinator.core.inputs import (
     AppendFailed,
     Ended,
-    MembershipRequested,
     TailRead,
     Written,
 )
+from coordinator.core.membership import Membership
 from coordinator.core.placement import Candidate
 from coordinator.core.prepare import Prepares
 from coordinator.core.records import (
     ALLOCATED,
     AckRecord,
-    AuthoritySnapshot,
-    ClusterReformed,
     CommitRecord,
     DdlReply,
     DeadLetter,
     Event,
     HoldingsReported,
     IndexerHeartbeat,
-    IndexerRegistered,
     JoinRequested,
-    MasterResigned,
-    MemberAdmitted,
     MemberExpired,
-    MemberLeft,
     Mutation,
-    ProjectorHeartbeat,
-    ProjectorRegistered,
     ProposalAnswered,
     ReadBarrier,
     SliceAnswered,
@@ -154,30 +142,22 @@ class Master:
         self.upkeep: dict[str, Request] = {}
         self.parked: dict[int, list[Request]] = {}
         self.creators: dict[int, list[Request]] = {}
-        self.joiners: dict[int, JoinRequested] = {}
         self._seq = 0
         self._writing = 0
         self._written: CommitRecord | None = None
         self._writing_since_ms = 0
-        self._hold_until_ms = 0
         self._refusals: dict[int, int] = {}
         self._nonce = 0
         self._nonce_sent_ms = 0
         self._behind: list[Behind] = []
         self._behind_next: list[Behind] = []
-        self._registered_wanted: dict[int, IndexerHeartbeat] = {}
-        self._projectors_wanted: dict[int, ProjectorHeartbeat] = {}
-        self._wishes: list[MembershipRequested] = []
-        self._gone: set[tuple[int, int]] = set()
-        self._wish_sent = False
-        self._resigning: MembershipRequested | None = None
         self._echoed_ms = 0
+        self.membership = Membership(self)
         self.handshakes = Handshakes(epoch, node.config.handshake_ms)
         self._taken: dict[int, int] = {}
         self._deposed = False
         state = node.state
         now = node.now.mono_ms
-        self._began_ms = node.hearing_ms
         self.prepares = Prepares((index for index, _ in state.indexes()), now)
         self._outcomes = deque((now, entity.at_ms, entity.key) for _, entity in state.outcomes())
         node.note(f"master of epoch {epoch}, at CAS {state.cas}")
@@ -191,7 +171,7 @@ class Master:
     @property
     def is_resigning(self) -> bool:
         """Tell whether this master is about to give the mastership up."""
-        return self._resigning is not None
+        return self.membership.resigning is not None
 
     @property
     def authority(self) -> AuthorityState:
@@ -265,7 +245,7 @@ class Master:
             if self.attempt is not None:
                 self.attempt.take(record)
         elif isinstance(record, JoinRequested):
-            self._join_requested(record)
+            self.membership.join_requested(record)
         elif isinstance(record, SliceAnswered):
             due = self.prepares.take(record)
             if due is not None:
@@ -302,31 +282,15 @@ class Master:
     def _want_shard(self, index_id: int, shard: Shard) -> None:
         self._want(f"shard/{index_id}/{shard.indexer}", MoveShards(index_id, (shard,)))
 
-    def projector_heard(self, beat: ProjectorHeartbeat) -> None:
-        known = self.authority.projectors.get(beat.projector)
-        if known is None or (known.incarnation, known.address) != (beat.incarnation, beat.address):
-            self._projectors_wanted[beat.projector] = beat
-
     def indexer_heard(self, beat: IndexerHeartbeat) -> None:
         self.handshakes.heard(beat, self.node.now.mono_ms)
-        known = self.authority.indexers.get(beat.indexer)
-        if known is None or (known.incarnation, known.address, known.zone) != (
-            beat.incarnation,
-            beat.address,
-            beat.zone,
-        ):
-            self._registered_wanted[beat.indexer] = beat
+        self.membership.indexer_heard(beat)
 
-    def _join_requested(self, record: JoinRequested) -> None:
-        member = self.authority.members.get(record.node)
-        if member is not None and member.incarnation == record.incarnation:
-            return
-        if (record.node, record.incarnation) in self._gone:
-            return
-        now, hold_ms = self.node.now.mono_ms, self.node.config.admission_hold_ms
-        if record.node not in self.joiners or now > self._hold_until_ms + 4 * hold_ms:
-            self._hold_until_ms = now + hold_ms
-        self.joiners[record.node] = record
+    def membership_changed(self, record: CommitRecord) -> None:
+        """The active list may have moved: refusals count anew."""
+        self.membership.changed(record)
+        members = self.authority.members
+        self._refusals = {n: count for n, count in self._refusals.items() if n in members}
 
     # -- the one thing at a time -------------------------------------------------------------
 
@@ -335,10 +299,10 @@ class Master:
         if self.attempt is not None:
             self._drive(self.attempt)
         elif self.active and not self._writing:
-            records = self._authority_records()
+            records = self.membership.due()
             if records:
                 self._write(records)
-            elif self._resigning is None:
+            elif not self.is_resigning:
                 self._propose()
         if self.node.master is self:
             self._send_barrier()
@@ -389,202 +353,6 @@ class Master:
             self._nonce_sent_ms = now
             self.node.emit(Append(0, ReadBarrier(self.epoch, self._nonce)))
 
-    # -- Authority records -------------------------------------------------------------------
-
-    def _authority_records(self) -> list[CommitRecord]:
-        """Return the snapshot, or the resignation, or admissions and registrations, that are due.
-
-        A snapshot goes alone: it counts only where it equals the fold.
-        """
-        now = self.node.now
-        if self.node.unsnapped_bytes >= self.node.config.snapshot_bytes:
-            self.node.unsnapped_bytes = 0
-            return [AuthoritySnapshot(self.epoch, self.authority)]
-        if self._resigning is not None:
-            return self._resignation(self._resigning)
-        records: list[CommitRecord] = self._wished()
-        if records:
-            return records
-        authority = self.authority
-        for joiner in list(self.joiners.values()):
-            if (joiner.cas, joiner.digest) == (authority.last_cas, authority.digest):
-                del self.joiners[joiner.node]
-                records.append(
-                    MemberAdmitted(
-                        self.epoch,
-                        joiner.node,
-                        joiner.incarnation,
-                        joiner.address,
-                        joiner.cas,
-                        joiner.digest,
-                        now.wall_ms,
-                    )
-                )
-        for beat in self._registered_wanted.values():
-            records.append(
-                IndexerRegistered(
-                    self.epoch,
-                    beat.indexer,
-                    beat.incarnation,
-                    beat.address,
-                    beat.zone,
-                    now.wall_ms,
-                )
-            )
-        self._registered_wanted.clear()
-        records += self._lapsed_members()
-        for seen in self._projectors_wanted.values():
-            records.append(
-                ProjectorRegistered(
-                    self.epoch, seen.projector, seen.incarnation, seen.address, now.wall_ms
-                )
-            )
-        self._projectors_wanted.clear()
-        return records
-
-    def _lapsed_members(self) -> list[CommitRecord]:
-        """Return the expiry of members that are gone, as far as enough copies are left.
-
-        Their heartbeats have stopped, or come from another life, which asks to join.
-        """
-        now, config, authority = self.node.now, self.node.config, self.authority
-        spare = len(authority.members) - authority.minimum
-        found: list[CommitRecord] = []
-        for number in authority.active:
-            if number == config.node:
-                continue
-            peer = self.node.peers.get(number)
-            heard_ms = peer.heard_ms if peer else self._began_ms
-            reason = ""
-            if self.node.hearing_ms - heard_ms > config.election_timeout_ms:
-                reason = "its heartbeats lapsed"
-            elif peer and peer.beat.incarnation != authority.members[number].incarnation:
-                reason = "it was started again"
-            if reason and len(found) < spare:
-                found.append(MemberExpired(self.epoch, number, reason, now.wall_ms))
-        return found
-
-    def membership_changed(self, record: CommitRecord) -> None:
-        """The active list moved: forget joiners that are in, and count refusals anew."""
-        if isinstance(record, MemberLeft):
-            self._gone.add((record.node, record.incarnation))
-            self.joiners.pop(record.node, None)
-        self._answer_wish(record)
-        members = self.authority.members
-        self._refusals = {n: count for n, count in self._refusals.items() if n in members}
-        self.joiners = {
-            n: j
-            for n, j in self.joiners.items()
-            if n not in members or members[n].incarnation != j.incarnation
-        }
-
-    # -- what operators wish -----------------------------------------------------------------
-
-    def membership_requested(self, event: MembershipRequested) -> None:
-        """Take an operator's wish about the Authority; it is answered once it was read back."""
-        command = event.command
-        if isinstance(command, StepDown):
-            self.step_down(event)
-            return
-        code, why = "leave_impossible", ""
-        if isinstance(command, Leave) and command.node not in self.authority.roster:
-            code, why = "member_not_found", f"node {command.node} is not in the roster"
-        elif isinstance(command, Leave) and self.authority.open is None:
-            why = authorities.why_not_leave(self.authority, command.node)
-        if why:
-            self._tell(event, refused(code, why))
-        else:
-            self._wishes.append(event)
-
-    def _wished(self) -> list[CommitRecord]:
-        """Return the record of the first wish that can be fulfilled; refuse those that cannot."""
-        while self._wishes and not self._wish_sent:
-            event = self._wishes[0]
-            record, code, why = self._record_of(event)
-            if not why:
-                self._wish_sent = True
-                return [record]
-            self._wishes.pop(0)
-            self._tell(event, refused(code, why))
-        return []
-
-    def _record_of(self, event: MembershipRequested) -> tuple[CommitRecord, str, str]:
-        """Return what `event` asks to write, and, if that would be void, a code and the reason."""
-        command, authority = event.command, self.authority
-        if isinstance(command, Leave):
-            wall_ms = self.node.now.wall_ms
-            peer = self.node.peers.get(command.node)
-            member = authority.members.get(command.node)
-            life = member.incarnation if member else peer.beat.incarnation if peer else 0
-            left = MemberLeft(self.epoch, command.node, life, event.principal, wall_ms)
-            return left, "leave_impossible", authorities.why_not_leave(authority, command.node)
-        assert isinstance(command, Reform)
-        reformed = self.node.election.reformed(event, self.epoch)
-        return reformed, "reform_impossible", authorities.why_not_reform(authority, reformed)
-
-    def _answer_wish(self, record: CommitRecord) -> None:
-        """What was wished has been read back."""
-        if not self._wishes or not isinstance(record, MemberLeft | ClusterReformed):
-            return
-        event = self._wishes.pop(0)
-        self._wish_sent = False
-        self._tell(event, Outcome(OK, answer=self.authority.shape))
-
-    def _tell(self, event: MembershipRequested, outcome: Outcome) -> None:
-        if event.token:
-            self.node.emit(Reply(event.token, outcome))
-
-    def step_down(self, event: MembershipRequested) -> None:
-        """Give the mastership up once nothing is under way, if somebody else can take it."""
-        command = event.command
-        assert isinstance(command, StepDown)
-        others = [
-            n
-            for n in self.authority.eligible
-            if n != self.node.config.node
-            and n in self.authority.members
-            and self.node.alive(self.node.peers.get(n))
-        ]
-        if command.epoch and command.epoch != self.epoch:
-            outcome = Outcome(OK, answer=self._standing())
-        elif self._resigning is not None:
-            outcome = unknown("no_master", "the master is stepping down already: retry")
-        elif not others or (command.successor and command.successor not in others):
-            whom = f"node {command.successor}" if command.successor else "any other node"
-            outcome = refused(
-                "no_successor",
-                f"{whom} cannot take the mastership now: {others} could",
-                candidates=others,
-            )
-        else:
-            self._resigning = event
-            return
-        self._tell(event, outcome)
-
-    def _standing(self) -> dict[str, Any]:
-        config = self.node.config
-        return {"epoch": self.epoch, "master": config.node, "address": config.address}
-
-    def _resignation(self, event: MembershipRequested) -> list[CommitRecord]:
-        command = event.command
-        assert isinstance(command, StepDown)
-        if self._wish_sent:
-            return []
-        self._wish_sent = True
-        now = self.node.now.wall_ms
-        self.node.note(f"stepping down: {command.reason or 'asked to'}")
-        return [
-            MasterResigned(
-                self.epoch, self.node.config.node, command.successor, command.reason, now
-            )
-        ]
-
-    def resigned(self) -> None:
-        """The resignation was read back: its caller hears when there is a successor."""
-        event, self._resigning = self._resigning, None
-        if event is not None and event.token:
-            self.node.election.await_successor(event.token, event.deadline_ms)
-
     # -- forming a group ---------------------------------------------------------------------
 
     def _propose(self) -> None:
@@ -592,7 +360,7 @@ class Master:
         now = self.node.now.mono_ms
         if len(self.authority.members) < self.authority.minimum:
             return
-        if self.joiners and now < self._hold_until_ms:
+        if self.membership.holds_back:
             return
         self._evict_outcomes()
         if not self.queue and not self.upkeep:
@@ -1070,10 +838,7 @@ class Master:
             self._reply(request, unknown("unavailable", UNDER_WAY))
         for waiter in (*self._behind, *self._behind_next):
             self.node.emit(Reply(waiter.token, answer))
-        for wish in (*self._wishes, *((self._resigning,) if self._resigning else ())):
-            self._tell(wish, answer)
-        self._wishes.clear()
-        self._resigning = None
+        self.membership.depose(answer)
         self.queue.clear()
         self.parked.clear()
         self.creators.clear()

@@ -354,7 +354,7 @@ class Node:
         self.log = None
         self.election.resigned(record)
         if self.master is not None:
-            self.master.resigned()
+            self.master.membership.resigned()
         self._depose(f"node {record.node} gave epoch {record.epoch} up")
 
     def _on_proposed(self, entry: Entry, before: AuthorityState | None) -> None:
@@ -537,7 +537,7 @@ class Node:
                 case ProjectorHeartbeat():
                     self.projectors[beat.projector] = heard
                     if self.master is not None:
-                        self.master.projector_heard(beat)
+                        self.master.membership.projector_heard(beat)
 
     def alive(self, peer: Peer | None) -> bool:
         """Tell whether a process was heard within the liveness period."""
@@ -586,11 +586,11 @@ class Node:
         """A master that is told to end hands over first; nobody here claims again."""
         self.election.stopping = True
         if self.master is not None:
-            self.master.step_down(MembershipRequested(0, 0, StepDown(reason="stopping")))
+            self.master.membership.step_down(MembershipRequested(0, 0, StepDown(reason="stopping")))
 
     def _membership_requested(self, event: MembershipRequested) -> None:
         if self.master is not None:
-            self.master.membership_requested(event)
+            self.master.membership.requested(event)
         elif isinstance(event.command, Reform):
             self.election.reform_requested(event)
         else:

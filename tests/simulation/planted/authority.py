@@ -23,6 +23,7 @@ from coordinator.core.authority_state import (
 from coordinator.core.effects import Conclude, OpenProducer
 from coordinator.core.election import Election
 from coordinator.core.master import Master
+from coordinator.core.membership import Membership
 from coordinator.core.node import Node
 from coordinator.core.records import (
     MemberAdmitted,
@@ -85,16 +86,17 @@ def admitted_behind(patch: Patch) -> None:
         member = Member(record.node, record.incarnation, record.address)
         return Folded(replace(state, members=state.members.set(record.node, member)))
 
-    def eager(self: Master) -> list[Any]:
+    def eager(self: Membership) -> list[Any]:
+        epoch = self.master.epoch
         found = [
-            MemberAdmitted(self.epoch, j.node, j.incarnation, j.address, j.cas, j.digest, 0)
+            MemberAdmitted(epoch, j.node, j.incarnation, j.address, j.cas, j.digest, 0)
             for j in self.joiners.values()
         ]
         self.joiners.clear()
         return found + records(self)
 
-    records = Master._authority_records
-    patch.setattr(Master, "_authority_records", eager)
+    records = Membership.due
+    patch.setattr(Membership, "due", eager)
     patch.setitem(authorities.FOLDS, MemberAdmitted, lax)
 
 
@@ -176,9 +178,9 @@ def join_inside_a_transaction(patch: Patch) -> None:
         at = self.authority
         joined = tuple(
             MemberAdmitted(self.epoch, j.node, j.incarnation, j.address, at.last_cas, at.digest, 0)
-            for j in self.joiners.values()
+            for j in self.membership.joiners.values()
         )
-        self.joiners.clear()
+        self.membership.joiners.clear()
         self.node._effects[-1] = replace(effect, records=(*joined, *effect.records))
 
     patch.setattr(Master, "_conclude", eager)
@@ -210,11 +212,11 @@ def second_terminal_status_is_accepted(patch: Patch) -> None:
 
 
 def resignation_inside_a_transaction(patch: Patch) -> None:
-    step_down = Master.step_down
+    step_down = Membership.step_down
 
-    def hasty(self: Master, event: Any) -> None:
+    def hasty(self: Membership, event: Any) -> None:
         step_down(self, event)
-        if self._resigning is not None and self.attempt is not None:
-            self._write(self._resignation(self._resigning))
+        if self.resigning is not None and self.master.attempt is not None:
+            self.master._write([self.resignation(self.resigning)])
 
-    patch.setattr(Master, "step_down", hasty)
+    patch.setattr(Membership, "step_down", hasty)

@@ -1,0 +1,284 @@
+"""What a master writes for the Authority beside transactions: who is in, and who leads.
+
+Pure. Admissions, expiries, registrations, snapshots, and what operators wish for. Each is decided
+against the Authority as it was read back, between two transactions, and is a fact only once it
+was read back itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from coordinator.core import authority as authorities
+from coordinator.core.authority_state import AuthorityState
+from coordinator.core.commands import OK, Leave, Outcome, Reform, StepDown, refused, unknown
+from coordinator.core.effects import Reply
+from coordinator.core.inputs import MembershipRequested
+from coordinator.core.records import (
+    AuthoritySnapshot,
+    ClusterReformed,
+    CommitRecord,
+    IndexerHeartbeat,
+    IndexerRegistered,
+    JoinRequested,
+    MasterResigned,
+    MemberAdmitted,
+    MemberExpired,
+    MemberLeft,
+    ProjectorHeartbeat,
+    ProjectorRegistered,
+)
+
+if TYPE_CHECKING:
+    from coordinator.core.master import Master
+
+
+class Membership:
+    """The part of a master that keeps the lists of the Authority."""
+
+    def __init__(self, master: Master) -> None:
+        self.master = master
+        self.joiners: dict[int, JoinRequested] = {}
+        self.resigning: MembershipRequested | None = None
+        self._hold_until_ms = 0
+        self._indexers: dict[int, IndexerHeartbeat] = {}
+        self._projectors: dict[int, ProjectorHeartbeat] = {}
+        self._wishes: list[MembershipRequested] = []
+        self._gone: set[tuple[int, int]] = set()
+        self._began_ms = master.node.hearing_ms
+
+    @property
+    def _authority(self) -> AuthorityState:
+        return self.master.authority
+
+    @property
+    def holds_back(self) -> bool:
+        """Tell whether proposals wait a moment for those who are about to join."""
+        return bool(self.joiners) and self.master.node.now.mono_ms < self._hold_until_ms
+
+    # -- what is heard -----------------------------------------------------------------------
+
+    def join_requested(self, record: JoinRequested) -> None:
+        """A node asks to be admitted, unless this life of it is in, or has left."""
+        member = self._authority.members.get(record.node)
+        if member is not None and member.incarnation == record.incarnation:
+            return
+        if (record.node, record.incarnation) in self._gone:
+            return
+        node = self.master.node
+        now, hold_ms = node.now.mono_ms, node.config.admission_hold_ms
+        if record.node not in self.joiners or now > self._hold_until_ms + 4 * hold_ms:
+            self._hold_until_ms = now + hold_ms
+        self.joiners[record.node] = record
+
+    def indexer_heard(self, beat: IndexerHeartbeat) -> None:
+        """An indexer that is not registered as it is will be."""
+        known = self._authority.indexers.get(beat.indexer)
+        if known is None or (known.incarnation, known.address, known.zone) != (
+            beat.incarnation,
+            beat.address,
+            beat.zone,
+        ):
+            self._indexers[beat.indexer] = beat
+        else:
+            self._indexers.pop(beat.indexer, None)
+
+    def projector_heard(self, beat: ProjectorHeartbeat) -> None:
+        """Likewise a projector."""
+        known = self._authority.projectors.get(beat.projector)
+        if known is None or (known.incarnation, known.address) != (beat.incarnation, beat.address):
+            self._projectors[beat.projector] = beat
+        else:
+            self._projectors.pop(beat.projector, None)
+
+    # -- what is due -------------------------------------------------------------------------
+
+    def due(self) -> list[CommitRecord]:
+        """Return the snapshot, or the resignation, or what somebody wishes, or all the rest.
+
+        A snapshot goes alone: it counts only where it equals the fold.
+        """
+        node = self.master.node
+        if node.unsnapped_bytes >= node.config.snapshot_bytes:
+            node.unsnapped_bytes = 0
+            return [AuthoritySnapshot(self.master.epoch, self._authority)]
+        if self.resigning is not None:
+            return [self.resignation(self.resigning)]
+        wished = self._wished()
+        if wished is not None:
+            return [wished]
+        return [*self._admissions(), *self._lapsed(), *self._registrations()]
+
+    def _admissions(self) -> list[CommitRecord]:
+        """Return the admissions of those who stand where the fold stands."""
+        authority, found = self._authority, list[CommitRecord]()
+        for joiner in list(self.joiners.values()):
+            if (joiner.cas, joiner.digest) != (authority.last_cas, authority.digest):
+                continue
+            del self.joiners[joiner.node]
+            found.append(
+                MemberAdmitted(
+                    self.master.epoch,
+                    joiner.node,
+                    joiner.incarnation,
+                    joiner.address,
+                    joiner.cas,
+                    joiner.digest,
+                    self._wall_ms,
+                )
+            )
+        return found
+
+    def _lapsed(self) -> list[CommitRecord]:
+        """Return the expiry of members that are gone, as far as enough copies are left.
+
+        Their heartbeats have stopped, or come from another life, which asks to join.
+        """
+        node, authority = self.master.node, self._authority
+        spare = len(authority.members) - authority.minimum
+        found: list[CommitRecord] = []
+        for number in authority.active:
+            if number == node.config.node:
+                continue
+            peer = node.peers.get(number)
+            heard_ms = peer.heard_ms if peer else self._began_ms
+            reason = ""
+            if node.hearing_ms - heard_ms > node.config.election_timeout_ms:
+                reason = "its heartbeats lapsed"
+            elif peer and peer.beat.incarnation != authority.members[number].incarnation:
+                reason = "it was started again"
+            if reason and len(found) < spare:
+                found.append(MemberExpired(self.master.epoch, number, reason, self._wall_ms))
+        return found
+
+    def _registrations(self) -> list[CommitRecord]:
+        epoch, wall_ms = self.master.epoch, self._wall_ms
+        indexers = [
+            IndexerRegistered(epoch, b.indexer, b.incarnation, b.address, b.zone, wall_ms)
+            for b in self._indexers.values()
+        ]
+        projectors = [
+            ProjectorRegistered(epoch, b.projector, b.incarnation, b.address, wall_ms)
+            for b in self._projectors.values()
+        ]
+        self._indexers.clear()
+        self._projectors.clear()
+        return [*indexers, *projectors]
+
+    @property
+    def _wall_ms(self) -> int:
+        return self.master.node.now.wall_ms
+
+    def changed(self, record: CommitRecord) -> None:
+        """A record about the lists was read back: forget joiners that are in, or have left."""
+        if isinstance(record, MemberLeft):
+            self._gone.add((record.node, record.incarnation))
+            self.joiners.pop(record.node, None)
+        if self._wishes and isinstance(record, MemberLeft | ClusterReformed):
+            self._tell(self._wishes.pop(0), Outcome(OK, answer=self._authority.shape))
+        members = self._authority.members
+        self.joiners = {
+            n: j
+            for n, j in self.joiners.items()
+            if n not in members or members[n].incarnation != j.incarnation
+        }
+
+    # -- what operators wish -----------------------------------------------------------------
+
+    def requested(self, event: MembershipRequested) -> None:
+        """Take an operator's wish; it is answered once it was read back."""
+        command = event.command
+        if isinstance(command, StepDown):
+            self.step_down(event)
+            return
+        code, why = "leave_impossible", ""
+        if isinstance(command, Leave) and command.node not in self._authority.roster:
+            code, why = "member_not_found", f"node {command.node} is not in the roster"
+        elif isinstance(command, Leave) and self._authority.open is None:
+            why = authorities.why_not_leave(self._authority, command.node)
+        if why:
+            self._tell(event, refused(code, why))
+        else:
+            self._wishes.append(event)
+
+    def _wished(self) -> CommitRecord | None:
+        """Return the record of the first wish that can be fulfilled; refuse those that cannot."""
+        while self._wishes:
+            event = self._wishes[0]
+            record, code, why = self._record_of(event)
+            if not why:
+                return record
+            self._wishes.pop(0)
+            self._tell(event, refused(code, why))
+        return None
+
+    def _record_of(self, event: MembershipRequested) -> tuple[CommitRecord, str, str]:
+        """Return what `event` asks to write, and, if that would be void, a code and the reason."""
+        command, authority, node = event.command, self._authority, self.master.node
+        if isinstance(command, Leave):
+            peer = node.peers.get(command.node)
+            member = authority.members.get(command.node)
+            life = peer.beat.incarnation if peer else member.incarnation if member else 0
+            left = MemberLeft(self.master.epoch, command.node, life, event.principal, self._wall_ms)
+            return left, "leave_impossible", authorities.why_not_leave(authority, command.node)
+        assert isinstance(command, Reform)
+        reformed = node.election.reformed(event, self.master.epoch)
+        return reformed, "reform_impossible", authorities.why_not_reform(authority, reformed)
+
+    def _tell(self, event: MembershipRequested, outcome: Outcome) -> None:
+        if event.token:
+            self.master.node.emit(Reply(event.token, outcome))
+
+    def step_down(self, event: MembershipRequested) -> None:
+        """Give the mastership up once nothing is under way, if somebody else can take it."""
+        command, node = event.command, self.master.node
+        assert isinstance(command, StepDown)
+        others = [
+            n
+            for n in self._authority.eligible
+            if n != node.config.node
+            and n in self._authority.members
+            and node.alive(node.peers.get(n))
+        ]
+        if command.epoch and command.epoch != self.master.epoch:
+            answer = {
+                "epoch": self.master.epoch,
+                "master": node.config.node,
+                "address": node.config.address,
+            }
+            outcome = Outcome(OK, answer=answer)
+        elif self.resigning is not None:
+            outcome = unknown("no_master", "the master is stepping down already: retry")
+        elif not others or (command.successor and command.successor not in others):
+            whom = f"node {command.successor}" if command.successor else "any other node"
+            outcome = refused(
+                "no_successor",
+                f"{whom} cannot take the mastership now: {others} could",
+                candidates=others,
+            )
+        else:
+            self.resigning = event
+            return
+        self._tell(event, outcome)
+
+    def resignation(self, event: MembershipRequested) -> MasterResigned:
+        """Return the record by which this master gives the mastership up."""
+        command, node = event.command, self.master.node
+        assert isinstance(command, StepDown)
+        node.note(f"stepping down: {command.reason or 'asked to'}")
+        return MasterResigned(
+            self.master.epoch, node.config.node, command.successor, command.reason, self._wall_ms
+        )
+
+    def resigned(self) -> None:
+        """The resignation was read back: its caller hears when there is a successor."""
+        event, self.resigning = self.resigning, None
+        if event is not None and event.token:
+            self.master.node.election.await_successor(event.token, event.deadline_ms)
+
+    def depose(self, answer: Outcome) -> None:
+        """Give every operator who still waits this answer."""
+        for wish in (*self._wishes, *((self.resigning,) if self.resigning else ())):
+            self._tell(wish, answer)
+        self._wishes.clear()
+        self.resigning = None
