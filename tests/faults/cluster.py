@@ -25,6 +25,9 @@ NODES, INDEXERS = 3, 3
 INDEXER_ON_DISK = "indexer-1"
 NETWORK, DISK = "network", "disk"
 CODED = re.compile(r"\[[a-z_]+\]$")
+CRASHED = ("broke an invariant", 'File "<frozen runpy>"')
+"""What a process says that stops over its own fault, or over an error that nobody caught."""
+
 KEEPER_S = 0.2
 RESTART_S = 0.4
 
@@ -54,6 +57,8 @@ class Exit(NamedTuple):
     name: str
     code: int
     said: str
+    is_fault: bool
+    """Whether no fault from outside explains it."""
 
     def __str__(self) -> str:
         return f"{self.name} ended by itself with {self.code}: {self.said}"
@@ -63,6 +68,11 @@ def _last_words(lines: Sequence[str]) -> str:
     """Return the last line that ends with an error code, or else the last one."""
     coded = [line for line in lines if CODED.search(line)]
     return (coded or lines or [""])[-1]
+
+
+def _is_fault(code: int, said: str) -> bool:
+    """Tell whether a process ended by a fault of its own: it gave up for good, or crashed."""
+    return code not in (0, 1) or any(mark in said for mark in CRASHED)
 
 
 class FaultCluster(Cluster):
@@ -87,6 +97,7 @@ class FaultCluster(Cluster):
         self.exits: list[Exit] = []
         self._has_networks = NETWORK not in missing
         self._down: set[str] = set()
+        self._told: dict[str, int] = {}
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="keeper", daemon=True)
@@ -132,8 +143,11 @@ class FaultCluster(Cluster):
         now = time.monotonic()
         if child.name not in ended:
             assert child.process is not None
-            said = _last_words(child.said[-20_000:].strip().splitlines())
-            self.exits.append(Exit(now, child.name, child.process.returncode, said))
+            said = child.said[self._told.get(child.name, 0) :]
+            code = child.process.returncode
+            last = _last_words(said.strip().splitlines())
+            self.exits.append(Exit(now, child.name, code, last, _is_fault(code, said)))
+            self._told[child.name] = len(child.said)
             ended[child.name] = now
         elif now - ended[child.name] >= RESTART_S:
             child.start()
@@ -143,6 +157,7 @@ class FaultCluster(Cluster):
         with self._lock:
             self._down.add(child.name)
             child.kill()
+            self._told[child.name] = len(child.said)
 
     def revive(self, child: Child) -> None:
         """Start a process that was killed."""

@@ -109,7 +109,7 @@ def judge(nemesis: Nemesis, load: Load) -> list[str]:
     load.finish()
     evidence = collect(nemesis.cluster, load)
     ended = [one for one in nemesis.cluster.exits if one.at >= load.began]
-    evidence.exits = [str(one) for one in ended if one.code not in (0, 1)]
+    evidence.exits = [str(one) for one in ended if one.is_fault]
     evidence.undetected = _undetected(nemesis)
     return violations(evidence)
 
