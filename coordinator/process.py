@@ -14,6 +14,7 @@ import secrets
 import signal
 import sys
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,14 @@ TIMINGS = (
     "stall_ms",
 )
 """The periods of `NodeConfig` that can be set from outside."""
+
+CHOSEN = (*TIMINGS, "log_capacity", "minimum")
+"""What can be chosen; the last two count when the cluster is formed, and are kept from then on."""
+
+LOG_CAPACITY_MAX = 10_000
+"""A snapshot of the Authority carries all of it, in one record."""
+
+NODES_MAX = 250
 
 SWITCH_INTERVAL_S = 0.001
 """Threads hand each other small things: Python's default of 5 ms would show as latency."""
@@ -76,6 +85,16 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--port", type=int, required=True, help="of the HTTP API")
     parser.add_argument("--replication-factor", type=int, default=1)
     parser.add_argument("--not-durable", action="store_true", help="let Kafka flush when it likes")
+    parser.add_argument(
+        "--log-capacity",
+        type=_up_to(LOG_CAPACITY_MAX),
+        help="transactions that are remembered; counts when the cluster is formed",
+    )
+    parser.add_argument(
+        "--minimum",
+        type=_up_to(NODES_MAX),
+        help="copies that a change needs; counts when the cluster is formed",
+    )
     for name in TIMINGS:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int)
     return parser.parse_args()
@@ -89,11 +108,24 @@ def _config(arguments: argparse.Namespace) -> NodeConfig:
         pid=os.getpid(),
         incarnation=secrets.randbits(62),
         cluster_id=uuid.uuid4().hex,
-        **{name: given for name in TIMINGS if (given := getattr(arguments, name)) is not None},
+        **{name: given for name in CHOSEN if (given := getattr(arguments, name)) is not None},
     )
 
 
+def _up_to(limit: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not text.isdecimal() or not 1 <= int(text) <= limit:
+            raise argparse.ArgumentTypeError(f"a number from 1 to {limit}")
+        return int(text)
+
+    return number
+
+
 def _run(arguments: argparse.Namespace) -> int:
+    nodes = len(arguments.roster.split(","))
+    if (arguments.minimum or 0) > nodes:
+        print(f"error: {nodes} nodes hold no {arguments.minimum} copies [usage]", file=sys.stderr)
+        return EXIT_REFUSED
     kafka_id = ensure_topics(
         arguments.bootstrap_servers,
         arguments.cluster,

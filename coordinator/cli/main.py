@@ -92,6 +92,12 @@ def run(
         int | None,
         typer.Option(min=1, help="With --bootstrap-servers: copies to keep of new topics."),
     ] = None,
+    log_capacity: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=10_000, help="At the first start: transactions that are remembered (1,000)."
+        ),
+    ] = None,
 ) -> None:
     """Run a whole cluster in the foreground, until Ctrl-C.
 
@@ -109,6 +115,7 @@ def run(
         durable=not not_durable,
         brokers=brokers,
         replication_factor=replication_factor,
+        log_capacity=log_capacity,
     )
     raise typer.Exit(supervisor.run(options))
 

@@ -37,6 +37,7 @@ def node_argv(
     http_port: int,
     durable: bool,
     replication_factor: int = 1,
+    log_capacity: int | None = None,
 ) -> tuple[str, ...]:
     """Return the command of IndexManager node `node`; `http_port` is that of node 1."""
     return (
@@ -47,6 +48,7 @@ def node_argv(
         *("--host", LOOPBACK, "--port", str(http_port + node - 1)),
         *("--replication-factor", str(replication_factor)),
         *(() if durable else ("--not-durable",)),
+        *(() if log_capacity is None else ("--log-capacity", str(log_capacity))),
     )
 
 

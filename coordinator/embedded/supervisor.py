@@ -47,6 +47,8 @@ class RunOptions:
     replication_factor: int | None = None
     """Of an existing Kafka's topics; our own brokers keep as many copies as they can."""
     start_timeout_s: float = 90.0
+    log_capacity: int | None = None
+    """Rows of the rolling log of transactions; fixed when the cluster is formed."""
 
     @property
     def copies(self) -> int:
@@ -208,6 +210,7 @@ def child_specs(
             http_port=options.http_port,
             durable=options.durable,
             replication_factor=options.copies,
+            log_capacity=options.log_capacity,
         )
         specs.append(spec(f"node-{node}", argv, children.node_ready(port)))
     for indexer in range(1, options.indexers + 1):

@@ -207,3 +207,19 @@ def test_without_an_eligible_node_all_say_so_and_a_reform_goes_on(
         cluster.nodes[node].start()
     cluster.settled()
     cluster.settled_members()
+
+
+def test_the_log_of_transactions_rolls_within_its_capacity(
+    make_cluster: Callable[..., Cluster],
+) -> None:
+    cluster = make_cluster(nodes=1, indexers=1, options=("--log-capacity", "5")).start()
+    with cluster.client() as client:
+        written = [client.put_config("k", number)["txn"] for number in range(12)]
+        rows = client.transactions(1_000)["transactions"]
+    assert [row["txn"] for row in rows] == written[:-6:-1]
+    (node,) = cluster.nodes.values()
+    node.kill()
+    node.start()
+    cluster.settled()
+    with cluster.client() as client:
+        assert client.transactions(1_000)["transactions"] == rows
