@@ -73,6 +73,7 @@ class Election:
         self._claims_failed = 0
         self._openings_failed = 0
         self._resigned = 0
+        self._witnessed = 0
         self._handovers: list[tuple[int, int]] = []
 
     # -- what is known -----------------------------------------------------------------------
@@ -211,7 +212,8 @@ class Election:
         A life that is not in the active list comes after those that are: it may have just begun,
         while the others have waited. The stagger is longer than a claim takes, or the second
         would fence the first. A new cluster has no master to wait for, only heartbeats to hear;
-        neither has one whose master resigned, and then the successor comes first.
+        neither has one whose master resigned, and then the successor comes first, at once if
+        this node was there to read it.
         """
         node, config, authority = self.node, self.node.config, self.node.authority
         successor = authority.successor if authority else 0
@@ -239,7 +241,9 @@ class Election:
             return 2 * config.heartbeat_ms
         if authority.master or not authority.epoch:
             return config.election_timeout_ms
-        return 2 * config.election_timeout_ms if self._resigned == authority.epoch else 0
+        if self._resigned == authority.epoch:
+            return 2 * config.election_timeout_ms
+        return 0 if self._witnessed == authority.epoch else 2 * config.heartbeat_ms
 
     def log_is_held(self) -> None:
         """Everything that can be read was read: an open transaction holds the barrier back.
@@ -408,6 +412,8 @@ class Election:
     def resigned(self, record: MasterResigned) -> None:
         """The master went of its own will: no suspicion is needed."""
         self.heard()
+        if self.node.is_following:
+            self._witnessed = record.epoch
         if record.node == self.node.config.node:
             self._resigned = record.epoch
 

@@ -20,7 +20,7 @@ from coordinator.core.commands import (
 from coordinator.core.election import ELECTED, NO_ELIGIBLE_NODE
 from coordinator.core.entities import Index
 from coordinator.core.inputs import MembershipRequested, Stopping
-from coordinator.core.records import ClusterReformed, MasterResigned
+from coordinator.core.records import ClusterReformed, MasterClaimed, MasterResigned
 from coordinator.core.roles import BOOTSTRAP, REPLICA
 from tests.simulation.machine import Machine
 from tests.simulation.test_scenarios import (
@@ -223,3 +223,23 @@ def shards_of(world: World, index_id: int) -> dict[int, int]:
     entity = world.judge.entities[f"index/{index_id}"][2]
     assert isinstance(entity, Index)
     return {shard.indexer: shard.number for shard in entity.shards}
+
+
+def test_a_cluster_that_was_stopped_as_a_whole_elects_one_master_when_it_starts(
+    world: World,
+) -> None:
+    """The last master resigned when it was told to stop: nobody is to be missed."""
+    for machine in world.machines.values():
+        machine.feed(Stopping())
+    run_until(world, lambda: len(records(world, MasterResigned)) == 1)
+    for machine in world.machines.values():
+        machine.crash("stopped")
+    epoch, claims = world.judge.truth.epoch, len(records(world, MasterClaimed))
+    world.clock.run(world.clock.now + 1_000)
+    began = world.clock.now
+    for machine in world.machines.values():
+        machine.start()
+    run_until(world, lambda: world.judge.truth.epoch > epoch and serves(master_of(world)))
+    assert world.clock.now - began < 2_000
+    run_until(world, world_has_members(world, 3))
+    assert len(records(world, MasterClaimed)) == claims + 1
