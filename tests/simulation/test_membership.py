@@ -17,7 +17,7 @@ from coordinator.core.commands import (
     Reform,
     StepDown,
 )
-from coordinator.core.election import ELECTED, NO_ELIGIBLE_NODE
+from coordinator.core.election import CLAIMING, ELECTED, NO_ELIGIBLE_NODE, OPENING, READING
 from coordinator.core.entities import Index
 from coordinator.core.inputs import MembershipRequested, Stopping
 from coordinator.core.records import ClusterReformed, MasterClaimed, MasterResigned
@@ -243,3 +243,32 @@ def test_a_cluster_that_was_stopped_as_a_whole_elects_one_master_when_it_starts(
     assert world.clock.now - began < 2_000
     run_until(world, world_has_members(world, 3))
     assert len(records(world, MasterClaimed)) == claims + 1
+
+
+@pytest.mark.parametrize("step", [OPENING, READING, CLAIMING])
+def test_a_candidate_that_fences_and_dies_leaves_no_lasting_damage(world: World, step: str) -> None:
+    """The master was only stopped for a while: it goes on, or claims anew."""
+    old = master_of(world)
+    old.pause()
+
+    def candidate() -> Machine | None:
+        for machine in replicas_of(world):
+            candidacy = machine.node.election.candidacy if machine.node else None
+            if candidacy is not None and candidacy.step == step:
+                return machine
+        return None
+
+    while candidate() is None:
+        world.clock.run(world.clock.now + 1)
+    dead = candidate()
+    assert dead is not None
+    dead.crash()
+    old.resume()
+    outcome = ask(world, PUT, id="after", recorded=True)
+    while outcome.status != OK:
+        world.clock.run(world.clock.now + 100)
+        if world.judge.truth.master:
+            outcome = ask(world, PUT, id="after", recorded=True)
+    dead.start()
+    run_until(world, world_has_members(world, 3))
+    assert len(world.judge.effects["after"]) == 1
