@@ -55,9 +55,10 @@ class Strike:
     until: Callable[[], Any] | None = None
     healed: float | None = None
 
-    def __str__(self) -> str:
-        until = "…" if self.healed is None else f"{self.healed:.2f}"
-        return f"[{self.at:.2f}, {until}] {self.kind} of {self.victim}"
+    def since(self, begin: float) -> str:
+        """Say what it was, and when, counted from `begin`."""
+        until = "…" if self.healed is None else f"{self.healed - begin:.2f}"
+        return f"[{self.at - begin:.2f}, {until}] {self.kind} of {self.victim}"
 
 
 @dataclass

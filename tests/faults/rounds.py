@@ -154,11 +154,16 @@ def _undetected(nemesis: Nemesis) -> list[str]:
 
 def write_history(path: Path, nemesis: Nemesis, load: Load, heading: str) -> None:
     """Write all that happened to a file, in its order."""
-    rows = [(strike.at, f"FAULT {strike}") for strike in nemesis.strikes]
-    rows += [(one.at, f"EXIT {one}") for one in nemesis.cluster.exits if one.at >= load.began]
+    rows = [(strike.at, f"FAULT {strike.since(load.began)}") for strike in nemesis.strikes]
+    rows += [
+        (one.at, f"EXIT [{one.at - load.began:.2f}] {one}")
+        for one in nemesis.cluster.exits
+        if one.at >= load.began
+    ]
     for sent in load.record.sent:
-        about = f"{sent.operation.target[1]} {sent.request} txn {sent.txn or '-'} cas {sent.cas}"
-        rows.append((sent.operation.invoked, f"{sent.operation} | {about} {sent.code}"))
-    lines = [heading, "", f"the clock began at {load.began:.3f}", ""]
+        shown = sent.since(load.began)
+        about = f"{shown.target[1]} {sent.request} txn {sent.txn or '-'} cas {sent.cas}"
+        rows.append((sent.operation.invoked, f"{shown} | {about} {sent.code}"))
+    lines = [heading, "", "times are in seconds since the load began", ""]
     lines += [text for _, text in sorted(rows, key=lambda row: row[0])]
     path.write_text("\n".join(lines) + "\n")

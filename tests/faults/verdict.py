@@ -31,6 +31,7 @@ from tests.integration.cluster import CAS_BASE, Cluster, shown, summary, value_o
 from tests.linearizability import NameSpace, Ok, Operation, Register, TooHard, check
 
 SETTLE_S = 120.0
+CONFIGURATIONS_MAX = 500_000
 EFFECTS = ("IndexProposed", "IndexDropped", "SettingWritten", "SettingDeleted")
 EFFECT_OF = dict(zip(("create", "drop", "put", "delete"), EFFECTS, strict=True))
 LIVES = {
@@ -78,7 +79,7 @@ def linearizable(evidence: Evidence) -> Iterator[str]:
     settings += _rewrites(evidence, settings)
     for history, model in ((settings, Register()), (names, NameSpace())):
         try:
-            violation = check(history, model)
+            violation = check(history, model, CONFIGURATIONS_MAX)
         except TooHard as error:
             yield f"not decided: {error}"
         else:
