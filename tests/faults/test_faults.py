@@ -128,10 +128,9 @@ class Asked(threading.Thread):
 
 
 def _effects(history: list[Event], request: str) -> list[int]:
-    return [e.cas for e in history if (e.mutation.request, e.mutation.event) == (request, WRITTEN)]
-
-
-WRITTEN = "SettingWritten"
+    """Return the CAS at which a request wrote a setting."""
+    written = [e for e in history if e.mutation.event == "SettingWritten"]
+    return [event.cas for event in written if event.mutation.request == request]
 
 
 def test_a_master_that_slept_through_its_replacement_tells_nothing_false(

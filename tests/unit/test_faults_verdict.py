@@ -25,6 +25,7 @@ from coordinator.core.records import (
     TransactionRolledBack,
 )
 from coordinator.core.types import TxnId
+from tests.faults import cluster
 from tests.faults.load import Ack, Record, Seen, Sent, name_of, value_named
 from tests.faults.nemesis import BROKER, KINDS, MASTER, OTHER, Strike, plan
 from tests.faults.rounds import recoveries
@@ -375,6 +376,18 @@ def test_a_forged_history_is_seen(name: str) -> None:
 
 def test_every_check_is_proved() -> None:
     assert {check for check, _ in FORGED.values()} == {one.__name__ for one in CHECKS}
+
+
+def test_what_a_machine_cannot_give_is_missed_unless_it_is_waived(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cluster, "not_here", lambda: {cluster.NETWORK: "no namespaces"})
+    monkeypatch.setenv("CHAOS_WAIVE", "disk")
+    with pytest.raises(AssertionError, match="CHAOS_WAIVE=network"):
+        cluster.require_means()
+    monkeypatch.setenv("CHAOS_WAIVE", "disk,network")
+    cluster.require_means()
+    assert "WAIVED: faults of the network" in capsys.readouterr().out
 
 
 def test_a_value_tells_its_writer_unless_it_is_torn() -> None:
