@@ -59,17 +59,27 @@ class Membership:
     # -- what is heard -----------------------------------------------------------------------
 
     def join_requested(self, record: JoinRequested) -> None:
-        """A node asks to be admitted, unless this life of it is in, or has left."""
+        """A node asks to be admitted, unless this life of it is in, or has left.
+
+        One whose heartbeats are not heard would be expired at once, and ask again.
+        """
         member = self._authority.members.get(record.node)
         if member is not None and member.incarnation == record.incarnation:
             return
-        if (record.node, record.incarnation) in self._gone:
+        if (record.node, record.incarnation) in self._gone or not self._is_heard(record):
             return
         node = self.master.node
         now, hold_ms = node.now.mono_ms, node.config.admission_hold_ms
         if record.node not in self.joiners or now > self._hold_until_ms + 4 * hold_ms:
             self._hold_until_ms = now + hold_ms
         self.joiners[record.node] = record
+
+    def _is_heard(self, record: JoinRequested) -> bool:
+        """Tell whether heartbeats of this life of the node arrive."""
+        node = self.master.node
+        peer = node.peers.get(record.node)
+        known = peer is not None and peer.beat.incarnation == record.incarnation
+        return known and node.alive(peer)
 
     def indexer_heard(self, beat: IndexerHeartbeat) -> None:
         """An indexer that is not registered as it is will be."""
@@ -96,7 +106,8 @@ class Membership:
     def due(self) -> list[CommitRecord]:
         """Return the snapshot, or the resignation, or what somebody wishes, or all the rest.
 
-        A snapshot goes alone: it counts only where it equals the fold.
+        A snapshot goes alone: it counts only where it equals the fold. Expiries go first: that of
+        a node's last life must not end the one that is admitted.
         """
         node = self.master.node
         if node.unsnapped_bytes >= node.config.snapshot_bytes:
@@ -107,7 +118,7 @@ class Membership:
         wished = self._wished()
         if wished is not None:
             return [wished]
-        return [*self._admissions(), *self._lapsed(), *self._registrations()]
+        return [*self._lapsed(), *self._admissions(), *self._registrations()]
 
     def _admissions(self) -> list[CommitRecord]:
         """Return the admissions of those who stand where the fold stands."""
@@ -170,11 +181,15 @@ class Membership:
         return self.master.node.now.wall_ms
 
     def changed(self, record: CommitRecord) -> None:
-        """A record about the lists was read back: forget joiners that are in, or have left."""
+        """A record about the lists was read back: forget joiners that are in, or have left.
+
+        A forced claim of another node brings a reform, too: of the epoch to come.
+        """
         if isinstance(record, MemberLeft):
             self._gone.add((record.node, record.incarnation))
             self.joiners.pop(record.node, None)
-        if self._wishes and isinstance(record, MemberLeft | ClusterReformed):
+        own = isinstance(record, MemberLeft | ClusterReformed) and record.epoch == self.master.epoch
+        if self._wishes and own:
             self._tell(self._wishes.pop(0), Outcome(OK, answer=self._authority.shape))
         members = self._authority.members
         self.joiners = {
@@ -195,7 +210,7 @@ class Membership:
         if isinstance(command, Leave) and command.node not in self._authority.roster:
             code, why = "member_not_found", f"node {command.node} is not in the roster"
         elif isinstance(command, Leave) and self._authority.open is None:
-            why = authorities.why_not_leave(self._authority, command.node)
+            why = self._why_not_leave(command.node)
         if why:
             self._tell(event, refused(code, why))
         else:
@@ -220,10 +235,25 @@ class Membership:
             member = authority.members.get(command.node)
             life = peer.beat.incarnation if peer else member.incarnation if member else 0
             left = MemberLeft(self.master.epoch, command.node, life, event.principal, self._wall_ms)
-            return left, "leave_impossible", authorities.why_not_leave(authority, command.node)
+            return left, "leave_impossible", self._why_not_leave(command.node)
         assert isinstance(command, Reform)
         reformed = node.election.reformed(event, self.master.epoch)
         return reformed, "reform_impossible", authorities.why_not_reform(authority, reformed)
+
+    def _why_not_leave(self, node: int) -> str:
+        """Say why `node` had better not leave now, or return an empty text.
+
+        Beside the rule of the fold: enough must be left to go on, and of those who may claim.
+        """
+        authority = self._authority
+        active = [n for n in authority.active if n != node]
+        heirs = [n for n in authority.eligible if n != node]
+        why = authorities.why_not_leave(authority, node)
+        if not why and node in authority.members and len(active) < authority.minimum:
+            why = f"nodes {active} would be active, {authority.minimum} copies are needed"
+        elif not why and node in authority.eligible and len(heirs) < authority.minimum:
+            why = f"only nodes {heirs} of the others have accepted {authority.last_txn} yet"
+        return why
 
     def _tell(self, event: MembershipRequested, outcome: Outcome) -> None:
         if event.token:

@@ -1,0 +1,103 @@
+"""Directed scenarios that once broke something: each shows what must not happen again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from coordinator.core.commands import OK, REFUSED, UNKNOWN, Leave, Reform
+from coordinator.core.election import ELECTED
+from coordinator.core.inputs import AcksRead, BeatsRead
+from coordinator.core.records import (
+    IndexerHeartbeat,
+    JoinRequested,
+    MemberAdmitted,
+    MemberExpired,
+)
+from tests.simulation.machine import HEARTBEAT
+from tests.simulation.test_membership import PUT, Operator, operate, standing
+from tests.simulation.test_scenarios import (
+    ask,
+    master_of,
+    records,
+    replicas_of,
+    run_until,
+    serves,
+    world,
+    world_has_members,
+)
+from tests.simulation.world import World
+
+__all__ = ["world"]
+
+
+def test_a_node_whose_heartbeats_are_not_heard_is_not_admitted_over_and_over(world: World) -> None:
+    mute = replicas_of(world)[0]
+    mute.cut_topics.add(HEARTBEAT)
+    world.clock.run(world.clock.now + 8_000)
+    assert len(records(world, MemberExpired)) == 1
+    assert mute.number not in world.judge.truth.members
+    mute.cut_topics.clear()
+    run_until(world, world_has_members(world, 3))
+
+
+def test_the_expiry_of_the_last_life_does_not_end_the_next(world: World) -> None:
+    """Both are due at once where a node comes back while the master is writing."""
+    master, again = master_of(world), replicas_of(world)[0]
+    again.crash()
+    again.start()
+    node = master.node
+    assert node is not None
+    life = again.number * 1_000 + again.life
+    beat = replace(node.peers[again.number].beat, incarnation=life)
+    stranger = IndexerHeartbeat(7, 1, "indexer7", "a", 1, 0, 0, 0, 0)
+    joiner = JoinRequested(again.number, life, "again", node.state.cas, node.state.digest)
+    master.feed(BeatsRead((stranger,)))
+    master.feed(BeatsRead((beat,)))
+    master.feed(AcksRead((joiner,)))
+    run_until(world, lambda: world.judge.truth.members.get(again.number) == life)
+    run_until(world, world_has_members(world, 3))
+    written = records(world, MemberAdmitted, MemberExpired)
+    admitted = next(offset for offset, r in written if getattr(r, "incarnation", 0) == life)
+    assert not [r for offset, r in written if offset > admitted]
+
+
+def test_a_reform_by_another_node_answers_nobody_who_wished_to_leave(world: World) -> None:
+    """The master of before is cut off, and reads the forced claim when it is back."""
+    old = master_of(world)
+    other, third = replicas_of(world)
+    old.cut = True
+    run_until(world, lambda: standing(other).state != ELECTED)
+    wish = Operator(world, old, Leave(third.number))
+    forced = Operator(world, other, Reform(2, (), "the master is away"))
+    run_until(world, lambda: forced.outcome is not None)
+    assert forced.outcome is not None
+    assert forced.outcome.status == OK
+    old.cut = False
+    run_until(world, lambda: wish.outcome is not None)
+    assert wish.outcome is not None
+    assert wish.outcome.status == UNKNOWN
+    assert third.number in world.judge.truth.roster
+
+
+def test_nobody_leaves_where_too_few_would_be_active(world: World) -> None:
+    first, second = replicas_of(world)
+    first.crash()
+    run_until(world, lambda: first.number not in world.judge.truth.members)
+    outcome = operate(world, master_of(world), Leave(second.number))
+    assert (outcome.status, outcome.code) == (REFUSED, "leave_impossible")
+    assert ask(world, PUT).status == OK
+
+
+def test_nobody_leaves_where_too_few_that_may_claim_would_be_left(world: World) -> None:
+    """A node that has just come back may not claim before it has accepted something."""
+    leaver, back = replicas_of(world)
+    back.cut = True
+    run_until(world, lambda: ask(world, PUT).status == OK)
+    back.cut = False
+    run_until(world, world_has_members(world, 3))
+    outcome = operate(world, master_of(world), Leave(leaver.number))
+    assert (outcome.status, outcome.code) == (REFUSED, "leave_impossible")
+    assert ask(world, PUT).status == OK
+    assert operate(world, master_of(world), Leave(leaver.number)).status == OK
+    master_of(world).crash()
+    run_until(world, lambda: serves(back))
