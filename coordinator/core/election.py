@@ -73,6 +73,7 @@ class Election:
         self._claims_failed = 0
         self._openings_failed = 0
         self._resigned = 0
+        self._failed = -1
         self._witnessed = 0
         self._handovers: list[tuple[int, int]] = []
 
@@ -85,6 +86,12 @@ class Election:
     def lost(self) -> None:
         """This node's own mastership broke: nobody needs to wait for its heartbeats."""
         self._heard_ms = self.node.hearing_ms - self.node.config.election_timeout_ms
+
+    def failed(self) -> None:
+        """This node's own mastership ended nothing that it began: another may fare better."""
+        assert self.node.authority is not None
+        self._failed = self.node.authority.epoch
+        self.heard()
 
     def beat(self, beat: NodeHeartbeat) -> None:
         """Another node's heartbeat: that of the master of now counts."""
@@ -214,9 +221,12 @@ class Election:
         would fence the first. A new cluster has no master to wait for, only heartbeats to hear;
         neither has one whose master resigned, and then the successor comes first, at once if
         this node was there to read it.
+
+        A master that failed waits for all others, and for once more: the first of them counts it.
         """
         node, config, authority = self.node, self.node.config, self.node.authority
         successor = authority.successor if authority else 0
+        failed = authority is not None and authority.epoch == self._failed
         new = not self._is_active(config.node, config.incarnation)
         own = (config.node != successor, new, -node.state.cas, config.node)
         ahead = 0
@@ -226,7 +236,8 @@ class Election:
                 continue
             new = not self._is_active(other, peer.beat.incarnation)
             rank = (other != successor, new, -peer.beat.cas, other)
-            ahead += rank < own
+            ahead += failed or rank < own
+        ahead += failed and ahead > 0
         again = self._claims_failed * 2 * config.heartbeat_ms
         return self._base_ms() + again + ahead * config.election_stagger_ms
 

@@ -156,6 +156,7 @@ class Master:
         self.handshakes = Handshakes(epoch, node.config.handshake_ms)
         self._taken: dict[int, int] = {}
         self._deposed = False
+        self._committed = False
         state = node.state
         now = node.now.mono_ms
         self.prepares = Prepares((index for index, _ in state.indexes()), now)
@@ -172,6 +173,11 @@ class Master:
     def is_resigning(self) -> bool:
         """Tell whether this master is about to give the mastership up."""
         return self.membership.resigning is not None
+
+    @property
+    def is_fruitless(self) -> bool:
+        """Tell whether this master has proposed, and never committed anything."""
+        return self.attempt is not None and not self._committed
 
     @property
     def authority(self) -> AuthorityState:
@@ -698,6 +704,7 @@ class Master:
         if attempt is None or attempt.proposal.txn != record.txn:
             return
         self.attempt = None
+        self._committed = True
         for held in attempt.enlisted:
             self._settle(held, record)
 

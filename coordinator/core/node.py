@@ -580,7 +580,10 @@ class Node:
         self.master.depose(why)
         self._former, self.master = self.master, None
         self.emit(CloseProducer())
-        self.election.lost()
+        if self._former.is_fruitless:
+            self.election.failed()
+        else:
+            self.election.lost()
 
     def _stopping(self, event: Stopping) -> None:
         """A master that is told to end hands over first; nobody here claims again."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from coordinator.core.commands import OK, REFUSED, UNKNOWN, Leave, Reform
 from coordinator.core.election import ELECTED
 from coordinator.core.inputs import AcksRead, BeatsRead
@@ -13,7 +15,7 @@ from coordinator.core.records import (
     MemberAdmitted,
     MemberExpired,
 )
-from tests.simulation.machine import HEARTBEAT
+from tests.simulation.machine import ACKS, HEARTBEAT
 from tests.simulation.test_membership import PUT, Operator, operate, standing
 from tests.simulation.test_scenarios import (
     ask,
@@ -101,3 +103,42 @@ def test_nobody_leaves_where_too_few_that_may_claim_would_be_left(world: World) 
     assert operate(world, master_of(world), Leave(leaver.number)).status == OK
     master_of(world).crash()
     run_until(world, lambda: serves(back))
+
+
+def test_a_master_that_ends_nothing_lets_another_try(world: World) -> None:
+    """It cannot hear a single answer, and would claim again and again."""
+    deaf = master_of(world)
+    deaf.cut_topics.add(ACKS)
+    limit = world.clock.now + 30_000
+    while ask(world, PUT).status != OK:
+        assert world.clock.now < limit
+        world.clock.run(world.clock.now + 200)
+    assert master_of(world) is not deaf
+    assert world.judge.truth.epoch == 3
+    deaf.cut_topics.clear()
+
+
+def test_a_master_whose_store_hangs_lets_another_try(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging = master_of(world)
+    monkeypatch.setattr(hanging, "_synced", lambda *_: None)
+    limit = world.clock.now + 30_000
+    while ask(world, PUT).status != OK:
+        assert world.clock.now < limit
+    assert master_of(world) is not hanging
+    monkeypatch.undo()
+    hanging.crash()
+    hanging.start()
+
+
+def test_a_master_that_ends_nothing_goes_on_where_nobody_else_could(world: World) -> None:
+    """No answer of anybody arrives for a while."""
+    for machine in world.machines.values():
+        machine.cut_topics.add(ACKS)
+    limit = world.clock.now + 20_000
+    while world.clock.now < limit:
+        assert ask(world, PUT).status == UNKNOWN
+    for machine in world.machines.values():
+        machine.cut_topics.clear()
+    run_until(world, lambda: ask(world, PUT).status == OK, limit_ms=30_000)
