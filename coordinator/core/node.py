@@ -165,6 +165,11 @@ class Node:
     # -- what the shell asks -----------------------------------------------------------------
 
     @property
+    def is_catching_up(self) -> bool:
+        """Tell whether the node still folds the log up to where that ended when it began."""
+        return self.phase == CATCHING_UP
+
+    @property
     def is_following(self) -> bool:
         """Tell whether the node has the state, and keeps it up to date."""
         return self.phase == FOLLOWING
@@ -446,6 +451,17 @@ class Node:
             self._caught_up()
         else:
             self.election.barrier_read()
+
+    def log_is_held(self) -> None:
+        """All that can be read was read, and an open transaction holds this node's barrier back.
+
+        Its master may be dead, and all nodes may have just started: only a claim ends it then.
+        Whatever follows is folded when it comes, and a claim reads to the end behind its fence.
+        """
+        if self.is_catching_up:
+            self._caught_up()
+        else:
+            self.election.log_is_held()
 
     def _caught_up(self) -> None:
         """The log has been folded to its end: the state is known, or must be synchronised."""

@@ -103,9 +103,9 @@ class Pulse:
         self._ticked_ms = now
         if self.nonce and now - self._sent_ms > 2 * config.ack_timeout_ms:
             self._append()
-        if self._awake_ms - self._examined_at > config.pulse_ms and (
-            not self.reading or self._silent
-        ):
+        due = self._awake_ms - self._examined_at > config.pulse_ms
+        held = self.nonce and self._awake_ms - self._read_at > config.look_ms
+        if (due and (not self.reading or self._silent)) or (held and self.node.is_catching_up):
             self.examine()
 
     def examine(self) -> None:
@@ -122,9 +122,11 @@ class Pulse:
             return
         self._examining = 0
         if self.nonce and 0 <= event.end <= self.node.applied + 1 <= event.written:
-            self.node.election.log_is_held()
+            self.node.log_is_held()
         if event.end < 0:
+            # Who hears nothing then has no reason to suspect itself, also for a while after.
             self._suspected_at = -1
+            self._heard_at = self._awake_ms
             self.trouble = f"Kafka is out of reach: {event.problem}"
         elif self._silent:
             self._deaf()
@@ -150,6 +152,7 @@ class Pulse:
                 self.send()
         elif event.written > applied and event.end <= event.written:
             self.trouble = f"an open transaction holds commit back at offset {event.end}"
+            self.node.log_is_held()
         elif self._awake_ms - self._suspected_at > self.node.config.stall_ms:
             stalled = "reader" if event.written > applied else "producer"
             self.node.halt(f"{stalled}_stalled", f"{self.trouble}: the {stalled} has stopped")

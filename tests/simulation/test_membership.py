@@ -20,8 +20,14 @@ from coordinator.core.commands import (
 from coordinator.core.election import CLAIMING, ELECTED, NO_ELIGIBLE_NODE, OPENING, READING
 from coordinator.core.entities import Index
 from coordinator.core.inputs import MembershipRequested, Stopping
-from coordinator.core.records import ClusterReformed, MasterClaimed, MasterResigned
+from coordinator.core.records import (
+    ClusterReformed,
+    MasterClaimed,
+    MasterResigned,
+    TransactionRolledBack,
+)
 from coordinator.core.roles import BOOTSTRAP, REPLICA
+from coordinator.core.types import TxnId
 from tests.simulation.machine import Machine
 from tests.simulation.test_scenarios import (
     ask,
@@ -272,3 +278,29 @@ def test_a_candidate_that_fences_and_dies_leaves_no_lasting_damage(world: World,
     dead.start()
     run_until(world, world_has_members(world, 3))
     assert len(world.judge.effects["after"]) == 1
+
+
+@pytest.mark.parametrize("wiped", [False, True])
+def test_a_start_does_not_wait_for_the_transaction_of_a_dead_master(
+    world: World, wiped: bool
+) -> None:
+    """All nodes died while the verdict was written, and Kafka waits for its end for 20 s."""
+    world.broker.transaction_timeout_ms = 20_000
+    master = master_of(world)
+    session = world.broker.session
+    Operator(world, master, Leave(99))
+    assert session is not None
+    for machine in world.machines.values():
+        machine.crash("all at once")
+    stands = world.judge.truth
+    late = TransactionRolledBack(TxnId(stands.epoch, 99), -1, "of the dead", 0)
+    world.broker.send(session, "commit", late)
+    if wiped:
+        replicas_of(world)[0].wipe()
+    began = world.clock.now
+    for machine in world.machines.values():
+        machine.start()
+    run_until(world, lambda: world.judge.truth.epoch > 1 and serves(master_of(world)))
+    assert world.clock.now - began < 8_000
+    assert ask(world, PUT).status == OK
+    run_until(world, world_has_members(world, 3))
