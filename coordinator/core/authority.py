@@ -313,7 +313,7 @@ def why_not_reform(state: AuthorityState, record: ClusterReformed) -> str:
 
 
 def _registered(state: AuthorityState, offset: int, record: IndexerRegistered) -> Folded:
-    void = _of_another_epoch(state, record.epoch) or _impossible_id(record.indexer)
+    void = _of_another_epoch(state, record.epoch) or impossible_id(record.indexer)
     if void:
         return Folded(state, void)
     info = IndexerInfo(record.indexer, record.incarnation, record.address, record.zone)
@@ -323,14 +323,15 @@ def _registered(state: AuthorityState, offset: int, record: IndexerRegistered) -
 def _projector_registered(
     state: AuthorityState, offset: int, record: ProjectorRegistered
 ) -> Folded:
-    void = _of_another_epoch(state, record.epoch) or _impossible_id(record.projector)
+    void = _of_another_epoch(state, record.epoch) or impossible_id(record.projector)
     if void:
         return Folded(state, void)
     info = ProjectorInfo(record.projector, record.incarnation, record.address)
     return Folded(replace(state, projectors=state.projectors.set(record.projector, info)))
 
 
-def _impossible_id(number: int) -> str:
+def impossible_id(number: int) -> str:
+    """Say why no indexer or projector has this number, or return an empty text."""
     return "" if 0 <= number <= SERVICE_ID_MAX else f"ids range from 0 to {SERVICE_ID_MAX}"
 
 

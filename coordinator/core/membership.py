@@ -82,8 +82,10 @@ class Membership:
         return known and node.alive(peer)
 
     def indexer_heard(self, beat: IndexerHeartbeat) -> None:
-        """An indexer that is not registered as it is will be."""
+        """An indexer that is not registered as it is will be, if it can be."""
         known = self._authority.indexers.get(beat.indexer)
+        if authorities.impossible_id(beat.indexer):
+            return
         if known is None or (known.incarnation, known.address, known.zone) != (
             beat.incarnation,
             beat.address,
@@ -96,6 +98,8 @@ class Membership:
     def projector_heard(self, beat: ProjectorHeartbeat) -> None:
         """Likewise a projector."""
         known = self._authority.projectors.get(beat.projector)
+        if authorities.impossible_id(beat.projector):
+            return
         if known is None or (known.incarnation, known.address) != (beat.incarnation, beat.address):
             self._projectors[beat.projector] = beat
         else:

@@ -29,7 +29,7 @@ Principal = Annotated[
 class StepDownBody(BaseModel):
     """`epoch`: only the master of this one steps down, a later one answers who it is."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     successor: NodeId | None = None
     epoch: int = Field(0, ge=0, lt=2**63)
@@ -39,7 +39,7 @@ class StepDownBody(BaseModel):
 class ReformBody(BaseModel):
     """`minimum` copies from now on; the nodes of `forget` leave the roster."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     minimum: int = Field(ge=1, le=NODES_MAX)
     forget: list[NodeId] = Field(default_factory=list, max_length=NODES_MAX)

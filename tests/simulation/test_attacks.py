@@ -11,9 +11,12 @@ from coordinator.core.election import ELECTED
 from coordinator.core.inputs import AcksRead, BeatsRead
 from coordinator.core.records import (
     IndexerHeartbeat,
+    IndexerRegistered,
     JoinRequested,
     MemberAdmitted,
     MemberExpired,
+    ProjectorHeartbeat,
+    ProjectorRegistered,
 )
 from tests.simulation.machine import ACKS, HEARTBEAT
 from tests.simulation.test_membership import PUT, Operator, operate, standing
@@ -142,3 +145,14 @@ def test_a_master_that_ends_nothing_goes_on_where_nobody_else_could(world: World
     for machine in world.machines.values():
         machine.cut_topics.clear()
     run_until(world, lambda: ask(world, PUT).status == OK, limit_ms=30_000)
+
+
+def test_nobody_registers_under_a_number_that_cannot_be(world: World) -> None:
+    """A record of it would be void, and written again with each of its heartbeats."""
+    stranger = IndexerHeartbeat(999, 1, "indexer999", "a", 1, 0, 0, 0, 0)
+    for _ in range(4):
+        master_of(world).feed(BeatsRead((stranger, ProjectorHeartbeat(-3, 1, "projector", 1, 0))))
+        world.clock.run(world.clock.now + 250)
+    numbers = {r.indexer for _, r in records(world, IndexerRegistered)}
+    assert numbers == {i.number for i in world.indexers}
+    assert not records(world, ProjectorRegistered)
