@@ -158,7 +158,7 @@ class Master:
         self._deposed = False
         self._committed = False
         state = node.state
-        now = node.now.mono_ms
+        self._began_ms = now = node.now.mono_ms
         self.prepares = Prepares((index for index, _ in state.indexes()), now)
         self._outcomes = deque((now, entity.at_ms, entity.key) for _, entity in state.outcomes())
         node.note(f"master of epoch {epoch}, at CAS {state.cas}")
@@ -176,8 +176,8 @@ class Master:
 
     @property
     def is_fruitless(self) -> bool:
-        """Tell whether this master has proposed, and never committed anything."""
-        return self.attempt is not None and not self._committed
+        """Tell whether this master has begun something, and never committed anything."""
+        return not self._committed and (self.attempt is not None or not self.active)
 
     @property
     def authority(self) -> AuthorityState:
@@ -346,6 +346,9 @@ class Master:
             self._writing and now - self._writing_since_ms > limit
         ):
             self.node.drop_mastership(f"no verdict was read back within {limit} ms")
+            return
+        if not self.active and now - self._began_ms > limit:
+            self.node.drop_mastership(f"statecontext was not read to its end within {limit} ms")
             return
         if attempt is not None and attempt.state == PROPOSED:
             self._patience(attempt, now)

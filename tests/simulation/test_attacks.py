@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.core.commands import OK, REFUSED, UNKNOWN, Leave, Reform
+from coordinator.core.commands import OK, REFUSED, UNKNOWN, Leave, Reform, StepDown
+from coordinator.core.effects import ReadTail
 from coordinator.core.election import ELECTED
 from coordinator.core.inputs import AcksRead, BeatsRead
 from coordinator.core.records import (
@@ -18,7 +19,7 @@ from coordinator.core.records import (
     ProjectorHeartbeat,
     ProjectorRegistered,
 )
-from tests.simulation.machine import ACKS, HEARTBEAT
+from tests.simulation.machine import ACKS, EFFECTS, HEARTBEAT, Machine
 from tests.simulation.test_membership import PUT, Operator, operate, standing
 from tests.simulation.test_scenarios import (
     ask,
@@ -145,6 +146,25 @@ def test_a_master_that_ends_nothing_goes_on_where_nobody_else_could(world: World
     for machine in world.machines.values():
         machine.cut_topics.clear()
     run_until(world, lambda: ask(world, PUT).status == OK, limit_ms=30_000)
+
+
+def test_a_master_that_never_recovers_lets_another_try(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It cannot read `statecontext`, and its heartbeats would keep the others waiting."""
+    read_tail, stuck = EFFECTS[ReadTail], set[Machine]()
+
+    def read_unless_stuck(machine: Machine, effect: ReadTail) -> None:
+        if not stuck or machine in stuck:
+            stuck.add(machine)
+        else:
+            read_tail(machine, effect)
+
+    monkeypatch.setitem(EFFECTS, ReadTail, read_unless_stuck)
+    operate(world, master_of(world), StepDown())
+    run_until(world, lambda: master_of(world) not in stuck and serves(master_of(world)))
+    assert ask(world, PUT).status == OK
+    assert stuck
 
 
 def test_nobody_registers_under_a_number_that_cannot_be(world: World) -> None:
