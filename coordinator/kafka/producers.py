@@ -143,7 +143,8 @@ class TransactionalProducer:
         self._bootstrap_servers = bootstrap_servers
         self._cluster = cluster
         self._feed = feed
-        self._orders: queue.SimpleQueue[effects.Effect | None] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[tuple[effects.Effect | None, int]] = queue.SimpleQueue()
+        self._closings = 0
         self._producer: Producer | None = None
         self._open = False
         self._disconnected = False
@@ -157,17 +158,24 @@ class TransactionalProducer:
         self._thread.start()
 
     def order(self, effect: effects.Effect) -> None:
-        """Take an effect; it is carried out after all that were ordered before."""
-        self._orders.put(effect)
+        """Take an effect; it is carried out after all that were ordered before.
+
+        An opening is not, once the end of it was ordered: it would fence who is master by then.
+        """
+        self._closings += isinstance(effect, effects.CloseProducer)
+        self._orders.put((effect, self._closings))
 
     def close(self, timeout_s: float = 5.0) -> None:
-        self._orders.put(None)
+        self._orders.put((None, 0))
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        while (effect := self._orders.get()) is not None:
+        while True:
+            effect, closings = self._orders.get()
+            if effect is None:
+                return
             try:
-                self._carry_out(effect)
+                self._carry_out(effect, closings)
             except Exception as error:
                 # Whatever it is, the client's SystemError after a fatal error included: this
                 # producer is done for, and the node must hear of it.
@@ -179,9 +187,9 @@ class TransactionalProducer:
         self._history = ()
         self._feed(inputs.ProducerFailed(token, reason))
 
-    def _carry_out(self, effect: effects.Effect) -> None:
+    def _carry_out(self, effect: effects.Effect, closings: int) -> None:
         if isinstance(effect, effects.OpenProducer):
-            self._init(effect.token)
+            self._init(effect.token, closings)
         elif isinstance(effect, effects.CloseProducer):
             self._give_up()
         elif self._producer is None:
@@ -200,9 +208,11 @@ class TransactionalProducer:
                 self._open = False
             self._feed(inputs.Ended(effect.token))
 
-    def _init(self, token: int) -> None:
+    def _init(self, token: int, closings: int) -> None:
         """Make a new producer: Kafka fences the one before it, and ends its transaction."""
         self._give_up()
+        if closings != self._closings:
+            return
         self._disconnected = False
         name = transactional_id(self._cluster)
         end_open_transaction(self._bootstrap_servers, name, TRANSACTION_TIMEOUT_MS)
@@ -218,6 +228,8 @@ class TransactionalProducer:
             )
         )
         connect(producer, self._names[COMMIT], OPEN_TIMEOUT_S)
+        if closings != self._closings:
+            return
         producer.init_transactions(OPEN_TIMEOUT_S)
         self._producer = producer
         self._feed(inputs.ProducerOpened(token))

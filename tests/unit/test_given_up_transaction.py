@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from typing import Any
 
 import pytest
@@ -72,3 +73,32 @@ def test_the_history_of_a_given_up_transaction_is_not_written_by_the_next(
     writer.order(effects.Conclude(4, (CLAIM,)))
     writer.close()
     assert Client.written == ["c.commit"]
+
+
+def test_an_opening_that_was_given_up_while_it_waited_fences_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Kafka was slow: openings wait in line, and another node is master by now."""
+    fenced: list[str] = []
+    connected, released = threading.Event(), threading.Event()
+
+    def connect(*_: Any, **__: Any) -> None:
+        connected.set()
+        released.wait(5)
+
+    monkeypatch.setattr(producers, "Producer", Client)
+    monkeypatch.setattr(producers, "end_open_transaction", lambda *given: fenced.append("ahead"))
+    monkeypatch.setattr(producers, "connect", connect)
+    monkeypatch.setattr(Client, "init_transactions", lambda *given: fenced.append("now"))
+    fed: queue.SimpleQueue[inputs.Input] = queue.SimpleQueue()
+    writer = TransactionalProducer("", "c", fed.put)
+    writer.order(effects.OpenProducer(1))
+    assert connected.wait(5)
+    for token in (2, 3):
+        writer.order(effects.CloseProducer())
+        writer.order(effects.OpenProducer(token))
+    writer.order(effects.CloseProducer())
+    released.set()
+    writer.close()
+    assert fenced == ["ahead"]
+    assert fed.empty()
