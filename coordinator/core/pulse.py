@@ -152,7 +152,9 @@ class Pulse:
                 self.send()
         elif event.written > applied and event.end <= event.written:
             self.trouble = f"an open transaction holds commit back at offset {event.end}"
-            self.node.log_is_held()
+            if self.node.authority is not None:
+                # What is unread may be markers alone, or everything: then nothing is known.
+                self.node.log_is_held()
         elif self._awake_ms - self._suspected_at > self.node.config.stall_ms:
             stalled = "reader" if event.written > applied else "producer"
             self.node.halt(f"{stalled}_stalled", f"{self.trouble}: the {stalled} has stopped")

@@ -14,6 +14,7 @@ from coordinator.core.records import (
     IndexerHeartbeat,
     IndexerRegistered,
     JoinRequested,
+    MasterClaimed,
     MemberAdmitted,
     MemberExpired,
     ProjectorHeartbeat,
@@ -165,6 +166,36 @@ def test_a_master_that_never_recovers_lets_another_try(
     run_until(world, lambda: master_of(world) not in stuck and serves(master_of(world)))
     assert ask(world, PUT).status == OK
     assert stuck
+
+
+@pytest.mark.parametrize("trimmed", [True, False])
+def test_a_reader_that_begins_late_does_not_make_an_empty_state_of_an_unread_log(
+    world: World, monkeypatch: pytest.MonkeyPatch, trimmed: bool
+) -> None:
+    """All nodes died in a transaction, one lost its disk, and reads nothing for a while."""
+    operate(world, master_of(world), StepDown())
+    run_until(world, world_has_members(world, 3))
+    if trimmed:
+        world.broker.trim(records(world, MasterClaimed)[-1][0])
+    world.broker.transaction_timeout_ms = 20_000
+    session = world.broker.session
+    assert session is not None
+    Operator(world, master_of(world), Leave(99))
+    for machine in world.machines.values():
+        machine.crash("all at once")
+    world.broker.send(session, "commit", MemberExpired(world.judge.truth.epoch, 99, "", 0))
+    late, other = replicas_of(world)
+    late.wipe()
+    monkeypatch.setattr(late, "_commit_moved", lambda: None)
+    late.start()
+    world.clock.run(world.clock.now + 4_000)
+    assert late.node is not None
+    assert late.node.is_catching_up
+    monkeypatch.undo()
+    late._commit_moved()
+    other.start()
+    run_until(world, lambda: serves(master_of(world)) and len(world.judge.truth.members) > 1)
+    assert ask(world, PUT).status == OK
 
 
 def test_nobody_registers_under_a_number_that_cannot_be(world: World) -> None:
