@@ -445,8 +445,11 @@ class Election:
     def reform_requested(self, event: MembershipRequested) -> None:
         """An operator forces a claim: only where there is no master, and this node is complete."""
         node, authority = self.node, self.node.authority
-        if authority is None or not node.is_following:
-            outcome = refused("not_ready", f"this node is {node.phase}")
+        if authority is None or not node.is_following or self.stopping:
+            state = "stopping" if self.stopping else node.phase
+            outcome = refused("not_ready", f"this node is {state}")
+        elif node.keeper.sick:
+            outcome = refused("not_ready", f"the store refuses writes: {node.keeper.sick}")
         elif self.master_alive:
             outcome = self.not_master()
         elif self.candidacy is not None:

@@ -23,11 +23,15 @@ BACKOFF_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """How an indexer's holdings differ from the state, by index id."""
+    """How an indexer's holdings differ from the state, by index id.
+
+    `unclear` are those that the state does not have, but may have had where the indexer stands.
+    """
 
     moved: tuple[tuple[int, Shard], ...] = ()
     missing: tuple[int, ...] = ()
     orphans: tuple[int, ...] = ()
+    unclear: tuple[int, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.moved or self.missing or self.orphans)
@@ -36,8 +40,8 @@ class Comparison:
 def compare(state: StateContext, indexer: int, cas: int, holdings: Iterable[Holding]) -> Comparison:
     """Return how `holdings` of an indexer that has followed the state up to `cas` differ from it.
 
-    An index that changed after `cas`, or that is being made or dropped, does not count; neither
-    does an orphan before the indexer has followed the whole state.
+    An index that changed after `cas`, or that is being made or dropped, does not count; whether
+    an index is an orphan is unclear before the indexer has followed the whole state.
     """
     held = {holding.index_id: holding for holding in holdings}
     moved: list[tuple[int, Shard]] = []
@@ -55,8 +59,9 @@ def compare(state: StateContext, indexer: int, cas: int, holdings: Iterable[Hold
             missing.append(index.id)
         elif found.shard != index.shard_on(indexer):
             moved.append((index.id, Shard(indexer, found.shard)))
-    orphans = set(held) - hosted if cas >= state.cas else set()
-    return Comparison(tuple(moved), tuple(missing), tuple(sorted(orphans)))
+    unknown = tuple(sorted(set(held) - hosted))
+    orphans, unclear = (unknown, ()) if cas >= state.cas else ((), unknown)
+    return Comparison(tuple(moved), tuple(missing), orphans, unclear)
 
 
 def moved_shard(index: Index | None, indexer: int, shard: int) -> bool:
@@ -77,6 +82,7 @@ class Handshake:
     due_ms: int
     round: int = 0
     rounds: int = 0
+    asked_cas: int = 0
     agreed: bool = False
     difference: Comparison = field(default_factory=Comparison)
     parts: dict[int, HoldingsReported] = field(default_factory=dict)
@@ -100,8 +106,11 @@ class Handshakes:
         if known is None or known.incarnation != beat.incarnation:
             self._by_indexer[beat.indexer] = Handshake(beat.incarnation, now_ms)
 
-    def due(self, now_ms: int) -> list[HoldingsRequested]:
-        """Return what is to be asked now; it is asked again, less and less often, until agreed."""
+    def due(self, now_ms: int, cas: int) -> list[HoldingsRequested]:
+        """Return what is to be asked now; it is asked again, less and less often, until agreed.
+
+        `cas` is the state's: an indexer agrees that has followed it as far as it was when asked.
+        """
         asked: list[HoldingsRequested] = []
         for indexer, held in self._by_indexer.items():
             if held.agreed or now_ms < held.due_ms:
@@ -110,6 +119,7 @@ class Handshakes:
             held.round = (self._epoch << 20) + held.rounds
             held.due_ms = now_ms + (self._period_ms << min(held.rounds - 1, BACKOFF_MAX))
             held.parts.clear()
+            held.asked_cas = cas
             reread = bool(held.difference) and held.rounds % ROUNDS_BEFORE_REREAD == 0
             asked.append(
                 HoldingsRequested(self._epoch, indexer, held.incarnation, held.round, reread)
@@ -128,5 +138,6 @@ class Handshakes:
         held.difference = compare(state, report.indexer, report.cas, holdings)
         held.parts = {}
         held.round = 0
-        held.agreed = not held.difference and report.cas >= state.cas
-        return held.difference
+        difference = held.difference
+        held.agreed = not difference and not difference.unclear and report.cas >= held.asked_cas
+        return difference

@@ -356,7 +356,7 @@ class Master:
             self._want_due(due)
         self._expire_requests(now)
         if self.active:
-            for asked in self.handshakes.due(now):
+            for asked in self.handshakes.due(now, self.node.state.cas):
                 self.node.emit(Beat(asked))
         if self._nonce and now - self._nonce_sent_ms > 2 * self.node.config.ack_timeout_ms:
             self._nonce_sent_ms = now

@@ -299,7 +299,7 @@ class Membership:
         """Return the record by which this master gives the mastership up."""
         command, node = event.command, self.master.node
         assert isinstance(command, StepDown)
-        node.note(f"stepping down: {command.reason or 'asked to'}")
+        node.note(f"stepping down: {command.reason!r}")
         return MasterResigned(
             self.master.epoch, node.config.node, command.successor, command.reason, self._wall_ms
         )

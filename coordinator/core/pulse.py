@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 EXAMINE_MS = 1_000
 """An answer is not waited for longer than this before Kafka is asked again."""
 
+START_PATIENCE = 3
+"""Until its first record a reader has this many times `stall_ms`."""
+
 AWAKE_STEP_MS_MAX = 200
 """Between two ticks that are further apart than this, the process was not running."""
 
@@ -136,6 +139,11 @@ class Pulse:
         else:
             self._behind(event)
 
+    @property
+    def _patience_ms(self) -> int:
+        """How long a reader may stand still: longer before it has begun, on a busy machine."""
+        return self.node.config.stall_ms * (1 if self._read_at else START_PATIENCE)
+
     def _deaf(self) -> None:
         awake_ms = self._awake_ms - self._heard_at
         self.trouble = f"this node's own heartbeats have not come back for {awake_ms} ms"
@@ -155,6 +163,6 @@ class Pulse:
             if self.node.authority is not None:
                 # What is unread may be markers alone, or everything: then nothing is known.
                 self.node.log_is_held()
-        elif self._awake_ms - self._suspected_at > self.node.config.stall_ms:
+        elif self._awake_ms - self._suspected_at > self._patience_ms:
             stalled = "reader" if event.written > applied else "producer"
             self.node.halt(f"{stalled}_stalled", f"{self.trouble}: the {stalled} has stopped")

@@ -65,6 +65,9 @@ class Truth:
             self.last_cas,
             self.digest,
             self.open,
+            self.roster,
+            self.minimum,
+            self.acceptors,
         )
 
 
@@ -79,4 +82,7 @@ def point_of(authority: AuthorityState) -> tuple[Any, ...]:
         authority.last_cas,
         authority.digest,
         (opened.txn, opened.offset) if opened else None,
+        authority.roster,
+        authority.minimum,
+        authority.acceptors,
     )
