@@ -1,0 +1,1 @@
+"""The side of the documents: a simulated key-value store, and what streams from it."""
