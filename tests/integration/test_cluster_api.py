@@ -69,7 +69,8 @@ def test_health_metrics_and_the_openapi_page_answer(cluster: Cluster) -> None:
     for node in cluster.nodes:
         assert cluster.get(node, "/livez")["alive"] is True
         role = "master" if node == master else "replica"
-        assert cluster.get(node, "/readyz") == {"ready": True, "reason": "", "role": role}
+        expected = {"ready": True, "reason": "", "role": role, "mastership": "elected"}
+        assert cluster.get(node, "/readyz") == expected
         metrics = cluster.ask(node, "GET", "/metrics")
         assert metrics.status_code == 200
         assert metrics.text.startswith("# HELP")
