@@ -101,7 +101,7 @@ class Bucket:
     ) -> None:
         """Open a bucket that `make_bucket` has made. KvError, as of all methods.
 
-        Without `sync` a batch survives the death of the process, but maybe not of the machine.
+        Without `sync` what is written survives the death of the process, not of the machine.
         """
         self._database = Database(folder)
         self._sync = sync
@@ -230,7 +230,7 @@ class Bucket:
             placed.append(Placed(vbucket, seqno))
         floors = self._trim(batch, high)
         if high:
-            self._commit(batch, sync=self._sync)
+            self._commit(batch)
         for vbucket, seqno in high.items():
             self._high[vbucket] = seqno
         for vbucket, floor in floors.items():
@@ -311,7 +311,7 @@ class Bucket:
         log = branched(self._logs[vbucket], self._new_vbuuid(), seqno)
         floor = min(self._floors[vbucket], seqno)
         batch.put(PLACE.pack(VBUCKET, vbucket), pack_vbucket(floor, log))
-        self._commit(batch, sync=True)
+        self._commit(batch)
         self._logs[vbucket], self._high[vbucket], self._floors[vbucket] = log, seqno, floor
         return log[0].vbuuid
 
@@ -322,7 +322,7 @@ class Bucket:
             owners[vbucket] = node
         batch = WriteBatch(raw_mode=True)
         batch.put(OWNERS, _pack_owners(owners))
-        self._commit(batch, sync=True)
+        self._commit(batch)
         self._owners = owners
 
     # -- the database ------------------------------------------------------------------------
@@ -339,13 +339,11 @@ class Bucket:
         vbuckets = [unpack_vbucket(record) for record in records if record is not None]
         self._floors = [floor for floor, _ in vbuckets]
         self._logs = [log for _, log in vbuckets]
-        self._high = [
-            max(log[0].seqno, self._last_seqno(vbucket)) for vbucket, log in enumerate(self._logs)
-        ]
+        self._high = [self._last_seqno(vbucket) for vbucket in range(self.vbuckets)]
         self._stale = False
 
     def _last_seqno(self, vbucket: int) -> int:
-        """Return the last seqno there is: nothing newer can have taken its place."""
+        """Return the last seqno that was given out: it is there, for nothing supersedes it."""
         highest = SEQNO_PLACE.pack(BY_SEQNO, vbucket, SEQNO_MAX)
         place = self._database.last(PLACE.pack(BY_SEQNO, vbucket), highest)
         return 0 if place is None else SEQNO_PLACE.unpack(place)[2]
@@ -371,9 +369,9 @@ class Bucket:
         for place, raw in self._database.scan(begin, SEQNO_PLACE.pack(what, vbucket, SEQNO_MAX)):
             yield SEQNO_PLACE.unpack(place)[2], raw
 
-    def _commit(self, batch: Any, *, sync: bool) -> None:
+    def _commit(self, batch: Any) -> None:
         self._stale = True
-        self._database.write(batch, sync=sync)
+        self._database.write(batch, sync=self._sync)
         self._stale = False
 
 

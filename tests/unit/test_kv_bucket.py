@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count, islice, takewhile
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -22,8 +23,10 @@ from tests.unit.test_indexer_storage import file_size_limit
 
 VBUCKETS = 2
 TAIL_SEQNOS = 4
-KEYS = [b"a", b"b", b"c", b"d", b"e"]
+KEYS = [b"a", b"b", b"c", b"d"]
 Documents = dict[bytes, bytes]
+MEMORY = Path("/dev/shm")
+"""Where there is one: dozens of databases are opened, each with several syncs."""
 
 
 # -- the model: a list of all mutations, cut off where the tail was lost --------------------------
@@ -99,7 +102,9 @@ class Consumer:
 keys = st.sampled_from(KEYS)
 expiries = st.sampled_from([0, 0, 10, 20])
 changes = st.lists(
-    st.builds(Change, keys, st.none() | st.binary(max_size=3), expiries), min_size=1, max_size=12
+    st.builds(Change, keys, st.sampled_from([b"", b"1", b"2", None]), expiries),
+    min_size=1,
+    max_size=6,
 )
 vbuckets = st.integers(0, VBUCKETS - 1)
 
@@ -107,7 +112,7 @@ vbuckets = st.integers(0, VBUCKETS - 1)
 class BucketMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.folder = Path(tempfile.mkdtemp())
+        self.folder = Path(tempfile.mkdtemp(dir=MEMORY if MEMORY.is_dir() else None))
         self.vbuuids = count(1)
         make_bucket(self.folder, VBUCKETS, [0], self.new_vbuuid)
         self.bucket = self.opened()
@@ -152,7 +157,8 @@ class BucketMachine(RuleBasedStateMachine):
     @rule(vbucket=vbuckets, data=st.data())
     def lose_tail(self, vbucket: int, data: st.DataObject) -> None:
         history = self.histories[vbucket]
-        seqno = data.draw(st.integers(0, len(history.mutations)))
+        lost = data.draw(st.integers(0, 4) | st.integers(0, len(history.mutations)))
+        seqno = max(0, len(history.mutations) - lost)
         vbuuid = self.bucket.vbuuids()[vbucket]
         try:
             new = self.bucket.lose_tail(vbucket, seqno)
@@ -165,6 +171,7 @@ class BucketMachine(RuleBasedStateMachine):
         assert self.bucket.failover_log(vbucket)[0] == (new, seqno)
         history.before[vbuuid] = history.mutations.copy()
         del history.mutations[seqno:]
+        history.high_max = history.high_max if seqno else 0
 
     @rule()
     def restart(self) -> None:
@@ -190,7 +197,9 @@ class BucketMachine(RuleBasedStateMachine):
             assert list(stream) == history.after(start, high if end is None else end)
             assert stream.snapshot == (start, high)
 
-    @rule(vbucket=vbuckets, most=st.integers(0, 6), ahead=st.none() | st.integers(0, 4))
+    @rule(
+        vbucket=vbuckets, most=st.integers(0, 4) | st.just(100), ahead=st.none() | st.integers(0, 4)
+    )
     def follow(self, vbucket: int, most: int, ahead: int | None) -> None:
         consumer = self.consumers[vbucket]
         if consumer.follow(self.bucket, most, None if ahead is None else consumer.seqno + ahead):
@@ -212,9 +221,47 @@ class BucketMachine(RuleBasedStateMachine):
 
 
 BucketMachine.TestCase.settings = settings(
-    max_examples=15, stateful_step_count=30, deadline=None, phases=[Phase.generate]
+    max_examples=12,
+    stateful_step_count=40,
+    deadline=None,
+    phases=[Phase.reuse, Phase.generate],  # Shrinking takes minutes: each step is one on a disk.
 )
 TestBucketMachine = BucketMachine.TestCase
+
+
+@pytest.fixture(scope="module")
+def shared_bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bucket]:
+    folder = tmp_path_factory.mktemp("shared")
+    make_bucket(folder, 1, [0])
+    bucket = Bucket(folder)
+    yield bucket
+    bucket.close()
+
+
+steps = st.one_of(
+    st.tuples(st.just("write"), st.lists(st.sampled_from(KEYS), min_size=1, max_size=4)),
+    st.tuples(st.just("lose"), st.integers(0, 4)),
+    st.tuples(st.just("read"), st.sampled_from([1, 1, 2, 3, 100])),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(steps, min_size=6, max_size=30))
+def test_who_rolls_back_when_told_ends_with_the_documents_that_there_are(
+    shared_bucket: Bucket, script: list[tuple[str, Any]]
+) -> None:
+    bucket = shared_bucket
+    bucket.lose_tail(0, 0)
+    consumer = Consumer(0)
+    for number, (what, how) in enumerate(script):
+        if what == "write":
+            bucket.write([Change(key, b"%d" % number) for key in how])
+        elif what == "lose":
+            bucket.lose_tail(0, max(0, bucket.high_seqnos()[0] - how))
+        elif consumer.follow(bucket, how, None):
+            assert consumer.documents == {m.key: m.value for m in bucket.documents()}
+    assert consumer.follow(bucket, 100, None)
+    assert consumer.documents == {m.key: m.value for m in bucket.documents()}
 
 
 # -- cases ---------------------------------------------------------------------------------------
@@ -313,6 +360,10 @@ def test_what_was_superseded_long_ago_is_no_longer_kept(tmp_path: Path) -> None:
     assert bucket.get(b"a") == b"989"
     bucket.lose_tail(0, 0)
     assert list(bucket.documents()) == []
+    bucket.upsert(b"a", b"anew")
+    bucket.upsert(b"a", b"and again")
+    bucket.lose_tail(0, 1)
+    assert bucket.get(b"a") == b"anew"
     bucket.close()
 
 
