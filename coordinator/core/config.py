@@ -32,6 +32,7 @@ class NodeConfig:
     ack_timeout_ms: int = 500
     ack_retries_max: int = 3
     verdict_timeout_ms: int = 8_000
+    open_timeout_ms: int = 20_000
     attempts_max: int = 3
     ddl_timeout_ms: int = 10_000
     admission_hold_ms: int = 150

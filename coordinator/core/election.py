@@ -190,11 +190,17 @@ class Election:
                 self._open_producer()
             elif candidacy.step == LOOKING:
                 self.node.pulse.examine()
-            elif waited_ms > self.node.config.verdict_timeout_ms:
+            elif waited_ms > self._limit_ms(candidacy):
                 self._no_progress(candidacy)
             return
         if self.node.master is None and self._able and self._out_of_patience:
             self._stand(None)
+
+    def _limit_ms(self, candidacy: Candidacy) -> int:
+        """How long a claim may take: longer while Kafka makes what the first producer needs."""
+        config = self.node.config
+        opening = candidacy.step == OPENING
+        return config.open_timeout_ms if opening else config.verdict_timeout_ms
 
     def _stand(self, reform: MembershipRequested | None) -> None:
         self.candidacy = Candidacy(LOOKING, self.node.token(), self.node.now.mono_ms, reform=reform)

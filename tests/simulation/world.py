@@ -98,6 +98,7 @@ class World:
             "election_stagger_ms": 300,
             "ack_timeout_ms": 200,
             "verdict_timeout_ms": 3_000,
+            "open_timeout_ms": 3_000,
             "ddl_timeout_ms": 2_000,
             "probe_ms": 400,
         }
