@@ -1,4 +1,4 @@
-"""Run as many seeds as asked: `python -m tests.simulation --seeds 100000 --jobs 4`.
+"""Run as many seeds as asked: `python -m tests.simulation --seeds 100000`.
 
 It tells how fast that went, which faults struck, and which pairs of step and fault never met. A
 seed that fails is run once more with a trace, which is printed with the one command that repeats
@@ -8,6 +8,7 @@ it.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 
@@ -50,7 +51,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seeds", type=int, default=1_000, help="how many")
     parser.add_argument("--from", type=int, default=0, dest="first", help="the first seed")
-    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    jobs = os.cpu_count() or 1
+    parser.add_argument("--jobs", type=int, default=jobs, help="processes (one for each core)")
     parser.add_argument("--pairs", action="store_true", help="make worlds for pairs never met")
     parser.add_argument("--trace", action="store_true", help="print the whole trace of each seed")
     options = parser.parse_args()

@@ -11,15 +11,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES += [ROOT / "benchmarks" / "README.md"]
-FOLDERS = (
-    "coordinator/",
-    "tests/",
-    "docs/",
-    "schemas/",
-    "indexer_sim/",
-    "benchmarks/",
-    "examples/",
-)
+FOLDERS = ("coordinator/", "tests/", "docs/", "schemas/", "indexer_sim/", "projector_sim/")
+FOLDERS += ("benchmarks/", "examples/")
 NOT_INVARIANTS = {"code-with-dashes"}
 NOT_TESTS = {"test_proposal_2"}
 
