@@ -31,14 +31,17 @@ quick: $(STAMP) ## Under a minute: lint, types, import rules, unit tests, simula
 	@echo "lint, format, types, imports, unit tests, simulator"
 	@set +e; out=$$(mktemp -d); trap 'rm -rf "$$out"' EXIT; \
 	$(BIN)/mypy > "$$out/mypy" 2>&1 & types=$$!; \
+	SIMULATION_SEEDS=$${SIMULATION_SEEDS:-200} $(BIN)/pytest -q -p no:cacheprovider \
+	    tests/simulation > "$$out/simulation" 2>&1 & simulation=$$!; \
 	{ $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports; } \
 	    > "$$out/lint" 2>&1; lint=$$?; \
-	SIMULATION_SEEDS=$${SIMULATION_SEEDS:-200} $(BIN)/pytest -q tests/unit tests/simulation; \
-	tests=$$?; \
+	$(BIN)/pytest -q tests/unit; tests=$$?; \
 	wait $$types; types=$$?; \
-	for one in lint:$$lint mypy:$$types; do \
+	wait $$simulation; simulation=$$?; \
+	for one in lint:$$lint mypy:$$types simulation:$$simulation; do \
 	    [ "$${one#*:}" = 0 ] || { echo "--- $${one%:*} failed:"; cat "$$out/$${one%:*}"; }; done; \
-	exit $$(( lint || types || tests ))
+	[ $$simulation != 0 ] || { echo "simulator"; tail -n 1 "$$out/simulation"; }; \
+	exit $$(( lint || types || tests || simulation ))
 
 bench: java $(STAMP) ## Measure it, on this machine
 	@exec $(BIN)/python -m benchmarks $(ARGS)
