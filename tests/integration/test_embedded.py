@@ -32,7 +32,7 @@ from coordinator.embedded.ports import accepts, is_free, pick_free
 pytestmark = pytest.mark.integration
 
 T = TypeVar("T")
-DEADLINE_S = 60.0
+DEADLINE_S = 100.0
 POLL_S = 0.02
 
 
