@@ -162,7 +162,7 @@ class Indexer:
                 self._beat(link)
 
     def _begin(self, link: Link) -> None:
-        """Begin reading where the folder says, or at the log's start."""
+        """Begin reading at the position, or at the log's start, and note where the log ends now."""
         low, end = link.bounds()
         self._end = end
         if self.position is not None and self.position > end:
@@ -188,8 +188,8 @@ class Indexer:
         for message in messages:
             if message.topic() == link.heartbeat:
                 if self._is_told_to_reread(message):
-                    self.desk.read_again()
-                    self._restart(link, link.bounds()[0])
+                    self.position = None
+                    self._begin(link)
                     return
                 continue
             if message.topic() != link.topic:
@@ -238,10 +238,6 @@ class Indexer:
         if record.reread:
             self.say("the master finds differences: reading the state from its start")
         return record.reread
-
-    def _restart(self, link: Link, position: int) -> None:
-        self.position = position
-        link.follow(position, with_commit=self.cas_base is None)
 
     def _report(self, link: Link) -> None:
         """Tell the master everything that is held here, in parts, once it is up to date."""

@@ -24,12 +24,16 @@ from confluent_kafka.admin import AdminClient
 
 from coordinator import codec
 from coordinator.core.effects import Abandon, Conclude, OpenProducer, WriteEvents
-from coordinator.core.entities import DROPPING, INIT, READY, Index, Slice, index_key
+from coordinator.core.entities import DROPPING, INIT, READY, Index, Shard, Slice, index_key
 from coordinator.core.inputs import Ended, ProducerFailed
 from coordinator.core.records import (
+    ALLOCATED,
     ClusterFormed,
     DeadLetter,
     Event,
+    Holding,
+    HoldingsReported,
+    HoldingsRequested,
     IndexerHeartbeat,
     Mutation,
     SliceAnswered,
@@ -486,6 +490,29 @@ def test_after_a_long_absence_drops_that_the_log_forgot_are_found(
     until("the index is released", lambda: "index 99: released 2 slices" in again.said)
     with cluster.listen(HEARTBEAT) as beats:
         beats.hears("the others", lambda beat: beat.slices == 4)
+
+
+def test_an_indexer_that_is_told_to_read_the_state_again_keeps_what_it_has(
+    cluster: Cluster, start: Start, acks: Listener
+) -> None:
+    """What it has was written after it came: the log's end of then is not the end to read to."""
+    cluster.write_raw(COMMIT, codec.encode(ClusterFormed("c", 1, (1,), 1, 10, 5, 6)))
+    process = start()
+    with cluster.listen(HEARTBEAT) as beats:
+        beat = beats.hears("a heartbeat", lambda r: isinstance(r, IndexerHeartbeat))
+    cluster.write(an_index(1))
+    answer = acks.answer(1, ALLOCATED)
+    shards = (Shard(INDEXER, answer.shard),)
+    cluster.write(replace(an_index(1, READY), shards=shards))
+    for number, reread in ((1, False), (2, True)):
+        asked = HoldingsRequested(1, INDEXER, beat.incarnation, number, reread)
+        cluster.write_raw(HEARTBEAT, codec.encode(asked), str(INDEXER).encode())
+        reported = acks.hears(
+            "a report",
+            lambda r, n=number: isinstance(r, HoldingsReported) and r.round == n,
+        )
+        assert reported.holdings == (Holding(1, answer.shard, answer.slices),)
+    assert "released" not in process.said
 
 
 @pytest.mark.parametrize("foreign", [{"id": 2}, {"name": "other"}])
