@@ -27,6 +27,8 @@ test: java quick ## Everything: the quick checks, then the tests with a real bro
 	@$(BIN)/pytest -q --ignore tests/unit --ignore tests/simulation $(ARGS)
 
 test: export SIMULATION_SEEDS ?= 1000
+test: export HYPOTHESIS_PROFILE ?= thorough
+quick: export HYPOTHESIS_PROFILE ?= quick
 quick: $(STAMP) ## Under a minute: lint, types, import rules, unit tests, simulator
 	@echo "lint, format, types, imports, unit tests, simulator"
 	@set +e; out=$$(mktemp -d); trap 'rm -rf "$$out"' EXIT; \

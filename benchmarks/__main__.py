@@ -12,10 +12,11 @@ import platform
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import commit, failover, fold
+from benchmarks import commit, data_plane, failover, fold
 from benchmarks.cluster import cluster
 
 RESULTS = Path(__file__).parent / "results"
@@ -28,7 +29,15 @@ ALL = (
     "synchronisation",
     "bootstrap",
     "failover",
+    "build",
+    "scan",
+    "maintenance",
 )
+DATA_PLANE: dict[str, Callable[[data_plane.DataPlane], Any]] = {
+    "build": data_plane.build,
+    "scan": data_plane.scan,
+    "maintenance": data_plane.maintenance,
+}
 
 
 def main() -> int:
@@ -42,7 +51,7 @@ def main() -> int:
         _show(seen, "fold", fold.rates)
     if "simulator" in wanted:
         _show(seen, "simulator", simulator)
-    if set(wanted) - {"fold", "simulator"}:
+    if set(wanted) - {"fold", "simulator", *DATA_PLANE}:
         with cluster() as running:
             if "latency" in wanted:
                 _show(seen, "latency", lambda: commit.latency(running))
@@ -61,6 +70,8 @@ def main() -> int:
                 _show(seen, "hand_over", lambda: failover.hand_over(running))
     if "throughput" in wanted:
         _compare_with_etcd(seen)
+    if set(wanted) & set(DATA_PLANE):
+        _data_plane(seen, wanted)
     path = RESULTS / "latest.json"
     if set(wanted) != set(ALL) and path.exists():
         seen = {**json.loads(path.read_text()), **seen}
@@ -86,6 +97,15 @@ def simulator(seeds: int = 500) -> dict[str, Any]:
         "steps_per_second": round(steps / took_s),
         "seeds_per_hour": round(seeds / took_s * 3600),
     }
+
+
+def _data_plane(seen: dict[str, Any], wanted: list[str]) -> None:
+    """All of them on one cluster, in the order in which each needs the one before it."""
+    with cluster(projectors=2) as running:
+        plane = data_plane.DataPlane(running)
+        for name, measure in DATA_PLANE.items():
+            if name in wanted:
+                _show(seen, name, partial(measure, plane))
 
 
 def _compare_with_etcd(seen: dict[str, Any]) -> None:

@@ -21,6 +21,14 @@ import httpx
 import psutil
 
 START_TIMEOUT_S = 120
+KINDS = {
+    "coordinator.process": "node",
+    "indexer_sim": "indexer",
+    "projector_sim kv": "store",
+    "projector_sim projector": "projector",
+    "kafka.Kafka": "broker",
+}
+"""What the command line of each kind of process has in it."""
 
 
 @dataclass
@@ -30,6 +38,8 @@ class Cluster:
     nodes: list[str]
     bootstrap_servers: str
     process: subprocess.Popen[bytes]
+    store: str = ""
+    """Where the key-value store answers, if there are projectors."""
 
     def get(self, path: str, node: int = 0) -> Any:
         return httpx.get(self.nodes[node] + path, timeout=30).raise_for_status().json()
@@ -59,16 +69,29 @@ class Cluster:
 
     def rss_mib(self) -> dict[str, list[float]]:
         """Return the resident memory of every child, by kind."""
-        kinds = {"coordinator.process": "node", "indexer_sim": "indexer", "kafka.Kafka": "broker"}
         found: dict[str, list[float]] = {}
+        for kind, child in self._children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                rss = child.memory_info().rss / 2**20
+                found.setdefault(kind, []).append(round(rss, 1))
+        return found
+
+    def cpu_s(self) -> dict[str, float]:
+        """Return the processor seconds of all children of a kind together, up to now."""
+        found = dict.fromkeys(KINDS.values(), 0.0)
+        for kind, child in self._children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                times = child.cpu_times()
+                found[kind] += times.user + times.system
+        return found
+
+    def _children(self) -> Iterator[tuple[str, psutil.Process]]:
         for child in psutil.Process(self.process.pid).children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
                 line = " ".join(child.cmdline())
-                for needle, kind in kinds.items():
-                    if needle in line:
-                        rss = child.memory_info().rss / 2**20
-                        found.setdefault(kind, []).append(round(rss, 1))
-        return found
+                kind = next((kind for needle, kind in KINDS.items() if needle in line), None)
+                if kind is not None:
+                    yield kind, child
 
 
 def free_ports(count: int) -> int:
@@ -86,20 +109,22 @@ def free_ports(count: int) -> int:
 
 
 @contextlib.contextmanager
-def cluster(nodes: int = 3, indexers: int = 3) -> Iterator[Cluster]:
+def cluster(nodes: int = 3, indexers: int = 3, projectors: int = 0) -> Iterator[Cluster]:
     """Run a cluster until the block ends; nothing of it is left then."""
     folder = Path(tempfile.mkdtemp(prefix="bench-"))
-    port = free_ports(nodes)
+    port = free_ports(nodes + 1)
     log = (folder / "run.log").open("wb")
     command = [sys.executable, "-m", "coordinator.cli.main", "run"]
     command += ["--nodes", str(nodes), "--indexers", str(indexers)]
+    command += ["--projectors", str(projectors), "--no-example"]
     command += ["--http-port", str(port), "--data-dir", str(folder / "data")]
     process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
     urls = [f"http://127.0.0.1:{port + number}" for number in range(nodes)]
     try:
         _wait_ready(process, urls, folder / "run.log")
         held = json.loads((folder / "data" / "cluster.json").read_text())
-        yield Cluster(urls, held["bootstrap_servers"], process)
+        store = f"http://127.0.0.1:{port + nodes}" if projectors else ""
+        yield Cluster(urls, held["bootstrap_servers"], process, store)
     finally:
         process.send_signal(signal.SIGTERM)
         try:

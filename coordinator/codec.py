@@ -14,7 +14,7 @@ from typing import Any
 
 from immutables import Map
 
-from coordinator.core import commands, entities, records
+from coordinator.core import commands, entities, records, stream_records
 from coordinator.core.authority_state import (
     AuthorityState,
     IndexerInfo,
@@ -249,6 +249,47 @@ def _reported_from(fields: Fields) -> records.HoldingsReported:
     return records.HoldingsReported(**fields)
 
 
+# -- records with records in them, and unsigned numbers --------------------------------------------
+
+_U64 = 2**64
+_SIGN = 2**63
+_UNSIGNED = ("vbuuid", "seqno")
+
+
+def _nested(**fields_of: type) -> tuple[Callable[[Any], Fields], Callable[..., Any]]:
+    """Return converters for records of which some fields are tuples of plain records."""
+
+    def to_avro(record: Any) -> Fields:
+        fields = _plain(record)
+        for name in fields_of:
+            fields[name] = [_signed(_plain(item)) for item in fields[name]]
+        return _signed(fields)
+
+    def from_avro(kind: type, fields: Fields) -> Any:
+        for name, value in fields.items():
+            if type(value) is list:
+                item = fields_of.get(name)
+                fields[name] = tuple(value if item is None else (item(**_whole(v)) for v in value))
+        return kind(**_whole(fields))
+
+    return to_avro, from_avro
+
+
+def _signed(fields: Fields) -> Fields:
+    """Turn unsigned 64-bit numbers into Avro's long: two's complement."""
+    for name in _UNSIGNED:
+        if (value := fields.get(name, 0)) >= _SIGN:
+            fields[name] = value - _U64
+    return fields
+
+
+def _whole(fields: Fields) -> Fields:
+    for name in _UNSIGNED:
+        if (value := fields.get(name, 0)) < 0:
+            fields[name] = value + _U64
+    return fields
+
+
 # -- commands from producers ---------------------------------------------------------------------
 
 
@@ -265,21 +306,27 @@ def _canonical(command: commands.Command) -> bytes:
     return json.dumps([type(command).__name__, _plain(command)], sort_keys=True).encode()
 
 
+_DDL: dict[str, type] = {
+    "create": commands.CreateIndex,
+    "drop": commands.DropIndex,
+    "build": commands.BuildIndexes,
+}
+_DDL_OF = {kind: name for name, kind in _DDL.items()}
+
+
 def encode_ddl(
     request: str,
-    command: commands.CreateIndex | commands.DropIndex,
+    command: commands.CreateIndex | commands.DropIndex | commands.BuildIndexes,
     principal: str = "",
     expected_cas: int | None = None,
 ) -> bytes:
     """Return a command as producers put it on the `ddl` topic."""
-    which = "create" if isinstance(command, commands.CreateIndex) else "drop"
     fields = {
         "request": request,
         "principal": principal,
         "expected_cas": expected_cas,
-        "create": None,
-        "drop": None,
-        which: TO_AVRO[type(command)](command),
+        **dict.fromkeys(_DDL),
+        _DDL_OF[type(command)]: TO_AVRO[type(command)](command),
     }
     return registry().current["DdlCommand"].encode(fields)
 
@@ -289,14 +336,14 @@ def decode_ddl(data: bytes, position: commands.Position) -> commands.Request:
     name, fields = registry().decode(data)
     if name != "DdlCommand":
         raise SchemaError("bad_body", f"a DdlCommand belongs here, not {name}")
-    create, drop = fields["create"], fields["drop"]
-    if (create is None) == (drop is None):
-        raise SchemaError("bad_body", "exactly one of create and drop must be set")
+    given = [(name, fields[name]) for name in _DDL if fields[name] is not None]
+    if len(given) != 1:
+        raise SchemaError("bad_body", f"exactly one of {', '.join(_DDL)} must be set")
     if not 0 < len(fields["request"]) <= REQUEST_ID_LENGTH_MAX:
         raise SchemaError("bad_body", f"a request id has 1 to {REQUEST_ID_LENGTH_MAX} characters")
     if len(fields["principal"]) > PRINCIPAL_LENGTH_MAX:
         raise SchemaError("bad_body", f"a principal has at most {PRINCIPAL_LENGTH_MAX} characters")
-    command = FROM_AVRO["DropIndex"](drop) if create is None else FROM_AVRO["CreateIndex"](create)
+    command = FROM_AVRO[_DDL[given[0][0]].__name__](given[0][1])
     return commands.Request(
         command=command,
         id=fields["request"],
@@ -331,12 +378,32 @@ _COMMON: dict[type, tuple[str, ...]] = {
     records.SliceAnswered: (),
     records.NodeHeartbeat: ("digest",),
     records.IndexerHeartbeat: (),
-    records.ProjectorHeartbeat: (),
     records.HoldingsRequested: (),
     records.DdlReply: (),
     records.DeadLetter: (),
     commands.CreateIndex: (),
     commands.DropIndex: (),
+    commands.BuildIndexes: (),
+    stream_records.ConnectionClosed: (),
+    stream_records.KeyVersions: (),
+    stream_records.CatchUpRequested: (),
+    stream_records.StabilityTimestamp: (),
+    stream_records.IndexRouted: (),
+    stream_records.IndexBuilt: (),
+}
+
+_NESTED: dict[type, dict[str, type]] = {
+    entities.Stream: {"sources": entities.Source},
+    records.ProjectorHeartbeat: {
+        "buckets": records.BucketSeen,
+        "waiting": records.StreamAwaited,
+        "backfills": records.BackfillProgress,
+    },
+    stream_records.StreamBegin: {},
+    stream_records.StreamEnd: {},
+    stream_records.Sync: {},
+    stream_records.FailoverLog: {"branches": stream_records.FailoverBranch},
+    stream_records.HwHeartbeat: {"builds": stream_records.BuildProgress},
 }
 
 TO_AVRO: dict[type, Callable[[Any], Fields]] = {
@@ -370,11 +437,12 @@ FROM_AVRO: dict[str, Callable[[Fields], Any]] = {
 }
 
 
-def _enter(kind: type, digests: tuple[str, ...]) -> None:
-    to_avro, from_avro = _with_digest(*digests)
+def _enter(kind: type, to_avro: Callable[[Any], Fields], from_avro: Callable[..., Any]) -> None:
     TO_AVRO[kind] = to_avro
     FROM_AVRO[kind.__name__] = lambda fields: from_avro(kind, fields)
 
 
 for _kind, _digests in _COMMON.items():
-    _enter(_kind, _digests)
+    _enter(_kind, *_with_digest(*_digests))
+for _kind, _fields_of in _NESTED.items():
+    _enter(_kind, *_nested(**_fields_of))

@@ -1,8 +1,9 @@
 """Commands as they arrive from outside: decoded, their expressions in one normal form.
 
-HTTP and the `ddl` topic share this. What is wrong with a command's expressions becomes the
-request's `objection`, which the core refuses, so that a refusal from the topic is recorded like
-any other. The SQL parser is slow to load: it is loaded by the first command.
+HTTP and the `ddl` topic share this. What is wrong with a command's expressions, be it that they
+cannot be read or that no document can be asked them, becomes the request's `objection`, which the
+core refuses, so that a refusal from the topic is recorded like any other. The SQL parser is slow
+to load: it is loaded by the first command.
 """
 
 from __future__ import annotations
@@ -36,13 +37,20 @@ def normalised(request: Request) -> Request:
     command = request.command
     if not isinstance(command, CreateIndex) or _oversized(command):
         return request
+    from coordinator.expressions import ExpressionError, check
     from coordinator.sql import SqlError, normalise_expression
 
     try:
         expressions = tuple(normalise_expression(text, key=True) for text in command.expressions)
         where = None if command.where is None else normalise_expression(command.where)
+        for text in expressions:
+            check(text, key=True)
+        if where is not None:
+            check(where, key=False)
     except SqlError as error:
         return replace(request, objection=f"{error.message} (column {error.column})")
+    except ExpressionError as error:
+        return replace(request, objection=error.message)
     return replace(request, command=replace(command, expressions=expressions, where=where))
 
 

@@ -162,7 +162,8 @@ async def _serve(arguments: argparse.Namespace, store: Store, started: Started) 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, shell.stop)
-    server = HttpServer(build_app(shell), arguments.host, arguments.port)
+    app = build_app(shell)
+    server = HttpServer(app, arguments.host, arguments.port)
     if not await server.start():
         message = f"port {arguments.port} is taken: choose another with --http-port"
         print(f"error: {message} [port_taken]", file=sys.stderr)
@@ -171,6 +172,7 @@ async def _serve(arguments: argparse.Namespace, store: Store, started: Started) 
     await shell.stopped.wait()
     await running
     await server.stop()
+    await app.state.calls.close()
     await shell.close()
     return shell.exit_code
 

@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -24,18 +24,22 @@ from coordinator.core import effects, inputs
 from coordinator.core.commands import Outcome, Position, Request, unknown
 from coordinator.core.node import Node
 from coordinator.core.records import AckRecord, DeadLetter, Heartbeat
+from coordinator.core.stream_records import FailoverLog, HwHeartbeat
 from coordinator.core.types import Instant
 from coordinator.ddl_commands import read_command
 from coordinator.kafka.agents import CommitFold
 from coordinator.kafka.producers import PlainProducer, TransactionalProducer
-from coordinator.kafka.readers import END, LogProbe, TailReader, read_events, watermarks
+from coordinator.kafka.readers import BEGINNING, END, LogProbe, TailReader, read_events, watermarks
 from coordinator.kafka.topics import (
     ACKS,
     COMMIT,
     DDL,
     DDL_PARTITIONS,
+    FAILOVER_LOG,
     HEARTBEAT,
+    HW,
     STATECONTEXT,
+    STREAM_PARTITIONS,
     topic_name,
 )
 from coordinator.metrics import NodeMetrics
@@ -82,6 +86,7 @@ class Shell:
         self._fold: CommitFold | None = None
         self._beats: TailReader | None = None
         self._acks: TailReader | None = None
+        self._streams: TailReader | None = None
         self._ddl: TailReader | None = None
         self._ddl_reading = 0
         self._opening = 0
@@ -129,7 +134,7 @@ class Shell:
         try:
             patience_s = self.node.config.stall_ms / 1000
             self._watchdog = Watchdog(lambda: self._turns, patience_s)
-            self._beats = self._follow_tail(HEARTBEAT)
+            self._beats = self._follow_tail(HEARTBEAT, {(HEARTBEAT, 0): END})
             self.feed(started)
             await self._tick()
         except Exception:
@@ -153,7 +158,7 @@ class Shell:
         if self._watchdog is not None:
             await asyncio.to_thread(self._watchdog.stop)
         self._reading.set()
-        for reader in (self._ddl, self._acks, self._beats):
+        for reader in (self._ddl, self._acks, self._streams, self._beats):
             if reader is not None:
                 await asyncio.to_thread(reader.stop)
         for task in self._tasks:
@@ -242,8 +247,8 @@ class Shell:
             log.exception("the Faust application did not start")
             self._stop(EXIT_FAILED)
 
-    def _follow_tail(self, name: str, begin: int = END) -> TailReader:
-        """Read a topic from an offset or its end on, and feed what comes."""
+    def _follow_tail(self, name: str, places: Mapping[tuple[str, int], int]) -> TailReader:
+        """Read partitions of topics from these offsets on, and feed what comes."""
 
         def hand_over(messages: list[Message]) -> None:
             self._tail_read(name, messages)
@@ -251,14 +256,14 @@ class Shell:
         return TailReader(
             self._servers,
             f"{self._cluster}.node-{self.node.config.node}.{name}",
-            {(topic_name(self._cluster, name), 0): begin},
+            {(topic_name(self._cluster, t), p): begin for (t, p), begin in places.items()},
             hand_over,
             self._reader_failed,
         )
 
     def _tail_read(self, name: str, messages: list[Message]) -> None:
-        """Feed what came on `acks` or `heartbeat`; what does not belong there is dead-lettered."""
-        expected: Any = Heartbeat if name == HEARTBEAT else AckRecord
+        """Feed what came on a topic; what does not belong there is dead-lettered."""
+        expected, made = TAILS[name]
         records: list[Any] = []
         for message in messages:
             try:
@@ -270,14 +275,13 @@ class Shell:
                     records.append(record)
                     continue
                 reason = f"{type(record).__name__} does not belong here"
-            self._loop.call_soon_threadsafe(self._bury_message, name, message, reason)
+            self._loop.call_soon_threadsafe(self._bury_message, message, reason)
         if records:
-            made = inputs.BeatsRead if name == HEARTBEAT else inputs.AcksRead
             self.feed(made(tuple(records)))
 
-    def _bury_message(self, name: str, message: Message, reason: str) -> None:
+    def _bury_message(self, message: Message, reason: str) -> None:
         letter = DeadLetter(
-            name,
+            str(message.topic()).removeprefix(topic_name(self._cluster, "")),
             message.partition() or 0,
             message.offset() or 0,
             reason,
@@ -453,14 +457,16 @@ class Shell:
         if opening != self._opening:
             return
         if self._acks is None:
-            self._acks = self._follow_tail(ACKS, end)
+            self._acks = self._follow_tail(ACKS, {(ACKS, 0): end})
+            self._streams = self._follow_tail(HW, STREAM_PLACES)
         self._transactions.order(effect)
 
     def _close_producer(self, effect: effects.CloseProducer) -> None:
         """Only a master needs `acks`: every reader costs the broker a fetch a record."""
         self._opening += 1
-        reader, self._acks = self._acks, None
-        _stop_aside(reader)
+        for reader in (self._acks, self._streams):
+            _stop_aside(reader)
+        self._acks = self._streams = None
         self._transactions.order(effect)
 
     def _note(self, effect: effects.Note) -> None:
@@ -474,6 +480,19 @@ class Shell:
             except Exception as error:
                 log.error("the store could not be marked for a rebuild: %s", error)
         self._stop(EXIT_REFUSED if effect.final else EXIT_FAILED)
+
+
+STREAM_PLACES = {
+    **{(HW, partition): END for partition in range(STREAM_PARTITIONS)},
+    **{(FAILOVER_LOG, partition): BEGINNING for partition in range(STREAM_PARTITIONS)},
+}
+"""What indexers hold is said again and again; histories are kept by compaction."""
+
+TAILS: dict[str, tuple[Any, Callable[..., inputs.Input]]] = {
+    HEARTBEAT: (Heartbeat, inputs.BeatsRead),
+    ACKS: (AckRecord, inputs.AcksRead),
+    HW: (HwHeartbeat | FailoverLog, inputs.StreamsRead),
+}
 
 
 def _stop_aside(reader: TailReader | None) -> None:

@@ -1,14 +1,17 @@
-"""Index DDL as text: `CREATE INDEX … ON bucket(…)` and `DROP INDEX …` to plain values.
+"""Index DDL as text: `CREATE INDEX …`, `DROP INDEX …` and `BUILD INDEX …` to plain values.
 
     CREATE INDEX [IF NOT EXISTS] name ON bucket(expr [ASC|DESC], …)
         [WHERE condition] [USING method] [WITH {json}]
     CREATE PRIMARY INDEX [IF NOT EXISTS] [name] ON bucket [USING method] [WITH {json}]
     DROP INDEX [IF EXISTS] name ON bucket        DROP INDEX [IF EXISTS] bucket.name
     DROP PRIMARY INDEX [IF EXISTS] ON bucket
+    BUILD INDEX ON bucket(name, …) [USING method]      BUILD INDEX ON bucket
 
 `IF [NOT] EXISTS` may also follow the name, as in N1QL. Statements end with `;`. Comments are
 `-- …` and `/* … */`. Names may be quoted with backticks or double quotes, doubled inside; a
-string has single quotes. The keys of WITH are `slices`, `replicas`, `nodes` and `defer_build`.
+string has single quotes. The keys of WITH are `slices`, `replicas`, `nodes`, `defer_build`, and
+`partitioning` (`hash` or `range`) with, for ranges, `bounds`: the lowest key of each slice but the
+first. BUILD without names is of all indexes of the bucket that were deferred.
 
 How a script is read:
 
@@ -30,6 +33,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -107,18 +111,22 @@ class CreateIndex(_Statement):
     nodes: tuple[str, ...] | None = None
     defer_build: bool = False
     if_not_exists: bool = False
+    partitioning: str | None = None
+    bounds: tuple[tuple[Any, ...], ...] | None = None
 
     def to_request(self) -> dict[str, Any]:
         """Return the body of `POST /v1/indexes`; fields that are None are left out."""
         meaning = {f.name for f in fields(self) if f.compare}
         body = {k: v for k, v in asdict(self).items() if k in meaning and v is not None}
+        if self.bounds is not None:
+            body["bounds"] = [list(bound) for bound in self.bounds]
         return {k: list(v) if isinstance(v, tuple) else v for k, v in body.items()}
 
     def to_sql(self) -> str:
         """Return a statement that `parse_script` reads as this one."""
         options = {
             key: getattr(self, key)
-            for key in ("slices", "replicas", "nodes")
+            for key in ("slices", "replicas", "nodes", "partitioning", "bounds")
             if getattr(self, key) is not None
         }
         if self.defer_build:
@@ -148,7 +156,25 @@ class DropIndex(_Statement):
         return f"DROP INDEX {condition}{quote_name(self.name)} ON {quote_name(self.bucket)}"
 
 
-Statement = CreateIndex | DropIndex
+@dataclass(frozen=True, kw_only=True)
+class BuildIndex(_Statement):
+    """`BUILD INDEX` of the indexes `names` of `bucket`; without names, of all deferred ones."""
+
+    bucket: str
+    names: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What a table of statements shows in place of a single name."""
+        return ", ".join(self.names) or "*"
+
+    def to_sql(self) -> str:
+        """Return a statement that `parse_script` reads as this one."""
+        names = f"({', '.join(map(quote_name, self.names))})" if self.names else ""
+        return f"BUILD INDEX ON {quote_name(self.bucket)}{names}"
+
+
+Statement = CreateIndex | DropIndex | BuildIndex
 
 
 def parse_script(text: str) -> list[Statement]:
@@ -179,6 +205,11 @@ def normalise_expression(text: str, *, key: bool = False) -> str:
 
     With `key`, an order (`ASC`, `DESC`) may follow, as in the key list of an index.
     """
+    return _written(parse_expression(text, key=key))
+
+
+def parse_expression(text: str, *, key: bool = False) -> exp.Expr:
+    """Return the syntax tree of one expression, with `key` an `Ordered`; or raise `SqlError`."""
     source = _Source(text)
     source.blank_comments_and_options()
     tokens = _tokenize(source)
@@ -187,7 +218,21 @@ def normalise_expression(text: str, *, key: bool = False) -> str:
     for token in tokens:
         if source.visible[token.start] == ";":
             raise source.error("expected the end of the expression, found ;", token.start)
-    return _Parser(source, {}, tokens).expression(tokens, key=key)
+    return _Parser(source, {}, tokens).tree(tokens, key=key)
+
+
+def _written(tree: exp.Expr) -> str:
+    return tree.sql(dialect=_dialect(), comments=False)
+
+
+def _names_a_field(tree: exp.Expr) -> bool:
+    """Tell whether what follows IS is a column, and none of the words that look like one."""
+    from sqlglot import exp
+
+    if not isinstance(tree, exp.Column):
+        return False
+    quoted = len(tree.parts) > 1 or bool(tree.this.args.get("quoted"))
+    return quoted or tree.name.lower() not in ("missing", "valued")
 
 
 def quote_name(name: str) -> str:
@@ -297,6 +342,8 @@ class _Options:
                 raise source.error(message, at_key(key))
         if "nodes" in value:
             value["nodes"] = tuple(value["nodes"])
+        if "bounds" in value:
+            value["bounds"] = tuple(map(tuple, value["bounds"]))
         return cls(value, end)
 
 
@@ -313,11 +360,23 @@ def _is_node_list(value: Any) -> bool:
     )
 
 
+def _is_list_of_keys(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(key, list)
+        and key
+        and not any(isinstance(component, list | dict) for component in key)
+        and all(isfinite(component) for component in key if isinstance(component, float))
+        for key in value
+    )
+
+
 _OPTION_TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "slices": (lambda v: _is_whole(v, 1), "a whole number from 1"),
     "replicas": (lambda v: _is_whole(v, 0), "a whole number from 0"),
     "nodes": (_is_node_list, "a list of different indexer ids"),
     "defer_build": (lambda v: isinstance(v, bool), "true or false"),
+    "partitioning": (lambda v: v in ("hash", "range"), '"hash" or "range"'),
+    "bounds": (_is_list_of_keys, "a list of keys, each a list of numbers, strings, …"),
 }
 
 
@@ -375,13 +434,21 @@ class _Parser:
 
     def _statement(self) -> Statement:
         start = self._tokens[self._at]
-        creates = self._take("create")
-        if not creates and not self._take("drop"):
-            raise self._unexpected("CREATE INDEX or DROP INDEX")
-        primary = self._take("primary")
+        kinds: dict[str, type[Statement]] = {
+            "create": CreateIndex,
+            "drop": DropIndex,
+            "build": BuildIndex,
+        }
+        verb = next((verb for verb in kinds if self._take(verb)), "")
+        if not verb:
+            raise self._unexpected("CREATE INDEX, DROP INDEX or BUILD INDEX")
+        primary = verb != "build" and self._take("primary")
         self._expect("index")
-        kind: type[CreateIndex] | type[DropIndex] = CreateIndex if creates else DropIndex
-        meaning = self._create(primary) if creates else self._drop(primary)
+        if verb == "build":
+            meaning = self._build()
+        else:
+            meaning = self._create(primary) if verb == "create" else self._drop(primary)
+        kind = kinds[verb]
         line, column = self._source.position(start.start)
         source = self._source.text[start.start : self._end()]
         return kind(line=line, column=column, source=source, **meaning)
@@ -433,6 +500,17 @@ class _Parser:
             self._name("an index method")
         return {"name": name, "bucket": bucket, "if_exists": if_exists}
 
+    def _build(self) -> dict[str, Any]:
+        bucket = self._on_bucket()
+        names: list[str] = []
+        if self._take("("):
+            while not names or self._take(","):
+                names.append(self._name("the name of an index"))
+            self._expect(")", "a comma or )")
+        if self._take("using"):
+            self._name("an index method")
+        return {"bucket": bucket, "names": tuple(names)}
+
     def _condition(self, *words: str) -> bool:
         """Take `IF [NOT] EXISTS` whole, or nothing."""
         if not self._take(words[0]):
@@ -475,7 +553,11 @@ class _Parser:
         return options.end if options else last.end + 1
 
     def expression(self, tokens: list[Token], *, key: bool) -> str:
-        """Return the normalised text of the expression that `tokens` are, whole.
+        """Return the normalised text of the expression that `tokens` are, whole."""
+        return _written(self.tree(tokens, key=key))
+
+    def tree(self, tokens: list[Token], *, key: bool) -> exp.Expr:
+        """Return the syntax tree of the expression that `tokens` are, whole.
 
         Raises `SqlError` for what sqlglot does not parse, and for what has no value for a
         single document: queries, aggregates, windows, parameters, `*`.
@@ -495,7 +577,8 @@ class _Parser:
             if isinstance(tree.this if key else tree, exp.DataType):
                 raise self._source.error("expected an expression, not a type", tokens[0].start)
             self._refuse_what_no_document_has(tree, tokens)
-            return tree.sql(dialect=_dialect(), comments=False)
+            _written(tree)  # What is nested too deeply for that is refused here.
+            return tree
         except ParseError as error:
             detail = error.errors[0] if error.errors else {}
             where = (detail.get("line"), detail.get("col"))
@@ -524,8 +607,8 @@ class _Parser:
         }
         for node in tree.walk():
             what = next((what for kind, what in refused.items() if isinstance(node, kind)), None)
-            if isinstance(node, exp.Is) and isinstance(node.expression, exp.Column):
-                what = "IS with anything but NULL, TRUE and FALSE"
+            if isinstance(node, exp.Is) and _names_a_field(node.expression):
+                what = "IS with anything but NULL, MISSING, VALUED, TRUE and FALSE"
             if what:
                 starts = [n.meta["start"] for n in node.walk() if "start" in n.meta]
                 if isinstance(node, exp.Query):

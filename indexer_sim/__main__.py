@@ -7,6 +7,7 @@ no restart can help.
 from __future__ import annotations
 
 import argparse
+import gc
 import re
 import signal
 import sys
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 EX_UNUSABLE, EX_CONFIG = 1, 78
 INDEXER_ID_MAX = 250
 CLUSTER = re.compile(r"[A-Za-z0-9._-]+")
+GARBAGE = (50_000, 10, 10)
+"""Tens of thousands of items wait here at any time, and none is part of a cycle: with the usual
+thresholds, looking for cycles among them takes as long as reading them."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
+    gc.set_threshold(*GARBAGE)
     from indexer_sim.process import Options
 
     return run(
@@ -40,6 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             arguments.data_dir,
             arguments.zone,
             arguments.heartbeat_ms,
+            arguments.host,
+            arguments.port,
+            arguments.checkpoint_s,
         ),
         stopping,
     )
@@ -47,13 +55,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(options: Options, stopping: threading.Event) -> int:
     """Run an indexer until `stopping` is set; an expected fault is one line on stderr."""
-    from indexer_sim.process import Indexer, LogReplacedError
-    from indexer_sim.storage import StorageError
+    from indexer_sim.database import StorageError
+    from indexer_sim.process import Indexer, LogReplacedError, PortTakenError
 
     try:
         Indexer(options, stopping).run()
     except LogReplacedError as error:
         return _fail(options, str(error), EX_CONFIG)
+    except PortTakenError as error:
+        return _fail(options, str(error), EX_UNUSABLE)
     except StorageError as error:
         final = error.code == "folder_mismatch"
         return _fail(options, error.message, EX_CONFIG if final else EX_UNUSABLE)
@@ -77,6 +87,11 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--data-dir", type=Path, required=True, help="this indexer's own folder")
     found.add_argument("--zone", default="", help="where it stands, for placement")
     found.add_argument("--heartbeat-ms", type=_milliseconds, default=500)
+    found.add_argument(
+        "--checkpoint-s", type=_seconds, default=10.0, help="at most one a bucket in that time"
+    )
+    found.add_argument("--host", default="127.0.0.1", help="where scans are answered")
+    found.add_argument("--port", type=_port, default=0, help="0: any that is free")
     return found
 
 
@@ -91,6 +106,20 @@ def _cluster(text: str) -> str:
     if not CLUSTER.fullmatch(text):
         raise argparse.ArgumentTypeError("letters, digits, '.', '_' and '-' only")
     return text
+
+
+def _port(text: str) -> int:
+    number = int(text)
+    if not 0 <= number <= 65_535:
+        raise argparse.ArgumentTypeError("0 to 65535")
+    return number
+
+
+def _seconds(text: str) -> float:
+    number = float(text)
+    if not 0.1 <= number <= 86_400:
+        raise argparse.ArgumentTypeError("0.1 to 86400")
+    return number
 
 
 def _milliseconds(text: str) -> int:

@@ -11,7 +11,7 @@ since what it says before that may be out of date.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from coordinator.core.entities import DROPPING, INIT, Index
@@ -95,6 +95,13 @@ class Desk:
         if index is None or index.state in (INIT, DROPPING):
             return False
         return self.shards.get(index.id, 0) not in (0, index.shard_on(self.indexer))
+
+    def ahead(self, builds: Mapping[int, int]) -> set[int]:
+        """Return the indexes that are held under a newer build than the state knows.
+
+        Either the state is not read that far yet, or nobody ever meant that build.
+        """
+        return {i for i, index in self.indexes.items() if builds.get(i, 0) > index.build}
 
     def report(self) -> list[Holding]:
         """Return everything that is held, for the handshake."""

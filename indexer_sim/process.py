@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -17,51 +16,52 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import OFFSET_END, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import OFFSET_END, KafkaException, Message, TopicPartition
 
 from coordinator import codec
 from coordinator.core.authority_state import AuthorityState
-from coordinator.core.effects import Answer, Beat, Bury
-from coordinator.core.entities import Index, index_key
+from coordinator.core.entities import Bucket, Index, bucket_key, index_key
 from coordinator.core.records import (
     ClusterFormed,
-    DeadLetter,
     HoldingsReported,
     HoldingsRequested,
     IndexerHeartbeat,
     Mutation,
     SliceAnswered,
 )
-from coordinator.kafka.producers import PlainProducer
-from coordinator.kafka.readers import consumer, decode_event
+from coordinator.kafka.following import PAUSE_S, Link, Voice, wall_ms
+from coordinator.kafka.readers import decode_event
 from coordinator.kafka.topics import (
     ACKS,
     COMMIT,
     DEAD_LETTER,
     HEARTBEAT,
     HOUR_MS,
-    STATECONTEXT,
+    MUTATIONS,
+    STABILITY,
+    STREAM_PARTITIONS,
     topic_name,
 )
-from indexer_sim.allocation import Action, Allocate, Desk, action_id, count
-from indexer_sim.storage import Storage, StorageError
+from indexer_sim.allocation import NONE, Action, Allocate, Desk, action_id, count
+from indexer_sim.database import StorageError
+from indexer_sim.dataplane import DataPlane
+from indexer_sim.reading import StorageReading
+from indexer_sim.scan_api import ScanServer
+from indexer_sim.storage import Storage
 from schemas.registry import SchemaError
 
-CALL_TIMEOUT_S = 1.0
-"""No call to Kafka may block longer: a stop is due within two seconds."""
-
-PAUSE_S = 0.5
-BATCH_MAX = 1_000
-FETCH_WAIT_MS = 500
-FETCH_BUFFER_KBYTES = 4_096
 SIZE_PERIOD_S = 2.0
 AWAY_MS_MAX = 12 * HOUR_MS
 """After this long, tombstones past the position may be gone: half of `delete.retention.ms`."""
+
+AHEAD_S = 30.0
+"""The state is read long before that."""
 
 HOLDINGS_MAX = 1_000
 """So many fit into one part of a report, whatever their slices."""
 
 INDEX_PREFIX = index_key(0)[:-1]
+BUCKET_PREFIX = bucket_key("")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +74,24 @@ class Options:
     data_dir: Path
     zone: str = ""
     heartbeat_ms: int = 500
+    host: str = "127.0.0.1"
+    port: int = 0
+    checkpoint_s: float = 10.0
 
 
 class LogReplacedError(Exception):
     """The log is not the one that this folder has followed."""
 
 
+class PortTakenError(Exception):
+    """Scans cannot be answered at the address that was given."""
+
+
 class Indexer:
     """An indexer between its folder and a Kafka cluster that may come and go."""
 
     def __init__(self, options: Options, stopping: threading.Event) -> None:
-        """Open the folder. Raises StorageError."""
+        """Open the folder, and take the port. Raises StorageError and PortTakenError."""
         self.options = options
         self.stopping = stopping
         self.incarnation = secrets.randbits(63)
@@ -103,16 +110,37 @@ class Indexer:
         self._asked: HoldingsRequested | None = None
         self._unsaved: dict[int, bytes | None] = {}
         self._saved = self.position
-        self._complaints: set[str] = set()
+        voice = Voice(f"indexer {options.indexer}")
+        self.say, self.complain, self.settled = voice.say, voice.complain, voice.settled
         self._end = 0
         self._beat_due_s = 0.0
         self._size: tuple[float, int] = (0.0, 0)
+        self._ahead_since: dict[int, float] = {}
+        self.scans = self._scan_server()
+        self.data = DataPlane(
+            options.bootstrap_servers,
+            options.cluster,
+            (options.indexer, self.incarnation),
+            options.heartbeat_ms / 1000,
+            options.checkpoint_s,
+            self.storage,
+            voice,
+        )
+
+    def _scan_server(self) -> ScanServer:
+        host, port = self.options.host, self.options.port
+        try:
+            return ScanServer(StorageReading(self.storage), self.options.indexer, host, port)
+        except OSError as error:
+            self.storage.close()
+            raise PortTakenError(f"{host}:{port}: {error.strerror}") from error
 
     def run(self) -> None:
         """Serve until told to stop. Raises LogReplacedError and StorageError."""
+        self.scans.start()
         try:
             while not self.stopping.is_set():
-                link = Link(self.options)
+                link = IndexerLink(self.options)
                 try:
                     self._serve(link)
                 except KafkaException as error:
@@ -121,29 +149,15 @@ class Indexer:
                 finally:
                     link.close()
         finally:
+            self.data.end()
             self._save()
+            self.scans.stop()
+            self.data.stop()
             self.storage.close()
-
-    def say(self, message: str) -> None:
-        """Tell the operator."""
-        with suppress(OSError):  # Where stderr goes, the disk may be full.
-            print(f"indexer {self.options.indexer}: {message}", file=sys.stderr, flush=True)
-
-    def complain(self, about: str, message: str) -> None:
-        """Tell the operator of a fault, once until it is `settled`."""
-        if about not in self._complaints:
-            self._complaints.add(about)
-            self.say(f"{about}: {message}; trying again")
-
-    def settled(self, about: str) -> None:
-        """Tell the operator that a fault is over, if it was told of."""
-        if about in self._complaints:
-            self._complaints.discard(about)
-            self.say(f"{about}: well again")
 
     # -- following ---------------------------------------------------------------------------
 
-    def _serve(self, link: Link) -> None:
+    def _serve(self, link: IndexerLink) -> None:
         """Follow `statecontext` over one connection until it fails or the process stops."""
         kafka_id = link.connect(self.stopping)
         if kafka_id is None:
@@ -161,7 +175,7 @@ class Indexer:
             if time.monotonic() >= self._beat_due_s:
                 self._beat(link)
 
-    def _begin(self, link: Link) -> None:
+    def _begin(self, link: IndexerLink) -> None:
         """Begin reading at the position, or at the log's start, and note where the log ends now."""
         low, end = link.bounds()
         self._end = end
@@ -181,7 +195,7 @@ class Indexer:
         """Tell whether the log may have forgotten drops that this indexer has not heard of."""
         return not 0 <= wall_ms() - self._saved_ms <= AWAY_MS_MAX
 
-    def _take(self, link: Link, messages: list[Message]) -> None:
+    def _take(self, link: IndexerLink, messages: list[Message]) -> None:
         """Note what records say, save it, and act on it."""
         base_known = self.cas_base is not None
         moved = False
@@ -214,6 +228,10 @@ class Indexer:
         mutation = decode_event(message, 0).mutation
         if mutation.key.encode() != message.key():
             raise SchemaError("bad_body", f"the event is about {mutation.key}, its key is another")
+        if mutation.key.startswith(BUCKET_PREFIX):
+            if isinstance(mutation.entity, Bucket):
+                self.storage.know(mutation.entity.name, mutation.entity.vbuckets)
+            return
         if not mutation.key.startswith(INDEX_PREFIX):
             return
         index_id, index = _index_in(mutation)
@@ -239,7 +257,7 @@ class Indexer:
             self.say("the master finds differences: reading the state from its start")
         return record.reread
 
-    def _report(self, link: Link) -> None:
+    def _report(self, link: IndexerLink) -> None:
         """Tell the master everything that is held here, in parts, once it is up to date."""
         asked = self._asked
         if asked is None or not self.desk.complete or self.cas_base is None:
@@ -300,10 +318,10 @@ class Indexer:
 
     # -- acting ------------------------------------------------------------------------------
 
-    def _act(self, link: Link) -> None:
+    def _act(self, link: IndexerLink) -> None:
         """Do what there is to do and answer what there is to answer."""
         for action in self.desk.plan():
-            self._carry_out(action)
+            self._carry_out(action, link)
         self.desk.hold(self.storage.held, self.storage.shards)
         for reply in self.desk.replies():
             link.answer(
@@ -318,15 +336,20 @@ class Indexer:
                 )
             )
         self.desk.close_finished()
+        if self.desk.complete:
+            self.data.know(self.desk.indexes)
 
-    def _carry_out(self, action: Action) -> None:
+    def _carry_out(self, action: Action, link: IndexerLink) -> None:
         """Allocate or release, and say what came of it."""
         number = action_id(action)
         about = f"storage of index {number}"
         try:
             if isinstance(action, Allocate):
                 index = action.index
-                self.storage.allocate(index.bucket, number, action.slices, codec.encode(index))
+                # Before it is answered: all that is sent for it comes after this.
+                ends = {} if self.storage.bucket(index.bucket) else link.ends()
+                definition = codec.encode(index)
+                self.storage.allocate(index.bucket, number, action.slices, definition, ends)
             else:
                 self.storage.release(number, action.slices)
         except StorageError as error:
@@ -339,14 +362,17 @@ class Indexer:
             done = "allocated" if isinstance(action, Allocate) else "released"
             self.say(f"index {number}: {done} {_slices(len(action.slices))}")
 
-    def _beat(self, link: Link) -> None:
+    def _beat(self, link: IndexerLink) -> None:
         """Send a heartbeat, and repeat every answer that somebody may still wait for."""
         stale = not 0 <= wall_ms() - self._saved_ms < HOUR_MS
         if stale:
             link.bounds()  # Raises where Kafka is out of reach: only contact keeps it fresh.
         self._save(touch=stale)
-        if self.storage.tend():
-            self.desk.hold(self.storage.held, self.storage.shards)
+        self.storage.tend()
+        while self.storage.recovered:
+            self.say(f"bucket {self.storage.recovered.pop(0)}: its database was damaged")
+        self._mend_builds()
+        self.desk.hold(self.storage.held, self.storage.shards)
         if self.desk.open:
             self._act(link)
         now = time.monotonic()
@@ -355,11 +381,28 @@ class Indexer:
         link.beat(self._heartbeat())
         self._beat_due_s = now + self.options.heartbeat_ms / 1000
 
+    def _mend_builds(self) -> None:
+        """Allocate anew what is held under a build that the state has not come to know.
+
+        An event that no verdict counts may have told projectors of it. As another shard, the
+        index is built again.
+        """
+        now = time.monotonic()
+        ahead = self.desk.ahead(self.storage.builds) if self.desk.complete else set()
+        self._ahead_since = {i: self._ahead_since.get(i, now) for i in ahead}
+        for index_id, since in list(self._ahead_since.items()):
+            if now - since >= AHEAD_S:
+                index, slices = self.desk.indexes[index_id], self.desk.held.get(index_id, NONE)
+                self.say(f"index {index_id} is held under a build that nobody means")
+                with suppress(StorageError):
+                    self.storage.allocate(index.bucket, index_id, slices, codec.encode(index))
+                    del self._ahead_since[index_id]
+
     def _heartbeat(self) -> IndexerHeartbeat:
         return IndexerHeartbeat(
             indexer=self.options.indexer,
             incarnation=self.incarnation,
-            address=f"indexer-{self.options.indexer}",
+            address=self.scans.address,
             zone=self.options.zone,
             pid=os.getpid(),
             slices=count(self.desk.held.values()),
@@ -369,47 +412,24 @@ class Indexer:
         )
 
 
-class Link:
-    """One connection to Kafka: a consumer, a producer, and what they are used for."""
+class IndexerLink(Link):
+    """The connection of an indexer, which listens to the master, too."""
 
     def __init__(self, options: Options) -> None:
-        self.topic = topic_name(options.cluster, STATECONTEXT)
+        super().__init__(
+            options.bootstrap_servers,
+            options.cluster,
+            f"indexer-{options.indexer}",
+            (COMMIT, ACKS, HEARTBEAT, DEAD_LETTER, MUTATIONS, STABILITY),
+        )
         self.commit = topic_name(options.cluster, COMMIT)
         self.heartbeat = topic_name(options.cluster, HEARTBEAT)
-        self._needed = {
-            topic_name(options.cluster, name) for name in (COMMIT, ACKS, HEARTBEAT, DEAD_LETTER)
-        } | {self.topic}
-        self._options = options
-        self._consumer = consumer(
-            options.bootstrap_servers,
-            f"indexer-{options.indexer}",
-            **{
-                "enable.partition.eof": True,
-                "fetch.wait.max.ms": FETCH_WAIT_MS,
-                "queued.max.messages.kbytes": FETCH_BUFFER_KBYTES,
-            },
-        )
-        self._producer: PlainProducer | None = None
-        self.at_end = False
+        self.mutations = topic_name(options.cluster, MUTATIONS)
 
-    def connect(self, stopping: threading.Event) -> str | None:
-        """Wait until the topics are there; return the Kafka cluster's id, None if stopped."""
-        while not stopping.is_set():
-            metadata = self._consumer.list_topics(timeout=CALL_TIMEOUT_S)
-            if self._needed <= metadata.topics.keys():
-                self._producer = PlainProducer(
-                    self._options.bootstrap_servers, self._options.cluster, ignore
-                )
-                return str(metadata.cluster_id)
-            stopping.wait(PAUSE_S)
-        return None
-
-    def bounds(self) -> tuple[int, int]:
-        """Return the first offset of `statecontext`, and its last stable one."""
-        low, end = self._consumer.get_watermark_offsets(
-            TopicPartition(self.topic, 0), CALL_TIMEOUT_S
-        )
-        return int(low), int(end)
+    def ends(self) -> dict[int, int]:
+        """Return where the partitions of `mutations` end now. Raises KafkaException."""
+        partitions = range(STREAM_PARTITIONS)
+        return {p: self.bounds(self.mutations, p)[1] for p in partitions}
 
     def follow(self, position: int, *, with_commit: bool) -> None:
         """Read `statecontext` from `position` on, what comes on `heartbeat`, and `commit` from
@@ -419,55 +439,8 @@ class Link:
             TopicPartition(self.heartbeat, 0, OFFSET_END),
         ]
         if with_commit:
-            low, _ = self._consumer.get_watermark_offsets(
-                TopicPartition(self.commit, 0), CALL_TIMEOUT_S
-            )
-            places.append(TopicPartition(self.commit, 0, low))
-        self.at_end = False
-        self._consumer.assign(places)
-
-    def read(self, timeout_s: float) -> list[Message]:
-        """Wait for a record, and take what has come with it. Raises KafkaException."""
-        first = self._consumer.poll(timeout_s)
-        if self._producer is not None:
-            self._producer.serve()
-        if first is None:
-            return []
-        found: list[Message] = []
-        for message in (first, *self._consumer.consume(BATCH_MAX, 0)):
-            error = message.error()
-            if error is None:
-                found.append(message)
-            elif error.code() == KafkaError._PARTITION_EOF:
-                self.at_end = self.at_end or message.topic() == self.topic
-            elif not passing(error):
-                raise KafkaException(error)
-        return found
-
-    def answer(self, record: SliceAnswered | HoldingsReported) -> None:
-        if self._producer is not None:
-            self._producer.answer(Answer(record))
-
-    def beat(self, record: IndexerHeartbeat) -> None:
-        if self._producer is not None:
-            self._producer.beat(Beat(record))
-
-    def bury(self, message: Message, reason: str) -> None:
-        if self._producer is not None:
-            letter = DeadLetter(
-                str(message.topic()),
-                int(message.partition() or 0),
-                int(message.offset() or 0),
-                reason,
-                message.value() or b"",
-                wall_ms(),
-            )
-            self._producer.bury(Bury(letter))
-
-    def close(self) -> None:
-        if self._producer is not None:
-            self._producer.flush(CALL_TIMEOUT_S / 2)
-        self._consumer.close()
+            places.append(TopicPartition(self.commit, 0, self.bounds(self.commit)[0]))
+        self.assign(places)
 
 
 def _index_in(mutation: Mutation) -> tuple[int, Index | None]:
@@ -496,21 +469,5 @@ def base_in(value: Any) -> int | None:
     return snapshot.cas_base if isinstance(snapshot, AuthorityState) else None
 
 
-def passing(error: KafkaError) -> bool:
-    """Tell whether the client gets over `error` by itself."""
-    return bool(error.retriable()) or error.code() in (
-        KafkaError._ALL_BROKERS_DOWN,
-        KafkaError._TRANSPORT,
-    )
-
-
-def ignore(_: Any) -> None:
-    """Take no notice: what was lost is sent again with the next heartbeat."""
-
-
 def _slices(number: int) -> str:
     return "1 slice" if number == 1 else f"{number} slices"
-
-
-def wall_ms() -> int:
-    return time.time_ns() // 1_000_000

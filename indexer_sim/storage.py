@@ -1,244 +1,42 @@
 """The storage of an indexer: one RocksDB a bucket, slices as key prefixes; one for its position.
 
-A slice exists once its metadata record is synced; a slice is gone once that record's deletion
-is. The metadata records alone say what is allocated, so that a restart finds it. A database that
-refuses a write is closed, and opened again for the next: RocksDB must not take a later write
-without the earlier one. Nothing here knows Kafka or decides anything. Not for several threads.
+Nothing here knows Kafka or decides anything. One thread, the control loop, opens, allocates and
+releases; others read, and one applies mutations to the buckets (`bucket` says what holds then).
 
-Layout of the folder: `meta/` (identity, position, index states), `buckets/<name>/`, `reserve`.
-Keys in a bucket: `m` + index id + slice number (the definition), `s` + index id (the shard: which
-life of the index's storage this is), `d` + index id + slice number + … (data).
+A bucket that is damaged is made from its newest checkpoint that is not, and goes back by that much;
+without one it is as if it had never been. Layout of the folder: `meta/` (identity, position, index
+states), `buckets/<name>/`, `checkpoints/<name>/<number>/`, `reserve`.
+`entries` has the keys in a bucket.
 """
 
 from __future__ import annotations
 
-import os
-import secrets
 import shutil
 import struct
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from rocksdict import Options, Rdict, WriteBatch, WriteOptions
+from rocksdict import WriteBatch
 
 from indexer_sim.allocation import NONE, Slices
+from indexer_sim.bucket import Bucket
+from indexer_sim.checkpoints import Checkpoints, copy
+from indexer_sim.database import WRITE_BUFFER_BYTES, Database, StorageError, refusal
+from indexer_sim.names import bucket_name, folder_name
 from indexer_sim.reserve import Reserve
 
 META, BUCKETS, TRASH, RESERVE = "meta", "buckets", "trash", "reserve"
-SLICE, SHARD, DATA = b"m", b"s", b"d"
-SHARD_BITS = 48
-SLICE_KEY = struct.Struct(">QI")
+CHECKPOINTS = "checkpoints"
 
-IDENTITY, POSITION, CAS_BASE, INDEX = b"identity/", b"position", b"cas-base", b"index/"
+IDENTITY, POSITION, CAS_BASE = b"identity/", b"position", b"cas-base"
+INDEX, VBUCKETS = b"index/", b"vbuckets/"
 NUMBER = struct.Struct(">Q")
 WHOLE = struct.Struct(">q")
 PLACE = struct.Struct(">qq")
 
-WRITE_BUFFER_BYTES = 4 * 1024 * 1024
 RESERVE_BYTES = 2 * WRITE_BUFFER_BYTES
-OPEN_FILES_MAX = 32
-SIZE_PROPERTIES = ("rocksdb.total-sst-files-size", "rocksdb.cur-size-all-mem-tables")
-
-PLAIN_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789_-#.")
-
-
-class StorageError(Exception):
-    """Storage cannot be opened or written.
-
-    `code` is `folder_mismatch` (another cluster's or indexer's), `unusable` or `refused`.
-    """
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-
-
-# -- names of folders ----------------------------------------------------------------------------
-
-
-def folder_name(bucket: str) -> str:
-    """Return the name of a bucket's folder: no two buckets share one, on any file system.
-
-    Capitals become small letters, and a mask after `~` says where they were; characters that
-    some file system dislikes become `%` and two hexadecimal digits a byte.
-    """
-    small: list[str] = []
-    mask = 0
-    for place, character in enumerate(bucket):
-        if character.isascii() and character.isupper():
-            mask |= 1 << place
-            character = character.lower()
-        if character in PLAIN_CHARACTERS and not (character == "." and place == 0):
-            small.append(character)
-        else:
-            small.extend(f"%{byte:02x}" for byte in character.encode())
-    return "".join(small) + (f"~{mask:x}" if mask else "")
-
-
-def bucket_name(folder: str) -> str:
-    """Return the bucket whose folder this is: the inverse of `folder_name`."""
-    text, _, mask = folder.partition("~")
-    raw = bytearray()
-    place = 0
-    while place < len(text):
-        if text[place] == "%":
-            raw.append(int(text[place + 1 : place + 3], 16))
-            place += 3
-        else:
-            raw.append(ord(text[place]))
-            place += 1
-    capitals = int(mask or "0", 16)
-    return "".join(
-        character.upper() if capitals >> place & 1 else character
-        for place, character in enumerate(raw.decode())
-    )
-
-
-# -- one database --------------------------------------------------------------------------------
-
-
-class Database:
-    """A RocksDB that closes itself on any error, and opens again when it is next used."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._db: Rdict | None = None
-        self._sync = WriteOptions()
-        self._sync.sync = True
-        self._plain = WriteOptions()
-
-    def opened(self) -> Rdict:
-        """Return the open database. Raises StorageError."""
-        if self._db is None:
-            try:
-                make_durably(self.folder)
-                self._db = Rdict(str(self.folder), _options())
-            except Exception as error:
-                raise _refusal(error, self.folder) from error
-        return self._db
-
-    def get(self, key: bytes) -> bytes | None:
-        """Return the value of a key. Raises StorageError."""
-        db = self.opened()
-        try:
-            value: bytes | None = db.get(key)
-        except Exception as error:
-            raise StorageError("unusable", f"{self.folder}: {_line(error)}") from error
-        return value
-
-    def write(self, batch: Any, *, sync: bool) -> None:
-        """Write a batch as one. Raises StorageError; then whether it took place is open."""
-        db = self.opened()
-        try:
-            db.write(batch, self._sync if sync else self._plain)
-        except Exception as error:
-            self.close()
-            raise _refusal(error, self.folder) from error
-
-    def empty(self, begin: bytes, end: bytes) -> None:
-        """Give back the space of deleted keys in [begin, end). Raises StorageError."""
-        db = self.opened()
-        try:
-            db.flush()
-            db.compact_range(begin, end)
-        except Exception as error:
-            self.close()
-            raise _refusal(error, self.folder) from error
-
-    def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
-        """Return all records under `prefix`. Raises StorageError."""
-        db = self.opened()
-        found: list[tuple[bytes, bytes]] = []
-        try:
-            entries: Any = db.items(from_key=prefix)
-            for key, value in entries:
-                if not key.startswith(prefix):
-                    break
-                found.append((key, value))
-        except Exception as error:
-            raise StorageError("unusable", f"{self.folder}: {_line(error)}") from error
-        return found
-
-    def size_bytes(self) -> int:
-        """Return what the database takes, on disk and in its buffers; 0 while it is closed."""
-        if self._db is None:
-            return 0
-        return sum(self._db.property_int_value(name) or 0 for name in SIZE_PROPERTIES)
-
-    def close(self) -> None:
-        db, self._db = self._db, None
-        if db is not None:
-            try:
-                db.close()
-            except Exception:
-                return  # What cannot be written at the end was not promised to anybody.
-
-
-class Bucket:
-    """The slices of one bucket."""
-
-    def __init__(self, name: str, folder: Path) -> None:
-        self.name = name
-        self.database = Database(folder)
-        self.slices: dict[int, Slices] = {}
-        self.shards: dict[int, int] = {}
-        self.stale = True
-        """A write failed: whether it took place, only the database can tell."""
-
-    def load(self) -> None:
-        """Find out what is allocated. Raises StorageError."""
-        found: dict[int, set[int]] = {}
-        for key, _ in self.database.scan(SLICE):
-            index_id, number = SLICE_KEY.unpack(key[len(SLICE) :])
-            found.setdefault(index_id, set()).add(number)
-        self.slices = {index_id: frozenset(numbers) for index_id, numbers in found.items()}
-        self.shards = {
-            NUMBER.unpack(key[len(SHARD) :])[0]: NUMBER.unpack(value)[0]
-            for key, value in self.database.scan(SHARD)
-        }
-        self.stale = False
-
-    def write(self, batch: Any) -> None:
-        """Write a batch, synced. Raises StorageError."""
-        self.stale = True
-        self.database.write(batch, sync=True)
-        self.stale = False
-
-    def allocate(self, index_id: int, numbers: Slices, definition: bytes) -> None:
-        """Allocate all of these slices, or none; what the index holds is another shard then."""
-        shard = 1 + secrets.randbits(SHARD_BITS)
-        batch = WriteBatch(raw_mode=True)
-        batch.put(SHARD + NUMBER.pack(index_id), NUMBER.pack(shard))
-        for number in numbers:
-            batch.put(SLICE + SLICE_KEY.pack(index_id, number), definition)
-        self.write(batch)
-        self.slices[index_id] = self.slices.get(index_id, NONE) | numbers
-        self.shards[index_id] = shard
-
-    def release(self, index_id: int, numbers: Slices) -> None:
-        """Delete these slices and give their space back."""
-        batch = WriteBatch(raw_mode=True)
-        ranges = [_data_range(index_id, number) for number in sorted(numbers)]
-        for number, (begin, end) in zip(sorted(numbers), ranges, strict=True):
-            batch.delete(SLICE + SLICE_KEY.pack(index_id, number))
-            batch.delete_range(begin, end)
-        left = self.slices[index_id] - numbers
-        if not left:
-            batch.delete(SHARD + NUMBER.pack(index_id))
-        self.write(batch)
-        if left:
-            self.slices[index_id] = left
-        else:
-            del self.slices[index_id]
-            self.shards.pop(index_id, None)
-        for begin, end in ranges:
-            self.database.empty(begin, end)
-
-
-# -- all of them ---------------------------------------------------------------------------------
+NOWHERE: Mapping[int, int] = {}
 
 
 class Storage:
@@ -249,6 +47,12 @@ class Storage:
         self.folder = folder
         self._meta = Database(folder / META)
         self._buckets: dict[str, Bucket] = {}
+        self._vbuckets: dict[str, int] = {}
+        self._unsaved: set[str] = set()
+        self.recovered: list[str] = []
+        """What was made from a checkpoint, for the operator."""
+        self.epoch = 0
+        """Another one after a bucket has gone back: what was read before is void then."""
         self._reserve = Reserve(folder / RESERVE, RESERVE_BYTES)
         try:
             self._open(identity)
@@ -264,15 +68,17 @@ class Storage:
         self._meta.opened()
         self.bind("indexer", identity)
         shutil.rmtree(self.folder / TRASH, ignore_errors=True)
-        for path in sorted((self.folder / BUCKETS).glob("*")):
-            bucket = Bucket(bucket_name(path.name), path)
-            self._buckets[bucket.name] = bucket
-            bucket.load()
-            if not bucket.slices:
-                self._discard(bucket)
+        for key, value in self._meta.scan(VBUCKETS):
+            self._vbuckets[key[len(VBUCKETS) :].decode()] = NUMBER.unpack(value)[0]
+        paths = {*(self.folder / BUCKETS).glob("[!.]*")}
+        paths |= {self.folder / BUCKETS / p.name for p in (self.folder / CHECKPOINTS).glob("*")}
+        for path in sorted(paths):
+            name = bucket_name(path.name)
+            bucket = self._buckets[name] = Bucket(name, path, self._vbuckets.get(name, 0))
+            self.reload(bucket)
 
     def close(self) -> None:
-        for bucket in self._buckets.values():
+        for bucket in self.buckets():
             bucket.database.close()
         self._meta.close()
 
@@ -302,37 +108,137 @@ class Storage:
         """The slices that are allocated, by index."""
         return {
             index_id: numbers
-            for bucket in self._buckets.values()
+            for bucket in self.buckets()
             for index_id, numbers in bucket.slices.items()
         }
 
     @property
     def shards(self) -> dict[int, int]:
         """The shard of each index: a number that no other life of its storage had."""
-        return {i: shard for bucket in self._buckets.values() for i, shard in bucket.shards.items()}
+        return {i: shard for bucket in self.buckets() for i, shard in bucket.shards.items()}
+
+    def bucket_of(self, index_id: int) -> Bucket | None:
+        """Return the bucket in which an index is held, None if it is not. For any thread."""
+        return next((bucket for bucket in self.buckets() if index_id in bucket.slices), None)
+
+    @property
+    def builds(self) -> dict[int, int]:
+        """The build of each index, 0 for none yet."""
+        return {
+            index_id: state.build
+            for bucket in self.buckets()
+            for index_id, state in bucket.published.states.items()
+        }
+
+    def buckets(self) -> list[Bucket]:
+        """Return the buckets of which anything is held. For any thread."""
+        return list(self._buckets.values())
+
+    def bucket(self, name: str) -> Bucket | None:
+        """Return a bucket of which something is held. For any thread."""
+        return self._buckets.get(name)
+
+    def reload(self, bucket: Bucket) -> None:
+        """Find out what a bucket holds, from a checkpoint if it is damaged. Raises StorageError.
+
+        One that holds nothing is deleted: it was only begun. But while anything is held it has
+        checkpoints, and these go first; so an empty one with checkpoints has lost what it held.
+        """
+        with bucket.lock:
+            try:
+                if not (bucket.stale or bucket.damaged):
+                    return
+                if not bucket.damaged:
+                    bucket.load()
+                    if bucket.slices:
+                        return
+            except StorageError as error:
+                if error.code != "damaged":
+                    raise
+            self._recover(bucket)
+
+    def _recover(self, bucket: Bucket) -> None:
+        """Make a bucket from its newest checkpoint that can be read; else delete it."""
+        self.epoch += 1
+        bucket.damaged = True
+        for checkpoint in self.checkpoints(bucket).found():
+            bucket.database.close()
+            try:
+                self._throw_away(bucket.database.folder)
+                copy(checkpoint, bucket.database.folder)
+                bucket.load()
+            except (OSError, StorageError):
+                continue
+            if bucket.slices:
+                self.recovered.append(f"{bucket.name} from checkpoint {int(checkpoint.name)}")
+                return
+        self._discard(bucket)
+
+    def make_checkpoint(self, bucket: Bucket) -> None:
+        """Make a checkpoint of a bucket, if anything has changed. Raises StorageError.
+
+        It is for the newest stability snapshot, if there is one. A disk that takes none has to
+        do with fewer.
+        """
+        about = bucket.about()
+        changed = bucket.database.latest()
+        if changed == bucket.checkpointed:
+            return
+        places = self.checkpoints(bucket)
+        try:
+            places.make(bucket.database.opened(), about)
+        except Exception as error:
+            places.prune(1)
+            raise refusal(error, bucket.database.folder) from error
+        bucket.checkpointed = changed
+        bucket.last_persistence = about.vector.digest()
+
+    def checkpoints(self, bucket: Bucket) -> Checkpoints:
+        """Return where the checkpoints of a bucket are."""
+        return Checkpoints(self.folder / CHECKPOINTS / folder_name(bucket.name))
+
+    def know(self, bucket: str, vbuckets: int) -> None:
+        """Note how many vbuckets a bucket has; saved with the position behind it."""
+        if self._vbuckets.get(bucket) != vbuckets:
+            self._vbuckets[bucket] = vbuckets
+            self._unsaved.add(bucket)
+            if place := self._buckets.get(bucket):
+                place.know(vbuckets)
 
     def tend(self) -> bool:
         """Open again what failed, where that can be; tell whether `held` may have changed."""
         self._reserve.take()
-        stale = [bucket for bucket in self._buckets.values() if bucket.stale]
+        stale = [b for b in self.buckets() if b.stale or b.damaged]
         for bucket in stale:
-            with suppress(StorageError):
-                bucket.load()
+            with suppress(StorageError), bucket.lock:
+                self.reload(bucket)
         return bool(stale)
 
     def size_bytes(self) -> int:
         """Return the bytes that all buckets take."""
-        return sum(bucket.database.size_bytes() for bucket in self._buckets.values())
+        return sum(bucket.database.size_bytes() for bucket in self.buckets())
 
-    def allocate(self, bucket: str, index_id: int, slices: Slices, definition: bytes) -> None:
-        """Make storage for slices, durably: all or none. Raises StorageError."""
+    def allocate(
+        self,
+        bucket: str,
+        index_id: int,
+        slices: Slices,
+        definition: bytes,
+        offsets: Mapping[int, int] = NOWHERE,
+    ) -> None:
+        """Make storage for slices, durably: all or none. Raises StorageError.
+
+        `offsets` are where the partitions of `mutations` end now: a new bucket begins there.
+        """
         place = self._buckets.get(bucket)
         if place is None:
-            place = Bucket(bucket, self.folder / BUCKETS / folder_name(bucket))
+            folder = self.folder / BUCKETS / folder_name(bucket)
+            place = Bucket(bucket, folder, self._vbuckets.get(bucket, 0))
         try:
-            if place.stale:
-                place.load()
-            place.allocate(index_id, slices, definition)
+            with place.lock:
+                if place.stale:
+                    place.load()
+                place.allocate(index_id, slices, definition, offsets)
         except StorageError:
             if bucket not in self._buckets:
                 with suppress(StorageError):
@@ -348,34 +254,40 @@ class Storage:
         try:
             self._release(index_id, slices)
         except StorageError:
+            # What a checkpoint links, deleting does not give back.
+            for bucket in self.buckets():
+                self.checkpoints(bucket).discard()
             if not self._reserve.give_up():
                 raise
             self._release(index_id, slices)
 
     def _release(self, index_id: int, slices: Slices) -> None:
-        for bucket in list(self._buckets.values()):
-            if bucket.stale:
-                bucket.load()
-            here = bucket.slices.get(index_id, NONE) & slices
-            if not here:
-                continue
-            if bucket.slices == {index_id: here}:
-                self._discard(bucket)
-            else:
-                bucket.release(index_id, here)
+        for bucket in self.buckets():
+            with bucket.lock:
+                if bucket.stale:
+                    bucket.load()
+                here = bucket.slices.get(index_id, NONE) & slices
+                if bucket.slices == {index_id: here}:
+                    self._discard(bucket)
+                elif here:
+                    bucket.release(index_id, here)
 
     def _discard(self, bucket: Bucket) -> None:
         """Delete a bucket's folder. Moved away first, so that no half of it is ever opened."""
         bucket.database.close()
-        trash = self.folder / TRASH
         try:
-            shutil.rmtree(trash, ignore_errors=True)
-            if bucket.database.folder.exists():
-                bucket.database.folder.rename(trash)
-                shutil.rmtree(trash, ignore_errors=True)
+            self.checkpoints(bucket).discard()
+            self._throw_away(bucket.database.folder)
         except OSError as error:
-            raise _refusal(error, bucket.database.folder) from error
+            raise refusal(error, bucket.database.folder) from error
         self._buckets.pop(bucket.name, None)
+
+    def _throw_away(self, folder: Path) -> None:
+        trash = self.folder / TRASH
+        shutil.rmtree(trash, ignore_errors=True)
+        if folder.exists():
+            folder.rename(trash)
+            shutil.rmtree(trash, ignore_errors=True)
 
     # -- position ----------------------------------------------------------------------------
 
@@ -411,55 +323,8 @@ class Storage:
                 batch.delete(key)
             else:
                 batch.put(key, value)
+        for bucket in self._unsaved:
+            batch.put(VBUCKETS + bucket.encode(), NUMBER.pack(self._vbuckets[bucket]))
         batch.put(POSITION, PLACE.pack(position, at_ms))
         self._meta.write(batch, sync=bool(changes))
-
-
-def make_durably(folder: Path) -> None:
-    """Make a folder and those above it, so that they survive a power failure."""
-    if folder.is_dir():
-        return
-    make_durably(folder.parent)
-    folder.mkdir(exist_ok=True)
-    descriptor = os.open(folder.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def data_prefix(index_id: int, number: int) -> bytes:
-    """Return the prefix of the keys of one slice's data."""
-    return DATA + SLICE_KEY.pack(index_id, number)
-
-
-def _data_range(index_id: int, number: int) -> tuple[bytes, bytes]:
-    begin = data_prefix(index_id, number)
-    end = (int.from_bytes(begin, "big") + 1).to_bytes(len(begin), "big")
-    return begin, end
-
-
-def _refusal(error: Exception, folder: Path) -> StorageError:
-    """Return an error without this machine's path: clients get to read it."""
-    return StorageError("refused", _line(error).replace(f"{folder.parent}/", ""))
-
-
-def _line(error: BaseException) -> str:
-    """Return an error in one line."""
-    return " ".join(f"{error}".split()) or type(error).__name__
-
-
-def _options() -> Options:
-    options = Options(raw_mode=True)
-    options.create_if_missing(True)
-    options.set_write_buffer_size(WRITE_BUFFER_BYTES)
-    options.set_arena_block_size(64 * 1024)
-    options.set_max_write_buffer_number(2)
-    options.set_max_total_wal_size(4 * WRITE_BUFFER_BYTES)
-    options.set_max_background_jobs(1)
-    options.set_max_open_files(OPEN_FILES_MAX)
-    options.set_keep_log_file_num(2)
-    options.set_max_log_file_size(1024 * 1024)
-    options.set_stats_dump_period_sec(0)
-    options.set_stats_persist_period_sec(0)
-    return options
+        self._unsaved.clear()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import airportsdata
 
-from projector_sim.bucket import Change
+from projector_sim.layout import Change
 
 
 def airports() -> Iterator[Change]:

@@ -9,8 +9,9 @@ Invariants, for each vbucket:
 - After `lose_tail` all is as it was at that seqno, under a new vbuuid.
 
 A batch is one write of RocksDB: the documents, their order, what they superseded. After a refused
-write all that is known is read again: whether it took place, only the database can tell. No clock:
-`expire` is told the time. Nothing here knows Kafka. Not for several threads.
+write all that is known is read again: whether it took place, only the database can tell. What was
+written is in the `tail`, too, for those who follow. No clock: `expire` is told the time. Nothing
+here knows Kafka. Not for several threads.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakSet
 
 from rocksdict import WriteBatch
@@ -26,11 +27,12 @@ from rocksdict import WriteBatch
 from projector_sim.database import Database
 from projector_sim.errors import KvError, RollbackError
 from projector_sim.failover import Branch, FailoverLog, branched, rollback_seqno
+from projector_sim.frames import pack_mutation
 from projector_sim.layout import (
     BY_KEY,
     BY_SEQNO,
+    COUNT,
     DELETED,
-    ENTRY,
     EXPIRY,
     EXPIRY_PLACE,
     KEY_BYTES_MAX,
@@ -44,13 +46,20 @@ from projector_sim.layout import (
     SEQNO_PLACE,
     SUPERSEDED,
     VBUCKET,
+    Change,
     Mutation,
+    Newest,
+    Placed,
+    expiry_place,
+    newest_of,
     pack_entry,
+    pack_owners,
     pack_vbucket,
     unpack_entry,
     unpack_vbucket,
 )
 from projector_sim.stream import Reader, Stream
+from projector_sim.tail import Entry, Tail
 from projector_sim.vbuckets import check_vbuckets, spread, vbucket_of
 
 TAIL_SEQNOS = 1000
@@ -58,29 +67,6 @@ TAIL_SEQNOS = 1000
 EXPIRED_MAX = 10_000
 """So many documents one `expire` deletes."""
 VBUUID_BITS = 48
-
-
-class Change(NamedTuple):
-    """A document to write, or with the value None to delete; 0: it does not expire."""
-
-    key: bytes
-    value: bytes | None
-    expiry_ms: int = 0
-
-
-class Placed(NamedTuple):
-    """Where a change went; seqno 0: there was nothing to delete."""
-
-    vbucket: int
-    seqno: int
-
-
-class Newest(NamedTuple):
-    """What is known of the newest mutation of a key without reading the document."""
-
-    seqno: int
-    kind: int
-    expiry_ms: int
 
 
 def fresh_vbuuid() -> int:
@@ -108,7 +94,9 @@ class Bucket:
         self._tail_seqnos = tail_seqnos
         self._new_vbuuid = new_vbuuid
         self._readers: WeakSet[Reader] = WeakSet()
+        self.tail = Tail()
         self._stale = True
+        self._documents = 0
         self._owners: list[int] = []
         self._logs: list[FailoverLog] = []
         self._floors: list[int] = []
@@ -128,6 +116,16 @@ class Bucket:
         """How many vbuckets there are."""
         return len(self._owners)
 
+    def count(self) -> int:
+        """Return how many documents there are."""
+        self._refresh()
+        return self._documents
+
+    def high_seqno(self, vbucket: int) -> int:
+        """Return the highest seqno of a vbucket."""
+        self._refresh()
+        return self._high[vbucket]
+
     def high_seqnos(self) -> list[int]:
         """Return the highest seqno of each vbucket."""
         self._refresh()
@@ -138,6 +136,11 @@ class Bucket:
         self._refresh()
         return [log[0].vbuuid for log in self._logs]
 
+    def lowest_seqno(self, vbucket: int) -> int:
+        """Return the seqno that a vbucket can go back to, at least; it can go to 0 in any case."""
+        self._refresh()
+        return self._floors[vbucket]
+
     def failover_log(self, vbucket: int) -> FailoverLog:
         """Return the histories of a vbucket, newest first."""
         self._refresh()
@@ -147,6 +150,11 @@ class Bucket:
         """Return the node that owns each vbucket."""
         self._refresh()
         return self._owners.copy()
+
+    def owner(self, vbucket: int) -> int:
+        """Return the node that owns a vbucket."""
+        self._refresh()
+        return self._owners[vbucket]
 
     def owned_by(self, node: int) -> list[int]:
         """Return the vbuckets that a node owns."""
@@ -212,6 +220,7 @@ class Bucket:
         batch = WriteBatch(raw_mode=True)
         high: dict[int, int] = {}
         placed: list[Placed] = []
+        documents, followed, entries = self._documents, self.tail.followed, list[Entry]()
         for (key, value, expiry_ms), vbucket, place in zip(changes, vbuckets, places, strict=True):
             old = newest.get(place)
             if value is None and (old is None or old.kind == DELETED):
@@ -228,13 +237,20 @@ class Bucket:
             _put_newest(batch, place, new)
             newest[place] = new
             placed.append(Placed(vbucket, seqno))
+            documents += new.kind - (LIVE if old is not None and old.kind == LIVE else DELETED)
+            if followed:
+                entries.append((vbucket, seqno, pack_mutation(seqno, key, value)))
+        if not high:
+            return placed
         floors = self._trim(batch, high)
-        if high:
-            self._commit(batch)
+        batch.put(COUNT, NUMBER.pack(documents))
+        self._commit(batch)
+        self._documents = documents
         for vbucket, seqno in high.items():
             self._high[vbucket] = seqno
         for vbucket, floor in floors.items():
             self._floors[vbucket] = floor
+        self.tail.append(entries)
         return placed
 
     def _trim(self, batch: Any, high: dict[int, int]) -> dict[int, int]:
@@ -295,6 +311,7 @@ class Bucket:
             raise KvError("too_far", f"vbucket {vbucket} can go back to {self._floors[vbucket]}")
         batch = WriteBatch(raw_mode=True)
         back: list[int] = []
+        kinds: dict[bytes, int] = {}
         for later, raw in self._since(SUPERSEDED, vbucket, seqno):
             batch.delete(SEQNO_PLACE.pack(SUPERSEDED, vbucket, later))
             (old_seqno,) = NUMBER.unpack(raw)
@@ -302,17 +319,22 @@ class Bucket:
                 back.append(old_seqno)
         for later, entry in self._since(BY_SEQNO, vbucket, seqno):
             batch.delete(SEQNO_PLACE.pack(BY_SEQNO, vbucket, later))
-            place, lost = _newest_of(vbucket, later, entry)
+            place, lost = newest_of(vbucket, later, entry)
             batch.delete(place)
             _forget_expiry(batch, place, lost)
+            kinds[place] = lost.kind  # In the end, the one of the newest mutation.
+        documents = self._documents - sum(kinds.values())
         for earlier in back:
-            place, old = _newest_of(vbucket, earlier, self._entry(vbucket, earlier))
+            place, old = newest_of(vbucket, earlier, self._entry(vbucket, earlier))
             _put_newest(batch, place, old)
+            documents += old.kind
+        batch.put(COUNT, NUMBER.pack(documents))
         log = branched(self._logs[vbucket], self._new_vbuuid(), seqno)
         floor = min(self._floors[vbucket], seqno)
         batch.put(PLACE.pack(VBUCKET, vbucket), pack_vbucket(floor, log))
         self._commit(batch)
         self._logs[vbucket], self._high[vbucket], self._floors[vbucket] = log, seqno, floor
+        self._documents = documents
         return log[0].vbuuid
 
     def move(self, vbuckets: Iterable[int], node: int) -> None:
@@ -321,7 +343,7 @@ class Bucket:
         for vbucket in vbuckets:
             owners[vbucket] = node
         batch = WriteBatch(raw_mode=True)
-        batch.put(OWNERS, _pack_owners(owners))
+        batch.put(OWNERS, pack_owners(owners))
         self._commit(batch)
         self._owners = owners
 
@@ -331,9 +353,10 @@ class Bucket:
         """Read what is known of the vbuckets, if that may have changed."""
         if not self._stale:
             return
-        raw = self._database.get([OWNERS])[0]
+        raw, count = self._database.get([OWNERS, COUNT])
         if raw is None:
             raise KvError("not_found", "no bucket has been made here")
+        self._documents = NUMBER.unpack(count)[0] if count else 0
         self._owners = [owner for (owner,) in OWNER.iter_unpack(raw)]
         records = self._database.get([PLACE.pack(VBUCKET, v) for v in range(self.vbuckets)])
         vbuckets = [unpack_vbucket(record) for record in records if record is not None]
@@ -371,7 +394,11 @@ class Bucket:
 
     def _commit(self, batch: Any) -> None:
         self._stale = True
-        self._database.write(batch, sync=self._sync)
+        try:
+            self._database.write(batch, sync=self._sync)
+        except KvError:
+            self.tail.break_off()
+            raise
         self._stale = False
 
 
@@ -384,7 +411,7 @@ def make_bucket(
     """Make an empty bucket, whole or not at all. ValueError, KvError."""
     check_vbuckets(vbuckets)
     batch = WriteBatch(raw_mode=True)
-    batch.put(OWNERS, _pack_owners(spread(vbuckets, nodes)))
+    batch.put(OWNERS, pack_owners(spread(vbuckets, nodes)))
     for vbucket in range(vbuckets):
         batch.put(PLACE.pack(VBUCKET, vbucket), pack_vbucket(0, (Branch(new_vbuuid(), 0),)))
     database = Database(folder)
@@ -398,24 +425,9 @@ def _put_newest(batch: Any, place: bytes, new: Newest) -> None:
     """Make a mutation the newest one of the key at `place`."""
     batch.put(place, NEWEST.pack(*new))
     if new.expiry_ms and new.kind == LIVE:
-        batch.put(_expiry_place(place, new.expiry_ms), b"")
+        batch.put(expiry_place(place, new.expiry_ms), b"")
 
 
 def _forget_expiry(batch: Any, place: bytes, old: Newest) -> None:
     if old.expiry_ms and old.kind == LIVE:
-        batch.delete(_expiry_place(place, old.expiry_ms))
-
-
-def _expiry_place(place: bytes, expiry_ms: int) -> bytes:
-    return EXPIRY + NUMBER.pack(expiry_ms) + place[len(BY_KEY) :]
-
-
-def _newest_of(vbucket: int, seqno: int, entry: bytes) -> tuple[bytes, Newest]:
-    """Return the place of a stored mutation's key, and what is known there of the mutation."""
-    kind, expiry_ms, size = ENTRY.unpack_from(entry)
-    place = PLACE.pack(BY_KEY, vbucket) + entry[ENTRY.size : ENTRY.size + size]
-    return place, Newest(seqno, kind, expiry_ms)
-
-
-def _pack_owners(owners: Iterable[int]) -> bytes:
-    return b"".join(map(OWNER.pack, owners))
+        batch.delete(expiry_place(place, old.expiry_ms))

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from hashlib import blake2b
 from itertools import accumulate
 
-from projector_sim.bucket import Change
+from projector_sim.layout import Change
 
 SIZE_BYTES = 500
 KEY_FORMAT = b"user::%09d"

@@ -6,6 +6,7 @@
     s vbucket seqno             that mutation, or a superseded one: kind, expiry, key, document
     u vbucket seqno             the seqno of the mutation that this one superseded
     e expiry vbucket key        nothing; there is one for each document that expires
+    c                           how many documents there are
 
 Numbers are big-endian, so that they lie in their order. What is superseded is not in the order by
 seqno any more, but is kept down to the floor: it comes back when the newer ones are lost.
@@ -14,11 +15,12 @@ seqno any more, but is kept down to the floor: it comes back when the newer ones
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from projector_sim.failover import Branch, FailoverLog
 
-OWNERS = b"o"
+OWNERS, COUNT = b"o", b"c"
 VBUCKET, BY_KEY, BY_SEQNO, SUPERSEDED, EXPIRY = b"v", b"k", b"s", b"u", b"e"
 DELETED, LIVE = 0, 1
 KEY_BYTES_MAX = 250
@@ -33,6 +35,29 @@ EXPIRY_PLACE = struct.Struct(">cQH")
 NEWEST = struct.Struct(">QBQ")
 ENTRY = struct.Struct(">BQB")
 SEQNO_AT = PLACE.size
+
+
+class Change(NamedTuple):
+    """A document to write, or with the value None to delete; 0: it does not expire."""
+
+    key: bytes
+    value: bytes | None
+    expiry_ms: int = 0
+
+
+class Placed(NamedTuple):
+    """Where a change went; seqno 0: there was nothing to delete."""
+
+    vbucket: int
+    seqno: int
+
+
+class Newest(NamedTuple):
+    """What is known of the newest mutation of a key without reading the document."""
+
+    seqno: int
+    kind: int
+    expiry_ms: int
 
 
 class Mutation(NamedTuple):
@@ -60,6 +85,22 @@ def unpack_entry(seqno: int, entry: bytes) -> Mutation:
     kind, expiry_ms, size = ENTRY.unpack_from(entry)
     body = ENTRY.size + size
     return Mutation(seqno, entry[ENTRY.size : body], entry[body:] if kind else None, expiry_ms)
+
+
+def newest_of(vbucket: int, seqno: int, entry: bytes) -> tuple[bytes, Newest]:
+    """Return the place of a stored mutation's key, and what is known there of the mutation."""
+    kind, expiry_ms, size = ENTRY.unpack_from(entry)
+    place = PLACE.pack(BY_KEY, vbucket) + entry[ENTRY.size : ENTRY.size + size]
+    return place, Newest(seqno, kind, expiry_ms)
+
+
+def expiry_place(place: bytes, expiry_ms: int) -> bytes:
+    """Return the place in the order of expiry of the key at `place`."""
+    return EXPIRY + NUMBER.pack(expiry_ms) + place[len(BY_KEY) :]
+
+
+def pack_owners(owners: Iterable[int]) -> bytes:
+    return b"".join(map(OWNER.pack, owners))
 
 
 def pack_vbucket(floor: int, log: FailoverLog) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Generator, Iterable, Iterator
 
 from rocksdict import Snapshot
@@ -9,6 +10,7 @@ from rocksdict import Snapshot
 from projector_sim.database import items
 from projector_sim.errors import KvError
 from projector_sim.failover import FailoverLog
+from projector_sim.frames import MUTATION
 from projector_sim.layout import (
     BY_SEQNO,
     ENTRY,
@@ -17,7 +19,10 @@ from projector_sim.layout import (
     SEQNO_PLACE,
     SUPERSEDED,
     Mutation,
+    unpack_entry,
 )
+
+_AFTER_SEQNO = struct.Struct(MUTATION.format.replace("Q", ""))
 
 
 class Reader:
@@ -29,19 +34,20 @@ class Reader:
     def __init__(
         self, snapshot: Snapshot, vbuckets: Iterable[int], start_seqno: int, end_seqno: int
     ) -> None:
-        self._mutations = _read(snapshot, vbuckets, start_seqno, end_seqno)
+        self._stored = _read(snapshot, vbuckets, start_seqno, end_seqno)
         self._closed = False
 
     def __iter__(self) -> Iterator[Mutation]:
         """Yield what is left. KvError `closed`: it was closed before its end."""
-        yield from self._mutations
+        for seqno, entry in self._stored:
+            yield unpack_entry(int.from_bytes(seqno, "big"), entry)
         if self._closed:
             raise KvError("closed", "what was being read was closed")
 
     def close(self) -> None:
         """Let the snapshot go."""
         self._closed = True
-        self._mutations.close()
+        self._stored.close()
 
 
 class Stream(Reader):
@@ -68,25 +74,36 @@ class Stream(Reader):
         self.end_seqno = end_seqno
         self.snapshot = snapshot
 
+    def piece(self, bytes_max: int) -> tuple[int, list[bytes]]:
+        """Return mutations of `bytes_max` or a little more, as in a frame, and let go of the rest.
+
+        With the seqno that they go to: `end_seqno` if there are no more.
+        """
+        parts: list[bytes] = []
+        size = 0
+        for seqno, entry in self._stored:
+            kind, key_size = entry[0], entry[ENTRY.size - 1]
+            body = entry[ENTRY.size :]
+            parts.append(seqno + _AFTER_SEQNO.pack(kind, key_size, len(body) - key_size) + body)
+            size += len(body) + MUTATION.size
+            if size >= bytes_max:
+                self.close()
+                return int.from_bytes(seqno, "big"), parts
+        return self.end_seqno, parts
+
 
 def _read(
     snapshot: Snapshot, vbuckets: Iterable[int], start_seqno: int, end_seqno: int
-) -> Generator[Mutation, None, None]:
-    """Yield the mutations that nothing supersedes; `unpack_entry` is written out for speed."""
-    number = int.from_bytes
-    unpack = ENTRY.unpack_from
-    head = ENTRY.size
+) -> Generator[tuple[bytes, bytes], None, None]:
+    """Yield the mutations that nothing supersedes, as they are stored: seqno and entry."""
     for vbucket in vbuckets:
         # What came before `start_seqno` has superseded nothing after it.
         begin = SEQNO_PLACE.pack(SUPERSEDED, vbucket, start_seqno + 1)
         end = SEQNO_PLACE.pack(SUPERSEDED, vbucket, SEQNO_MAX)
-        superseded = {number(raw, "big") for _, raw in items(snapshot, begin, end)}
+        superseded = {raw for _, raw in items(snapshot, begin, end)}
         begin = SEQNO_PLACE.pack(BY_SEQNO, vbucket, start_seqno + 1)
         end = SEQNO_PLACE.pack(BY_SEQNO, vbucket, end_seqno + 1)
         for place, entry in items(snapshot, begin, end):
-            seqno = number(place[SEQNO_AT:], "big")
-            if seqno in superseded:
-                continue
-            kind, expiry_ms, size = unpack(entry)
-            body = head + size
-            yield Mutation(seqno, entry[head:body], entry[body:] if kind else None, expiry_ms)
+            seqno = place[SEQNO_AT:]
+            if seqno not in superseded:
+                yield seqno, entry

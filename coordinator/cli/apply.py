@@ -25,7 +25,10 @@ SKIPPED = "skipped"
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one statement: `outcome` is created, exists, dropped, absent, …"""
+    """What became of one statement: `outcome` is created, exists, dropped, absent, ordered, …
+
+    `ordered` is a build: it goes on after the script. `name` is all names of such a statement.
+    """
 
     line: int
     verb: str
@@ -73,13 +76,16 @@ def apply(client: Client, statements: list[Statement], *, keep_going: bool) -> I
 
 def _apply_one(client: Client, statement: Statement) -> Result:
     from coordinator.client.errors import CoordinatorError
-    from coordinator.sql import CreateIndex
+    from coordinator.sql import BuildIndex, CreateIndex
 
     start = time.monotonic()
     try:
         if isinstance(statement, CreateIndex):
             body = client.create_index(statement.to_request())
             outcome = "exists" if body.get("existed") else "created"
+        elif isinstance(statement, BuildIndex):
+            body = client.build_indexes(bucket=statement.bucket, names=statement.names)
+            outcome = "ordered"
         else:
             body = client.drop_index(bucket=statement.bucket, name=statement.name)
             outcome = "dropped"
@@ -103,7 +109,5 @@ def _apply_one(client: Client, statement: Statement) -> Result:
 
 
 def _result(statement: Statement, outcome: str, **known: Any) -> Result:
-    from coordinator.sql import CreateIndex
-
-    verb = "create" if isinstance(statement, CreateIndex) else "drop"
+    verb = type(statement).__name__.removesuffix("Index").lower()
     return Result(statement.line, verb, statement.name, statement.bucket, outcome, **known)

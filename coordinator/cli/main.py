@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.cli import members
+from coordinator.cli import data, members, scan
 from coordinator.cli.output import (
     CommandError,
     Exit,
@@ -68,6 +68,18 @@ def run(
     session: Session,
     nodes: Annotated[int, typer.Option(min=1, help="How many coordinator nodes.")] = 3,
     indexers: Annotated[int, typer.Option(min=1, help="How many indexers.")] = 3,
+    projectors: Annotated[
+        int,
+        typer.Option(
+            min=0, max=16, help="How many projectors, each with a node of the key-value store."
+        ),
+    ] = 2,
+    example: Annotated[
+        bool,
+        typer.Option(
+            "--example/--no-example", help="Load the airports of the world into a new store."
+        ),
+    ] = True,
     http_port: Annotated[
         int, typer.Option(min=1, max=65535, help="Port of the first node; others follow.")
     ] = 8600,
@@ -101,13 +113,16 @@ def run(
 ) -> None:
     """Run a whole cluster in the foreground, until Ctrl-C.
 
-    Starts Kafka, the coordinator nodes and the indexers, each in its own process.
+    Starts Kafka, a key-value store with airports in it, the coordinator nodes, indexers and
+    projectors, each in its own process.
     """
     from coordinator.embedded import supervisor
 
     options = supervisor.RunOptions(
         nodes=nodes,
         indexers=indexers,
+        projectors=projectors,
+        example=example,
         http_port=http_port,
         data_dir=data_dir,
         bootstrap_servers=bootstrap_servers,
@@ -189,6 +204,14 @@ def create(
     if_not_exists: Annotated[
         bool, typer.Option("--if-not-exists", help="An index of this name is fine.")
     ] = False,
+    bounds: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--bound",
+            metavar="JSON",
+            help="A slice begins at this key, such as '\"M\"' or '[\"M\", 1]'; repeat for more.",
+        ),
+    ] = None,
 ) -> None:
     """Create an index, from options or from one statement.
 
@@ -199,7 +222,7 @@ def create(
     from coordinator import sql
 
     if name and re.search(r"\s", name):  # No name has white space, and every statement has.
-        if any((bucket, expressions, where, primary, using, slices, nodes, defer_build)):
+        if any((bucket, expressions, where, primary, using, slices, nodes, defer_build, bounds)):
             raise CommandError("usage", "a statement takes no other options")
         statement = sql.parse_statement(name)
         if not isinstance(statement, sql.CreateIndex):
@@ -225,6 +248,8 @@ def create(
             nodes=tuple(nodes) if nodes else None,
             defer_build=defer_build,
             if_not_exists=if_not_exists,
+            partitioning="range" if bounds else None,
+            bounds=tuple(map(_bound, bounds)) if bounds else None,
         )
     with session.connect() as client:
         body = client.create_index(statement.to_request())
@@ -239,6 +264,49 @@ def create(
             f"id {index['id']}, {index['state']}, cas {body['cas']}"
         )
     )
+
+
+def _bound(text: str) -> tuple[Any, ...]:
+    """Return the key that a slice begins at; a single component may stand by itself."""
+    value = _json_value("--bound", text)
+    return tuple(value) if isinstance(value, list) else (value,)
+
+
+@command(app, "build")
+def build(
+    session: Session,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME|ID]…", help="Names, with --bucket or as bucket.name; or ids."
+        ),
+    ] = None,
+    bucket: Bucket = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", "-w", help="Until they take scans, with a progress bar.")
+    ] = False,
+) -> None:
+    """Build indexes: those named, or all deferred ones of --bucket.
+
+    With --wait, --timeout is how long to wait; ends with 1 if a build failed.
+    """
+    from coordinator.cli import build as builds
+
+    with session.connect() as client:
+        body = builds.begin(client, bucket, names or ())
+        found = body["indexes"]
+        if wait:
+            found = builds.watch(client, found, deadline_s=session.timeout_s, quiet=session.json)
+    if session.json:
+        print_json({**body, "indexes": found})
+    else:
+        print_table(
+            ["id#", "bucket", "name", "state", "reason"],
+            [[i["id"], i["bucket"], i["name"], i["state"], i.get("reason")] for i in found],
+            empty="nothing to build",
+        )
+    if any(index["state"] == "error" for index in found):
+        raise typer.Exit(Exit.FAILED)
 
 
 @command(app, "drop")
@@ -283,18 +351,32 @@ def list_(
     bucket: Bucket = None,
     local: Local = False,
 ) -> None:
-    """List the indexes."""
+    """List the indexes, and how those that are being built get on."""
+    from coordinator.cli import build as builds
+
     with session.connect() as client:
         body = client.list_indexes(bucket, consistency=_consistency(local))
     if session.json:
         print_json(body)
         return
     print_table(
-        ["id#", "bucket", "name", "state", "keys", "where", "slices#", "replicas#", "cas#"],
+        [
+            "id#",
+            "bucket",
+            "name",
+            "state",
+            "progress",
+            "keys",
+            "where",
+            "slices#",
+            "replicas#",
+            "cas#",
+        ],
         [
             [
-                *(index["id"], index["bucket"], index["name"], _state_of(index), _keys_of(index)),
-                *(index.get("where"), *_shape_of(index), index.get("cas")),
+                *(index["id"], index["bucket"], index["name"], _state_of(index)),
+                *(builds.how(index), _keys_of(index), index.get("where"), *_shape_of(index)),
+                index.get("cas"),
             ]
             for index in body["indexes"]
         ],
@@ -310,6 +392,8 @@ def show(
     local: Local = False,
 ) -> None:
     """Show an index and where its slices are."""
+    from coordinator.cli import build as builds
+
     with session.connect() as client:
         body = _find(client, index, bucket, _consistency(local))
     if session.json:
@@ -322,9 +406,11 @@ def show(
             ("name", found["name"]),
             ("bucket", found["bucket"]),
             ("state", _state_of(found)),
+            ("progress", builds.how(found)),
             ("keys", _keys_of(found)),
             ("where", found.get("where")),
             ("using", found.get("using")),
+            ("bounds", _bounds_of(found)),
             ("cas", body["cas"]),
         ]
     )
@@ -356,11 +442,18 @@ def _consistency(local: bool) -> "Consistency":
 
 
 def _state_of(index: dict[str, Any]) -> str:
-    return f"{index['state']}, deferred" if index.get("defer_build") else index["state"]
+    deferred = index.get("defer_build") and index["state"] == "ready"
+    return f"{index['state']}, deferred" if deferred else str(index["state"])
 
 
 def _keys_of(index: dict[str, Any]) -> str:
     return "primary" if index.get("primary") else ", ".join(index.get("expressions") or ())
+
+
+def _bounds_of(index: dict[str, Any]) -> str:
+    """Return where the slices of an index begin, if they are ranges."""
+    bounds = (index.get("topology") or {}).get("bounds") or ()
+    return ", ".join(json.dumps(bound, ensure_ascii=False) for bound in bounds)
 
 
 def _shape_of(index: dict[str, Any]) -> tuple[int, int]:
@@ -377,7 +470,7 @@ def apply(
         bool, typer.Option("--keep-going", "-k", help="Go on after an error.")
     ] = False,
 ) -> None:
-    """Carry out the CREATE INDEX and DROP INDEX statements of a file.
+    """Carry out the CREATE, BUILD and DROP INDEX statements of a file.
 
     All of it is parsed before anything is done. Stops at the first error; ends with 1 if any
     statement failed, with 5 if no coordinator was reached at all.
@@ -476,14 +569,19 @@ def projectors(session: Session) -> None:
         print_json(body)
         return
     print_table(
-        ["projector", "alive", "pid#", "address"],
-        [[p.get(key) for key in ("id", "alive", "pid", "address")] for p in body["projectors"]],
+        ["projector", "alive", "pid#", "store", "waits for streams of"],
+        [
+            [p["id"], p["alive"], p["pid"], p.get("kv"), ", ".join(p.get("waiting", ()))]
+            for p in body["projectors"]
+        ],
         empty="no projectors",
     )
 
 
 app.add_typer(members.app, name="members")
 members.add_step_down(app)
+data.add_to(app)
+scan.add_to(app)
 
 # Settings.
 
@@ -512,7 +610,7 @@ def config_set(
 
     indexctl config set greeting '"hello"'
     """
-    parsed = _json_value(key, value)
+    parsed = _json_value(f"config set {key}", value)
     with session.connect() as client:
         body = client.put_config(key, parsed, if_match)
     _show_setting(session, body)
@@ -555,7 +653,9 @@ def _show_setting(session: Session, body: dict[str, Any]) -> None:
     typer.echo(plain(f"{body['key']} = {value} (cas {body['cas']})"))
 
 
-def _json_value(key: str, text: str) -> Any:
+def _json_value(before: str, text: str) -> Any:
+    """Return the JSON value of an argument; `before` is what stands before it."""
+
     def refuse(constant: str) -> None:
         raise ValueError(f"{constant} is no JSON")
 
@@ -563,7 +663,7 @@ def _json_value(key: str, text: str) -> Any:
         return json.loads(text, parse_constant=refuse)
     except (ValueError, RecursionError):
         quoted = json.dumps(text, ensure_ascii=False)
-        message = f"{text} is not JSON. For a string, quote it: config set {key} '{quoted}'"
+        message = f"{text} is not JSON. For a string, quote it: {before} '{quoted}'"
         raise CommandError("usage", message) from None
 
 

@@ -22,7 +22,7 @@ import json
 import os
 import ssl
 import time
-from collections.abc import Awaitable, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import quote
@@ -42,15 +42,25 @@ BACKOFF_MAX_S = 0.5
 """A new master is elected within seconds: a longer pause would only be added to that."""
 REDIRECTS_MAX = 5
 CONNECTIONS_MAX = 256
+SCAN_PAGE = 2_000
 
 _TRANSIENT = frozenset(
-    {"not_master", "no_master", "unavailable", "overloaded", "timeout", "unreachable"}
+    {
+        *("not_master", "no_master", "unavailable", "overloaded", "timeout", "unreachable"),
+        *("slice_unavailable", "index_rolling_back", "index_recovering", "not_ready"),
+    }
 )
 _NO_MASTER = frozenset({"not_master", "no_master"})
+_ELSEWHERE = _NO_MASTER | {"not_ready", "slice_unavailable"}
+"""Another node may do better, at once."""
+
 _STATUS_CODES = {404: "not_found", 502: "unavailable", 503: "unavailable", 504: "timeout"}
 
 Body = dict[str, Any]
 Consistency = Literal["local", "linearizable"]
+ScanConsistency = Literal["any", "consistent"] | Mapping[str, Any]
+"""Of a scan; an object is `{"at_least": {"vbuckets": …}}` or `{"consistent": number}`."""
+
 R = TypeVar("R")
 
 
@@ -61,7 +71,10 @@ def default_urls() -> list[str]:
 
 @dataclass(frozen=True)
 class Call:
-    """One request of the API. `node` pins it to the node of that URL: no other, no retry."""
+    """One request of the API. `node` pins it to the node of that URL: no other, no retry.
+
+    `reads`: it changes nothing, whatever its method, and any node answers it.
+    """
 
     method: str
     path: str
@@ -69,10 +82,11 @@ class Call:
     headers: Mapping[str, str] = field(default_factory=dict)
     content: bytes | None = None
     node: str | None = None
+    reads: bool = False
 
     @property
     def writes(self) -> bool:
-        return self.method != "GET"
+        return self.method != "GET" and not self.reads
 
 
 Plan = Generator[Call, Body, Body]
@@ -126,7 +140,8 @@ class _Route:
                 lost = transient.error
                 if lost.code in _NO_MASTER:
                     self._master = None
-                    continue  # another node may know the master
+                if lost.code in _ELSEWHERE:
+                    continue
                 raise
             if not self._has_learnt and not call.node:
                 yield from self._learn()
@@ -355,6 +370,22 @@ class _Api(Generic[R]):
             raise ValueError("drop_index takes an id, or a bucket and a name")
         return self._run(_plan_drop(index_id, bucket, name, expected_cas, request_id))
 
+    def build_indexes(
+        self,
+        *,
+        ids: Sequence[str | int] = (),
+        bucket: str = "",
+        names: Sequence[str] = (),
+        request_id: str | None = None,
+    ) -> R:
+        """Have indexes built: those with these ids, those of a bucket with these names, or, with a
+        bucket alone, all of it that were deferred. Answer `{"indexes", "cas", "txn"}`.
+
+        It answers when the build has been ordered; `get_index` tells how it goes.
+        """
+        body = {"indexes": [str(index_id) for index_id in ids], "bucket": bucket, "names": [*names]}
+        return self._run(_plan_write("POST", "/v1/indexes/build", body, None, request_id))
+
     def list_indexes(
         self,
         bucket: str | None = None,
@@ -436,6 +467,40 @@ class _Api(Generic[R]):
     def indexers(self) -> R:
         """Answer `{"indexers"}`, with load and liveness."""
         return self._run(_plan_read("/v1/indexers"))
+
+    def scan(
+        self,
+        index_id: str | int | None = None,
+        *,
+        bucket: str | None = None,
+        name: str | None = None,
+        scan: Mapping[str, Any] | None = None,
+        limit: int | None = None,
+        order: Literal["asc", "desc"] | None = None,
+        count: bool = False,
+        consistency: ScanConsistency | None = None,
+        timeout_ms: int | None = None,
+        after: str | None = None,
+    ) -> R:
+        """Scan the index with this id, or this bucket and name; answer one page of it.
+
+        `scan` and the rest are the body of `POST /v1/scan`. Answers `{"index", "rows", "next",
+        "consistency", "cas"}`: `next` is for `after`, None at the end. With `count`, it is
+        `count` instead of `rows` and `next`.
+        """
+        asked = {
+            "index": None if index_id is None else str(index_id),
+            "bucket": bucket,
+            "name": name,
+            "scan": None if scan is None else dict(scan),
+            "limit": limit,
+            "order": order,
+            "count": count or None,
+            "consistency": consistency,
+            "timeout_ms": timeout_ms,
+            "after": after,
+        }
+        return self._run(_plan_scan({k: value for k, value in asked.items() if value is not None}))
 
     def list_config(
         self, *, consistency: Consistency | None = None, at_least: int | None = None
@@ -540,6 +605,12 @@ def _plan_post(path: str, body: Mapping[str, Any], node: str | None = None) -> P
     return (yield Call("POST", path, headers=headers, content=content, node=node))
 
 
+def _plan_scan(body: Mapping[str, Any]) -> Plan:
+    content = json.dumps(body, allow_nan=False).encode()
+    headers = {"Content-Type": "application/json"}
+    return (yield Call("POST", "/v1/scan", headers=headers, content=content, reads=True))
+
+
 def _plan_step_down(route: _Route, successor: int | None, epoch: int | None, reason: str) -> Plan:
     if epoch is None:
         members = yield from _plan_members(route)
@@ -585,6 +656,18 @@ class Client(_Api[Body]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def scan_all(
+        self, index_id: str | int | None = None, *, limit: int = SCAN_PAGE, **asked: Any
+    ) -> Iterator[Body]:
+        """Yield the rows of all pages of a scan, each of `limit` rows. Takes what `scan` takes."""
+        after = asked.pop("after", None)
+        while True:
+            page = self.scan(index_id, limit=limit, after=after, **asked)
+            yield from page["rows"]
+            after = page["next"]
+            if after is None:
+                return
 
     def _run(self, plan: Plan) -> Body:
         attempts = self._attempts()
@@ -632,6 +715,19 @@ class AsyncClient(_Api[Awaitable[Body]]):
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+    async def scan_all(
+        self, index_id: str | int | None = None, *, limit: int = SCAN_PAGE, **asked: Any
+    ) -> AsyncIterator[Body]:
+        """Yield the rows of all pages of a scan, each of `limit` rows. Takes what `scan` takes."""
+        after = asked.pop("after", None)
+        while True:
+            page = await self.scan(index_id, limit=limit, after=after, **asked)
+            for row in page["rows"]:
+                yield row
+            after = page["next"]
+            if after is None:
+                return
 
     async def _run(self, plan: Plan) -> Body:
         attempts = self._attempts()

@@ -43,6 +43,12 @@ _CLASSES: dict[str, type[CoordinatorError]] = {
     "no_master": UnavailableError,
     "unavailable": UnavailableError,
     "timeout": UnavailableError,
+    "index_building": UnavailableError,
+    "index_rolling_back": UnavailableError,
+    "index_recovering": UnavailableError,
+    "slice_unavailable": UnavailableError,
+    "no_stability_timestamp": UnavailableError,
+    "timestamp_not_reached": UnavailableError,
     "unreachable": UnavailableError,
 }
 

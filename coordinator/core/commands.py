@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from coordinator.core.entities import Shard
+from coordinator.core.entities import HASH, Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,8 @@ class CreateIndex:
     nodes: tuple[int, ...] = ()
     defer_build: bool = False
     if_not_exists: bool = False
+    partitioning: str = HASH
+    bounds_json: str = "[]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,16 @@ class DropIndex:
     bucket: str = ""
     name: str = ""
     if_exists: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BuildIndexes:
+    """Build indexes: those with these ids, those of a bucket with these names, or all of a bucket
+    that were deferred."""
+
+    indexes: tuple[int, ...] = ()
+    bucket: str = ""
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +98,54 @@ class ForgetIndex:
 
 
 @dataclass(frozen=True, slots=True)
+class MarkRouted:
+    """All projectors send the key-versions of this build of an index: it may be backfilled."""
+
+    index_id: int
+    build: int
+
+
+@dataclass(frozen=True, slots=True)
+class MarkBuilt:
+    """All hosting indexers hold this build of an index: it takes scans."""
+
+    index_id: int
+    build: int
+
+
+@dataclass(frozen=True, slots=True)
+class MarkFailed:
+    """A build of an index cannot be: it waits for its administrator, with the reason."""
+
+    index_id: int
+    build: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptBucket:
+    """The key-value store has this bucket with another number of vbuckets than was assumed."""
+
+    name: str
+    vbuckets: int
+
+
+@dataclass(frozen=True, slots=True)
+class RenewStream:
+    """A bucket's maintenance stream begins anew for these lives of projectors, after this vector.
+
+    `number` is that of the generation against which this was decided (0: there was none).
+    """
+
+    bucket: str
+    number: int
+    projectors: tuple[tuple[int, int], ...]
+    vbuuids: bytes = b""
+    seqnos: bytes = b""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class EvictOutcomes:
     """Request outcomes that are older than the documented window go, oldest first."""
 
@@ -110,12 +170,18 @@ class SkipRecord:
 Command = (
     CreateIndex
     | DropIndex
+    | BuildIndexes
     | PutSetting
     | DeleteSetting
     | MarkReady
     | MoveShards
     | UndoIndex
     | ForgetIndex
+    | MarkRouted
+    | MarkBuilt
+    | MarkFailed
+    | AdoptBucket
+    | RenewStream
     | EvictOutcomes
     | RewriteEntities
     | SkipRecord

@@ -13,6 +13,10 @@ class NodeConfig:
     on; one that stays unread for `stall_ms` makes it look for what has stopped. An indexer's
     holdings are asked for every `handshake_ms` until they agree with the state.
 
+    Streams that some projectors wait for are renewed after `stream_hold_ms`, for all who wait by
+    then; an indexer that does not say what it holds is waited for no longer than
+    `stream_timeout_ms`.
+
     The master writes a snapshot of the Authority after `snapshot_bytes` of the commit topic, which
     is at most a quarter of what retention keeps. The values from `cas_base` on are proposals for
     the genesis record: a cluster that exists keeps its own. A `minimum` of 0 means a majority of
@@ -40,6 +44,8 @@ class NodeConfig:
     pulse_ms: int = 2_000
     stall_ms: int = 10_000
     handshake_ms: int = 1_000
+    stream_hold_ms: int = 300
+    stream_timeout_ms: int = 5_000
     queue_max: int = 4_096
     group_mutations_max: int = 256
     group_bytes_max: int = 512 * 1024

@@ -10,37 +10,61 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
 
+from coordinator.core.builds import BUILD_DECIDERS, begin_build, named
 from coordinator.core.commands import (
+    AdoptBucket,
+    BuildIndexes,
     Command,
     CreateIndex,
     DeleteSetting,
     DropIndex,
     EvictOutcomes,
     ForgetIndex,
+    MarkBuilt,
+    MarkFailed,
     MarkReady,
+    MarkRouted,
     MoveShards,
     Outcome,
     PutSetting,
+    RenewStream,
     Request,
     RewriteEntities,
     SkipRecord,
     UndoIndex,
     refused,
 )
+from coordinator.core.decisions import (
+    Accepted,
+    Answered,
+    Change,
+    Circumstances,
+    Decision,
+    Parked,
+    accepted,
+    compact,
+    describe_index,
+    index_in,
+    mismatch,
+    moved,
+    record_outcome,
+)
 from coordinator.core.entities import (
+    BACKFILL,
     DROPPING,
     INIT,
+    MAINTENANCE,
     OUTCOME_DONE,
     OUTCOME_PENDING,
     OUTCOME_REFUSED,
+    PARTITIONINGS,
+    PENDING,
+    RANGE,
     READY,
-    TRANSITIONS,
     Bucket,
-    Entity,
     Index,
     RequestOutcome,
     Setting,
@@ -48,9 +72,12 @@ from coordinator.core.entities import (
     index_key,
     request_key,
     setting_key,
+    stream_key,
 )
-from coordinator.core.placement import Candidate, Impossible, place
+from coordinator.core.key_order import PRIMARY, order_of_expressions
+from coordinator.core.placement import Impossible, place
 from coordinator.core.state import StateContext, Versioned
+from coordinator.core.topology import read_bounds
 from coordinator.core.types import TxnId
 
 NAME_LENGTH_MAX = 128
@@ -64,57 +91,6 @@ SETTING_BYTES_MAX = 64 * 1024
 REQUEST_ID_LENGTH_MAX = 128
 PRINCIPAL_LENGTH_MAX = 256
 VBUCKETS = 1_024
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A mutation before its value is encoded: the event's name, the key, the new entity."""
-
-    event: str
-    key: str
-    entity: Entity | None
-
-
-@dataclass(frozen=True, slots=True)
-class Circumstances:
-    """What a decision may use beside the state: values that come in from outside, as values."""
-
-    txn: TxnId
-    fresh_id: int
-    wall_ms: int
-    indexers: Sequence[Candidate]
-    extra_load: Mapping[int, int]
-    request_window_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """The changes, in order; the answer's CAS is that of `changes[subject]`.
-
-    `waits_for` is an index whose READY (or undoing) is the real end of the request.
-    """
-
-    changes: tuple[Change, ...]
-    answer: dict[str, Any]
-    subject: int = 0
-    waits_for: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """Nothing has to change: the outcome stands already."""
-
-    outcome: Outcome
-
-
-@dataclass(frozen=True, slots=True)
-class Parked:
-    """The answer depends on an index whose creation is under way: decide again after it."""
-
-    index_id: int
-
-
-Decision = Accepted | Answered | Parked
 
 
 def decide(state: StateContext, request: Request, given: Circumstances) -> Decision:
@@ -144,7 +120,22 @@ def footprint(state: StateContext, command: Command, request_id: str = "") -> fr
                 keys |= _keys_of_index(found)
         case PutSetting() | DeleteSetting():
             keys.add(setting_key(command.name))
-        case MarkReady() | MoveShards() | UndoIndex() | ForgetIndex():
+        case BuildIndexes():
+            for one in named(state, command):
+                keys |= {f"name/{one}"} if isinstance(one, str) else _keys_of_index(one)
+        case RenewStream():
+            keys |= {stream_key(command.bucket), bucket_key(command.bucket)}
+        case AdoptBucket():
+            keys |= {stream_key(command.name), bucket_key(command.name)}
+        case (
+            MarkReady()
+            | MoveShards()
+            | UndoIndex()
+            | ForgetIndex()
+            | MarkRouted()
+            | MarkBuilt()
+            | MarkFailed()
+        ):
             held = state.index_by_id(command.index_id)
             keys |= _keys_of_index(held) if held else {index_key(command.index_id)}
         case EvictOutcomes() | RewriteEntities():
@@ -213,33 +204,6 @@ def time_of_uuid7(request_id: str) -> int | None:
         return None
 
 
-def record_outcome(
-    request: Request, given: Circumstances, status: str, outcome: Outcome, **more: int
-) -> Change:
-    """Return the change that remembers an outcome under the request's id."""
-    recorded = RequestOutcome(
-        id=request.id,
-        status=status,
-        fingerprint=request.fingerprint,
-        index_id=more.get("index_id", 0),
-        txn_epoch=given.txn.epoch,
-        txn_seq=given.txn.seq,
-        distance=more.get("distance", 0),
-        answer_json=compact(outcome.answer),
-        error_code=outcome.code,
-        error_message=outcome.message,
-        error_details_json=compact(outcome.details),
-        by_topic=request.position is not None,
-        at_ms=given.wall_ms,
-    )
-    return Change("RequestRecorded", recorded.key, recorded)
-
-
-def compact(value: Any) -> str:
-    """Return the one JSON text that stands for `value`."""
-    return json.dumps(value, separators=(",", ":"), sort_keys=True)
-
-
 # -- indexes -------------------------------------------------------------------------------------
 
 
@@ -252,9 +216,9 @@ def _create_index(state: StateContext, request: Request, given: Circumstances) -
     if existing is not None:
         return _already_there(existing, command, request)
     if request.expected_cas not in (None, 0):
-        return Answered(_mismatch(request.expected_cas or 0, 0))
+        return Answered(mismatch(request.expected_cas or 0, 0))
     load = {i: state.load.get(i, 0) + given.extra_load.get(i, 0) for i, _ in given.indexers}
-    topology = place(command.slices, command.replicas, command.nodes, given.indexers, load)
+    topology = place(_slices(command), command.replicas, command.nodes, given.indexers, load)
     if isinstance(topology, Impossible):
         return Answered(refused("placement_impossible", topology.message, **topology.details))
     index = Index(
@@ -271,10 +235,13 @@ def _create_index(state: StateContext, request: Request, given: Circumstances) -
         slices=topology,
         request=request.id,
         created_ms=given.wall_ms,
+        partitioning=command.partitioning,
+        bounds_json=compact(json.loads(command.bounds_json)),
     )
     changes = [Change("IndexProposed", index.key, index)]
     if state.bucket(command.bucket) is None:
-        bucket = Bucket(command.bucket, VBUCKETS)
+        vbuckets = given.vbuckets.get(command.bucket, VBUCKETS)
+        bucket = Bucket(command.bucket, vbuckets)
         changes.append(Change("BucketCreated", bucket.key, bucket))
     if request.recorded:
         pending = record_outcome(
@@ -294,7 +261,7 @@ def _already_there(existing: Versioned, command: CreateIndex, request: Request) 
         answer = {"index": describe_index(index), "existed": True}
         return Answered(Outcome("ok", answer=answer, cas=existing.cas))
     if request.expected_cas is not None and request.expected_cas != existing.cas:
-        return Answered(_mismatch(request.expected_cas, existing.cas))
+        return Answered(mismatch(request.expected_cas, existing.cas))
     return Answered(
         refused(
             "index_exists",
@@ -322,11 +289,36 @@ def _invalid_create(command: CreateIndex) -> str:
         return f"an expression has 1 to {EXPRESSION_LENGTH_MAX} characters"
     if command.using != "gsi":
         return f"USING {command.using[:40]!r}: only gsi is known"
-    if not 1 <= command.slices <= SLICES_MAX:
+    if problem := _invalid_partitioning(command):
+        return problem
+    if not 1 <= _slices(command) <= SLICES_MAX:
         return f"slices range from 1 to {SLICES_MAX}"
     if not 0 <= command.replicas <= REPLICAS_MAX:
         return f"replicas range from 0 to {REPLICAS_MAX}"
     return ""
+
+
+def _invalid_partitioning(command: CreateIndex) -> str:
+    """Say what is wrong with how the keys are spread, or return an empty text."""
+    if command.partitioning not in PARTITIONINGS:
+        return f"partitioning {command.partitioning[:40]!r}: {' or '.join(PARTITIONINGS)}"
+    order = PRIMARY if command.primary else order_of_expressions(command.expressions)
+    try:
+        bounds = len(read_bounds(command.bounds_json, order))
+    except ValueError as error:
+        return str(error)
+    if (command.partitioning == RANGE) != bool(bounds):
+        return "range partitioning needs bounds, and nothing else has them"
+    if bounds and _slices(command) != bounds + 1:
+        return f"{bounds} bounds make {bounds + 1} slices, not {command.slices}"
+    return ""
+
+
+def _slices(command: CreateIndex) -> int:
+    """Return the number of slices: where 0 is given, as many as the bounds make."""
+    if command.slices == 0 and command.partitioning == RANGE:
+        return len(json.loads(command.bounds_json)) + 1
+    return command.slices
 
 
 def _drop_index(state: StateContext, request: Request, given: Circumstances) -> Decision:
@@ -343,10 +335,10 @@ def _drop_index(state: StateContext, request: Request, given: Circumstances) -> 
     if index.state == INIT:
         return Parked(index.id)
     if request.expected_cas is not None and request.expected_cas != held.cas:
-        return Answered(_mismatch(request.expected_cas, held.cas))
-    dropping = _moved(index, DROPPING, None)
+        return Answered(mismatch(request.expected_cas, held.cas))
+    dropping = moved(index, DROPPING, None)
     answer = {"index": describe_index(dropping)}
-    return _accepted(request, given, (Change("IndexDropped", index.key, dropping),), answer)
+    return accepted(request, given, (Change("IndexDropped", index.key, dropping),), answer)
 
 
 def _dropped(state: StateContext, command: DropIndex) -> Versioned | None:
@@ -358,10 +350,10 @@ def _dropped(state: StateContext, command: DropIndex) -> Versioned | None:
 def _mark_ready(state: StateContext, request: Request, given: Circumstances) -> Decision:
     command = request.command
     assert isinstance(command, MarkReady)
-    index = _index_in(state, command.index_id, INIT)
+    index = index_in(state, command.index_id, INIT)
     if index is None:
         return Answered(Outcome("ok"))
-    ready = replace(_moved(index, READY, None), shards=command.shards)
+    ready = replace(moved(index, READY, None), shards=command.shards)
     changes = [Change("IndexReady", index.key, ready)]
     answer = {"index": describe_index(ready)}
     return _ended(state, given, index, changes, Outcome("ok", answer=answer))
@@ -375,19 +367,21 @@ def _move_shards(state: StateContext, request: Request, given: Circumstances) ->
     if not isinstance(index, Index) or index.state in (INIT, DROPPING):
         return Answered(Outcome("ok"))
     shards = {s.indexer: s for s in (*index.shards, *command.shards) if s.indexer in index.hosts}
-    moved = replace(index, shards=tuple(shards[i] for i in sorted(shards)))
-    if moved == index:
+    after = replace(index, shards=tuple(shards[i] for i in sorted(shards)))
+    if after == index:
         return Answered(Outcome("ok"))
-    return Accepted((Change("ShardsMoved", index.key, moved),), {})
+    if index.state in (PENDING, BACKFILL, MAINTENANCE):
+        after = begin_build(after, given)  # What the other storage held is lost.
+    return Accepted((Change("ShardsMoved", index.key, after),), {})
 
 
 def _undo_index(state: StateContext, request: Request, given: Circumstances) -> Decision:
     command = request.command
     assert isinstance(command, UndoIndex)
-    index = _index_in(state, command.index_id, INIT)
+    index = index_in(state, command.index_id, INIT)
     if index is None:
         return Answered(Outcome("ok"))
-    gone = _moved(index, DROPPING, command.reason)
+    gone = moved(index, DROPPING, command.reason)
     changes = [Change("IndexUndone", index.key, gone)]
     return _ended(state, given, index, changes, refused("indexer_refused", command.reason))
 
@@ -421,47 +415,10 @@ def _ended(
 def _forget_index(state: StateContext, request: Request, given: Circumstances) -> Decision:
     command = request.command
     assert isinstance(command, ForgetIndex)
-    index = _index_in(state, command.index_id, DROPPING)
+    index = index_in(state, command.index_id, DROPPING)
     if index is None:
         return Answered(Outcome("ok"))
     return Accepted((Change("IndexForgotten", index.key, None),), {})
-
-
-def _index_in(state: StateContext, index_id: int, index_state: str) -> Index | None:
-    held = state.index_by_id(index_id)
-    if held is None or not isinstance(held.entity, Index) or held.entity.state != index_state:
-        return None
-    return held.entity
-
-
-def _moved(index: Index, to: str, reason: str | None) -> Index:
-    """Return `index` in another state; the transition must be a legal one."""
-    assert to in TRANSITIONS[index.state], f"{index.state} -> {to}"
-    return replace(index, state=to, reason=reason)
-
-
-def describe_index(index: Index) -> dict[str, Any]:
-    """Return an index as clients see it."""
-    return {
-        "id": str(index.id),
-        "name": index.name,
-        "bucket": index.bucket,
-        "state": index.state,
-        "reason": index.reason,
-        "expressions": list(index.expressions),
-        "where": index.where,
-        "primary": index.primary,
-        "using": index.using,
-        "defer_build": index.defer_build,
-        "created_ms": index.created_ms,
-        "topology": {
-            "slices": [
-                {"slice": s.number, "master": s.master, "replicas": list(s.replicas)}
-                for s in index.slices
-            ],
-            "shards": {str(s.indexer): s.number for s in index.shards},
-        },
-    }
 
 
 # -- settings ------------------------------------------------------------------------------------
@@ -485,7 +442,7 @@ def _put_setting(state: StateContext, request: Request, given: Circumstances) ->
         return Answered(clash)
     setting = Setting(command.name, command.value_json)
     answer = {"key": command.name, "value": json.loads(command.value_json)}
-    return _accepted(request, given, (Change("SettingWritten", setting.key, setting),), answer)
+    return accepted(request, given, (Change("SettingWritten", setting.key, setting),), answer)
 
 
 def _delete_setting(state: StateContext, request: Request, given: Circumstances) -> Decision:
@@ -497,7 +454,7 @@ def _delete_setting(state: StateContext, request: Request, given: Circumstances)
     if held is None:
         return Answered(refused("config_not_found", f"there is no setting {command.name!r}"))
     change = Change("SettingDeleted", setting_key(command.name), None)
-    return _accepted(request, given, (change,), {"key": command.name, "value": None})
+    return accepted(request, given, (change,), {"key": command.name, "value": None})
 
 
 def _clash(request: Request, held: Versioned | None) -> Outcome | None:
@@ -505,19 +462,10 @@ def _clash(request: Request, held: Versioned | None) -> Outcome | None:
     actual = held.cas if held else 0
     if request.expected_cas is None or request.expected_cas == actual:
         return None
-    outcome = _mismatch(request.expected_cas, actual)
+    outcome = mismatch(request.expected_cas, actual)
     if held is not None and isinstance(held.entity, Setting):
         outcome.details["value"] = json.loads(held.entity.value_json)
     return outcome
-
-
-def _mismatch(expected: int, actual: int) -> Outcome:
-    return refused(
-        "cas_mismatch",
-        f"expected CAS {expected}, found {actual}",
-        expected=expected,
-        actual=actual,
-    )
 
 
 # -- upkeep --------------------------------------------------------------------------------------
@@ -552,18 +500,6 @@ def _skip_record(state: StateContext, request: Request, given: Circumstances) ->
     return Answered(refused("invalid_request", command.reason))
 
 
-def _accepted(
-    request: Request, given: Circumstances, changes: tuple[Change, ...], answer: dict[str, Any]
-) -> Accepted:
-    """Accept, and remember the outcome under the request's id where it has a durable one."""
-    if request.recorded:
-        done = record_outcome(
-            request, given, OUTCOME_DONE, Outcome("ok", answer=answer), distance=len(changes)
-        )
-        changes = (*changes, done)
-    return Accepted(changes, answer)
-
-
 DECIDERS: dict[type, Callable[[StateContext, Request, Circumstances], Decision]] = {
     CreateIndex: _create_index,
     DropIndex: _drop_index,
@@ -576,4 +512,5 @@ DECIDERS: dict[type, Callable[[StateContext, Request, Circumstances], Decision]]
     EvictOutcomes: _evict_outcomes,
     RewriteEntities: _rewrite_entities,
     SkipRecord: _skip_record,
+    **BUILD_DECIDERS,
 }

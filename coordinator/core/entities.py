@@ -18,17 +18,25 @@ INIT, READY, PENDING, BACKFILL, MAINTENANCE, ERROR, DROPPING = INDEX_STATES = (
     "dropping",
 )
 
+HASH, RANGE = PARTITIONINGS = ("hash", "range")
+
 TRANSITIONS: dict[str | None, frozenset[str | None]] = {
     None: frozenset({INIT}),
     INIT: frozenset({READY, DROPPING}),
     READY: frozenset({PENDING, DROPPING, ERROR}),
-    PENDING: frozenset({BACKFILL, READY, DROPPING, ERROR}),
-    BACKFILL: frozenset({MAINTENANCE, DROPPING, ERROR}),
+    PENDING: frozenset({PENDING, BACKFILL, DROPPING, ERROR}),
+    BACKFILL: frozenset({PENDING, MAINTENANCE, DROPPING, ERROR}),
     MAINTENANCE: frozenset({PENDING, DROPPING, ERROR}),
     ERROR: frozenset({PENDING, DROPPING}),
     DROPPING: frozenset({None}),
 }
-"""Every legal change of an index's state; `None` is "does not exist"."""
+"""Every legal change of an index's state; `None` is "does not exist".
+
+Back to `pending` goes an index whose storage was lost on one of its hosts: it is built again.
+"""
+
+STREAMED = frozenset({PENDING, BACKFILL, MAINTENANCE})
+"""In these states projectors send the key-versions of an index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +62,12 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """An index definition with its topology (seed: IndexDefinition and IndexTopology)."""
+    """An index definition with its topology (seed: IndexDefinition and IndexTopology).
+
+    `partitioning` says how keys are spread over the slices: `hash`, or `range` with `bounds_json`,
+    the lowest key of every slice but the first. `build` is another number for each time that it is
+    begun to be built, ascending; 0 before that.
+    """
 
     id: int
     name: str
@@ -70,6 +83,9 @@ class Index:
     request: str
     created_ms: int
     shards: tuple[Shard, ...] = ()
+    partitioning: str = HASH
+    bounds_json: str = "[]"
+    build: int = 0
 
     @property
     def key(self) -> str:
@@ -99,6 +115,37 @@ class Bucket:
     @property
     def key(self) -> str:
         return bucket_key(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A life of a projector that streams, and the number of the generation that it begins with."""
+
+    projector: int
+    incarnation: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """The maintenance stream of a bucket: who sends it, and from where on.
+
+    A projector streams only in a life that is named here. Numbers of generations ascend, not one
+    by one; `number` is the newest. Whoever is given a new one begins after the vector of `vbuuids`
+    and `seqnos` (unsigned 64 bits each, little-endian, one for each vbucket), or, if they are
+    empty, with what comes next.
+    """
+
+    bucket: str
+    number: int
+    sources: tuple[Source, ...]
+    vbuuids: bytes
+    seqnos: bytes
+    reason: str
+
+    @property
+    def key(self) -> str:
+        return stream_key(self.bucket)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +204,7 @@ class Consumed:
         return consumed_key(self.partition)
 
 
-Entity = Index | Bucket | Setting | RequestOutcome | Consumed
+Entity = Index | Bucket | Stream | Setting | RequestOutcome | Consumed
 
 
 def index_key(index_id: int) -> str:
@@ -166,6 +213,10 @@ def index_key(index_id: int) -> str:
 
 def bucket_key(name: str) -> str:
     return f"bucket/{name}"
+
+
+def stream_key(bucket: str) -> str:
+    return f"stream/{bucket}"
 
 
 def setting_key(name: str) -> str:

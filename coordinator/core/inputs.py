@@ -18,6 +18,7 @@ from coordinator.core.records import (
     TransactionProposed,
 )
 from coordinator.core.state import StateContext
+from coordinator.core.stream_records import FailoverLog, HwHeartbeat
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,13 @@ class BeatsRead:
     """Records of the heartbeat topic."""
 
     records: tuple[Heartbeat, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamsRead:
+    """Records of the topics `hw` and `failover-log`."""
+
+    records: tuple[HwHeartbeat | FailoverLog, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +223,7 @@ Input = (
     | CommitRead
     | AcksRead
     | BeatsRead
+    | StreamsRead
     | DdlRead
     | Requested
     | ReadRequested

@@ -19,9 +19,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from coordinator.core import ddl
+from coordinator.core import ddl, decisions
 from coordinator.core import state as states
 from coordinator.core.authority_state import AuthorityState
+from coordinator.core.building import Building
 from coordinator.core.commands import (
     OK,
     Command,
@@ -81,6 +82,7 @@ from coordinator.core.records import (
     TransactionRolledBack,
 )
 from coordinator.core.state import StateContext
+from coordinator.core.stream_records import IndexRouted
 from coordinator.core.transaction import (
     ABANDONING,
     CONCLUDING,
@@ -123,6 +125,7 @@ class Group:
     consumed: dict[int, int]
     load: dict[int, int]
     indexers: list[Candidate]
+    vbuckets: dict[str, int]
 
     @property
     def count(self) -> int:
@@ -154,6 +157,7 @@ class Master:
         self._echoed_ms = 0
         self.membership = Membership(self)
         self.handshakes = Handshakes(epoch, node.config.handshake_ms)
+        self.building = Building(self)
         self._taken: dict[int, int] = {}
         self._deposed = False
         self._committed = False
@@ -195,7 +199,7 @@ class Master:
         if strays:
             self.node.note(f"rewriting {len(strays)} entities that stray events touched")
             for number, keys in enumerate(self._portions(strays)):
-                self._want(f"rewrite/{number}", RewriteEntities(keys))
+                self.want(f"rewrite/{number}", RewriteEntities(keys))
         self.substate = ACTIVE
         positions = sorted(
             (v.entity.partition, v.entity.offset)
@@ -258,8 +262,12 @@ class Master:
                 self._want_due(due)
             elif record.answer == ALLOCATED:
                 self._shard_told(record)
-        else:
+        elif isinstance(record, HoldingsReported):
             self._holdings_reported(record)
+        elif isinstance(record, IndexRouted):
+            self.building.routed(record)
+        else:
+            self.building.built(record)
 
     def echoed(self, record: ProposalAnswered) -> None:
         """This node's own answer came back by the topic: answers can be heard."""
@@ -286,7 +294,7 @@ class Master:
             )
 
     def _want_shard(self, index_id: int, shard: Shard) -> None:
-        self._want(f"shard/{index_id}/{shard.indexer}", MoveShards(index_id, (shard,)))
+        self.want(f"shard/{index_id}/{shard.indexer}", MoveShards(index_id, (shard,)))
 
     def indexer_heard(self, beat: IndexerHeartbeat) -> None:
         self.handshakes.heard(beat, self.node.now.mono_ms)
@@ -358,6 +366,7 @@ class Master:
         if self.active:
             for asked in self.handshakes.due(now, self.node.state.cas):
                 self.node.emit(Beat(asked))
+            self.building.tick()
         if self._nonce and now - self._nonce_sent_ms > 2 * self.node.config.ack_timeout_ms:
             self._nonce_sent_ms = now
             self.node.emit(Append(0, ReadBarrier(self.epoch, self._nonce)))
@@ -394,7 +403,8 @@ class Master:
     def _form_group(self) -> Group:
         held = (r.position for requests in self.parked.values() for r in requests)
         partitions = {position.partition for position in held if position is not None}
-        group = Group([], [], 0, set(), partitions, {}, {}, self._live_indexers())
+        alive, vbuckets = self._live_indexers(), self._buckets_seen()
+        group = Group([], [], 0, set(), partitions, {}, {}, alive, vbuckets)
         rewrites = [r for r in self.upkeep.values() if isinstance(r.command, RewriteEntities)]
         if rewrites:
             self._enlist(group, rewrites[0])
@@ -409,7 +419,7 @@ class Master:
                 self.queue.append(request)
         for partition, offset in group.consumed.items():
             entity = Consumed(partition, offset)
-            change = ddl.Change("DdlConsumed", consumed_key(partition), entity)
+            change = decisions.Change("DdlConsumed", consumed_key(partition), entity)
             group.mutations.append(self._mutation(change, Request(SkipRecord("", b""))))
         return group
 
@@ -424,11 +434,11 @@ class Master:
             self._block(group, request, keys)
             return False
         decision = ddl.decide(state, request, self._circumstances(group))
-        if isinstance(decision, ddl.Parked):
+        if isinstance(decision, decisions.Parked):
             self.parked.setdefault(decision.index_id, []).append(request)
             self._block(group, request, keys)
             return True
-        if isinstance(decision, ddl.Answered):
+        if isinstance(decision, decisions.Answered):
             return self._enlist_answer(group, request, decision.outcome, keys)
         return self._enlist_changes(group, request, decision, keys)
 
@@ -439,17 +449,27 @@ class Master:
         if request.position is not None:
             group.partitions.add(request.position.partition)
 
-    def _circumstances(self, group: Group) -> ddl.Circumstances:
+    def _circumstances(self, group: Group) -> decisions.Circumstances:
         seq = self._seq + 1
         number = len(group.mutations)
-        return ddl.Circumstances(
+        return decisions.Circumstances(
             txn=TxnId(self.epoch, seq),
             fresh_id=(self.epoch << 40) | (seq << 10) | number,
             wall_ms=self.node.now.wall_ms,
             indexers=group.indexers,
             extra_load=group.load,
             request_window_ms=self.authority.request_window_ms,
+            vbuckets=group.vbuckets,
         )
+
+    def _buckets_seen(self) -> dict[str, int]:
+        """Return how many vbuckets each bucket has that the key-value store has."""
+        return {
+            bucket.name: bucket.vbuckets
+            for peer in self.node.projectors.values()
+            if self.node.alive(peer)
+            for bucket in peer.beat.buckets
+        }
 
     def _live_indexers(self) -> list[Candidate]:
         registered = self.authority.indexers
@@ -478,7 +498,7 @@ class Master:
         if request.id and not repeat and not isinstance(request.command, SkipRecord):
             given = self._circumstances(group)
             status = "refused" if outcome.status != OK else "done"
-            change = ddl.record_outcome(request, given, status, outcome)
+            change = decisions.record_outcome(request, given, status, outcome)
             mutation = self._mutation(change, request)
             size = _weight((mutation,))
             if group.mutations and group.size_bytes + size > self.node.config.group_bytes_max:
@@ -492,7 +512,7 @@ class Master:
         return True
 
     def _enlist_changes(
-        self, group: Group, request: Request, decision: ddl.Accepted, keys: frozenset[str]
+        self, group: Group, request: Request, decision: decisions.Accepted, keys: frozenset[str]
     ) -> bool:
         config = self.node.config
         mutations = [self._mutation(change, request) for change in decision.changes]
@@ -524,7 +544,7 @@ class Master:
             group.consumed[request.position.partition] = request.position.offset
         return True
 
-    def _mutation(self, change: ddl.Change, request: Request) -> Mutation:
+    def _mutation(self, change: decisions.Change, request: Request) -> Mutation:
         encoded = None
         if change.entity is not None:
             encoded = self.node.codec.encode_entity(change.entity)
@@ -696,6 +716,7 @@ class Master:
                 index = entity if isinstance(entity, Index) else None
                 number = int(mutation.key.partition("/")[2])
                 self.prepares.observe(number, index, now)
+                self.building.observe(number, index)
                 if index is None or index.state != "init":
                     self.queue.extendleft(reversed(self.parked.pop(number, [])))
             elif isinstance(entity, RequestOutcome):
@@ -788,10 +809,10 @@ class Master:
         return DdlReply(
             request_id,
             outcome.status,
-            ddl.compact(outcome.answer),
+            decisions.compact(outcome.answer),
             outcome.code,
             outcome.message,
-            ddl.compact(outcome.details),
+            decisions.compact(outcome.details),
             outcome.cas,
             outcome.txn,
             self.node.now.wall_ms,
@@ -863,14 +884,14 @@ class Master:
 
     # -- small things ------------------------------------------------------------------------
 
-    def _want(self, key: str, command: Command) -> None:
+    def want(self, key: str, command: Command) -> None:
         """Enter a command of the master's own into the next group, once."""
         if key not in self.upkeep:
             self.upkeep[key] = Request(command, principal="coordinator")
 
     def _want_due(self, due: Command) -> None:
         assert isinstance(due, MarkReady | UndoIndex | ForgetIndex)
-        self._want(f"index/{due.index_id}", due)
+        self.want(f"index/{due.index_id}", due)
 
     def _evict_outcomes(self) -> None:
         """Once outcomes have outlived their window, drop them, oldest first.
@@ -897,7 +918,7 @@ class Master:
             else:
                 self._outcomes.append((now.mono_ms, at_ms, key))
         if keys:
-            self._want("evict", EvictOutcomes(tuple(keys)))
+            self.want("evict", EvictOutcomes(tuple(keys)))
 
     def _expire_requests(self, now: int) -> None:
         """Tell callers whose deadline has passed that the fate of their request is unknown."""

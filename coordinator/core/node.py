@@ -56,6 +56,7 @@ from coordinator.core.inputs import (
     Stopping,
     Stored,
     StoreFailed,
+    StreamsRead,
     SyncRead,
     TailRead,
     Tick,
@@ -63,6 +64,7 @@ from coordinator.core.inputs import (
 )
 from coordinator.core.master import Master
 from coordinator.core.ports import EntityCodec
+from coordinator.core.progress import Progresses
 from coordinator.core.pulse import Pulse
 from coordinator.core.records import (
     AuthoritySnapshot,
@@ -147,6 +149,7 @@ class Node:
         self.peers: dict[int, Peer] = {}
         self.indexers: dict[int, Peer] = {}
         self.projectors: dict[int, Peer] = {}
+        self.progress = Progresses()
         self.counters = Counters()
         self.unsnapped_bytes = 0
         self.has_left = False
@@ -435,7 +438,6 @@ class Node:
 
     def _stored(self, event: Stored) -> None:
         self.keeper.stored(event)
-        self._ask_to_join()
 
     def _store_failed(self, event: StoreFailed) -> None:
         self.keeper.store_failed(event)
@@ -552,6 +554,7 @@ class Node:
                         self.master.indexer_heard(beat)
                 case ProjectorHeartbeat():
                     self.projectors[beat.projector] = heard
+                    self.progress.heard(beat, self.now.mono_ms)
                     if self.master is not None:
                         self.master.membership.projector_heard(beat)
 
@@ -659,6 +662,10 @@ class Node:
             else:
                 self.master.answered(record)
 
+    def _streams_read(self, event: StreamsRead) -> None:
+        if self.master is not None:
+            self.master.building.streams_read(event.records)
+
     def _ddl_read(self, event: DdlRead) -> None:
         if self.master is not None:
             self.master.commands_read(event.requests)
@@ -710,6 +717,7 @@ HANDLERS: dict[type, Callable[[Node, Any], None]] = {
     CommitRead: Node._commit_read,
     AcksRead: Node._acks_read,
     BeatsRead: Node._beats_read,
+    StreamsRead: Node._streams_read,
     DdlRead: Node._ddl_read,
     Requested: Node._requested,
     ReadRequested: Node._read_requested,

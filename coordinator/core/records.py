@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from coordinator.core.authority_state import AuthorityState
 from coordinator.core.entities import Entity
+from coordinator.core.stream_records import IndexBuilt, IndexRouted
 from coordinator.core.types import TxnId
 
 
@@ -305,7 +306,9 @@ class HoldingsReported:
     holdings: tuple[Holding, ...]
 
 
-AckRecord = ProposalAnswered | JoinRequested | SliceAnswered | HoldingsReported
+AckRecord = (
+    ProposalAnswered | JoinRequested | SliceAnswered | HoldingsReported | IndexRouted | IndexBuilt
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,14 +343,48 @@ class IndexerHeartbeat:
 
 
 @dataclass(frozen=True, slots=True)
+class BucketSeen:
+    """A bucket that the key-value store has."""
+
+    name: str
+    vbuckets: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamAwaited:
+    """A bucket that a projector cannot stream under this number of its own (0: it has none)."""
+
+    bucket: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class BackfillProgress:
+    """How many mutations of a build's backfill one projector has sent, and how many there are."""
+
+    index_id: int
+    build: int
+    sent: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
 class ProjectorHeartbeat:
-    """A projector is alive."""
+    """A projector is alive.
+
+    `kv` is where its key-value store answers. `waiting` are the buckets of which it has vbuckets
+    that it may not stream: it needs a new generation of streams that names this life of it.
+    """
 
     projector: int
     incarnation: int
     address: str
     pid: int
     at_ms: int
+    kv: str = ""
+    buckets: tuple[BucketSeen, ...] = ()
+    waiting: tuple[StreamAwaited, ...] = ()
+    backfills: tuple[BackfillProgress, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

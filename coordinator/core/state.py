@@ -23,6 +23,7 @@ from coordinator.core.entities import (
     index_key,
     request_key,
     setting_key,
+    stream_key,
 )
 from coordinator.core.records import Mutation
 
@@ -67,6 +68,9 @@ class StateContext(NamedTuple):
 
     def bucket(self, name: str) -> Versioned | None:
         return self.entities.get(bucket_key(name))
+
+    def stream(self, bucket: str) -> Versioned | None:
+        return self.entities.get(stream_key(bucket))
 
     def setting(self, name: str) -> Versioned | None:
         return self.entities.get(setting_key(name))

@@ -64,6 +64,46 @@ def indexer_argv(
     )
 
 
+def kv_argv(*, port: int, data_dir: Path, nodes: int) -> tuple[str, ...]:
+    """Return the command of the key-value store, with as many nodes as there are projectors."""
+    return (
+        *(sys.executable, "-m", "projector_sim", "kv"),
+        *("--host", LOOPBACK, "--port", str(port)),
+        *("--data-dir", str(data_dir / "kv"), "--nodes", str(nodes)),
+    )
+
+
+def projector_argv(
+    projector: int, *, cluster: str, bootstrap_servers: str, kv: str
+) -> tuple[str, ...]:
+    """Return the command of projector `projector`, which streams what that node of `kv` owns."""
+    return (
+        *(sys.executable, "-m", "projector_sim", "projector"),
+        *("--projector", str(projector), "--cluster", cluster),
+        *("--bootstrap-servers", bootstrap_servers, "--kv", kv),
+    )
+
+
+def kv_ready(port: int) -> Probe:
+    """Return a probe: the key-value store at `port` answers."""
+
+    async def probe() -> bool:
+        status, _ = await http_get(port, "/v1/nodes")
+        return status == 200
+
+    return probe
+
+
+def projector_ready(port: int, projector: int) -> Probe:
+    """Return a probe: the node at `port` hears from `projector`."""
+
+    async def probe() -> bool:
+        status, body = await http_get(port, "/v1/projectors")
+        return status == 200 and is_listed_alive(body, "projectors", projector)
+
+    return probe
+
+
 def node_ready(port: int) -> Probe:
     """Return a probe: the node at `port` says that it is ready."""
 
@@ -79,16 +119,16 @@ def indexer_ready(port: int, indexer: int) -> Probe:
 
     async def probe() -> bool:
         status, body = await http_get(port, "/v1/indexers")
-        return status == 200 and indexer_is_alive(body, indexer)
+        return status == 200 and is_listed_alive(body, "indexers", indexer)
 
     return probe
 
 
-def indexer_is_alive(body: bytes, indexer: int) -> bool:
-    """Return whether the answer to `GET /v1/indexers` lists `indexer` as alive."""
+def is_listed_alive(body: bytes, kind: str, number: int) -> bool:
+    """Return whether the answer to `GET /v1/indexers` or `/v1/projectors` lists it as alive."""
     try:
-        listed = json.loads(body)["indexers"]
-        return any(str(one["id"]) == str(indexer) and one["alive"] is True for one in listed)
+        listed = json.loads(body)[kind]
+        return any(str(one["id"]) == str(number) and one["alive"] is True for one in listed)
     except (ValueError, KeyError, TypeError):
         return False
 

@@ -45,6 +45,8 @@ class Plan:
     prepare: Callable[[], Sequence[ChildSpec]]
     summary: Callable[[float], str]
     """Text for people once all is ready; given the seconds that it took."""
+    finish: Callable[[], None] = lambda: None
+    """What is left to do when all is ready; may block."""
     start_timeout_s: float = 90.0
     stop_grace_s: float = 8.0
     broker_stop_grace_s: float = 6.0
@@ -121,6 +123,7 @@ class _Supervisor:
         for unit in units:
             await self._launch(unit)
         await asyncio.gather(*(self._until_ready(unit) for unit in units))
+        await in_thread(self._plan.finish)
         say(self._plan.summary(time.monotonic() - self._began))
         await asyncio.Event().wait()
 

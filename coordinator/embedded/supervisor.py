@@ -35,6 +35,10 @@ class RunOptions:
 
     nodes: int = 3
     indexers: int = 3
+    projectors: int = 2
+    """Each streams one node of the key-value store; without any, there is no store."""
+    example: bool = True
+    """Load the airports into the store, if they are not there."""
     http_port: int = HTTP_PORT
     """Of node 1; node i has the i-th from there."""
     data_dir: Path = Path(".indexctl")
@@ -59,6 +63,20 @@ class RunOptions:
     def http_ports(self) -> range:
         """Return the nodes' ports, node 1's first."""
         return range(self.http_port, self.http_port + self.nodes)
+
+    @property
+    def kv_port(self) -> int:
+        """Return the key-value store's port: it follows those of the nodes."""
+        return self.http_ports.stop
+
+    @property
+    def kv_url(self) -> str:
+        return f"http://{LOOPBACK}:{self.kv_port}"
+
+    @property
+    def ports(self) -> range:
+        """Return all ports: those of the nodes, then that of the store, if there is one."""
+        return range(self.http_port, self.kv_port + bool(self.projectors))
 
 
 def run(options: RunOptions) -> int:
@@ -110,9 +128,9 @@ def check_brokers(options: RunOptions) -> None:
 
 def check_ports(options: RunOptions) -> None:
     """Refuse HTTP ports that do not exist or are taken: EmbeddedError `port_taken`, `usage`."""
-    if options.http_ports.stop > 65_536 or options.http_port < 1:
+    if options.ports.stop > 65_536 or options.http_port < 1:
         raise EmbeddedError("usage", f"--http-port {options.http_port} leaves no room for ports")
-    for port in options.http_ports:
+    for port in options.ports:
         if not is_free(port):
             raise EmbeddedError(
                 "port_taken",
@@ -142,7 +160,13 @@ def _run_locked(options: RunOptions, data_dir: Path, lock: FileLock, began: floa
         return summary_text(options, data_dir, external or _address_of(brokers), seconds)
 
     members = brokers.members if brokers is not None else ()
-    plan = Plan(members, prepare, summary, start_timeout_s=options.start_timeout_s)
+    plan = Plan(
+        members,
+        prepare,
+        summary,
+        finish=lambda: load_example(options) if options.example and options.projectors else None,
+        start_timeout_s=options.start_timeout_s,
+    )
     return supervise(plan, began=began)
 
 
@@ -189,7 +213,8 @@ def _make_topics(options: RunOptions, data_dir: Path, kept: ClusterFile, servers
 def child_specs(
     options: RunOptions, data_dir: Path, bootstrap_servers: str, *, pass_fds: tuple[int, ...] = ()
 ) -> list[ChildSpec]:
-    """Return the children of a run: the nodes, then the indexers, ids from 1."""
+    """Return the children of a run: the store, the nodes, the indexers with ids from 1, and the
+    projectors with ids from 0, which are those of the store's nodes."""
     from . import children
     from .data_folder import LOGS
 
@@ -200,6 +225,9 @@ def child_specs(
     cluster = options.cluster
     roster = range(1, options.nodes + 1)
     specs = []
+    if options.projectors:
+        argv = children.kv_argv(port=options.kv_port, data_dir=data_dir, nodes=options.projectors)
+        specs.append(spec("kv", argv, children.kv_ready(options.kv_port)))
     for node, port in zip(roster, options.http_ports, strict=True):
         argv = children.node_argv(
             node,
@@ -219,7 +247,32 @@ def child_specs(
         )
         ready = children.indexer_ready(options.http_port, indexer)
         specs.append(spec(f"indexer-{indexer}", argv, ready))
+    for projector in range(options.projectors):
+        argv = children.projector_argv(
+            projector,
+            cluster=cluster,
+            bootstrap_servers=bootstrap_servers,
+            kv=options.kv_url,
+        )
+        ready = children.projector_ready(options.http_port, projector)
+        specs.append(spec(f"projector-{projector}", argv, ready))
     return specs
+
+
+def load_example(options: RunOptions) -> None:
+    """Load the example into the store; a cluster without it is a good one, too."""
+    import httpx
+
+    from . import example
+    from .supervision import say
+
+    try:
+        written = example.load(options.kv_url)
+    except httpx.HTTPError as error:
+        say(f"the airports were not loaded: {error}")
+    else:
+        if written:
+            say(f"loaded {written:,} airports into the bucket {example.BUCKET!r}")
 
 
 def summary_text(
@@ -235,20 +288,30 @@ def summary_text(
         f"ready in {seconds:.1f} s: {_counted(options)}, cluster {options.cluster!r}",
         f"  nodes   {'  '.join(urls)}",
         f"  Kafka   {bootstrap_servers} ({where})",
+        *([f"  store   {options.kv_url}"] if options.projectors else ()),
         f"  data    {data_dir} (logs in {data_dir / 'logs'})",
         "",
         "in another terminal (after `source .venv/bin/activate`), try:",
     ]
     if options.http_port != HTTP_PORT:
         lines.append(f"  export INDEXCTL_URL={shlex.quote(','.join(urls))}")
-    lines += [f"  indexctl apply {EXAMPLE}", "  indexctl status", "  indexctl list"]
+    lines.append(f"  indexctl apply {EXAMPLE}")
+    if options.projectors and options.example:
+        lines += [
+            "  indexctl build --bucket travel --wait",
+            "  indexctl scan travel.by_city --prefix '\"IS\"'",
+        ]
+    lines += ["  indexctl status", "  indexctl list"]
     return "\n".join([*lines, "", "Ctrl-C stops everything; the state is kept."])
 
 
 def _counted(options: RunOptions) -> str:
     several = f" ({options.brokers} brokers)" if options.brokers > 1 else ""
     kafka = "" if options.bootstrap_servers else f"Kafka{several}, "
-    return f"{kafka}{_number(options.nodes, 'node')} and {_number(options.indexers, 'indexer')}"
+    parts = [_number(options.nodes, "node"), _number(options.indexers, "indexer")]
+    if options.projectors:
+        parts.append(_number(options.projectors, "projector"))
+    return f"{kafka}{', '.join(parts[:-1])} and {parts[-1]}"
 
 
 def _number(count: int, noun: str) -> str:

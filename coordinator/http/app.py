@@ -26,21 +26,21 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from coordinator import codec
 from coordinator.core import commands, inputs
-from coordinator.core.ddl import PRINCIPAL_LENGTH_MAX, SETTING_BYTES_MAX, describe_index
+from coordinator.core.ddl import PRINCIPAL_LENGTH_MAX, SETTING_BYTES_MAX
 from coordinator.core.types import CAS_MAX
 from coordinator.ddl_commands import normalised
 from coordinator.http import models, views
 from coordinator.http.errors import ApiError, error_response, json_response, raise_unless_ok
 from coordinator.http.membership import add_membership
+from coordinator.http.scan import add_scans
+from coordinator.http.shared import APPLIED_CAS, DEADLINE_MS, read_answer
 from coordinator.shell import Shell
 
-DEADLINE_MS = 15_000
 BODY_BYTES_MAX = 1024 * 1024
 TRANSACTIONS_MAX = 1_000
 CAS_DIGITS_MAX = len(str(CAS_MAX))
 
 Consistency = Literal["local", "linearizable"] | None
-AppliedCas = "X-Applied-Cas"
 
 
 def build_app(shell: Shell) -> FastAPI:
@@ -57,6 +57,7 @@ def build_app(shell: Shell) -> FastAPI:
     _add_settings(app, shell)
     _add_reads(app, shell)
     add_membership(app, shell)
+    add_scans(app, shell)
     _add_health(app, shell)
     return app
 
@@ -178,6 +179,23 @@ def _add_indexes(app: FastAPI, shell: Shell) -> None:
         )
         return _answer(outcome, 200 if outcome.answer.get("existed") else 201)
 
+    @app.post("/v1/indexes/build", response_model=models.IndexesAnswer)
+    async def build_indexes(
+        body: models.BuildIndexesBody,
+        idempotency_key: IdempotencyKey = None,
+        if_match: IfMatch = None,
+        x_principal: Principal = None,
+    ) -> Response:
+        """Build indexes: those named, or all deferred ones of a bucket. It goes on by itself."""
+        outcome = await _execute(
+            shell,
+            body.command(),
+            key=idempotency_key,
+            if_match=if_match,
+            principal=x_principal,
+        )
+        return _answer(outcome)
+
     @app.delete("/v1/indexes/{index_id}", response_model=models.IndexAnswer)
     async def drop_index(
         index_id: int,
@@ -205,8 +223,10 @@ def _add_indexes(app: FastAPI, shell: Shell) -> None:
         """List indexes, each with its CAS."""
         await _settle(shell, consistency, at_least)
         state = shell.node.state
+        progress = shell.node.progress.all()
         return await _read_aside(
-            shell, lambda: {"indexes": views.indexes(state, bucket, name), "cas": state.cas}
+            shell,
+            lambda: {"indexes": views.indexes(state, bucket, name, progress), "cas": state.cas},
         )
 
     @app.get("/v1/indexes/{index_id}", response_model=models.IndexAnswer)
@@ -219,7 +239,8 @@ def _add_indexes(app: FastAPI, shell: Shell) -> None:
         if held is None:
             raise ApiError("index_not_found", f"there is no index {index_id}")
         index: Any = held.entity
-        return _read(shell, {"index": describe_index(index), "cas": held.cas})
+        shown = views.index(index, shell.node.progress.all())
+        return read_answer(shell, {"index": shown, "cas": held.cas})
 
 
 def _index_id(number: int) -> int:
@@ -231,7 +252,7 @@ def _index_id(number: int) -> int:
 def _answer(outcome: commands.Outcome, status: int = 200) -> Response:
     """Return what a command answered, with its CAS and transaction."""
     body = {**outcome.answer, "cas": outcome.cas, "txn": outcome.txn}
-    return json_response(body, status, {AppliedCas: str(outcome.cas)})
+    return json_response(body, status, {APPLIED_CAS: str(outcome.cas)})
 
 
 # -- settings ------------------------------------------------------------------------------------
@@ -257,7 +278,7 @@ def _add_settings(app: FastAPI, shell: Shell) -> None:
         if held is None:
             raise ApiError("config_not_found", f"there is no setting {key!r}")
         value = views.setting_value(held)
-        return _read(shell, {"key": key, "value": value, "cas": held.cas, "txn": ""})
+        return read_answer(shell, {"key": key, "value": value, "cas": held.cas, "txn": ""})
 
     async def put_directly(request: Request) -> Response:
         return await put_setting(request.path_params["key"], request)
@@ -340,15 +361,11 @@ async def _settle(shell: Shell, consistency: Consistency, at_least: int) -> None
         )
 
 
-def _read(shell: Shell, body: Any) -> Response:
-    return json_response(body, 200, {AppliedCas: str(shell.node.state.cas)})
-
-
 async def _read_aside(shell: Shell, build: Callable[[], Any]) -> Response:
     """Answer with something that may be large: built in a thread, from a state that cannot
     change, so that the node goes on meanwhile."""
     cas = shell.node.state.cas
-    return await asyncio.to_thread(lambda: json_response(build(), 200, {AppliedCas: str(cas)}))
+    return await asyncio.to_thread(lambda: json_response(build(), 200, {APPLIED_CAS: str(cas)}))
 
 
 def _add_reads(app: FastAPI, shell: Shell) -> None:
@@ -376,7 +393,7 @@ def _add_reads(app: FastAPI, shell: Shell) -> None:
         limit: Annotated[int, Query(ge=1, le=TRANSACTIONS_MAX)] = 50,
     ) -> Response:
         """Show the rolling log of transactions, newest first, as this node has it."""
-        return _read(shell, views.transactions(shell.node, limit))
+        return read_answer(shell, views.transactions(shell.node, limit))
 
 
 # -- health --------------------------------------------------------------------------------------

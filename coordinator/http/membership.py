@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import FastAPI, Header
 from pydantic import BaseModel, ConfigDict, Field
@@ -12,9 +12,9 @@ from coordinator.core import commands, inputs
 from coordinator.core.ddl import PRINCIPAL_LENGTH_MAX
 from coordinator.http import models, views
 from coordinator.http.errors import json_response, raise_unless_ok
+from coordinator.http.shared import DEADLINE_MS, read_answer
 from coordinator.shell import Shell
 
-DEADLINE_MS = 15_000
 REASON_LENGTH_MAX = 256
 NODES_MAX = 1_000
 NODE_MAX = 2**31 - 1
@@ -61,7 +61,7 @@ def add_membership(app: FastAPI, shell: Shell) -> None:
     @app.get("/v1/members", response_model=models.MembersAnswer)
     async def get_members() -> Response:
         """Show the IndexManager nodes, and how the mastership stands, as this node knows it."""
-        return _read(shell, views.members(shell.node))
+        return read_answer(shell, views.members(shell.node))
 
     @app.post("/v1/members/step-down", response_model=models.StepDownAnswer)
     async def step_down(body: StepDownBody, x_principal: Principal = None) -> Response:
@@ -86,13 +86,9 @@ def add_membership(app: FastAPI, shell: Shell) -> None:
     @app.get("/v1/indexers")
     async def get_indexers() -> Response:
         """Show the indexers with their load and liveness; on the master, their handshakes too."""
-        return _read(shell, views.indexers(shell.node))
+        return read_answer(shell, views.indexers(shell.node))
 
     @app.get("/v1/projectors")
     async def get_projectors() -> Response:
         """Show the projectors with their liveness."""
-        return _read(shell, views.projectors(shell.node))
-
-
-def _read(shell: Shell, body: Any) -> Response:
-    return json_response(body, 200, {"X-Applied-Cas": str(shell.node.state.cas)})
+        return read_answer(shell, views.projectors(shell.node))

@@ -6,7 +6,9 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from coordinator.core.commands import CreateIndex
+from coordinator.core.commands import BuildIndexes, CreateIndex
+from coordinator.core.decisions import compact
+from coordinator.core.entities import HASH
 
 
 def _of_whole_characters(text: str) -> str:
@@ -21,10 +23,12 @@ def _of_whole_characters(text: str) -> str:
 
 Text = Annotated[str, AfterValidator(_of_whole_characters)]
 Count = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+KeyComponent = bool | int | float | str | None
 
 
 class CreateIndexBody(BaseModel):
-    """The definition of an index."""
+    """The definition of an index. With `partitioning` `range`, `bounds` are the lowest keys of all
+    slices but the first, and `slices` may be left out."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -34,17 +38,46 @@ class CreateIndexBody(BaseModel):
     where: Text | None = None
     primary: bool = False
     using: Text = "gsi"
-    slices: Count = 1
+    slices: Count | None = None
     replicas: Count = 0
     nodes: list[Annotated[int, Field(ge=0, le=250)]] = []
     defer_build: bool = False
     if_not_exists: bool = False
+    partitioning: Text = HASH
+    bounds: list[list[KeyComponent]] = []
 
     def command(self) -> CreateIndex:
-        fields = self.model_dump()
+        fields = self.model_dump(exclude={"bounds"})
+        fields["bounds_json"] = compact(self.bounds)
+        if self.slices is None:
+            fields["slices"] = 0 if self.bounds else 1
         fields["expressions"] = tuple(self.expressions)
         fields["nodes"] = tuple(self.nodes)
         return CreateIndex(**fields)
+
+
+class BuildIndexesBody(BaseModel):
+    """Which indexes to build: by id, or by bucket and names; a bucket alone is all deferred."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    indexes: list[Annotated[str, Field(pattern=r"^[0-9]{1,19}$")]] = []
+    bucket: Text = ""
+    names: list[Text] = []
+
+    def command(self) -> BuildIndexes:
+        return BuildIndexes(tuple(map(int, self.indexes)), self.bucket, tuple(self.names))
+
+
+class ProgressModel(BaseModel):
+    """How far the build has got: mutations sent, of how many, and how fast."""
+
+    sent: int
+    total: int
+    percent: float
+    documents_per_s: int
+    remaining: int
+    remaining_s: float | None
 
 
 class SliceModel(BaseModel):
@@ -56,6 +89,8 @@ class SliceModel(BaseModel):
 class TopologyModel(BaseModel):
     slices: list[SliceModel]
     shards: dict[str, int]
+    partitioning: str = HASH
+    bounds: list[list[KeyComponent]] = []
 
 
 class IndexModel(BaseModel):
@@ -71,6 +106,8 @@ class IndexModel(BaseModel):
     defer_build: bool
     created_ms: int
     topology: TopologyModel
+    build: int = 0
+    progress: ProgressModel | None = None
 
 
 class IndexAnswer(BaseModel):
@@ -80,6 +117,14 @@ class IndexAnswer(BaseModel):
     cas: int
     txn: str = ""
     existed: bool = False
+
+
+class IndexesAnswer(BaseModel):
+    """Indexes after a change of all of them, with its CAS and transaction."""
+
+    indexes: list[IndexModel]
+    cas: int
+    txn: str = ""
 
 
 class SettingAnswer(BaseModel):

@@ -43,7 +43,8 @@ class HttpServer:
 
     async def start(self) -> bool:
         """Bind and serve; False if the port is taken."""
-        listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        # Without the protocol's number asyncio would not turn off Nagle's delays.
+        listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind(self._address)

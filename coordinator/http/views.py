@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from coordinator.core import digest as digests
 from coordinator.core.authority_state import AuthorityState
-from coordinator.core.ddl import describe_index
-from coordinator.core.entities import Bucket, Index, Setting
+from coordinator.core.decisions import describe_index
+from coordinator.core.entities import BACKFILL, PENDING, Bucket, Index, Setting
 from coordinator.core.handshake import Handshake
 from coordinator.core.node import Node
+from coordinator.core.progress import Progress
 from coordinator.core.state import StateContext, Versioned
 
 
@@ -48,12 +50,37 @@ def _index(index: Index, cas: int) -> dict[str, Any]:
     return {**describe_index(index), "cas": cas}
 
 
-def indexes(context: StateContext, bucket: str | None, name: str | None) -> list[dict[str, Any]]:
-    """Return the indexes, narrowed to a bucket or a name, each with its CAS."""
+def index(held: Index, progress: Mapping[tuple[int, int], Progress]) -> dict[str, Any]:
+    """Return an index with the progress of its build, which is null where none is under way."""
+    return {**describe_index(held), "progress": _progress(held, progress)}
+
+
+def _progress(held: Index, progress: Mapping[tuple[int, int], Progress]) -> dict[str, Any] | None:
+    if held.state not in (PENDING, BACKFILL):
+        return None
+    found = progress.get((held.id, held.build)) or Progress(0, 0, 0.0)
+    remaining_s = found.remaining_s
+    return {
+        "sent": found.sent,
+        "total": found.total,
+        "percent": round(found.percent, 1) if found.total else 0.0,
+        "documents_per_s": round(found.per_s),
+        "remaining": max(0, found.total - found.sent),
+        "remaining_s": None if remaining_s is None else round(remaining_s, 1),
+    }
+
+
+def indexes(
+    context: StateContext,
+    bucket: str | None,
+    name: str | None,
+    progress: Mapping[tuple[int, int], Progress],
+) -> list[dict[str, Any]]:
+    """Return the indexes, narrowed to a bucket or a name, each with its CAS and progress."""
     return [
-        _index(index, cas)
-        for index, cas in context.indexes()
-        if bucket in (None, index.bucket) and name in (None, index.name)
+        {**index(held, progress), "cas": cas}
+        for held, cas in context.indexes()
+        if bucket in (None, held.bucket) and name in (None, held.name)
     ]
 
 
@@ -187,6 +214,9 @@ def projectors(node: Node) -> dict[str, Any]:
                 "registered": info is not None,
                 "alive": info is not None and node.alive(peer),
                 "pid": beat.pid if beat else 0,
+                "kv": beat.kv if beat else "",
+                "buckets": {b.name: b.vbuckets for b in beat.buckets} if beat else {},
+                "waiting": sorted(w.bucket for w in beat.waiting) if beat else [],
             }
         )
     return {"projectors": rows}

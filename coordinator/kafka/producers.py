@@ -51,7 +51,8 @@ OPEN_TIMEOUT_S = 8.0
 Feed = Callable[[inputs.Input], None]
 
 
-def _settings(bootstrap_servers: str, **more: Any) -> dict[str, Any]:
+def plain_settings(bootstrap_servers: str, **more: Any) -> dict[str, Any]:
+    """Return what all producers are set to; `more` goes before it."""
     return {
         "bootstrap.servers": bootstrap_servers,
         "acks": "all",
@@ -78,7 +79,7 @@ class PlainProducer:
         self.written = -1
         self._failed: list[inputs.AppendFailed] = []
         self._producer = Producer(
-            _settings(
+            plain_settings(
                 bootstrap_servers, **{"enable.idempotence": True, "message.timeout.ms": 5_000}
             )
         )
@@ -99,14 +100,10 @@ class PlainProducer:
         self._send(COMMIT, codec.encode(effect.record), on_delivery=delivered)
 
     def answer(self, effect: effects.Answer) -> None:
-        record = effect.record
-        who = getattr(record, "node", None) or getattr(record, "indexer", 0)
-        self._send(ACKS, codec.encode(record), key=str(who).encode())
+        self._send(ACKS, codec.encode(effect.record), key=_sender(effect.record))
 
     def beat(self, effect: effects.Beat) -> None:
-        record = effect.record
-        who = getattr(record, "node", None) or getattr(record, "indexer", 0)
-        self._send(HEARTBEAT, codec.encode(record), key=str(who).encode())
+        self._send(HEARTBEAT, codec.encode(effect.record), key=_sender(effect.record))
 
     def bury(self, effect: effects.Bury) -> None:
         letter = effect.letter
@@ -129,6 +126,12 @@ class PlainProducer:
             # The broker is away and the buffer is full. Whatever this was, it is sent again.
             self.serve()
         self.serve()
+
+
+def _sender(record: Any) -> bytes:
+    """Return the key of an answer or a heartbeat: the number of who sends it, or hears it."""
+    numbers = (getattr(record, kind, None) for kind in ("node", "indexer", "projector"))
+    return str(next((number for number in numbers if number is not None), 0)).encode()
 
 
 def letter_key(letter: Any) -> bytes:
@@ -217,7 +220,7 @@ class TransactionalProducer:
         name = transactional_id(self._cluster)
         end_open_transaction(self._bootstrap_servers, name, TRANSACTION_TIMEOUT_MS)
         producer = Producer(
-            _settings(
+            plain_settings(
                 self._bootstrap_servers,
                 **{
                     "transactional.id": name,

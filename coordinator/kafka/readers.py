@@ -24,8 +24,8 @@ from coordinator.kafka.producers import (
 from coordinator.kafka.topics import MESSAGE_BYTES_MAX
 from schemas.registry import SchemaError
 
-END = -1
-"""Begin at the end of a partition: `OFFSET_END`."""
+BEGINNING, END = -2, -1
+"""Begin at the first offset of a partition, or at its end: `OFFSET_BEGINNING`, `OFFSET_END`."""
 
 POLL_S = 0.2
 BATCH_MAX = 1_000
@@ -168,16 +168,21 @@ def _bounds(reader: Consumer, place: TopicPartition, timeout_s: float = 10.0) ->
 
 
 class LogProbe:
-    """Asks where a topic's stable end is, over a connection that does nothing else."""
+    """Asks where a topic's stable end is, over a connection that does nothing else.
+
+    Threads may share it; the connection is made when it is first needed.
+    """
 
     def __init__(self, bootstrap_servers: str) -> None:
         self._servers = bootstrap_servers
+        self._making = threading.Lock()
         self._reader: Consumer | None = None
 
     def end(self, topic: str, timeout_s: float) -> int:
         """Return the last stable offset of partition 0. Raises KafkaException."""
-        if self._reader is None:
-            self._reader = consumer(self._servers, "probe")
+        with self._making:
+            if self._reader is None:
+                self._reader = consumer(self._servers, "probe")
         return int(self._reader.get_watermark_offsets(TopicPartition(topic, 0), timeout_s)[1])
 
     def close(self) -> None:

@@ -19,11 +19,15 @@ from coordinator.kafka.errors import KafkaRefusal, explain
 COMMIT, STATECONTEXT, HISTORY = "commit", "statecontext", "history"
 ACKS, HEARTBEAT = "acks", "heartbeat"
 DDL, DDL_REPLIES, DEAD_LETTER = "ddl", "ddl-replies", "dead-letter"
+SYNC, STREAM_BEGIN, STREAM_END = "sync", "stream-begin", "stream-end"
+MUTATIONS, HW, FAILOVER_LOG = "mutations", "hw", "failover-log"
+STREAM_REQUEST, STABILITY = "stream-request", "stability"
 TRANSACTION_STATE = "__transaction_state"
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 DDL_PARTITIONS = 3
+STREAM_PARTITIONS = 4
 MESSAGE_BYTES_MAX = 4 * 1024 * 1024
 
 
@@ -45,6 +49,10 @@ COMPACTED = {
 }
 BRIEF = {"cleanup.policy": "delete", "retention.ms": str(HOUR_MS)}
 LARGE = {"max.message.bytes": str(MESSAGE_BYTES_MAX)}
+LATEST = {"cleanup.policy": "compact"}
+MUTATIONS_BYTES = 2 * 1024**3
+"""So much of each partition of `mutations` is kept: an indexer that is away for longer than that
+has it streamed again."""
 
 TOPICS: tuple[Topic, ...] = (
     Topic(COMMIT, config={**FOREVER, **LARGE}, authoritative=True),
@@ -55,6 +63,18 @@ TOPICS: tuple[Topic, ...] = (
     Topic(DDL, DDL_PARTITIONS, {"cleanup.policy": "delete", "retention.ms": str(7 * DAY_MS)}),
     Topic(DDL_REPLIES, DDL_PARTITIONS, BRIEF),
     Topic(DEAD_LETTER, config={"cleanup.policy": "delete", "retention.ms": str(30 * DAY_MS)}),
+    Topic(SYNC, STREAM_PARTITIONS, BRIEF),
+    Topic(STREAM_BEGIN, STREAM_PARTITIONS, BRIEF),
+    Topic(STREAM_END, STREAM_PARTITIONS, BRIEF),
+    Topic(
+        MUTATIONS,
+        STREAM_PARTITIONS,
+        {**BRIEF, **LARGE, "retention.bytes": str(MUTATIONS_BYTES)},
+    ),
+    Topic(HW, STREAM_PARTITIONS, BRIEF),
+    Topic(FAILOVER_LOG, STREAM_PARTITIONS, LATEST),
+    Topic(STREAM_REQUEST, config=BRIEF),
+    Topic(STABILITY, config=LATEST),
 )
 """Those that this version uses, in the order in which they are made."""
 

@@ -210,6 +210,42 @@ class IndexerChild(Child):
         ]
 
 
+class KvChild(Child):
+    """The key-value store, on a port of its own."""
+
+    def __init__(self, cluster: Cluster, nodes: int) -> None:
+        super().__init__("kv", cluster.folder / "kv", cluster.logs)
+        self.nodes = nodes
+        self.port = pick_free(avoid=cluster.ports)
+        self.url = f"http://{LOOPBACK}:{self.port}"
+
+    def argv(self) -> list[str]:
+        return [
+            *(sys.executable, "-m", "projector_sim", "kv", "--port", str(self.port)),
+            *("--data-dir", str(self.folder), "--nodes", str(self.nodes)),
+        ]
+
+
+class ProjectorChild(Child):
+    """A projector, of the store's node with its number."""
+
+    def __init__(self, cluster: Cluster, projector: int, kv: KvChild) -> None:
+        name = f"projector-{projector}"
+        super().__init__(name, cluster.folder / name, cluster.logs)
+        self.cluster = cluster
+        self.projector = projector
+        self.kv = kv
+
+    def argv(self) -> list[str]:
+        cluster = self.cluster
+        return [
+            *(sys.executable, "-m", "projector_sim", "projector"),
+            *("--projector", str(self.projector), "--cluster", cluster.name),
+            *("--bootstrap-servers", cluster.servers, "--kv", self.kv.url),
+            *("--heartbeat-ms", "200"),
+        ]
+
+
 # -- the cluster ---------------------------------------------------------------------------------
 
 
@@ -223,6 +259,7 @@ class Cluster:
         *,
         nodes: int = 3,
         indexers: int = 3,
+        projectors: int = 0,
         zones: Mapping[int, str] | None = None,
         options: Sequence[str] = (),
         own_disks: Sequence[str] = (),
@@ -243,6 +280,10 @@ class Cluster:
         self.indexers = {
             n: IndexerChild(self, n, (zones or {}).get(n, "")) for n in range(1, indexers + 1)
         }
+        self.kv = KvChild(self, projectors) if projectors else None
+        self.projectors = {
+            n: ProjectorChild(self, n, self.kv) for n in range(projectors) if self.kv is not None
+        }
         self._own_disks = [c for c in self.children if c.name in own_disks]
         self._stack = ExitStack()
         self.http = self._stack.enter_context(
@@ -251,7 +292,8 @@ class Cluster:
 
     @property
     def children(self) -> list[Child]:
-        return [*self.nodes.values(), *self.indexers.values()]
+        store = [self.kv] if self.kv is not None else []
+        return [*store, *self.nodes.values(), *self.indexers.values(), *self.projectors.values()]
 
     def start(self) -> Cluster:
         """Start everything that does not run, and return when all of it serves."""
@@ -263,6 +305,7 @@ class Cluster:
                 child.start()
         self.settled()
         self.indexers_alive()
+        self.projectors_alive()
         with self.client() as client:
             # Claims that were given up may still fence the first master.
             client.put_config("started", True)
@@ -389,6 +432,15 @@ class Cluster:
             return {r["id"] for r in rows if r["alive"]} >= set(self.indexers)
 
         wait_until(alive, "all indexers are alive")
+
+    def projectors_alive(self) -> None:
+        master = self.master()
+
+        def alive() -> bool:
+            rows = self.get(master, "/v1/projectors")["projectors"]
+            return {r["id"] for r in rows if r["alive"]} >= set(self.projectors)
+
+        wait_until(alive, "all projectors are alive")
 
     # -- what the logs say -------------------------------------------------------------------
 

@@ -386,8 +386,8 @@ children.node_argv = lambda node, **_: (sys.executable, "-c", CHILD, "steady", "
 children.indexer_argv = lambda one, **_: (sys.executable, "-c", CHILD, "steady", "i", data_dir)
 children.node_ready = children.indexer_ready = lambda *_: ready
 options = supervisor.RunOptions(
-    nodes=1, indexers=1, data_dir=Path(data_dir), http_port=int(port), cluster=cluster,
-    bootstrap_servers=servers or None, brokers=int(brokers),
+    nodes=1, indexers=1, projectors=0, data_dir=Path(data_dir), http_port=int(port),
+    cluster=cluster, bootstrap_servers=servers or None, brokers=int(brokers),
 )
 try:
     sys.exit(supervisor.run(options))

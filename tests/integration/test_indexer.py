@@ -17,12 +17,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import httpx
+import orjson
 import psutil
 import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
+from rocksdict import WriteBatch
 
 from coordinator import codec
+from coordinator.core.collation import encode
 from coordinator.core.effects import Abandon, Conclude, OpenProducer, WriteEvents
 from coordinator.core.entities import DROPPING, INIT, READY, Index, Shard, Slice, index_key
 from coordinator.core.inputs import Ended, ProducerFailed
@@ -38,6 +42,7 @@ from coordinator.core.records import (
     Mutation,
     SliceAnswered,
 )
+from coordinator.core.scan_pages import unpack
 from coordinator.core.types import TxnId
 from coordinator.embedded.broker import Broker
 from coordinator.kafka.errors import KafkaRefusal
@@ -52,7 +57,10 @@ from coordinator.kafka.topics import (
     ensure_topics,
     topic_name,
 )
-from indexer_sim.storage import Storage, folder_name
+from indexer_sim.bucket import Bucket
+from indexer_sim.entries import INDEX_KEY, STATE, State, entries_prefix, pack_state
+from indexer_sim.names import folder_name
+from indexer_sim.storage import Storage
 
 pytestmark = pytest.mark.integration
 
@@ -197,7 +205,7 @@ class Process:
         argv = [sys.executable, "-m", "indexer_sim", "--id", str(more.pop("id", INDEXER))]
         argv += ["--cluster", more.pop("name", cluster.name), "--data-dir", str(folder)]
         argv += ["--bootstrap-servers", more.pop("servers", cluster.bootstrap_servers)]
-        argv += ["--zone", "z1", "--heartbeat-ms", "100"]
+        argv += ["--zone", "z1", "--heartbeat-ms", "100", *more.pop("arguments", ())]
         self.stderr_path = log or folder.with_name(f"{folder.name}.stderr")
         with self.stderr_path.open("ab") as stderr:
             self.process = subprocess.Popen(argv, stderr=stderr, stdin=subprocess.DEVNULL, **more)
@@ -310,7 +318,8 @@ def test_heartbeats_say_what_is_held(cluster: Cluster, start: Start) -> None:
     with cluster.listen(HEARTBEAT) as beats:
         first: IndexerHeartbeat = beats.hears("a heartbeat", lambda _: True)
         assert (first.indexer, first.zone, first.slices) == (INDEXER, "z1", 0)
-        assert (first.address, first.pid) == (f"indexer-{INDEXER}", process.process.pid)
+        assert first.address.startswith("http://127.0.0.1:")
+        assert first.pid == process.process.pid
         cluster.write(an_index(1), an_index(2, bucket="other"))
         beat = beats.hears("a heartbeat with slices", lambda beat: beat.slices == 4)
         assert beat.incarnation == first.incarnation
@@ -616,3 +625,39 @@ def test_an_idle_indexer_takes_next_to_nothing(
     print(f"RSS {seen.memory_info().rss / 2**20:.0f} MiB, CPU {share:.1%}")
     assert seen.memory_info().rss < 150 * 2**20
     assert share < 0.25
+
+
+def scanned(address: str, **asked: Any) -> httpx.Response:
+    body = {"begin": "", "end": "ff", "slices": [0, 1], **asked}
+    return httpx.post(f"{address}/v1/slices/scan", content=orjson.dumps(body), trust_env=False)
+
+
+def test_scans_are_answered_where_heartbeats_say(
+    cluster: Cluster, start: Start, acks: Listener, tmp_path: Path
+) -> None:
+    process = start()
+    cluster.write(an_index(7))
+    acks.answer(7, "allocated")
+    with cluster.listen(HEARTBEAT) as beats:
+        address = beats.hears("a heartbeat with slices", lambda beat: beat.slices == 2).address
+        early = scanned(address, index=7)
+        assert (early.status_code, early.json()["error"]["code"]) == (503, "index_building")
+        assert scanned(address, index=8).json()["error"]["code"] == "index_not_found"
+        assert process.stop() < STOP_S
+
+        bucket = Bucket("travel", tmp_path / "indexer" / "buckets" / "travel")
+        batch = WriteBatch(raw_mode=True)
+        for piece, key in ((0, 3), (1, 2), (1, 4)):
+            batch.put(entries_prefix(7, piece) + encode(key) + b"doc", b"")
+        batch.put(STATE + INDEX_KEY.pack(7), pack_state(State(1, complete=True)))
+        bucket.write(batch)
+        bucket.database.close()
+
+        beats.drain()
+        restarted = start()
+        pid = restarted.process.pid
+        address = beats.hears("a heartbeat again", lambda beat: beat.pid == pid).address
+        page = unpack(scanned(address, index=7, build=1).content)
+        assert page.entries == [encode(key) + b"doc" for key in (2, 3, 4)]
+        assert scanned(address, index=7, build=2).json()["error"]["code"] == "index_building"
+        assert restarted.stop() < STOP_S, "connections that idle keep nobody"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from coordinator.client.errors import CoordinatorError
 from coordinator.embedded.broker import Broker
 from tests.integration.cluster import Cluster, NodeChild, wait_until
 
@@ -83,12 +84,10 @@ def test_a_part_that_stops_silently_is_noticed(
     cluster.settled_members()
 
 
-def _tried(ended: object) -> bool:
+def _tried(ended: Callable[[], bool]) -> bool:
     """Ask again where the cluster is between two masters, or the node has just gone."""
-    from coordinator.client.errors import CoordinatorError
-
     try:
-        return ended()  # type: ignore[operator, no-any-return]
+        return ended()
     except CoordinatorError:
         return False
 

@@ -2,7 +2,7 @@
 
 It tells how fast that went, which faults struck, and which pairs of step and fault never met. A
 seed that fails is run once more with a trace, which is printed with the one command that repeats
-it.
+it. With `--plane` the worlds are those in which documents are indexed.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import sys
 import time
 
 from tests.simulation.coverage import Coverage
+from tests.simulation.plane import runs as plane
+from tests.simulation.plane.world import PlaneWorld
 from tests.simulation.requirements import empty_cells
 from tests.simulation.runs import meet_pairs, repeat, run
 from tests.simulation.world import World
@@ -20,9 +22,9 @@ from tests.simulation.world import World
 LINES_SHOWN = 80
 
 
-def show(seed: int, lines: int) -> None:
+def show(seed: int, lines: int, *, with_data: bool = False) -> None:
     """Print the trace of a seed, its last `lines` lines (0: all), and how to repeat it."""
-    world = World(seed, tracing=True)
+    world = (PlaneWorld if with_data else World)(seed, tracing=True)
     what = ""
     try:
         world.run()
@@ -30,7 +32,7 @@ def show(seed: int, lines: int) -> None:
         what = f"{type(error).__name__} {error}"
     print("\n".join(world.lines[-lines:]))
     print(f"seed {seed}: {what or 'holds'}; trace {world.hash:08x}, {world.steps} steps")
-    print(repeat(seed))
+    print(plane.repeat(seed) if with_data else repeat(seed))
 
 
 def tell(coverage: Coverage, took_s: float) -> None:
@@ -47,6 +49,18 @@ def tell(coverage: Coverage, took_s: float) -> None:
         print(f"  never met: {fault!r} at {step!r}")
 
 
+def run_plane(seeds: range, jobs: int) -> int:
+    """Run worlds with a data plane, and print what came of them."""
+    began = time.monotonic()
+    found = plane.run(seeds, jobs)
+    print(plane.tell(found, time.monotonic() - began))
+    for seed, what in sorted(found.bad.items()):
+        print(f"FAILED seed {seed}: {what}\n  {plane.repeat(seed)}")
+    if found.bad:
+        show(min(found.bad), LINES_SHOWN, with_data=True)
+    return 1 if found.bad else 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seeds", type=int, default=1_000, help="how many")
@@ -55,12 +69,17 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=jobs, help="processes (one for each core)")
     parser.add_argument("--pairs", action="store_true", help="make worlds for pairs never met")
     parser.add_argument("--trace", action="store_true", help="print the whole trace of each seed")
+    parser.add_argument(
+        "--plane", action="store_true", help="worlds in which documents are indexed"
+    )
     options = parser.parse_args()
     seeds = range(options.first, options.first + options.seeds)
     if options.trace:
         for seed in seeds:
-            show(seed, 0)
+            show(seed, 0, with_data=options.plane)
         return 0
+    if options.plane:
+        return run_plane(seeds, options.jobs)
     began = time.monotonic()
     found = run(seeds, options.jobs)
     if options.pairs:

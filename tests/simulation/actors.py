@@ -1,4 +1,4 @@
-"""Those around the cluster: indexers, clients, and producers of DDL on a topic."""
+"""Those around the cluster: indexers, clients, operators, and producers of DDL on a topic."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from coordinator.core.commands import (
     OK,
     REFUSED,
+    BuildIndexes,
     CreateIndex,
     DeleteSetting,
     DropIndex,
@@ -17,7 +18,7 @@ from coordinator.core.commands import (
     SkipRecord,
 )
 from coordinator.core.entities import DROPPING, INIT, Index
-from coordinator.core.inputs import ReadRequested, Requested
+from coordinator.core.inputs import MembershipRequested, ReadRequested, Requested
 from coordinator.core.records import (
     ALLOCATED,
     RELEASED,
@@ -29,8 +30,10 @@ from coordinator.core.records import (
 )
 from coordinator.core.records import REFUSED as SLICES_REFUSED
 from tests.simulation.clock import WALL_MS
+from tests.simulation.data_plane import attend_to_builds
 
 if TYPE_CHECKING:
+    from tests.simulation.machine import Machine
     from tests.simulation.world import World
 
 PERIOD_MS = 250
@@ -66,6 +69,8 @@ class Indexer:
         for index in self.indexes.values():
             if self.number in index.hosts:
                 self._attend(index)
+        if self.world.projectors:
+            attend_to_builds(self)
 
     def forget(self) -> None:
         """Lose all storage, in this life or with it."""
@@ -202,9 +207,10 @@ class Client:
 
     def _choose(self) -> Request:
         """Return a random command, some of them with an expected CAS that this client knows."""
-        chance = self.world.clock.chance
+        world = self.world
+        chance = world.clock.chance
         self._made += 1
-        request_id, stale = self.world.request_id(f"c{self.number}-{self._made}")
+        request_id, stale = world.request_id(f"c{self.number}-{self._made}")
         expected: int | None = None
         dice = chance.random()
         command: Any
@@ -228,7 +234,10 @@ class Client:
                 slices=chance.randint(1, 2),
                 replicas=chance.randint(0, 1),
                 if_not_exists=chance.random() < 0.2,
+                defer_build=bool(world.projectors) and chance.random() < 0.3,
             )
+        elif dice < 0.92 and world.projectors:
+            command = BuildIndexes(bucket=f"b{chance.randrange(2)}")
         else:
             command = DropIndex(
                 0, f"b{chance.randrange(2)}", f"i{chance.randrange(4)}", chance.random() < 0.2
@@ -381,3 +390,20 @@ def hash_of(command: Any) -> int:
     for byte in repr(command).encode():
         total = (total * 131 + byte) % (2**61 - 1)
     return total
+
+
+class Operator:
+    """Asks one node for a change of the Authority, once, and keeps the answer."""
+
+    op = None
+    reading = None
+
+    def __init__(self, world: World, machine: Machine, command: Any, patience_ms: int = 5_000):
+        self.outcome: Outcome | None = None
+        self._token = world.token()
+        deadline_ms = world.clock.now + patience_ms
+        event = MembershipRequested(self._token, deadline_ms, command, "operator")
+        machine.ask(event, self._token, self)
+
+    def heard(self, token: int, outcome: Outcome) -> None:
+        self.outcome = outcome

@@ -8,6 +8,7 @@ from coordinator.core import effects as fx
 from coordinator.core.commands import (
     OK,
     REFUSED,
+    BuildIndexes,
     CreateIndex,
     DeleteSetting,
     DropIndex,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 EFFECTS = ("SettingWritten", "SettingDeleted", "IndexProposed", "IndexDropped")
+BUILD_EFFECT = "BuildRequested"
 
 
 class Answers:
@@ -70,6 +72,8 @@ class Answers:
         command = op.request.command
         if outcome.answer.get("existed") in (True, False):
             return
+        if isinstance(command, BuildIndexes) and not outcome.txn:
+            return
         done = self.done.get(outcome.cas)
         name = "acknowledged-is-effective-once"
         require(done is not None, name, f"{op.request.id} at CAS {outcome.cas}: nothing there")
@@ -83,7 +87,8 @@ class Answers:
                 == (command.bucket, command.name, op.request.id)
             )
         else:
-            right = done.mutation.request == op.request.id and done.mutation.event in EFFECTS
+            effects = (*EFFECTS, BUILD_EFFECT)
+            right = done.mutation.request == op.request.id and done.mutation.event in effects
         require(right, name, f"{op.request.id} at CAS {outcome.cas}: {done.mutation}")
         require(str(done.txn) == outcome.txn, name, f"{op.request.id}: {done.txn}, {outcome.txn}")
         require(

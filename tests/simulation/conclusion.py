@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator.core import state as states
 from coordinator.core.commands import OK, REFUSED
+from coordinator.core.entities import MAINTENANCE
 from coordinator.core.synchroniser import Synchroniser
 from tests.simulation.histories import EXPIRED, violation_of
 from tests.simulation.violation import require
@@ -23,8 +24,23 @@ def conclude(judge: Judge) -> None:
     _check_ddl(judge)
     differences = judge.indexer_differences()
     require(not differences, "indexers-agree", differences)
+    _check_builds(judge)
     violation = violation_of(judge)
     require(not violation, "linearizable-history", violation)
+
+
+def _check_builds(judge: Judge) -> None:
+    """What takes scans was built in the storage that is there."""
+    for indexer in judge.world.indexers:
+        for index in indexer.indexes.values():
+            held = indexer.held.get(index.id)
+            if index.state != MAINTENANCE or held is None:
+                continue
+            require(
+                (indexer.number, index.id, index.build, held.shard) in judge.built,
+                "what-takes-scans-was-built",
+                f"index {index.id} on indexer {indexer.number}, build {index.build}",
+            )
 
 
 def _compare_nodes(judge: Judge) -> None:

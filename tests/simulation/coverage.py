@@ -49,6 +49,7 @@ WRITTEN = {
     MasterResigned: "resignation written",
     MemberLeft: "departure written",
 }
+BUILD_EVENTS = {"BuildRouted", "IndexBuilt", "StreamRenewed"}
 READ = {
     TransactionProposed: "proposal read",
     TransactionCommitted: "verdict read",
@@ -67,8 +68,10 @@ def _appended(machine: Machine, effect: fx.Append) -> str:
     node = machine.node
     assert node is not None
     if isinstance(effect.record, TransactionProposed):
-        ready = any(m.event == "IndexReady" for m in effect.record.mutations)
-        return "READY proposed" if ready else "proposal sent"
+        events = {m.event for m in effect.record.mutations}
+        if events & BUILD_EVENTS:
+            return "step of a build proposed"
+        return "READY proposed" if "IndexReady" in events else "proposal sent"
     if node.master is not None:
         return "barrier sent"
     if node.phase != "following":
@@ -195,6 +198,7 @@ STEPS: tuple[str, ...] = (
     "end of the log asked for",
     "proposal sent",
     "READY proposed",
+    "step of a build proposed",
     "proposal accepted",
     "proposal refused",
     "admission asked for",

@@ -331,6 +331,25 @@ def _indexer_loses_storage(world: World, machine: Machine) -> bool:
     return _everywhere(world, "indexer without storage")
 
 
+def _projector_dies(world: World, machine: Machine) -> bool:
+    """A projector is away for a while, or started again at once; it remembers nothing."""
+    if not world.projectors:
+        return False
+    projector = world.clock.chance.choice(world.projectors)
+    projector.restart()
+    if projector.alive and world.clock.hit(0.6):
+        projector.alive = False
+        world.clock.at(2 * world.down_ms(), setattr, projector, "alive", True)
+    return True
+
+
+def _projector_disconnects(world: World, machine: Machine) -> bool:
+    for projector in world.projectors:
+        if world.clock.hit(0.6):
+            projector.disconnect()
+    return bool(world.projectors)
+
+
 # -- operators -----------------------------------------------------------------------------------
 
 
@@ -411,6 +430,8 @@ ACTIONS: dict[str, tuple[Callable[[World, Machine], bool], str]] = {
     "clock_rate": (KINDS["clock rate"], ANY),
     "indexer_dies": (_indexer_dies, ANY),
     "indexer_loses_storage": (_indexer_loses_storage, ANY),
+    "projector_dies": (_projector_dies, ANY),
+    "projector_disconnects": (_projector_disconnects, ANY),
     "compact": (_compact, ANY),
     "trim": (_trim, ANY),
     "foreign": (_foreign, ANY),

@@ -12,7 +12,14 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from coordinator.core import effects as fx
-from coordinator.core.entities import DROPPING, TRANSITIONS, Consumed, Index
+from coordinator.core.entities import (
+    BACKFILL,
+    DROPPING,
+    TRANSITIONS,
+    Consumed,
+    Index,
+    Stream,
+)
 from coordinator.core.inputs import Input, Restored
 from coordinator.core.records import (
     ACCEPTED,
@@ -39,6 +46,7 @@ from tests.simulation.truth import Done, Seen, Truth, Version, point_of
 from tests.simulation.violation import Violation, require
 
 if TYPE_CHECKING:
+    from tests.simulation.data_plane import Projector
     from tests.simulation.machine import Machine
     from tests.simulation.world import World
 
@@ -63,9 +71,12 @@ class Judge(Answers):
         self.refused: set[str] = set()
         self.stale: set[str] = set()
         self.allocated: set[tuple[int, int]] = set()
+        self.routed: set[tuple[int, int, int, int]] = set()
+        self.built: set[tuple[int, int, int, int]] = set()
+        self.streams: dict[str, int] = {}
+        self.begun: dict[tuple[int, str], tuple[int, int]] = {}
         self.ops: list[Op] = []
         self.readings: list[Reading] = []
-        self.decisions = 0
         self.rolled_back = 0
         self._offsets: list[int] = []
         self._points: list[tuple[Any, ...]] = []
@@ -252,7 +263,6 @@ class Judge(Answers):
         self.digests[truth.last_cas] = truth.digest
         self.commits.append((decided_ms, truth.last_cas))
         truth.open, truth.acceptors = None, record.accepted
-        self.decisions += 1
 
     def _check_acceptors(self, record: TransactionCommitted, proposal: TransactionProposed) -> None:
         truth = self.truth
@@ -306,6 +316,8 @@ class Judge(Answers):
                 "ddl-is-consumed-in-order",
                 f"{key}: {entity.offset} after {before[2].offset}",
             )
+        if isinstance(entity, Stream) and mutation.event == "StreamRenewed":
+            self._apply_stream(entity)
         if key.startswith("index/"):
             self._apply_index(mutation, before[2] if before else None, cas, decided_ms)
         if mutation.value is None:
@@ -343,6 +355,8 @@ class Judge(Answers):
             if holder is None:
                 self.versions.setdefault(name, []).append(Version(decided_ms, cas, now.id))
             self.names[name] = now.id
+            if mutation.event in ("BuildRouted", "IndexBuilt"):
+                self._apply_build(now)
             if mutation.event == "IndexReady":
                 silent = [h for h in now.hosts if (h, now.id) not in self.allocated]
                 require(not silent, "ready-needs-every-indexer", f"{now.id} without {silent}")
@@ -352,6 +366,33 @@ class Judge(Answers):
             del self.names[(was.bucket, was.name)]
             gone = Version(decided_ms, cas, None)
             self.versions.setdefault((was.bucket, was.name), []).append(gone)
+
+    def _apply_build(self, index: Index) -> None:
+        """A step of a build is taken only when those who have to say so have said so."""
+        if index.state == BACKFILL:
+            routed = any((i, b) == (index.id, index.build) for _, _, i, b in self.routed)
+            require(routed, "backfill-needs-a-router", f"{index.id} build {index.build}")
+        else:
+            done = {(host, i, b) for host, i, b, _ in self.built}
+            silent = [h for h in index.hosts if (h, index.id, index.build) not in done]
+            require(not silent, "built-needs-every-indexer", f"{index.id} without {silent}")
+
+    def _apply_stream(self, stream: Stream) -> None:
+        """Generations of a bucket's stream are counted, and nobody's number goes back."""
+        before = self.streams.get(stream.bucket, 0)
+        require(
+            stream.number > before and all(s.number <= stream.number for s in stream.sources),
+            "stream-numbers-ascend",
+            f"{stream} after {before}",
+        )
+        self.streams[stream.bucket] = stream.number
+
+    def stream_begun(self, projector: Projector, bucket: str, number: int) -> None:
+        """A projector opens a connection: no number is ever used by two of them."""
+        place = (number, projector.number)
+        life = (projector.incarnation, number)
+        known = self.begun.setdefault((number, f"{bucket}/{projector.number}"), life)
+        require(known == life, "one-connection-a-number", f"{bucket} {place}: {known} and {life}")
 
     def _not_refused(self, request: str, cas: int) -> None:
         require(

@@ -32,7 +32,7 @@ TICK_MS = 50
 PATIENCE_MS = 700
 """After this the shell reports a lost append."""
 
-ACKS, HEARTBEAT = "acks", "heartbeat"
+ACKS, HEARTBEAT, HW = "acks", "heartbeat", "hw"
 
 
 class Machine:
@@ -349,7 +349,8 @@ class Machine:
         if topic == HEARTBEAT:
             self.feed(inp.BeatsRead((record,)))
         elif node.master is not None or self.paused:
-            self.feed(inp.AcksRead((record,)))
+            read = inp.StreamsRead if topic == HW else inp.AcksRead
+            self.feed(read((record,)))
 
     # -- the store ---------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ IMPOSSIBLE: dict[tuple[str, str], str] = {
             "producer failed",
             "verdict read",
             "expiry read",
+            "registration read",
             "snapshot read",
             "departure read",
             "resignation read",

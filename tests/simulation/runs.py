@@ -13,7 +13,7 @@ from tests.simulation.schedule import directed
 from tests.simulation.world import World
 
 CHUNK = 50
-TRIES_MAX = 40
+TRIES_MAX = 80
 
 
 @dataclass

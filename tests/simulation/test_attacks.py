@@ -20,8 +20,9 @@ from coordinator.core.records import (
     ProjectorHeartbeat,
     ProjectorRegistered,
 )
+from tests.simulation.actors import Operator
 from tests.simulation.machine import ACKS, EFFECTS, HEARTBEAT, Machine
-from tests.simulation.test_membership import PUT, Operator, operate, standing
+from tests.simulation.test_membership import PUT, operate, standing
 from tests.simulation.test_scenarios import (
     ask,
     master_of,

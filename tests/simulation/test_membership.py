@@ -19,7 +19,7 @@ from coordinator.core.commands import (
 )
 from coordinator.core.election import CLAIMING, ELECTED, NO_ELIGIBLE_NODE, OPENING, READING
 from coordinator.core.entities import Index
-from coordinator.core.inputs import MembershipRequested, Stopping
+from coordinator.core.inputs import Stopping
 from coordinator.core.records import (
     ClusterReformed,
     MasterClaimed,
@@ -28,6 +28,7 @@ from coordinator.core.records import (
 )
 from coordinator.core.roles import BOOTSTRAP, REPLICA
 from coordinator.core.types import TxnId
+from tests.simulation.actors import Operator
 from tests.simulation.machine import Machine
 from tests.simulation.test_scenarios import (
     ask,
@@ -44,23 +45,6 @@ from tests.simulation.world import World
 __all__ = ["world"]
 
 PUT = PutSetting("k", '"v"')
-
-
-class Operator:
-    """Asks one node for a change of the Authority, and keeps the answer."""
-
-    op = None
-    reading = None
-
-    def __init__(self, world: World, machine: Machine, command: Any, patience_ms: int = 5_000):
-        self.outcome: Outcome | None = None
-        self._token = world.token()
-        deadline_ms = world.clock.now + patience_ms
-        event = MembershipRequested(self._token, deadline_ms, command, "operator")
-        machine.ask(event, self._token, self)
-
-    def heard(self, token: int, outcome: Outcome) -> None:
-        self.outcome = outcome
 
 
 def operate(world: World, machine: Machine, command: Any) -> Outcome:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.simulation.planted import authority as a
+from tests.simulation.planted import builds as b
 from tests.simulation.planted import commits as c
 from tests.simulation.planted import requests as r
 from tests.simulation.schedule import directed
@@ -197,6 +198,24 @@ MUTANTS: list[tuple[Plant, Worlds, set[str]]] = [
     (r.ready_without_every_indexer, anywhere, {"ready-needs-every-indexer"}),
     (r.expected_cas_is_not_compared, anywhere, {"compare-and-set", "linearizable-history"}),
     (r.dropped_index_keeps_its_name, busy(anywhere), {"linearizable"}),
+    (b.built_without_every_indexer, anywhere, {"built-needs-every-indexer"}),
+    (b.backfill_without_a_router, anywhere, {"backfill-needs-a-router"}),
+    (
+        b.lost_storage_is_not_built_again,
+        focus("indexer_loses_storage"),
+        {"what-takes-scans-was-built"},
+    ),
+    (b.stream_is_renewed_under_its_old_number, focus("projector_disconnects"), {"converges"}),
+    (
+        b.generations_are_counted,
+        focus("end_late", "crash_the_master", "projector_dies"),
+        {"stream-numbers-ascend", "one-connection-a-number"},
+    ),
+    (
+        b.answer_about_an_older_build_counts,
+        focus("indexer_loses_storage", "slow_network"),
+        {"built-needs-every-indexer", "what-takes-scans-was-built"},
+    ),
 ]
 """A mutant, worlds that can show it, and the invariants that may name it."""
 

@@ -16,22 +16,22 @@ from coordinator.core.inputs import (
     BeatsRead,
     CommitRead,
     Input,
-    MembershipRequested,
     Requested,
     Started,
     SyncRead,
 )
 from coordinator.core.records import HoldingsRequested
-from tests.simulation.actors import Client, DdlWriter, Indexer
+from tests.simulation.actors import Client, DdlWriter, Indexer, Operator
 from tests.simulation.broker import Broker
 from tests.simulation.clock import WALL_MS, Clock
 from tests.simulation.coverage import Coverage
+from tests.simulation.data_plane import Projector, is_built
 from tests.simulation.disk import ReprCodec
 from tests.simulation.faults import ACTIONS, KINDS, LIKELY, Faults, strike
 from tests.simulation.judge import Judge
-from tests.simulation.machine import ACKS, HEARTBEAT, Machine
+from tests.simulation.machine import ACKS, HEARTBEAT, HW, Machine
 from tests.simulation.schedule import Arm, arm, pair_of
-from tests.simulation.violation import Violation, require
+from tests.simulation.violation import require
 
 DAY_MS = 24 * 3_600_000
 FAULTS_FROM_MS = 1_200
@@ -80,7 +80,8 @@ class World:
         self._last: LastCall | None = None
         for number in self.config["roster"]:
             self.machines[number] = Machine(self, number)
-        self.indexers = [Indexer(self, number) for number in (0, 1, 2)]
+        self.projectors: list[Projector] = []
+        self.indexers = self._make_indexers()
         self.clients: list[Client] = []
         self.writers: list[DdlWriter] = []
         for machine in self.machines.values():
@@ -118,12 +119,19 @@ class World:
         config.update(more)
         return config
 
+    def _make_indexers(self) -> list[Indexer]:
+        return [Indexer(self, number) for number in (0, 1, 2)]
+
     def _populate(self) -> None:
         chance = self.clock.chance
         quietly = chance.random() < 0.12 and pair_of(self.seed) is None
         if quietly or "few_writes" in self.focus:
             self._populate_quietly()
             return
+        if streams_in(self.seed):
+            self.projectors = [Projector(self, number) for number in (0, 1)]
+            for projector in self.projectors:
+                projector.refusing = chance.choice((0.0, 0.0, 0.05))
         self.think_ms = chance.choice((200, 700, 700, 2_000))
         for number in range(chance.randint(2, 4)):
             self.clients.append(Client(self, number, chance.randint(4, 12)))
@@ -197,10 +205,7 @@ class World:
         """An operator asks the master for a change of the Authority."""
         master = self.machines.get(self.judge.truth.master)
         if master is not None:
-            operator = Operator(self)
-            deadline = self.clock.now + 2_000
-            event = MembershipRequested(operator.token, deadline, command, "operator")
-            master.ask(event, operator.token, operator)
+            Operator(self, master, command, 2_000)
 
     def come_back(self, machine: Machine) -> None:
         """A node that has left is started again."""
@@ -228,8 +233,8 @@ class World:
                 machine.resume()
             self.come_back(machine)
             machine.start()
-        for indexer in self.indexers:
-            indexer.alive = True
+        for other in (*self.indexers, *self.projectors):
+            other.alive = True
 
     # -- what travels ------------------------------------------------------------------------
 
@@ -243,6 +248,11 @@ class World:
             self.clock.at(
                 self.clock.delay() + extra_ms + machine.slow(), machine.hear, ACKS, record
             )
+
+    def tell_streams(self, record: Any) -> None:
+        """Send a record on `hw`; only masters read it."""
+        for machine in self.machines.values():
+            self.clock.at(self.clock.delay() + machine.slow(), machine.hear, HW, record)
 
     def beat(self, record: Any, extra_ms: int) -> None:
         """Send a record on `heartbeat`."""
@@ -325,6 +335,7 @@ class World:
             or leader.parked
             or leader.creators
             or len(leader.prepares)
+            or (self.projectors and not all(map(is_built, leader.building.indexes.values())))
             or not self.machines[truth.master].ddl.is_at_the_end
         )
 
@@ -344,6 +355,7 @@ class World:
                     f" {leader.substate} attempt={leader.attempt and leader.attempt.state}"
                     f" queue={len(leader.queue)} upkeep={list(leader.upkeep)}"
                     f" parked={list(leader.parked)} prepares={len(leader.prepares)}"
+                    f" building={[(i.id, i.state) for i in leader.building.indexes.values()]}"
                     f" writing={leader._writing}"
                 )
             parts.append(
@@ -374,17 +386,13 @@ class World:
             self.clock.run(self.clock.now + 100)
 
 
-class Operator:
-    """Asks for something once, and does not insist."""
+def streams_in(seed: int) -> bool:
+    """Tell whether the world of a seed has projectors: of three worlds, two.
 
-    op = None
-    reading = None
-
-    def __init__(self, world: World) -> None:
-        self.token = self._token = world.token()
-
-    def heard(self, token: int, outcome: Outcome) -> None:
-        self._token = 0
+    Of those made for one step, where that is a step of a build: others would be met more seldom.
+    """
+    pair = pair_of(seed)
+    return seed % 3 != 0 if pair is None else pair[0] == "step of a build proposed"
 
 
 class LastCall:
@@ -436,14 +444,3 @@ def brief(value: Any) -> str:
         text = str(held)
         parts.append(f"{name}={text if len(text) < 160 else text[:160] + '…'}")
     return f"{type(value).__name__}({', '.join(parts)})"
-
-
-def run_seed(seed: int, *, tracing: bool = False) -> World:
-    """Run one seed; a `Violation` carries the world in its `world`."""
-    world = World(seed, tracing=tracing)
-    try:
-        world.run()
-    except Violation as violation:
-        violation.world = world  # type: ignore[attr-defined]
-        raise
-    return world

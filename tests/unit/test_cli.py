@@ -189,7 +189,10 @@ def test_create_primary_needs_no_name(cluster):
         (["create", "i", "--bucket", "b", "--on", "c d"], "invalid_statement", 1),
         (["create", "create index i on b(c d)"], "invalid_statement", 1),
         (["create", "drop index i on b"], "usage", 2),
-        (["create", "build index on b(i)"], "invalid_statement", 1),
+        (["create", "build index on b(i)"], "usage", 2),
+        (["create", "alter index i on b"], "invalid_statement", 1),
+        (["create", "i", "--bucket", "b", "--on", "c", "--bound", "M"], "usage", 2),
+        (["create", "create index i on b(c)", "--bound", "1"], "usage", 2),
         (["drop", "i"], "usage", 2),
         (["drop", "i", "--bucket", "b"], "index_not_found", 3),
         (["drop", "7"], "index_not_found", 3),
@@ -305,12 +308,12 @@ def test_drop_by_name_and_by_id(cluster):
 
 def test_the_example_is_applied_once_and_exists_afterwards(cluster):
     first = answer_of("apply", str(TRAVEL))
-    assert [r["outcome"] for r in first["results"]] == ["created"] * 12
+    assert [r["outcome"] for r in first["results"]] == ["created"] * 8
     again = indexctl("apply", str(TRAVEL))
     assert again.exit_code == 0
-    assert "12 statements: 12 exists" in again.stdout
-    assert "[12/12] exists route_by_length" in again.stderr
-    assert len(cluster.keys) == len(set(cluster.keys)) == 24
+    assert "8 statements: 8 exists" in again.stdout
+    assert "[8/8] exists by_height" in again.stderr
+    assert len(cluster.keys) == len(set(cluster.keys)) == 16
 
 
 SCRIPT = "CREATE INDEX a ON b(c);\nCREATE INDEX a ON b(c);\nDROP INDEX IF EXISTS z ON b"
@@ -324,6 +327,31 @@ def test_apply_stops_at_the_first_error(cluster):
     assert answer["failed"] == 1
     assert answer["results"][1]["error"]["code"] == "index_exists"
     assert [r["line"] for r in answer["results"]] == [1, 2, 3]
+
+
+def test_apply_orders_builds_and_goes_on(cluster):
+    ordered = {"indexes": [], "cas": 107, "txn": "1-7"}
+    cluster.override = answer_to("/v1/indexes/build", ordered)
+    script = "BUILD INDEX ON b(a, c);\nBUILD INDEX ON b;\nDROP INDEX IF EXISTS z ON b"
+    results = json.loads(indexctl("apply", "-", "--json", stdin=script).stdout)["results"]
+    assert [(r["verb"], r["name"], r["outcome"]) for r in results] == [
+        ("build", "a, c", "ordered"),
+        ("build", "*", "ordered"),
+        ("drop", "z", "absent"),
+    ]
+    bodies = [json.loads(r.body) for r in cluster.seen if r.path == "/v1/indexes/build"]
+    assert [(b["bucket"], b["names"]) for b in bodies] == [("b", ["a", "c"]), ("b", [])]
+
+
+def test_create_takes_bounds_and_show_shows_them(cluster):
+    bounds = ["--bound", '"F"', "--bound", '["P", 1.5]']
+    made = indexctl("create", "i", "--bucket", "b", "--on", "c", "--on", "d", *bounds)
+    assert made.exit_code == 0
+    [body] = [json.loads(r.body) for r in cluster.seen if r.method == "POST"]
+    assert (body["partitioning"], body["bounds"]) == ("range", [["F"], ["P", 1.5]])
+    assert "slices" not in body
+    cluster.indexes["1"]["topology"].update(partitioning="range", bounds=body["bounds"])
+    assert '["F"], ["P", 1.5]' in indexctl("show", "1").stdout
 
 
 def test_apply_goes_on_where_it_is_told_to(cluster):
@@ -416,11 +444,12 @@ def test_run_passes_its_options_on_and_ends_with_its_code(supervisor):
     seen = []
     supervisor.run = lambda options: seen.append(options) or 7
     given = "--nodes 5 --indexers 2 --http-port 9000 --data-dir /d --cluster c --not-durable"
-    given += " --brokers 3 --replication-factor 3 --log-capacity 50"
+    given += " --projectors 4 --no-example --brokers 3 --replication-factor 3 --log-capacity 50"
     assert indexctl("run", *given.split()).exit_code == 7
     assert indexctl("run").exit_code == 7
     chosen = {"nodes": 5, "indexers": 2, "http_port": 9000, "data_dir": Path("/d")}
-    chosen |= {"bootstrap_servers": None, "cluster": "c", "durable": False}
+    chosen |= {"projectors": 4, "example": False, "bootstrap_servers": None}
+    chosen |= {"cluster": "c", "durable": False}
     assert seen[0] == {**chosen, "brokers": 3, "replication_factor": 3, "log_capacity": 50}
     assert (seen[1]["nodes"], seen[1]["http_port"], seen[1]["durable"]) == (3, 8600, True)
 
@@ -443,7 +472,7 @@ def test_reset_without_a_terminal_needs_yes(supervisor):
 
 
 COMMANDS = ["run", "reset", "status", "create", "drop", "list", "show", "apply", "transactions"]
-COMMANDS += ["members leave", "members reform", "step-down", "projectors"]
+COMMANDS += ["members leave", "members reform", "step-down", "projectors", "build"]
 COMMANDS += ["members", "indexers", "config get", "config set", "config delete", "config list"]
 
 

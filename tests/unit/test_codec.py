@@ -16,6 +16,7 @@ from immutables import Map
 
 from coordinator import codec
 from coordinator.core import commands, records
+from coordinator.core import stream_records as streams
 from coordinator.core.authority_state import (
     AuthorityState,
     IndexerInfo,
@@ -23,13 +24,14 @@ from coordinator.core.authority_state import (
     OpenTransaction,
     TransactionStatus,
 )
-from coordinator.core.entities import Entity, RequestOutcome, Setting
+from coordinator.core.entities import Entity, RequestOutcome, Setting, Source, Stream
 from coordinator.core.types import TxnId
 from schemas.registry import FOLDER, Registry, Schema, SchemaError, registry
 from tests.unit.strategies import any_entity, mutations
 
 TXN = TxnId(3, 7)
 BIG = 2**128 - 1
+U64 = b"\xff" * 8 + b"\x01" * 8
 AUTHORITY = AuthorityState(
     "c1",
     1,
@@ -78,7 +80,17 @@ ONE_OF_EACH: list[Any] = [
     records.SliceAnswered(1, 2, 77, "allocated", "", (0, 1), 2**40),
     records.HoldingsReported(1, 2, 9, 12, 0, 1, (records.Holding(77, 5, (0, 1)),)),
     records.HoldingsRequested(3, 1, 2, 9, True),
-    records.ProjectorHeartbeat(0, 2, "x", 99, 5),
+    records.ProjectorHeartbeat(
+        0,
+        2,
+        "x",
+        99,
+        5,
+        "http://kv",
+        (records.BucketSeen("b", 64),),
+        (records.StreamAwaited("b", 3),),
+        (records.BackfillProgress(77, 1, 10, 20),),
+    ),
     records.NodeHeartbeat(1, 2, "master", 3, 12, BIG, "x", 99, "", 5),
     records.IndexerHeartbeat(1, 2, "x", "z", 99, 3, 4096, 12, 5),
     records.DdlReply("r", "ok", "{}", "", "", "{}", 13, "3-7", 5),
@@ -86,6 +98,21 @@ ONE_OF_EACH: list[Any] = [
     records.Event(MUTATION, TXN, 0, 1, 13),
     commands.CreateIndex("n", "b", ("x",), nodes=(1, 2)),
     commands.DropIndex(bucket="b", name="n"),
+    commands.BuildIndexes((1, 2), "b", ("n",)),
+    Stream("b", 3, (Source(0, 7, 3), Source(1, 9, 2)), U64, U64, "a new projector"),
+    streams.StreamBegin("b", 1023, "backfill", 1, 2**62, 0, 2**64 - 1, 2**63, 5),
+    streams.StreamEnd("b", 1023, "maintenance", 1, 2**62, 9, 2**64 - 1, 2**63, "closed", 5),
+    streams.ConnectionClosed("b", "maintenance", 1, 2**62, 10, "gone", 5),
+    streams.Sync("b", 7, 1, 2**62, 3, 2**63, 2**64 - 1, 5),
+    streams.KeyVersions("b", "maintenance", 1, 2**62, 4, 3, (77, 78), (1, 2), b"items", 5),
+    streams.CatchUpRequested(1, 2, "b", (0, 7), U64, U64, 5),
+    streams.FailoverLog("b", 7, (streams.FailoverBranch(2**64 - 1, 2**63),), 5),
+    streams.HwHeartbeat(
+        1, 2, "b", (77,), U64, U64, 1, 2, 3, 4, (streams.BuildProgress(77, 1, b"\x01"),), 5
+    ),
+    streams.StabilityTimestamp("b", 4, U64, U64, 5),
+    streams.IndexRouted(0, 2, 77, 1, "no such bucket"),
+    streams.IndexBuilt(1, 2, 77, 1),
 ]
 
 
@@ -109,7 +136,8 @@ def test_a_proposal_carries_its_mutations_byte_by_byte(chosen: list[records.Muta
 
 def test_every_record_of_the_core_has_a_schema_and_a_converter() -> None:
     nested = {"Digest", "Slice", "Shard", "Holding", "Mutation", "OpenTransaction"}
-    nested |= {"Member", "IndexerInfo", "ProjectorInfo"}
+    nested |= {"Member", "IndexerInfo", "ProjectorInfo", "Source", "FailoverBranch"}
+    nested |= {"BucketSeen", "BackfillProgress", "BuildProgress", "StreamAwaited"}
     of_their_own = set(registry().current) - nested - {"DdlCommand"}
     assert {kind.__name__ for kind in codec.TO_AVRO} == of_their_own
     assert set(codec.FROM_AVRO) == of_their_own

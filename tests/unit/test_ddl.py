@@ -21,6 +21,14 @@ from coordinator.core.commands import (
     Request,
     UndoIndex,
 )
+from coordinator.core.decisions import (
+    Accepted,
+    Answered,
+    Circumstances,
+    Decision,
+    Parked,
+    describe_index,
+)
 from coordinator.core.entities import Index, RequestOutcome
 from coordinator.core.placement import Candidate
 from coordinator.core.records import Mutation
@@ -39,16 +47,16 @@ class Bench:
         self.seq = 0
         self.wall_ms = 1_000_000
 
-    def decide(self, command: Command, **terms: Any) -> ddl.Decision:
+    def decide(self, command: Command, **terms: Any) -> Decision:
         self.seq += 1
-        given = ddl.Circumstances(
+        given = Circumstances(
             TxnId(1, self.seq), 100 + self.seq, self.wall_ms, INDEXERS, {}, 600_000
         )
         return ddl.decide(self.state, Request(command, **terms), given)
 
-    def apply(self, command: Command, **terms: Any) -> ddl.Accepted:
+    def apply(self, command: Command, **terms: Any) -> Accepted:
         decision = self.decide(command, **terms)
-        assert isinstance(decision, ddl.Accepted), decision
+        assert isinstance(decision, Accepted), decision
         changes = [
             Mutation(c.event, c.key, None if c.entity is None else encode(c.entity), c.entity)
             for c in decision.changes
@@ -59,7 +67,7 @@ class Bench:
 
     def refusal(self, command: Command, **terms: Any) -> str:
         decision = self.decide(command, **terms)
-        assert isinstance(decision, ddl.Answered), decision
+        assert isinstance(decision, Answered), decision
         return decision.outcome.code
 
     def index(self) -> Index:
@@ -90,17 +98,17 @@ def test_create_commits_init_and_makes_an_unknown_bucket(bench: Bench) -> None:
 def test_a_create_waits_for_the_fate_of_one_under_way(bench: Bench, if_not_exists: bool) -> None:
     bench.apply(CREATE)
     again = bench.decide(replace(CREATE, if_not_exists=if_not_exists))
-    assert again == ddl.Parked(bench.index().id)
+    assert again == Parked(bench.index().id)
 
 
 def test_a_name_is_unique_in_its_bucket_only(ready: Bench) -> None:
     assert ready.refusal(CREATE) == "index_exists"
-    assert isinstance(ready.decide(replace(CREATE, bucket="other")), ddl.Accepted)
+    assert isinstance(ready.decide(replace(CREATE, bucket="other")), Accepted)
 
 
 def test_if_not_exists_answers_the_one_that_exists(ready: Bench) -> None:
     decision = ready.decide(replace(CREATE, if_not_exists=True))
-    assert isinstance(decision, ddl.Answered)
+    assert isinstance(decision, Answered)
     assert decision.outcome.status == "ok"
     assert decision.outcome.answer["index"]["id"] == str(ready.index().id)
 
@@ -121,6 +129,23 @@ INVALID: list[CreateIndex] = [
     replace(CREATE, slices=0),
     replace(CREATE, slices=257),
     replace(CREATE, replicas=-1),
+    replace(CREATE, partitioning="list"),
+    replace(CREATE, partitioning="range"),
+    replace(CREATE, partitioning="range", slices=0),
+    replace(CREATE, bounds_json='[["F"]]', slices=2),
+    replace(CREATE, partitioning="range", bounds_json='[["F"]]', slices=1),
+    replace(CREATE, partitioning="range", bounds_json='[["F"]]', slices=3),
+    replace(CREATE, partitioning="range", bounds_json='[["F", 1]]', slices=2),
+    replace(CREATE, partitioning="range", bounds_json='[["F"], ["F"]]', slices=3),
+    replace(CREATE, partitioning="range", bounds_json='["F"]', slices=2),
+    replace(CREATE, partitioning="range", bounds_json="[[1e999]]", slices=2),
+    replace(CREATE, partitioning="range", bounds_json="[[", slices=2),
+    replace(
+        CREATE,
+        partitioning="range",
+        bounds_json=json.dumps([[n] for n in range(256)]),
+        slices=257,
+    ),
 ]
 
 
@@ -128,6 +153,32 @@ INVALID: list[CreateIndex] = [
 def test_a_definition_that_makes_no_sense_is_refused(bench: Bench, command: CreateIndex) -> None:
     assert bench.refusal(command) == "invalid_request"
     assert bench.state == EMPTY
+
+
+@pytest.mark.parametrize("slices", [0, 3])
+def test_ranges_make_as_many_slices_as_there_are_between_their_bounds(
+    bench: Bench, slices: int
+) -> None:
+    bench.apply(
+        replace(
+            CREATE,
+            expressions=("city DESC", "name"),
+            partitioning="range",
+            bounds_json='[["T", 1.0], ["F"] ]',
+            slices=slices,
+        )
+    )
+    index = bench.index()
+    assert (index.partitioning, index.bounds_json) == ("range", '[["T",1.0],["F"]]')
+    assert len(index.slices) == 3
+    shown = describe_index(index)["topology"]
+    assert (shown["partitioning"], shown["bounds"]) == ("range", [["T", 1.0], ["F"]])
+
+
+def test_a_primary_index_has_ranges_of_document_ids(bench: Bench) -> None:
+    ranges = replace(CREATE, primary=True, expressions=(), partitioning="range")
+    bench.apply(replace(ranges, bounds_json='[["k"]]', slices=0))
+    assert len(bench.index().slices) == 2
 
 
 def test_more_replicas_than_indexers_are_refused(bench: Bench) -> None:
@@ -153,14 +204,14 @@ def test_a_drop_frees_the_name_at_once_and_the_entity_when_all_have_released(rea
     number = ready.index().id
     ready.apply(DropIndex(index_id=number))
     assert ready.refusal(DropIndex(index_id=number)) == "index_not_found"
-    assert isinstance(ready.decide(CREATE), ddl.Accepted)
+    assert isinstance(ready.decide(CREATE), Accepted)
     ready.apply(ForgetIndex(number))
     assert ready.state.index_by_id(number) is None
 
 
 @pytest.mark.parametrize("command", [MarkReady(1), UndoIndex(1, "x"), ForgetIndex(1)])
 def test_what_is_settled_already_changes_nothing(bench: Bench, command: Command) -> None:
-    assert isinstance(bench.decide(command), ddl.Answered)
+    assert isinstance(bench.decide(command), Answered)
 
 
 def test_a_drop_of_what_is_not_there(bench: Bench) -> None:
@@ -187,9 +238,9 @@ def test_a_setting_is_written_only_at_the_expected_cas(
         bench.apply(PutSetting("k", "1"))
     decision = bench.decide(PutSetting("k", "2"), expected_cas=expected)
     if code is None:
-        assert isinstance(decision, ddl.Accepted)
+        assert isinstance(decision, Accepted)
     else:
-        assert isinstance(decision, ddl.Answered)
+        assert isinstance(decision, Answered)
         assert decision.outcome.code == code
         assert decision.outcome.details["expected"] == expected
         assert decision.outcome.details["actual"] == (1 if there else 0)
@@ -217,7 +268,7 @@ def test_a_repeat_answers_the_same_even_after_another_change(bench: Bench) -> No
     cas = bench.state.cas_of("config/k")
     bench.apply(PutSetting("k", "2"))
     again = bench.decide(PutSetting("k", "1"), **terms)
-    assert isinstance(again, ddl.Answered)
+    assert isinstance(again, Answered)
     assert (again.outcome.answer, again.outcome.cas) == (first.answer, cas)
     assert again.outcome.txn == "1-1"
 
@@ -240,9 +291,9 @@ def test_a_time_ordered_id_older_than_the_window_is_refused(
     assert ddl.time_of_uuid7(text) == born
     decision = bench.decide(PutSetting("k", "1"), id=text, recorded=True)
     if code is None:
-        assert isinstance(decision, ddl.Accepted)
+        assert isinstance(decision, Accepted)
     else:
-        assert isinstance(decision, ddl.Answered)
+        assert isinstance(decision, Answered)
         assert decision.outcome.code == code
 
 

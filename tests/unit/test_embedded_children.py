@@ -52,14 +52,25 @@ def test_an_indexer_is_told_who_it_is_and_where() -> None:
 def test_every_child_has_a_name_a_log_and_the_lock() -> None:
     options = RunOptions(nodes=2, indexers=1, durable=False)
     specs = supervisor.child_specs(options, DATA, "127.0.0.1:9092", pass_fds=(7,))
-    assert [spec.name for spec in specs] == ["node-1", "node-2", "indexer-1"]
-    assert [str(spec.log) for spec in specs] == [
-        "/data/logs/node-1.log",
-        "/data/logs/node-2.log",
-        "/data/logs/indexer-1.log",
-    ]
+    names = ["kv", "node-1", "node-2", "indexer-1", "projector-0", "projector-1"]
+    assert [spec.name for spec in specs] == names
+    assert [str(spec.log) for spec in specs] == [f"/data/logs/{name}.log" for name in names]
     assert all(spec.pass_fds == (7,) for spec in specs)
-    assert ["--not-durable" in spec.argv for spec in specs] == [True, True, False]
+    assert [s.name for s in specs if "--not-durable" in s.argv] == ["node-1", "node-2"]
+    without = supervisor.child_specs(RunOptions(projectors=0), DATA, "k:1")
+    assert not any(s.name.startswith(("kv", "projector")) for s in without)
+
+
+def test_the_store_has_a_node_for_each_projector_and_its_port_follows_the_nodes() -> None:
+    options = RunOptions(nodes=2, http_port=9000, projectors=3)
+    specs = {s.name: s.argv for s in supervisor.child_specs(options, DATA, "k:1")}
+    store = " ".join(specs["kv"])
+    assert "projector_sim kv --host 127.0.0.1 --port 9002 --data-dir /data/kv --nodes 3" in store
+    assert " ".join(specs["projector-2"]).endswith(
+        "projector_sim projector --projector 2 --cluster default"
+        " --bootstrap-servers k:1 --kv http://127.0.0.1:9002"
+    )
+    assert options.ports == range(9000, 9003)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +88,7 @@ def test_every_child_has_a_name_a_log_and_the_lock() -> None:
     ],
 )
 def test_an_indexer_is_ready_when_the_node_lists_it_as_alive(body: bytes, alive: bool) -> None:
-    assert children.indexer_is_alive(body, 1) is alive
+    assert children.is_listed_alive(body, "indexers", 1) is alive
 
 
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -120,7 +131,7 @@ def test_a_node_is_ready_when_it_says_so(raw: bytes, ready: bool) -> None:
 
 def test_the_summary_says_where_everything_is_and_what_to_try() -> None:
     text = supervisor.summary_text(RunOptions(), DATA, "127.0.0.1:9092", 7.25)
-    assert "ready in 7.2 s: Kafka, 3 nodes and 3 indexers" in text
+    assert "ready in 7.2 s: Kafka, 3 nodes, 3 indexers and 2 projectors" in text
     for part in ("http://127.0.0.1:8602", "127.0.0.1:9092", "/data", "indexctl status"):
         assert part in text
     assert "INDEXCTL_URL" not in text
@@ -129,7 +140,7 @@ def test_the_summary_says_where_everything_is_and_what_to_try() -> None:
 def test_the_summary_shows_every_broker() -> None:
     servers = "127.0.0.1:1,127.0.0.1:2,127.0.0.1:3"
     text = supervisor.summary_text(RunOptions(brokers=3), DATA, servers, 9)
-    assert "ready in 9.0 s: Kafka (3 brokers), 3 nodes and 3 indexers" in text
+    assert "ready in 9.0 s: Kafka (3 brokers), 3 nodes, 3 indexers and 2 projectors" in text
     assert f"  Kafka   {servers} (of its own, 3 copies of everything)" in text
 
 
@@ -147,7 +158,7 @@ def test_the_summary_shows_every_broker() -> None:
 )
 def test_nodes_are_told_how_many_copies_there_are(options: RunOptions, copies: int) -> None:
     supervisor.check_brokers(options)
-    for spec in supervisor.child_specs(options, DATA, "k:1")[: options.nodes]:
+    for spec in supervisor.child_specs(options, DATA, "k:1")[1 : options.nodes + 1]:
         assert spec.argv[spec.argv.index("--replication-factor") + 1] == str(copies)
 
 

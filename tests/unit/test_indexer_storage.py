@@ -13,16 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rocksdict import WriteBatch
 
+from indexer_sim.database import StorageError
+from indexer_sim.entries import entries_prefix
+from indexer_sim.names import bucket_name, folder_name
 from indexer_sim.reserve import Reserve
 from indexer_sim.storage import (
     BUCKETS,
     META,
     RESERVE,
     Storage,
-    StorageError,
-    bucket_name,
-    data_prefix,
-    folder_name,
 )
 
 IDENTITY = "indexer 1 of cluster demo"
@@ -56,7 +55,7 @@ def used_bytes(folder: Path) -> int:
 def put_data(storage: Storage, bucket: str, index_id: int, number: int, size_bytes: int) -> None:
     batch = WriteBatch(raw_mode=True)
     for place in range(size_bytes // 1024):
-        key = data_prefix(index_id, number) + place.to_bytes(4, "big")
+        key = entries_prefix(index_id, number) + place.to_bytes(4, "big")
         batch.put(key, os.urandom(1024))
     storage._buckets[bucket].database.write(batch, sync=False)
 
@@ -131,7 +130,7 @@ def test_release_gives_the_space_back_and_leaves_the_others(tmp_path: Path) -> N
         assert storage.size_bytes() < 2_100_000
         storage.release(1, frozenset({1}))
         assert used_bytes(tmp_path / BUCKETS) < 1_100_000
-        assert len(storage._buckets["b"].database.scan(data_prefix(2, 0))) == 976
+        assert len(storage._buckets["b"].database.scan(entries_prefix(2, 0))) == 976
     with opened(tmp_path) as storage:
         assert storage.held == {2: ONE}
         storage.release(2, ONE)

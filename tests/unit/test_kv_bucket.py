@@ -15,9 +15,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from projector_sim.bucket import Bucket, Change, Placed, make_bucket
+from projector_sim.bucket import Bucket, make_bucket
 from projector_sim.errors import KvError, RollbackError
-from projector_sim.layout import KEY_BYTES_MAX, Mutation
+from projector_sim.layout import KEY_BYTES_MAX, Change, Mutation, Placed
 from projector_sim.vbuckets import vbucket_of
 from tests.unit.test_indexer_storage import file_size_limit
 

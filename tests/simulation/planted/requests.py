@@ -9,6 +9,7 @@ import pytest
 
 from coordinator.core import ddl
 from coordinator.core.commands import MarkReady, Outcome
+from coordinator.core.decisions import Accepted
 from coordinator.core.effects import Reply
 from coordinator.core.master import Master
 from coordinator.core.prepare import Prepares
@@ -74,10 +75,10 @@ def ready_without_every_indexer(patch: Patch) -> None:
 
 
 def request_id_is_not_recorded(patch: Patch) -> None:
-    def forgetful(request: Any, given: Any, changes: Any, answer: Any) -> ddl.Accepted:
-        return ddl.Accepted(changes, answer)
+    def forgetful(request: Any, given: Any, changes: Any, answer: Any) -> Accepted:
+        return Accepted(changes, answer)
 
-    patch.setattr(ddl, "_accepted", forgetful)
+    patch.setattr(ddl, "accepted", forgetful)
 
 
 def outcome_is_evicted_too_early(patch: Patch) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexer_sim.collation import (
+from coordinator.core.collation import (
     EVERYTHING,
     MISSING,
     decode,

@@ -325,14 +325,14 @@ def range_bounds(
     """
     begin = b"" if low is None else encode_key(low)
     if low is not None and not include_low:
-        begin = _after(begin)
+        begin = after(begin)
     end = ABOVE_ALL if high is None else encode_key(high)
     if high is not None and include_high:
-        end = _after(end)
+        end = after(end)
     return Bounds(begin, end)
 
 
-def _after(raw: bytes) -> bytes:
+def after(raw: bytes) -> bytes:
     """Return the lowest bytes above all that begin with `raw`, an encoding of a key."""
     if not raw:
         return ABOVE_ALL

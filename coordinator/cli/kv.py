@@ -1,0 +1,236 @@
+"""`indexctl kv`: what the key-value store has, and levers to move its data and to hurt it."""
+
+from typing import Annotated, Any
+
+import typer
+
+from coordinator.cli.output import CommandError, plain, print_json, print_table
+from coordinator.cli.session import Session, command
+
+app = typer.Typer(
+    help="Show the key-value store, move its data, and hurt it.", no_args_is_help=True
+)
+
+KvUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--kv",
+        metavar="URL",
+        envvar="INDEXCTL_KV",
+        help="The key-value store (default: the one that the projectors read).",
+        rich_help_panel="Connection and output",
+    ),
+]
+BucketName = Annotated[str, typer.Argument(metavar="BUCKET", help="The bucket.")]
+Vbuckets = Annotated[
+    str | None, typer.Option(metavar="0-3,7,…", help="Of these vbuckets only.", show_default=False)
+]
+InBucket = Annotated[str | None, typer.Option("--bucket", "-b", help="Of this bucket only.")]
+
+
+@command(app, "buckets")
+def buckets(session: Session, kv: KvUrl = None) -> None:
+    """Show the buckets."""
+    from coordinator.cli.kv_client import connect
+
+    with connect(session, kv) as store:
+        body = store.get("buckets")
+    if session.json:
+        print_json(body)
+        return
+    print_table(
+        ["bucket", "documents#", "vbuckets#", "nodes", "mutations#"],
+        [
+            [b["name"], b["documents"], b["vbuckets"], _joined(b["nodes"]), b["high_seqnos_sum"]]
+            for b in body["buckets"]
+        ],
+        empty="no buckets: try `indexctl load travel airports`",
+    )
+
+
+@command(app, "nodes")
+def nodes(session: Session, kv: KvUrl = None) -> None:
+    """Show the nodes, and how many vbuckets of each bucket they own."""
+    from coordinator.cli.kv_client import connect
+
+    with connect(session, kv) as store:
+        body = store.get("nodes")
+    if session.json:
+        print_json(body)
+        return
+    print_table(
+        ["node#", "connections#", "vbuckets"],
+        [
+            [
+                *(n["node"], n["connections"]),
+                ", ".join(f"{count} of {name}" for name, count in n["vbuckets"].items()),
+            ]
+            for n in body["nodes"]
+        ],
+    )
+
+
+@command(app, "connections")
+def connections(session: Session, kv: KvUrl = None) -> None:
+    """Show the connections that stream mutations."""
+    from coordinator.cli.kv_client import connect
+
+    with connect(session, kv) as store:
+        body = store.get("connections")
+    if session.json:
+        print_json(body)
+        return
+    columns = ("id", "kind", "bucket", "node", "vbuckets", "behind", "bytes")
+    numbers = ("node", "vbuckets", "behind", "bytes")
+    print_table(
+        [f"{name}#" if name in numbers else name for name in columns],
+        [[c[name] for name in columns] for c in body["connections"]],
+        empty="no connections",
+    )
+
+
+@command(app, "move")
+def move(
+    session: Session,
+    bucket: BucketName,
+    to: Annotated[int, typer.Option("--to", metavar="NODE", min=0, help="Who gets them.")],
+    vbuckets: Annotated[
+        str | None, typer.Option(metavar="0-3,7,…", help="Which vbuckets.", show_default=False)
+    ] = None,
+    count: Annotated[
+        int | None, typer.Option(min=1, help="Or how many, of those who have the most.")
+    ] = None,
+    source: Annotated[
+        int | None, typer.Option("--from", metavar="NODE", min=0, help="With --count: of this one.")
+    ] = None,
+    kv: KvUrl = None,
+) -> None:
+    """Give vbuckets to a node; their streams end, and begin anew from there."""
+    body = {"to": to, "vbuckets": parse_vbuckets(vbuckets), "count": count, "source": source}
+    if (vbuckets is None) == (count is None):
+        raise CommandError("usage", "name either --vbuckets, or a --count of them")
+    answer = _post(session, kv, "buckets", bucket, "move", body=body)
+    _tell(session, answer, f"moved {len(answer['moved'])} vbuckets of {bucket} to node {to}")
+
+
+@command(app, "crash")
+def crash(
+    session: Session,
+    node: Annotated[int, typer.Argument(metavar="NODE", min=0, help="Which node.")],
+    lose: Annotated[
+        int, typer.Option(min=0, help="So many of the last mutations of each vbucket.")
+    ] = 0,
+    bucket: InBucket = None,
+    vbuckets: Vbuckets = None,
+    kv: KvUrl = None,
+) -> None:
+    """Have a node crash, and come back at once: connections break, mutations may be lost."""
+    body = {"lose": lose, "bucket": bucket, "vbuckets": parse_vbuckets(vbuckets)}
+    answer = _post(session, kv, "nodes", node, "crash", body=body)
+    broken, lost = answer["connections"], answer["lost"]
+    _tell(session, answer, f"node {node}: {broken} connections broken, {lost} mutations lost")
+
+
+@command(app, "close")
+def close(
+    session: Session,
+    connection: Annotated[str, typer.Argument(metavar="ID", help="As `kv connections` shows it.")],
+    kv: KvUrl = None,
+) -> None:
+    """End a connection; the other side is told."""
+    from coordinator.cli.kv_client import connect
+
+    with connect(session, kv) as store:
+        answer = store.delete("connections", connection)
+    _tell(session, answer, f"closed {connection}")
+
+
+@command(app, "fault")
+def fault(
+    session: Session,
+    kind: Annotated[str, typer.Argument(metavar="begin|end|sync|mutations")],
+    action: Annotated[str, typer.Argument(metavar="drop|delay")],
+    delay_ms: Annotated[int | None, typer.Option(min=1, help="For how long.")] = None,
+    count: Annotated[
+        int | None, typer.Option(min=1, help="So many times (default: for good).")
+    ] = None,
+    bucket: InBucket = None,
+    vbuckets: Vbuckets = None,
+    stream: Annotated[
+        str | None,
+        typer.Option(metavar="maintenance|backfill|catchup", help="Of such streams only."),
+    ] = None,
+    kv: KvUrl = None,
+) -> None:
+    """Have the frames of streams lost or late. Mutations can be late, not lost."""
+    body = {
+        "kind": kind,
+        "action": action,
+        "delay_ms": delay_ms,
+        "count": count,
+        "bucket": bucket,
+        "vbuckets": parse_vbuckets(vbuckets),
+        "stream": stream,
+    }
+    answer = _post(session, kv, "faults", body=body)
+    _tell(session, answer, f"fault {answer['id']}: {action} {kind}")
+
+
+@command(app, "faults")
+def faults(
+    session: Session,
+    clear: Annotated[bool, typer.Option("--clear", help="Forget all of them.")] = False,
+    remove: Annotated[int | None, typer.Option(metavar="ID", help="Forget this one.")] = None,
+    kv: KvUrl = None,
+) -> None:
+    """Show the faults that are asked for, or forget them."""
+    from coordinator.cli.kv_client import connect
+
+    with connect(session, kv) as store:
+        if clear or remove is not None:
+            path = ("faults",) if clear else ("faults", remove or 0)
+            answer = store.delete(*path)
+            _tell(session, answer, f"forgot {answer['removed']} faults")
+            return
+        body = store.get("faults")
+    if session.json:
+        print_json(body)
+        return
+    columns = ("id", "kind", "action", "delay_ms", "bucket", "stream", "count", "hits")
+    print_table(
+        [*columns, "vbuckets"],
+        [[*(f[name] for name in columns), _joined(f["vbuckets"])] for f in body["faults"]],
+        empty="no faults",
+    )
+
+
+def _post(session: Session, kv: str | None, *path: str | int, body: dict[str, Any]) -> Any:
+    from coordinator.cli.kv_client import connect
+
+    with connect(session, kv) as store:
+        return store.post(*path, body=body)
+
+
+def _tell(session: Session, answer: Any, text: str) -> None:
+    if session.json:
+        print_json(answer)
+    else:
+        typer.echo(plain(text))
+
+
+def parse_vbuckets(text: str | None) -> list[int] | None:
+    """Return the vbuckets of `0-3,7`. CommandError `usage`."""
+    if text is None:
+        return None
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        last = last if dash else first
+        if not (first.isdecimal() and last.isdecimal()) or int(last) >= 1 << 15:
+            raise CommandError("usage", f"{text}: vbuckets are numbers, like 0-3,7")
+        found |= set(range(int(first), int(last) + 1))
+    return sorted(found)
+
+
+def _joined(numbers: list[int] | None) -> str | None:
+    return None if numbers is None else ", ".join(map(str, numbers))

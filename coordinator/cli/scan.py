@@ -1,0 +1,254 @@
+"""`indexctl scan`: what an index holds, as a table, as JSON, or counted."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from coordinator.cli.output import CommandError, plain, print_json, print_table
+from coordinator.cli.session import Session, command
+
+if TYPE_CHECKING:
+    from coordinator.client.client import Client
+
+LIMIT = 20
+CONSISTENCIES = ("any", "consistent", "at-least")
+ORDERS = ("asc", "desc")
+
+Components = list[str] | None
+
+
+def add_to(root: typer.Typer) -> None:
+    """Add it to the root command."""
+    command(root, "scan", no_args_is_help=True)(scan)
+
+
+def scan(
+    session: Session,
+    index: Annotated[
+        str, typer.Argument(metavar="BUCKET.INDEX|ID", help="Or a name, with --bucket.")
+    ],
+    bucket: Annotated[str | None, typer.Option("--bucket", "-b", help="The bucket.")] = None,
+    equals: Annotated[
+        Components,
+        typer.Option(metavar="VALUE", help="This key; repeat for each of its components."),
+    ] = None,
+    prefix: Annotated[
+        Components,
+        typer.Option(metavar="VALUE", help="All keys that begin with these components."),
+    ] = None,
+    low: Annotated[
+        Components, typer.Option("--from", metavar="VALUE", help="From this key on.")
+    ] = None,
+    high: Annotated[
+        Components, typer.Option("--to", metavar="VALUE", help="Up to this key, with it.")
+    ] = None,
+    before: Annotated[
+        Components, typer.Option("--before", metavar="VALUE", help="Up to this key, without it.")
+    ] = None,
+    starts_with: Annotated[
+        Components,
+        typer.Option(
+            metavar="VALUE",
+            help="Strings that begin so; repeated, the last one, after these components.",
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option("--limit", "-n", min=1, max=10_000, help=f"At most so many ({LIMIT})."),
+    ] = None,
+    order: Annotated[str, typer.Option(metavar="asc|desc", help="Or backwards.")] = "asc",
+    count: Annotated[bool, typer.Option("--count", help="Only how many there are.")] = False,
+    consistency: Annotated[
+        str | None,
+        typer.Option(
+            metavar="|".join(CONSISTENCIES),
+            help="As it is (default); at one stability timestamp; or after what --at-least says.",
+        ),
+    ] = None,
+    at_least: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|JSON", help="Not older than these vbuckets, each with vbuuid and seqno."
+        ),
+    ] = None,
+    after: Annotated[
+        str | None, typer.Option(metavar="CURSOR", help="Go on where another page ended.")
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All pages; with --json, a line for each row.")
+    ] = False,
+) -> None:
+    """Show what an index holds.
+
+    A VALUE is JSON; what is not is a string: --equals Paris --equals 75.
+
+    indexctl scan travel.by_city --prefix Paris --limit 5
+    """
+    asked: dict[str, Any] = {
+        "scan": _form(equals, prefix, low, high, before, starts_with),
+        "order": _one_of("--order", order, ORDERS),
+        "consistency": _consistency(consistency, at_least),
+        "after": after,
+    }
+    with session.connect() as client:
+        target, columns = _resolve(client, index, bucket)
+        asked.update(target)
+        if count:
+            _show_count(session, client.scan(**asked, count=True))
+        elif everything:
+            pages = {"limit": limit} if limit else {}
+            _show_all(session, client.scan_all(**asked, **pages), columns)
+        else:
+            _show_page(session, client.scan(**asked, limit=limit or LIMIT), columns)
+
+
+# What is asked.
+
+
+def _form(
+    equals: Components,
+    prefix: Components,
+    low: Components,
+    high: Components,
+    before: Components,
+    starts_with: Components,
+) -> dict[str, Any]:
+    """Return the scan that the options ask for."""
+    if high and before:
+        raise CommandError("usage", "--to or --before, not both")
+    given = {"equals": equals, "prefix": prefix, "range": low or high or before}
+    forms = [name for name, value in {**given, "starts_with": starts_with}.items() if value]
+    if len(forms) > 1:
+        raise CommandError("usage", "only one of --equals, --prefix, --from/--to, --starts-with")
+    if not forms:
+        return {}
+    if forms[0] == "range":
+        ends = {"low": low, "high": high or before}
+        bounds: dict[str, Any] = {name: _values(end) for name, end in ends.items() if end}
+        return {"range": {**bounds, "include_high": False} if before else bounds}
+    if starts_with:
+        *first, last = starts_with
+        value = _value(last)
+        return {"starts_with": [*_values(first), value if isinstance(value, str) else last]}
+    return {forms[0]: _values(equals or prefix or ())}
+
+
+def _values(texts: Iterable[str]) -> list[Any]:
+    return [_value(text) for text in texts]
+
+
+def _value(text: str) -> Any:
+    """Return the JSON value that a text is, or the text."""
+
+    def refuse(constant: str) -> None:
+        raise ValueError(constant)
+
+    try:
+        return json.loads(text, parse_constant=refuse)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _one_of(option: str, text: str, choices: Sequence[str]) -> str:
+    if text not in choices:
+        raise CommandError("usage", f"{option} is one of {', '.join(choices)}")
+    return text
+
+
+def _consistency(text: str | None, at_least: str | None) -> Any:
+    """Return the consistency as the API takes it."""
+    mode = _one_of("--consistency", text or ("at-least" if at_least else "any"), CONSISTENCIES)
+    if (mode == "at-least") != (at_least is not None):
+        raise CommandError("usage", "--consistency at-least and --at-least go together")
+    if at_least is None:
+        return mode
+    if not at_least.lstrip().startswith("{"):
+        try:
+            at_least = Path(at_least).read_text()
+        except OSError as error:
+            raise CommandError("usage", f"--at-least: {at_least}: {error.strerror}") from error
+    vector = _value(at_least)
+    if not isinstance(vector, dict):
+        raise CommandError("usage", '--at-least is an object: {"vbuckets": {"7": [vbuuid, seqno]}}')
+    return {"at_least": vector if "vbuckets" in vector else {"vbuckets": vector}}
+
+
+def _resolve(client: "Client", index: str, bucket: str | None) -> tuple[dict[str, Any], list[str]]:
+    """Return how to name the index to the API, and what its key consists of."""
+    if bucket is None and index.isdecimal():
+        found = client.get_index(index)["index"]
+    else:
+        listed = client.list_indexes(bucket, index if bucket else None)["indexes"]
+        named = [i for i in listed if index in (i["name"], f"{i['bucket']}.{i['name']}")]
+        exact = [i for i in named if index == f"{i['bucket']}.{i['name']}"] or named
+        if not exact:
+            raise CommandError("index_not_found", f"there is no index {index}")
+        if len(exact) > 1:
+            buckets = ", ".join(sorted(i["bucket"] for i in exact))
+            raise CommandError("usage", f"several buckets have {index}; give --bucket: {buckets}")
+        found = exact[0]
+    return {"index_id": found["id"]}, found.get("expressions") or ["key"]
+
+
+# What is shown.
+
+
+def _show_count(session: Session, body: dict[str, Any]) -> None:
+    if session.json:
+        print_json(body)
+    else:
+        typer.echo(f"{body['count']} entries ({_given(body)})")
+
+
+def _show_page(session: Session, body: dict[str, Any], columns: list[str]) -> None:
+    if session.json:
+        print_json(body)
+        return
+    _show_rows(body["rows"], columns)
+    if body["rows"]:
+        typer.echo(f"{_rows(len(body['rows']))} ({_given(body)})")
+    if body["next"]:
+        typer.echo(f"there are more: --all, or --after {plain(body['next'])}", err=True)
+
+
+def _show_all(session: Session, rows: Iterator[dict[str, Any]], columns: list[str]) -> None:
+    if session.json:
+        for row in rows:
+            typer.echo(json.dumps(row))
+        return
+    found = list(rows)
+    _show_rows(found, columns)
+    typer.echo(_rows(len(found)))
+
+
+def _show_rows(rows: list[dict[str, Any]], columns: list[str]) -> None:
+    print_table([*columns, "document"], map(_cells, rows), empty="nothing in that range")
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    missing = row.get("missing", ())
+    return [
+        *("" if n in missing else _cell(value) for n, value in enumerate(row["key"])),
+        row["id"],
+    ]
+
+
+def _cell(value: Any) -> str:
+    """Return a value for a person: a string as it is, if it cannot be taken for anything else."""
+    if isinstance(value, str) and value and _value(value) == value:
+        return value
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _rows(number: int) -> str:
+    return "1 row" if number == 1 else f"{number} rows"
+
+
+def _given(body: dict[str, Any]) -> str:
+    given = body["consistency"]
+    if given["mode"] == "consistent":
+        return f"at stability timestamp {given['number']}"
+    return str(given["mode"]).replace("_", " ")

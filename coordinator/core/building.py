@@ -1,0 +1,264 @@
+"""The load phase: what the master waits for while indexes are built, and who streams what.
+
+Pure. All of it is derived from the StateContext and from what others repeat until the state moves
+on: projectors route an index, indexers have built it, a projector cannot stream a bucket. So a
+new master knows as much after a moment, and nothing that is lost on the way is lost for good.
+
+Invariants: an index is backfilled only when every live projector routes this build of it; it takes
+scans only when every hosting indexer has this build; a projector streams a bucket's maintenance
+only in a life that the bucket's `Stream` names, and begins where no indexer misses anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from coordinator.core.commands import (
+    AdoptBucket,
+    BuildIndexes,
+    MarkBuilt,
+    MarkFailed,
+    MarkRouted,
+    RenewStream,
+)
+from coordinator.core.entities import (
+    BACKFILL,
+    MAINTENANCE,
+    PENDING,
+    READY,
+    STREAMED,
+    Bucket,
+    Index,
+    Stream,
+)
+from coordinator.core.records import ProjectorHeartbeat
+from coordinator.core.stream_records import (
+    FailoverBranch,
+    FailoverLog,
+    HwHeartbeat,
+    IndexBuilt,
+    IndexRouted,
+)
+from coordinator.core.timestamps import restart
+from coordinator.core.vectors import Vector
+
+if TYPE_CHECKING:
+    from coordinator.core.master import Master
+
+AUTOMATIC_MAX = 50
+"""So many indexes that were not deferred begin to be built at once."""
+
+Life = tuple[int, int]
+"""A process: its number and its incarnation."""
+
+
+class Building:
+    """The part of a master that has indexes built, and streams opened."""
+
+    def __init__(self, master: Master) -> None:
+        self.master = master
+        self.indexes: dict[int, Index] = {}
+        """Those that are to be built, are being built, or are kept up to date."""
+        self._unbuilt: set[int] = set()
+        self._underway: set[int] = set()
+        self._routed: dict[int, dict[Life, int]] = {}
+        self._built: dict[int, dict[int, int]] = {}
+        self._watermarks: dict[tuple[str, int], HwHeartbeat] = {}
+        self._logs: dict[str, dict[int, tuple[FailoverBranch, ...]]] = {}
+        self._waiting_since_ms: dict[str, int] = {}
+        for index, _ in master.node.state.indexes():
+            self.observe(index.id, index)
+
+    @property
+    def underway(self) -> int:
+        """How many indexes are being built."""
+        return len(self._underway)
+
+    # -- what is heard -----------------------------------------------------------------------
+
+    def observe(self, index_id: int, index: Index | None) -> None:
+        """Take note of an index's new state; None when it is gone."""
+        before = self.indexes.pop(index_id, None)
+        self._unbuilt.discard(index_id)
+        self._underway.discard(index_id)
+        if index is None or index.state not in STREAMED | {READY}:
+            self._routed.pop(index_id, None)
+            self._built.pop(index_id, None)
+            return
+        self.indexes[index_id] = index
+        if before is None or before.build != index.build:
+            self._routed.pop(index_id, None)
+            self._built.pop(index_id, None)
+        if index.state in (PENDING, BACKFILL):
+            self._underway.add(index_id)
+        elif index.state == READY and not index.defer_build:
+            self._unbuilt.add(index_id)
+
+    def routed(self, record: IndexRouted) -> None:
+        """A projector routes a build of an index, or says why it cannot."""
+        index = self.indexes.get(record.index_id)
+        if index is None or index.state != PENDING or index.build != record.build:
+            return
+        if index.bucket in self._misfits(self._projectors()):
+            return  # That is about to be put right.
+        if record.reason:
+            reason = f"projector {record.projector}: {record.reason}"
+            self._want(index.id, MarkFailed(index.id, index.build, reason))
+        else:
+            life = (record.projector, record.incarnation)
+            self._routed.setdefault(index.id, {})[life] = record.build
+
+    def built(self, record: IndexBuilt) -> None:
+        """An indexer has built its share of an index."""
+        index = self.indexes.get(record.index_id)
+        if index is not None and index.state == BACKFILL and index.build == record.build:
+            self._built.setdefault(index.id, {})[record.indexer] = record.build
+
+    def streams_read(self, records: Iterable[HwHeartbeat | FailoverLog]) -> None:
+        """Take what indexers hold, and the histories of vbuckets."""
+        for record in records:
+            if isinstance(record, HwHeartbeat):
+                self._watermarks[record.bucket, record.indexer] = record
+            else:
+                self._logs.setdefault(record.bucket, {})[record.vbucket] = record.branches
+
+    # -- what is due -------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Take every step of a build, and renew every stream, for which all is there."""
+        projectors = self._projectors()
+        if not projectors:
+            return
+        if self._unbuilt:
+            chosen = tuple(sorted(self._unbuilt)[:AUTOMATIC_MAX])
+            self.master.want("build", BuildIndexes(chosen))
+        for bucket, vbuckets in self._misfits(projectors).items():
+            self.master.want(f"bucket/{bucket}", AdoptBucket(bucket, vbuckets))
+        for index_id in sorted(self._underway):
+            self._step(self.indexes[index_id], projectors)
+        self._renew(projectors)
+
+    def _step(self, index: Index, projectors: list[ProjectorHeartbeat]) -> None:
+        if index.state == PENDING:
+            routed = self._routed.get(index.id, {})
+            if all((p.projector, p.incarnation) in routed for p in projectors):
+                self._want(index.id, MarkRouted(index.id, index.build))
+        elif self._built.get(index.id, {}).keys() >= index.hosts:
+            self._want(index.id, MarkBuilt(index.id, index.build))
+
+    def _want(self, index_id: int, command: MarkRouted | MarkBuilt | MarkFailed) -> None:
+        self.master.want(f"build/{index_id}", command)
+
+    def _projectors(self) -> list[ProjectorHeartbeat]:
+        """Return the last heartbeats of the projectors that are registered and alive."""
+        node, registered = self.master.node, self.master.authority.projectors
+        return [
+            peer.beat
+            for number, peer in sorted(node.projectors.items())
+            if number in registered
+            and registered[number].incarnation == peer.beat.incarnation
+            and node.alive(peer)
+        ]
+
+    def _misfits(self, projectors: Iterable[ProjectorHeartbeat]) -> dict[str, int]:
+        """Return buckets that the store has with another number of vbuckets than was assumed.
+
+        An index may be created before any projector has told of its bucket. Once something was
+        streamed, vectors rest on the number, and it stays.
+        """
+        state = self.master.node.state
+        found: dict[str, int] = {}
+        for seen in (bucket for beat in projectors for bucket in beat.buckets):
+            held = state.bucket(seen.name)
+            entity = held.entity if held else None
+            fits = not isinstance(entity, Bucket) or entity.vbuckets == seen.vbuckets
+            if not fits and state.stream(seen.name) is None:
+                found[seen.name] = seen.vbuckets
+        return found
+
+    # -- streams -----------------------------------------------------------------------------
+
+    def _renew(self, projectors: list[ProjectorHeartbeat]) -> None:
+        """Renew the streams of buckets that projectors wait for: of all who wait at once."""
+        now, config = self.master.node.now.mono_ms, self.master.node.config
+        waiting = self._waiting(projectors)
+        for bucket in self._waiting_since_ms.keys() - waiting.keys():
+            del self._waiting_since_ms[bucket]
+        for bucket, (number, lives) in waiting.items():
+            since = now - self._waiting_since_ms.setdefault(bucket, now)
+            if len(lives) < len(projectors) and since < config.stream_hold_ms:
+                continue
+            vector = self._restart(bucket, since >= config.stream_timeout_ms)
+            if vector is not None:
+                why = f"for projectors {', '.join(str(projector) for projector, _ in lives)}"
+                command = RenewStream(bucket, number, tuple(lives), *vector, reason=why)
+                self.master.want(f"stream/{bucket}", command)
+
+    def _waiting(self, projectors: list[ProjectorHeartbeat]) -> dict[str, tuple[int, list[Life]]]:
+        """Return the buckets for which projectors wait, with the newest number, and who waits."""
+        found: dict[str, tuple[int, list[Life]]] = {}
+        if not any(beat.waiting for beat in projectors):
+            return found
+        streamed = {index.bucket for index in self.indexes.values() if index.state in STREAMED}
+        for beat in projectors:
+            for awaited in beat.waiting:
+                if awaited.bucket not in streamed:
+                    continue
+                number, sources = self._sources(awaited.bucket)
+                if sources.get((beat.projector, beat.incarnation), 0) == awaited.number:
+                    _, lives = found.setdefault(awaited.bucket, (number, []))
+                    lives.append((beat.projector, beat.incarnation))
+        return found
+
+    def _sources(self, bucket: str) -> tuple[int, dict[Life, int]]:
+        held = self.master.node.state.stream(bucket)
+        stream = held.entity if held else None
+        if not isinstance(stream, Stream):
+            return 0, {}
+        return stream.number, {(s.projector, s.incarnation): s.number for s in stream.sources}
+
+    def _restart(self, bucket: str, overdue: bool) -> tuple[bytes, bytes] | None:
+        """Return where a bucket's streams are to begin again; None: an indexer has yet to say.
+
+        Nobody who holds anything must miss anything. An indexer that is away, or does not say
+        in time, finds the gap by itself and catches up. Empty: nobody holds anything.
+        """
+        vbuckets = self._vbuckets(bucket)
+        found: list[Vector] = []
+        for indexer, must_say in self._hosts(bucket):
+            vector = self._watermark(bucket, indexer, vbuckets)
+            if vector is not None:
+                found.append(vector)
+            elif must_say and not overdue:
+                return None
+        held = [vector for vector in found if vector.seqnos.any() or vector.vbuuids.any()]
+        if not held:
+            return b"", b""
+        return restart(held, self._logs.get(bucket, {})).vector.to_bytes()
+
+    def _vbuckets(self, bucket: str) -> int:
+        held = self.master.node.state.bucket(bucket)
+        assert held is not None
+        assert isinstance(held.entity, Bucket)
+        return held.entity.vbuckets
+
+    def _hosts(self, bucket: str) -> list[tuple[int, bool]]:
+        """Return the live indexers that may hold something, and whether they are sure to."""
+        node = self.master.node
+        sure: dict[int, bool] = {}
+        for index in self.indexes.values():
+            if index.bucket == bucket and index.state in STREAMED:
+                for host in index.hosts:
+                    certain = index.state in (BACKFILL, MAINTENANCE)
+                    sure[host] = sure.get(host, False) or certain
+        return [(host, sure[host]) for host in sorted(sure) if node.alive(node.indexers.get(host))]
+
+    def _watermark(self, bucket: str, indexer: int, vbuckets: int) -> Vector | None:
+        """Return what this life of an indexer says that it holds."""
+        record = self._watermarks.get((bucket, indexer))
+        peer = self.master.node.indexers.get(indexer)
+        if record is None or peer is None or peer.beat.incarnation != record.incarnation:
+            return None
+        whole = len(record.vbuuids) == len(record.seqnos) == 8 * vbuckets
+        return Vector.from_bytes(record.vbuuids, record.seqnos) if whole else None

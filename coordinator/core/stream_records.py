@@ -1,0 +1,204 @@
+"""The records of the data plane: streams and their control, high watermarks, timestamps.
+
+Pure, frozen data. A vector of a bucket is two byte strings, the vbuuid and the seqno of each
+vbucket, unsigned 64 bits, little-endian: `coordinator.core.vectors`. A connection is one stream
+of a projector, numbered for itself alone; an ordinal counts its records, whatever the topic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MAINTENANCE, BACKFILL, CATCHUP = STREAM_KINDS = ("maintenance", "backfill", "catch-up")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamBegin:
+    """A vbucket's stream begins on a connection, after this seqno of this branch."""
+
+    bucket: str
+    vbucket: int
+    kind: str
+    projector: int
+    connection: int
+    ordinal: int
+    vbuuid: int
+    seqno: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEnd:
+    """A vbucket's stream ends on a connection: nothing after this seqno comes on it."""
+
+    bucket: str
+    vbucket: int
+    kind: str
+    projector: int
+    connection: int
+    ordinal: int
+    vbuuid: int
+    seqno: int
+    reason: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionClosed:
+    """A connection is gone, and with it the streams of all vbuckets that it still had."""
+
+    bucket: str
+    kind: str
+    projector: int
+    connection: int
+    ordinal: int
+    reason: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """All mutations of a vbucket up to this seqno, the end of a snapshot, were sent."""
+
+    bucket: str
+    vbucket: int
+    projector: int
+    connection: int
+    ordinal: int
+    vbuuid: int
+    seqno: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeyVersions:
+    """What a connection sends to one indexer about vbuckets of one partition of `mutations`.
+
+    `number` orders the maintenance connections of a vbucket; `indexes` are the ids to which
+    `items` refers by place, and `builds` which build of each the items are for. `items` is laid
+    out as `coordinator.core.key_versions` says.
+    """
+
+    bucket: str
+    kind: str
+    projector: int
+    connection: int
+    ordinal: int
+    number: int
+    indexes: tuple[int, ...]
+    builds: tuple[int, ...]
+    items: bytes
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class CatchUpRequested:
+    """An indexer lacks what comes after these seqnos of these vbuckets: stream it again, to it."""
+
+    indexer: int
+    incarnation: int
+    bucket: str
+    vbuckets: tuple[int, ...]
+    vbuuids: bytes
+    seqnos: bytes
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class FailoverBranch:
+    """A history of a vbucket, and the seqno after which it differs from the one before."""
+
+    vbuuid: int
+    seqno: int
+
+
+@dataclass(frozen=True, slots=True)
+class FailoverLog:
+    """The histories of a vbucket, newest first."""
+
+    bucket: str
+    vbucket: int
+    branches: tuple[FailoverBranch, ...]
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class BuildProgress:
+    """How far a build has got on an indexer: a bit for each vbucket that is complete.
+
+    Bit `v % 8` of byte `v // 8` is vbucket `v`.
+    """
+
+    index_id: int
+    build: int
+    done: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class HwHeartbeat:
+    """The high watermarks of an indexer in one bucket (seed: HWHeartbeat).
+
+    `indexes` are those that it hosts there. The seqno 0 under the vbuuid 0 means that nothing
+    is held of a vbucket. `last_persistence` and `last_stability` are hashes of vectors, 0 for none.
+    """
+
+    indexer: int
+    incarnation: int
+    bucket: str
+    indexes: tuple[int, ...]
+    vbuuids: bytes
+    seqnos: bytes
+    last_persistence: int
+    last_stability: int
+    mutation_queue: int
+    free: int
+    builds: tuple[BuildProgress, ...]
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class StabilityTimestamp:
+    """All indexers of a bucket snapshot at this vector; `number` ascends."""
+
+    bucket: str
+    number: int
+    vbuuids: bytes
+    seqnos: bytes
+    at_ms: int
+
+
+# -- answers about builds, on `acks` --------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class IndexRouted:
+    """A projector's router sends key-versions of an index, or says in `reason` why it cannot."""
+
+    projector: int
+    incarnation: int
+    index_id: int
+    build: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexBuilt:
+    """An indexer holds all of its share of an index, and keeps it up to date."""
+
+    indexer: int
+    incarnation: int
+    index_id: int
+    build: int
+
+
+StreamRecord = (
+    StreamBegin
+    | StreamEnd
+    | ConnectionClosed
+    | Sync
+    | KeyVersions
+    | CatchUpRequested
+    | FailoverLog
+    | HwHeartbeat
+    | StabilityTimestamp
+)

@@ -1,0 +1,82 @@
+"""The vector of a bucket: for each vbucket a branch and a seqno, unsigned 64 bits each. Pure.
+
+Seqnos of different branches (vbuuids) cannot be compared, position by position. The seqno 0 is
+the beginning of every branch: nothing is held. Arrays that a vector was made of are never shared
+with the outside: they are copied in, and read-only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+Numbers = NDArray[np.uint64]
+WIRE = np.dtype("<u8")
+HASH_BITS = 63
+
+
+class Vector:
+    """An immutable vector; `vbuuids` and `seqnos` have one entry for each vbucket."""
+
+    __slots__ = ("seqnos", "vbuuids")
+
+    def __init__(self, vbuuids: Iterable[int] | Numbers, seqnos: Iterable[int] | Numbers) -> None:
+        """Copy both. ValueError: they differ in length."""
+        self.vbuuids = _frozen(vbuuids)
+        self.seqnos = _frozen(seqnos)
+        if len(self.vbuuids) != len(self.seqnos):
+            raise ValueError(f"{len(self.vbuuids)} vbuuids and {len(self.seqnos)} seqnos")
+
+    @classmethod
+    def zero(cls, vbuckets: int) -> Vector:
+        """Return the vector of one who holds nothing."""
+        nothing = np.zeros(vbuckets, np.uint64)
+        return cls(nothing, nothing)
+
+    @classmethod
+    def from_bytes(cls, vbuuids: bytes, seqnos: bytes) -> Vector:
+        """Return the vector of two byte strings, 8 bytes a vbucket, little-endian. ValueError."""
+        return cls(np.frombuffer(vbuuids, WIRE), np.frombuffer(seqnos, WIRE))
+
+    def to_bytes(self) -> tuple[bytes, bytes]:
+        """Return the vbuuids and the seqnos as bytes: the inverse of `from_bytes`."""
+        return self.vbuuids.astype(WIRE).tobytes(), self.seqnos.astype(WIRE).tobytes()
+
+    def __len__(self) -> int:
+        return len(self.seqnos)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Vector)
+            and np.array_equal(self.vbuuids, other.vbuuids)
+            and np.array_equal(self.seqnos, other.seqnos)
+        )
+
+    def __hash__(self) -> int:
+        return self.digest()
+
+    def __repr__(self) -> str:
+        return f"Vector({self.vbuuids.tolist()}, {self.seqnos.tolist()})"
+
+    def digest(self) -> int:
+        """Return 63 bits that tell vectors apart, never 0."""
+        whole = blake2b(b"".join(self.to_bytes()), digest_size=8).digest()
+        return (int.from_bytes(whole, "little") >> (64 - HASH_BITS)) or 1
+
+    def covers(self, other: Vector) -> bool:
+        """Tell whether everything up to `other` is held here: never across branches."""
+        if len(self) != len(other):
+            return False
+        same = (self.vbuuids == other.vbuuids) & (self.seqnos >= other.seqnos)
+        return bool(np.all(same | (other.seqnos == 0)))
+
+
+def _frozen(numbers: Iterable[int] | Numbers) -> Numbers:
+    if not isinstance(numbers, np.ndarray):
+        numbers = np.fromiter(numbers, np.uint64)
+    copied = numbers.astype(np.uint64)
+    copied.setflags(write=False)
+    return copied

@@ -1,0 +1,63 @@
+"""Calls from a node to other processes, over connections that are kept.
+
+They run in the loop of the node, which has more to do: that decided what carries them out.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import aiohttp
+
+CONNECTIONS_MAX = 256
+CONNECT_TIMEOUT_S = 1.0
+KEEP_S = 15.0
+HEADERS = {"Content-Type": "application/json"}
+
+
+class Silent(Exception):
+    """There is no answer."""
+
+
+class Reply(NamedTuple):
+    """What was answered."""
+
+    status: int
+    media_type: str
+    content: bytes
+
+
+class Calls:
+    """Carries out calls, until it is closed."""
+
+    def __init__(self) -> None:
+        self._session: aiohttp.ClientSession | None = None
+
+    async def post(self, url: str, body: bytes, timeout_s: float) -> Reply:
+        """Return what is answered to something that may be repeated. Raises Silent."""
+        if self._session is None:
+            connector = aiohttp.TCPConnector(
+                limit=CONNECTIONS_MAX, keepalive_timeout=KEEP_S, use_dns_cache=False
+            )
+            self._session = aiohttp.ClientSession(connector=connector, auto_decompress=False)
+        timeout = aiohttp.ClientTimeout(timeout_s, connect=min(timeout_s, CONNECT_TIMEOUT_S))
+        try:
+            try:
+                return await self._post(self._session, url, body, timeout)
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+                # It may have been a connection that the other side gave up in the meantime.
+                return await self._post(self._session, url, body, timeout)
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            raise Silent(type(error).__name__) from error
+
+    @staticmethod
+    async def _post(
+        session: aiohttp.ClientSession, url: str, body: bytes, timeout: aiohttp.ClientTimeout
+    ) -> Reply:
+        async with session.post(url, data=body, headers=HEADERS, timeout=timeout) as response:
+            return Reply(response.status, response.content_type, await response.read())
+
+    async def close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()

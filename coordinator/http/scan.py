@@ -1,0 +1,243 @@
+"""`POST /v1/scan`: the entries of an index within bounds, from any node.
+
+A node looks the index up in its own state, so that its answer is as new as that: `cas` tells. The
+scan itself is `coordinator.http.scatter`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Annotated, Any, Literal, NamedTuple
+
+import orjson
+from fastapi import FastAPI
+from prometheus_client import Histogram
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import Response
+
+from coordinator.core.entities import BACKFILL, DROPPING, ERROR, MAINTENANCE, PENDING, Index
+from coordinator.core.key_order import KeyOrder, order_of
+from coordinator.core.scans import Cursor, ScanError, cover_of, row_of, scan_digest, slices_of
+from coordinator.http import views
+from coordinator.http.calls import Calls
+from coordinator.http.errors import ApiError
+from coordinator.http.scatter import Asked, Found, ScanFailed, Scatter, aside
+from coordinator.http.shared import APPLIED_CAS
+from coordinator.shell import Shell
+
+LIMIT_MAX = 10_000
+LIMIT = 100
+TIMEOUT_MS = 10_000
+TIMEOUT_MS_MAX = 60_000
+SCANS_MAX = 64
+"""So many scans at once; more are refused, so that the node keeps up with what it is for."""
+
+BLOCK = 256
+
+SCAN_SECONDS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.25, 0.5, 1, 2, 4, 8, 16)
+
+Text = Annotated[str, Field(max_length=256)]
+Number = Annotated[int, Field(ge=0, lt=2**64)]
+
+
+class VectorModel(BaseModel):
+    """Seqnos of some vbuckets, each with the branch that it is one of."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    vbuckets: dict[Annotated[int, Field(ge=0, lt=2**16)], tuple[Number, Number]]
+
+
+class AtLeastModel(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    at_least: VectorModel
+
+
+class ConsistentModel(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    consistent: Number
+
+
+class ScanBody(BaseModel):
+    """The index by `index` (its id), or by `bucket` and `name`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    index: int | Text | None = None
+    bucket: Text | None = None
+    name: Text | None = None
+    scan: dict[str, Any] = Field(default_factory=dict)
+    limit: int = Field(LIMIT, ge=1, le=LIMIT_MAX)
+    order: Literal["asc", "desc"] = "asc"
+    count: bool = False
+    consistency: Literal["any", "consistent"] | AtLeastModel | ConsistentModel = "any"
+    timeout_ms: int = Field(TIMEOUT_MS, ge=1, le=TIMEOUT_MS_MAX)
+    after: str | None = None
+
+
+class _Plan(NamedTuple):
+    asked: Asked
+    order: KeyOrder
+    digest: bytes
+    cas: int
+
+
+def add_scans(app: FastAPI, shell: Shell) -> None:
+    """Add the route of scans; who stops the server closes `app.state.calls`."""
+    calls = app.state.calls = Calls()
+    seconds = Histogram(
+        "coordinator_scan_seconds",
+        "Time of a scan by outcome: ok, or the code of the error",
+        ["outcome"],
+        buckets=SCAN_SECONDS,
+        registry=shell.metrics.registry,
+    )
+    running = 0
+
+    def address(indexer: int) -> str | None:
+        peer = shell.node.indexers.get(indexer)
+        if peer is None or not shell.node.alive(peer) or not peer.beat.address.startswith("http"):
+            return None
+        return str(peer.beat.address)
+
+    @app.post("/v1/scan")
+    async def scan(body: ScanBody) -> Response:
+        """Scan an index: what has these keys, in the order of the index, or how many there are."""
+        nonlocal running
+        began, outcome = time.monotonic(), "internal"
+        running += 1
+        try:
+            content, cas = await answered(body)
+            outcome = "ok"
+        except ApiError as error:
+            outcome = error.code
+            raise
+        finally:
+            running -= 1
+            seconds.labels(outcome).observe(time.monotonic() - began)
+        return Response(content, 200, {APPLIED_CAS: str(cas)}, "application/json")
+
+    async def answered(body: ScanBody) -> tuple[bytes, int]:
+        if running > SCANS_MAX:
+            raise ApiError("overloaded", f"{SCANS_MAX} scans are being answered")
+        plan = _plan(shell, body)
+        scatter = Scatter(calls, plan.asked, address)
+        try:
+            found = await (scatter.count() if body.count else scatter.rows())
+        except ScanFailed as failure:
+            raise ApiError(failure.code, failure.message, failure.details) from failure
+        size = sum(map(len, found.entries))
+        return await aside(size, lambda: _answer(body, plan, found)), plan.cas
+
+
+def _plan(shell: Shell, body: ScanBody) -> _Plan:
+    """Return what is to be scanned. Raises ApiError."""
+    index = _ready(shell, _index(shell, body))
+    order = order_of(index)
+    descending = body.order == "desc"
+    try:
+        cover = cover_of(body.scan, order)
+        digest = scan_digest(index.id, cover.bounds, descending)
+        cursor = None if body.after is None else Cursor.read(body.after, digest)
+        slices = slices_of(index, cover)
+    except ScanError as error:
+        raise ApiError("invalid_request", str(error)) from error
+    asked = Asked(
+        index=index,
+        slices=slices,
+        bounds=cover.bounds,
+        after=cursor.entry if cursor else None,
+        descending=descending,
+        limit=body.limit,
+        consistency=_consistency(body, cursor),
+        deadline=time.monotonic() + body.timeout_ms / 1000,
+    )
+    return _Plan(asked, order, digest, shell.node.state.cas)
+
+
+def _consistency(body: ScanBody, cursor: Cursor | None) -> Any:
+    """Return what indexers are asked for: a scan goes on at the timestamp that it began at."""
+    asked = body.consistency
+    if isinstance(asked, AtLeastModel):
+        vbuckets = asked.at_least.vbuckets
+        return {"at_least": {"vbuckets": {str(vb): place for vb, place in vbuckets.items()}}}
+    if isinstance(asked, ConsistentModel):
+        return {"consistent": asked.consistent}
+    if asked == "consistent":
+        return {"consistent": cursor.number if cursor else 0}
+    return "any"
+
+
+def _index(shell: Shell, body: ScanBody) -> Index:
+    """Return the index that is meant. Raises ApiError."""
+    state = shell.node.state
+    named = body.bucket is not None and body.name is not None
+    if named == (body.index is not None) or (not named and (body.bucket or body.name)):
+        raise ApiError("invalid_request", "a scan names an index by its id, or by bucket and name")
+    if body.index is not None:
+        text = str(body.index)
+        held = state.index_by_id(int(text)) if text.isascii() and text.isdecimal() else None
+        what = f"there is no index {text}"
+    else:
+        held = state.index_named(body.bucket or "", body.name or "")
+        what = f"there is no index {body.name} on {body.bucket}"
+    if held is None and not shell.node.is_following:
+        raise ApiError("not_ready", f"this node has not caught up: {shell.node.why_not_ready}")
+    if held is None or not isinstance(held.entity, Index) or held.entity.state == DROPPING:
+        raise ApiError("index_not_found", what)
+    return held.entity
+
+
+def _ready(shell: Shell, index: Index) -> Index:
+    """Return an index that can be scanned. Raises ApiError."""
+    if index.state == MAINTENANCE:
+        return index
+    details: dict[str, Any] = {"id": str(index.id), "state": index.state}
+    name = f"index {index.name} on {index.bucket}"
+    if index.state in (PENDING, BACKFILL):
+        details["build"] = index.build
+        details["progress"] = views.index(index, shell.node.progress.all())["progress"]
+        raise ApiError("index_building", f"{name} is being built", details)
+    if index.state == ERROR:
+        raise ApiError("index_failed", f"{name} cannot be built: {index.reason}", details)
+    raise ApiError("index_not_ready", f"{name} has not been built: it is {index.state}", details)
+
+
+def _answer(body: ScanBody, plan: _Plan, found: Found) -> bytes:
+    """Return the answer as JSON. Rows are dealt with in blocks: nothing may hold the interpreter
+    for long, not even in a thread."""
+    rest: dict[str, Any] = {}
+    if body.count:
+        rest["count"] = found.counted
+    else:
+        more = found.more and found.entries
+        cursor = Cursor(plan.digest, found.number, found.entries[-1]) if more else None
+        rest["next"] = None if cursor is None else str(cursor)
+    rest["consistency"] = _given(body, found)
+    rest["cas"] = plan.cas
+    blocks = [
+        _json([row_of(entry, plan.order) for entry in found.entries[at : at + BLOCK]])[1:-1]
+        for at in range(0, len(found.entries), BLOCK)
+    ]
+    rows = b"" if body.count else b'"rows":[%b],' % b",".join(blocks)
+    return b'{"index":"%d",%b%b' % (plan.asked.index.id, rows, _json(rest)[1:])
+
+
+def _json(value: Any) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        # Whole numbers of more than 64 bits, or half a surrogate pair.
+        text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+        return text.encode("utf-8", "backslashreplace")
+
+
+def _given(body: ScanBody, found: Found) -> dict[str, Any]:
+    if isinstance(body.consistency, AtLeastModel):
+        return {"mode": "at_least"}
+    if body.consistency == "any":
+        return {"mode": "any"}
+    return {"mode": "consistent", "number": found.number, "hash": f"{found.hash:016x}"}

@@ -1,0 +1,329 @@
+"""One scan over the slices of an index, wherever they are: ask, merge, ask on until that is enough.
+
+Each slice is asked of its master, or of a replica if that is not alive or does not answer; what a
+host has answered before it failed stays good, since the next one goes on after it. A scan at a
+stability timestamp has all its pages from the same one: the newest that all hosts can give.
+
+The loop of the node goes on meanwhile: pages are bounded, and large ones are taken apart and merged
+in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any, NamedTuple, TypeVar
+
+import orjson
+
+from coordinator.core.collation import Bounds
+from coordinator.core.entities import Index, Slice
+from coordinator.core.scan_pages import ENTRIES_MAX, MEDIA_TYPE, Page, PageError, unpack
+from coordinator.core.scans import Gathering, Part
+from coordinator.http.calls import Calls, Silent
+
+GRACE_S = 0.25
+"""So much longer than it may take, an indexer is waited for."""
+
+PATIENCE_MIN_S = 0.25
+PATIENCE_S = 1.0
+"""So long a host may take, if there are others, to read a page where it has nothing to wait for."""
+
+PAUSE_S = 0.02
+SHARE_MIN = 64
+ROWS_BYTES_MAX = 4 * 1024 * 1024
+ASIDE_BYTES = 64 * 1024
+"""From this size on, bytes are dealt with in a thread."""
+
+T = TypeVar("T")
+
+
+class ScanFailed(Exception):
+    """A scan cannot be answered; `code` is stable."""
+
+    def __init__(self, code: str, message: str, details: dict[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.details = details or {}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is scanned, and how.
+
+    `consistency` is what indexers are asked for: "any", or an object of `at_least` or `consistent`
+    (a number, 0 for the newest). `deadline` is on the monotonic clock.
+    """
+
+    index: Index
+    slices: tuple[int, ...]
+    bounds: Bounds
+    after: bytes | None
+    descending: bool
+    limit: int
+    consistency: Any
+    deadline: float
+
+
+class Found(NamedTuple):
+    """Entries, whether there are more, and the stability timestamp they were read at (0: none)."""
+
+    entries: list[bytes]
+    more: bool
+    counted: int
+    number: int
+    hash: int
+
+
+class Refusal(NamedTuple):
+    """Why a host did not answer."""
+
+    code: str
+    message: str
+
+
+PREFERRED = (
+    "timestamp_gone",
+    "timestamp_not_reached",
+    "no_stability_timestamp",
+    "index_building",
+    "index_rolling_back",
+    "index_recovering",
+)
+"""If no host of a slice answers, the first of these that one gave tells most."""
+
+
+@dataclass(slots=True)
+class Scatter:
+    """The state of one scan. `address` tells where a live indexer can be asked, None for others."""
+
+    calls: Calls
+    asked: Asked
+    address: Callable[[int], str | None]
+    number: int = 0
+    hash: int = 0
+    gathering: Gathering = field(init=False)
+    _hosts: dict[Part, int] = field(default_factory=dict)
+    _failed: dict[int, dict[int, Refusal]] = field(default_factory=dict)
+    _pieces: Mapping[int, Slice] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.gathering = Gathering(self.asked.limit, self.asked.descending)
+        self._pieces = {piece.number: piece for piece in self.asked.index.slices}
+        if self._is_consistent:
+            self.number = self.asked.consistency["consistent"]
+
+    @property
+    def _is_consistent(self) -> bool:
+        return isinstance(self.asked.consistency, dict) and "consistent" in self.asked.consistency
+
+    async def rows(self) -> Found:
+        """Return the first entries of the scan. Raises ScanFailed."""
+        pages = await self._begin(self._group(self.asked.slices), count=False)
+        self._add(pages)
+        released = self.gathering.released
+        while (missing := await self._missing()) and sum(map(len, released)) < ROWS_BYTES_MAX:
+            self._add(await self._fetch_all(missing, count=False))
+        kept = _bounded(released)
+        more = len(kept) < len(released) or self.gathering.more
+        return Found(kept, more, len(kept), self.number, self.hash)
+
+    async def count(self) -> Found:
+        """Return how many entries there are. Raises ScanFailed."""
+        groups = self._group(self.asked.slices)
+        pages = await self._begin([(h, (n,)) for h, numbers in groups for n in numbers], count=True)
+        counted = 0
+        while pages:
+            counted += sum(page.counted for _, page in pages)
+            for part, page in pages:
+                part.after = page.entries[-1] if page.entries else part.after
+            going_on = [part for part, page in pages if page.more]
+            pages = await self._fetch_all(going_on, count=True)
+        return Found([], False, counted, self.number, self.hash)
+
+    # -- the first pages ---------------------------------------------------------------------
+
+    async def _begin(
+        self, groups: Sequence[tuple[int, tuple[int, ...]]], *, count: bool
+    ) -> list[tuple[Part, Page]]:
+        """Fetch the first page of every part: at one stability timestamp, if that is asked."""
+        parts = [Part(numbers, self.asked.after) for _, numbers in groups]
+        self.gathering.parts.extend(parts)
+        self._assign(parts, groups)
+        pages = await self._fetch_all(parts, count=count)
+        while self._is_consistent and (odd := self._disagreeing(pages)):
+            if not self.number:
+                if time.monotonic() + PAUSE_S > self.asked.deadline:
+                    raise ScanFailed(
+                        "no_stability_timestamp", "no stability timestamp is held by all indexers"
+                    )
+                await asyncio.sleep(PAUSE_S)
+            kept = [pair for pair in pages if pair[0] not in odd]
+            pages = kept + await self._fetch_all(odd, count=count)
+        self.hash = pages[0][1].hash
+        return pages
+
+    def _add(self, pages: list[tuple[Part, Page]]) -> None:
+        for part, page in pages:
+            self.gathering.add(part, page.entries, page.more)
+
+    def _disagreeing(self, pages: list[tuple[Part, Page]]) -> list[Part]:
+        """Settle on a timestamp, the newest that all hold; return the parts that have another."""
+        if not self.number:
+            numbers = {page.number for _, page in pages}
+            if len(numbers) == 1:
+                self.number = numbers.pop()
+            else:
+                common = set.intersection(*({*page.held, page.number} for _, page in pages))
+                self.number = max(common, default=0)
+        return [part for part, page in pages if page.number != self.number]
+
+    # -- asking ------------------------------------------------------------------------------
+
+    async def _missing(self) -> list[Part]:
+        waiting = sum(len(part.waiting) for part in self.gathering.parts)
+        return await aside(waiting * 40, self.gathering.missing)
+
+    async def _fetch_all(self, parts: Iterable[Part], *, count: bool) -> list[tuple[Part, Page]]:
+        found = await asyncio.gather(*(self._fetch(part, count) for part in parts))
+        return [pair for pairs in found for pair in pairs]
+
+    async def _fetch(self, part: Part, count: bool) -> list[tuple[Part, Page]]:
+        """Return the next page of a part; if its host fails, those of the parts that follow it."""
+        host = self._hosts[part]
+        answer = await self._ask(host, part, count)
+        if isinstance(answer, Page):
+            return [(part, answer)]
+        for piece in part.slices:
+            self._failed.setdefault(piece, {})[host] = answer
+        groups = self._group(part.slices)
+        parts = self.gathering.split(part, [pieces for _, pieces in groups])
+        self._assign(parts, groups)
+        return await self._fetch_all(parts, count=count)
+
+    async def _ask(self, host: int, part: Part, count: bool) -> Page | Refusal:
+        url = self.address(host)
+        if url is None:
+            return Refusal("unreachable", "not alive")
+        patience_s = self._patience_s(part)
+        body = self._body(host, part, count, patience_s)
+        try:
+            answer = await self.calls.post(f"{url}/v1/slices/scan", body, patience_s + GRACE_S)
+        except Silent as silent:
+            return Refusal("unreachable", str(silent))
+        raw = answer.content
+        if answer.status != 200 or answer.media_type != MEDIA_TYPE:
+            return _refusal(answer.status, raw)
+        try:
+            return await aside(len(raw), lambda: unpack(raw))
+        except PageError as error:
+            return Refusal("bad_response", str(error))
+
+    def _body(self, host: int, part: Part, count: bool, patience_s: float) -> bytes:
+        asked = self.asked
+        limit = min(self._size(), ENTRIES_MAX)
+        body = {
+            "indexer": host,
+            "index": str(asked.index.id),
+            "shard": asked.index.shard_on(host),
+            "build": asked.index.build,
+            "slices": part.slices,
+            "begin": asked.bounds.begin.hex(),
+            "end": asked.bounds.end.hex(),
+            "after": None if part.after is None else part.after.hex(),
+            "order": "desc" if asked.descending else "asc",
+            "limit": limit,
+            "count": count,
+            "consistency": {"consistent": self.number}
+            if self._is_consistent
+            else asked.consistency,
+            "timeout_ms": int(patience_s * 1000),
+        }
+        return orjson.dumps(body)
+
+    def _size(self) -> int:
+        """Return how many entries to ask of each part: with a few more than its share, most scans
+        need no second page."""
+        left = self.asked.limit - len(self.gathering.released)
+        share = left * 5 // (4 * max(1, len(self.gathering.parts)))
+        return min(left, max(share, SHARE_MIN))
+
+    def _patience_s(self, part: Part) -> float:
+        """Return how long to wait for a host: if there are others, not for all the time."""
+        left_s = self.asked.deadline - time.monotonic()
+        if left_s <= 0:
+            raise ScanFailed("timeout", "the scan took longer than it may")
+        others = min(len(self._candidates(piece)) for piece in part.slices) - 1
+        share_s = left_s / (others + 1)
+        if others and self.asked.consistency == "any":
+            share_s = min(share_s, PATIENCE_S)
+        return max(share_s, PATIENCE_MIN_S)
+
+    # -- hosts -------------------------------------------------------------------------------
+
+    def _candidates(self, number: int) -> list[int]:
+        """Return the indexers that can be asked for a slice, the master first."""
+        failed = self._failed.get(number, {})
+        return [
+            host
+            for host in self._pieces[number].hosts
+            if host not in failed and self.address(host) is not None
+        ]
+
+    def _group(self, numbers: Iterable[int]) -> list[tuple[int, tuple[int, ...]]]:
+        """Return which slices to ask of which indexer. Raises ScanFailed: nobody has one."""
+        groups: dict[int, list[int]] = {}
+        for number in numbers:
+            candidates = self._candidates(number)
+            if not candidates:
+                raise self._nobody(number)
+            groups.setdefault(candidates[0], []).append(number)
+        return [(host, tuple(pieces)) for host, pieces in groups.items()]
+
+    def _assign(self, parts: list[Part], groups: Sequence[tuple[int, tuple[int, ...]]]) -> None:
+        self._hosts.update(zip(parts, (host for host, _ in groups), strict=True))
+
+    def _nobody(self, number: int) -> ScanFailed:
+        """Return why a slice cannot be scanned."""
+        failed = self._failed.get(number, {})
+        silent = Refusal("unreachable", "not alive")
+        reasons = {host: failed.get(host, silent) for host in self._pieces[number].hosts}
+        details = {
+            "slice": number,
+            "indexers": {str(host): r.message or r.code for host, r in reasons.items()},
+        }
+        for code in PREFERRED:
+            for reason in reasons.values():
+                if reason.code == code:
+                    return ScanFailed(code, reason.message, details)
+        return ScanFailed("slice_unavailable", f"no indexer answers for slice {number}", details)
+
+
+def _bounded(entries: list[bytes]) -> list[bytes]:
+    """Return as many of the first entries as an answer has room for."""
+    ends = accumulate(map(len, entries))
+    return entries[: next((n for n, end in enumerate(ends, 1) if end > ROWS_BYTES_MAX), None)]
+
+
+def _refusal(status: int, content: bytes) -> Refusal:
+    try:
+        error = orjson.loads(content)["error"]
+        return Refusal(str(error["code"]), str(error["message"]))
+    except (ValueError, KeyError, TypeError):
+        return Refusal("bad_response", f"status {status}")
+
+
+_thread = ThreadPoolExecutor(1, "scan")
+"""One: each more would make the loop of the node wait as long again for the interpreter."""
+
+
+async def aside(size: int, work: Callable[[], T]) -> T:
+    """Do work on so many bytes: in a thread, if there are many."""
+    if size < ASIDE_BYTES:
+        return work()
+    return await asyncio.get_running_loop().run_in_executor(_thread, work)

@@ -1,0 +1,19 @@
+"""What all routes share: how long a request may take, and how a read is answered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.responses import Response
+
+from coordinator.http.errors import json_response
+from coordinator.shell import Shell
+
+DEADLINE_MS = 15_000
+APPLIED_CAS = "X-Applied-Cas"
+"""The header that tells which CAS the answering node has applied."""
+
+
+def read_answer(shell: Shell, body: Any) -> Response:
+    """Return what was read, with the CAS that this node has applied."""
+    return json_response(body, 200, {APPLIED_CAS: str(shell.node.state.cas)})

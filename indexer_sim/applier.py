@@ -1,0 +1,190 @@
+"""Applies what was read to the buckets, in a thread of its own.
+
+One batch is one write for each bucket that it touches: entries, what is known of the streams, and
+the offset behind it. What the disk refuses is tried again until it is taken, from what the
+database then says; so nothing is lost, and nothing applied twice. Records of a bucket that is not
+held are skipped: nobody promised anything about it yet.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from coordinator.core.stream_records import StabilityTimestamp
+from indexer_sim.bucket import Bucket
+from indexer_sim.database import StorageError
+from indexer_sim.mutations import Delivery, Lost, MutationQueue, Position, Queued
+from indexer_sim.storage import Storage
+from indexer_sim.tracking import Change
+
+BATCH_ITEMS = 4_096
+WAIT_S = 0.25
+RETRY_S = 0.5
+POSITIONS_PERIOD_S = 10.0
+"""Where a bucket stands is written at least so often, though nothing for it came: Kafka must not
+drop what is below for what is not read yet."""
+
+Complain = Callable[[str, str], None]
+Settled = Callable[[str], None]
+
+
+class Applier:
+    """Takes what was read, for ever; `news` is called when something may have to be told."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        queue: MutationQueue,
+        news: Callable[[], None],
+        complain: Complain,
+        settled: Settled,
+        checkpoint_s: float,
+    ) -> None:
+        self._storage = storage
+        self._queue = queue
+        self._news = news
+        self._complain = complain
+        self._settled = settled
+        self._stopping = threading.Event()
+        self._checkpoint_s = checkpoint_s
+        self._checkpoints_due_s = time.monotonic() + checkpoint_s
+        self._positions_due_s = 0.0
+        self._thread = threading.Thread(target=self._run, name="applier", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def end(self) -> None:
+        """Stop after the batch that is being applied."""
+        self._stopping.set()
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            taken = self._queue.take(BATCH_ITEMS, WAIT_S)
+            if taken:
+                self.take(taken)
+            if time.monotonic() >= self._positions_due_s:
+                self._positions_due_s = time.monotonic() + POSITIONS_PERIOD_S
+                self._write_positions()
+            if time.monotonic() >= self._checkpoints_due_s:
+                self._make_checkpoints()
+                self._checkpoints_due_s = time.monotonic() + self._checkpoint_s
+
+    def take(self, taken: list[Queued]) -> None:
+        """Apply what was read, all of it or until told to stop."""
+        epoch = taken[-1].epoch
+        current = [queued.one for queued in taken if queued.epoch == epoch]
+        deliveries: dict[str, list[Delivery]] = {}
+        positions: dict[int, int] = {}
+        for one in current:
+            if isinstance(one, Delivery):
+                deliveries.setdefault(one.head.bucket, []).append(one)
+                positions[one.partition] = one.offset + 1
+            elif isinstance(one, Position):
+                positions[one.partition] = one.offset
+            elif isinstance(one, Lost):
+                self._until_done(one.bucket, epoch, partial(_lose, offsets=one.offsets))
+            else:
+                self._stability(one, epoch)
+        for name, ours in deliveries.items():
+            self._until_done(name, epoch, partial(self._apply, deliveries=ours))
+        for bucket in self._storage.buckets():
+            with bucket.lock:
+                if self._storage.epoch == epoch:
+                    bucket.offsets.update(
+                        (p, o) for p, o in positions.items() if o > bucket.offsets.get(p, 0)
+                    )
+
+    def _until_done(self, name: str, epoch: int, work: Callable[[Bucket], None]) -> None:
+        """Do some work on a bucket, as often as it takes; not if it is not held any more."""
+        about = f"mutations of bucket {name}"
+        while not self._stopping.is_set():
+            bucket = self._storage.bucket(name)
+            if bucket is None:
+                return
+            try:
+                with bucket.lock:
+                    if self._storage.epoch != epoch or self._storage.bucket(name) is not bucket:
+                        return
+                    if bucket.stale or bucket.damaged:
+                        self._storage.reload(bucket)
+                        continue
+                    work(bucket)
+            except StorageError as error:
+                bucket.damaged = bucket.damaged or error.code == "damaged"
+                self._complain(about, error.message)
+                self._stopping.wait(RETRY_S)
+            else:
+                self._settled(about)
+                return
+
+    def _apply(self, bucket: Bucket, deliveries: list[Delivery]) -> None:
+        """Apply the deliveries that the bucket does not have yet. Raises StorageError."""
+        changes: list[Change] = []
+        offsets: dict[int, int] = {}
+        tracker = bucket.tracker
+        states = bucket.published.states
+        for partition, offset, head, items in deliveries:
+            if offset < bucket.offsets.get(partition, 0):
+                continue
+            builds = tracker.newer_builds(head)
+            if builds:
+                if offsets:
+                    bucket.apply(changes, offsets)
+                    changes, offsets = [], {}
+                bucket.begin_builds(builds)
+            changes += tracker.take(head, items)
+            offsets[partition] = offset + 1
+            if tracker.amiss:
+                bucket.apply(changes, offsets)
+                bucket.begin_anew(tracker.amiss, offsets)
+                changes, offsets = [], {}
+        if offsets:
+            bucket.apply(changes, offsets)
+        if bucket.published.states != states:
+            self._news()
+
+    def _stability(self, timestamp: StabilityTimestamp, epoch: int) -> None:
+        """Note a timestamp at which a snapshot is wanted."""
+
+        def want(bucket: Bucket) -> None:
+            bucket.timeline.want(timestamp)
+            bucket.snap()
+
+        self._until_done(timestamp.bucket, epoch, want)
+
+    def _write_positions(self) -> None:
+        """Write where each bucket stands, though nothing came for it."""
+        for bucket in self._storage.buckets():
+            self._until_done(bucket.name, self._storage.epoch, _write_offsets)
+
+    def _make_checkpoints(self) -> None:
+        """Make a checkpoint of each bucket that has changed since its last one."""
+        for bucket in self._storage.buckets():
+            about = f"a checkpoint of bucket {bucket.name}"
+            try:
+                with bucket.lock:
+                    held = self._storage.bucket(bucket.name) is bucket
+                    if held and not (bucket.stale or bucket.damaged):
+                        self._storage.make_checkpoint(bucket)
+            except StorageError as error:
+                self._complain(about, error.message)
+            else:
+                self._settled(about)
+
+
+def _write_offsets(bucket: Bucket) -> None:
+    if bucket.offsets != bucket.written_offsets:
+        bucket.apply([], dict(bucket.offsets))
+
+
+def _lose(bucket: Bucket, offsets: Mapping[int, int]) -> None:
+    """A part of what was sent is gone. Raises StorageError."""
+    anew = bucket.tracker.lose()
+    bucket.begin_anew(anew, offsets)

@@ -1,0 +1,276 @@
+"""One RocksDB: it closes itself on any error, and opens again when it is next used.
+
+RocksDB must not take a later write without the earlier one. Threads may share it for reading;
+who writes or closes it holds the lock of the bucket. Closing ends all moments: one that went on
+would keep the files, and opening again be refused.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from itertools import islice
+from pathlib import Path
+from typing import Any, cast
+from weakref import WeakSet
+
+from rocksdict import (
+    BlockBasedOptions,
+    DbClosedError,
+    DBCompressionType,
+    Options,
+    Rdict,
+    RdictIter,
+    WriteOptions,
+)
+
+WRITE_BUFFER_BYTES = 4 * 1024 * 1024
+LEVEL_0_FILES = 16
+"""So many files gather before they are merged: documents come in any order of keys, so that each
+merge writes all of the next level again. Reading looks at a few more of them."""
+
+OPEN_FILES_MAX = 32
+DAMAGE = ("Corruption", "No such file")
+"""What RocksDB says of files that are not what it wrote."""
+
+BLOOM_BITS, MEMTABLE_BLOOM = 10, 0.05
+"""Most look-ups are of documents that are not there yet."""
+
+SIZE_PROPERTIES = ("rocksdb.total-sst-files-size", "rocksdb.cur-size-all-mem-tables")
+
+
+class StorageError(Exception):
+    """Storage cannot be opened or written.
+
+    `code` is `folder_mismatch` (another cluster's or indexer's), `unusable`, `refused`, or
+    `damaged`: what is in it cannot be read.
+    """
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class MomentLostError(Exception):
+    """The database was closed since."""
+
+
+class Moment:
+    """A database as it was when this was made; any thread may read it, one at a time.
+
+    An iterator stays at the moment at which it was made, wherever it is put. That is the one way:
+    those that the client makes from a snapshot see what was written later.
+    """
+
+    def __init__(self, iterator: RdictIter) -> None:
+        self._lock = threading.Lock()
+        self._iterator: RdictIter | None = iterator
+
+    def keys(self, begin: bytes, end: bytes, count: int) -> list[bytes]:
+        """Return the first `count` keys from `begin` on and before `end`. MomentLostError."""
+        found: list[bytes] = []
+        with self._lock:
+            at = self._at()
+            at.seek(begin)
+            while len(found) < count and at.valid() and (key := at.key()) < end:
+                found.append(key)
+                at.next()
+            at.status()
+        return found
+
+    def keys_backwards(self, begin: bytes, end: bytes, count: int) -> list[bytes]:
+        """Return the last `count` keys of the same, the last one first. MomentLostError."""
+        found: list[bytes] = []
+        with self._lock:
+            at = self._at()
+            at.seek_for_prev(end)
+            if at.valid() and at.key() == end:
+                at.prev()
+            while len(found) < count and at.valid() and (key := at.key()) >= begin:
+                found.append(key)
+                at.prev()
+            at.status()
+        return found
+
+    def _at(self) -> RdictIter:
+        if self._iterator is None:
+            raise MomentLostError
+        return self._iterator
+
+    def close(self) -> None:
+        with self._lock:
+            self._iterator = None
+
+
+class Database:
+    """A RocksDB that closes itself on any error, and opens again when it is next used."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._db: Rdict | None = None
+        self._sync = WriteOptions()
+        self._sync.sync = True
+        self._plain = WriteOptions()
+        self._moments: WeakSet[Moment] = WeakSet()
+
+    def opened(self) -> Rdict:
+        """Return the open database. Raises StorageError."""
+        if self._db is None:
+            try:
+                make_durably(self.folder)
+                self._db = Rdict(str(self.folder), _options())
+            except Exception as error:
+                raise refusal(error, self.folder) from error
+        return self._db
+
+    def moment(self) -> Moment | None:
+        """Return the database as it is now, None while it is closed. For any thread."""
+        db = self._db
+        if db is None:
+            return None
+        try:
+            made = Moment(db.iter())
+        except DbClosedError:
+            return None
+        self._moments.add(made)
+        if self._db is not db:
+            made.close()
+        return made
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return the value of a key. Raises StorageError."""
+        db = self.opened()
+        try:
+            value: bytes | None = db.get(key)
+        except Exception as error:
+            raise unusable(error, self.folder) from error
+        return value
+
+    def get_all(self, keys: list[bytes]) -> list[bytes | None]:
+        """Return the values of many keys. Raises StorageError."""
+        db = self.opened()
+        try:
+            values: Any = db.get(cast(Any, keys))
+        except Exception as error:
+            raise unusable(error, self.folder) from error
+        return list(values)
+
+    def holds(self, place: tuple[bytes, bytes]) -> bool:
+        """Tell whether there is any key in a range. Raises StorageError."""
+        db = self.opened()
+        try:
+            return any(key < place[1] for key in islice(db.keys(from_key=place[0]), 1))  # type: ignore[operator]
+        except Exception as error:
+            raise unusable(error, self.folder) from error
+
+    def write(self, batch: Any, *, sync: bool) -> None:
+        """Write a batch as one. Raises StorageError; then whether it took place is open."""
+        db = self.opened()
+        try:
+            db.write(batch, self._sync if sync else self._plain)
+        except Exception as error:
+            self.close()
+            raise refusal(error, self.folder) from error
+
+    def empty(self, begin: bytes, end: bytes) -> None:
+        """Give back the space of deleted keys in [begin, end). Raises StorageError."""
+        db = self.opened()
+        try:
+            db.flush()
+            db.compact_range(begin, end)
+        except Exception as error:
+            self.close()
+            raise refusal(error, self.folder) from error
+
+    def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
+        """Return all records under `prefix`. Raises StorageError."""
+        db = self.opened()
+        found: list[tuple[bytes, bytes]] = []
+        try:
+            entries: Any = db.items(from_key=prefix)
+            for key, value in entries:
+                if not key.startswith(prefix):
+                    break
+                found.append((key, value))
+        except Exception as error:
+            raise unusable(error, self.folder) from error
+        return found
+
+    def latest(self) -> int:
+        """Return a number that every write makes larger. Raises StorageError."""
+        return self.opened().latest_sequence_number()
+
+    def size_bytes(self) -> int:
+        """Return what the database takes, on disk and in its buffers; 0 while it is closed."""
+        if self._db is None:
+            return 0
+        return sum(self._db.property_int_value(name) or 0 for name in SIZE_PROPERTIES)
+
+    def close(self) -> None:
+        db, self._db = self._db, None
+        for moment in list(self._moments):
+            moment.close()
+        if db is not None:
+            try:
+                db.close()
+            except Exception:
+                return  # What cannot be written at the end was not promised to anybody.
+
+
+def make_durably(folder: Path) -> None:
+    """Make a folder and those above it, so that they survive a power failure."""
+    if folder.is_dir():
+        return
+    make_durably(folder.parent)
+    folder.mkdir(exist_ok=True)
+    descriptor = os.open(folder.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def refusal(error: Exception, folder: Path) -> StorageError:
+    """Return an error without this machine's path: clients get to read it."""
+    return StorageError(_code(error, "refused"), _line(error).replace(f"{folder.parent}/", ""))
+
+
+def unusable(error: Exception, folder: Path) -> StorageError:
+    """Return an error of reading."""
+    return StorageError(_code(error, "unusable"), f"{folder}: {_line(error)}")
+
+
+def _code(error: Exception, otherwise: str) -> str:
+    text = f"{error}"
+    return "damaged" if any(sign in text for sign in DAMAGE) else otherwise
+
+
+def _line(error: BaseException) -> str:
+    """Return an error in one line."""
+    return " ".join(f"{error}".split()) or type(error).__name__
+
+
+def _options() -> Options:
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.set_write_buffer_size(WRITE_BUFFER_BYTES)
+    options.set_arena_block_size(64 * 1024)
+    options.set_max_write_buffer_number(2)
+    options.set_max_total_wal_size(4 * WRITE_BUFFER_BYTES)
+    options.set_memtable_prefix_bloom_ratio(MEMTABLE_BLOOM)
+    options.set_memtable_whole_key_filtering(True)
+    options.set_compression_type(DBCompressionType.lz4())
+    tables = BlockBasedOptions()
+    tables.set_bloom_filter(BLOOM_BITS, False)
+    options.set_block_based_table_factory(tables)
+    options.set_level_zero_file_num_compaction_trigger(LEVEL_0_FILES)
+    options.set_level_zero_slowdown_writes_trigger(2 * LEVEL_0_FILES)
+    options.set_level_zero_stop_writes_trigger(3 * LEVEL_0_FILES)
+    options.set_max_background_jobs(1)
+    options.set_max_open_files(OPEN_FILES_MAX)
+    options.set_keep_log_file_num(2)
+    options.set_max_log_file_size(1024 * 1024)
+    options.set_stats_dump_period_sec(0)
+    options.set_stats_persist_period_sec(0)
+    return options

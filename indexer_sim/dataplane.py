@@ -1,0 +1,109 @@
+"""The data plane of an indexer: reading, applying, telling; one thread each.
+
+The control loop owns it: it says which indexes there are, and asks where `mutations` ends before
+the first index of a bucket is allocated. What goes wrong here is complained of and tried again;
+none of it ends the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from confluent_kafka import Message
+
+from coordinator.core.effects import Bury
+from coordinator.core.entities import Index
+from coordinator.core.records import DeadLetter
+from coordinator.kafka.following import Voice, ignore, wall_ms
+from coordinator.kafka.producers import PlainProducer
+from indexer_sim.applier import Applier
+from indexer_sim.heralding import Herald
+from indexer_sim.mutations import MutationQueue, MutationReader, Needed
+from indexer_sim.storage import Storage
+
+KAFKA = "Kafka, for mutations"
+
+
+class DataPlane:
+    """What runs beside the control loop from the moment that the log was read to its end."""
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        cluster: str,
+        life: tuple[int, int],
+        heartbeat_s: float,
+        checkpoint_s: float,
+        storage: Storage,
+        voice: Voice,
+    ) -> None:
+        self._servers, self._cluster = bootstrap_servers, cluster
+        self._storage = storage
+        self._voice = voice
+        self._started = False
+        self._graves: PlainProducer | None = None
+        self.queue = MutationQueue()
+        self.herald = Herald(
+            bootstrap_servers, cluster, life, heartbeat_s, storage, self.queue, voice.say
+        )
+        self.applier = Applier(
+            storage, self.queue, self.herald.news, voice.complain, voice.settled, checkpoint_s
+        )
+        self.reader = MutationReader(
+            bootstrap_servers,
+            cluster,
+            life[0],
+            self.queue,
+            self._needed,
+            self._bury,
+            lambda message: voice.complain(KAFKA, message),
+            lambda: voice.settled(KAFKA),
+        )
+
+    def know(self, indexes: Mapping[int, Index]) -> None:
+        """These are the indexes that are to be here; begin, if that has not been said before."""
+        self.herald.know(dict(indexes))
+        if not self._started:
+            self._started = True
+            self.reader.start()
+            self.applier.start()
+            self.herald.start()
+
+    def end(self) -> None:
+        """Take up nothing new."""
+        for part in (self.reader, self.applier, self.herald):
+            part.end()
+        self.queue.clear()
+
+    def stop(self) -> None:
+        """Stop; what is being applied is finished."""
+        self.end()
+        if self._started:
+            for part in (self.applier, self.herald, self.reader):
+                part.join()
+
+    def _needed(self) -> Needed:
+        """Return where the buckets go on; those that have to be loaded first are waited for."""
+        epoch = self._storage.epoch
+        return Needed(epoch, {bucket.name: bucket.offsets for bucket in self._storage.buckets()})
+
+    def _bury(self, message: Message, reason: str) -> None:
+        """Put what is no record where somebody can look at it."""
+        self._voice.say(
+            f"offset {message.offset()} of partition {message.partition()} cannot be read and is a "
+            f"dead letter: {reason}"
+        )
+        if self._graves is None:
+            self._graves = PlainProducer(self._servers, self._cluster, ignore)
+        self._graves.bury(
+            Bury(
+                DeadLetter(
+                    str(message.topic()),
+                    int(message.partition() or 0),
+                    int(message.offset() or 0),
+                    reason,
+                    message.value() or b"",
+                    wall_ms(),
+                )
+            )
+        )

@@ -1,0 +1,103 @@
+"""The keys of a bucket's database, and what stands under them. Pure.
+
+    m   index, slice                    definition: the slice is allocated
+    s   index                           shard: which life of the index's storage this is
+    d   index, slice, key, document     seqno: an entry, in the order of the keys
+    b   index, document                 seqno, slice, key: where the document's one entry is
+    t   index, document                 seqno: the document was in no slice then (tombstone)
+    x   index                           build, and whether all of it is here
+    a   index, vbucket                  how far the build has got (`tracking.Mark`)
+    v   vbucket                         high watermark and owner (`tracking.Place`)
+    o   partition                       the first offset of `mutations` that is not in here yet
+
+Numbers are big-endian. For each (index, document) there is at most one of `d`, and exactly one
+`b` where there is a `d`: both change in one batch. All that belongs to an index lies in a few
+ranges (`ranges_of`), so that it can be deleted without reading it.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+SLICE, SHARD, DATA = b"m", b"s", b"d"
+BACK, TOMBSTONE = b"b", b"t"
+STATE, MARK, PLACE, OFFSET = b"x", b"a", b"v", b"o"
+
+INDEX_KEY = struct.Struct(">Q")
+SLICE_KEY = struct.Struct(">QI")
+MARK_KEY = struct.Struct(">QH")
+PLACE_KEY = struct.Struct(">H")
+SEQNO = struct.Struct(">Q")
+BACK_HEAD = struct.Struct(">QI")
+OFFSET_VALUE = struct.Struct(">q")
+STATE_VALUE = struct.Struct(">q??")
+
+
+class State(NamedTuple):
+    """What is held of an index: of which build (0: of none yet), and whether it is complete.
+
+    `awaited`: an older build was held, or this one was attached somewhere. So wherever an owner
+    sends it, the word that it is attached must have come before.
+    """
+
+    build: int = 0
+    complete: bool = False
+    awaited: bool = False
+
+
+def pack_state(state: State) -> bytes:
+    return STATE_VALUE.pack(*state)
+
+
+def unpack_state(raw: bytes) -> State:
+    return State(*STATE_VALUE.unpack(raw))
+
+
+def entries_prefix(index_id: int, piece: int) -> bytes:
+    """Return what the keys of a slice's entries begin with; an encoded key and an id follow."""
+    return DATA + SLICE_KEY.pack(index_id, piece)
+
+
+def back_prefix(index_id: int) -> bytes:
+    """Return what the keys of an index's back-index begin with; a document's id follows."""
+    return BACK + INDEX_KEY.pack(index_id)
+
+
+def tombstone_prefix(index_id: int) -> bytes:
+    """Return what the keys of an index's tombstones begin with; a document's id follows."""
+    return TOMBSTONE + INDEX_KEY.pack(index_id)
+
+
+def pack_back(seqno: int, piece: int, key: bytes) -> bytes:
+    return BACK_HEAD.pack(seqno, piece) + key
+
+
+def unpack_back(raw: bytes) -> tuple[int, int, bytes]:
+    """Return seqno, slice and encoded key."""
+    seqno, piece = BACK_HEAD.unpack_from(raw)
+    return seqno, piece, raw[BACK_HEAD.size :]
+
+
+class Range(NamedTuple):
+    """The keys from `begin` on and before `end`."""
+
+    begin: bytes
+    end: bytes
+
+
+def under(prefix: bytes) -> Range:
+    """Return where the keys lie that begin with `prefix`, which does not end in 0xff only."""
+    kept = prefix.rstrip(b"\xff")
+    return Range(prefix, kept[:-1] + bytes((kept[-1] + 1,)))
+
+
+def slice_range(index_id: int, piece: int) -> Range:
+    """Return where the entries of a slice lie."""
+    return under(entries_prefix(index_id, piece))
+
+
+def contents_of(index_id: int) -> tuple[Range, ...]:
+    """Return where everything lies that a build has put into an index, but for `x`."""
+    number = INDEX_KEY.pack(index_id)
+    return tuple(under(prefix + number) for prefix in (DATA, BACK, TOMBSTONE, MARK))

@@ -1,0 +1,181 @@
+"""Documents in and out of a bucket as lines of JSON: loading many, and dumping all.
+
+A line to load is {"id", "doc", "expires_in_s"?} or {"id", "deleted": true}. What is wrong with a
+line is told with its number, and the others are written all the same. Neither keeps more than a
+batch in memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from zlib import crc32
+
+import orjson
+
+from projector_sim.bucket import Bucket
+from projector_sim.layout import KEY_BYTES_MAX, Change, Mutation
+from projector_sim.vbuckets import vbucket_of
+
+DOCUMENT_BYTES_MAX = 1024 * 1024
+LINE_BYTES_MAX = DOCUMENT_BYTES_MAX + 16 * 1024
+BATCH_CHANGES, BATCH_BYTES = 500, 256 * 1024
+ERRORS_MAX = 10
+EXPIRES_IN_S_MAX = 10 * 365 * 24 * 3600
+DUMP_BYTES = 256 * 1024
+FIELDS = frozenset(("id", "doc", "expires_in_s", "deleted"))
+
+
+def document_key(text: str) -> bytes:
+    """Return the key of a document. ValueError: that is no id."""
+    key = text.encode()
+    if not 0 < len(key) <= KEY_BYTES_MAX:
+        raise ValueError(f"an id has 1 to {KEY_BYTES_MAX} bytes")
+    return key
+
+
+def packed(document: Any) -> bytes:
+    """Return a document in one line. ValueError: it is too long."""
+    value = orjson.dumps(document)
+    if len(value) > DOCUMENT_BYTES_MAX:
+        raise ValueError(f"a document has at most {DOCUMENT_BYTES_MAX} bytes")
+    return value
+
+
+def expiry_of(expires_in_s: Any, now_ms: int) -> int:
+    """Return when a document expires, 0 for None. ValueError: that is no time."""
+    if expires_in_s is None:
+        return 0
+    if isinstance(expires_in_s, bool) or not isinstance(expires_in_s, int | float):
+        raise ValueError("expires_in_s is a number of seconds")
+    if not 0 < expires_in_s <= EXPIRES_IN_S_MAX:
+        raise ValueError(f"expires_in_s is more than 0, and at most {EXPIRES_IN_S_MAX}")
+    return now_ms + math.ceil(expires_in_s * 1000)
+
+
+def parse_line(line: bytes, now_ms: int) -> Change:
+    """Return what a line asks for. ValueError: it is not such a line."""
+    if len(line) > LINE_BYTES_MAX:
+        raise ValueError(f"a line has at most {LINE_BYTES_MAX} bytes")
+    try:
+        fields = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        raise ValueError(f"no JSON: {error.msg}") from None
+    if not isinstance(fields, dict) or not isinstance(fields.get("id"), str):
+        raise ValueError('a line is an object with an "id" that is a string')
+    if not fields.keys() <= FIELDS:
+        unknown = ", ".join(sorted(fields.keys() - FIELDS))
+        raise ValueError(f"there is no field {unknown}")
+    key = document_key(fields["id"])
+    if "deleted" in fields:
+        if fields["deleted"] is not True or len(fields) > 2:
+            raise ValueError('a deletion is {"id": …, "deleted": true}')
+        return Change(key, None)
+    if "doc" not in fields:
+        raise ValueError('a line has a "doc", or "deleted": true')
+    return Change(key, packed(fields["doc"]), expiry_of(fields.get("expires_in_s"), now_ms))
+
+
+@dataclass
+class Loaded:
+    """What became of the lines."""
+
+    written: int = 0
+    deleted: int = 0
+    absent: int = 0
+    """Deletions of documents that there were not."""
+    failed: int = 0
+    errors: list[dict[str, Any]] = field(default_factory=list)
+    """The first of the lines that failed."""
+
+
+class Loader:
+    """Lines that come in pieces of any size, into a bucket."""
+
+    def __init__(self, bucket: Bucket, now_ms: int) -> None:
+        self.loaded = Loaded()
+        self._bucket = bucket
+        self._now_ms = now_ms
+        self._rest = b""
+        self._line = 0
+        self._skipping = False
+        self._batch: list[Change] = []
+        self._bytes = 0
+
+    def feed(self, data: bytes) -> bool:
+        """Take in the next piece; return whether something was written. KvError."""
+        lines = (self._rest + data).split(b"\n")
+        self._rest = lines.pop()
+        before = self.loaded.written + self.loaded.deleted
+        for line in lines:
+            self._take(line)
+        if len(self._rest) > LINE_BYTES_MAX and not self._skipping:
+            self._fail(self._line + 1, f"a line has at most {LINE_BYTES_MAX} bytes")
+            self._skipping = True
+        if self._skipping:
+            self._rest = b""
+        return self.loaded.written + self.loaded.deleted > before
+
+    def finish(self) -> Loaded:
+        """Take in a last line that has no end, and write what is left. KvError."""
+        if self._rest:
+            self._take(self._rest)
+        self._write()
+        return self.loaded
+
+    def _take(self, line: bytes) -> None:
+        self._line += 1
+        if self._skipping:
+            self._skipping = False
+            return
+        if not line or line.isspace():
+            return
+        try:
+            change = parse_line(line, self._now_ms)
+        except ValueError as error:
+            self._fail(self._line, str(error))
+            return
+        self._batch.append(change)
+        self._bytes += len(line)
+        if len(self._batch) >= BATCH_CHANGES or self._bytes >= BATCH_BYTES:
+            self._write()
+
+    def _write(self) -> None:
+        batch, self._batch, self._bytes = self._batch, [], 0
+        for change, placed in zip(batch, self._bucket.write(batch), strict=True):
+            if change.value is not None:
+                self.loaded.written += 1
+            elif placed.seqno:
+                self.loaded.deleted += 1
+            else:
+                self.loaded.absent += 1
+
+    def _fail(self, line: int, message: str) -> None:
+        self.loaded.failed += 1
+        if len(self.loaded.errors) < ERRORS_MAX:
+            self.loaded.errors.append({"line": line, "message": message})
+
+
+def dump(bucket: Bucket, *, every: int = 1, ids_only: bool = False) -> Iterator[bytes]:
+    """Yield all documents of one moment as lines, many at a time; or about one of `every`."""
+    lines: list[bytes] = []
+    size = 0
+    for mutation in bucket.documents():
+        if every > 1 and crc32(mutation.key) % every:
+            continue
+        line = _line(mutation, bucket.vbuckets, ids_only)
+        lines.append(line)
+        size += len(line)
+        if size >= DUMP_BYTES:
+            yield b"".join(lines)
+            lines, size = [], 0
+    yield b"".join(lines)
+
+
+def _line(mutation: Mutation, vbuckets: int, ids_only: bool) -> bytes:
+    name = orjson.dumps(mutation.key.decode("utf-8", "replace"))
+    vbucket = vbucket_of(mutation.key, vbuckets)
+    head = b'{"id":%b,"vbucket":%d,"seqno":"%d"' % (name, vbucket, mutation.seqno)
+    return head + (b"}\n" if ids_only else b',"doc":%b}\n' % (mutation.value or b"null"))

@@ -1,0 +1,582 @@
+"""What a projector has to do: which connections to have, which indexes they carry, what to answer.
+
+Pure: no Kafka, HTTP or clock. Level-triggered: `plan` compares what the state wants with what runs,
+whatever was missed in between. What it holds:
+
+- Maintenance of a bucket runs only under a number that names this life of the projector, and each
+  number opens one connection at most.
+- A vbucket is backfilled for a build once for each maintenance number it has here, unless all hosts
+  have it already; up to a seqno that maintenance had reached when it carried the index.
+- An index leaves a pass that goes on only if nobody can take the END of that pass for its build's.
+- An index is answered only while it is pending, and carried for every vbucket that is owned here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from coordinator.core.entities import (
+    BACKFILL,
+    DROPPING,
+    MAINTENANCE,
+    PENDING,
+    STREAMED,
+    Bucket,
+    Entity,
+    Index,
+    Source,
+    Stream,
+)
+from coordinator.core.records import BackfillProgress, BucketSeen, StreamAwaited
+from coordinator.core.stream_records import BACKFILL as BACKFILL_KIND
+from coordinator.core.stream_records import CATCHUP, CatchUpRequested, HwHeartbeat
+from coordinator.core.stream_records import MAINTENANCE as MAINTENANCE_KIND
+from coordinator.core.vectors import Vector
+from projector_sim.runs import Run
+
+BEGIN_TIMEOUT_MS = 5_000
+"""So long after the last one a vbucket that was asked for does not begin any more."""
+
+LISTEN_MS = 2_000
+"""So long, at most, the indexers have to say what they have, before they are sent it again."""
+
+PAUSE_MS, PAUSE_MS_MAX = 250, 10_000
+"""After a connection that brought nothing, doubled each time."""
+
+Build = tuple[int, int]
+"""An index and the number of its build."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvBucket:
+    """A bucket as the key-value store has it: how many vbuckets, and which this node owns."""
+
+    vbuckets: int
+    owned: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class MakeBucket:
+    """Make a bucket in the key-value store, if it has none of that name."""
+
+    name: str
+    vbuckets: int
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Open this connection."""
+
+    run: Run
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Close this connection."""
+
+    run: Run
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Carry:
+    """The indexes of this connection have changed; say so of those that are `attached`."""
+
+    run: Run
+    attached: tuple[int, ...] = ()
+
+
+Action = MakeBucket | Open | Close | Carry
+
+
+@dataclass(slots=True)
+class _Backfill:
+    """How far a build is here: vbuckets by the maintenance number that they were sent under."""
+
+    sent_under: dict[int, int] = field(default_factory=dict)
+    sent: int = 0
+    total: int = 0
+    sent_ms: int = 0
+
+
+@dataclass(slots=True)
+class _Patience:
+    """Since when a bucket's connections bring nothing."""
+
+    failures: int = 0
+    until_ms: int = 0
+
+    def failed(self, now_ms: int) -> None:
+        self.until_ms = now_ms + min(PAUSE_MS << min(self.failures, 10), PAUSE_MS_MAX)
+        self.failures += 1
+
+
+class Desk:
+    """What a projector knows, and what it has running."""
+
+    def __init__(
+        self,
+        projector: int,
+        incarnation: int,
+        new_connection: Callable[[], int],
+        why_not: Callable[[Index], str],
+        listening_since_ms: int = 0,
+    ) -> None:
+        """`why_not` tells why an index cannot be evaluated, or nothing."""
+        self.projector = projector
+        self.incarnation = incarnation
+        self.complete = False
+        self.indexes: dict[int, Index] = {}
+        self.buckets: dict[str, Bucket] = {}
+        self.streams: dict[str, Stream] = {}
+        self.kv: Mapping[str, KvBucket] | None = None
+        self.maintenance: dict[str, Run] = {}
+        self.passes: dict[str, Run] = {}
+        self.catchups: list[Run] = []
+        self._new_connection = new_connection
+        self._why_not = why_not
+        self.listening_since_ms = listening_since_ms
+        self._unseen: set[str] = set()
+        self._used: dict[str, int] = {}
+        self._heard: dict[tuple[str, int], HwHeartbeat] = {}
+        self._backfills: dict[Build, _Backfill] = {}
+        self._patience: dict[str, _Patience] = {}
+        self._requests: list[CatchUpRequested] = []
+
+    # -- what is heard -----------------------------------------------------------------------
+
+    def observe(self, key: str, entity: Entity | None) -> None:
+        """Note the latest state of an entity, None if it is gone."""
+        self._unseen.discard(key)
+        kind, _, name = key.partition("/")
+        if kind == "index":
+            self._note_index(int(name), entity if isinstance(entity, Index) else None)
+        elif kind == "bucket":
+            _put(self.buckets, name, entity if isinstance(entity, Bucket) else None)
+        elif kind == "stream":
+            _put(self.streams, name, entity if isinstance(entity, Stream) else None)
+
+    def _note_index(self, index_id: int, index: Index | None) -> None:
+        _put(self.indexes, index_id, index)
+        for build in [b for b in self._backfills if b[0] == index_id]:
+            if index is None or index.state not in STREAMED or index.build != build[1]:
+                del self._backfills[build]
+
+    def read_again(self) -> None:
+        """Note that the log is read from its start: what was dropped may not be in it any more."""
+        self.complete = False
+        self._unseen = {
+            *(index.key for index in self.indexes.values()),
+            *(bucket.key for bucket in self.buckets.values()),
+            *(stream.key for stream in self.streams.values()),
+        }
+
+    def caught_up(self) -> None:
+        """Note that the log was read to its end: what it did not name is gone."""
+        self.complete = True
+        for key in tuple(self._unseen):
+            self.observe(key, None)
+
+    def see(self, kv: Mapping[str, KvBucket] | None) -> None:
+        """Note what the key-value store has; None: it is out of reach."""
+        self.kv = kv
+        for name, run in self.maintenance.items():
+            if kv is not None:
+                owned = kv[name].owned if name in kv else frozenset()
+                run.departed.update(v for v in run.vbuckets if v not in owned)
+
+    def hear(self, record: HwHeartbeat) -> None:
+        """Note what an indexer has."""
+        self._heard[record.bucket, record.indexer] = record
+
+    def request(self, record: CatchUpRequested) -> None:
+        """Note that an indexer wants something again."""
+        self._requests.append(record)
+
+    def closed(self, run: Run, now_ms: int) -> None:
+        """Note that a connection is gone by itself, and how long to wait before the next one."""
+        patience = self._patience.setdefault(run.bucket, _Patience())
+        if run.vbuuids or run.refused:
+            patience.failures = 0
+        else:
+            patience.failed(now_ms)
+        self._take_out(run, now_ms)
+
+    def _take_out(self, run: Run, now_ms: int) -> None:
+        if self.maintenance.get(run.bucket) is run:
+            del self.maintenance[run.bucket]
+        if self.passes.get(run.bucket) is run:
+            del self.passes[run.bucket]
+        if run in self.catchups:
+            self.catchups.remove(run)
+        self._count(run, now_ms)
+
+    # -- what follows ------------------------------------------------------------------------
+
+    def plan(self, now_ms: int) -> list[Action]:
+        """Return what to do, and take it for done."""
+        if not self.complete:
+            return []
+        actions: list[Action] = []
+        for bucket in self.names():
+            streamed = self.streamed(bucket)
+            actions += self._keep_up(bucket, streamed, now_ms)
+            actions += self._backfill(bucket, streamed, now_ms)
+        actions += self._catch_up(now_ms)
+        return actions
+
+    def names(self) -> list[str]:
+        """Return the buckets that have to do with any index, or with anything that runs."""
+        runs = (*self.maintenance.values(), *self.passes.values(), *self.catchups)
+        return sorted({i.bucket for i in self.indexes.values()} | {run.bucket for run in runs})
+
+    def streamed(self, bucket: str) -> dict[int, Index]:
+        """Return the indexes of a bucket whose items are to be sent, and can be."""
+        return {
+            index.id: index
+            for index in sorted(self.indexes.values(), key=lambda index: index.id)
+            if index.bucket == bucket and index.state in STREAMED and not self._why_not(index)
+        }
+
+    def _source(self, bucket: str) -> Source | None:
+        """Return the entry of this life in the bucket's stream."""
+        stream = self.streams.get(bucket)
+        for source in stream.sources if stream else ():
+            if (source.projector, source.incarnation) == (self.projector, self.incarnation):
+                return source
+        return None
+
+    def _kv(self, bucket: str) -> KvBucket | None:
+        """Return a bucket that is there, and as the state says."""
+        found = self.kv.get(bucket) if self.kv else None
+        entity = self.buckets.get(bucket)
+        if found is not None and entity is not None and entity.vbuckets != found.vbuckets:
+            return None
+        return found
+
+    def _may(self, bucket: str, now_ms: int) -> bool:
+        """Tell whether enough time has passed since a connection brought nothing."""
+        patience = self._patience.get(bucket)
+        return patience is None or now_ms >= patience.until_ms
+
+    # -- maintenance -------------------------------------------------------------------------
+
+    def _keep_up(self, bucket: str, streamed: dict[int, Index], now_ms: int) -> list[Action]:
+        run = self.maintenance.get(bucket)
+        if not streamed:
+            return [] if run is None else [self._close(run, "no index", now_ms)]
+        entity = self.buckets.get(bucket)
+        if self.kv is not None and bucket not in self.kv and entity is not None:
+            return [MakeBucket(bucket, entity.vbuckets)]
+        kv, source, stream = self._kv(bucket), self._source(bucket), self.streams.get(bucket)
+        if kv is not None and source is not None and stream is not None and kv.owned:
+            is_newest = source.number == stream.number > self._used.get(bucket, 0)
+            if is_newest and self._may(bucket, now_ms):
+                actions: list[Action] = []
+                if run is not None:
+                    actions.append(self._close(run, "replaced", now_ms))
+                return [*actions, self._open_maintenance(stream, kv, streamed, now_ms)]
+        return [] if run is None else self._recarry(run, streamed)
+
+    def _open_maintenance(
+        self, stream: Stream, kv: KvBucket, streamed: dict[int, Index], now_ms: int
+    ) -> Open:
+        self._used[stream.bucket] = stream.number
+        vbuckets = tuple(sorted(kv.owned))
+        starts: dict[int, tuple[int, int]] | None = None
+        if stream.seqnos:
+            vector = Vector.from_bytes(stream.vbuuids, stream.seqnos)
+            known = len(vector)
+            starts = {
+                v: (int(vector.vbuuids[v]), int(vector.seqnos[v])) if v < known else (0, 0)
+                for v in vbuckets
+            }
+        run = Run(
+            stream.bucket,
+            MAINTENANCE_KIND,
+            self._new_connection(),
+            vbuckets,
+            streamed,
+            now_ms,
+            number=stream.number,
+            starts=starts,
+        )
+        self.maintenance[stream.bucket] = run
+        return Open(run)
+
+    def _recarry(self, run: Run, streamed: dict[int, Index]) -> list[Action]:
+        """Let a connection carry what is streamed now."""
+        before = run.carried
+        run.carried = streamed
+        attached = tuple(
+            index.id
+            for index in streamed.values()
+            if index.id not in before or _route_of(before[index.id]) != _route_of(index)
+        )
+        if not attached and before.keys() == streamed.keys():
+            return []
+        return [Carry(run, attached)]
+
+    def _close(self, run: Run, reason: str, now_ms: int) -> Close:
+        """Take a connection out that is not wanted any more."""
+        self._take_out(run, now_ms)
+        return Close(run, reason)
+
+    def _lacking(self, bucket: str, kv: KvBucket, now_ms: int) -> set[int]:
+        """Return the vbuckets that are owned and not streamed, nor about to be."""
+        run = self.maintenance.get(bucket)
+        if run is None:
+            return set(kv.owned)
+        here = set(run.positions) | run.refused.keys()
+        if now_ms - run.heard_ms < BEGIN_TIMEOUT_MS:
+            here |= set(run.vbuckets) - run.ended.keys()
+        return set(kv.owned) - (here - run.departed)
+
+    def waiting(self, now_ms: int) -> tuple[StreamAwaited, ...]:
+        """Return the buckets that need a new generation of streams here."""
+        found: list[StreamAwaited] = []
+        for bucket in self.names() if self.complete else ():
+            kv, source = self._kv(bucket), self._source(bucket)
+            number = source.number if source else 0
+            if kv is None or not self._may(bucket, now_ms) or not self.streamed(bucket):
+                continue
+            if self._lacking(bucket, kv, now_ms):
+                found.append(StreamAwaited(bucket, number))
+        return tuple(found)
+
+    # -- answers -----------------------------------------------------------------------------
+
+    def routed(self) -> list[tuple[Index, str]]:
+        """Return the pending indexes that are routed here, or cannot be for the reason with it."""
+        if not self.complete:
+            return []
+        pending = [i for i in self.indexes.values() if i.state == PENDING]
+        found: list[tuple[Index, str]] = []
+        for index in sorted(pending, key=lambda index: index.id):
+            reason = self._why_not(index) or self._mismatch(index.bucket)
+            if reason or self._is_carried(index):
+                found.append((index, reason))
+        return found
+
+    def _mismatch(self, bucket: str) -> str:
+        entity, found = self.buckets.get(bucket), (self.kv or {}).get(bucket)
+        if entity is None or found is None or entity.vbuckets == found.vbuckets:
+            return ""
+        return (
+            f"the key-value store has {found.vbuckets} vbuckets of bucket {bucket}, "
+            f"the coordinator {entity.vbuckets}"
+        )
+
+    def _is_carried(self, index: Index) -> bool:
+        kv = self._kv(index.bucket)
+        if kv is None:
+            return False
+        run = self.maintenance.get(index.bucket)
+        if run is None:
+            return not kv.owned
+        carried = run.carried.get(index.id)
+        begun = run.positions.keys() - run.departed
+        return carried is not None and carried.build == index.build and kv.owned <= begun
+
+    def seen(self) -> tuple[BucketSeen, ...]:
+        """Return the buckets of the key-value store."""
+        return tuple(BucketSeen(name, b.vbuckets) for name, b in sorted((self.kv or {}).items()))
+
+    # -- backfills ---------------------------------------------------------------------------
+
+    def _backfill(self, bucket: str, streamed: dict[int, Index], now_ms: int) -> list[Action]:
+        """Go on with the pass that runs, or begin one for all that is owed."""
+        run = self.passes.get(bucket)
+        if run is not None:
+            return self._tend_pass(run, now_ms)
+        source = self.maintenance.get(bucket)
+        if source is None or not self._may(bucket, now_ms):
+            return []
+        if not source.is_settled() and now_ms - source.heard_ms < BEGIN_TIMEOUT_MS:
+            return []
+        builds = [i for i in streamed.values() if i.state == BACKFILL and i.id in source.carried]
+        if not builds or not self._has_listened(builds, now_ms):
+            return []
+        owed = {index.id: self._owed(index, source, now_ms) for index in builds}
+        vbuckets = tuple(sorted(set().union(*owed.values())))
+        if not vbuckets:
+            return []
+        carried = {index.id: index for index in builds if owed[index.id]}
+        shares = {v: frozenset(i for i in carried if v in owed[i]) for v in vbuckets}
+        run = Run(
+            bucket,
+            BACKFILL_KIND,
+            self._new_connection(),
+            vbuckets,
+            carried,
+            now_ms,
+            number=source.number,
+            starts={v: (source.vbuuids[v], 0) for v in vbuckets},
+            until={v: source.positions[v] for v in vbuckets},
+            shares={v: share for v, share in shares.items() if len(share) < len(carried)},
+        )
+        for index in carried.values():
+            progress = self._backfills.setdefault((index.id, index.build), _Backfill())
+            progress.total = progress.sent + sum(run.until[v] for v in owed[index.id])
+        self.passes[bucket] = run
+        return [Open(run)]
+
+    def _has_listened(self, builds: Iterable[Index], now_ms: int) -> bool:
+        """Tell whether the hosts have said what they have, or had the time for it."""
+        if now_ms - self.listening_since_ms >= LISTEN_MS:
+            return True
+        return all((i.bucket, host) in self._heard for i in builds for host in i.hosts)
+
+    def _owed(self, index: Index, source: Run, now_ms: int) -> set[int]:
+        """Return the vbuckets that are still to be sent for a build."""
+        known = self._backfills.setdefault((index.id, index.build), _Backfill())
+        begun = source.positions.keys() - source.departed
+        if now_ms < known.sent_ms + LISTEN_MS:
+            begun -= known.sent_under.keys()
+        return {
+            v
+            for v in begun
+            if known.sent_under.get(v) != source.number and not self._is_done(index, v)
+        }
+
+    def _is_done(self, index: Index, vbucket: int) -> bool:
+        """Tell whether all hosts of an index have said that they have this vbucket."""
+        byte, bit = divmod(vbucket, 8)
+        for host in index.hosts:
+            record = self._heard.get((index.bucket, host))
+            done = b""
+            for build in record.builds if record else ():
+                if (build.index_id, build.build) == (index.id, index.build):
+                    done = build.done
+            if byte >= len(done) or not done[byte] >> bit & 1:
+                return False
+        return True
+
+    def _tend_pass(self, run: Run, now_ms: int) -> list[Action]:
+        """Let a pass carry what is still wanted of it; end one that could be misunderstood."""
+        self._count(run, now_ms)
+        wanted: dict[int, Index] = {}
+        for index_id, begun in run.carried.items():
+            index = self.indexes.get(index_id)
+            if index is not None and index.state == BACKFILL and index.build == begun.build:
+                wanted[index_id] = index
+        if any(self._is_begun_anew(build) for build in run.builds):
+            return [self._close(run, "a build was begun anew", now_ms)]
+        if not wanted:
+            return [self._close(run, "no index", now_ms)]
+        if wanted.keys() == run.carried.keys():
+            return []
+        run.carried = wanted
+        return [Carry(run)]
+
+    def _is_begun_anew(self, build: Build) -> bool:
+        """Tell whether an index may take the END of another build's pass for its own."""
+        index = self.indexes.get(build[0])
+        if index is None or index.state == DROPPING:
+            return False
+        return index.build != build[1] or index.state not in (BACKFILL, MAINTENANCE)
+
+    def _count(self, run: Run, now_ms: int) -> None:
+        """Take over what a pass has finished."""
+        while run.kind == BACKFILL_KIND and run.done:
+            vbucket = run.done.pop()
+            share = run.shares.get(vbucket)
+            for build in run.builds:
+                backfill = self._backfills.get(build)
+                if backfill is not None and (share is None or build[0] in share):
+                    backfill.sent_under[vbucket] = run.number
+                    backfill.sent_ms = now_ms
+                    backfill.sent += run.until[vbucket]
+
+    def progress(self) -> tuple[BackfillProgress, ...]:
+        """Return how far backfills have got, in seqnos."""
+        found: list[BackfillProgress] = []
+        for (index_id, build), backfill in sorted(self._backfills.items()):
+            index = self.indexes.get(index_id)
+            if index is None or index.state != BACKFILL or index.build != build:
+                continue
+            run = self.passes.get(index.bucket)
+            here = 0
+            if run is not None and index_id in run.carried:
+                here = sum(
+                    min(seqno, run.until[v])
+                    for v, seqno in run.positions.items()
+                    if index_id in run.shares.get(v, run.carried)
+                )
+            sent = backfill.sent + here
+            found.append(BackfillProgress(index_id, build, sent, max(sent, backfill.total)))
+        return tuple(found)
+
+    # -- catching up -------------------------------------------------------------------------
+
+    def _catch_up(self, now_ms: int) -> list[Action]:
+        """Begin what indexers have asked for and does not run; end what nobody needs."""
+        actions: list[Action] = []
+        for run in tuple(self.catchups):
+            streamed = self.streamed(run.bucket)
+            wanted = {i: streamed[i] for i in run.carried if i in streamed}
+            if not wanted:
+                actions.append(self._close(run, "no index", now_ms))
+            elif wanted.keys() != run.carried.keys():
+                run.carried = wanted
+                actions.append(Carry(run))
+        requests, self._requests = self._requests, []
+        for request in requests:
+            run_wanted = self._requested(request, now_ms)
+            if run_wanted is not None:
+                self.catchups.append(run_wanted)
+                actions.append(Open(run_wanted))
+        return actions
+
+    def _requested(self, request: CatchUpRequested, now_ms: int) -> Run | None:
+        source = self.maintenance.get(request.bucket)
+        if source is None or len(request.seqnos) != 8 * len(request.vbuckets):
+            return None
+        running = {
+            vbucket
+            for run in self.catchups
+            if (run.bucket, run.indexer) == (request.bucket, request.indexer)
+            for vbucket in run.vbuckets
+            if vbucket not in run.ended and vbucket not in run.refused
+        }
+        carried = {i.id: i for i in source.carried.values() if request.indexer in i.hosts}
+        starts = {
+            vbucket: (int(vbuuid), int(seqno))
+            for vbucket, vbuuid, seqno in _places(request)
+            if vbucket in source.positions
+            and vbucket not in source.departed | running
+            and int(seqno) <= source.positions[vbucket]
+        }
+        if not starts or not carried:
+            return None
+        return Run(
+            request.bucket,
+            CATCHUP,
+            self._new_connection(),
+            tuple(sorted(starts)),
+            carried,
+            now_ms,
+            number=source.number,
+            starts=starts,
+            until={v: source.positions[v] for v in starts},
+            indexer=request.indexer,
+        )
+
+
+def _put(table: dict[Any, Any], key: object, value: object | None) -> None:
+    if value is None:
+        table.pop(key, None)
+    else:
+        table[key] = value
+
+
+def _route_of(index: Index) -> tuple[object, ...]:
+    """Return what an index's ATTACH depends on: the build, and where its keys live."""
+    return index.build, index.slices, index.bounds_json
+
+
+def _places(request: CatchUpRequested) -> list[tuple[int, int, int]]:
+    vector = Vector.from_bytes(request.vbuuids, request.seqnos)
+    return list(zip(request.vbuckets, vector.vbuuids.tolist(), vector.seqnos.tolist(), strict=True))

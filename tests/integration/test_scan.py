@@ -1,0 +1,469 @@
+"""Scans over real HTTP and real databases, against a list that is sorted by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+from typer.testing import CliRunner
+
+from coordinator.cli.main import app
+from coordinator.client.client import AsyncClient, Client
+from coordinator.core.entities import (
+    BACKFILL,
+    DROPPING,
+    ERROR,
+    INIT,
+    PENDING,
+    RANGE,
+    READY,
+    Index,
+    Shard,
+)
+from coordinator.core.key_order import order_of
+from coordinator.core.scan_pages import unpack
+from indexer_sim.scan_api import ScanRefused
+from tests.integration.scans import Fleet, eventually
+
+pytestmark = pytest.mark.integration
+
+CITIES = ["Bergen", "Berlin", "Bern", "Lima", "Lyon", "Paris", "Pärnu", "Ürümqi"]
+Rows = list[tuple[tuple[Any, ...], str]]
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    made = Fleet(tmp_path, 3)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def http(fleet: Fleet) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=fleet.url, trust_env=False, timeout=30) as client:
+        yield client
+
+
+def some_rows(count: int, seed: int = 1) -> Rows:
+    chance = random.Random(seed)
+    return [((chance.choice(CITIES), chance.randint(-50, 50)), f"doc-{n}") for n in range(count)]
+
+
+def scan(http: httpx.Client, index: Index, **more: Any) -> dict[str, Any]:
+    response = http.post("/v1/scan", json={"index": str(index.id), **more})
+    assert response.status_code == 200, response.text
+    body: dict[str, Any] = response.json()
+    return body
+
+
+def refusal(http: httpx.Client, index: Index, **more: Any) -> tuple[int, str]:
+    response = http.post("/v1/scan", json={"index": str(index.id), **more})
+    return response.status_code, response.json()["error"]["code"]
+
+
+def ids(body: dict[str, Any]) -> list[str]:
+    return [row["id"] for row in body["rows"]]
+
+
+def all_pages(http: httpx.Client, index: Index, **more: Any) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    after = None
+    while True:
+        body = scan(http, index, after=after, **more)
+        rows += body["rows"]
+        after = body["next"]
+        if after is None:
+            return rows
+
+
+def expected(index: Index, rows: Rows, within: Any = lambda key: True) -> list[str]:
+    order = order_of(index)
+    found = [(order.encode(key) + name.encode(), name) for key, name in rows if within(key)]
+    return [name for _, name in sorted(found)]
+
+
+# -- what is answered ----------------------------------------------------------------------------
+
+BOUNDS = '[["Bern", 0], ["Lyon"], ["P"]]'
+SHAPES = [
+    {"slices": 4},
+    {"slices": 1},
+    {"slices": 7, "replicas": 1},
+    {"slices": 4, "partitioning": RANGE, "bounds_json": BOUNDS},
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=["hash", "one slice", "replicas", "range"])
+@pytest.mark.parametrize("expressions", [("city", "n"), ("city", "n DESC")])
+def test_a_scan_answers_what_a_sorted_list_would(
+    fleet: Fleet, http: httpx.Client, shape: dict[str, Any], expressions: tuple[str, ...]
+) -> None:
+    index = fleet.index(*expressions, **shape)
+    rows = some_rows(3_000)
+    fleet.fill(index, rows)
+    for asked, within in [
+        ({}, lambda key: True),
+        ({"equals": ["Bern", 7]}, lambda key: key == ("Bern", 7)),
+        ({"prefix": ["Lima"]}, lambda key: key[0] == "Lima"),
+        ({"starts_with": "Ber"}, lambda key: key[0].startswith("Ber")),
+        ({"range": {"low": ["Bern"], "high": ["Paris"], "include_high": False}},
+         lambda key: "Bern" <= key[0] < "Paris"),
+    ]:  # fmt: skip
+        names = expected(index, rows, within)
+        assert ids(scan(http, index, scan=asked, limit=10_000)) == names
+        assert ids(scan(http, index, scan=asked, limit=7)) == names[:7]
+        assert ids(scan(http, index, scan=asked, limit=7, order="desc")) == names[::-1][:7]
+        assert scan(http, index, scan=asked, count=True)["count"] == len(names)
+        paged = all_pages(http, index, scan=asked, limit=97, order="desc")
+        assert [row["id"] for row in paged] == names[::-1]
+
+
+def test_a_row_has_its_key_and_the_answer_its_cas(fleet: Fleet, http: httpx.Client) -> None:
+    index = fleet.index("a", "b")
+    fleet.fill(index, [(("x", 2**70), "one"), (("x", {"k": [None, 1.5]}), "zwei-ü")])
+    body = scan(http, index)
+    assert body["rows"] == [
+        {"id": "one", "key": ["x", 2**70]},
+        {"id": "zwei-ü", "key": ["x", {"k": [None, 1.5]}]},
+    ]
+    assert body["cas"] == fleet.node.state.cas
+    assert body["consistency"] == {"mode": "any"}
+
+
+def test_an_index_is_found_by_name_too(fleet: Fleet, http: httpx.Client) -> None:
+    index = fleet.index("a")
+    fleet.fill(index, [((1,), "d")])
+    response = http.post("/v1/scan", json={"bucket": index.bucket, "name": index.name})
+    assert ids(response.json()) == ["d"]
+
+
+def test_pages_that_are_full_of_bytes_end_early_and_go_on(fleet: Fleet, http: httpx.Client) -> None:
+    index = fleet.index("a", slices=5)
+    rows: Rows = [((f"{n:04d}" + "k" * 4_000,), f"doc-{n}") for n in range(2_000)]
+    fleet.fill(index, rows)
+    first = scan(http, index, limit=10_000)
+    assert len(first["rows"]) < 2_000
+    assert [row["id"] for row in all_pages(http, index, limit=10_000)] == expected(index, rows)
+
+
+def test_a_scan_of_one_key_asks_one_indexer(fleet: Fleet, http: httpx.Client) -> None:
+    index = fleet.index("city", "n", slices=6)
+    fleet.fill(index, some_rows(100))
+    scan(http, index, scan={"equals": ["Bern", 1]})
+    assert sum(reading.scans for reading in fleet.readings.values()) == 1
+
+
+# -- failures ------------------------------------------------------------------------------------
+
+
+def test_a_replica_answers_for_an_indexer_that_is_gone(fleet: Fleet, http: httpx.Client) -> None:
+    index = fleet.index("city", "n", slices=6, replicas=1)
+    rows = some_rows(500)
+    fleet.fill(index, rows)
+    fleet.kill(2)
+    assert ids(scan(http, index, limit=1_000)) == expected(index, rows)
+    assert scan(http, index, count=True)["count"] == 500
+
+
+def test_a_replica_goes_on_where_a_host_failed(fleet: Fleet, http: httpx.Client) -> None:
+    index = fleet.index("city", "n", slices=6, replicas=2)
+    rows = some_rows(5_000)
+    fleet.fill(index, rows)
+    after = None
+    found: list[str] = []
+    for page in range(3):
+        body = scan(http, index, limit=2_000, after=after)
+        found += ids(body)
+        after = body["next"]
+        fleet.kill(1 + page) if page < 2 else None
+    assert found == expected(index, rows)
+    assert after is None
+
+
+def test_a_replica_answers_for_an_indexer_that_hangs(fleet: Fleet, http: httpx.Client) -> None:
+    index = fleet.index("city", "n", slices=6, replicas=1)
+    rows = some_rows(500)
+    fleet.fill(index, rows)
+    fleet.readings[2].going.clear()
+    try:
+        assert ids(scan(http, index, limit=1_000, timeout_ms=5_000)) == expected(index, rows)
+        fleet.readings[3].going.clear()
+        late = {(504, "timeout"), (503, "slice_unavailable")}
+        assert refusal(http, index, timeout_ms=500) in late
+    finally:
+        for reading in fleet.readings.values():
+            reading.going.set()
+
+
+@pytest.mark.parametrize("code", ["index_building", "index_rolling_back", "index_recovering"])
+def test_an_indexer_that_is_not_ready_is_passed_over(
+    fleet: Fleet, http: httpx.Client, code: str
+) -> None:
+    index = fleet.index("city", "n", slices=6, replicas=1)
+    rows = some_rows(200)
+    fleet.fill(index, rows)
+    fleet.readings[3].refusal = ScanRefused(code, "not yet")
+    assert ids(scan(http, index, limit=1_000)) == expected(index, rows)
+    fleet.readings[1].refusal = ScanRefused(code, "not yet")
+    assert refusal(http, index) == (503, code)
+
+
+def test_a_slice_that_nobody_has_is_unavailable(fleet: Fleet, http: httpx.Client) -> None:
+    index = fleet.index("city", "n", slices=3)
+    fleet.dead.add(2)
+    response = http.post("/v1/scan", json={"index": str(index.id)})
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (503, "slice_unavailable")
+    assert error["details"] == {"slice": 1, "indexers": {"2": "not alive"}}
+    fleet.dead.clear()
+    fleet.kill(2)
+    assert refusal(http, index) == (503, "slice_unavailable")
+
+
+def test_storage_of_another_life_is_not_scanned(fleet: Fleet, http: httpx.Client) -> None:
+    index = fleet.index("a", slices=1)
+    index = fleet.become(index, shards=(Shard(1, 5),))
+    fleet.readings[1].shard = 6
+    assert refusal(http, index) == (503, "slice_unavailable")
+
+
+@pytest.mark.parametrize(
+    ("state", "answer"),
+    [
+        (INIT, (409, "index_not_ready")),
+        (READY, (409, "index_not_ready")),
+        (PENDING, (503, "index_building")),
+        (BACKFILL, (503, "index_building")),
+        (ERROR, (409, "index_failed")),
+        (DROPPING, (404, "index_not_found")),
+    ],
+)
+def test_only_an_index_that_is_kept_up_to_date_is_scanned(
+    fleet: Fleet, http: httpx.Client, state: str, answer: tuple[int, str]
+) -> None:
+    index = fleet.become(fleet.index("a"), state=state)
+    assert refusal(http, index) == answer
+
+
+def test_a_build_is_answered_with_its_progress(fleet: Fleet, http: httpx.Client) -> None:
+    index = fleet.become(fleet.index("a"), state=BACKFILL)
+    response = http.post("/v1/scan", json={"index": str(index.id)})
+    assert response.json()["error"]["details"]["progress"]["sent"] == 0
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"scan": {"equals": []}},
+        {"scan": {"like": "x"}},
+        {"limit": 0},
+        {"limit": 10_001},
+        {"after": "nonsense"},
+        {"consistency": "eventual"},
+        {"order": "up"},
+        {"distinct": True},
+        {"name": "i"},
+    ],
+)
+def test_what_is_no_scan_is_refused(
+    fleet: Fleet, http: httpx.Client, asked: dict[str, Any]
+) -> None:
+    assert refusal(http, fleet.index("a"), **asked) == (400, "invalid_request")
+
+
+def test_an_index_that_is_not_there_is_not_found(fleet: Fleet, http: httpx.Client) -> None:
+    for body in ({"index": "9"}, {"index": "x"}, {"bucket": "b", "name": "n"}):
+        response = http.post("/v1/scan", json=body)
+        assert response.json()["error"]["code"] == "index_not_found"
+
+
+def test_scans_are_counted_by_what_became_of_them(fleet: Fleet, http: httpx.Client) -> None:
+    index = fleet.index("a")
+    scan(http, index)
+    fleet.dead.add(1)
+    refusal(http, index)
+    assert fleet.scans_that_were("ok") == 1
+    assert fleet.scans_that_were("slice_unavailable") == 1
+
+
+def test_a_node_that_has_not_caught_up_does_not_say_that_an_index_is_not_there(
+    fleet: Fleet, http: httpx.Client
+) -> None:
+    index = fleet.index("a")
+    fleet.fill(index, [((1,), "d")])
+    fleet.node.is_following = False
+    assert ids(scan(http, index)) == ["d"]
+    response = http.post("/v1/scan", json={"index": "9"})
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "not_ready")
+
+
+# -- consistency ---------------------------------------------------------------------------------
+
+
+def a_snapped_index(fleet: Fleet) -> Index:
+    """Return an index with a document before timestamp 7 and one after it."""
+    index = fleet.index("a", slices=3)
+    fleet.fill(index, [((n,), f"old-{n}") for n in range(9)])
+    for reading in fleet.readings.values():
+        reading.snap(7)
+    fleet.fill(index, [((n,), f"new-{n}") for n in range(9)])
+    return index
+
+
+OLD = [f"old-{n}" for n in range(9)]
+
+
+def test_a_consistent_scan_reads_all_slices_at_one_timestamp(
+    fleet: Fleet, http: httpx.Client
+) -> None:
+    index = a_snapped_index(fleet)
+    body = scan(http, index, consistency="consistent")
+    assert ids(body) == OLD
+    assert body["consistency"] == {"mode": "consistent", "number": 7, "hash": f"{7 * 17:016x}"}
+    assert scan(http, index, consistency="consistent", count=True)["count"] == 9
+
+
+def test_indexers_that_are_ahead_go_back_to_the_newest_timestamp_that_all_hold(
+    fleet: Fleet, http: httpx.Client
+) -> None:
+    index = a_snapped_index(fleet)
+    fleet.readings[1].snap(8)
+    fleet.readings[2].snap(8)
+    body = scan(http, index, consistency="consistent")
+    assert (ids(body), body["consistency"]["number"]) == (OLD, 7)
+    fleet.readings[3].snap(8)
+    body = scan(http, index, consistency="consistent")
+    assert (len(body["rows"]), body["consistency"]["number"]) == (18, 8)
+
+
+def test_the_pages_of_a_consistent_scan_have_one_timestamp(
+    fleet: Fleet, http: httpx.Client
+) -> None:
+    index = a_snapped_index(fleet)
+    first = scan(http, index, consistency="consistent", limit=4)
+    for reading in fleet.readings.values():
+        reading.snap(8)
+    rest = scan(http, index, consistency="consistent", after=first["next"])
+    assert ids(first) + ids(rest) == OLD
+    for reading in fleet.readings.values():
+        del reading.snapshots[7]
+    gone = refusal(http, index, consistency="consistent", after=first["next"])
+    assert gone == (410, "timestamp_gone")
+
+
+def test_a_consistent_scan_waits_for_a_common_timestamp(fleet: Fleet, http: httpx.Client) -> None:
+    index = fleet.index("a", slices=3)
+    fleet.fill(index, [((n,), f"old-{n}") for n in range(9)])
+    for number, reading in fleet.readings.items():
+        reading.snap(number)
+    assert refusal(http, index, consistency="consistent", timeout_ms=200) == (
+        503,
+        "no_stability_timestamp",
+    )
+
+    def snap_all() -> None:
+        time.sleep(0.1)
+        for reading in fleet.readings.values():
+            reading.snap(4)
+
+    thread = eventually(snap_all)
+    assert ids(scan(http, index, consistency="consistent")) == OLD
+    thread.join()
+
+
+def test_a_scan_waits_until_the_indexer_has_come_so_far(fleet: Fleet, http: httpx.Client) -> None:
+    index = fleet.index("a", slices=1)
+    vector = {"at_least": {"vbuckets": {"0": [2**64 - 1, 10]}}}
+    assert refusal(http, index, consistency=vector, timeout_ms=100) == (
+        504,
+        "timestamp_not_reached",
+    )
+
+    def arrive() -> None:
+        time.sleep(0.1)
+        fleet.fill(index, [((1,), "d")])
+        fleet.readings[1].seqno = 10
+
+    thread = eventually(arrive)
+    body = scan(http, index, consistency=vector)
+    assert (ids(body), body["consistency"]) == (["d"], {"mode": "at_least"})
+    thread.join()
+
+
+# -- the indexer's own answers -------------------------------------------------------------------
+
+
+def ask_indexer(fleet: Fleet, number: int, **more: Any) -> httpx.Response:
+    body = {"begin": "", "end": "ff", **more}
+    url = f"{fleet.servers[number].address}/v1/slices/scan"
+    return httpx.post(url, content=orjson.dumps(body), trust_env=False)
+
+
+def test_a_page_of_an_indexer_has_the_entries_of_all_slices_that_were_asked_for(
+    fleet: Fleet,
+) -> None:
+    index = fleet.index("city", "n", slices=6)
+    rows = some_rows(600)
+    fleet.fill(index, rows)
+    response = ask_indexer(fleet, 1, index=index.id, slices=[0, 3], limit=50)
+    page = unpack(response.content)
+    assert page.more
+    assert page.entries == sorted(page.entries)
+    response = ask_indexer(
+        fleet, 1, index=index.id, slices=[0, 3], limit=8_000, after=page.entries[-1].hex()
+    )
+    rest = unpack(response.content)
+    assert not rest.more
+    assert set(page.entries).isdisjoint(rest.entries)
+    both = ask_indexer(fleet, 1, index=index.id, slices=[0, 3], limit=8_000, order="desc")
+    assert unpack(both.content).entries == [*page.entries, *rest.entries][::-1]
+
+
+def test_an_indexer_refuses_what_is_not_for_it(fleet: Fleet) -> None:
+    index = fleet.index("a", slices=3)
+    for asked, status, code in [
+        ({"index": index.id, "slices": [1]}, 409, "slice_not_here"),
+        ({"index": index.id, "slices": [0], "indexer": 2}, 409, "wrong_indexer"),
+        ({"index": index.id, "slices": []}, 400, "invalid_request"),
+        ({"index": index.id, "slices": [0], "begin": "x"}, 400, "invalid_request"),
+        ({"index": index.id, "slices": [0, 1], "count": True}, 400, "invalid_request"),
+    ]:
+        response = ask_indexer(fleet, 1, **asked)
+        assert (response.status_code, response.json()["error"]["code"]) == (status, code)
+
+
+# -- clients -------------------------------------------------------------------------------------
+
+
+def test_the_clients_go_through_all_pages(fleet: Fleet) -> None:
+    index = fleet.index("city", "n")
+    rows = some_rows(500)
+    fleet.fill(index, rows)
+    with Client(fleet.url) as client:
+        found = [row["id"] for row in client.scan_all(index.id, limit=60, order="desc")]
+        named = client.scan(bucket=index.bucket, name=index.name, scan={"prefix": ["Lima"]})
+        assert {row["key"][0] for row in named["rows"]} == {"Lima"}
+        assert client.scan(index.id, count=True)["count"] == 500
+
+    async def all_rows() -> list[str]:
+        async with AsyncClient(fleet.url) as client:
+            return [row["id"] async for row in client.scan_all(index.id, limit=60, order="desc")]
+
+    assert found == asyncio.run(all_rows()) == expected(index, rows)[::-1]
+
+
+def test_indexctl_shows_a_page_of_an_index(fleet: Fleet) -> None:
+    index = fleet.index("city", "n")
+    fleet.fill(index, some_rows(500))
+    arguments = ["scan", f"travel.{index.name}", "--prefix", "Lima", "-n", "3", "--url", fleet.url]
+    shown = CliRunner().invoke(app, arguments)
+    assert shown.exit_code == 0, shown.output
+    assert shown.stdout.count("Lima") == 3
+    assert "3 rows (any)" in shown.stdout

@@ -1,0 +1,167 @@
+"""Projectors as the master sees them: they route, they wait for streams, they die.
+
+What they stream is not modelled here, only who may: a number of generations, and a watermark for
+each vbucket that rises while a stream is open.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from coordinator.core.entities import BACKFILL, MAINTENANCE, PENDING, STREAMED, Index, Stream
+from coordinator.core.records import BucketSeen, ProjectorHeartbeat, StreamAwaited
+from coordinator.core.stream_records import HwHeartbeat, IndexBuilt, IndexRouted
+from coordinator.core.vectors import Vector
+from tests.simulation.clock import WALL_MS
+
+if TYPE_CHECKING:
+    from tests.simulation.actors import Indexer
+    from tests.simulation.world import World
+
+PERIOD_MS = 250
+VBUCKETS = 4
+BUCKETS = ("b0", "b1")
+
+
+class Projector:
+    """Follows `statecontext`; says what it routes, and which buckets it cannot stream."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.world = world
+        self.number = number
+        self.alive = True
+        self.refusing = 0.0
+        self.incarnation = 1
+        self.position = 0
+        self.indexes: dict[str, Index] = {}
+        self.streams: dict[str, Stream] = {}
+        self.running: dict[str, int] = {}
+        world.clock.at(world.clock.chance.randrange(PERIOD_MS), self.period)
+
+    def restart(self) -> None:
+        """Begin another life: it has nothing, and reads the state from its start."""
+        self.incarnation += 1
+        self.position = 0
+        self.indexes, self.streams, self.running = {}, {}, {}
+
+    def disconnect(self) -> None:
+        """Lose the connections to the key-value store."""
+        self.running = dict.fromkeys(self.running, -1)
+
+    def period(self) -> None:
+        world = self.world
+        world.clock.at(PERIOD_MS, self.period)
+        if not self.alive:
+            return
+        self._read()
+        buckets = {i.bucket for i in self.indexes.values() if i.state in STREAMED}
+        waiting = tuple(
+            StreamAwaited(bucket, self._number(bucket))
+            for bucket in sorted(buckets)
+            if not self._streams(bucket)
+        )
+        seen = tuple(BucketSeen(bucket, VBUCKETS) for bucket in BUCKETS)
+        beat = ProjectorHeartbeat(
+            self.number,
+            self.incarnation,
+            f"projector{self.number}",
+            1,
+            WALL_MS,
+            "kv",
+            seen,
+            waiting,
+        )
+        world.beat(beat, 0)
+        for index in self.indexes.values():
+            if index.state == PENDING and self._streams(index.bucket):
+                self._route(index)
+
+    def _route(self, index: Index) -> None:
+        reason = "it does not compile" if self.world.clock.hit(self.refusing) else ""
+        if not reason:
+            self.world.judge.routed.add((self.number, self.incarnation, index.id, index.build))
+        record = IndexRouted(self.number, self.incarnation, index.id, index.build, reason)
+        self.world.acknowledge(record, 0)
+
+    def _number(self, bucket: str) -> int:
+        """Return this life's number in the bucket's stream, 0 if it has none."""
+        stream = self.streams.get(bucket)
+        life = (self.number, self.incarnation)
+        sources = stream.sources if stream else ()
+        return next((s.number for s in sources if (s.projector, s.incarnation) == life), 0)
+
+    def _streams(self, bucket: str) -> bool:
+        """Tell whether the bucket's stream runs: a number is used for one connection only."""
+        number, running = self._number(bucket), self.running.get(bucket, 0)
+        if running == -1:
+            self.running[bucket] = -number if number else -1
+            return False
+        if running < 0 and -running >= number:
+            return False
+        if number > abs(running):
+            self.running[bucket] = number
+            self.world.judge.stream_begun(self, bucket, number)
+        return number > 0
+
+    def _read(self) -> None:
+        partition = self.world.broker["statecontext"]
+        for record in partition.read(self.position):
+            mutation = record.value.mutation
+            entity = mutation.entity
+            self.indexes.pop(mutation.key, None)
+            if entity is None:
+                self.streams.pop(mutation.key.partition("/")[2], None)
+            elif isinstance(entity, Index):
+                self.indexes[mutation.key] = entity
+            elif isinstance(entity, Stream):
+                self.streams[entity.bucket] = entity
+        self.position = partition.stable
+
+
+def attend_to_builds(indexer: Indexer) -> None:
+    """Tell what an indexer holds of each bucket, and which builds it has finished."""
+    world = indexer.world
+    hosted = [i for i in indexer.indexes.values() if indexer.number in i.hosts]
+    for bucket in sorted({i.bucket for i in hosted if i.state in STREAMED}):
+        indexes = tuple(i.id for i in hosted if i.bucket == bucket)
+        vector = _watermark(indexer, bucket)
+        record = HwHeartbeat(
+            indexer.number,
+            indexer.incarnation,
+            bucket,
+            indexes,
+            *vector.to_bytes(),
+            last_persistence=0,
+            last_stability=0,
+            mutation_queue=0,
+            free=1,
+            builds=(),
+            at_ms=WALL_MS,
+        )
+        world.tell_streams(record)
+    for index in hosted:
+        held = indexer.held.get(index.id)
+        if held is None or held.shard != index.shard_on(indexer.number):
+            continue
+        known = (indexer.number, index.id, index.build, held.shard) in world.judge.built
+        if index.state == BACKFILL and (known or world.clock.hit(0.3)):
+            world.judge.built.add((indexer.number, index.id, index.build, held.shard))
+            record = IndexBuilt(indexer.number, indexer.incarnation, index.id, index.build)
+            # One that stood still in between says it when it is not true any more.
+            late_ms = world.clock.chance.choice((500, 3_000)) if world.clock.hit(0.2) else 0
+            world.acknowledge(record, late_ms)
+
+
+def _watermark(indexer: Indexer, bucket: str) -> Vector:
+    """Return what an indexer holds: more with time, and nothing of a vbucket never streamed."""
+    world = indexer.world
+    number = world.judge.streams.get(bucket, 0)
+    if not number:
+        return Vector.zero(VBUCKETS)
+    seqnos = [world.clock.now * (v + 1) // 100 + indexer.number for v in range(VBUCKETS)]
+    return Vector([7] * VBUCKETS, seqnos)
+
+
+def is_built(index: Index) -> bool:
+    """Tell whether nothing is to be done about an index any more."""
+    return index.state in (MAINTENANCE, "error") or (index.defer_build and index.state == "ready")

@@ -1,0 +1,125 @@
+"""A bucket's database in memory: batches are atomic; without sync they may be lost, as a suffix.
+
+`Batch` and `Shards` stand in for what `indexer_sim.bucket` takes from elsewhere: `installed` puts
+them there for as long as a world runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from indexer_sim import bucket as bucket_module
+from indexer_sim.database import StorageError
+
+UNSYNCED_MAX = 20
+
+
+class Crashed(BaseException):
+    """The process ends here."""
+
+
+class Batch:
+    """Writes, in their order."""
+
+    def __init__(self, raw_mode: bool = True) -> None:
+        self.writes: list[tuple[bytes, bytes | None, bytes | None]] = []
+
+    def put(self, key: bytes, value: bytes) -> None:
+        self.writes.append((key, value, None))
+
+    def delete(self, key: bytes) -> None:
+        self.writes.append((key, None, None))
+
+    def delete_range(self, begin: bytes, end: bytes) -> None:
+        self.writes.append((begin, None, end))
+
+
+class Shards:
+    """Where the numbers of shards come from: each is another one."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def randbits(self, bits: int) -> int:
+        self.number += 1
+        return self.number
+
+
+@contextmanager
+def installed() -> Iterator[None]:
+    """Let buckets write batches that can be read, and number their shards."""
+    before = bucket_module.WriteBatch, bucket_module.secrets
+    bucket_module.WriteBatch, bucket_module.secrets = Batch, Shards()  # type: ignore
+    try:
+        yield
+    finally:
+        bucket_module.WriteBatch, bucket_module.secrets = before  # type: ignore
+
+
+class MemoryDatabase:
+    """Does what `indexer_sim.database.Database` does for a bucket.
+
+    The next `failing` writes are refused: of each, chance tells whether it took place. With a
+    `fuse` the process ends after so many writes.
+    """
+
+    def __init__(self, took_place: object) -> None:
+        self.data: dict[bytes, bytes] = {}
+        self.failing = 0
+        self.fuse = -1
+        self._took_place = took_place
+        self._durable: dict[bytes, bytes] = {}
+        self._unsynced: list[Batch] = []
+
+    def get_all(self, keys: list[bytes]) -> list[bytes | None]:
+        return [self.data.get(key) for key in keys]
+
+    def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
+        return sorted((k, v) for k, v in self.data.items() if k.startswith(prefix))
+
+    def holds(self, place: tuple[bytes, bytes]) -> bool:
+        return any(place[0] <= key < place[1] for key in self.data)
+
+    def empty(self, begin: bytes, end: bytes) -> None:
+        """Nothing is to be given back."""
+
+    def write(self, batch: Batch, *, sync: bool) -> None:
+        refused = self.failing > 0
+        self.failing -= refused
+        if not refused or self._took_place():  # type: ignore[operator]
+            _apply(self.data, batch)
+            self._unsynced.append(batch)
+            while len(self._unsynced) > (0 if sync else UNSYNCED_MAX):
+                _apply(self._durable, self._unsynced.pop(0))
+        if refused:
+            raise StorageError("refused", "the disk is full")
+        if self.fuse >= 0:
+            self.fuse -= 1
+            if self.fuse < 0:
+                raise Crashed
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def lose_power(self, kept: int) -> None:
+        """Lose what was not synced, but for the first `kept` batches."""
+        for batch in self._unsynced[:kept]:
+            _apply(self._durable, batch)
+        self._unsynced.clear()
+        self.data = dict(self._durable)
+
+    @property
+    def unsynced(self) -> int:
+        return len(self._unsynced)
+
+
+def _apply(data: dict[bytes, bytes], batch: Batch) -> None:
+    for key, value, end in batch.writes:
+        if end is not None:
+            for held in [k for k in data if key <= k < end]:
+                del data[held]
+        elif value is None:
+            data.pop(key, None)
+        else:
+            data[key] = value

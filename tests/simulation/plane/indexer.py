@@ -1,0 +1,389 @@
+"""An indexer's shell: real desk, buckets, tracker and applier; reading and disks are simulated.
+
+It does what the process and the thread that reads `mutations` do. What lies on its disk
+outlives it; a kill takes all the rest, a power cut the last batches, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from coordinator.core.entities import Bucket, Index
+from coordinator.core.records import (
+    ALLOCATED,
+    Holding,
+    HoldingsReported,
+    HoldingsRequested,
+    IndexerHeartbeat,
+    SliceAnswered,
+)
+from coordinator.core.stream_records import (
+    BuildProgress,
+    CatchUpRequested,
+    HwHeartbeat,
+    IndexBuilt,
+)
+from indexer_sim.allocation import Allocate, Desk
+from indexer_sim.applier import Applier
+from indexer_sim.bucket import Bucket as Storage
+from indexer_sim.database import StorageError
+from indexer_sim.heralding import _is_built
+from indexer_sim.mutations import MutationQueue, Queued
+from tests.simulation.clock import WALL_MS
+from tests.simulation.plane.disk import Crashed, MemoryDatabase
+from tests.simulation.plane.reading import Buckets, Reader
+
+if TYPE_CHECKING:
+    from tests.simulation.plane.world import PlaneWorld
+
+PERIOD_MS = 250
+REQUEST_MS = 1_000
+BATCHES = (1, 5, 30)
+NEVER_S = 1e9
+
+
+class Never:
+    """Stands in for the event that tells the applier to stop: it waits in no time."""
+
+    def is_set(self) -> bool:
+        return False
+
+    def wait(self, _: float) -> bool:
+        return False
+
+
+def _nothing(*_: Any) -> None:
+    """Who listens?"""
+
+
+class Life:
+    """One life of an indexer: everything that a kill takes."""
+
+    def __init__(self, shell: Indexer) -> None:
+        self.shell = shell
+        self.world = shell.world
+        self.number = shell.number
+        self.dead = False
+        self.desk = Desk(shell.number)
+        self.storage = Buckets(shell.disks, shell.vbuckets)
+        self.desk.hold(self.storage.held, self.storage.shards)
+        self.reader = Reader(self.world, self.number, self.storage)
+        self.applier = Applier(
+            self.storage,  # type: ignore[arg-type]
+            MutationQueue(),
+            _nothing,
+            _nothing,
+            _nothing,
+            NEVER_S,
+        )
+        self.applier._stopping = Never()  # type: ignore[assignment]
+        self.indexes: dict[int, Index] = {}
+        self.position = 0
+        self._asked: HoldingsRequested | None = None
+        self._end = self.world.broker["statecontext"].stable
+        self._apply_due = self._read_due = False
+        self._requested_ms: dict[str, int] = {}
+        clock = self.world.clock
+        clock.at(clock.delay(), self.read_state)
+        clock.at(clock.chance.randrange(PERIOD_MS), self._period)
+        self.apply_soon()
+
+    # -- the state ---------------------------------------------------------------------------
+
+    def read_state(self) -> None:
+        self._do(self._read_state)
+
+    def _do(self, what: Callable[[], None]) -> None:
+        """Do something, unless this life is over; it may end in a write."""
+        if not self.dead:
+            try:
+                what()
+            except Crashed:
+                self.shell.kill()
+                self.shell.restart_later()
+
+    def _read_state(self) -> None:
+        partition = self.world.broker["statecontext"]
+        for record in partition.read(self.position):
+            self._note(record.value.mutation)
+        self.position = partition.stable
+        if not self.desk.complete and self.position >= self._end:
+            for index_id in self.desk.caught_up():
+                self.indexes.pop(index_id, None)
+        self._act()
+        self._report()
+        self.apply_soon()
+
+    def _note(self, mutation: Any) -> None:
+        entity = mutation.entity
+        if mutation.key.startswith("index/"):
+            index_id = int(mutation.key.partition("/")[2])
+            self.desk.observe(index_id, entity)
+            if isinstance(entity, Index):
+                self.indexes[index_id] = entity
+            else:
+                self.indexes.pop(index_id, None)
+        elif isinstance(entity, Bucket):
+            self.storage.know(entity.name, entity.vbuckets)
+
+    def asked(self, record: HoldingsRequested) -> None:
+        if (record.indexer, record.incarnation) != (self.number, self.shell.incarnation):
+            return
+        self._asked = record
+        if record.reread:
+            self.desk.read_again()
+            self.position, self._end = 0, self.world.broker["statecontext"].stable
+        self.read_state()
+
+    def _report(self) -> None:
+        asked = self._asked
+        if asked is None or not self.desk.complete:
+            return
+        self._asked = None
+        cas = self.world.cas_base + self.position - 1
+        report = HoldingsReported(
+            self.number, self.shell.incarnation, asked.round, cas, 0, 1, tuple(self.desk.report())
+        )
+        self.world.acknowledge(report, 0)
+
+    def _act(self) -> None:
+        for action in self.desk.plan():
+            try:
+                if isinstance(action, Allocate):
+                    self._allocate(action)
+                else:
+                    self.storage.release(action.index_id, action.slices)
+            except StorageError as error:
+                if isinstance(action, Allocate):
+                    self.desk.refuse(action, error.message)
+        self.desk.hold(self.storage.held, self.storage.shards)
+        for reply in self.desk.replies():
+            if reply.answer == ALLOCATED:
+                self.world.judge.allocated.add((self.number, reply.index_id))
+            answer = SliceAnswered(
+                self.number,
+                self.shell.incarnation,
+                reply.index_id,
+                reply.answer,
+                reply.reason,
+                reply.slices,
+                reply.shard,
+            )
+            self.world.acknowledge(answer, 0)
+        self.desk.close_finished()
+
+    def _allocate(self, action: Allocate) -> None:
+        ends = {p: log.end for p, log in enumerate(self.world.mutations)}
+        self.storage.allocate(action.index, action.slices, ends, self.shell.fresh_disk())
+        self.world.trace(f"indexer {self.number}: index {action.index.id} is allocated, {ends}")
+        self.apply_soon()
+
+    # -- mutations ---------------------------------------------------------------------------
+
+    def apply_soon(self) -> None:
+        if not self._apply_due and not self.dead and self.desk.complete:
+            self._apply_due = True
+            clock = self.world.clock
+            clock.at(clock.chance.randint(1, 25) + self.shell.slow_ms, self._apply)
+
+    def _apply(self) -> None:
+        self._apply_due = False
+        self._do(self._apply_some)
+
+    def _apply_some(self) -> None:
+        queued = self.reader.read(self.world.clock.chance.choice(BATCHES))
+        if queued:
+            self.apply(queued)
+        if not self.reader.is_at_the_end:
+            self.apply_soon()
+        if any(shard != self.desk.shards.get(i) for i, shard in self.storage.shards.items()):
+            self.desk.hold(self.storage.held, self.storage.shards)
+            self._act()
+
+    def apply(self, queued: list[Queued]) -> None:
+        """Apply what was read; the witness looks at it before and after."""
+        witness = self.world.witness
+        before = witness.before(self, queued)
+        self.applier.take(queued)
+        witness.applied(self, queued, before)
+
+    # -- what is told ------------------------------------------------------------------------
+
+    def _period(self) -> None:
+        if not self.dead:
+            self.world.clock.at(PERIOD_MS, self._period)
+        self._do(self._beat)
+
+    def _beat(self) -> None:
+        world = self.world
+        beat = IndexerHeartbeat(
+            self.number, self.shell.incarnation, f"indexer{self.number}", "", 1, 0, 0, 0, WALL_MS
+        )
+        world.beat(beat, 0)
+        self.storage.tend()
+        self.desk.hold(self.storage.held, self.storage.shards)
+        if self.desk.open:
+            self._act()
+        if world.clock.hit(0.05):
+            self.applier._write_positions()
+        for bucket in self.storage.buckets():
+            if bucket.vbuckets and not bucket.stale:
+                self._tell(bucket)
+        self.apply_soon()
+
+    def _tell(self, bucket: Storage) -> None:
+        world, now = self.world, self.world.clock.now
+        tracker = bucket.tracker
+        world.tell_everybody(self._watermarks(bucket))
+        gaps = tracker.gaps()
+        if gaps and now >= self._requested_ms.get(bucket.name, 0) + REQUEST_MS:
+            self._requested_ms[bucket.name] = now
+            vector = tracker.vector()
+            vbuuids, seqnos = type(vector)(vector.vbuuids[gaps], vector.seqnos[gaps]).to_bytes()
+            request = CatchUpRequested(
+                self.number,
+                self.shell.incarnation,
+                bucket.name,
+                tuple(gaps),
+                vbuuids,
+                seqnos,
+                WALL_MS,
+            )
+            world.tell_projectors(request)
+        for index_id, state in bucket.published.states.items():
+            index = self.indexes.get(index_id)
+            if index is not None and _is_built(index, state):
+                self._say_built(bucket, index)
+
+    def _watermarks(self, bucket: Storage) -> HwHeartbeat:
+        tracker = bucket.tracker
+        builds = tuple(
+            BuildProgress(index_id, tracked.state.build, tracker.done_bits(index_id))
+            for index_id, tracked in sorted(tracker.indexes.items())
+            if tracked.state.build
+        )
+        return HwHeartbeat(
+            self.number,
+            self.shell.incarnation,
+            bucket.name,
+            tuple(sorted(tracker.indexes)),
+            *tracker.vector().to_bytes(),
+            last_persistence=0,
+            last_stability=0,
+            mutation_queue=0,
+            free=1,
+            builds=builds,
+            at_ms=WALL_MS,
+        )
+
+    def _say_built(self, bucket: Storage, index: Index) -> None:
+        world = self.world
+        world.witness.built(self, bucket, index)
+        shard = bucket.shards[index.id]
+        world.judge.built.add((self.number, index.id, index.build, shard))
+        late_ms = world.clock.chance.choice((0, 0, 0, 500, 3_000)) if not world.healed else 0
+        record = IndexBuilt(self.number, self.shell.incarnation, index.id, index.build)
+        world.acknowledge(record, late_ms)
+
+    def is_settled(self) -> bool:
+        return (
+            self.desk.complete
+            and not self.desk.open
+            and self.reader.is_at_the_end
+            and not any(map(_lacks_something, self.storage.buckets()))
+        )
+
+    def stands(self) -> str:
+        found = [f"indexer {self.number}: open {self.desk.open} {self.reader._at}"]
+        for bucket in self.storage.buckets():
+            tracker = bucket.tracker
+            found.append(f"{bucket.name} offsets {bucket.offsets} places {tracker.places}")
+            found += [f"{i}: {t.state} {t.marks}" for i, t in tracker.indexes.items()]
+        return "\n    ".join(found)
+
+
+def _lacks_something(bucket: Storage) -> bool:
+    """Tell whether a vbucket of which something is held has a gap."""
+    tracker = bucket.tracker
+    odd = tracker.gaps() + tracker.branched()
+    return any(v in tracked.marks for v in odd for tracked in tracker.indexes.values())
+
+
+class Indexer:
+    """An indexer that is started, killed and started again, and its disks."""
+
+    refusing = 0.0
+
+    def __init__(self, world: PlaneWorld, number: int) -> None:
+        self.world = world
+        self.number = number
+        self.alive = True
+        self.incarnation = 0
+        self.slow_ms = 0
+        self.disks: dict[str, MemoryDatabase] = {}
+        self.vbuckets: dict[str, int] = {}
+        self.life: Life | None = None
+        self.since_ms = 0
+        world.broker["statecontext"].listeners.append(self._state_moved)
+        world.clock.at(world.clock.delay(), self.start)
+
+    def fresh_disk(self) -> MemoryDatabase:
+        return MemoryDatabase(lambda: self.world.clock.hit(0.5))
+
+    def start(self) -> None:
+        if self.life is None:
+            self.incarnation += 1
+            self.since_ms = self.world.clock.now
+            self.world.trace(f"indexer {self.number} starts, life {self.incarnation}")
+            self.life = Life(self)
+
+    def kill(self) -> None:
+        if self.life is not None:
+            self.world.trace(f"indexer {self.number} is killed")
+            self.life.dead = True
+            self.life = None
+            for disk in self.disks.values():
+                disk.fuse, disk.failing = -1, 0
+
+    def restart_later(self) -> None:
+        self.world.clock.at(self.world.down_ms(), self.start)
+
+    def cut_power(self) -> None:
+        """All at once: what was not synced is lost, of each bucket another part."""
+        self.kill()
+        for name in sorted(self.disks):
+            disk = self.disks[name]
+            disk.lose_power(self.world.clock.chance.randint(0, disk.unsynced))
+        self.world.witness.went_back(self.number)
+
+    def lose_storage(self) -> None:
+        """The disks are gone."""
+        self.kill()
+        self.disks.clear()
+        self.vbuckets.clear()
+        self.world.witness.went_back(self.number)
+
+    def asked(self, record: HoldingsRequested) -> None:
+        if self.life is not None:
+            self.life.asked(record)
+
+    def _state_moved(self) -> None:
+        if self.life is not None:
+            self.world.clock.at(self.world.clock.delay(), self.life.read_state)
+
+    # -- what the judge of the coordinator looks at ----------------------------------------------
+
+    @property
+    def indexes(self) -> dict[int, Index]:
+        return self.life.indexes if self.life else {}
+
+    @property
+    def held(self) -> dict[int, Holding]:
+        if self.life is None:
+            return {}
+        shards = self.life.storage.shards
+        return {
+            i: Holding(i, shards.get(i, 0), tuple(sorted(slices)))
+            for i, slices in self.life.storage.held.items()
+        }

@@ -1,0 +1,338 @@
+"""A projector's shell: it feeds the real desk and router, and can be killed or stopped.
+
+It does what `projector_sim.projector_process` does. While it stands still nothing of it goes on,
+and nothing is forgotten: it goes on with the records that lay in its queues.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from coordinator.core.entities import Index
+from coordinator.core.records import ProjectorHeartbeat
+from coordinator.core.stream_records import (
+    BACKFILL,
+    CATCHUP,
+    MAINTENANCE,
+    CatchUpRequested,
+    FailoverBranch,
+    FailoverLog,
+    HwHeartbeat,
+    IndexRouted,
+)
+from projector_sim.frames import Kind
+from projector_sim.plan import Route, Routes
+from projector_sim.projector import Action, Carry, Close, Desk, KvBucket, Open
+from projector_sim.router import Router
+from projector_sim.runs import Run
+from tests.simulation.clock import WALL_MS
+from tests.simulation.plane.mutations import PARTITIONS, Producer
+from tests.simulation.plane.store import Connection
+
+if TYPE_CHECKING:
+    from tests.simulation.plane.world import PlaneWorld
+
+PERIOD_MS = 250
+PLAN_MS = 20
+PRIORITY = {MAINTENANCE: 0, CATCHUP: 1, BACKFILL: 2}
+
+
+@dataclass(slots=True, eq=False)
+class Line:
+    """A connection that runs."""
+
+    run: Run
+    stream: Connection
+    router: Router
+
+
+class Life:
+    """One life of a projector: everything that a kill takes."""
+
+    def __init__(self, shell: Projector) -> None:
+        self.world = world = shell.world
+        self.number = shell.number
+        self.incarnation = shell.incarnation
+        self.routes = Routes()
+        self.desk = Desk(
+            shell.number, shell.incarnation, world.token, self.routes.why_not, world.clock.now
+        )
+        self.producer = Producer(world)
+        self.producer.slow_ms = shell.slow_ms
+        self.lines: list[Line] = []
+        self.dead = False
+        self.paused = False
+        self.inbox: deque[Any] = deque()
+        self._position = 0
+        self._end = world.broker["statecontext"].stable
+        self._plan_due = self._turn_due = False
+        self._answers: set[tuple[int, int, str]] = set()
+        world.clock.at(world.clock.delay() + 1, self.read_state)
+        world.clock.at(world.clock.delay() + 1, self.see)
+        self._period()
+
+    # -- what is heard -----------------------------------------------------------------------
+
+    def hear(self, note: Any) -> None:
+        """Take what was read, in its order; when it stands still, later."""
+        if self.dead:
+            return
+        self.inbox.append(note)
+        if not self.paused:
+            self._take_notes()
+
+    def _take_notes(self) -> None:
+        while self.inbox:
+            note = self.inbox.popleft()
+            if isinstance(note, HwHeartbeat):
+                self.desk.hear(note)
+            elif isinstance(note, CatchUpRequested):
+                self.desk.request(note)
+            elif isinstance(note, dict):
+                self.desk.see(note)
+            self._plan_soon()
+
+    def see(self) -> None:
+        """The store tells who owns what."""
+        seen: dict[str, KvBucket] = self.world.store.seen_by(self.number)
+        self.hear(seen)
+
+    def read_state(self) -> None:
+        """Read on in `statecontext`, a part of what there is at a time."""
+        if self.dead or self.paused:
+            return
+        partition = self.world.broker["statecontext"]
+        limit = self.world.clock.chance.choice((3, 1_000))
+        found = partition.read(self._position, limit)
+        for record in found:
+            mutation = record.value.mutation
+            self.desk.observe(mutation.key, mutation.entity)
+            if mutation.key.startswith("index/") and mutation.entity is None:
+                self.routes.forget(int(mutation.key.partition("/")[2]))
+        self._position = found[-1].offset + 1 if len(found) == limit else partition.stable
+        if not self.desk.complete and self._position >= self._end:
+            self.desk.caught_up()
+        if len(found) == limit:
+            self.world.clock.at(self.world.clock.delay(), self.read_state)
+        self._plan_soon()
+
+    # -- what is done ------------------------------------------------------------------------
+
+    def _plan_soon(self) -> None:
+        if not self._plan_due and not self.dead:
+            self._plan_due = True
+            delay_ms = self.world.clock.chance.randint(1, PLAN_MS)
+            self.world.clock.at(delay_ms, self._plan)
+
+    def _plan(self) -> None:
+        self._plan_due = False
+        if self.dead or self.paused:
+            return
+        now = self.world.clock.now
+        for action in self.desk.plan(now):
+            self._carry_out(action)
+        answers = {(index.id, index.build, reason) for index, reason in self.desk.routed()}
+        for answer in sorted(answers - self._answers):
+            self._answer(*answer)
+        self._answers = answers
+
+    def _carry_out(self, action: Action) -> None:
+        if isinstance(action, Open):
+            self._open(action.run)
+        elif isinstance(action, Close | Carry):
+            line = next((line for line in self.lines if line.run is action.run), None)
+            if line is None:
+                return
+            if isinstance(action, Close):
+                self._finish(line, action.reason)
+            else:
+                line.router.carry(self._routes_of(line.run), action.attached)
+
+    def _routes_of(self, run: Run) -> list[Route]:
+        return [self.routes.of(index) for index in run.carried.values()]
+
+    def _open(self, run: Run) -> None:
+        world = self.world
+        world.trace(
+            f"projector {self.number}: {run.kind} of {run.bucket} {run.vbuckets} number "
+            f"{run.number} from {run.starts} to {run.until}, connection {run.connection}"
+        )
+        if run.kind == MAINTENANCE:
+            world.witness.connected(self, run)
+        router = Router(
+            run, self._routes_of(run), self.producer, self.number, PARTITIONS, world.wall_ms
+        )
+        stream = Connection(world.store, run, self.number, self._turn_soon)
+        self.lines.append(Line(run, stream, router))
+        self.lines.sort(key=lambda line: PRIORITY[line.run.kind])
+
+    def _finish(self, line: Line, reason: str, *, lost: bool = False) -> None:
+        line.stream.abandon()
+        line.router.close(reason, lost=lost)
+        self.lines.remove(line)
+        self._plan_soon()
+
+    def lose_kafka(self) -> None:
+        """Kafka has refused a record: end all connections."""
+        self.producer.purge()
+        for line in tuple(self.lines):
+            self._finish(line, "Kafka", lost=True)
+            self.desk.closed(line.run, self.world.clock.now)
+
+    # -- frames ------------------------------------------------------------------------------
+
+    def _turn_soon(self) -> None:
+        if not self._turn_due and not self.dead:
+            self._turn_due = True
+            self.world.clock.at(1, self._turn)
+
+    def _turn(self) -> None:
+        """Turn frames into items, some of each connection."""
+        self._turn_due = False
+        if self.dead or self.paused:
+            return
+        chance = self.world.clock.chance
+        for line in tuple(self.lines):
+            first = line.run.kind == MAINTENANCE
+            if line.stream.inbox and (first or chance.random() < 0.5):
+                self._drain(line, chance.randint(1, 6 if first else 2))
+            if line.stream.is_over and line in self.lines:
+                self._break_off(line)
+            elif line.stream.inbox:
+                self._turn_soon()
+
+    def _drain(self, line: Line, count: int) -> None:
+        frames = line.stream.inbox[:count]
+        del line.stream.inbox[:count]
+        refused = len(line.run.refused)
+        for kind, body in frames:
+            line.router.take(kind, body)
+            if kind not in (Kind.MUTATIONS, Kind.SYNC):
+                self._plan_soon()
+        for vbucket in tuple(line.run.refused)[refused:]:
+            log = self.world.store.buckets[line.run.bucket][vbucket].log
+            branches = tuple(FailoverBranch(*branch) for branch in log)
+            self.producer.control(vbucket, FailoverLog(line.run.bucket, vbucket, branches, 0))
+        if not line.stream.inbox or self.world.clock.hit(0.5):
+            line.router.flush()
+        line.stream.wake()
+
+    def _break_off(self, line: Line) -> None:
+        run = line.run
+        over = not run.positions and len(run.ended) == len(run.vbuckets)
+        self.world.trace(f"projector {self.number}: {run.connection} is over: {over}")
+        self._finish(line, "done" if over else line.stream.reason)
+        self.desk.closed(run, self.world.clock.now)
+
+    # -- what is told ------------------------------------------------------------------------
+
+    def _answer(self, index_id: int, build: int, reason: str) -> None:
+        if not reason:
+            self.world.judge.routed.add((self.number, self.incarnation, index_id, build))
+        record = IndexRouted(self.number, self.incarnation, index_id, build, reason)
+        self.world.acknowledge(record, 0)
+
+    def _period(self) -> None:
+        if self.dead:
+            return
+        self.world.clock.at(PERIOD_MS, self._period)
+        if self.paused:
+            return
+        self._plan_soon()
+        for answer in sorted(self._answers):
+            self._answer(*answer)
+        beat = ProjectorHeartbeat(
+            self.number,
+            self.incarnation,
+            f"projector{self.number}",
+            1,
+            WALL_MS,
+            "kv",
+            self.desk.seen(),
+            self.desk.waiting(self.world.clock.now),
+            self.desk.progress(),
+        )
+        self.world.beat(beat, 0)
+
+    # -- its end -----------------------------------------------------------------------------
+
+    def die(self) -> None:
+        self.dead = True
+        for line in self.lines:
+            line.stream.abandon()
+        self.producer.die()
+
+    def pause(self) -> None:
+        self.paused = True
+        self.producer.stop()
+
+    def go_on(self) -> None:
+        if self.paused and not self.dead:
+            self.paused = False
+            self.producer.go_on()
+            self._take_notes()
+            self._turn_soon()
+            self._plan_soon()
+            self.read_state()
+
+    def is_settled(self) -> bool:
+        """Tell whether it has sent all that there is, and waits for nothing."""
+        desk = self.desk
+        if self.paused or not desk.complete or desk.waiting(self.world.clock.now):
+            return False
+        if desk.catchups or desk.passes or not self.producer.is_empty:
+            return False
+        for run in desk.maintenance.values():
+            vbuckets = self.world.store.buckets[run.bucket]
+            owned = {v.number for v in vbuckets if v.owner == self.number}
+            if any(run.positions.get(v) != vbuckets[v].high for v in owned):
+                return False
+        return all(not line.stream.inbox for line in self.lines)
+
+    def stands(self) -> str:
+        desk = self.desk
+        runs = {b: (r.number, r.positions, sorted(r.carried)) for b, r in desk.maintenance.items()}
+        return (
+            f"projector {self.number}: paused {self.paused} complete {desk.complete} "
+            f"waiting {desk.waiting(self.world.clock.now)} maintenance {runs} "
+            f"passes {[(r.connection, r.positions) for r in desk.passes.values()]} "
+            f"catch-ups {[(r.connection, r.positions) for r in desk.catchups]} "
+            f"unsent {not self.producer.is_empty}"
+        )
+
+
+class Projector:
+    """A projector that is started, killed and started again."""
+
+    def __init__(self, world: PlaneWorld, number: int) -> None:
+        self.world = world
+        self.number = number
+        self.incarnation = 0
+        self.alive = True
+        self.slow_ms = 0
+        self.life: Life | None = None
+        world.broker["statecontext"].listeners.append(self._state_moved)
+        world.clock.at(world.clock.delay() + 50, self.start)
+
+    def start(self) -> None:
+        if self.life is None:
+            self.incarnation += 1
+            self.world.trace(f"projector {self.number} starts, life {self.incarnation}")
+            self.life = Life(self)
+
+    def kill(self) -> None:
+        if self.life is not None:
+            self.world.trace(f"projector {self.number} is killed")
+            self.life.die()
+            self.life = None
+
+    def _state_moved(self) -> None:
+        if self.life is not None:
+            self.world.clock.at(self.world.clock.delay(), self.life.read_state)
+
+
+def names_of(index: Index) -> str:
+    """Return an index for a message."""
+    return f"index {index.id} ({index.bucket}.{index.name}, {index.state}, build {index.build})"

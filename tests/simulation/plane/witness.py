@@ -1,0 +1,397 @@
+"""What must hold of the data plane, by looking at the store, at what is sent, and into databases.
+
+The strong one is `hw-holds-what-it-claims`. Of an index that is done in a vbucket with the high
+watermark h, each document that has not changed after h has exactly its entry, or none; any other
+has the entry of some mutation of it. Where the last word of the owner is the end of a snapshot, and
+nothing came since, the vbucket is exactly what the store had then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from coordinator.core.entities import (
+    BACKFILL,
+    DROPPING,
+    MAINTENANCE,
+    STREAMED,
+    Index,
+    Stream,
+    index_key,
+)
+from coordinator.core.key_versions import ATTACH, BEGIN, SYNC
+from coordinator.core.vectors import Vector
+from indexer_sim.bucket import Bucket
+from indexer_sim.entries import (
+    BACK,
+    DATA,
+    INDEX_KEY,
+    MARK,
+    SEQNO,
+    SLICE,
+    SLICE_KEY,
+    TOMBSTONE,
+    unpack_back,
+)
+from indexer_sim.mutations import Delivery, Queued
+from indexer_sim.tracking import BRANCHED, GAP, NEVER, WHOLE, Tracked
+from projector_sim.runs import Run
+from projector_sim.vbuckets import vbucket_of
+from tests.simulation.plane.oracle import Entry, Oracle
+from tests.simulation.plane.store import Vbucket
+from tests.simulation.violation import require
+
+if TYPE_CHECKING:
+    from tests.simulation.plane.indexer import Life
+    from tests.simulation.plane.projector import Life as ProjectorLife
+    from tests.simulation.plane.world import PlaneWorld
+
+Contents = dict[int, dict[bytes, Entry]]
+"""What is held of each index, by document."""
+
+SPOKEN_MS = 3_000
+"""An indexer that has been there for so long has told what it holds."""
+
+
+class Before(NamedTuple):
+    """What a bucket held before a batch: per vbucket the high watermark, and whose."""
+
+    seqnos: dict[int, tuple[int, int]]
+    marks: dict[int, list[Tracked]]
+
+
+class Witness:
+    """Looks at every batch, every connection, and every generation of streams."""
+
+    def __init__(self, world: PlaneWorld) -> None:
+        self.world = world
+        self.oracle = Oracle()
+        self.checks = 0
+        self._numbers: set[tuple[str, int, int]] = set()
+        self._last: dict[tuple[int, str, int], tuple[tuple[int, int], int]] = {}
+        self._position = 0
+        self._backfilled_ms: dict[int, int] = {}
+        world.broker["statecontext"].listeners.append(self._state_moved)
+
+    # -- connections, and the state ----------------------------------------------------------
+
+    def connected(self, life: ProjectorLife, run: Run) -> None:
+        """A projector opens a connection for maintenance."""
+        self.world.judge.stream_begun(life, run.bucket, run.number)  # type: ignore[arg-type]
+        number = (run.bucket, life.number, run.number)
+        require(number not in self._numbers, "one-connection-a-number", f"{number}")
+        self._numbers.add(number)
+
+    def _state_moved(self) -> None:
+        partition = self.world.broker["statecontext"]
+        for record in partition.read(self._position):
+            entity = record.value.mutation.entity
+            if isinstance(entity, Stream) and record.value.mutation.event == "StreamRenewed":
+                self._renewed(entity)
+            elif isinstance(entity, Index) and entity.state == BACKFILL:
+                self._backfilled_ms.setdefault(entity.id, self.world.clock.now)
+        self._position = partition.stable
+
+    def _renewed(self, stream: Stream) -> None:
+        """Nobody who is there, and has said what it holds, is left behind."""
+        world = self.world
+        if not stream.seqnos or world.indexers_were_hurt:
+            return
+        vector = Vector.from_bytes(stream.vbuuids, stream.seqnos)
+        for indexer in world.shells:
+            life = indexer.life
+            bucket = life.storage.bucket(stream.bucket) if life else None
+            if bucket is None:
+                continue
+            since = [self._backfilled_ms.get(i, world.clock.now) for i in bucket.tracker.indexes]
+            if not since or world.clock.now - min(since) < SPOKEN_MS:
+                continue
+            held = bucket.tracker.vector()
+            behind = [v for v in range(len(vector)) if vector.seqnos[v] > held.seqnos[v]]
+            require(
+                not behind,
+                "nobody-alive-is-left-behind",
+                f"{stream.bucket} begins at {vector}, indexer {indexer.number} holds {held}",
+            )
+
+    # -- batches -----------------------------------------------------------------------------
+
+    def before(self, life: Life, queued: Sequence[Queued]) -> dict[str, Before]:
+        """Remember what the high watermarks are before a batch."""
+        found: dict[str, Before] = {}
+        for name, vbuckets in _touched(queued).items():
+            bucket = life.storage.bucket(name)
+            if bucket is not None:
+                tracker = bucket.tracker
+                places = {v: tracker.places[v] for v in vbuckets if v in tracker.places}
+                seqnos = {v: (place.vbuuid, place.seqno) for v, place in places.items()}
+                marks = {v: _marked(tracker.indexes, v) for v in places}
+                found[name] = Before(seqnos, marks)
+        return found
+
+    def applied(self, life: Life, queued: Sequence[Queued], before: dict[str, Before]) -> None:
+        """Look at what a batch has come to."""
+        begun: set[tuple[str, int]] = set()
+        for queue in queued:
+            one = queue.one
+            if not isinstance(one, Delivery):
+                continue
+            head = one.head
+            for item in one.items:
+                place = (life.number, head.bucket, item.vbucket)
+                if item.kind in (BEGIN, ATTACH):
+                    begun.add((head.bucket, item.vbucket))
+                if item.kind == SYNC:
+                    self._last[place] = ((head.projector, head.connection), item.seqno)
+                else:
+                    self._last.pop(place, None)
+        for name, vbuckets in _touched(queued).items():
+            bucket = life.storage.bucket(name)
+            if bucket is None:
+                continue
+            if name in before:
+                self._check_order(life, bucket, before[name], begun)
+            self.look(life, bucket, sorted(vbuckets))
+
+    def _check_order(
+        self, life: Life, bucket: Bucket, before: Before, begun: set[tuple[str, int]]
+    ) -> None:
+        """A high watermark goes back only where a stream began with an index that lacks something.
+
+        One that is attached below it, or again after a while, has not what lies between.
+        """
+        tracker = bucket.tracker
+        for vbucket, (vbuuid, seqno) in before.seqnos.items():
+            place = tracker.places[vbucket]
+            now = _marked(tracker.indexes, vbucket)
+            kept = any(was is tracked for was in before.marks[vbucket] for tracked in now)
+            found = place.condition in (WHOLE, GAP) and (bucket.name, vbucket) in begun
+            if vbuuid and place.vbuuid == vbuuid and kept and not found:
+                require(
+                    place.seqno >= seqno,
+                    "hw-never-goes-back",
+                    f"indexer {life.number} {bucket.name}/{vbucket}: {place} after {seqno}",
+                )
+
+    def look(self, life: Life, bucket: Bucket, vbuckets: Sequence[int]) -> None:
+        """Compare vbuckets of a bucket with the store."""
+        held = self._contents(life, bucket)
+        store = self.world.store.buckets[bucket.name]
+        tracker = bucket.tracker
+        for number in vbuckets:
+            place = tracker.places.get(number)
+            if place is None or place.condition == BRANCHED or number >= len(store):
+                continue
+            vbucket = store[number]
+            if not any(branch.vbuuid == place.vbuuid for branch in vbucket.log):
+                continue
+            require(
+                place.seqno <= vbucket.high,
+                "hw-is-of-the-store",
+                f"indexer {life.number} {bucket.name}/{number}: {place}, high is {vbucket.high}",
+            )
+            last = self._last.get((life.number, bucket.name, number))
+            exact = place.condition == WHOLE and last == (place.owner, place.seqno)
+            exact = exact and place.seqno >= place.floor  # Below it, there may be more than that.
+            for index_id, tracked in tracker.indexes.items():
+                index, mark = self._promised(index_id, tracked), tracked.marks.get(number)
+                if index is None or mark is None or mark.done == NEVER or mark.lacks != NEVER:
+                    continue
+                self.checks += 1
+                where = f"indexer {life.number} {bucket.name}/{number} index {index_id} {place}"
+                at = vbucket.high if exact and place.seqno >= mark.done else None
+                self._compare(life, index, vbucket, place.seqno, held[index_id], where)
+                if at is not None:
+                    self._compare_exactly(
+                        life, index, vbucket, place.seqno, held[index_id], f"{where} {mark}"
+                    )
+
+    def _promised(self, index_id: int, tracked: Tracked) -> Index | None:
+        """Return an index if what is held of it is what projectors send now."""
+        known = self.world.judge.entities.get(index_key(index_id))
+        index = known[2] if known else None
+        if not isinstance(index, Index) or index.state not in STREAMED:
+            return None
+        return index if index.build == tracked.state.build else None
+
+    def _compare(
+        self,
+        life: Life,
+        index: Index,
+        vbucket: Vbucket,
+        seqno: int,
+        held: dict[bytes, Entry],
+        where: str,
+    ) -> None:
+        """Each document that has not changed since has its entry; others an entry of theirs."""
+        pieces = index.slices_on(life.number)
+        for key, newest in vbucket.states[-1].items():
+            entry = held.get(key)
+            if newest.seqno <= seqno:
+                wanted = self.oracle.entry(index, newest)
+                if wanted is not None and wanted.piece not in pieces:
+                    wanted = None
+                require(
+                    entry == wanted,
+                    "hw-holds-what-it-claims",
+                    f"{where}: {key!r} is {entry}, should {wanted}",
+                )
+            elif entry is not None:
+                mutation = vbucket.history[entry.seqno - 1]
+                require(
+                    mutation.key == key and self.oracle.entry(index, mutation) == entry,
+                    "an-entry-is-of-its-document",
+                    f"{where}: {key!r} is {entry}, {mutation}",
+                )
+
+    def _compare_exactly(
+        self,
+        life: Life,
+        index: Index,
+        vbucket: Vbucket,
+        seqno: int,
+        held: dict[bytes, Entry],
+        where: str,
+    ) -> None:
+        wanted = self.oracle.all(index, vbucket.states[seqno].values(), life.number)
+        vbuckets = len(self.world.store.buckets[index.bucket])
+        here = {k: e for k, e in held.items() if vbucket_of(k, vbuckets) == vbucket.number}
+        require(here == wanted, "snapshots-are-exact", f"{where}: holds {here}, should {wanted}")
+
+    def _contents(self, life: Life, bucket: Bucket) -> Contents:
+        """Return what a database holds; each entry is there once, and known as it is."""
+        data = bucket.database.data  # type: ignore[attr-defined]
+        entries: set[tuple[int, int, bytes, int]] = set()
+        known: set[tuple[int, int, bytes, int]] = set()
+        found: Contents = {index_id: {} for index_id in bucket.tracker.indexes}
+        head = 1 + INDEX_KEY.size
+        for raw, value in data.items():
+            kind = raw[:1]
+            if kind == DATA:
+                index_id, piece = SLICE_KEY.unpack_from(raw, 1)
+                rest = raw[1 + SLICE_KEY.size :]
+                entries.add((index_id, piece, rest, SEQNO.unpack(value)[0]))
+            elif kind == BACK:
+                (index_id,) = INDEX_KEY.unpack_from(raw, 1)
+                document = raw[head:]
+                seqno, piece, key = unpack_back(value)
+                known.add((index_id, piece, key + document, seqno))
+                found.setdefault(index_id, {})[document] = Entry(seqno, piece, key)
+        require(
+            entries == known,
+            "no-entry-is-doubled",
+            f"indexer {life.number} {bucket.name}: {sorted(entries ^ known)}",
+        )
+        return found
+
+    # -- builds, and lost storage ------------------------------------------------------------
+
+    def built(self, life: Life, bucket: Bucket, index: Index) -> None:
+        """An indexer says that a build is complete."""
+        vbuckets = range(len(self.world.store.buckets[bucket.name]))
+        marks = bucket.tracker.indexes[index.id].marks
+        missing = [v for v in vbuckets if v not in marks or marks[v].done == NEVER]
+        require(
+            not missing,
+            "a-build-ends-when-it-is-complete",
+            f"indexer {life.number} index {index.id} without {missing}",
+        )
+        self.look(life, bucket, vbuckets)
+
+    def went_back(self, number: int) -> None:
+        """An indexer's disks have lost something."""
+        self._last = {place: last for place, last in self._last.items() if place[0] != number}
+
+    # -- the end -----------------------------------------------------------------------------
+
+    def unsettled(self) -> str:
+        """Say which index is not yet all there is, somewhere."""
+        for _, _, index in self.world.judge.entities.values():
+            if not isinstance(index, Index) or index.state in ("ready", "error"):
+                continue
+            if index.state != MAINTENANCE:
+                return f"index {index.id} is {index.state}"
+            for host in sorted(index.hosts):
+                why = self._unsettled_on(index, host)
+                if why:
+                    return f"index {index.id} on {host}: {why}"
+        return ""
+
+    def _unsettled_on(self, index: Index, host: int) -> str:
+        life = self.world.shells[host].life
+        bucket = life.storage.bucket(index.bucket) if life else None
+        if bucket is None or index.id not in bucket.tracker.indexes:
+            return "not there"
+        tracked = bucket.tracker.indexes[index.id]
+        if not tracked.state.complete or tracked.state.build != index.build:
+            return f"{tracked.state}"
+        for vbucket in self.world.store.buckets[index.bucket]:
+            place = bucket.tracker.places.get(vbucket.number)
+            if place is None or (place.vbuuid, place.seqno) != (vbucket.vbuuid, vbucket.high):
+                return f"vbucket {vbucket.number} is {place}, high is {vbucket.high}"
+        return ""
+
+    def conclude(self) -> None:
+        """All is quiet: every copy of every slice is what the store says, and nothing is over."""
+        entities = [e for _, _, e in self.world.judge.entities.values() if isinstance(e, Index)]
+        for index in entities:
+            require(
+                index.state != "error" or "vbuckets" in (index.reason or ""),
+                "nothing-fails",
+                f"{index}",
+            )
+            if index.state == MAINTENANCE:
+                for host in sorted(index.hosts):
+                    self._conclude(index, host)
+        for shell in self.world.shells:
+            if shell.life is not None:
+                for bucket in shell.life.storage.buckets():
+                    self._check_rest(shell.life, bucket)
+
+    def _conclude(self, index: Index, host: int) -> None:
+        life = self.world.shells[host].life
+        bucket = life.storage.bucket(index.bucket) if life else None
+        require(bucket is not None, "index-equals-oracle", f"index {index.id}: none on {host}")
+        assert bucket is not None
+        assert life is not None
+        held = self._contents(life, bucket)[index.id]
+        wanted: dict[bytes, Entry] = {}
+        for vbucket in self.world.store.buckets[index.bucket]:
+            wanted |= self.oracle.all(index, vbucket.states[-1].values(), host)
+        require(
+            held == wanted,
+            "index-equals-oracle",
+            f"index {index.id} on {host}: {sorted(set(held.items()) ^ set(wanted.items()))}",
+        )
+
+    def _check_rest(self, life: Life, bucket: Bucket) -> None:
+        """Nothing is left of what was dropped, nor of what was only for a build."""
+        data = bucket.database.data  # type: ignore[attr-defined]
+        for raw in data:
+            kind = raw[:1]
+            if kind in (DATA, BACK, TOMBSTONE, MARK, SLICE):
+                (index_id,) = INDEX_KEY.unpack_from(raw, 1)
+                index = life.indexes.get(index_id)
+                gone = index is None or index.state == DROPPING
+                built = index is not None and index.state == MAINTENANCE
+                require(
+                    not gone and not (built and kind == TOMBSTONE),
+                    "nothing-is-left-over",
+                    f"indexer {life.number} {bucket.name}: {raw!r}",
+                )
+
+
+def _touched(queued: Sequence[Queued]) -> dict[str, set[int]]:
+    """Return the vbuckets of each bucket of which a batch says something."""
+    found: dict[str, set[int]] = {}
+    for queue in queued:
+        if isinstance(queue.one, Delivery):
+            vbuckets = found.setdefault(queue.one.head.bucket, set())
+            vbuckets.update(item.vbucket for item in queue.one.items)
+    return found
+
+
+def _marked(indexes: dict[int, Tracked], vbucket: int) -> list[Tracked]:
+    """Return the builds that hold something of a vbucket."""
+    return [tracked for tracked in indexes.values() if vbucket in tracked.marks]

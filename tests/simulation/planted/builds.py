@@ -1,0 +1,70 @@
+"""Bugs in how indexes are built and streams are opened."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from coordinator.core import builds, ddl
+from coordinator.core.building import Building
+from coordinator.core.commands import MarkBuilt
+from coordinator.core.decisions import Accepted, Circumstances
+from coordinator.core.entities import BACKFILL, PENDING
+
+Patch = pytest.MonkeyPatch
+
+
+def built_without_every_indexer(patch: Patch) -> None:
+    step = Building._step
+
+    def hasty(self: Building, index: Any, projectors: Any) -> None:
+        if index.state == BACKFILL and self._built.get(index.id):
+            self._want(index.id, MarkBuilt(index.id, index.build))
+        else:
+            step(self, index, projectors)
+
+    patch.setattr(Building, "_step", hasty)
+
+
+def backfill_without_a_router(patch: Patch) -> None:
+    step = Building._step
+
+    def blind(self: Building, index: Any, projectors: Any) -> None:
+        step(self, index, [] if index.state == PENDING else projectors)
+
+    patch.setattr(Building, "_step", blind)
+
+
+def lost_storage_is_not_built_again(patch: Patch) -> None:
+    patch.setattr(ddl, "begin_build", lambda index, given: index)
+
+
+def stream_is_renewed_under_its_old_number(patch: Patch) -> None:
+    renew = builds.BUILD_DECIDERS[builds.RenewStream]
+
+    def careless(state: Any, request: Any, given: Any) -> Any:
+        decision = renew(state, request, given)
+        if not isinstance(decision, Accepted) or not request.command.number:
+            return decision
+        change = decision.changes[0]
+        sources = tuple(replace(s, number=1) for s in change.entity.sources)
+        return Accepted((replace(change, entity=replace(change.entity, sources=sources)),), {})
+
+    patch.setitem(ddl.DECIDERS, builds.RenewStream, careless)
+
+
+def generations_are_counted(patch: Patch) -> None:
+    """An event that no verdict counts then has the number of a later one."""
+    patch.setattr(Circumstances, "number", property(lambda self: 1 + self.txn.seq))
+
+
+def answer_about_an_older_build_counts(patch: Patch) -> None:
+    built = Building.built
+
+    def any_build(self: Building, record: Any) -> None:
+        index = self.indexes.get(record.index_id)
+        built(self, replace(record, build=index.build) if index else record)
+
+    patch.setattr(Building, "built", any_build)

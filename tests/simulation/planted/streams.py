@@ -1,0 +1,146 @@
+"""Bugs in the data plane: what projectors send, what indexers make of it, what the disk has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from coordinator.core import building
+from coordinator.core.timestamps import Restart
+from coordinator.core.vectors import Vector
+from indexer_sim import bucket
+from indexer_sim.bucket import Bucket
+from indexer_sim.tracking import GAP, NEVER, WHOLE, Tracker
+from projector_sim.projector import Desk
+
+Patch = pytest.MonkeyPatch
+
+
+def high_watermark_passes_over_a_gap(patch: Patch) -> None:
+    begin = Tracker._begin
+
+    def hasty(self: Tracker, record: Any, vbucket: int, vbuuid: int, seqno: int) -> bool:
+        begun = begin(self, record, vbucket, vbuuid, seqno)
+        place = self.places[vbucket]
+        if place.condition == GAP:
+            place.condition = WHOLE
+        return begun
+
+    patch.setattr(Tracker, "_begin", hasty)
+
+
+def absence_leaves_no_tombstone(patch: Patch) -> None:
+    settle = Bucket._settle
+
+    def settled(self: Bucket, batch: Any, changes: Any) -> Any:
+        return settle(self, batch, [change._replace(guarded=False) for change in changes])
+
+    patch.setattr(Bucket, "_settle", settled)
+
+
+def lower_number_takes_over(patch: Patch) -> None:
+    begin = Tracker._begin
+
+    def any_number(self: Tracker, record: Any, *rest: Any) -> bool:
+        place = self.places.get(rest[0])
+        if place is not None:
+            record = replace(record, number=max(record.number, place.number))
+        return begin(self, record, *rest)
+
+    patch.setattr(Tracker, "_begin", any_number)
+
+
+def catch_up_ends_early(patch: Patch) -> None:
+    control = Tracker._catchup_control
+
+    def hasty(self: Tracker, connection: Any, known: Any, item: Any) -> None:
+        control(self, connection, known, item)
+        place = self.places.get(item.vbucket)
+        if place is not None and place.catchup == connection and place.condition == GAP:
+            place.condition, place.seqno = WHOLE, max(place.seqno, place.reached)
+
+    patch.setattr(Tracker, "_catchup_control", hasty)
+
+
+def build_is_complete_in_some_vbuckets(patch: Patch) -> None:
+    complete = Tracker._complete
+
+    def hasty(self: Tracker, index_id: int) -> None:
+        complete(self, index_id)
+        tracked = self.indexes[index_id]
+        if any(mark.done != NEVER for mark in tracked.marks.values()):
+            tracked.state = tracked.state._replace(complete=True)
+            self.dirty.states.add(index_id)
+
+    patch.setattr(Tracker, "_complete", hasty)
+
+
+def backfill_ends_too_low(patch: Patch) -> None:
+    """A vbucket counts as built before the backfill has come to where maintenance began."""
+    control = Tracker._backfill_control
+
+    def hasty(self: Tracker, connection: Any, known: Any, item: Any) -> None:
+        control(self, connection, known, item)
+        for index_id, tracked in self.indexes.items():
+            mark = tracked.marks.get(item.vbucket)
+            if mark is not None and mark.source == connection:
+                mark.done, mark.source = mark.attached, (-1, 0)
+                self._complete(index_id)
+                self.dirty.marks.add((index_id, item.vbucket))
+
+    patch.setattr(Tracker, "_backfill_control", hasty)
+
+
+def number_is_used_again(patch: Patch) -> None:
+    """A connection that broke is opened again under its old number."""
+    plan = Desk.plan
+
+    def careless(self: Desk, now_ms: int) -> Any:
+        for name, number in self._used.items():
+            if name not in self.maintenance:
+                self._used[name] = number - 1
+        return plan(self, now_ms)
+
+    patch.setattr(Desk, "plan", careless)
+
+
+def streams_begin_at_the_largest(patch: Patch) -> None:
+    def largest(participants: Any, logs: Any) -> Restart:
+        most = max(participants, key=lambda vector: int(vector.seqnos.sum()))
+        return Restart(Vector(most.vbuuids, most.seqnos), ())
+
+    patch.setattr(building, "restart", largest)
+
+
+def offsets_are_written_first(patch: Patch) -> None:
+    """How far reading has come is on the disk before the entries are."""
+    apply = Bucket.apply
+
+    def ahead(self: Bucket, changes: Any, offsets: Mapping[int, int]) -> Any:
+        batch = bucket.WriteBatch(raw_mode=True)
+        bucket.put_offsets(batch, offsets)
+        self.write(batch, sync=False)
+        return apply(self, changes, offsets)
+
+    patch.setattr(Bucket, "apply", ahead)
+
+
+def what_retention_took_is_not_missed(patch: Patch) -> None:
+    patch.setattr(Tracker, "lose", lambda self: set())
+
+
+def older_build_is_kept(patch: Patch) -> None:
+    """What an index holds of an older build counts for the next one."""
+    newer = Tracker.newer_builds
+
+    def kept(self: Tracker, record: Any) -> dict[int, int]:
+        for index_id, build in newer(self, record).items():
+            tracked = self.indexes[index_id]
+            tracked.state = tracked.state._replace(build=build)
+            self.dirty.states.add(index_id)
+        return {}
+
+    patch.setattr(Tracker, "newer_builds", kept)

@@ -1,0 +1,137 @@
+"""Documents become entries whatever fails: every seed is a cluster with a data plane of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from coordinator.core.key_versions import ABSENT, END, SYNC, Item, begin
+from coordinator.core.stream_records import BACKFILL, MAINTENANCE, KeyVersions
+from indexer_sim.tracking import Tracker
+from tests.simulation.plane.faults import ACTIONS
+from tests.simulation.plane.runs import Found, repeat, run_seeds
+from tests.simulation.plane.world import PlaneWorld
+from tests.simulation.planted import streams as s
+from tests.simulation.violation import Violation
+
+BATCH = 25
+SEEDS = max(BATCH, int(os.environ.get("SIMULATION_SEEDS", "400")) // 4)
+"""A world with a data plane takes four times as long as one without."""
+ENOUGH = 100
+WORLDS_MAX = 60
+
+MET = Found()
+"""What all seeds of this run met together."""
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, BATCH))
+def test_every_index_is_what_the_store_says_under_every_schedule(first: int) -> None:
+    found = run_seeds(range(first, min(first + BATCH, SEEDS)))
+    MET.add(found)
+    assert not found.bad, "\n".join(
+        f"seed {seed}: {what}\n  {repeat(seed)}" for seed, what in found.bad.items()
+    )
+
+
+def test_the_run_met_every_fault() -> None:
+    if MET.worlds < SEEDS or SEEDS < ENOUGH:
+        pytest.skip("too few seeds")
+    assert set(MET.struck) == set(ACTIONS)
+    assert MET.checks > 50 * MET.worlds
+
+
+@pytest.mark.parametrize("seed", [3, 17])
+def test_a_seed_gives_the_same_trace_in_every_process(seed: int) -> None:
+    script = (
+        "from tests.simulation.plane.world import PlaneWorld\n"
+        f"w = PlaneWorld({seed})\nw.run()\nprint(w.hash, w.steps, w.clock.now)"
+    )
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env={**os.environ, "PYTHONHASHSEED": salt},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for salt in ("1", "2")
+    }
+    assert len(outputs) == 1
+
+
+def test_a_build_whose_attachment_retention_took_is_begun_anew_in_a_quiet_bucket() -> None:
+    """An indexer is away while an index that it has whole begins another build.
+
+    What retention takes of one partition is the ATTACH of that build. That it is missing must not
+    wait for the next mutation of each of the vbuckets: there may be none.
+    """
+    PlaneWorld(1041).run()
+
+
+def test_a_build_ends_though_a_stream_began_anew_below_where_it_was_attached() -> None:
+    """One indexer heard where the first stream began, at 5; the next begins for others at 3.
+
+    The backfill of the projector then ends at 3, where maintenance is, and is not sent again.
+    """
+
+    def record(kind: str, connection: int, number: int, *items: Item) -> tuple[KeyVersions, Any]:
+        head = KeyVersions("b", kind, 0, connection, 1, number, (7,), (1,), b"", 0)
+        return head, items
+
+    tracker = Tracker(1)
+    tracker.begin_build(7, 1)
+    for head, items in (
+        record(MAINTENANCE, 1, 1, begin(0, 5, 9, [0])),
+        record(MAINTENANCE, 2, 2, begin(0, 3, 9, [0])),
+        record(BACKFILL, 3, 2, begin(0, 0, 9, [0]), Item(END, 0, 3)),
+        record(MAINTENANCE, 2, 2, Item(ABSENT, 0, 4, document=b"d"), Item(SYNC, 0, 6)),
+    ):
+        tracker.take(head, items)
+    assert tracker.indexes[7].state.complete
+
+
+CLAIMS = {"hw-holds-what-it-claims", "snapshots-are-exact"}
+
+MUTANTS: list[tuple[Plant, tuple[str, ...], set[str]]] = [
+    (s.high_watermark_passes_over_a_gap, ("generation_without_an_indexer",), CLAIMS),
+    (s.absence_leaves_no_tombstone, (), CLAIMS),
+    (s.lower_number_takes_over, ("projector_replaced", "projector_slow"), {"converges"}),
+    (s.catch_up_ends_early, ("away_for_retention", "retention"), CLAIMS),
+    (s.build_is_complete_in_some_vbuckets, (), {"a-build-ends-when-it-is-complete"}),
+    (s.backfill_ends_too_low, (), CLAIMS),
+    (s.number_is_used_again, ("connections_closed",), {"one-connection-a-number"}),
+    (
+        s.streams_begin_at_the_largest,
+        ("projector_killed", "indexer_slow"),
+        {"nobody-alive-is-left-behind"},
+    ),
+    (s.offsets_are_written_first, ("indexer_crashes_in_a_write",), CLAIMS),
+    (s.what_retention_took_is_not_missed, ("away_for_retention",), CLAIMS),
+    (s.older_build_is_kept, ("indexer_loses_storage",), CLAIMS),
+]
+"""A mutant, the faults of worlds that can show it (none: any), and who may name it."""
+
+
+@pytest.mark.parametrize(
+    ("plant", "faults", "names"), MUTANTS, ids=[plant.__name__ for plant, _, _ in MUTANTS]
+)
+def test_a_planted_bug_is_caught(
+    plant: Plant, faults: tuple[str, ...], names: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    found = set()
+    for number in range(WORLDS_MAX):
+        try:
+            PlaneWorld(number, focus=faults).run()
+        except Violation as violation:
+            found.add(violation.name)
+            if violation.name in names:
+                return
+    pytest.fail(f"{WORLDS_MAX} worlds of {plant.__name__} break only {sorted(found)}")

@@ -1,0 +1,41 @@
+"""The body of `POST /v1/indexes`: what it leaves out, and what it may say of ranges."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from coordinator.core.commands import CreateIndex
+from coordinator.http.models import CreateIndexBody
+
+
+def command(**fields: Any) -> CreateIndex:
+    return CreateIndexBody(**{"name": "i", "bucket": "b", "expressions": ["c"], **fields}).command()
+
+
+def test_what_a_body_leaves_out_is_what_the_command_leaves_out() -> None:
+    assert command() == CreateIndex("i", "b", ("c",))
+
+
+def test_bounds_say_how_many_slices_there_are_unless_the_body_does() -> None:
+    ranges = {"partitioning": "range", "bounds": [["F"], ["P", 1, 1.5, True, None]]}
+    made = command(**ranges)
+    assert made == CreateIndex(
+        "i",
+        "b",
+        ("c",),
+        slices=0,
+        partitioning="range",
+        bounds_json='[["F"],["P",1,1.5,true,null]]',
+    )
+    assert command(**ranges, slices=3).slices == 3
+    assert json.loads(command(bounds=[["\ud800"]]).bounds_json) == [["\ud800"]]
+
+
+@pytest.mark.parametrize("bounds", ["F", ["F"], [[[1]]], [[{}]]])
+def test_bounds_are_keys_of_scalars(bounds: Any) -> None:
+    with pytest.raises(ValidationError):
+        command(bounds=bounds)

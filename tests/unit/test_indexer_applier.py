@@ -1,0 +1,309 @@
+"""Laws of reading records and of applying them, on real RocksDBs."""
+
+from __future__ import annotations
+
+import resource
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator import codec
+from coordinator.core.collation import EVERYTHING
+from coordinator.core.key_versions import (
+    ABSENT,
+    ATTACH,
+    BEGIN,
+    END,
+    NO_SLICE,
+    UPSERT,
+    Item,
+    attach,
+    begin,
+    pack,
+)
+from coordinator.core.stream_records import BACKFILL, MAINTENANCE, KeyVersions, Sync
+from indexer_sim.applier import Applier
+from indexer_sim.mutations import (
+    Delivery,
+    Lost,
+    MutationQueue,
+    Position,
+    Queued,
+    read_record,
+)
+from indexer_sim.reading import StorageReading
+from indexer_sim.scan_api import ScanRefused, Wanted
+from indexer_sim.storage import Storage
+from indexer_sim.tracking import Tracker
+
+BRANCH = 9
+ENDS = {0: 100, 1: 100, 2: 100, 3: 100}
+
+
+def record(
+    kind: str, *items: Item, connection: int = 1, build: int = 1, index_id: int = 1
+) -> bytes:
+    raw = b"".join(map(pack, items))
+    return codec.encode(KeyVersions("b", kind, 1, connection, 0, 1, (index_id,), (build,), raw, 0))
+
+
+def upsert(seqno: int, document: bytes, key: bytes = b"\x90k\x00", piece: int = 0) -> Item:
+    return Item(UPSERT, 0, seqno, 0, piece, document, key)
+
+
+class Bench:
+    """A storage with one index of one vbucket, and the applier of it, driven by hand."""
+
+    def __init__(self, folder: Path) -> None:
+        self.storage = Storage(folder, "indexer 1 of cluster demo")
+        self.storage.know("b", 1)
+        self.storage.allocate("b", 1, frozenset({0, 1}), b"", ENDS)
+        self.complaints: list[str] = []
+        self.news = 0
+        self.applier = Applier(
+            self.storage, MutationQueue(), self.hear, self.complain, lambda _: None, 3_600
+        )
+        self.offset = 100
+
+    def hear(self) -> None:
+        self.news += 1
+
+    def complain(self, about: str, message: str) -> None:
+        self.complaints.append(f"{about}: {message}")
+
+    def delivery(self, raw: bytes, offset: int | None = None) -> Queued:
+        """Return a record as it is read; without an offset, it is the next one."""
+        if offset is None:
+            offset = self.offset
+            self.offset += 1
+        return Queued(self.storage.epoch, Delivery(0, offset, *read_record(raw)))
+
+    def feed(self, *raws: bytes) -> None:
+        self.applier.take([self.delivery(raw) for raw in raws])
+
+    def built(self) -> Bench:
+        self.feed(
+            record(MAINTENANCE, begin(0, 0, BRANCH, [0])),
+            record(BACKFILL, begin(0, 0, BRANCH, [0]), Item(END, 0, 0), connection=2),
+        )
+        return self
+
+    @property
+    def bucket(self):
+        found = self.storage.bucket("b")
+        assert found is not None
+        return found
+
+    def documents(self) -> list[bytes]:
+        view = StorageReading(self.storage).view(1, (0, 1), shard=0, build=0, wanted=Wanted())
+        found = [
+            entry[-1:]
+            for piece in (0, 1)
+            for entry in view.entries(piece, EVERYTHING, backwards=False)
+        ]
+        view.close()
+        return sorted(found)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path)
+    yield made
+    made.storage.close()
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+# -- applying ------------------------------------------------------------------------------------
+
+
+def test_an_entry_moves_when_its_key_or_its_slice_changes(bench: Bench) -> None:
+    bench.built()
+    bench.feed(record(MAINTENANCE, upsert(1, b"x"), upsert(2, b"y")))
+    bench.feed(record(MAINTENANCE, upsert(3, b"x", b"\x90l\x00"), upsert(4, b"y", piece=1)))
+    assert bench.documents() == [b"x", b"y"]
+    bench.feed(record(MAINTENANCE, upsert(5, b"x", piece=1), Item(ABSENT, 0, 6, 0, NO_SLICE, b"y")))
+    assert bench.documents() == [b"x"]
+    assert len(bench.bucket.database.scan(b"d")) == 1
+    assert len(bench.bucket.database.scan(b"b")) == 1
+    assert bench.bucket.published.vector.seqnos.tolist() == [6]
+
+
+def test_several_changes_of_a_document_in_one_batch_leave_the_last(bench: Bench) -> None:
+    bench.built()
+    keys = (b"\x90k\x00", b"\x90l\x00", b"\x90m\x00")
+    items = [upsert(n, b"x", key, n % 2) for n, key in enumerate(keys, 1)]
+    bench.feed(*(record(MAINTENANCE, item) for item in items))
+    ((key, _),) = bench.bucket.database.scan(b"d")
+    assert key.endswith(b"\x90m\x00x")
+
+
+def test_what_lies_before_the_first_allocation_is_not_applied(bench: Bench) -> None:
+    bench.applier.take([bench.delivery(record(MAINTENANCE, begin(0, 0, BRANCH, [0])), offset=99)])
+    assert not bench.bucket.tracker.places
+    assert bench.bucket.offsets == ENDS
+
+
+def test_a_record_that_is_read_again_is_applied_once(bench: Bench) -> None:
+    bench.built()
+    raw = record(MAINTENANCE, upsert(1, b"x"))
+    bench.feed(raw)
+    before = bench.bucket.database.latest()
+    bench.applier.take([bench.delivery(raw, offset=bench.offset - 1)])
+    assert bench.bucket.database.latest() == before
+
+
+def test_a_position_is_known_at_once_and_written_later(bench: Bench) -> None:
+    bench.applier.take([Queued(0, Position(3, 120))])
+    assert bench.bucket.offsets[3] == 120
+    bench.bucket.load()
+    assert bench.bucket.offsets[3] == 100
+    bench.applier.take([Queued(0, Position(3, 120))])
+    bench.applier._write_positions()
+    bench.bucket.load()
+    assert bench.bucket.offsets[3] == 120
+
+
+def test_what_was_read_before_a_bucket_went_back_is_void(bench: Bench) -> None:
+    bench.built()
+    stale = bench.delivery(record(MAINTENANCE, upsert(1, b"x")))
+    bench.storage.epoch += 1
+    bench.applier.take([stale, Queued(0, Position(1, 500))])
+    assert bench.documents() == []
+    assert bench.bucket.offsets[1] == 100
+
+
+def test_a_newer_build_begins_from_nothing_in_the_middle_of_a_batch(bench: Bench) -> None:
+    bench.built()
+    bench.feed(
+        record(MAINTENANCE, upsert(1, b"x")),
+        record(MAINTENANCE, attach(0, 1, BRANCH, 0), build=2),
+        record(MAINTENANCE, upsert(2, b"y"), build=2),
+        record(MAINTENANCE, upsert(3, b"z")),
+    )
+    with pytest.raises(ScanRefused, match="not complete"):
+        bench.documents()
+    bench.feed(record(BACKFILL, begin(0, 0, BRANCH, [0]), Item(END, 0, 3), connection=3, build=2))
+    assert bench.documents() == [b"y"]
+    assert bench.news
+
+
+def test_lost_messages_leave_gaps_and_what_was_being_built_is_another_shard(bench: Bench) -> None:
+    bench.built()
+    bench.storage.allocate("b", 2, frozenset({0}), b"")
+    shards = bench.storage.shards
+    bench.applier.take([Queued(0, Lost("b", {0: 500}))])
+    assert bench.bucket.published.gaps == (0,)
+    assert bench.bucket.offsets == {**ENDS, 0: 500}
+    assert bench.storage.shards[1] == shards[1]
+    assert bench.storage.shards[2] != shards[2]
+
+
+def test_a_full_disk_delays_what_is_applied_and_nothing_is_lost(bench: Bench) -> None:
+    bench.built()
+    worker = threading.Thread(
+        target=bench.feed,
+        args=(record(MAINTENANCE, upsert(1, b"x")), record(MAINTENANCE, upsert(2, b"y"))),
+    )
+    with full_disk():
+        worker.start()
+        while not bench.complaints:
+            worker.join(0.01)
+        assert worker.is_alive()
+    worker.join(20)
+    assert not worker.is_alive()
+    assert bench.documents() == [b"x", b"y"]
+    assert bench.bucket.offsets[0] == bench.offset
+
+
+def test_an_index_that_is_released_while_the_disk_is_full_stays_released(bench: Bench) -> None:
+    bench.built()
+    bench.storage.allocate("b", 2, frozenset({0}), b"")
+    worker = threading.Thread(target=bench.feed, args=(record(MAINTENANCE, upsert(1, b"x")),))
+    with full_disk():
+        worker.start()
+        while not bench.complaints:
+            worker.join(0.01)
+    bench.storage.release(1, frozenset({0, 1}))
+    worker.join(20)
+    assert not bench.bucket.database.scan(b"d")
+
+
+# -- reading -------------------------------------------------------------------------------------
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_refused_as_a_whole(raw: bytes) -> None:
+    with pytest.raises(ValueError):
+        read_record(raw)
+
+
+@given(st.binary(max_size=80))
+def test_items_that_are_none_are_refused_as_a_whole(raw: bytes) -> None:
+    value = codec.encode(KeyVersions("b", MAINTENANCE, 1, 1, 0, 1, (1,), (1,), raw, 0))
+    try:
+        _, items = read_record(value)
+    except ValueError:
+        return
+    assert b"".join(map(pack, items)) == raw
+    bench = KeyVersions("b", MAINTENANCE, 1, 1, 0, 1, (1,), (1,), raw, 0)
+
+    tracker = Tracker(1)
+    tracker.hold(1)
+    tracker.begin_build(1, 1)
+    tracker.take(bench, items)
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        upsert(1, b"x")._replace(place=1),
+        attach(0, 1, BRANCH, 1),
+        Item(ATTACH, 0, 1),
+        begin(0, 1, BRANCH, [1]),
+        Item(BEGIN, 0, 1, payload=b"short"),
+    ],
+)
+def test_an_item_of_no_index_makes_its_record_none(item: Item) -> None:
+    with pytest.raises(ValueError):
+        read_record(record(MAINTENANCE, item))
+
+
+def test_another_record_is_none_of_mutations() -> None:
+    with pytest.raises(ValueError, match="KeyVersions"):
+        read_record(codec.encode(Sync("b", 0, 1, 1, 1, 1, 1, 1)))
+
+
+def test_a_queue_is_full_until_something_is_taken() -> None:
+    queue = MutationQueue(items_max=3)
+    one = Queued(0, Delivery(0, 1, None, [upsert(1, b"x")] * 2))  # type: ignore[arg-type]
+    assert queue.put([one], 0)
+    assert queue.put([one], 0)
+    assert (queue.waiting, queue.free) == (4, 0)
+    assert not queue.put([one], 0.01)
+    assert queue.take(1, 0) == [one]
+    assert (queue.waiting, queue.free) == (2, 1)
+    assert queue.put([one], 0)
+    assert queue.take(100, 0) == [one, one]
+    assert queue.take(100, 0) == []
+
+
+def test_positions_of_a_partition_that_follow_one_another_are_one() -> None:
+    queue = MutationQueue()
+    for offset in range(5):
+        queue.put([Queued(0, Position(0, offset))], 0)
+    queue.put([Queued(0, Position(1, 7))], 0)
+    assert [queued.one for queued in queue.take(10, 0)] == [Position(0, 4), Position(1, 7)]

@@ -1,0 +1,146 @@
+"""Laws of what scans read, on real RocksDBs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from rocksdict import WriteBatch
+
+from coordinator.core.collation import EVERYTHING, Bounds, encode_key, range_bounds
+from indexer_sim.entries import (
+    INDEX_KEY,
+    STATE,
+    State,
+    entries_prefix,
+    pack_state,
+)
+from indexer_sim.reading import StorageReading
+from indexer_sim.scan_api import ScanRefused, Wanted
+from indexer_sim.storage import Storage
+
+INDEX, BUILD = 7, 1
+KEYS = [encode_key((number,)) for number in range(10)]
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Iterator[Storage]:
+    made = Storage(tmp_path, "indexer 1 of cluster demo")
+    made.allocate("b", INDEX, frozenset({0, 1}), b"")
+    yield made
+    made.close()
+
+
+def complete(storage: Storage, build: int = BUILD) -> None:
+    batch = WriteBatch(raw_mode=True)
+    batch.put(STATE + INDEX_KEY.pack(INDEX), pack_state(State(build, True)))
+    bucket = storage.bucket_of(INDEX)
+    assert bucket is not None
+    bucket.write(batch, sync=False)
+    bucket.load()
+
+
+def put(storage: Storage, piece: int, *keys: bytes) -> None:
+    batch = WriteBatch(raw_mode=True)
+    for key in keys:
+        batch.put(entries_prefix(INDEX, piece) + key, b"")
+    bucket = storage.bucket_of(INDEX)
+    assert bucket is not None
+    bucket.write(batch, sync=False)
+
+
+def view(storage: Storage, *slices: int, shard: int = 0, build: int = 0):
+    return closing(
+        StorageReading(storage).view(INDEX, slices, shard=shard, build=build, wanted=Wanted())
+    )
+
+
+def test_entries_come_in_order_from_one_slice_within_the_bounds(storage: Storage) -> None:
+    complete(storage)
+    put(storage, 0, *(key + b"doc" for key in KEYS))
+    put(storage, 1, b"\x80other")
+    bounds = range_bounds((2,), (5,))
+    with view(storage, 0) as seen:
+        expected = [key + b"doc" for key in KEYS[2:6]]
+        assert list(seen.entries(0, bounds, backwards=False)) == expected
+        assert list(seen.entries(0, bounds, backwards=True)) == expected[::-1]
+        assert len(list(seen.entries(0, EVERYTHING, backwards=True))) == 10
+        assert list(seen.entries(1, EVERYTHING, backwards=False)) == [b"\x80other"]
+
+
+def test_a_key_at_the_end_of_the_bounds_is_not_in_them(storage: Storage) -> None:
+    complete(storage)
+    put(storage, 0, *KEYS)
+    bounds = range_bounds((2,), (5,), include_high=False)
+    with view(storage, 0) as seen:
+        assert list(seen.entries(0, bounds, backwards=False)) == KEYS[2:5]
+        assert list(seen.entries(0, bounds, backwards=True)) == KEYS[2:5][::-1]
+
+
+def test_a_view_stays_as_it_was_in_any_thread(storage: Storage) -> None:
+    complete(storage)
+    put(storage, 0, KEYS[0])
+    found: list[bytes] = []
+    with view(storage, 0) as seen:
+        put(storage, 0, KEYS[1])
+        storage.allocate("b", 8, frozenset({0}), b"")
+        reader = threading.Thread(
+            target=lambda: found.extend(seen.entries(0, EVERYTHING, backwards=False))
+        )
+        reader.start()
+        reader.join()
+    assert found == [KEYS[0]]
+
+
+def test_what_is_not_here_or_not_whole_is_refused(storage: Storage) -> None:
+    def refusal(*slices: int, shard: int = 0, build: int = 0) -> str:
+        with pytest.raises(ScanRefused) as caught:
+            view(storage, *slices, shard=shard, build=build)
+        return caught.value.code
+
+    assert refusal(0) == "index_building"
+    complete(storage)
+    assert refusal(0, 2) == "slice_not_here"
+    assert refusal(0, shard=storage.shards[INDEX] + 1) == "slice_not_here"
+    assert refusal(0, build=BUILD + 1) == "index_building"
+    view(storage, 0, 1, shard=storage.shards[INDEX], build=BUILD)
+    storage.release(INDEX, frozenset({0, 1}))
+    assert refusal(0) == "index_not_found"
+
+
+def test_storage_that_is_allocated_again_begins_empty(storage: Storage) -> None:
+    complete(storage)
+    put(storage, 0, *KEYS)
+    storage.allocate("b", INDEX, frozenset({2}), b"")
+    complete(storage)
+    with view(storage, 0) as seen:
+        assert list(seen.entries(0, EVERYTHING, backwards=False)) == []
+
+
+def test_more_entries_than_are_read_at_once_come_once_each(storage: Storage) -> None:
+    complete(storage)
+    many = [encode_key((number,)) + b"d" for number in range(1_000)]
+    put(storage, 0, *many)
+    with view(storage, 0) as seen:
+        assert list(seen.entries(0, EVERYTHING, backwards=False)) == many
+        assert list(seen.entries(0, EVERYTHING, backwards=True)) == many[::-1]
+        assert list(seen.entries(0, Bounds(many[300], many[100]), backwards=False)) == []
+
+
+def test_a_view_ends_when_the_database_is_closed_and_it_opens_again(storage: Storage) -> None:
+    complete(storage)
+    put(storage, 0, *KEYS)
+    bucket = storage.bucket_of(INDEX)
+    assert bucket is not None
+    with view(storage, 0) as seen:
+        bucket.database.close()
+        with pytest.raises(ScanRefused, match="opened again"):
+            list(seen.entries(0, EVERYTHING, backwards=False))
+        with pytest.raises(ScanRefused, match="opened again"):
+            view(storage, 0)
+        bucket.load()
+    with view(storage, 0) as seen:
+        assert len(list(seen.entries(0, EVERYTHING, backwards=False))) == len(KEYS)

@@ -1,0 +1,366 @@
+"""Laws of snapshots at stability timestamps, and of checkpoints, on real RocksDBs."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from coordinator.core.collation import EVERYTHING, Bounds
+from coordinator.core.key_versions import ABSENT, END, NO_SLICE, SYNC, UPSERT, Item, begin
+from coordinator.core.stream_records import (
+    BACKFILL,
+    CATCHUP,
+    MAINTENANCE,
+    KeyVersions,
+    StabilityTimestamp,
+)
+from coordinator.core.vectors import Vector
+from indexer_sim.checkpoints import About
+from indexer_sim.reading import StorageReading
+from indexer_sim.scan_api import ScanRefused, Wanted
+from indexer_sim.snapshots import Timeline, Undo, overlaid, taken_back
+from indexer_sim.storage import Storage
+
+BRANCH = 2**63 + 1
+INDEX = 1
+VBUCKETS = 2
+DOCUMENTS = [b"d%d" % n for n in range(6)]
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Iterator[Storage]:
+    made = Storage(tmp_path, "indexer 1 of cluster demo")
+    made.know("b", VBUCKETS)
+    made.allocate("b", INDEX, frozenset({0, 1}), b"")
+    yield made
+    made.close()
+
+
+class Feeder:
+    """Feeds a bucket as the applier does, and knows what is in it at every seqno."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+        self.seqnos = [0] * VBUCKETS
+        self.numbers = 0
+        self.offset = 0
+        self.newest: dict[bytes, bytes] = {}
+        self.take(MAINTENANCE, 1, *(begin(v, 0, BRANCH, [0]) for v in range(VBUCKETS)))
+        self.take(BACKFILL, 2, *(begin(v, 0, BRANCH, [0]) for v in range(VBUCKETS)))
+        self.take(BACKFILL, 2, *(Item(END, v, 0) for v in range(VBUCKETS)))
+
+    @property
+    def bucket(self):
+        found = self.storage.bucket("b")
+        assert found is not None
+        return found
+
+    def take(self, kind: str, connection: int, *items: Item, number: int = 1) -> None:
+        self.offset += 1
+        head = KeyVersions("b", kind, 1, connection, 0, number, (INDEX,), (1,), b"", 0)
+        bucket = self.bucket
+        builds = bucket.tracker.newer_builds(head)
+        if builds:
+            bucket.begin_builds(builds)
+        bucket.apply(bucket.tracker.take(head, items), {0: self.offset})
+
+    def mutate(self, document: bytes, value: int, connection: int = 1, number: int = 1) -> None:
+        """Change a document; the value 0 takes it away."""
+        vbucket = document[1] % VBUCKETS
+        self.seqnos[vbucket] += 1
+        seqno = self.seqnos[vbucket]
+        if value:
+            key = b"\x90%d\x00" % value
+            self.newest[document] = b"%d" % (value % 2) + key + document
+            item = Item(UPSERT, vbucket, seqno, 0, value % 2, document, key)
+        else:
+            self.newest.pop(document, None)
+            item = Item(ABSENT, vbucket, seqno, 0, NO_SLICE, document)
+        self.take(MAINTENANCE, connection, item, number=number)
+
+    def sync(self) -> None:
+        self.take(MAINTENANCE, 1, *(Item(SYNC, v, s) for v, s in enumerate(self.seqnos)))
+
+    def stable(self, seqnos: list[int] | None = None) -> int:
+        """Tell the bucket a stability timestamp; return its number."""
+        wanted = self.seqnos if seqnos is None else seqnos
+        self.numbers += 1
+        vector = Vector([BRANCH] * VBUCKETS, wanted)
+        self.bucket.timeline.want(StabilityTimestamp("b", self.numbers, *vector.to_bytes(), 0))
+        self.bucket.snap()
+        return self.numbers
+
+    def read(self, timestamp: int | None = None, *, backwards: bool = False) -> list[bytes]:
+        """Return all entries, each behind the number of its slice."""
+        view = StorageReading(self.storage).view(
+            INDEX, (0, 1), shard=0, build=0, wanted=Wanted(timestamp=timestamp)
+        )
+        found: list[bytes] = []
+        for piece in (0, 1):
+            entries = view.entries(piece, EVERYTHING, backwards=backwards)
+            found += [b"%d" % piece + entry for entry in entries]
+        view.close()
+        return found
+
+    def held(self) -> list[int]:
+        return [stable.number for stable in self.bucket.timeline.kept]
+
+
+def test_a_snapshot_is_exactly_at_its_timestamp_although_more_was_applied(
+    storage: Storage,
+) -> None:
+    feeder, chance = Feeder(storage), Random(5)
+    for _ in range(30):
+        for _ in range(chance.randrange(6)):
+            feeder.mutate(chance.choice(DOCUMENTS), chance.randrange(6))
+        feeder.sync()
+        then, expected = list(feeder.seqnos), sorted(feeder.newest.values())
+        for _ in range(chance.randrange(8)):
+            feeder.mutate(chance.choice(DOCUMENTS), chance.randrange(6))
+        if chance.randrange(2):
+            feeder.sync()
+        number = feeder.stable(then)
+        for _ in range(chance.randrange(4)):
+            feeder.mutate(chance.choice(DOCUMENTS), chance.randrange(6))
+        assert feeder.held()[-1] == number
+        assert feeder.read(number) == expected
+        backwards = feeder.read(number, backwards=True)
+        assert sorted(backwards) == expected
+        assert feeder.read() == sorted(feeder.newest.values())
+    assert len(feeder.held()) == 3
+
+
+def test_a_timestamp_waits_for_what_was_not_applied_yet(storage: Storage) -> None:
+    feeder = Feeder(storage)
+    feeder.mutate(b"d0", 1)
+    feeder.sync()
+    ahead = [seqno + 1 for seqno in feeder.seqnos]
+    number = feeder.stable(ahead)
+    with pytest.raises(ScanRefused) as caught:
+        feeder.read(number)
+    assert caught.value.code == "no_stability_timestamp"
+    for document in (b"d0", b"d1"):
+        feeder.mutate(document, 3)
+    assert feeder.held() == []
+    feeder.sync()
+    assert feeder.held() == [number]
+    assert len(feeder.read(0)) == 2
+
+
+def test_a_timestamp_within_a_snapshot_of_the_store_is_passed_over(storage: Storage) -> None:
+    feeder = Feeder(storage)
+    for value in (1, 2, 3):
+        feeder.mutate(b"d0", value)
+    feeder.sync()
+    feeder.stable([2, 0])
+    assert feeder.held() == []
+    number = feeder.stable([3, 0])
+    assert feeder.held() == [number]
+
+
+def test_what_came_before_a_restart_is_not_told_exactly(storage: Storage) -> None:
+    feeder = Feeder(storage)
+    feeder.mutate(b"d0", 1)
+    feeder.sync()
+    then = list(feeder.seqnos)
+    feeder.mutate(b"d0", 2)
+    feeder.bucket.load()
+    feeder.stable(then)
+    assert feeder.held() == []
+    feeder.sync()
+    number = feeder.stable()
+    assert feeder.held() == [number]
+
+
+def test_what_a_catch_up_brought_is_not_told_exactly_below_its_end(storage: Storage) -> None:
+    feeder = Feeder(storage)
+    feeder.mutate(b"d0", 1)
+    feeder.sync()
+    feeder.take(MAINTENANCE, 9, begin(0, 4, BRANCH, [0]), number=2)
+    feeder.take(MAINTENANCE, 9, Item(SYNC, 0, 5), number=2)
+    feeder.take(CATCHUP, 10, begin(0, 1, BRANCH, [0]))
+    feeder.take(CATCHUP, 10, Item(UPSERT, 0, 6, 0, 0, b"d0", b"\x90x\x00"), Item(END, 0, 6))
+    feeder.stable([5, 0])
+    assert feeder.held() == []
+    feeder.take(MAINTENANCE, 9, Item(SYNC, 0, 7), number=2)
+    number = feeder.stable([7, 0])
+    assert feeder.held() == [number]
+
+
+def test_too_many_changes_are_forgotten_and_then_not_told(storage: Storage) -> None:
+    feeder = Feeder(storage)
+    feeder.bucket.timeline = Timeline(undo_max=3)
+    feeder.mutate(b"d0", 1)
+    feeder.sync()
+    then = list(feeder.seqnos)
+    for value in range(2, 6):
+        feeder.mutate(b"d0", value)
+    feeder.stable(then)
+    assert feeder.held() == []
+
+
+def test_a_snapshot_of_an_index_that_was_not_whole_is_none(storage: Storage) -> None:
+    feeder = Feeder(storage)
+    storage.allocate("b", 2, frozenset({0}), b"")
+    feeder.stable()
+    kept = feeder.bucket.timeline.kept[-1]
+    assert dict(kept.builds) == {INDEX: 1}
+
+
+def test_what_an_index_held_before_it_began_anew_does_not_come_back(storage: Storage) -> None:
+    feeder = Feeder(storage)
+    feeder.mutate(b"d0", 1)
+    feeder.sync()
+    feeder.stable()
+    feeder.mutate(b"d0", 2)
+    assert feeder.bucket.timeline.changes_since(1)
+    feeder.bucket.begin_builds({INDEX: 2})
+    assert not feeder.bucket.timeline.changes_since(1)
+
+
+def test_changes_are_laid_over_entries_in_both_directions() -> None:
+    entries = [b"b", b"d", b"f"]
+    changes = [(b"a", True), (b"b", False), (b"c", True), (b"d", True), (b"g", True)]
+    expected = [b"a", b"c", b"d", b"f", b"g"]
+    assert list(overlaid(entries, changes, False)) == expected
+    assert list(overlaid(entries[::-1], changes[::-1], True)) == expected[::-1]
+    assert list(overlaid([], changes, False)) == [b"a", b"c", b"d", b"g"]
+
+
+def test_taking_back_goes_from_the_last_change_to_the_first() -> None:
+    def undo(seqno: int, before: bytes | None, after: bytes | None) -> Undo:
+        def back(key: bytes | None) -> bytes | None:
+            return None if key is None else bytes(8) + b"\0\0\0\0" + key
+
+        return Undo(0, seqno, 1, b"|d", back(before), back(after))
+
+    changes = [undo(5, b"k1", b"k2"), undo(6, b"k2", b"k1"), undo(7, b"k1", None)]
+    assert taken_back(changes) == {(1, 0): [(b"k1|d", True), (b"k2|d", False)]}
+
+
+# -- checkpoints ---------------------------------------------------------------------------------
+
+
+def test_what_a_checkpoint_is_can_be_read_back() -> None:
+    changes = (
+        Undo(3, 2**64 - 2, 7, b"doc", None, b"after"),
+        Undo(0, 1, 2**60, b"", b"", None),
+    )
+    about = About(9, Vector([BRANCH, 0], [5, 0]), changes)
+    assert About.unpack(about.pack()) == about
+    assert About.unpack(About(0, Vector.zero(0)).pack()).changes == ()
+
+
+def damage(folder: Path) -> None:
+    """Overwrite the middle of each table, and of what lists them."""
+    for path in (*folder.glob("*.sst"), *folder.glob("MANIFEST-*")):
+        raw = path.read_bytes()
+        path.unlink()  # A checkpoint may have a link to it.
+        path.write_bytes(raw[: len(raw) // 3] + b"\xff" * (len(raw) // 3) + raw[-len(raw) // 3 :])
+
+
+@pytest.fixture
+def fed(storage: Storage) -> Feeder:
+    """A bucket with a checkpoint, and something after it."""
+    feeder = Feeder(storage)
+    feeder.mutate(b"d0", 1)
+    feeder.sync()
+    feeder.stable()
+    feeder.mutate(b"d1", 1)
+    storage.make_checkpoint(feeder.bucket)
+    feeder.mutate(b"d2", 2)
+    return feeder
+
+
+def test_a_damaged_bucket_is_made_from_its_checkpoint_and_goes_back(
+    storage: Storage, fed: Feeder
+) -> None:
+    offset = fed.offset
+    folder = fed.bucket.database.folder
+    storage.close()
+    damage(folder)
+    again = Storage(storage.folder, "indexer 1 of cluster demo")
+    fed.storage = again
+    assert again.held == {INDEX: frozenset({0, 1})}
+    assert again.recovered
+    assert again.epoch > 0
+    assert {entry[-2:] for entry in fed.read()} == {b"d0", b"d1"}
+    assert fed.bucket.offsets == {0: offset - 1}
+    again.close()
+
+
+def test_the_newest_checkpoint_that_can_be_read_counts(storage: Storage, fed: Feeder) -> None:
+    storage.make_checkpoint(fed.bucket)
+    newest, _ = storage.checkpoints(fed.bucket).found()
+    folder = fed.bucket.database.folder
+    storage.close()
+    damage(folder)
+    damage(newest / "db")
+    again = Storage(storage.folder, "indexer 1 of cluster demo")
+    fed.storage = again
+    assert {entry[-2:] for entry in fed.read()} == {b"d0", b"d1"}
+    again.close()
+
+
+def test_a_bucket_that_disappeared_comes_back_from_its_checkpoint(
+    storage: Storage, fed: Feeder
+) -> None:
+    folder = fed.bucket.database.folder
+    storage.close()
+    shutil.rmtree(folder)
+    again = Storage(storage.folder, "indexer 1 of cluster demo")
+    assert again.held == {INDEX: frozenset({0, 1})}
+    again.close()
+
+
+def test_without_a_checkpoint_a_damaged_bucket_is_gone(storage: Storage) -> None:
+    feeder = Feeder(storage)
+    feeder.mutate(b"d0", 1)
+    feeder.bucket.database.opened().flush()
+    folder = feeder.bucket.database.folder
+    storage.close()
+    damage(folder)
+    again = Storage(storage.folder, "indexer 1 of cluster demo")
+    assert again.held == {}
+    again.close()
+
+
+def test_a_released_bucket_leaves_no_checkpoint(storage: Storage, fed: Feeder) -> None:
+    places = storage.checkpoints(fed.bucket)
+    assert places.found()
+    storage.release(INDEX, frozenset({0, 1}))
+    assert not places.found()
+
+
+def test_a_bucket_that_did_not_change_needs_no_other_checkpoint(
+    storage: Storage, fed: Feeder
+) -> None:
+    for _ in range(5):
+        storage.make_checkpoint(fed.bucket)
+    assert len(storage.checkpoints(fed.bucket).found()) == 2
+    for value in range(5):
+        fed.mutate(b"d0", value)
+        storage.make_checkpoint(fed.bucket)
+    assert len(storage.checkpoints(fed.bucket).found()) == 3
+    about = About.unpack((storage.checkpoints(fed.bucket).found()[0] / "about").read_bytes())
+    assert about.number == 1
+    assert [change.document for change in about.changes][:2] == [b"d1", b"d2"]
+
+
+def test_bounds_hold_for_what_was_taken_back(storage: Storage) -> None:
+    feeder = Feeder(storage)
+    feeder.mutate(b"d0", 2)
+    feeder.sync()
+    then = list(feeder.seqnos)
+    feeder.mutate(b"d0", 4)
+    number = feeder.stable(then)
+    view = StorageReading(storage).view(
+        INDEX, (0,), shard=0, build=0, wanted=Wanted(timestamp=number)
+    )
+    bounds = Bounds(b"\x903", b"\x909")
+    assert list(view.entries(0, bounds, backwards=False)) == []
+    assert list(view.entries(0, EVERYTHING, backwards=False)) == [b"\x902\x00d0"]

@@ -1,0 +1,720 @@
+"""Laws of what an indexer makes of its streams, against a store that only remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import NamedTuple
+
+import pytest
+
+from coordinator.core.key_versions import (
+    ABSENT,
+    END,
+    NO_SLICE,
+    SYNC,
+    UPSERT,
+    Item,
+    attach,
+    begin,
+)
+from coordinator.core.stream_records import BACKFILL, CATCHUP, MAINTENANCE, KeyVersions
+from indexer_sim.entries import State
+from indexer_sim.tracking import BRANCHED, GAP, NEVER, WHOLE, Change, Mark, Place, Tracker
+
+BRANCH = 77
+VBUCKETS = 2
+INDEXES = (1, 2)
+SEEDS = 300
+DOCUMENTS = tuple(b"d%d" % n for n in range(10))
+
+
+class Record(NamedTuple):
+    """A message, with its items as they come out of it."""
+
+    head: KeyVersions
+    items: tuple[Item, ...]
+
+
+def record(
+    kind: str,
+    connection: int,
+    number: int,
+    builds: dict[int, int],
+    *items: Item,
+    projector: int = 1,
+) -> Record:
+    head = KeyVersions(
+        "b", kind, projector, connection, 0, number, tuple(builds), tuple(builds.values()), b"", 0
+    )
+    return Record(head, items)
+
+
+class Entries:
+    """What the applier does with changes, in the plainest way: the entries of all indexes."""
+
+    def __init__(self) -> None:
+        self.held: dict[tuple[int, bytes], tuple[int, int, bytes]] = {}
+        self.tombstones: dict[tuple[int, bytes], int] = {}
+
+    def apply(self, changes: list[Change]) -> None:
+        for change in changes:
+            at = (change.index_id, change.document)
+            newest = max(self.held.get(at, (0,))[0], self.tombstones.get(at, 0))
+            if change.seqno <= newest:
+                continue
+            self.held.pop(at, None)
+            if change.piece >= 0:
+                self.held[at] = (change.seqno, change.piece, change.key)
+            elif change.guarded:
+                self.tombstones[at] = change.seqno
+
+    def forget(self, index_id: int) -> None:
+        self.held = {at: entry for at, entry in self.held.items() if at[0] != index_id}
+        self.sweep(index_id)
+
+    def sweep(self, index_id: int) -> None:
+        self.tombstones = {at: s for at, s in self.tombstones.items() if at[0] != index_id}
+
+
+def restored(tracker: Tracker) -> Tracker:
+    """Return the tracker that a restart makes of what was written."""
+    made = Tracker(tracker.vbuckets)
+    for index_id, tracked in tracker.indexes.items():
+        made.hold(index_id)
+        made.load_state(index_id, State(*tracked.state), tracked.tombstones)
+        for vbucket, mark in tracked.marks.items():
+            made.load_mark(index_id, vbucket, Mark.unpack(mark.pack()))
+    for vbucket, place in tracker.places.items():
+        made.load_place(vbucket, Place.unpack(place.pack()))
+    return made
+
+
+class Indexer:
+    """A tracker with its entries, restarted and fed."""
+
+    def __init__(self, *indexes: int, vbuckets: int = VBUCKETS) -> None:
+        self.tracker = Tracker(vbuckets)
+        self.entries = Entries()
+        self.renewed: set[int] = set()
+        """What lost its storage, and must be built again."""
+        for index_id in indexes:
+            self.tracker.hold(index_id)
+
+    def take(self, message: Record) -> None:
+        for index_id, build in self.tracker.newer_builds(message.head).items():
+            self.tracker.begin_build(index_id, build)
+            self.entries.forget(index_id)
+        self.entries.apply(self.tracker.take(message.head, message.items))
+        for index_id in list(self.tracker.amiss):
+            self.tracker.forget(index_id)
+            self.tracker.hold(index_id)
+            self.entries.forget(index_id)
+            self.renewed.add(index_id)
+        for index_id in self.tracker.swept():
+            self.entries.sweep(index_id)
+
+    def complete(self, index_id: int) -> bool:
+        return self.tracker.indexes[index_id].state.complete
+
+
+# -- single laws ---------------------------------------------------------------------------------
+
+ONE = {1: 1}
+
+
+def upsert(seqno: int, document: bytes, key: bytes, vbucket: int = 0, place: int = 0) -> Item:
+    return Item(UPSERT, vbucket, seqno, place, 0, document, key)
+
+
+def absent(seqno: int, document: bytes, vbucket: int = 0, place: int = 0) -> Item:
+    return Item(ABSENT, vbucket, seqno, place, NO_SLICE, document)
+
+
+def maintenance(*items: Item, connection: int = 1, number: int = 1, builds=ONE) -> Record:
+    return record(MAINTENANCE, connection, number, builds, *items)
+
+
+def backfill(*items: Item, connection: int = 100, builds=ONE) -> Record:
+    return record(BACKFILL, connection, 0, builds, *items)
+
+
+def catchup(*items: Item, connection: int = 200, builds=ONE) -> Record:
+    return record(CATCHUP, connection, 0, builds, *items)
+
+
+def built(start: int = 0) -> Indexer:
+    """Return an indexer with one vbucket and one index, complete, at seqno `start`."""
+    indexer = Indexer(1, vbuckets=1)
+    indexer.take(maintenance(begin(0, start, BRANCH, [0])))
+    indexer.take(backfill(begin(0, 0, BRANCH, [0]), Item(END, 0, start)))
+    assert indexer.complete(1)
+    return indexer
+
+
+def test_an_index_is_complete_when_a_backfill_reaches_where_it_was_attached() -> None:
+    indexer = Indexer(1, vbuckets=1)
+    indexer.take(maintenance(begin(0, 5, BRANCH, [0])))
+    indexer.take(backfill(begin(0, 0, BRANCH, [0]), upsert(3, b"x", b"k"), Item(END, 0, 4)))
+    assert not indexer.complete(1)
+    indexer.take(backfill(begin(0, 0, BRANCH, [0]), upsert(3, b"x", b"k"), Item(END, 0, 5)))
+    assert indexer.complete(1)
+    assert indexer.entries.held == {(1, b"x"): (3, 0, b"k")}
+
+
+def test_a_backfill_that_began_before_the_index_was_attached_does_not_count() -> None:
+    indexer = Indexer(1, vbuckets=1)
+    indexer.take(backfill(begin(0, 0, BRANCH, [0]), upsert(3, b"x", b"k")))
+    indexer.take(maintenance(begin(0, 5, BRANCH, [0])))
+    indexer.take(backfill(upsert(4, b"y", b"k"), Item(END, 0, 9)))
+    assert not indexer.complete(1)
+    assert not indexer.entries.held
+
+
+def test_what_was_deleted_during_a_build_stays_deleted_and_tombstones_go() -> None:
+    indexer = Indexer(1, vbuckets=1)
+    indexer.take(maintenance(begin(0, 5, BRANCH, [0])))
+    indexer.take(maintenance(absent(6, b"x")))
+    indexer.take(backfill(begin(0, 0, BRANCH, [0]), upsert(3, b"x", b"k")))
+    assert not indexer.entries.held
+    assert indexer.entries.tombstones
+    indexer.take(backfill(Item(END, 0, 6)))
+    assert indexer.complete(1)
+    assert not indexer.entries.tombstones
+
+
+def test_a_superseded_connection_is_ignored() -> None:
+    indexer = built()
+    indexer.take(maintenance(upsert(1, b"x", b"k1")))
+    indexer.take(maintenance(begin(0, 1, BRANCH, [0]), connection=2, number=2))
+    indexer.take(maintenance(upsert(9, b"x", b"zombie")))
+    indexer.take(maintenance(begin(0, 1, BRANCH, [0]), connection=1, number=1))
+    indexer.take(maintenance(upsert(2, b"x", b"k2"), connection=2, number=2))
+    assert indexer.entries.held == {(1, b"x"): (2, 0, b"k2")}
+    assert indexer.tracker.places[0].seqno == 2
+
+
+def test_a_gap_holds_the_high_watermark_until_it_is_caught_up() -> None:
+    indexer = built()
+    indexer.take(maintenance(upsert(3, b"x", b"k3")))
+    indexer.take(maintenance(begin(0, 8, BRANCH, [0]), connection=2, number=2))
+    indexer.take(maintenance(absent(9, b"y"), upsert(10, b"z", b"k"), connection=2, number=2))
+    place = indexer.tracker.places[0]
+    assert (place.condition, place.seqno) == (GAP, 3)
+    assert indexer.tracker.gaps() == [0]
+    indexer.take(catchup(begin(0, 3, BRANCH, [0]), upsert(5, b"y", b"stale"), Item(END, 0, 7)))
+    assert (place.condition, place.seqno) == (GAP, 7)
+    indexer.take(catchup(begin(0, 7, BRANCH, [0]), Item(END, 0, 8), connection=201))
+    assert (place.condition, place.seqno) == (WHOLE, 10)
+    assert {at[1] for at in indexer.entries.held} == {b"x", b"z"}
+    assert not indexer.entries.tombstones
+
+
+def test_a_catch_up_that_began_above_the_high_watermark_does_not_close_a_gap() -> None:
+    indexer = built()
+    indexer.take(maintenance(begin(0, 8, BRANCH, [0]), connection=2, number=2))
+    indexer.take(catchup(begin(0, 4, BRANCH, [0]), Item(END, 0, 20)))
+    assert indexer.tracker.gaps() == [0]
+
+
+def test_another_branch_is_told_and_nothing_of_it_is_applied() -> None:
+    indexer = built()
+    indexer.take(maintenance(upsert(3, b"x", b"k3")))
+    indexer.take(maintenance(begin(0, 2, BRANCH + 1, [0]), connection=2, number=2))
+    indexer.take(maintenance(upsert(4, b"x", b"k4"), connection=2, number=2))
+    assert indexer.tracker.places[0].condition == BRANCHED
+    assert indexer.tracker.branched() == [0]
+    assert indexer.entries.held == {(1, b"x"): (3, 0, b"k3")}
+    assert indexer.tracker.places[0].seqno == 3
+
+
+def test_a_newer_build_begins_from_nothing_and_items_of_the_older_one_are_void() -> None:
+    indexer = built()
+    indexer.take(maintenance(upsert(3, b"x", b"k3")))
+    indexer.take(maintenance(attach(0, 3, BRANCH, 0), builds={1: 2}))
+    assert not indexer.entries.held
+    assert not indexer.complete(1)
+    indexer.take(maintenance(upsert(4, b"y", b"old")))
+    indexer.take(maintenance(upsert(5, b"z", b"new"), builds={1: 2}))
+    assert indexer.entries.held == {(1, b"z"): (5, 0, b"new")}
+    indexer.take(backfill(begin(0, 0, BRANCH, [0]), Item(END, 0, 9)))
+    assert not indexer.complete(1)
+    indexer.take(backfill(begin(0, 0, BRANCH, [0]), Item(END, 0, 9), builds={1: 2}))
+    assert indexer.complete(1)
+
+
+def test_an_attach_makes_the_owner_known_to_who_came_later() -> None:
+    indexer = Indexer(1, vbuckets=1)
+    indexer.take(maintenance(upsert(3, b"x", b"k"), builds={9: 1}))
+    indexer.take(maintenance(attach(0, 4, BRANCH, 1), builds={9: 1, 1: 1}))
+    place = indexer.tracker.places[0]
+    assert (place.vbuuid, place.seqno, place.condition) == (BRANCH, 4, WHOLE)
+    assert indexer.tracker.indexes[1].marks[0].attached == 4
+
+
+def test_an_index_that_an_owner_forgot_is_caught_up_before_it_is_complete_again() -> None:
+    indexer = built()
+    indexer.take(maintenance(upsert(3, b"x", b"k3")))
+    indexer.take(maintenance(begin(0, 3, BRANCH, []), connection=2, number=2))
+    assert not indexer.complete(1)
+    indexer.take(maintenance(Item(SYNC, 0, 6), connection=2, number=2))
+    indexer.take(maintenance(attach(0, 6, BRANCH, 0), connection=2, number=2))
+    place = indexer.tracker.places[0]
+    assert (place.condition, place.seqno, place.begun) == (GAP, 3, 6)
+    indexer.take(catchup(begin(0, 3, BRANCH, [0]), absent(5, b"x"), Item(END, 0, 6)))
+    assert (place.condition, place.seqno) == (WHOLE, 6)
+    assert not indexer.entries.held
+
+
+def test_what_was_sent_while_messages_were_lost_is_caught_up() -> None:
+    indexer = built()
+    indexer.take(maintenance(upsert(3, b"x", b"k3")))
+    assert indexer.tracker.lose() == set()
+    assert indexer.tracker.gaps() == [0]
+    unheard = maintenance(upsert(8, b"y", b"k"), connection=5, number=4)
+    indexer.take(unheard)
+    place = indexer.tracker.places[0]
+    assert (place.condition, place.seqno, place.owner) == (GAP, 3, (1, 5))
+    indexer.take(catchup(begin(0, 3, BRANCH, [0]), absent(5, b"x"), Item(END, 0, 7)))
+    assert (place.condition, place.seqno) == (WHOLE, 8)
+    assert indexer.entries.held == {(1, b"y"): (8, 0, b"k")}
+
+
+def test_an_idle_vbucket_that_was_caught_up_takes_whoever_sends_next() -> None:
+    indexer = built()
+    indexer.tracker.lose()
+    indexer.take(catchup(begin(0, 0, BRANCH, [0]), upsert(5, b"x", b"k"), Item(END, 0, 7)))
+    assert indexer.tracker.gaps() == []
+    indexer.take(maintenance(upsert(8, b"y", b"k"), connection=5, number=4))
+    assert indexer.tracker.places[0].seqno == 8
+
+
+def test_all_items_of_one_seqno_count() -> None:
+    indexer = Indexer(*INDEXES, vbuckets=1)
+    builds = {1: 1, 2: 1}
+    indexer.take(maintenance(begin(0, 0, BRANCH, [0, 1]), builds=builds))
+    indexer.take(backfill(begin(0, 0, BRANCH, [0, 1]), Item(END, 0, 0), builds=builds))
+    indexer.take(
+        maintenance(upsert(1, b"x", b"k", place=0), upsert(1, b"x", b"k", place=1), builds=builds)
+    )
+    assert set(indexer.entries.held) == {(1, b"x"), (2, b"x")}
+
+
+def test_what_is_below_the_high_watermark_does_not_come_back() -> None:
+    indexer = built()
+    indexer.take(maintenance(upsert(2, b"x", b"k"), absent(5, b"x")))
+    indexer.take(maintenance(begin(0, 1, BRANCH, [0]), connection=2, number=2))
+    indexer.take(maintenance(upsert(2, b"x", b"k"), connection=2, number=2))
+    assert not indexer.entries.held
+
+
+def test_an_index_that_a_stream_does_not_carry_is_not_attached() -> None:
+    indexer = Indexer(*INDEXES, vbuckets=1)
+    builds = {1: 1, 2: 1}
+    indexer.take(maintenance(begin(0, 0, BRANCH, [0]), builds=builds))
+    assert indexer.tracker.indexes[1].marks.keys() == {0}
+    assert not indexer.tracker.indexes[2].marks
+    indexer.take(maintenance(upsert(1, b"x", b"k", place=1), builds=builds))
+    assert not indexer.entries.held
+
+
+def test_a_catch_up_without_an_index_that_lacks_something_does_not_count() -> None:
+    indexer = built()
+    indexer.take(maintenance(begin(0, 8, BRANCH, [0]), connection=2, number=2))
+    indexer.take(catchup(begin(0, 0, BRANCH, []), Item(END, 0, 20)))
+    assert indexer.tracker.gaps() == [0]
+
+
+def test_a_catch_up_that_began_before_there_was_a_gap_brings_nothing() -> None:
+    indexer = built()
+    indexer.take(catchup(begin(0, 0, BRANCH, [0])))
+    indexer.take(maintenance(begin(0, 8, BRANCH, [0]), connection=2, number=2))
+    indexer.take(catchup(upsert(3, b"x", b"k"), Item(END, 0, 20)))
+    assert not indexer.entries.held
+    assert indexer.tracker.gaps() == [0]
+
+
+def test_messages_that_are_lost_are_caught_up_to_where_the_owner_is_heard_again() -> None:
+    indexer = built()
+    indexer.tracker.lose()
+    indexer.take(maintenance(upsert(8, b"y", b"k"), connection=5, number=4))
+    indexer.take(catchup(begin(0, 0, BRANCH, [0]), Item(END, 0, 6)))
+    assert indexer.tracker.gaps() == [0]
+    assert indexer.tracker.places[0].seqno == 6
+
+
+def test_a_backfill_that_leaves_an_index_out_ends_without_it() -> None:
+    indexer = Indexer(*INDEXES, vbuckets=1)
+    both = {1: 1, 2: 1}
+    indexer.take(maintenance(begin(0, 5, BRANCH, [0, 1]), builds=both))
+    indexer.take(backfill(begin(0, 0, BRANCH, [0, 1]), builds=both))
+    indexer.take(backfill(Item(END, 0, 5), builds={2: 1}))
+    assert indexer.complete(2)
+    assert not indexer.complete(1)
+
+
+def test_an_index_that_is_attached_below_the_high_watermark_takes_it_back() -> None:
+    indexer = Indexer(*INDEXES, vbuckets=1)
+    both = {1: 1, 2: 1}
+    indexer.take(maintenance(begin(0, 5, BRANCH, [0])))
+    indexer.take(backfill(begin(0, 0, BRANCH, [0]), Item(END, 0, 5)))
+    indexer.take(maintenance(begin(0, 0, BRANCH, [0, 1]), connection=2, number=2, builds=both))
+    indexer.take(backfill(begin(0, 0, BRANCH, [1]), Item(END, 0, 0), connection=3, builds=both))
+    assert indexer.tracker.places[0].seqno == 0
+    assert indexer.complete(2)
+    early = maintenance(upsert(3, b"x", b"k", place=1), connection=2, number=2, builds=both)
+    indexer.take(early)
+    assert indexer.entries.held == {(2, b"x"): (3, 0, b"k")}
+
+
+def test_an_index_whose_attachment_was_lost_begins_anew() -> None:
+    indexer = Indexer(1, vbuckets=2)
+    indexer.take(maintenance(begin(0, 0, BRANCH, [0]), begin(1, 0, BRANCH, [0])))
+    indexer.take(maintenance(attach(0, 0, BRANCH, 0), builds={1: 2}))
+    assert not indexer.renewed
+    indexer.take(maintenance(upsert(1, b"x", b"k", vbucket=1), builds={1: 2}))
+    assert indexer.renewed == {1}
+    assert indexer.tracker.indexes[1].state.build == 0
+
+
+def test_a_catch_up_tells_of_an_attachment_that_was_lost_where_nothing_is_written() -> None:
+    indexer = Indexer(1, vbuckets=2)
+    indexer.take(maintenance(begin(0, 0, BRANCH, [0]), begin(1, 0, BRANCH, [0])))
+    indexer.take(maintenance(attach(0, 0, BRANCH, 0), builds={1: 2}))
+    indexer.take(record(CATCHUP, 9, 1, {1: 2}, begin(0, 0, BRANCH, [0])))
+    assert not indexer.renewed
+    indexer.take(record(CATCHUP, 9, 1, {1: 2}, begin(1, 0, BRANCH, [0])))
+    assert indexer.renewed == {1}
+
+
+def test_storage_that_is_new_takes_no_notice_of_a_build_that_began_before_it() -> None:
+    indexer = Indexer(*INDEXES, vbuckets=1)
+    both = {1: 1, 2: 1}
+    indexer.take(maintenance(begin(0, 0, BRANCH, [0])))
+    for seqno in (1, 2):
+        indexer.take(maintenance(upsert(seqno, b"x", b"k", place=1), builds=both))
+    assert not indexer.renewed
+    assert not indexer.entries.held
+
+
+def test_a_build_ends_though_a_stream_began_anew_below_where_it_was_attached() -> None:
+    indexer = Indexer(1, vbuckets=1)
+    indexer.take(maintenance(begin(0, 5, BRANCH, [0])))
+    indexer.take(maintenance(upsert(7, b"y", b"k")))
+    indexer.take(maintenance(begin(0, 3, BRANCH, [0]), connection=2, number=2))
+    assert indexer.tracker.places[0].seqno == 3
+    indexer.take(backfill(begin(0, 0, BRANCH, [0]), Item(END, 0, 3)))
+    assert indexer.complete(1)
+    items = (upsert(4, b"x", b"k"), upsert(7, b"y", b"k"))
+    indexer.take(maintenance(*items, connection=2, number=2))
+    assert {document for _, document in indexer.entries.held} == {b"x", b"y"}
+
+
+def test_who_holds_nothing_misses_nothing() -> None:
+    indexer = built()
+    indexer.tracker.lose()
+    indexer.tracker.forget(1)
+    indexer.tracker.hold(1)
+    assert indexer.tracker.gaps() == []
+    indexer.take(maintenance(attach(0, 8, BRANCH, 0), connection=5, number=4, builds={1: 2}))
+    place = indexer.tracker.places[0]
+    assert (place.condition, place.seqno, place.owner) == (WHOLE, 8, (1, 5))
+
+
+# -- everything at once --------------------------------------------------------------------------
+
+
+@dataclass
+class Store:
+    """A key-value store of one branch that remembers the newest mutation of each document."""
+
+    high: list[int] = field(default_factory=lambda: [0] * VBUCKETS)
+    newest: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+
+    @staticmethod
+    def vbucket_of(document: bytes) -> int:
+        return document[1] % VBUCKETS
+
+    def mutate(self, document: bytes, value: int) -> None:
+        vbucket = self.vbucket_of(document)
+        self.high[vbucket] += 1
+        self.newest[document] = (self.high[vbucket], value)
+
+    def after(self, vbucket: int, seqno: int) -> list[tuple[int, bytes, int]]:
+        return sorted(
+            (at, document, value)
+            for document, (at, value) in self.newest.items()
+            if self.vbucket_of(document) == vbucket and at > seqno
+        )
+
+
+def place_of(index_id: int, value: int) -> int:
+    """Return the slice of a value, -1 where the indexer does not host it; 0 is deleted."""
+    return -1 if value == 0 or (value + index_id) % 3 == 0 else value % 2
+
+
+class Connection:
+    """A projector's stream: it reads the store snapshot by snapshot, as slowly as it likes."""
+
+    numbers = iter(range(1, 10**9))
+
+    def __init__(
+        self,
+        world: World,
+        kind: str,
+        starts: dict[int, int],
+        builds: dict[int, int],
+        number: int = 0,
+    ) -> None:
+        self.world = world
+        self.kind = kind
+        self.connection = next(self.numbers)
+        self.number = number
+        self.builds = dict(builds)
+        self.at = dict(starts)
+        self.until = {v: max(world.store.high[v], s) for v, s in starts.items()}
+        self.pending: dict[int, list[tuple[int, bytes, int]]] = {v: [] for v in starts}
+        self.ends: dict[int, int] = dict(starts)
+        self.begun: set[int] = set()
+
+    def send(self, *items: Item) -> None:
+        message = record(self.kind, self.connection, self.number, self.builds, *items)
+        self.world.log.append(message)
+
+    def step(self, vbucket: int, count: int) -> None:
+        """Send something of a vbucket, if there is something to send."""
+        if vbucket not in self.at:
+            return
+        if vbucket not in self.begun:
+            self.begun.add(vbucket)
+            places = range(len(self.builds))
+            self.send(begin(vbucket, self.at[vbucket], BRANCH, list(places)))
+            return
+        if not self.pending[vbucket]:
+            self._snapshot(vbucket)
+        items: list[Item] = []
+        for _ in range(count):
+            if not self.pending[vbucket]:
+                break
+            seqno, document, value = self.pending[vbucket].pop(0)
+            items += self._items(vbucket, seqno, document, value)
+            self.at[vbucket] = seqno
+        if not self.pending[vbucket]:
+            end = self.at[vbucket] = self.ends[vbucket]
+            if self.kind == MAINTENANCE:
+                items.append(Item(SYNC, vbucket, end))
+            elif end >= self.until[vbucket]:
+                items.append(Item(END, vbucket, end))
+                del self.at[vbucket]
+        if items:
+            self.send(*items)
+
+    def _snapshot(self, vbucket: int) -> None:
+        end = self.world.store.high[vbucket]
+        if self.kind != MAINTENANCE:
+            end = min(end, self.until[vbucket])
+        found = self.world.store.after(vbucket, self.at[vbucket])
+        self.pending[vbucket] = [mutation for mutation in found if mutation[0] <= end]
+        self.ends[vbucket] = max(end, self.at[vbucket])
+
+    def _items(self, vbucket: int, seqno: int, document: bytes, value: int) -> list[Item]:
+        found = []
+        for place, index_id in enumerate(self.builds):
+            piece = place_of(index_id, value)
+            if piece >= 0:
+                found.append(Item(UPSERT, vbucket, seqno, place, piece, document, b"%d" % value))
+            elif self.kind != BACKFILL:
+                found.append(Item(ABSENT, vbucket, seqno, place, NO_SLICE, document))
+        return found
+
+    def attach(self, index_id: int, build: int) -> None:
+        self.builds[index_id] = build
+        place = list(self.builds).index(index_id)
+        for vbucket in sorted(self.begun):
+            self.send(attach(vbucket, self.at[vbucket], BRANCH, place))
+
+
+class World:
+    """A store, projectors, the log between, and an indexer that is killed now and then."""
+
+    def __init__(self) -> None:
+        self.store = Store()
+        self.log: list[Record] = []
+        self.indexer = Indexer(*INDEXES)
+        self.builds: dict[int, int] = {}
+        self.number = 0
+        self.next_build = 0
+        self.live: Connection | None = None
+        self.others: list[Connection] = []
+        self.older = [0] * VBUCKETS
+
+    # Each of these is one thing that happens; `a` and `b` choose among its variants.
+
+    def mutate(self, a: int, b: int) -> None:
+        self.store.mutate(DOCUMENTS[a % len(DOCUMENTS)], b % 5)
+
+    def build(self, a: int, b: int) -> None:
+        """An index is built, again if it was: projectors attach it, in time or not."""
+        index_id = INDEXES[a % len(INDEXES)]
+        self.next_build += 1
+        self.builds[index_id] = self.next_build
+        if self.live is None:
+            self.renew(b, 0)
+        elif b >= 4:
+            self.renew(b, 3)
+        else:
+            self.live.attach(index_id, self.next_build)
+            for other in self.others:
+                if other.kind == MAINTENANCE and index_id in other.builds and b % 2:
+                    other.attach(index_id, self.next_build)
+
+    def drop(self, a: int, _: int) -> None:
+        """An index is dropped, and its storage allocated again."""
+        index_id = INDEXES[a % len(INDEXES)]
+        self.builds.pop(index_id, None)
+        self.indexer.tracker.forget(index_id)
+        self.indexer.tracker.hold(index_id)
+        self.indexer.entries.forget(index_id)
+
+    def renew(self, a: int, b: int) -> None:
+        """A new generation begins at the high watermark, before it, or behind it.
+
+        Its projector may not have heard of each index yet.
+        """
+        if not self.builds:
+            return
+        here = [self.hw(v) for v in range(VBUCKETS)]
+        starts = (here, self.older, [0] * VBUCKETS, list(self.store.high))[a % 4]
+        self.older = here
+        if self.live is not None:
+            self.others.append(self.live)
+        self.number += 1
+        begins = {v: min(start, self.store.high[v]) for v, start in enumerate(starts)}
+        builds = {i: build for i, build in self.builds.items() if i != a - 3}
+        self.live = Connection(self, MAINTENANCE, begins, builds, self.number)
+        for v in range(VBUCKETS):
+            if b >> v & 1:
+                self.live.step(v, 0)
+
+    def hw(self, vbucket: int) -> int:
+        place = self.indexer.tracker.places.get(vbucket)
+        return place.seqno if place else 0
+
+    def backfill(self, a: int, _: int) -> None:
+        """A pass over everything, once the owner carries all the indexes that it is for."""
+        live = self.live
+        if live is None or len(live.begun) < VBUCKETS or live.builds != self.builds:
+            return
+        builds = {i: b for n, (i, b) in enumerate(self.builds.items()) if a >> n & 1}
+        if builds:
+            zero = dict.fromkeys(range(VBUCKETS), 0)
+            self.others.append(Connection(self, BACKFILL, zero, builds))
+            self.others[-1].until = {v: live.at[v] for v in live.at}
+
+    def catch_up(self, a: int, _: int) -> None:
+        gaps = self.indexer.tracker.gaps()
+        if gaps and self.builds:
+            vbucket = gaps[a % len(gaps)]
+            starts = {vbucket: self.older[vbucket] if a == 7 else self.hw(vbucket)}
+            self.others.append(Connection(self, CATCHUP, starts, self.builds))
+
+    def flow(self, a: int, b: int) -> None:
+        if self.live is not None:
+            for index_id in self.builds.keys() - self.live.builds.keys():
+                if b == 7:
+                    self.live.attach(index_id, self.builds[index_id])
+            self.live.step(a % VBUCKETS, 1 + b % 2)
+
+    def flow_aside(self, a: int, b: int) -> None:
+        """A zombie, a backfill or a catch-up sends something, or dies."""
+        self.others = [other for other in self.others if other.at][-5:]
+        if self.others:
+            self.others[a % len(self.others)].step(b % VBUCKETS, 1 + b % 2)
+
+    def consume(self, a: int, _: int) -> None:
+        for _ in range(1 + a):
+            if self.log:
+                self.indexer.take(self.log.pop(0))
+
+    def calm(self, _: int, __: int) -> None:
+        """Everybody gets as far as there is something to send, and all of it is taken."""
+        for vbucket in range(VBUCKETS):
+            self.catch_up(vbucket, 0)
+        for connection in filter(None, (self.live, *self.others)):
+            for _ in range(4):
+                for vbucket in range(VBUCKETS):
+                    connection.step(vbucket, 100)
+        while self.log:
+            self.indexer.take(self.log.pop(0))
+            self.check()
+
+    def restart(self, _: int, __: int) -> None:
+        self.indexer.tracker = restored(self.indexer.tracker)
+
+    def lose(self, a: int, _: int) -> None:
+        """The log is cut off ahead of the indexer; what was being built must begin anew."""
+        del self.log[: 1 + a % 8]
+        for index_id in self.indexer.tracker.lose():
+            self.drop(INDEXES.index(index_id), 0)
+
+    # What must hold.
+
+    def check(self) -> None:
+        """Where nothing newer than the high watermark is, a whole index is as the store."""
+        tracker = self.indexer.tracker
+        for index_id, tracked in tracker.indexes.items():
+            for document, (seqno, value) in self.store.newest.items():
+                vbucket = self.store.vbucket_of(document)
+                mark, place = tracked.marks.get(vbucket), tracker.places.get(vbucket)
+                if mark is None or place is None or mark.done == NEVER or mark.lacks != NEVER:
+                    continue
+                if place.condition == WHOLE and seqno <= place.seqno:
+                    self._agree(index_id, document, seqno, value)
+
+    def _agree(self, index_id: int, document: bytes, seqno: int, value: int) -> None:
+        piece = place_of(index_id, value)
+        expected = (seqno, piece, b"%d" % value) if piece >= 0 else None
+        assert self.indexer.entries.held.get((index_id, document)) == expected
+
+    def settle(self) -> None:
+        """Let everything come to its end: then all is built, caught up and the same."""
+        self.renew(0, 0)
+        for round_number in range(12):
+            for index_id in self.indexer.renewed | (set(INDEXES) - self.builds.keys()):
+                self.indexer.renewed.discard(index_id)
+                self.build(INDEXES.index(index_id), 0)
+            if round_number in (1, 4, 8):
+                self.backfill(3, 0)
+            self.calm(0, 0)
+        tracker = self.indexer.tracker
+        assert tracker.gaps() == []
+        assert [tracker.places[v].seqno for v in range(VBUCKETS)] == self.store.high
+        for index_id in INDEXES:
+            assert self.indexer.complete(index_id)
+            for document, (seqno, value) in self.store.newest.items():
+                self._agree(index_id, document, seqno, value)
+        assert not self.indexer.entries.tombstones
+
+
+COMMON = (World.mutate, World.flow, World.flow_aside, World.consume, World.backfill, World.catch_up)
+RARE = (World.build, World.drop, World.renew, World.restart, World.lose, World.calm)
+
+
+def swarm(chance: Random) -> list[Callable[[World, int, int], None]]:
+    """Return what may happen in a run: much of this, nothing of that."""
+    common = [event for event in COMMON for _ in range(chance.choice((3, 10, 30)))]
+    return common + [event for event in RARE for _ in range(chance.choice((0, 0, 1, 3)))]
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_whatever_happens_entries_are_those_of_the_store(seed: int) -> None:
+    chance = Random(seed)
+    world = World()
+    world.build(0, 0)
+    world.build(1, 0)
+    events = swarm(chance)
+    for _ in range(chance.randrange(50, 800)):
+        chance.choice(events)(world, chance.randrange(8), chance.randrange(8))
+        world.check()
+    world.settle()
