@@ -11,7 +11,6 @@ import asyncio
 import logging
 import os
 import secrets
-import signal
 import sys
 import uuid
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from coordinator.kafka.errors import KafkaRefusal, explain
 from coordinator.kafka.readers import watermarks
 from coordinator.kafka.topics import COMMIT, ensure_topics, topic_name
 from coordinator.shell import EXIT_FAILED, EXIT_REFUSED, Shell
+from coordinator.stopping import ignore_stops, on_stop_in
 from coordinator.store import Store, StoreError, open_or_replace
 
 log = logging.getLogger("coordinator")
@@ -160,8 +160,7 @@ async def _serve(arguments: argparse.Namespace, store: Store, started: Started) 
         node, store, arguments.bootstrap_servers, arguments.cluster, str(arguments.data_dir)
     )
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, shell.stop)
+    on_stop_in(loop, shell.stop)
     app = build_app(shell)
     server = HttpServer(app, arguments.host, arguments.port)
     if not await server.start():
@@ -174,6 +173,7 @@ async def _serve(arguments: argparse.Namespace, store: Store, started: Started) 
     await server.stop()
     await app.state.calls.close()
     await shell.close()
+    ignore_stops(loop)
     return shell.exit_code
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import argparse
 import gc
 import re
-import signal
 import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from coordinator.stopping import ignore_stops, on_stop
 
 if TYPE_CHECKING:
     from indexer_sim.process import Options
@@ -32,12 +33,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run an indexer until SIGTERM or SIGINT, and return its exit code."""
     arguments = parser().parse_args(argv)
     stopping = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopping.set())
+    on_stop(stopping.set)
     gc.set_threshold(*GARBAGE)
     from indexer_sim.process import Options
 
-    return run(
+    code = run(
         Options(
             arguments.id,
             arguments.cluster,
@@ -51,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         ),
         stopping,
     )
+    ignore_stops()
+    return code
 
 
 def run(options: Options, stopping: threading.Event) -> int:

@@ -13,7 +13,6 @@ import fcntl
 import json
 import logging
 import os
-import signal
 import socket
 import sys
 import time
@@ -23,6 +22,7 @@ from pathlib import Path
 import uvicorn
 import uvloop
 
+from coordinator.stopping import ignore_stops, on_stop_in
 from projector_sim.errors import KvError
 from projector_sim.kv import KvStore
 from projector_sim.kv_api import build_app
@@ -148,8 +148,8 @@ async def _serve(hub: Hub, arguments: argparse.Namespace) -> int:
         )
     )
     stopping = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    loop = asyncio.get_running_loop()
+    on_stop_in(loop, stopping.set)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     expiring = asyncio.create_task(_expire(hub))
     _announce(arguments.announce_file, url)
@@ -161,6 +161,7 @@ async def _serve(hub: Hub, arguments: argparse.Namespace) -> int:
     server.should_exit = True
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(serving, GRACE_S + 0.5)
+    ignore_stops(loop)
     return 0 if stopping.is_set() else EX_UNUSABLE
 
 

@@ -13,7 +13,6 @@ import argparse
 import os
 import re
 import secrets
-import signal
 import sys
 import threading
 import time
@@ -37,6 +36,7 @@ from coordinator.core.stream_records import (
 from coordinator.kafka.following import Voice, wall_ms
 from coordinator.kafka.readers import decode_event
 from coordinator.kafka.topics import STREAM_PARTITIONS
+from coordinator.stopping import ignore_stops, on_stop
 from projector_sim.data_sink import DataSink
 from projector_sim.following import Follower, Read, Started
 from projector_sim.frames import Kind
@@ -466,12 +466,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     stopping, wake = threading.Event(), threading.Event()
 
-    def stop(*_: object) -> None:
+    def stop() -> None:
         stopping.set()
         wake.set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
+    on_stop(stop)
     sys.setswitchinterval(SWITCH_S)
     options = Options(
         arguments.projector,
@@ -482,6 +481,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.sync_ms,
     )
     Projector(options, stopping, wake).run()
+    ignore_stops()
     return 0
 
 

@@ -42,6 +42,7 @@ from coordinator.store import Store
 T = TypeVar("T")
 
 DEADLINE_S = 45.0
+IMPATIENCE_S = 0.002
 POLL_S = 0.02
 GRACE_S = 15.0
 CAS_BASE = 1
@@ -114,7 +115,15 @@ class Child:
         """Stop it by SIGTERM; it must end by itself, with 0."""
         assert self.process is not None
         assert end(self.process, grace_s=GRACE_S), f"{self.name} ignored SIGTERM"
-        assert self.process.returncode == 0, self.said[-2000:]
+        code = self.process.returncode
+        assert code == 0, f"{self.name} ended with {code}: {self.said[-2000:]}"
+
+    def stop_impatiently(self) -> None:
+        """Stop it by SIGTERM again and again, as a console and a supervisor together do."""
+        while self.runs:
+            os.kill(self.pid, signal.SIGTERM)
+            time.sleep(IMPATIENCE_S)
+        self.stop()
 
     def kill(self) -> None:
         if self.process is not None:

@@ -255,6 +255,19 @@ def test_a_build_ends_correctly_whoever_is_killed_in_the_middle_of_it(
     plane.agrees()
 
 
+def test_processes_that_are_stopped_impatiently_end_well(plant: Cluster) -> None:
+    plane = DataPlane(plant, "impatient", VBUCKETS)
+    plane.write(some_documents(random.Random(4), 300, 300))
+    plane.create(BY_CITY)
+    for child in reversed(plant.children):
+        child.stop_impatiently()
+    for child in plant.children:
+        child.start()
+    wait_until(lambda: _answers(plant), "the store is back")
+    plant.master()
+    plane.agrees()
+
+
 def _answers(plant: Cluster) -> bool:
     assert plant.kv is not None
     return plant.http.get(f"{plant.kv.url}/v1/nodes").status_code == 200

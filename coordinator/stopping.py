@@ -1,0 +1,37 @@
+"""What SIGTERM and SIGINT mean to every process of a cluster: stop, once, however often they come.
+
+Ctrl-C reaches a whole process group, and its supervisor then asks each process to stop, too. The
+second signal may come when handlers are gone already: Python and the event loop put the default
+back as they end, and the default kills, with an exit code that looks like a crash.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+STOPS = (signal.SIGTERM, signal.SIGINT)
+
+
+def on_stop(stop: Callable[[], object]) -> None:
+    """Call `stop` at every such signal, between two steps of the main thread."""
+    for number in STOPS:
+        signal.signal(number, lambda *_: stop())
+
+
+def on_stop_in(loop: asyncio.AbstractEventLoop, stop: Callable[[], object]) -> None:
+    """Call `stop` at every such signal, in the loop."""
+    for number in STOPS:
+        loop.add_signal_handler(number, stop)
+
+
+def ignore_stops(loop: asyncio.AbstractEventLoop | None = None) -> None:
+    """Ignore them from now on: the process is ending. `loop` is the one that handled them."""
+    for number in STOPS:
+        if loop is not None:
+            loop.remove_signal_handler(number)
+        signal.signal(number, signal.SIG_IGN)
