@@ -253,7 +253,7 @@ def _reported_from(fields: Fields) -> records.HoldingsReported:
 
 _U64 = 2**64
 _SIGN = 2**63
-_UNSIGNED = ("vbuuid", "seqno")
+_UNSIGNED = ("vbuuid", "seqno", "seen_vbuuid", "seen_seqno")
 
 
 def _nested(**fields_of: type) -> tuple[Callable[[Any], Fields], Callable[..., Any]]:
@@ -388,6 +388,9 @@ _COMMON: dict[type, tuple[str, ...]] = {
     stream_records.KeyVersions: (),
     stream_records.CatchUpRequested: (),
     stream_records.StabilityTimestamp: (),
+    stream_records.Tick: (),
+    stream_records.RestartRequested: (),
+    stream_records.RestartTimestamp: (),
     stream_records.IndexRouted: (),
     stream_records.IndexBuilt: (),
 }
@@ -403,6 +406,8 @@ _NESTED: dict[type, dict[str, type]] = {
     stream_records.StreamEnd: {},
     stream_records.Sync: {},
     stream_records.FailoverLog: {"branches": stream_records.FailoverBranch},
+    stream_records.RollbackEnquiry: {},
+    stream_records.ConsolidatedStability: {"timestamps": stream_records.StabilityTimestamp},
     stream_records.HwHeartbeat: {"builds": stream_records.BuildProgress},
 }
 

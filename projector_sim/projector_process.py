@@ -78,6 +78,7 @@ class Options:
     kv: str
     heartbeat_ms: int = 500
     sync_ms: int = 100
+    repeat_ms: int = 20_000
 
 
 @dataclass(slots=True, eq=False)
@@ -162,6 +163,7 @@ class Projector:
         self._served_s = 0.0
         self._beat_due_s = 0.0
         self._report_due_s = time.monotonic() + REPORT_PERIOD_S
+        self._repeat_due_s = 0.0
         self._reported: Counter[int] = Counter()
         self._answered: set[tuple[int, int, str]] = set()
         self._waited: tuple[object, ...] = ()
@@ -437,6 +439,10 @@ class Projector:
                 backfills=self.desk.progress(),
             )
         )
+        if now >= self._repeat_due_s:
+            self._repeat_due_s = now + self.options.repeat_ms / 1000
+            for line in self._lines:
+                line.router.repeat()
         if now >= self._report_due_s:
             self._report_due_s = now + REPORT_PERIOD_S
             self._report()
@@ -479,6 +485,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.kv.rstrip("/"),
         arguments.heartbeat_ms,
         arguments.sync_ms,
+        arguments.repeat_ms,
     )
     Projector(options, stopping, wake).run()
     ignore_stops()
@@ -502,6 +509,12 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--heartbeat-ms", type=_within(10, 60_000), default=500)
     found.add_argument(
         "--sync-ms", type=_within(1, 60_000), default=100, help="at most one SYNC in this time"
+    )
+    found.add_argument(
+        "--repeat-ms",
+        type=_within(100, 3_600_000),
+        default=20_000,
+        help="SYNC is repeated where nothing has changed for so long",
     )
     return found
 

@@ -124,6 +124,8 @@ class Router:
         self._builds: tuple[int, ...] = ()
         self._routes: tuple[Route, ...] = ()
         self._over_soon: list[tuple[int, int, str]] = []
+        self._synced: dict[int, int] = {}
+        self._said: set[int] = set()
         self._lanes = [Lane() for _ in range(partitions)]
         self._frames: dict[int, Callable[[bytes], None]] = {
             Kind.BEGIN: self._begin,
@@ -184,7 +186,10 @@ class Router:
         run = self.run
         run.vbuuids[vbucket], run.positions[vbucket] = vbuuid, seqno
         run.ended.pop(vbucket, None)
-        self._tell(vbucket, StreamBegin, vbuuid=vbuuid, seqno=seqno, kind=run.kind)
+        self._tell(
+            vbucket, StreamBegin, vbuuid=vbuuid, seqno=seqno, kind=run.kind, number=run.number
+        )
+        self._synced[vbucket] = seqno
         if run.kind == MAINTENANCE:
             log = tuple(FailoverBranch(*b) for b in BRANCH.iter_unpack(body[BEGIN_HEAD.size :]))
             self.failover_log(vbucket, log)
@@ -301,7 +306,21 @@ class Router:
             self._to_all(pack(Item(SYNC, vbucket, seqno)), vbucket)
         self.flush()
         for vbucket, seqno in reached:
+            self._synced[vbucket] = seqno
+            self._said.add(vbucket)
             self._tell(vbucket, Sync, vbuuid=run.vbuuids[vbucket], seqno=seqno)
+
+    def repeat(self) -> None:
+        """Say how far vbuckets have come that were not spoken of since the last call.
+
+        Only to those who follow the control records: for them silence means that something is
+        wrong. Indexers have it in line already.
+        """
+        if self.run.kind != MAINTENANCE:
+            return
+        for vbucket in sorted(self.run.positions.keys() - self._said):
+            self._tell(vbucket, Sync, vbuuid=self.run.vbuuids[vbucket], seqno=self._synced[vbucket])
+        self._said.clear()
 
     def _end(self, body: bytes) -> None:
         vbucket, seqno, reason = END_BODY.unpack_from(body)
@@ -316,6 +335,7 @@ class Router:
     def _over(self, vbucket: int, seqno: int, reason: str) -> None:
         """End the stream of a vbucket, and say so after all that came of it."""
         del self.run.positions[vbucket]
+        self._said.discard(vbucket)
         self._over_soon.append((vbucket, seqno, reason))
 
     def _rollback(self, body: bytes) -> None:

@@ -25,6 +25,8 @@ class StreamBegin:
     vbuuid: int
     seqno: int
     at_ms: int
+    number: int = 0
+    """Of the generation of maintenance streams that it belongs to; 0 for other kinds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +169,80 @@ class StabilityTimestamp:
     at_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class ConsolidatedStability:
+    """The stability timestamps of several buckets in one message."""
+
+    timestamps: tuple[StabilityTimestamp, ...]
+
+
+# -- what timestamps are computed from, and what they lead to -------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time as an input: whoever reads it knows that it is not earlier than this."""
+
+    at_ms: int
+    writer: int
+
+
+@dataclass(frozen=True, slots=True)
+class RestartRequested:
+    """Where would a bucket's streams have to begin again? `participants` are active indexers."""
+
+    bucket: str
+    round: int
+    vbuckets: int
+    participants: tuple[int, ...]
+    reason: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class RestartTimestamp:
+    """From where on the streams of `vbuckets` are to begin again.
+
+    `vbuuids` and `seqnos` have one entry for each of `vbuckets`, in their order. `branched` are
+    those that have lost what an indexer holds; `projectors` had the connections. `number` ascends
+    within a bucket; `round` names the question that it answers, 0 if nobody asked.
+    """
+
+    bucket: str
+    number: int
+    round: int
+    vbuckets: tuple[int, ...]
+    vbuuids: bytes
+    seqnos: bytes
+    branched: tuple[int, ...]
+    projectors: tuple[int, ...]
+    reason: str
+    at_ms: int
+
+
+SYNC_MISSING, SEQNO_REGRESSED = ENQUIRIES = ("sync_missing", "seqno_regressed")
+
+
+@dataclass(frozen=True, slots=True)
+class RollbackEnquiry:
+    """A vbucket may have been rolled back: somebody has to look at its failover log.
+
+    It stands at `vbuuid` and `seqno`; its connection said `seen_vbuuid` and `seen_seqno` last.
+    """
+
+    bucket: str
+    number: int
+    vbucket: int
+    vbuuid: int
+    seqno: int
+    seen_vbuuid: int
+    seen_seqno: int
+    projector: int
+    connection: int
+    reason: str
+    at_ms: int
+
+
 # -- answers about builds, on `acks` --------------------------------------------------------------
 
 
@@ -201,4 +277,9 @@ StreamRecord = (
     | FailoverLog
     | HwHeartbeat
     | StabilityTimestamp
+    | ConsolidatedStability
+    | Tick
+    | RestartRequested
+    | RestartTimestamp
+    | RollbackEnquiry
 )

@@ -22,6 +22,8 @@ DDL, DDL_REPLIES, DEAD_LETTER = "ddl", "ddl-replies", "dead-letter"
 SYNC, STREAM_BEGIN, STREAM_END = "sync", "stream-begin", "stream-end"
 MUTATIONS, HW, FAILOVER_LOG = "mutations", "hw", "failover-log"
 STREAM_REQUEST, STABILITY = "stream-request", "stability"
+STABILITY_HISTORY, TICK = "stability-history", "tick"
+RESTART, RESTART_REQUEST, TIMESTAMP_STATE = "restart", "restart-request", "timestamp-state"
 TRANSACTION_STATE = "__transaction_state"
 
 HOUR_MS = 3_600_000
@@ -54,6 +56,9 @@ MUTATIONS_BYTES = 2 * 1024**3
 """So much of each partition of `mutations` is kept: an indexer that is away for longer than that
 has it streamed again."""
 
+STATE_SEGMENT_BYTES = 16 * 1024 * 1024
+"""Each batch writes the state of the buckets that it changed anew: it has to be cleaned often."""
+
 TOPICS: tuple[Topic, ...] = (
     Topic(COMMIT, config={**FOREVER, **LARGE}, authoritative=True),
     Topic(STATECONTEXT, config={**COMPACTED, **LARGE}, authoritative=True),
@@ -74,7 +79,12 @@ TOPICS: tuple[Topic, ...] = (
     Topic(HW, STREAM_PARTITIONS, BRIEF),
     Topic(FAILOVER_LOG, STREAM_PARTITIONS, LATEST),
     Topic(STREAM_REQUEST, config=BRIEF),
-    Topic(STABILITY, config=LATEST),
+    Topic(STABILITY, config={**LATEST, **LARGE}),
+    Topic(STABILITY_HISTORY, config={"cleanup.policy": "delete", "retention.ms": str(7 * DAY_MS)}),
+    Topic(TICK, config=BRIEF),
+    Topic(RESTART, config=BRIEF),
+    Topic(RESTART_REQUEST, config=BRIEF),
+    Topic(TIMESTAMP_STATE, config={**LATEST, **LARGE, "segment.bytes": str(STATE_SEGMENT_BYTES)}),
 )
 """Those that this version uses, in the order in which they are made."""
 

@@ -100,7 +100,7 @@ ONE_OF_EACH: list[Any] = [
     commands.DropIndex(bucket="b", name="n"),
     commands.BuildIndexes((1, 2), "b", ("n",)),
     Stream("b", 3, (Source(0, 7, 3), Source(1, 9, 2)), U64, U64, "a new projector"),
-    streams.StreamBegin("b", 1023, "backfill", 1, 2**62, 0, 2**64 - 1, 2**63, 5),
+    streams.StreamBegin("b", 1023, "backfill", 1, 2**62, 0, 2**64 - 1, 2**63, 5, 3),
     streams.StreamEnd("b", 1023, "maintenance", 1, 2**62, 9, 2**64 - 1, 2**63, "closed", 5),
     streams.ConnectionClosed("b", "maintenance", 1, 2**62, 10, "gone", 5),
     streams.Sync("b", 7, 1, 2**62, 3, 2**63, 2**64 - 1, 5),
@@ -111,6 +111,13 @@ ONE_OF_EACH: list[Any] = [
         1, 2, "b", (77,), U64, U64, 1, 2, 3, 4, (streams.BuildProgress(77, 1, b"\x01"),), 5
     ),
     streams.StabilityTimestamp("b", 4, U64, U64, 5),
+    streams.ConsolidatedStability((streams.StabilityTimestamp("b", 4, U64, U64, 5),)),
+    streams.Tick(5, 2**62),
+    streams.RestartRequested("b", 3, 1024, (1, 2), "bootstrap", 5),
+    streams.RestartTimestamp("b", 9, 3, (0, 7), U64, U64, (7,), (0,), "held begin", 5),
+    streams.RollbackEnquiry(
+        "b", 9, 7, 2**63, 2**64 - 1, 2**64 - 1, 2**63, 0, 2**62, streams.SYNC_MISSING, 5
+    ),
     streams.IndexRouted(0, 2, 77, 1, "no such bucket"),
     streams.IndexBuilt(1, 2, 77, 1),
 ]

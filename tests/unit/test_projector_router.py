@@ -330,6 +330,19 @@ def test_a_sync_comes_after_all_that_it_promises() -> None:
     assert here.run.positions == {0: 1, 1: 3}
 
 
+def test_where_nothing_changes_the_last_sync_is_repeated_but_not_to_the_indexers() -> None:
+    here = Given(ONE, TWO)
+    here.begin(0, 1, 2, seqno=3)
+    here.take(frames.sync([(0, 5)]))
+    here.router.repeat()
+    here.take(frames.sync([(1, 7)]))
+    here.take(frames.end(2, 0, Reason.MOVED))
+    here.router.repeat()
+    syncs = [(r.vbucket, r.seqno) for r in here.sink.records if isinstance(r, Sync)]
+    assert syncs == [(0, 5), (1, 3), (2, 3), (1, 7), (0, 5)]
+    assert [i.seqno for i in here.items(1, SYNC)] == [5, 7]
+
+
 def test_a_backfill_sends_no_sync() -> None:
     here = Given(ONE, kind="backfill")
     here.begin(0)
