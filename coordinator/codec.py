@@ -14,7 +14,7 @@ from typing import Any
 
 from immutables import Map
 
-from coordinator.core import commands, entities, records, stream_records
+from coordinator.core import commands, entities, records, stream_records, timestamp_progress
 from coordinator.core.authority_state import (
     AuthorityState,
     IndexerInfo,
@@ -409,6 +409,12 @@ _NESTED: dict[type, dict[str, type]] = {
     stream_records.RollbackEnquiry: {},
     stream_records.ConsolidatedStability: {"timestamps": stream_records.StabilityTimestamp},
     stream_records.HwHeartbeat: {"builds": stream_records.BuildProgress},
+    timestamp_progress.TimestampProgress: {"offsets": timestamp_progress.NextOffset},
+    timestamp_progress.TimestampContext: {
+        "buckets": entities.Bucket,
+        "settings": entities.Setting,
+    },
+    timestamp_progress.TimestampWaiting: {"letters": records.DeadLetter},
 }
 
 TO_AVRO: dict[type, Callable[[Any], Fields]] = {

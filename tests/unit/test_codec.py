@@ -17,6 +17,7 @@ from immutables import Map
 from coordinator import codec
 from coordinator.core import commands, records
 from coordinator.core import stream_records as streams
+from coordinator.core import timestamp_progress as progress
 from coordinator.core.authority_state import (
     AuthorityState,
     IndexerInfo,
@@ -24,7 +25,7 @@ from coordinator.core.authority_state import (
     OpenTransaction,
     TransactionStatus,
 )
-from coordinator.core.entities import Entity, RequestOutcome, Setting, Source, Stream
+from coordinator.core.entities import Bucket, Entity, RequestOutcome, Setting, Source, Stream
 from coordinator.core.types import TxnId
 from schemas.registry import FOLDER, Registry, Schema, SchemaError, registry
 from tests.unit.strategies import any_entity, mutations
@@ -120,6 +121,9 @@ ONE_OF_EACH: list[Any] = [
     ),
     streams.IndexRouted(0, 2, 77, 1, "no such bucket"),
     streams.IndexBuilt(1, 2, 77, 1),
+    progress.TimestampProgress("q", 3, 1, 5, (progress.NextOffset("c.sync", 2, 2**40),)),
+    progress.TimestampContext(9, (Bucket("b", 64),), (Setting("timestamps", "{}"),)),
+    progress.TimestampWaiting((records.DeadLetter("c.sync", 0, 3, "not yet", b"\x00", 5),)),
 ]
 
 
@@ -144,7 +148,7 @@ def test_a_proposal_carries_its_mutations_byte_by_byte(chosen: list[records.Muta
 def test_every_record_of_the_core_has_a_schema_and_a_converter() -> None:
     nested = {"Digest", "Slice", "Shard", "Holding", "Mutation", "OpenTransaction"}
     nested |= {"Member", "IndexerInfo", "ProjectorInfo", "Source", "FailoverBranch"}
-    nested |= {"BucketSeen", "BackfillProgress", "BuildProgress", "StreamAwaited"}
+    nested |= {"BucketSeen", "BackfillProgress", "BuildProgress", "StreamAwaited", "NextOffset"}
     of_their_own = set(registry().current) - nested - {"DdlCommand"}
     assert {kind.__name__ for kind in codec.TO_AVRO} == of_their_own
     assert set(codec.FROM_AVRO) == of_their_own
