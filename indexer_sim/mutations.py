@@ -22,6 +22,7 @@ from coordinator.core.stream_records import KeyVersions, StabilityTimestamp
 from coordinator.kafka.following import CALL_TIMEOUT_S, PAUSE_S, passing
 from coordinator.kafka.readers import consumer
 from coordinator.kafka.topics import MUTATIONS, STABILITY, STREAM_PARTITIONS, topic_name
+from coordinator.kafka.vigil import Vigil
 from schemas.registry import SchemaError
 
 HEADER = "indexer"
@@ -192,6 +193,7 @@ class MutationReader:
         self._well = well
         self._stopping = threading.Event()
         self._epoch = 0
+        self._vigil: Vigil
         self._thread = threading.Thread(target=self._run, name="mutations", daemon=True)
 
     def start(self) -> None:
@@ -212,10 +214,12 @@ class MutationReader:
                 self._servers,
                 self._name,
                 **{
+                    "enable.partition.eof": True,
                     "fetch.wait.max.ms": FETCH_WAIT_MS,
                     "queued.max.messages.kbytes": FETCH_BUFFER_KBYTES,
                 },
             )
+            self._vigil = Vigil(reader)
             try:
                 while self._read(reader):
                     pass
@@ -233,7 +237,7 @@ class MutationReader:
         self._assign(reader, needed)
         self._well()
         while self._is_current() and needed.offsets:
-            messages = _next(reader)
+            messages = _next(reader, self._vigil)
             if self._hand_over(messages) and 0 < len(messages) < MESSAGES_MAX:
                 self._stopping.wait(PACE_S)
             needed = self._needed()
@@ -260,6 +264,7 @@ class MutationReader:
         assigned = [TopicPartition(self._mutations, p, offset) for p, offset in begin.items()]
         assigned.append(TopicPartition(self._stability, 0, _bounds(reader, self._stability, 0)[0]))
         reader.assign(assigned)
+        self._vigil.assigned(assigned)
 
     def _hand_over(self, messages: Iterable[Message]) -> bool:
         """Put what messages say into the queue; False: reading is to end."""
@@ -312,16 +317,21 @@ def _bounds(reader: Consumer, topic: str, partition: int) -> tuple[int, int]:
     return int(low), int(high)
 
 
-def _next(reader: Consumer) -> list[Message]:
+def _next(reader: Consumer, vigil: Vigil) -> list[Message]:
     """Wait for a message, and take what has come with it. Raises KafkaException."""
     first = reader.poll(POLL_S)
     if first is None:
+        vigil.look()
         return []
     found = []
     for message in (first, *reader.consume(MESSAGES_MAX, 0)):
         error = message.error()
         if error is None:
             found.append(message)
+            vigil.heard(message)
+        elif error.code() == KafkaError._PARTITION_EOF:
+            vigil.heard(message)
         elif error.code() == KafkaError._AUTO_OFFSET_RESET or not passing(error):
             raise KafkaException(error)
+    vigil.look()
     return found

@@ -21,6 +21,7 @@ from coordinator.core.records import AckRecord, DeadLetter, Heartbeat
 from coordinator.kafka.producers import PlainProducer
 from coordinator.kafka.readers import consumer
 from coordinator.kafka.topics import STATECONTEXT, topic_name
+from coordinator.kafka.vigil import Vigil
 
 CALL_TIMEOUT_S = 1.0
 """No call to Kafka may block longer."""
@@ -53,6 +54,7 @@ class Link:
             **more,
         }
         self._consumer = consumer(bootstrap_servers, who, **settings)
+        self._vigil = Vigil(self._consumer)
         self._producer: PlainProducer | None = None
 
     def connect(self, stopping: threading.Event) -> str | None:
@@ -76,6 +78,7 @@ class Link:
         """Read these partitions, from these offsets on, and no others."""
         self.at_end = False
         self._consumer.assign(places)
+        self._vigil.assigned(places)
 
     def read(self, timeout_s: float) -> list[Message]:
         """Wait for a record, and take what has come with it. Raises KafkaException."""
@@ -83,16 +86,20 @@ class Link:
         if self._producer is not None:
             self._producer.serve()
         if first is None:
+            self._vigil.look()
             return []
         found: list[Message] = []
         for message in (first, *self._consumer.consume(BATCH_MAX, 0)):
             error = message.error()
             if error is None:
                 found.append(message)
+                self._vigil.heard(message)
             elif error.code() == KafkaError._PARTITION_EOF:
                 self.at_end = self.at_end or message.topic() == self.topic
+                self._vigil.heard(message)
             elif not passing(error):
                 raise KafkaException(error)
+        self._vigil.look()
         return found
 
     def answer(self, record: AckRecord) -> None:

@@ -1,0 +1,72 @@
+"""Notices that a consumer stands still: the client says nothing then, and never goes on.
+
+After cuts of the network librdkafka may lose a broker for good, with records waiting there. Whoever
+reads by it makes a new one; no test of the process's health would show it, as all else goes on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+SILENCE_S = 10.0
+"""So long nothing may come of a partition before the broker is asked whether there is anything."""
+
+CALL_TIMEOUT_S = 1.0
+
+Place = tuple[str, int]
+
+
+class Vigil:
+    """Watches what a consumer reads; the partitions are those of the last `assigned`."""
+
+    def __init__(self, consumer: Consumer, silence_s: float = SILENCE_S) -> None:
+        """`consumer` reports where partitions end, or their silence cannot be told from a fault."""
+        self._consumer = consumer
+        self._silence_s = silence_s
+        self._heard_s: dict[Place, float] = {}
+        self._reached: dict[Place, int] = {}
+        self._doubted: dict[Place, int] = {}
+        self._look_s = 0.0
+
+    def assigned(self, places: Iterable[TopicPartition]) -> None:
+        """Note what is read from now on."""
+        now = time.monotonic()
+        self._heard_s = {(place.topic, place.partition): now for place in places}
+        self._reached = {}
+        self._doubted = {}
+        self._look_s = now + self._silence_s
+
+    def heard(self, message: Message) -> None:
+        """Note a record, or that a partition was read to its end."""
+        place = (str(message.topic()), int(message.partition() or 0))
+        self._heard_s[place] = time.monotonic()
+        is_end = message.error() is not None
+        self._reached[place] = int(message.offset() or 0) + (0 if is_end else 1)
+
+    def look(self) -> None:
+        """Ask about every partition that has been silent for long, now and then.
+
+        Raises KafkaException where twice in a row there was the same to be read, and nothing of it
+        came; and where the broker does not answer.
+        """
+        now = time.monotonic()
+        if now < self._look_s:
+            return
+        self._look_s = now + self._silence_s
+        for place, heard_s in self._heard_s.items():
+            if now - heard_s < self._silence_s:
+                self._doubted.pop(place, None)
+                continue
+            reached = self._reached.get(place, -1)
+            _, end = self._consumer.get_watermark_offsets(TopicPartition(*place), CALL_TIMEOUT_S)
+            if end <= reached:
+                self._doubted.pop(place, None)
+            elif self._doubted.get(place) == reached:
+                topic, partition = place
+                said = f"reading of {topic} [{partition}] stands still at offset {reached}"
+                raise KafkaException(KafkaError(KafkaError._STATE, said))
+            else:
+                self._doubted[place] = reached
