@@ -1,16 +1,32 @@
 """What all tests share: how thoroughly laws are tried; none fails because a machine is slow.
 
-`make quick` tries fewer examples than `make test`.
+`make quick` tries fewer examples than `make test`, and leaves out what is marked `thorough`: tests
+that take seconds.
 """
 
 from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 settings.register_profile("thorough", UNTIMED, max_examples=100)
 settings.register_profile("quick", UNTIMED, max_examples=20)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "thorough"))
+PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "thorough")
+settings.load_profile(PROFILE)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "thorough: takes seconds; `make quick` leaves it out")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the slow ones to `make test`."""
+    if PROFILE != "quick":
+        return
+    slow = [item for item in items if item.get_closest_marker("thorough")]
+    config.hook.pytest_deselected(items=slow)
+    items[:] = [item for item in items if not item.get_closest_marker("thorough")]

@@ -219,9 +219,26 @@ MUTANTS: list[tuple[Plant, Worlds, set[str]]] = [
 ]
 """A mutant, worlds that can show it, and the invariants that may name it."""
 
+SLOW = {
+    c.ambiguous_commit_is_called_a_refusal,
+    c.cas_as_a_maximum_over_records,
+    a.anybody_may_claim,
+    r.one_partition_of_ddl_is_read_twice,
+    r.names_are_decided_apart,
+    r.request_id_is_not_recorded,
+    r.outcome_is_evicted_too_early,
+    b.stream_is_renewed_under_its_old_number,
+    b.answer_about_an_older_build_counts,
+}
+"""They need many worlds."""
+
 
 @pytest.mark.parametrize(
-    ("plant", "worlds", "names"), MUTANTS, ids=[plant.__name__ for plant, _, _ in MUTANTS]
+    ("plant", "worlds", "names"),
+    [
+        pytest.param(*one, id=one[0].__name__, marks=[pytest.mark.thorough] * (one[0] in SLOW))
+        for one in MUTANTS
+    ],
 )
 def test_a_planted_bug_is_caught(
     plant: Plant, worlds: Worlds, names: set[str], monkeypatch: pytest.MonkeyPatch

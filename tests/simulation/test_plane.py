@@ -13,6 +13,7 @@ import pytest
 from coordinator.core.key_versions import ABSENT, END, SYNC, Item, begin
 from coordinator.core.stream_records import BACKFILL, MAINTENANCE, KeyVersions
 from indexer_sim.tracking import Tracker
+from tests.conftest import PROFILE
 from tests.simulation.plane.faults import ACTIONS
 from tests.simulation.plane.runs import Found, repeat, run_seeds
 from tests.simulation.plane.world import PlaneWorld
@@ -20,7 +21,8 @@ from tests.simulation.planted import streams as s
 from tests.simulation.violation import Violation
 
 BATCH = 25
-SEEDS = max(BATCH, int(os.environ.get("SIMULATION_SEEDS", "400")) // 4)
+SHARE = 8 if PROFILE == "quick" else 4
+SEEDS = max(BATCH, int(os.environ.get("SIMULATION_SEEDS", "400")) // SHARE)
 """A world with a data plane takes four times as long as one without."""
 ENOUGH = 100
 WORLDS_MAX = 60
@@ -47,7 +49,7 @@ def test_the_run_met_every_fault() -> None:
     assert MET.checks > 50 * MET.worlds
 
 
-@pytest.mark.parametrize("seed", [3, 17])
+@pytest.mark.parametrize("seed", [3, pytest.param(17, marks=pytest.mark.thorough)])
 def test_a_seed_gives_the_same_trace_in_every_process(seed: int) -> None:
     script = (
         "from tests.simulation.plane.world import PlaneWorld\n"

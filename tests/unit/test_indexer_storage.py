@@ -149,6 +149,7 @@ steps = st.lists(
 )
 
 
+@pytest.mark.thorough
 @settings(max_examples=25, deadline=None)
 @given(history=steps)
 def test_what_is_held_is_what_was_allocated_and_not_released(
