@@ -23,6 +23,7 @@ from coordinator.core.authority_state import (
     ProjectorInfo,
     TransactionStatus,
 )
+from coordinator.core.bucket_state import TimestampState
 from coordinator.core.ddl import PRINCIPAL_LENGTH_MAX, REQUEST_ID_LENGTH_MAX
 from coordinator.core.records import Event, Mutation
 from coordinator.core.types import TxnId
@@ -391,6 +392,7 @@ _COMMON: dict[type, tuple[str, ...]] = {
     stream_records.Tick: (),
     stream_records.RestartRequested: (),
     stream_records.RestartTimestamp: (),
+    TimestampState: (),
     stream_records.IndexRouted: (),
     stream_records.IndexBuilt: (),
 }

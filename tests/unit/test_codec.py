@@ -25,6 +25,7 @@ from coordinator.core.authority_state import (
     OpenTransaction,
     TransactionStatus,
 )
+from coordinator.core.bucket_state import TimestampState
 from coordinator.core.entities import Bucket, Entity, RequestOutcome, Setting, Source, Stream
 from coordinator.core.types import TxnId
 from schemas.registry import FOLDER, Registry, Schema, SchemaError, registry
@@ -119,6 +120,7 @@ ONE_OF_EACH: list[Any] = [
     streams.RollbackEnquiry(
         "b", 9, 7, 2**63, 2**64 - 1, 2**64 - 1, 2**63, 0, 2**62, streams.SYNC_MISSING, 5
     ),
+    TimestampState("b", "query", 9, 1024, 5, b"\x01state"),
     streams.IndexRouted(0, 2, 77, 1, "no such bucket"),
     streams.IndexBuilt(1, 2, 77, 1),
     progress.TimestampProgress("q", 3, 1, 5, (progress.NextOffset("c.sync", 2, 2**40),)),
