@@ -379,6 +379,7 @@ _COMMON: dict[type, tuple[str, ...]] = {
     records.SliceAnswered: (),
     records.NodeHeartbeat: ("digest",),
     records.IndexerHeartbeat: (),
+    records.TimestampsHeartbeat: (),
     records.HoldingsRequested: (),
     records.DdlReply: (),
     records.DeadLetter: (),

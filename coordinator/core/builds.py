@@ -178,6 +178,7 @@ def _renew_stream(state: StateContext, request: Request, given: Circumstances) -
         vbuuids=command.vbuuids,
         seqnos=command.seqnos,
         reason=command.reason,
+        restart=max(command.restart, stream.restart if isinstance(stream, Stream) else 0),
     )
     return Accepted((Change("StreamRenewed", renewed.key, renewed),), {})
 

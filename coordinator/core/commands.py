@@ -134,7 +134,8 @@ class AdoptBucket:
 class RenewStream:
     """A bucket's maintenance stream begins anew for these lives of projectors, after this vector.
 
-    `number` is that of the generation against which this was decided (0: there was none).
+    `number` is that of the generation against which this was decided (0: there was none); `restart`
+    that of the newest restart timestamp or enquiry that this answers (0: of none).
     """
 
     bucket: str
@@ -143,6 +144,7 @@ class RenewStream:
     vbuuids: bytes = b""
     seqnos: bytes = b""
     reason: str = ""
+    restart: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,6 +142,8 @@ class Stream:
     vbuuids: bytes
     seqnos: bytes
     reason: str
+    restart: int = 0
+    """The number of the last restart timestamp, or enquiry, that was answered by a renewal."""
 
     @property
     def key(self) -> str:

@@ -388,6 +388,17 @@ class ProjectorHeartbeat:
 
 
 @dataclass(frozen=True, slots=True)
+class TimestampsHeartbeat:
+    """The application that computes timestamps is alive; `batch` is the last that it finished."""
+
+    incarnation: int
+    pid: int
+    query: str
+    batch: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class HoldingsRequested:
     """The master asks an indexer what it holds. `reread`: after reading the state from its start.
 
@@ -401,7 +412,13 @@ class HoldingsRequested:
     reread: bool
 
 
-Heartbeat = NodeHeartbeat | IndexerHeartbeat | ProjectorHeartbeat | HoldingsRequested
+Heartbeat = (
+    NodeHeartbeat
+    | IndexerHeartbeat
+    | ProjectorHeartbeat
+    | TimestampsHeartbeat
+    | HoldingsRequested
+)
 
 
 # -- DDL by topic --------------------------------------------------------------------------------

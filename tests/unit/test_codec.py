@@ -95,6 +95,7 @@ ONE_OF_EACH: list[Any] = [
     ),
     records.NodeHeartbeat(1, 2, "master", 3, 12, BIG, "x", 99, "", 5),
     records.IndexerHeartbeat(1, 2, "x", "z", 99, 3, 4096, 12, 5),
+    records.TimestampsHeartbeat(2**62, 99, "q", 7, 5),
     records.DdlReply("r", "ok", "{}", "", "", "{}", 13, "3-7", 5),
     records.DeadLetter("ddl", 0, 3, "not_avro", b"\x00", 5),
     records.Event(MUTATION, TXN, 0, 1, 13),
