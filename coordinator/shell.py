@@ -27,7 +27,7 @@ from coordinator.core.records import AckRecord, DeadLetter, Heartbeat
 from coordinator.core.stream_records import FailoverLog, HwHeartbeat
 from coordinator.core.types import Instant
 from coordinator.ddl_commands import read_command
-from coordinator.kafka.agents import CommitFold
+from coordinator.kafka.agents import Folds
 from coordinator.kafka.producers import PlainProducer, TransactionalProducer
 from coordinator.kafka.readers import BEGINNING, END, LogProbe, TailReader, read_events, watermarks
 from coordinator.kafka.topics import (
@@ -83,7 +83,7 @@ class Shell:
         self._plain = PlainProducer(bootstrap_servers, cluster, self.feed)
         self._transactions = TransactionalProducer(bootstrap_servers, cluster, self.feed)
         self._probe_log = LogProbe(bootstrap_servers)
-        self._fold: CommitFold | None = None
+        self._fold: Folds | None = None
         self._beats: TailReader | None = None
         self._acks: TailReader | None = None
         self._streams: TailReader | None = None
@@ -230,7 +230,7 @@ class Shell:
 
     def _follow(self, effect: effects.Follow) -> None:
         config = self.node.config
-        self._fold = CommitFold(
+        self._fold = Folds(
             bootstrap_servers=self._servers,
             cluster=self._cluster,
             group=f"{self._cluster}.node-{config.node}.{config.incarnation:x}",
@@ -240,7 +240,7 @@ class Shell:
         )
         self._spawn(self._start_fold(self._fold))
 
-    async def _start_fold(self, fold: CommitFold) -> None:
+    async def _start_fold(self, fold: Folds) -> None:
         try:
             await fold.start()
         except Exception:
@@ -385,6 +385,10 @@ class Shell:
             self._stop(EXIT_FAILED)
             return
         hand_over(token, (), True)
+
+    def has_read(self, name: str) -> bool:
+        """Tell whether this node knows all that `stability` or `restart` said before its start."""
+        return self._fold is not None and self._fold.is_whole(name)
 
     # -- the store ---------------------------------------------------------------------------
 

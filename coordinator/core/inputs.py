@@ -16,9 +16,11 @@ from coordinator.core.records import (
     Event,
     Heartbeat,
     TransactionProposed,
+    Unreadable,
 )
 from coordinator.core.state import StateContext
 from coordinator.core.stream_records import FailoverLog, HwHeartbeat
+from coordinator.core.timestamp_board import Record as TimestampRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,23 @@ class StreamsRead:
     """Records of the topics `hw` and `failover-log`."""
 
     records: tuple[HwHeartbeat | FailoverLog, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TimestampEntry:
+    """A record of `stability` or `restart`, of partition 0, with its bytes as they stood there."""
+
+    topic: str
+    offset: int
+    record: TimestampRecord | Unreadable
+    raw: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class TimestampsRead:
+    """Entries of `stability` or `restart`, in the order of the topic, read_committed."""
+
+    entries: tuple[TimestampEntry, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +243,7 @@ Input = (
     | AcksRead
     | BeatsRead
     | StreamsRead
+    | TimestampsRead
     | DdlRead
     | Requested
     | ReadRequested

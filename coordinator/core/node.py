@@ -21,12 +21,14 @@ from typing import Any
 
 from coordinator.core import authority as authorities
 from coordinator.core import state as states
+from coordinator.core import timestamp_board as boards
 from coordinator.core.authority_state import AuthorityState
 from coordinator.core.commands import Outcome, Reform, StepDown, unknown
 from coordinator.core.config import NodeConfig
 from coordinator.core.effects import (
     Answer,
     Beat,
+    Bury,
     CloseProducer,
     Effect,
     Follow,
@@ -60,6 +62,8 @@ from coordinator.core.inputs import (
     SyncRead,
     TailRead,
     Tick,
+    TimestampEntry,
+    TimestampsRead,
     Written,
 )
 from coordinator.core.master import Master
@@ -70,6 +74,7 @@ from coordinator.core.records import (
     AuthoritySnapshot,
     ClusterFormed,
     ClusterReformed,
+    DeadLetter,
     IndexerHeartbeat,
     IndexerRegistered,
     JoinRequested,
@@ -86,10 +91,12 @@ from coordinator.core.records import (
     TransactionCommitted,
     TransactionProposed,
     TransactionRolledBack,
+    Unreadable,
 )
 from coordinator.core.roles import BOOTSTRAP, MASTER, REPLICA, next_role
 from coordinator.core.saving import Keeper
 from coordinator.core.state import StateContext
+from coordinator.core.stream_records import HwHeartbeat
 from coordinator.core.synchroniser import Mismatch, Sealed, Synchroniser
 from coordinator.core.types import Instant, TxnId
 
@@ -150,6 +157,9 @@ class Node:
         self.indexers: dict[int, Peer] = {}
         self.projectors: dict[int, Peer] = {}
         self.progress = Progresses()
+        self.timestamps: boards.Board = boards.EMPTY
+        self.watermarks: dict[tuple[str, int], HwHeartbeat] = {}
+        """By bucket and indexer; only a master hears them."""
         self.counters = Counters()
         self.unsnapped_bytes = 0
         self.has_left = False
@@ -590,6 +600,37 @@ class Node:
             )
         )
 
+    # -- timestamps --------------------------------------------------------------------------
+
+    def _timestamps_read(self, event: TimestampsRead) -> None:
+        for entry in event.entries:
+            self._fold_timestamp(entry)
+
+    def _fold_timestamp(self, entry: TimestampEntry) -> None:
+        """Fold one record of `stability` or `restart`; one that is of no use is a dead letter."""
+        if isinstance(entry.record, Unreadable):
+            problem = entry.record.reason
+        else:
+            self.timestamps, problem, note = boards.fold(self.timestamps, entry.record, self.now)
+            if note:
+                self.note(note)
+        if problem:
+            at = (entry.topic, 0, entry.offset)
+            self.emit(Bury(DeadLetter(*at, problem, entry.raw, self.now.wall_ms)))
+
+    def watermarks_of(self, bucket: str) -> list[HwHeartbeat] | None:
+        """Return what the live indexers say that they hold of a bucket; None: not a master."""
+        if self.master is None:
+            return None
+        return [
+            beat
+            for (name, indexer), beat in sorted(self.watermarks.items())
+            if name == bucket
+            and (peer := self.indexers.get(indexer)) is not None
+            and self.alive(peer)
+            and peer.beat.incarnation == beat.incarnation
+        ]
+
     # -- losing the mastership ---------------------------------------------------------------
 
     def drop_mastership(self, why: str) -> None:
@@ -663,6 +704,9 @@ class Node:
                 self.master.answered(record)
 
     def _streams_read(self, event: StreamsRead) -> None:
+        for record in event.records:
+            if isinstance(record, HwHeartbeat):
+                self.watermarks[record.bucket, record.indexer] = record
         if self.master is not None:
             self.master.building.streams_read(event.records)
 
@@ -718,6 +762,7 @@ HANDLERS: dict[type, Callable[[Node, Any], None]] = {
     AcksRead: Node._acks_read,
     BeatsRead: Node._beats_read,
     StreamsRead: Node._streams_read,
+    TimestampsRead: Node._timestamps_read,
     DdlRead: Node._ddl_read,
     Requested: Node._requested,
     ReadRequested: Node._read_requested,

@@ -1,8 +1,9 @@
-"""The Faust application of a node: one agent that folds the commit topic.
+"""The Faust application of a node: an agent for the commit topic, and one for each of the topics
+that tell of timestamps.
 
 Each life of a node is a consumer group of its own, so that every node sees everything and a
-restart never waits for the session of its predecessor. The agent only hands records over, in
-order; what they mean is the core's business.
+restart never waits for the session of its predecessor. The agents only hand records over, each
+topic in its order; what they mean is the core's business.
 """
 
 from __future__ import annotations
@@ -11,20 +12,30 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 import faust
 from faust.types import TP
 from yarl import URL
 
 from coordinator import codec
-from coordinator.core.inputs import CommitRead, Entry
+from coordinator.core.inputs import CommitRead, Entry, Input, TimestampEntry, TimestampsRead
 from coordinator.core.records import CommitRecord, Unreadable
-from coordinator.kafka.faust_transport import Transport
-from coordinator.kafka.topics import COMMIT, topic_name
+from coordinator.core.stream_records import (
+    ConsolidatedStability,
+    RestartTimestamp,
+    RollbackEnquiry,
+    StabilityTimestamp,
+)
+from coordinator.kafka.faust_transport import Transport, is_at_end
+from coordinator.kafka.topics import COMMIT, RESTART, STABILITY, topic_name
 from schemas.registry import SchemaError
 
 BATCH_MAX = 500
+TIMESTAMPS_MAX = 32
+"""So many vectors of timestamps are dealt with before the commit topic has its turn again."""
+
 SESSION_TIMEOUT_S = 60.0
 """Long: nobody else waits for this group's partition, and a busy loop must not lose it."""
 
@@ -36,6 +47,13 @@ NOISY = (
     "aiokafka.consumer.group_coordinator",
 )
 """They tell of every attempt at a broker that is away: some twenty lines a second."""
+
+
+TIMESTAMPS: dict[str, Any] = {
+    STABILITY: StabilityTimestamp | ConsolidatedStability,
+    RESTART: RestartTimestamp | RollbackEnquiry,
+}
+"""The topics that tell of timestamps, and what belongs there."""
 
 
 class Sparing(logging.Filter):
@@ -54,8 +72,12 @@ class Sparing(logging.Filter):
         return True
 
 
-class CommitFold:
-    """Reads `commit` from `begin` on by a Faust agent, and feeds batches of entries in order."""
+E = TypeVar("E")
+
+
+class Folds:
+    """Reads `commit` from `begin` on, and all that `stability` and `restart` have, each by a Faust
+    agent, and feeds batches of entries in the order of the topic."""
 
     def __init__(
         self,
@@ -64,13 +86,9 @@ class CommitFold:
         cluster: str,
         group: str,
         begin: int,
-        feed: Callable[[CommitRead], None],
+        feed: Callable[[Input], None],
         data_dir: str,
     ) -> None:
-        self._feed = feed
-        self._pending: list[Entry] = []
-        self._flush_planned = False
-        topic = topic_name(cluster, COMMIT)
         urls = [URL(f"kafka://{server}") for server in bootstrap_servers.split(",")]
         self.app = faust.App(
             group,
@@ -86,20 +104,42 @@ class CommitFold:
             broker_session_timeout=SESSION_TIMEOUT_S,
             broker_max_poll_records=BATCH_MAX,
         )
-        self._place = TP(topic, 0)
-        self._begin_at = {self._place: begin}
-        self.app.transport = Transport(urls, self.app, begin_at=self._begin_at)
+        self._group, self._cluster = group, cluster
+        self._agents: dict[str, _Agent[Any]] = {}
+        self._whole: set[str] = set()
+        self._begin_at = {self._place(name): 0 for name in TIMESTAMPS}
+        self._transport = self.app.transport = Transport(
+            urls, self.app, begin_at=self._begin_at, forgetful=frozenset(self._begin_at)
+        )
+        self._begin_at[self._place(COMMIT)] = begin
+        self._add(COMMIT, _entry, lambda entries: feed(CommitRead(entries)), BATCH_MAX)
+        for name, expected in TIMESTAMPS.items():
+            self._add(
+                name,
+                partial(_timestamp, name, expected),
+                lambda entries: feed(TimestampsRead(entries)),
+                TIMESTAMPS_MAX,
+            )
+        _be_quiet()
+
+    def _place(self, name: str) -> TP:
+        return TP(topic_name(self._cluster, name), 0)
+
+    def _add(
+        self,
+        name: str,
+        entry: Callable[[int, bytes | None], E],
+        feed: Callable[[tuple[E, ...]], None],
+        batch_max: int,
+    ) -> None:
+        place = self._place(name)
+        agent = self._agents[name] = _Agent(place, self._begin_at, entry, feed, batch_max)
         # Without acks Faust commits no offsets, which nobody would read, and does not keep the
         # gaps that transaction markers leave in a tree of intervals.
-        channel = self.app.topic(topic, key_serializer="raw", value_serializer="raw", acks=False)
-        self.app.agent(channel, name=f"{group}.fold")(self._fold)
-        logging.getLogger("faust").setLevel(logging.WARNING)
-        logging.getLogger("mode").setLevel(logging.WARNING)
-        logging.getLogger("coordinator.kafka.faust_transport").setLevel(logging.WARNING)
-        logging.getLogger("aiokafka").setLevel(logging.ERROR)
-        sparing = Sparing()
-        for name in NOISY:
-            logging.getLogger(name).addFilter(sparing)
+        channel = self.app.topic(
+            place.topic, key_serializer="raw", value_serializer="raw", acks=False
+        )
+        self.app.agent(channel, name=f"{self._group}.{name}")(agent.run)
 
     async def start(self) -> None:
         self.app.finalize()
@@ -114,33 +154,87 @@ class CommitFold:
         reason = self.app.crash_reason
         return f"{type(reason).__name__}: {reason}" if reason is not None else ""
 
-    async def _fold(self, stream: Any) -> None:
-        """Hand every record over, in order; those that are there already go as one batch."""
+    def is_whole(self, name: str) -> bool:
+        """Tell whether all that a topic had, at some time since the start, was fed."""
+        if name not in self._whole and self.app.started:
+            place, agent = self._place(name), self._agents[name]
+            fetched = is_at_end(self.app.consumer, place)
+            if fetched and agent.next_offset > self._transport.delivered.get(place, -1):
+                self._whole.add(name)
+        return name in self._whole
+
+
+class _Agent(Generic[E]):
+    """Hands every record of a topic over, in order; those that are there already go together."""
+
+    def __init__(
+        self,
+        place: TP,
+        begin_at: dict[TP, int],
+        entry: Callable[[int, bytes | None], E],
+        feed: Callable[[tuple[E, ...]], None],
+        batch_max: int,
+    ) -> None:
+        self._place = place
+        self._begin_at = begin_at
+        self._entry = entry
+        self._feed = feed
+        self._batch_max = batch_max
+        self._pending: list[E] = []
+        self._flush_planned = False
+
+    async def run(self, stream: Any) -> None:
         loop = asyncio.get_running_loop()
         async for event in stream.events():
             # Nothing in here may raise: Faust would start the agent anew and skip the record.
-            self._pending.append(_entry(event.message.offset, event.value))
+            self._pending.append(self._entry(event.message.offset, event.value))
             # A rebalance seeks anew: not to where this life began, which may be long ago.
             self._begin_at[self._place] = event.message.offset + 1
-            if len(self._pending) >= BATCH_MAX:
+            if len(self._pending) >= self._batch_max:
                 self._flush()
+                await asyncio.sleep(0)  # The other topics have their turn.
             elif not self._flush_planned:
                 self._flush_planned = True
                 loop.call_soon(self._flush)
+
+    @property
+    def next_offset(self) -> int:
+        """Return up to where everything was fed, that one not included."""
+        return 0 if self._pending else self._begin_at[self._place]
 
     def _flush(self) -> None:
         self._flush_planned = False
         if self._pending:
             entries, self._pending = tuple(self._pending), []
-            self._feed(CommitRead(entries))
+            self._feed(entries)
 
 
 def _entry(offset: int, raw: bytes | None) -> Entry:
     """Decode one record; one that does not belong here still takes its place in the order."""
+    return Entry(offset, _decoded(raw, CommitRecord), raw or b"")
+
+
+def _timestamp(topic: str, expected: Any, offset: int, raw: bytes | None) -> TimestampEntry:
+    return TimestampEntry(topic, offset, _decoded(raw, expected), raw or b"")
+
+
+def _decoded(raw: bytes | None, expected: Any) -> Any:
+    """Return the record, or an `Unreadable` that says why it does not belong here."""
     try:
         record = codec.decode(raw or b"")
     except SchemaError as error:
-        record = Unreadable(f"{error.code}: {error}")
-    if not isinstance(record, CommitRecord):
-        record = Unreadable(f"{type(record).__name__} does not belong here")
-    return Entry(offset, record, raw or b"")
+        return Unreadable(f"{error.code}: {error}")
+    if not isinstance(record, expected):
+        return Unreadable(f"{type(record).__name__} does not belong here")
+    return record
+
+
+def _be_quiet() -> None:
+    """Have the libraries log what matters, and the same thing once in a while."""
+    logging.getLogger("faust").setLevel(logging.WARNING)
+    logging.getLogger("mode").setLevel(logging.WARNING)
+    logging.getLogger("coordinator.kafka.faust_transport").setLevel(logging.WARNING)
+    logging.getLogger("aiokafka").setLevel(logging.ERROR)
+    sparing = Sparing()
+    for name in NOISY:
+        logging.getLogger(name).addFilter(sparing)

@@ -2,17 +2,21 @@
 
 Faust reads uncommitted records unless its own exactly-once mode is on, and begins where its
 consumer group committed. Here the isolation level is read_committed, and the store's applied
-offset decides where to begin, because Faust's commits may run ahead of what is durable.
+offset decides where to begin, because Faust's commits may run ahead of what is durable. Where a
+topic forgets its oldest records, reading goes on with those that are left; an offset that any other
+topic does not have is a failure.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from typing import Any
 
 import aiokafka
-from aiokafka.errors import NoOffsetForPartitionError
+from aiokafka.errors import KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
 from faust.transport.drivers import aiokafka as driver
 from faust.types import TP
 from mode import Service
@@ -70,12 +74,30 @@ class _InLoop(driver.AIOKafkaConsumerThread):
         await maybe_async(fun(*args, **kwargs))
 
     async def getmany(self, active_partitions: Any, timeout: float) -> Any:
+        transport = self.transport
+        assert isinstance(transport, Transport)
         try:
-            return await super().getmany(active_partitions, timeout)
+            found = await super().getmany(active_partitions, timeout)
         except NoOffsetForPartitionError:
             # The partition was assigned anew, after a long pause of the process, and a fetch came
             # before `perform_seek`, which says where to go on.
             return {}
+        except OffsetOutOfRangeError as error:
+            gone = {TP(*place) for place in error.args[0]}
+            if not gone <= transport.forgetful:
+                raise
+            # Not waited for: a broker that is away would hold the other topics up.
+            self.add_future(self._begin_again(error.args[0]))
+            return {}
+        for place, records in found.items():
+            if records:
+                transport.delivered[TP(*place)] = records[-1].offset
+        return found
+
+    async def _begin_again(self, places: Iterable[Any]) -> None:
+        """Go on with the oldest records there are; if that fails, the next fetch asks again."""
+        with suppress(KafkaError):
+            await self._ensure_consumer().seek_to_beginning(*places)
 
     def _create_worker_consumer(self, transport: Any) -> aiokafka.AIOKafkaConsumer:
         consumer = super()._create_worker_consumer(transport)
@@ -113,16 +135,42 @@ class _Consumer(driver.Consumer):
 
 
 class Transport(driver.Transport):
-    """Give it to `app.transport` before agents are made. `begin_at`: the next offset to read,
-    looked up at each assignment."""
+    """Give it to `app.transport` before agents are made.
+
+    `begin_at` is the next offset to read, looked up at each assignment; `forgetful` partitions
+    begin with the oldest record that they have left where that offset is gone. `delivered` is the
+    last offset that agents were given.
+    """
 
     Consumer = _Consumer
 
-    def __init__(self, *args: Any, begin_at: Mapping[TP, int], **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        begin_at: Mapping[TP, int],
+        forgetful: AbstractSet[TP] = frozenset(),
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         self.begin_at = begin_at
+        self.forgetful = forgetful
+        self.delivered: dict[TP, int] = {}
 
 
 def isolation_level_of(consumer: aiokafka.AIOKafkaConsumer) -> int:
     """Return the isolation level at which a started consumer really fetches."""
     return int(consumer._fetcher._isolation_level)
+
+
+def is_at_end(consumer: Any, place: TP) -> bool:
+    """Tell whether everything was fetched that a partition had when it was last fetched from.
+
+    `consumer` is the application's; before it has joined its group, nothing was.
+    """
+    inner: aiokafka.AIOKafkaConsumer | None = consumer._thread._consumer
+    subscription = inner._subscription.subscription if inner is not None else None
+    assignment = subscription.assignment if subscription is not None else None
+    if assignment is None or place not in assignment.tps:
+        return False
+    state = assignment.state_value(place)
+    return state.has_valid_position and state.lso is not None and state.position >= state.lso

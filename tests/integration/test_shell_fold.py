@@ -1,4 +1,4 @@
-"""The Faust agent over a restart of the broker: it goes on where it was, not where it began."""
+"""The Faust agents on a real broker: over its restart, and where records have been forgotten."""
 
 from __future__ import annotations
 
@@ -7,16 +7,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from coordinator import codec
-from coordinator.core.inputs import CommitRead
+from coordinator.core.inputs import CommitRead, Input, TimestampsRead
 from coordinator.core.records import ReadBarrier
+from coordinator.core.stream_records import RestartTimestamp
 from coordinator.embedded.broker import Broker
-from coordinator.kafka.agents import CommitFold
+from coordinator.kafka.agents import Folds
+from coordinator.kafka.topics import COMMIT, RESTART, STABILITY
 
 DEADLINE_S = 60.0
+
+
+def make_topics(servers: str) -> None:
+    admin = AdminClient({"bootstrap.servers": servers, "log_level": 2})
+    topics = [NewTopic(f"f.{name}", 1, 1) for name in (COMMIT, STABILITY, RESTART)]
+    for made in admin.create_topics(topics).values():
+        made.result()
 
 
 def write(servers: str, count: int) -> None:
@@ -35,17 +44,15 @@ async def restart_under_a_fold(folder: Path) -> None:
     await asyncio.to_thread(broker.start)
     try:
         servers = broker.bootstrap_servers
-        admin = AdminClient({"bootstrap.servers": servers, "log_level": 2})
-        await asyncio.to_thread(
-            admin.create_topics([NewTopic("f.commit", 1, 1)])["f.commit"].result
-        )
+        await asyncio.to_thread(make_topics, servers)
         await asyncio.to_thread(write, servers, 2_000)
         seen: list[int] = []
 
-        def feed(event: CommitRead) -> None:
+        def feed(event: Input) -> None:
+            assert isinstance(event, CommitRead)
             seen.extend(entry.offset for entry in event.entries)
 
-        fold = CommitFold(
+        fold = Folds(
             bootstrap_servers=servers,
             cluster="f",
             group="f.node-1",
@@ -71,6 +78,71 @@ async def restart_under_a_fold(folder: Path) -> None:
         starting.cancel()
     finally:
         await asyncio.to_thread(broker.stop)
+
+
+def test_a_topic_that_has_forgotten_its_oldest_records_is_read_from_what_is_left(
+    tmp_path: Path,
+) -> None:
+    with Broker(tmp_path / "kafka") as broker:
+        asyncio.run(forgotten_records(broker.bootstrap_servers, tmp_path))
+
+
+async def forgotten_records(servers: str, folder: Path) -> None:
+    """Before the first record is read, and later, when the fold seeks to where it was."""
+    await asyncio.to_thread(make_topics, servers)
+    await asyncio.to_thread(write, servers, 3)
+    await asyncio.to_thread(write_restarts, servers, range(1, 7))
+    await asyncio.to_thread(forget, servers, 4)
+    seen: list[int] = []
+    commits: list[int] = []
+
+    def feed(event: Input) -> None:
+        if isinstance(event, TimestampsRead):
+            seen.extend(entry.offset for entry in event.entries)
+        elif isinstance(event, CommitRead):
+            commits.extend(entry.offset for entry in event.entries)
+
+    fold = Folds(
+        bootstrap_servers=servers,
+        cluster="f",
+        group="f.node-1",
+        begin=0,
+        feed=feed,
+        data_dir=str(folder),
+    )
+    assert not fold.is_whole(RESTART)
+    starting = asyncio.create_task(fold.start())
+    await until(lambda: fold.is_whole(RESTART) and fold.is_whole(STABILITY), seen)
+    assert seen == [4, 5]
+    await until(lambda: commits == [0, 1, 2], commits)
+    consumer: Any = fold.app.consumer
+    await asyncio.to_thread(write_restarts, servers, range(7, 10))
+    await until(lambda: seen[-1] == 8, seen)
+    fold._begin_at[fold._place(RESTART)] = 1
+    await consumer.perform_seek()
+    await asyncio.to_thread(write_restarts, servers, range(10, 12))
+    await until(lambda: seen[-1] == 10, seen)
+    assert seen == [4, 5, 6, 7, 8, 4, 5, 6, 7, 8, 9, 10]
+    await asyncio.to_thread(write, servers, 1)
+    await until(lambda: commits == [0, 1, 2, 3], commits)
+    assert fold.failure == ""
+    await fold.stop()
+    starting.cancel()
+
+
+def write_restarts(servers: str, numbers: range) -> None:
+    producer = Producer({"bootstrap.servers": servers, "acks": "all", "log_level": 2})
+    for number in numbers:
+        record = RestartTimestamp("b", number, 0, (), b"", b"", (), (), "closed", 0)
+        producer.produce("f.restart", codec.encode(record), partition=0)
+    assert producer.flush(DEADLINE_S) == 0
+
+
+def forget(servers: str, before: int) -> None:
+    """Delete the records below an offset, as retention does."""
+    admin = AdminClient({"bootstrap.servers": servers, "log_level": 2})
+    for done in admin.delete_records([TopicPartition("f.restart", 0, before)]).values():
+        done.result()
 
 
 async def until(condition: Callable[[], bool], seen: list[int]) -> None:
