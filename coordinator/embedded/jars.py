@@ -1,9 +1,9 @@
-"""The jars of Apache Kafka: resolved by jgo, pinned by checksum, kept in a per-user cache.
+"""Sets of jars: resolved by jgo, pinned by checksum, kept in a per-user cache.
 
-The transitive set was resolved once and is pinned in `kafka_jars.py` (coordinate, size, sha256),
-so a start needs neither POM files nor trust in a mirror: whatever a repository serves is checked
-against the pin. `python -m coordinator.embedded.jars` resolves the set again and prints the pins,
-for a change of version.
+Each set was resolved once and is pinned (coordinate, size, sha256): Kafka's in `kafka_jars.py`.
+So a start needs neither POM files nor trust in a mirror: whatever a repository serves is checked
+against the pin. `python -m coordinator.embedded.jars` resolves Kafka's set again and prints the
+pins, for a change of version.
 
 Invariants: a jar appears in the final folder only by a rename of a complete, verified file; a warm
 start hashes every jar again (some 40 MB, well under a second), needs no network and takes no lock.
@@ -46,6 +46,15 @@ class Jar:
         return f"{artifact}-{version}.jar"
 
 
+@dataclass(frozen=True, slots=True)
+class JarSet:
+    """Jars that belong together: what they are called, and the folder of the cache for them."""
+
+    title: str
+    folder: str
+    jars: tuple[Jar, ...]
+
+
 def parse_pins(text: str) -> tuple[Jar, ...]:
     """Return the jars of a pin list: coordinate, size in bytes and sha256, by white space."""
     words = text.split()
@@ -60,10 +69,18 @@ def kafka_classpath(*, jars: tuple[Jar, ...] | None = None, cache: Path | None =
     Raises EmbeddedError: `jars_unavailable`, `jars_corrupt`, `cache_unusable`.
     """
     wanted = parse_pins(PINNED) if jars is None else jars
-    folder = (cache or cache_dir()) / "jars" / f"kafka-{VERSION}"
-    if _missing(folder, wanted):
+    return classpath(JarSet(f"Apache Kafka {VERSION}", f"kafka-{VERSION}", wanted), cache=cache)
+
+
+def classpath(wanted: JarSet, *, cache: Path | None = None) -> str:
+    """Return the classpath of a set of jars, downloading what the cache lacks.
+
+    Raises EmbeddedError: `jars_unavailable`, `jars_corrupt`, `cache_unusable`.
+    """
+    folder = (cache or cache_dir()) / "jars" / wanted.folder
+    if _missing(folder, wanted.jars):
         _download(folder, wanted)
-    return os.pathsep.join(str(folder / jar.filename) for jar in wanted)
+    return os.pathsep.join(str(folder / jar.filename) for jar in wanted.jars)
 
 
 def _missing(folder: Path, jars: Iterable[Jar]) -> list[Jar]:
@@ -81,14 +98,15 @@ def _is_intact(path: Path, jar: Jar) -> bool:
         return False
 
 
-def _download(folder: Path, jars: tuple[Jar, ...]) -> None:
+def _download(folder: Path, wanted: JarSet) -> None:
     """Bring the missing jars into `folder`, one process at a time."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with waiting_lock(folder / ".lock"):
-            missing = _missing(folder, jars)  # Another process may have brought them meanwhile.
+            # Another process may have brought them meanwhile.
+            missing = _missing(folder, wanted.jars)
             if missing:
-                _download_missing(folder, missing)
+                _download_missing(folder, missing, wanted.title)
     except OSError as error:
         raise EmbeddedError(
             "cache_unusable",
@@ -97,9 +115,9 @@ def _download(folder: Path, jars: tuple[Jar, ...]) -> None:
         ) from error
 
 
-def _download_missing(folder: Path, jars: list[Jar]) -> None:
+def _download_missing(folder: Path, jars: list[Jar], title: str) -> None:
     staging = folder / ".staging"
-    with _progress(len(jars), sum(jar.size for jar in jars)) as progress:
+    with _progress(title, len(jars), sum(jar.size for jar in jars)) as progress:
         context = _maven_context(staging, progress.on_bytes)
 
         def fetch(jar: Jar) -> None:
@@ -165,10 +183,10 @@ def _fetch(context: Any, jar: Jar, folder: Path) -> None:
 class _PlainProgress:
     """Progress as a few plain lines: one at the start and one each quarter of the jars."""
 
-    def __init__(self, jars: int, size: int) -> None:
+    def __init__(self, title: str, jars: int, size: int) -> None:
         self._jars, self._done = jars, 0
         self._lock = threading.Lock()
-        print(f"downloading Apache Kafka {VERSION}: {jars} jars, {size / 1e6:.0f} MB", flush=True)
+        print(f"downloading {title}: {jars} jars, {size / 1e6:.0f} MB", flush=True)
 
     def on_bytes(self, count: int) -> None:
         """Ignore bytes: a line a chunk would be noise."""
@@ -185,9 +203,9 @@ class _PlainProgress:
 class _BarProgress:
     """Progress as a bar on a terminal, by bytes."""
 
-    def __init__(self, bar: Any, size: int) -> None:
+    def __init__(self, title: str, bar: Any, size: int) -> None:
         self._bar = bar
-        self._task = bar.add_task(f"Apache Kafka {VERSION}", total=size)
+        self._task = bar.add_task(title, total=size)
 
     def on_bytes(self, count: int) -> None:
         """Move the bar on."""
@@ -198,15 +216,15 @@ class _BarProgress:
 
 
 @contextlib.contextmanager
-def _progress(jars: int, size: int) -> Iterator[_PlainProgress | _BarProgress]:
+def _progress(title: str, jars: int, size: int) -> Iterator[_PlainProgress | _BarProgress]:
     if not sys.stdout.isatty():
-        yield _PlainProgress(jars, size)
+        yield _PlainProgress(title, jars, size)
         return
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("downloading {task.description}"), BarColumn(), DownloadColumn())
     with Progress(*columns, TimeRemainingColumn()) as bar:
-        yield _BarProgress(bar, size)
+        yield _BarProgress(title, bar, size)
 
 
 def resolve_pins(scratch: Path) -> str:
@@ -225,6 +243,13 @@ def resolve_pins(scratch: Path) -> str:
             if dependency.scope in ("compile", "runtime"):
                 chosen.setdefault(f"{dependency.groupId}:{dependency.artifactId}", dependency)
     return "".join(_pin(name, dependency) for name, dependency in chosen.items())
+
+
+def pins_of(coordinates: Iterable[str], scratch: Path) -> str:
+    """Download these jars, and nothing that they depend on, and return the pin list as text."""
+    context = _maven_context(scratch, lambda _count: None)
+    dependencies = [context.create_dependency(coordinate) for coordinate in coordinates]
+    return "".join(_pin(f"{one.groupId}:{one.artifactId}", one) for one in dependencies)
 
 
 def _pin(name: str, dependency: Any) -> str:
