@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
+from coordinator.core import timestamp_settings
 from coordinator.core.builds import BUILD_DECIDERS, begin_build, named
 from coordinator.core.commands import (
     AdoptBucket,
@@ -90,6 +91,7 @@ REPLICAS_MAX = 16
 SETTING_BYTES_MAX = 64 * 1024
 REQUEST_ID_LENGTH_MAX = 128
 PRINCIPAL_LENGTH_MAX = 256
+PROBLEM_LENGTH_MAX = 300
 VBUCKETS = 1_024
 
 
@@ -437,12 +439,24 @@ def _put_setting(state: StateContext, request: Request, given: Circumstances) ->
                 limit=SETTING_BYTES_MAX,
             )
         )
+    if problem := _invalid_setting(command):
+        return Answered(refused("invalid_request", problem, key=command.name))
     held = state.setting(command.name)
     if clash := _clash(request, held):
         return Answered(clash)
     setting = Setting(command.name, command.value_json)
     answer = {"key": command.name, "value": json.loads(command.value_json)}
     return accepted(request, given, (Change("SettingWritten", setting.key, setting),), answer)
+
+
+def _invalid_setting(command: PutSetting) -> str:
+    """Say what is wrong with a value that the cluster itself reads, or return an empty text."""
+    if timestamp_settings.is_setting(command.name):
+        try:
+            timestamp_settings.parse(command.value_json)
+        except ValueError as error:
+            return f"{command.name}: {str(error)[:PROBLEM_LENGTH_MAX]}"
+    return ""
 
 
 def _delete_setting(state: StateContext, request: Request, given: Circumstances) -> Decision:

@@ -29,7 +29,7 @@ from coordinator.core.decisions import (
     Parked,
     describe_index,
 )
-from coordinator.core.entities import Index, RequestOutcome
+from coordinator.core.entities import Index, RequestOutcome, Setting
 from coordinator.core.placement import Candidate
 from coordinator.core.records import Mutation
 from coordinator.core.state import EMPTY, StateContext, evolve
@@ -257,6 +257,51 @@ def test_a_setting_is_written_only_at_the_expected_cas(
 )
 def test_settings_that_are_refused(bench: Bench, command: Command, code: str) -> None:
     assert bench.refusal(command) == code
+
+
+@pytest.mark.parametrize("name", ["timestamps", "timestamps/travel"])
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        ("[]", "object"),
+        ("null", "object"),
+        ('{"period": 1000}', "'period'"),
+        ('{"period_ms": 9}', "period_ms"),
+        ('{"period_ms": "1000"}', "period_ms"),
+        ('{"sync_missing_ms": 3600001}', "sync_missing_ms"),
+        ('{"algorithm": "median"}', "algorithm"),
+        ('{"consolidate": 1}', "consolidate"),
+    ],
+)
+def test_a_setting_of_timestamps_that_cannot_be_is_refused_and_its_field_is_named(
+    bench: Bench, name: str, value: str, what: str
+) -> None:
+    bench.apply(PutSetting(name, '{"period_ms": 500}'))
+    decision = bench.decide(PutSetting(name, value))
+    assert isinstance(decision, Answered)
+    assert decision.outcome.code == "invalid_request"
+    assert decision.outcome.details == {"key": name}
+    assert decision.outcome.message.startswith(f"{name}: ")
+    assert what in decision.outcome.message
+    held = bench.state.setting(name)
+    assert held is not None
+    assert held.entity == Setting(name, '{"period_ms": 500}')
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("timestamps", "{}"),
+        ("timestamps/travel", '{"algorithm": "heartbeat", "heartbeat_stale_ms": 10}'),
+        ("timestamps.mine", "[]"),
+        ("timestampsx/travel", "1"),
+    ],
+)
+def test_settings_of_timestamps_that_can_be_and_other_settings_are_written(
+    bench: Bench, name: str, value: str
+) -> None:
+    bench.apply(PutSetting(name, value))
+    assert bench.state.setting(name) is not None
 
 
 # -- repeats -------------------------------------------------------------------------------------
