@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.cli import data, members, scan
+from coordinator.cli import data, members, scan, timestamps
 from coordinator.cli.output import (
     CommandError,
     Exit,
@@ -582,6 +582,7 @@ app.add_typer(members.app, name="members")
 members.add_step_down(app)
 data.add_to(app)
 scan.add_to(app)
+timestamps.add_to(app)
 
 # Settings.
 

@@ -10,9 +10,13 @@ import enum
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 _WIDTH_WITHOUT_TERMINAL = 160
 
@@ -117,23 +121,34 @@ def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str = "", empty: str = ""
 ) -> None:
     """Print rows under headings; a heading that ends with `#` has its column to the right."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     rows = list(rows)
     if not rows and empty:
         typer.echo(empty)
         return
-    table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD)
+    console().print(table(columns, rows, title=title))
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str = "") -> Table:
+    """Return what `print_table` prints."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD)
     for column in columns:
         justify: Any = "right" if column.endswith("#") else "left"
-        table.add_column(column.rstrip("#"), justify=justify, overflow="fold")
+        made.add_column(column.rstrip("#"), justify=justify, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(plain(cell)) for cell in row))
+        made.add_row(*(Text(plain(cell)) for cell in row))
+    return made
+
+
+def console() -> Console:
+    """Return the console of standard output."""
+    from rich.console import Console
+
     width = None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL
-    Console(file=sys.stdout, width=width, highlight=False).print(table)
+    return Console(file=sys.stdout, width=width, highlight=False)
 
 
 def print_fields(pairs: Iterable[tuple[str, Any]]) -> None:

@@ -468,6 +468,22 @@ class _Api(Generic[R]):
         """Answer `{"indexers"}`, with load and liveness."""
         return self._run(_plan_read("/v1/indexers"))
 
+    def stability(self, bucket: str | None = None, *, node: str | None = None) -> R:
+        """Answer a bucket's newest stability timestamp, or, without a vector, that of every bucket.
+
+        `{"bucket", "number", "at_ms", "age_ms", "digest", "vbuckets": {"0": [vbuuid, seqno]}}`, the
+        last two as decimal strings; `no_stability_timestamp` where there is none. Of all:
+        `{"node", "buckets"}`. `node` pins it to the node of that URL: the master knows lags.
+        """
+        path = "/v1/stability" if bucket is None else f"/v1/stability/{quote(bucket, safe='')}"
+        return self._run(_plan_read(path, node=node))
+
+    def restart(self, bucket: str, limit: int | None = None) -> R:
+        """Answer `{"bucket", "restarts", "enquiries"}`: a bucket's last restart timestamps and
+        rollback enquiries, at most `limit` of each, newest first."""
+        path = f"/v1/restart/{quote(bucket, safe='')}"
+        return self._run(_plan_read(path, {"limit": limit}))
+
     def scan(
         self,
         index_id: str | int | None = None,

@@ -7,12 +7,10 @@ state, whose CAS each answer carries.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import os
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -33,7 +31,8 @@ from coordinator.http import models, views
 from coordinator.http.errors import ApiError, error_response, json_response, raise_unless_ok
 from coordinator.http.membership import add_membership
 from coordinator.http.scan import add_scans
-from coordinator.http.shared import APPLIED_CAS, DEADLINE_MS, read_answer
+from coordinator.http.shared import APPLIED_CAS, DEADLINE_MS, read_answer, read_aside
+from coordinator.http.timestamps import add_timestamps
 from coordinator.shell import Shell
 
 BODY_BYTES_MAX = 1024 * 1024
@@ -58,6 +57,7 @@ def build_app(shell: Shell) -> FastAPI:
     _add_reads(app, shell)
     add_membership(app, shell)
     add_scans(app, shell)
+    add_timestamps(app, shell)
     _add_health(app, shell)
     return app
 
@@ -224,7 +224,7 @@ def _add_indexes(app: FastAPI, shell: Shell) -> None:
         await _settle(shell, consistency, at_least)
         state = shell.node.state
         progress = shell.node.progress.all()
-        return await _read_aside(
+        return await read_aside(
             shell,
             lambda: {"indexes": views.indexes(state, bucket, name, progress), "cas": state.cas},
         )
@@ -266,7 +266,7 @@ def _add_settings(app: FastAPI, shell: Shell) -> None:
         """List every setting with its CAS."""
         await _settle(shell, consistency, at_least)
         state = shell.node.state
-        return await _read_aside(shell, lambda: {"config": views.config(state), "cas": state.cas})
+        return await read_aside(shell, lambda: {"config": views.config(state), "cas": state.cas})
 
     @app.get("/v1/config/{key:path}", response_model=models.SettingAnswer)
     async def get_setting(
@@ -361,13 +361,6 @@ async def _settle(shell: Shell, consistency: Consistency, at_least: int) -> None
         )
 
 
-async def _read_aside(shell: Shell, build: Callable[[], Any]) -> Response:
-    """Answer with something that may be large: built in a thread, from a state that cannot
-    change, so that the node goes on meanwhile."""
-    cas = shell.node.state.cas
-    return await asyncio.to_thread(lambda: json_response(build(), 200, {APPLIED_CAS: str(cas)}))
-
-
 def _add_reads(app: FastAPI, shell: Shell) -> None:
     @app.get("/v1/state")
     async def get_state(
@@ -377,7 +370,7 @@ def _add_reads(app: FastAPI, shell: Shell) -> None:
         await _settle(shell, consistency, at_least)
         authority, state = shell.node.authority, shell.node.state
         node = shell.node.config.node
-        return await _read_aside(shell, lambda: views.state(node, authority, state))
+        return await read_aside(shell, lambda: views.state(node, authority, state))
 
     @app.get("/v1/topology")
     async def get_topology(
@@ -386,7 +379,7 @@ def _add_reads(app: FastAPI, shell: Shell) -> None:
         """Show where every slice is."""
         await _settle(shell, consistency, at_least)
         state = shell.node.state
-        return await _read_aside(shell, lambda: views.topology(state))
+        return await read_aside(shell, lambda: views.topology(state))
 
     @app.get("/v1/transactions", response_model=models.TransactionsAnswer)
     async def get_transactions(

@@ -1,4 +1,4 @@
-"""Errors of the HTTP API: one shape, stable codes, one status each."""
+"""Errors of the HTTP API: one shape, stable codes, one status each where a route says no other."""
 
 from __future__ import annotations
 
@@ -47,13 +47,21 @@ STATUS: Mapping[str, int] = {
 
 
 class ApiError(Exception):
-    """An answer that is an error; `code` is one of `STATUS`."""
+    """An answer that is an error; `code` is one of `STATUS`, `status` that one's unless given."""
 
-    def __init__(self, code: str, message: str, details: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        details: dict[str, Any] | None = None,
+        *,
+        status: int | None = None,
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.details = details or {}
+        self.status = STATUS.get(code, 500) if status is None else status
 
 
 def raise_unless_ok(outcome: Outcome) -> Outcome:
@@ -69,9 +77,9 @@ def error_response(error: ApiError, target: str = "") -> Response:
     headers = {}
     if error.code == "not_master" and error.details.get("address"):
         headers["Location"] = error.details["address"] + target
-    elif STATUS.get(error.code) == 503:
+    elif error.status == 503:
         headers["Retry-After"] = "1"
-    return json_response(body, STATUS.get(error.code, 500), headers)
+    return json_response(body, error.status, headers)
 
 
 def json_response(

@@ -196,6 +196,109 @@ class RosterAnswer(BaseModel):
     minimum: int
 
 
+Place = Annotated[tuple[str, str], Field(description="vbuuid and seqno, decimal")]
+
+
+class NumberedModel(BaseModel):
+    """Numbers ascend within a bucket. `age_ms` is by the clocks of the two machines."""
+
+    number: int
+    at_ms: int
+    age_ms: int
+
+
+class StabilityAnswer(NumberedModel):
+    """The newest stability timestamp of a bucket. `digest` is the `hash` of scans at it."""
+
+    bucket: str
+    digest: str
+    vbuckets: dict[str, Place]
+
+
+class StabilityModel(NumberedModel):
+    """`seqnos` is the sum over all vbuckets."""
+
+    digest: str
+    seqnos: int
+
+
+class SourceModel(BaseModel):
+    """Who may stream a bucket, and the number of the generation that it begins with."""
+
+    projector: int
+    number: int
+
+
+class IndexerLagModel(BaseModel):
+    """What an indexer has beyond the timestamp, and lacks of it; `branched` vbuckets are on another
+    branch, and not counted."""
+
+    indexer: int
+    ahead: int
+    behind: int
+    branched: int
+    has_snapshot: bool
+
+
+class LagModel(BaseModel):
+    """`high` is the sum of the highest seqnos that any indexer holds; `seqnos` and `ms` are how far
+    that is beyond the timestamp."""
+
+    high: int
+    seqnos: int
+    ms: int
+    indexers: list[IndexerLagModel]
+
+
+class BucketStabilityModel(BaseModel):
+    """`lag` is known to the master alone. `began_again`: the last timestamp that is ignored because
+    its number is too low, though it is new."""
+
+    bucket: str
+    vbuckets: int | None
+    stability: StabilityModel | None
+    began_again: NumberedModel | None
+    projectors: list[SourceModel]
+    lag: LagModel | None
+
+
+class StabilitiesAnswer(BaseModel):
+    """All buckets, as `node` knows them."""
+
+    node: int
+    buckets: list[BucketStabilityModel]
+
+
+class RestartModel(NumberedModel):
+    """From where on streams of these vbuckets are to begin again; `round` is the question that it
+    answers, 0 if nobody asked."""
+
+    round: int
+    reason: str
+    projectors: list[int]
+    branched: list[int]
+    vbuckets: dict[str, Place]
+
+
+class EnquiryModel(NumberedModel):
+    """A vbucket that may have been rolled back; `seen` is what its connection said last."""
+
+    reason: str
+    vbucket: int
+    position: Place
+    seen: Place
+    projector: int
+    connection: str
+
+
+class RestartAnswer(BaseModel):
+    """Newest first."""
+
+    bucket: str
+    restarts: list[RestartModel]
+    enquiries: list[EnquiryModel]
+
+
 class ErrorModel(BaseModel):
     code: str
     message: str

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from starlette.responses import Response
@@ -17,3 +19,10 @@ APPLIED_CAS = "X-Applied-Cas"
 def read_answer(shell: Shell, body: Any) -> Response:
     """Return what was read, with the CAS that this node has applied."""
     return json_response(body, 200, {APPLIED_CAS: str(shell.node.state.cas)})
+
+
+async def read_aside(shell: Shell, build: Callable[[], Any]) -> Response:
+    """Answer with something that may be large: built in a thread, from a state that cannot
+    change, so that the node goes on meanwhile."""
+    cas = shell.node.state.cas
+    return await asyncio.to_thread(lambda: json_response(build(), 200, {APPLIED_CAS: str(cas)}))

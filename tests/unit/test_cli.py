@@ -1,6 +1,7 @@
 """`indexctl` from its arguments to exit codes, against a real HTTP server on loopback."""
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -126,6 +127,35 @@ class Cluster:
     def GET_transactions(self, request: Request) -> Answer:  # noqa: N802
         one = {"txn": "1-9", "status": "commit", "cas": 9, "participants": ["n1", "n2"]}
         return Answer(200, {"transactions": [{**one, "reason": None}]})
+
+    def GET_stability(self, request: Request) -> Answer:  # noqa: N802
+        return Answer(200, {"node": 1, "buckets": [TIMED, UNTIMED]})
+
+
+TIMED: dict[str, Any] = {
+    "bucket": "travel",
+    "vbuckets": 1024,
+    "stability": {"number": 41, "at_ms": 1, "age_ms": 1_250, "digest": "0af", "seqnos": 7_700},
+    "began_again": None,
+    "projectors": [{"projector": 0, "number": 5}, {"projector": 1, "number": 5}],
+    "lag": {
+        "high": 7_709,
+        "seqnos": 9,
+        "ms": 300,
+        "indexers": [
+            {"indexer": 1, "ahead": 9, "behind": 0, "branched": 0, "has_snapshot": True},
+            {"indexer": 2, "ahead": 1, "behind": 4, "branched": 3, "has_snapshot": False},
+        ],
+    },
+}
+UNTIMED: dict[str, Any] = {
+    "bucket": "people",
+    "vbuckets": 64,
+    "stability": None,
+    "began_again": None,
+    "projectors": [],
+    "lag": {"high": 88, "seqnos": 88, "ms": 0, "indexers": []},
+}
 
 
 @pytest.fixture
@@ -421,6 +451,72 @@ def test_lists_have_a_table_and_json(cluster, command, text):
     assert command in answer_of(command)
 
 
+def test_timestamps_shows_stability_lag_and_who_owns_the_streams(cluster):
+    travel, people = indexctl("timestamps").stdout.splitlines()[3:5]
+    for text in ("41", "1.2 s", "7700", "7709", " 9 ", "0.3", "1 of 2", "0, 1"):
+        assert text in travel, travel
+    assert "indexer 2: other branch in 3 vbuckets" in travel
+    assert people.split() == ["people", "-", "-", "-", "88", "-", "-", "-", "-", "-"]
+    assert answer_of("timestamps") == {"node": 1, "buckets": [TIMED, UNTIMED]}
+    assert answer_of("timestamps", "travel") == {"node": 1, "buckets": [TIMED]}
+    assert answer_of("timestamps", "none", code=3)["error"]["code"] == "not_found"
+
+
+def test_timestamps_tells_of_numbers_that_began_again(cluster):
+    again = {"number": 2, "at_ms": 1, "age_ms": 1}
+    body = {"node": 1, "buckets": [{**TIMED, "began_again": again, "lag": None}]}
+    cluster.override = lambda r: Answer(200, body) if r.path == "/v1/stability" else None
+    assert "numbers begin again at 2" in indexctl("timestamps").stdout
+
+
+@pytest.mark.parametrize(
+    ("age_ms", "text"), [(0, "0.0 s"), (119_000, "119.0 s"), (120_000, "2 min"), (9**10, "40 d")]
+)
+def test_a_long_age_has_a_larger_unit(cluster, age_ms, text):
+    stable = {**TIMED["stability"], "age_ms": age_ms}
+    body = {"node": 1, "buckets": [{**TIMED, "stability": stable}]}
+    cluster.override = lambda r: Answer(200, body) if r.path == "/v1/stability" else None
+    assert f" {text} " in indexctl("timestamps").stdout
+
+
+def test_lags_are_asked_of_the_master_and_of_others_where_it_is_silent(cluster):
+    members = [{"node": "n1", "alive": True, "address": unused_url()}]
+    body = {**AUTHORITY, "members": members}
+    cluster.override = lambda r: Answer(200, body) if r.path == "/v1/members" else None
+    assert answer_of("timestamps", "travel")["buckets"] == [TIMED]
+
+
+def test_watching_prints_a_document_a_line_until_it_is_interrupted(cluster):
+    """What happens while a node is away is told, and the watching goes on."""
+    away = False
+
+    def silent(request: Request) -> Answer | None:
+        return refusal(503, "no_master") if away and request.path == "/v1/stability" else None
+
+    cluster.override = silent
+    program = (
+        "from coordinator.cli import main, timestamps\ntimestamps.PERIOD_S = 0.01\nmain.main()"
+    )
+    arguments = ("timestamps", "travel", "--watch", "--json", "--timeout", "1")
+    with subprocess.Popen(
+        [sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE, text=True
+    ) as watching:
+        assert watching.stdout is not None
+        lines = map(json.loads, watching.stdout)
+        assert next(lines) == {"node": 1, "buckets": [TIMED]}
+        away = True
+        error = next(line["error"] for line in lines if "error" in line)
+        assert error["code"] == "no_master"
+        away = False
+        assert next(line for line in lines if "error" not in line)["buckets"] == [TIMED]
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(20) == 0
+
+
+def test_a_watch_of_a_bucket_that_is_not_there_ends_at_once(cluster):
+    assert indexctl("timestamps", "none", "--watch").exit_code == 3
+
+
 class Fault(Exception):
     code = "port_taken"
     message = "port 8600 is taken: use --http-port"
@@ -473,7 +569,15 @@ def test_reset_without_a_terminal_needs_yes(supervisor):
 
 COMMANDS = ["run", "reset", "status", "create", "drop", "list", "show", "apply", "transactions"]
 COMMANDS += ["members leave", "members reform", "step-down", "projectors", "build"]
-COMMANDS += ["members", "indexers", "config get", "config set", "config delete", "config list"]
+COMMANDS += [
+    "timestamps",
+    "members",
+    "indexers",
+    "config get",
+    "config set",
+    "config delete",
+    "config list",
+]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

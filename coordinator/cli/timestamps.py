@@ -1,0 +1,169 @@
+"""`indexctl timestamps`: how far stability has come in each bucket, once or again and again."""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext, suppress
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from coordinator.cli.output import CommandError, console, plain, print_json, print_table, table
+from coordinator.cli.session import Session, command
+
+if TYPE_CHECKING:
+    from coordinator.client.client import Client
+
+PERIOD_S = 1.0
+COLUMNS = [
+    *("bucket", "number#", "age#", "stability#", "current#", "lag#", "lag in s#"),
+    *("snapshots", "projectors", "remarks"),
+]
+
+
+def add_to(root: typer.Typer) -> None:
+    """Add it to the root command."""
+    command(root, "timestamps")(timestamps)
+
+
+def timestamps(
+    session: Session,
+    bucket: Annotated[
+        str | None, typer.Argument(metavar="BUCKET", help="Only this one (default: all).")
+    ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Again every second, until Ctrl-C.")
+    ] = False,
+) -> None:
+    """Show the stability timestamp of each bucket, and how far it is behind.
+
+    "stability" is the sum of its seqnos, "current" that of the highest which any indexer holds, and
+    "lag" what lies between; "snapshots" is how many indexers have taken theirs.
+
+    With --watch and --json, each line is one document.
+    """
+    with session.connect() as client:
+        if not watch:
+            found = gather(client, bucket)
+            if session.json:
+                print_json(found)
+            else:
+                print_table(COLUMNS, _rows(found), empty="no buckets")
+            return
+        with suppress(KeyboardInterrupt):
+            _watch(session, _again(client, bucket))
+
+
+def gather(client: "Client", bucket: str | None) -> dict[str, Any]:
+    """Return `{"node", "buckets"}` as the master has it, or any node where none answers.
+
+    CommandError `not_found`: there is no such bucket.
+    """
+    from coordinator.client.errors import UnavailableError
+
+    found = None
+    master = _master(client)
+    if master:
+        with suppress(UnavailableError):
+            found = client.stability(node=master)
+    found = found or client.stability()
+    if bucket is None:
+        return found
+    buckets = [row for row in found["buckets"] if row["bucket"] == bucket]
+    if not buckets:
+        raise CommandError("not_found", f"there is no bucket {bucket}", {"bucket": bucket})
+    return {**found, "buckets": buckets}
+
+
+def _master(client: "Client") -> str | None:
+    """Return the URL of the master: only that one knows what the indexers hold."""
+    members = client.members()
+    return next(
+        (m["address"] for m in members["members"] if m["node"] == members["master"] and m["alive"]),
+        None,
+    )
+
+
+def _again(client: "Client", bucket: str | None) -> Iterator[dict[str, Any]]:
+    """Yield what there is, every second; while nobody answers, an `{"error"}`, but not at first."""
+    from coordinator.client.errors import UnavailableError
+
+    yield gather(client, bucket)
+    while True:
+        time.sleep(PERIOD_S)
+        try:
+            yield gather(client, bucket)
+        except UnavailableError as error:
+            yield {"error": {"code": error.code, "message": error.message}}
+
+
+def _watch(session: Session, found: Iterator[dict[str, Any]]) -> None:
+    """Show each: in place on a terminal, one after the other elsewhere."""
+    from rich.live import Live
+
+    shown = console()
+    live = None
+    if shown.is_terminal and not session.json:
+        live = Live(console=shown, auto_refresh=False)
+    with live or nullcontext():
+        for body in found:
+            if session.json:
+                typer.echo(json.dumps(body))
+            elif "error" in body:
+                _say(plain(body["error"]["message"]), live)
+            elif live is not None:
+                live.update(table(COLUMNS, _rows(body)), refresh=True)
+            else:
+                print_table(COLUMNS, _rows(body), empty="no buckets")
+
+
+def _say(message: str, live: Any) -> None:
+    if live is None:
+        typer.echo(message, err=True)
+    else:
+        from rich.text import Text
+
+        live.update(Text(message), refresh=True)
+
+
+def _rows(found: dict[str, Any]) -> list[list[Any]]:
+    return [_row(bucket) for bucket in found["buckets"]]
+
+
+def _row(bucket: dict[str, Any]) -> list[Any]:
+    stable = bucket["stability"] or {"number": None, "age_ms": None, "seqnos": None}
+    lag = bucket["lag"] or {"high": None, "seqnos": None, "ms": None, "indexers": []}
+    behind = stable["number"] is not None and lag["seqnos"] is not None
+    return [
+        *(bucket["bucket"], stable["number"], _age(stable["age_ms"]), stable["seqnos"]),
+        *(lag["high"], lag["seqnos"] if behind else None),
+        f"{lag['ms'] / 1000:.1f}" if behind else None,
+        _snapshots(lag["indexers"]),
+        ", ".join(str(source["projector"]) for source in bucket["projectors"]),
+        "; ".join(_remarks(bucket, lag["indexers"])),
+    ]
+
+
+def _age(age_ms: int | None) -> str | None:
+    """Return an age in seconds, or, of a long one, in the largest whole unit."""
+    if age_ms is None:
+        return None
+    seconds = age_ms / 1000
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{int(seconds // size)} {unit}"
+    return f"{seconds:.1f} s"
+
+
+def _snapshots(indexers: list[dict[str, Any]]) -> str:
+    have = sum(indexer["has_snapshot"] for indexer in indexers)
+    return f"{have} of {len(indexers)}" if indexers else ""
+
+
+def _remarks(bucket: dict[str, Any], indexers: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield what an operator should look at."""
+    if bucket["began_again"]:
+        yield f"ignored: numbers begin again at {bucket['began_again']['number']}"
+    for indexer in indexers:
+        if indexer["branched"]:
+            yield f"indexer {indexer['indexer']}: other branch in {indexer['branched']} vbuckets"

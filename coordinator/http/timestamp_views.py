@@ -1,0 +1,136 @@
+"""What the API shows of timestamps, as JSON values. Reads only.
+
+vbuuids and seqnos are unsigned 64-bit numbers: they are decimal strings wherever they stand alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from coordinator.core.entities import Stream
+from coordinator.core.state import Versioned
+from coordinator.core.stream_records import (
+    HwHeartbeat,
+    RestartTimestamp,
+    RollbackEnquiry,
+    StabilityTimestamp,
+)
+from coordinator.core.timestamp_board import BucketBoard, lag, total
+from coordinator.core.vectors import Vector
+
+
+class Row(NamedTuple):
+    """What is known of a bucket; `watermarks` is None where the node is not the master."""
+
+    bucket: str
+    vbuckets: int | None
+    known: BucketBoard
+    stream: Versioned | None
+    watermarks: list[HwHeartbeat] | None
+
+
+def stabilities(node: int, rows: Sequence[Row], now_ms: int) -> dict[str, Any]:
+    """Return the newest stability timestamp of every bucket, without its vector."""
+    return {"node": node, "buckets": [_row(row, now_ms) for row in rows]}
+
+
+def _row(row: Row, now_ms: int) -> dict[str, Any]:
+    held = row.known.stability.record if row.known.stability else None
+    backwards = row.known.backwards
+    return {
+        "bucket": row.bucket,
+        "vbuckets": row.vbuckets,
+        "stability": _header(held, now_ms) if held else None,
+        "began_again": _when(backwards.number, backwards.at_ms, now_ms) if backwards else None,
+        "projectors": _projectors(row.stream),
+        "lag": _lag(held, row.watermarks),
+    }
+
+
+def _when(number: int, at_ms: int, now_ms: int) -> dict[str, Any]:
+    return {"number": number, "at_ms": at_ms, "age_ms": max(0, now_ms - at_ms)}
+
+
+def _header(record: StabilityTimestamp, now_ms: int) -> dict[str, Any]:
+    vector = Vector.from_bytes(record.vbuuids, record.seqnos)
+    return {
+        **_when(record.number, record.at_ms, now_ms),
+        "digest": f"{vector.digest():016x}",
+        "seqnos": total(vector.seqnos),
+    }
+
+
+def _projectors(stream: Versioned | None) -> list[dict[str, Any]]:
+    """Return who may stream a bucket, each under the number of a generation."""
+    if stream is None or not isinstance(stream.entity, Stream):
+        return []
+    return [
+        {"projector": source.projector, "number": source.number} for source in stream.entity.sources
+    ]
+
+
+def _lag(
+    held: StabilityTimestamp | None, watermarks: Sequence[HwHeartbeat] | None
+) -> dict[str, Any] | None:
+    found = lag(held, watermarks) if watermarks else None
+    if found is None:
+        return None
+    return {
+        "high": found.high,
+        "seqnos": found.seqnos,
+        "ms": found.ms,
+        "indexers": [row._asdict() for row in found.indexers],
+    }
+
+
+def stability(record: StabilityTimestamp, now_ms: int) -> dict[str, Any]:
+    """Return a stability timestamp with its vector."""
+    vector = Vector.from_bytes(record.vbuuids, record.seqnos)
+    return {
+        "bucket": record.bucket,
+        **_when(record.number, record.at_ms, now_ms),
+        "digest": f"{vector.digest():016x}",
+        "vbuckets": _places(range(len(vector)), vector),
+    }
+
+
+def restart(bucket: str, known: BucketBoard, limit: int, now_ms: int) -> dict[str, Any]:
+    """Return at most `limit` of the restart timestamps and of the enquiries, newest first."""
+    restarts = [read.record for read in known.restarts[-limit:]]
+    enquiries = [read.record for read in known.enquiries[-limit:]]
+    return {
+        "bucket": bucket,
+        "restarts": [_restart(record, now_ms) for record in reversed(restarts)],
+        "enquiries": [_enquiry(record, now_ms) for record in reversed(enquiries)],
+    }
+
+
+def _restart(record: RestartTimestamp, now_ms: int) -> dict[str, Any]:
+    vector = Vector.from_bytes(record.vbuuids, record.seqnos)
+    return {
+        **_when(record.number, record.at_ms, now_ms),
+        "round": record.round,
+        "reason": record.reason,
+        "projectors": list(record.projectors),
+        "branched": list(record.branched),
+        "vbuckets": _places(record.vbuckets, vector),
+    }
+
+
+def _enquiry(record: RollbackEnquiry, now_ms: int) -> dict[str, Any]:
+    return {
+        **_when(record.number, record.at_ms, now_ms),
+        "reason": record.reason,
+        "vbucket": record.vbucket,
+        "position": [str(record.vbuuid), str(record.seqno)],
+        "seen": [str(record.seen_vbuuid), str(record.seen_seqno)],
+        "projector": record.projector,
+        "connection": str(record.connection),
+    }
+
+
+def _places(vbuckets: Sequence[int], vector: Vector) -> dict[str, list[str]]:
+    """Return `{"0": ["vbuuid", "seqno"], …}`."""
+    places = zip(vbuckets, vector.vbuuids.tolist(), vector.seqnos.tolist(), strict=True)
+    return {str(vbucket): [str(vbuuid), str(seqno)] for vbucket, vbuuid, seqno in places}

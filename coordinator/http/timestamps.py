@@ -1,0 +1,95 @@
+"""The timestamps of the buckets over HTTP, as the asked node has read them: any node answers.
+
+They are no part of the state: no CAS belongs to them, and no read of them waits for anything.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import FastAPI, Query
+from starlette.responses import Response
+
+from coordinator.core import timestamp_board as boards
+from coordinator.core.entities import Bucket
+from coordinator.core.timestamp_board import ENQUIRIES_MAX, BucketBoard
+from coordinator.http import models, timestamp_views
+from coordinator.http.errors import ApiError
+from coordinator.http.shared import read_aside
+from coordinator.kafka.topics import RESTART, STABILITY
+from coordinator.shell import Shell
+
+LIMIT = 10
+
+
+def add_timestamps(app: FastAPI, shell: Shell) -> None:
+    """Add the routes of timestamps."""
+
+    @app.get("/v1/stability", response_model=models.StabilitiesAnswer)
+    async def list_stability() -> Response:
+        """Show every bucket's newest stability timestamp, without its vector, and who streams.
+
+        Only the master knows what the indexers hold, and so how far the timestamps lag behind.
+        """
+        node = _read(shell, STABILITY).node
+        buckets = {
+            held.entity.name: held.entity
+            for held in node.state.of_kind("bucket")
+            if isinstance(held.entity, Bucket)
+        }
+        rows = [
+            timestamp_views.Row(
+                name,
+                buckets[name].vbuckets if name in buckets else None,
+                boards.of(node.timestamps, name),
+                node.state.stream(name),
+                node.watermarks_of(name),
+            )
+            for name in sorted({*buckets, *node.timestamps})
+        ]
+        now_ms, number = node.now.wall_ms, node.config.node
+        return await read_aside(shell, lambda: timestamp_views.stabilities(number, rows, now_ms))
+
+    @app.get("/v1/stability/{bucket}", response_model=models.StabilityAnswer)
+    async def get_stability(bucket: str) -> Response:
+        """Show a bucket's newest stability timestamp: `[vbuuid, seqno]` of each vbucket."""
+        held = _board(shell, STABILITY, bucket).stability
+        if held is None:
+            text = f"no stability timestamp of {bucket} was read here yet"
+            raise ApiError("no_stability_timestamp", text, {"bucket": bucket}, status=404)
+        now_ms = shell.node.now.wall_ms
+        return await read_aside(shell, lambda: timestamp_views.stability(held.record, now_ms))
+
+    @app.get("/v1/restart/{bucket}", response_model=models.RestartAnswer)
+    async def get_restart(
+        bucket: str, limit: Annotated[int, Query(ge=1, le=ENQUIRIES_MAX)] = LIMIT
+    ) -> Response:
+        """Show a bucket's last restart timestamps and rollback enquiries, newest first.
+
+        The topic keeps them for about an hour, a node the last 16 and 64 of them.
+        """
+        known = _board(shell, RESTART, bucket)
+        now_ms = shell.node.now.wall_ms
+        return await read_aside(
+            shell, lambda: timestamp_views.restart(bucket, known, limit, now_ms)
+        )
+
+
+def _board(shell: Shell, topic: str, bucket: str) -> BucketBoard:
+    """Return what is known of a bucket. Raises ApiError: there is no such bucket."""
+    node = _read(shell, topic).node
+    if bucket not in node.timestamps and node.state.bucket(bucket) is None:
+        if not node.is_following:
+            raise ApiError("not_ready", f"this node has not caught up: {node.why_not_ready}")
+        raise ApiError("not_found", f"there is no bucket {bucket}", {"bucket": bucket})
+    return boards.of(node.timestamps, bucket)
+
+
+def _read(shell: Shell, topic: str) -> Shell:
+    """Return `shell`, which has read the topic from its start: numbers are never seen to fall.
+
+    Raises ApiError: not yet.
+    """
+    if not shell.has_read(topic):
+        raise ApiError("not_ready", "this node has not read the timestamps yet")
+    return shell

@@ -1,0 +1,83 @@
+"""What the API shows of timestamps is what its description says, and loses no digit."""
+
+from __future__ import annotations
+
+import json
+
+from coordinator.core.entities import Source, Stream
+from coordinator.core.state import Versioned
+from coordinator.core.stream_records import (
+    SYNC_MISSING,
+    HwHeartbeat,
+    RestartTimestamp,
+    RollbackEnquiry,
+    StabilityTimestamp,
+)
+from coordinator.core.timestamp_board import EMPTY, BucketBoard, fold, of
+from coordinator.core.types import Instant
+from coordinator.core.vectors import Vector
+from coordinator.http import models
+from coordinator.http.timestamp_views import Row, restart, stabilities, stability
+
+TOP = 2**64 - 1
+NOW_MS = 10_000
+PLACES = Vector([TOP, 7], [TOP, 0]).to_bytes()
+STABLE = StabilityTimestamp("b", 41, *PLACES, 9_000)
+
+
+def known() -> BucketBoard:
+    board = EMPTY
+    for record in (
+        STABLE,
+        StabilityTimestamp("b", 40, *PLACES, 9_500),
+        RestartTimestamp("b", 1, 5, (3, 1), *PLACES, (1,), (0,), "closed", 20_000),
+        RestartTimestamp("b", 2, 0, (), b"", b"", (), (), "asked", 1_000),
+        RollbackEnquiry("b", 3, 9, TOP, 1, 7, TOP, 1, 2**63 - 1, SYNC_MISSING, 9_000),
+    ):
+        board = fold(board, record, Instant(0, 0)).board
+    return of(board, "b")
+
+
+def test_a_timestamp_is_shown_with_every_place() -> None:
+    shown = stability(STABLE, NOW_MS)
+    assert json.loads(models.StabilityAnswer(**shown).model_dump_json()) == shown | {
+        "vbuckets": {"0": [str(TOP), str(TOP)], "1": ["7", "0"]}
+    }
+    assert (shown["age_ms"], shown["digest"]) == (
+        1_000,
+        f"{Vector([TOP, 7], [TOP, 0]).digest():016x}",
+    )
+
+
+def test_buckets_are_shown_with_and_without_what_is_known_of_them() -> None:
+    stream = Stream("b", 6, (Source(0, 1, 5), Source(1, 2, 6)), b"", b"", "")
+    digest = Vector([TOP, 7], [TOP, 0]).digest()
+    beat = HwHeartbeat(3, 1, "b", (), *PLACES, 0, digest, 0, 0, (), 9_100)
+    rows = [
+        Row("b", 2, known(), Versioned(1, b"", stream), [beat]),
+        Row("c", None, BucketBoard(), None, []),
+        Row("d", 8, BucketBoard(), None, None),
+    ]
+    shown = stabilities(4, rows, NOW_MS)
+    assert json.loads(models.StabilitiesAnswer(**shown).model_dump_json()) == shown
+    first, *others = shown["buckets"]
+    assert (first["stability"]["number"], first["stability"]["seqnos"]) == (41, TOP)
+    assert first["began_again"] == {"number": 40, "at_ms": 9_500, "age_ms": 500}
+    assert first["projectors"] == [{"projector": 0, "number": 5}, {"projector": 1, "number": 6}]
+    assert (first["lag"]["high"], first["lag"]["seqnos"]) == (TOP, 0)
+    assert [row["has_snapshot"] for row in first["lag"]["indexers"]] == [True]
+    for other in others:
+        assert (other["stability"], other["lag"], other["projectors"]) == (None, None, [])
+
+
+def test_restarts_and_enquiries_are_shown_newest_first_and_a_clock_that_is_ahead_has_no_age() -> (
+    None
+):
+    shown = restart("b", known(), 10, NOW_MS)
+    assert json.loads(models.RestartAnswer(**shown).model_dump_json()) == shown
+    assert [(r["number"], r["age_ms"]) for r in shown["restarts"]] == [(2, 9_000), (1, 0)]
+    assert shown["restarts"][1]["vbuckets"] == {"3": [str(TOP), str(TOP)], "1": ["7", "0"]}
+    [enquiry] = shown["enquiries"]
+    assert enquiry["position"] == [str(TOP), "1"]
+    assert enquiry["connection"] == str(2**63 - 1)
+    assert [r["number"] for r in restart("b", known(), 1, NOW_MS)["restarts"]] == [2]
