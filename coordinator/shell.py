@@ -438,6 +438,9 @@ class Shell:
     def _beat(self, effect: effects.Beat) -> None:
         self._plain.beat(effect)
 
+    def _ask(self, effect: effects.Ask) -> None:
+        self._plain.ask(effect)
+
     def _bury(self, effect: effects.Bury) -> None:
         self._plain.bury(effect)
 
@@ -533,6 +536,7 @@ CARRY_OUT: dict[type, Callable[[Shell, Any], None]] = {
     effects.ReadDdl: Shell._read_ddl,
     effects.StopDdl: Shell._stop_ddl,
     effects.Reply: Shell._reply,
+    effects.Ask: Shell._ask,
     effects.Bury: Shell._bury,
     effects.Note: Shell._note,
     effects.Halt: Shell._halt,

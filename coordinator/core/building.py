@@ -12,7 +12,7 @@ only in a life that the bucket's `Stream` names, and begins where no indexer mis
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from coordinator.core.commands import (
     AdoptBucket,
@@ -33,6 +33,7 @@ from coordinator.core.entities import (
     Stream,
 )
 from coordinator.core.records import ProjectorHeartbeat
+from coordinator.core.restarting import Restarting
 from coordinator.core.stream_records import (
     FailoverBranch,
     FailoverLog,
@@ -40,7 +41,6 @@ from coordinator.core.stream_records import (
     IndexBuilt,
     IndexRouted,
 )
-from coordinator.core.timestamps import restart
 from coordinator.core.vectors import Vector
 
 if TYPE_CHECKING:
@@ -51,6 +51,21 @@ AUTOMATIC_MAX = 50
 
 Life = tuple[int, int]
 """A process: its number and its incarnation."""
+
+
+class Renewal(NamedTuple):
+    """A renewal of a bucket's streams: against which generation, for whom, why, and what of
+    `restart` it answers."""
+
+    number: int
+    lives: tuple[Life, ...]
+    why: str
+    restart: int
+
+    def command(self, bucket: str, vector: tuple[bytes, bytes]) -> RenewStream:
+        return RenewStream(
+            bucket, self.number, self.lives, *vector, reason=self.why, restart=self.restart
+        )
 
 
 class Building:
@@ -67,6 +82,7 @@ class Building:
         self._watermarks: dict[tuple[str, int], HwHeartbeat] = {}
         self._logs: dict[str, dict[int, tuple[FailoverBranch, ...]]] = {}
         self._waiting_since_ms: dict[str, int] = {}
+        self.restarting = Restarting(master)
         for index, _ in master.node.state.indexes():
             self.observe(index.id, index)
 
@@ -182,18 +198,45 @@ class Building:
     def _renew(self, projectors: list[ProjectorHeartbeat]) -> None:
         """Renew the streams of buckets that projectors wait for: of all who wait at once."""
         now, config = self.master.node.now.mono_ms, self.master.node.config
-        waiting = self._waiting(projectors)
-        for bucket in self._waiting_since_ms.keys() - waiting.keys():
+        wanted = self._wanted(projectors)
+        for bucket in self._waiting_since_ms.keys() - wanted.keys():
             del self._waiting_since_ms[bucket]
-        for bucket, (number, lives) in waiting.items():
+        self.restarting.forget_others(set(wanted))
+        for bucket, renewal in wanted.items():
             since = now - self._waiting_since_ms.setdefault(bucket, now)
-            if len(lives) < len(projectors) and since < config.stream_hold_ms:
+            if len(renewal.lives) < len(projectors) and since < config.stream_hold_ms:
                 continue
             vector = self._restart(bucket, since >= config.stream_timeout_ms)
             if vector is not None:
-                why = f"for projectors {', '.join(str(projector) for projector, _ in lives)}"
-                command = RenewStream(bucket, number, tuple(lives), *vector, reason=why)
-                self.master.want(f"stream/{bucket}", command)
+                self.master.want(f"stream/{bucket}", renewal.command(bucket, vector))
+                if renewal.restart > self._answered(bucket):
+                    self.restarting.renewed(bucket)
+
+    def _wanted(self, projectors: list[ProjectorHeartbeat]) -> dict[str, Renewal]:
+        """Return what streams are to be renewed: for who waits, and for who has lost something."""
+        found: dict[str, Renewal] = {}
+        for bucket, (number, waiting) in self._waiting(projectors).items():
+            why = f"for projectors {', '.join(str(projector) for projector, _ in waiting)}"
+            found[bucket] = Renewal(number, tuple(waiting), why, self._answered(bucket))
+        streamed = {index.bucket for index in self.indexes.values() if index.state in STREAMED}
+        for bucket in streamed.intersection(self.master.node.timestamps):
+            told = self.restarting.told(bucket, self._answered(bucket))
+            if told is None:
+                continue
+            number, sources = self._sources(bucket)
+            lost = {
+                (p.projector, p.incarnation) for p in projectors if p.projector in told.projectors
+            }
+            renewal = found.get(bucket) or Renewal(number, (), told.reason, 0)
+            lives = tuple(sorted({*renewal.lives, *(lost & sources.keys())}))
+            if lives:
+                found[bucket] = renewal._replace(lives=lives, restart=told.number)
+        return found
+
+    def _answered(self, bucket: str) -> int:
+        """Return the number of what a renewal of a bucket's streams has answered last."""
+        held = self.master.node.state.stream(bucket)
+        return held.entity.restart if held and isinstance(held.entity, Stream) else 0
 
     def _waiting(self, projectors: list[ProjectorHeartbeat]) -> dict[str, tuple[int, list[Life]]]:
         """Return the buckets for which projectors wait, with the newest number, and who waits."""
@@ -226,16 +269,25 @@ class Building:
         """
         vbuckets = self._vbuckets(bucket)
         found: list[Vector] = []
+        participants: list[int] = []
         for indexer, must_say in self._hosts(bucket):
             vector = self._watermark(bucket, indexer, vbuckets)
             if vector is not None:
                 found.append(vector)
             elif must_say and not overdue:
                 return None
+            else:
+                continue
+            participants.append(indexer)
         held = [vector for vector in found if vector.seqnos.any() or vector.vbuuids.any()]
         if not held:
             return b"", b""
-        return restart(held, self._logs.get(bucket, {})).vector.to_bytes()
+        vector = self.restarting.vector(bucket, vbuckets, held, tuple(participants))
+        return None if vector is None else vector.to_bytes()
+
+    def logs(self, bucket: str) -> dict[int, tuple[FailoverBranch, ...]]:
+        """Return what is known of the histories of a bucket's vbuckets."""
+        return self._logs.get(bucket, {})
 
     def _vbuckets(self, bucket: str) -> int:
         held = self.master.node.state.bucket(bucket)

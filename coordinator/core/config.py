@@ -15,7 +15,9 @@ class NodeConfig:
 
     Streams that some projectors wait for are renewed after `stream_hold_ms`, for all who wait by
     then; an indexer that does not say what it holds is waited for no longer than
-    `stream_timeout_ms`.
+    `stream_timeout_ms`. The application that computes timestamps is given `restart_wait_ms` to
+    answer; what it tells of its own accord makes a bucket's streams begin again at most every
+    `restart_pause_ms`.
 
     The master writes a snapshot of the Authority after `snapshot_bytes` of the commit topic, which
     is at most a quarter of what retention keeps. The values from `cas_base` on are proposals for
@@ -46,6 +48,8 @@ class NodeConfig:
     handshake_ms: int = 1_000
     stream_hold_ms: int = 300
     stream_timeout_ms: int = 5_000
+    restart_wait_ms: int = 2_000
+    restart_pause_ms: int = 10_000
     queue_max: int = 4_096
     group_mutations_max: int = 256
     group_bytes_max: int = 512 * 1024

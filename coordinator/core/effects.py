@@ -20,6 +20,7 @@ from coordinator.core.records import (
     Heartbeat,
 )
 from coordinator.core.state import Versioned
+from coordinator.core.stream_records import RestartRequested
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,13 @@ class Beat:
     """Send a record to `heartbeat`."""
 
     record: Heartbeat
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Send a question to `restart-request`; one that is lost is not repeated."""
+
+    record: RestartRequested
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +206,7 @@ Effect = (
     | Append
     | Answer
     | Beat
+    | Ask
     | Save
     | Probe
     | Examine

@@ -111,7 +111,8 @@ class Membership:
         """Return the snapshot, or the resignation, or what somebody wishes, or all the rest.
 
         A snapshot goes alone: it counts only where it equals the fold. Expiries go first: that of
-        a node's last life must not end the one that is admitted.
+        a node's last life must not end the one that is admitted. While a restart timestamp is
+        awaited, which rests on the indexers that take part, none is registered.
         """
         node = self.master.node
         if node.unsnapped_bytes >= node.config.snapshot_bytes:
@@ -122,7 +123,8 @@ class Membership:
         wished = self._wished()
         if wished is not None:
             return [wished]
-        return [*self._lapsed(), *self._admissions(), *self._registrations()]
+        registrations = [] if self.master.building.restarting.is_asking else self._registrations()
+        return [*self._lapsed(), *self._admissions(), *registrations]
 
     def _admissions(self) -> list[CommitRecord]:
         """Return the admissions of those who stand where the fold stands."""

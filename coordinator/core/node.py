@@ -88,6 +88,7 @@ from coordinator.core.records import (
     ProjectorRegistered,
     ProposalAnswered,
     ReadBarrier,
+    TimestampsHeartbeat,
     TransactionCommitted,
     TransactionProposed,
     TransactionRolledBack,
@@ -156,6 +157,8 @@ class Node:
         self.peers: dict[int, Peer] = {}
         self.indexers: dict[int, Peer] = {}
         self.projectors: dict[int, Peer] = {}
+        self.application: Peer | None = None
+        """The one that computes timestamps."""
         self.progress = Progresses()
         self.timestamps: boards.Board = boards.EMPTY
         self.watermarks: dict[tuple[str, int], HwHeartbeat] = {}
@@ -562,6 +565,8 @@ class Node:
                     self.indexers[beat.indexer] = heard
                     if self.master is not None:
                         self.master.indexer_heard(beat)
+                case TimestampsHeartbeat():
+                    self.application = heard
                 case ProjectorHeartbeat():
                     self.projectors[beat.projector] = heard
                     self.progress.heard(beat, self.now.mono_ms)

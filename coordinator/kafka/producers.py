@@ -28,6 +28,7 @@ from coordinator.kafka.topics import (
     HEARTBEAT,
     HISTORY,
     MESSAGE_BYTES_MAX,
+    RESTART_REQUEST,
     STATECONTEXT,
     topic_name,
     transactional_id,
@@ -84,7 +85,8 @@ class PlainProducer:
             )
         )
         self._topics = {
-            name: topic_name(cluster, name) for name in (COMMIT, ACKS, HEARTBEAT, DEAD_LETTER)
+            name: topic_name(cluster, name)
+            for name in (COMMIT, ACKS, HEARTBEAT, DEAD_LETTER, RESTART_REQUEST)
         }
 
     def append(self, effect: effects.Append) -> None:
@@ -104,6 +106,10 @@ class PlainProducer:
 
     def beat(self, effect: effects.Beat) -> None:
         self._send(HEARTBEAT, codec.encode(effect.record), key=_sender(effect.record))
+
+    def ask(self, effect: effects.Ask) -> None:
+        record = effect.record
+        self._send(RESTART_REQUEST, codec.encode(record), key=record.bucket.encode())
 
     def bury(self, effect: effects.Bury) -> None:
         letter = effect.letter

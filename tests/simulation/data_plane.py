@@ -6,19 +6,36 @@ each vbucket that rises while a stream is open.
 
 from __future__ import annotations
 
+from random import Random
 from typing import TYPE_CHECKING
 
 from coordinator.core.entities import BACKFILL, MAINTENANCE, PENDING, STREAMED, Index, Stream
-from coordinator.core.records import BucketSeen, ProjectorHeartbeat, StreamAwaited
-from coordinator.core.stream_records import HwHeartbeat, IndexBuilt, IndexRouted
+from coordinator.core.inputs import TimestampEntry, TimestampsRead
+from coordinator.core.records import (
+    BucketSeen,
+    ProjectorHeartbeat,
+    StreamAwaited,
+    TimestampsHeartbeat,
+)
+from coordinator.core.stream_records import (
+    HwHeartbeat,
+    IndexBuilt,
+    IndexRouted,
+    RestartRequested,
+    RestartTimestamp,
+)
 from coordinator.core.vectors import Vector
 from tests.simulation.clock import WALL_MS
 
 if TYPE_CHECKING:
+    from coordinator.core.node import Node
     from tests.simulation.actors import Indexer
+    from tests.simulation.machine import Machine
     from tests.simulation.world import World
 
 PERIOD_MS = 250
+RESTART = "restart"
+HEARTBEAT = "heartbeat"
 VBUCKETS = 4
 BUCKETS = ("b0", "b1")
 
@@ -116,6 +133,94 @@ class Projector:
             elif isinstance(entity, Stream):
                 self.streams[entity.bucket] = entity
         self.position = partition.stable
+
+
+class Application:
+    """What computes timestamps, as nodes see it: it answers, it tells of losses, it dies.
+
+    It draws from a source of chance of its own. Its records are as arbitrary as records may be: a
+    vector that is lower than anybody needs, or repeats, or an answer that nobody waits for.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.chance = Random(f"application {world.seed}")
+        self.alive = True
+        self.records: list[RestartTimestamp] = []
+        self.read: dict[int, tuple[Node, int]] = {}
+        world.clock.at(self.chance.randrange(PERIOD_MS), self.period)
+
+    def period(self) -> None:
+        world, chance = self.world, self.chance
+        world.clock.at(PERIOD_MS, self.period)
+        if not world.healed:
+            self.alive ^= chance.random() < 0.05
+        elif not self.alive:
+            self.alive = True
+        if self.alive:
+            beat = TimestampsHeartbeat(1, 1, "query", len(self.records), WALL_MS)
+            for machine in world.machines.values():
+                world.clock.at(chance.randint(1, 12), machine.hear, HEARTBEAT, beat)
+            if not world.healed and chance.random() < 0.04:
+                self._tell(chance.choice(BUCKETS), 0)
+        for machine in world.machines.values():
+            self._show(machine)
+
+    def asked(self, question: RestartRequested) -> None:
+        """A master asks; not every question is answered, and some late."""
+        if self.alive and self.chance.random() < 0.8:
+            delay_ms = self.chance.choice((50, 300, 4_000))
+            self.world.clock.at(delay_ms, self._tell, question.bucket, question.round)
+
+    def _tell(self, bucket: str, asked: int) -> None:
+        chance = self.chance
+        vbuckets = tuple(v for v in range(VBUCKETS) if chance.random() < 0.7)
+        seqnos = [chance.randrange(5) for _ in vbuckets]
+        vector = Vector([7 if seqno else 0 for seqno in seqnos], seqnos)
+        projectors = tuple(p for p in (0, 1) if chance.random() < 0.7)
+        number = 1 + sum(record.bucket == bucket for record in self.records)
+        self.records.append(
+            RestartTimestamp(
+                bucket, number, asked, vbuckets, *vector.to_bytes(), (), projectors, "lost", WALL_MS
+            )
+        )
+
+    def _show(self, machine: Machine) -> None:
+        """A node reads on; a new life of it reads all from the start."""
+        node = machine.node
+        if node is None or machine.paused or RESTART in machine.cut_topics:
+            return
+        known, position = self.read.get(machine.number, (None, 0))
+        position = position if known is node else 0
+        entries = tuple(
+            TimestampEntry(RESTART, position + place, record)
+            for place, record in enumerate(self.records[position:])
+        )
+        self.read[machine.number] = (node, len(self.records))
+        if entries:
+            machine.feed(TimestampsRead(entries))
+
+    def unanswered(self) -> str:
+        """Return what was told of, and led to nothing; a projector may have gone meanwhile."""
+        streams = {}
+        for record in self.world.broker["statecontext"].read(0):
+            entity = record.value.mutation.entity
+            if isinstance(entity, Stream):
+                streams[entity.bucket] = entity
+        carried = {
+            i.bucket
+            for p in self.world.projectors
+            for i in p.indexes.values()
+            if i.state in STREAMED
+        }
+        for record in self.records:
+            stream = streams.get(record.bucket)
+            if record.round or stream is None or record.bucket not in carried:
+                continue
+            named = {s.projector for s in stream.sources} & {*record.projectors}
+            if named and stream.restart < record.number:
+                return f"restart {record.number} of {record.bucket}, answered {stream.restart}"
+        return ""
 
 
 def attend_to_builds(indexer: Indexer) -> None:

@@ -336,6 +336,11 @@ class Machine:
         if self._sends(HEARTBEAT, 0.0):
             self.world.beat(effect.record, self.slow())
 
+    def _do_ask(self, effect: fx.Ask) -> None:
+        application = self.world.application
+        if application is not None and self._sends("restart-request", 0.0):
+            self.clock.at(5, application.asked, effect.record)
+
     def _sends(self, topic: str, probability: float) -> bool:
         return not (self.mute or topic in self.cut_topics or self.loses(probability))
 
@@ -476,6 +481,7 @@ EFFECTS: dict[type, Callable[[Machine, Any], None]] = {
     fx.Append: Machine._do_append,
     fx.Answer: Machine._do_answer,
     fx.Beat: Machine._do_beat,
+    fx.Ask: Machine._do_ask,
     fx.Save: Machine._do_save,
     fx.Probe: Machine._do_probe,
     fx.Examine: Machine._do_examine,

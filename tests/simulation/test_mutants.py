@@ -216,6 +216,8 @@ MUTANTS: list[tuple[Plant, Worlds, set[str]]] = [
         focus("indexer_loses_storage", "slow_network"),
         {"built-needs-every-indexer", "what-takes-scans-was-built"},
     ),
+    (b.renewal_does_not_say_what_it_answers, anywhere, {"converges"}),
+    (b.answer_is_waited_for_without_end, focus("projector_disconnects"), {"converges"}),
 ]
 """A mutant, worlds that can show it, and the invariants that may name it."""
 
@@ -228,6 +230,8 @@ SLOW = {
     r.request_id_is_not_recorded,
     r.outcome_is_evicted_too_early,
     b.stream_is_renewed_under_its_old_number,
+    b.renewal_does_not_say_what_it_answers,
+    b.answer_is_waited_for_without_end,
     b.answer_about_an_older_build_counts,
 }
 """They need many worlds."""

@@ -25,7 +25,7 @@ from tests.simulation.actors import Client, DdlWriter, Indexer, Operator
 from tests.simulation.broker import Broker
 from tests.simulation.clock import WALL_MS, Clock
 from tests.simulation.coverage import Coverage
-from tests.simulation.data_plane import Projector, is_built
+from tests.simulation.data_plane import Application, Projector, is_built
 from tests.simulation.disk import ReprCodec
 from tests.simulation.faults import ACTIONS, KINDS, LIKELY, Faults, strike
 from tests.simulation.judge import Judge
@@ -81,6 +81,7 @@ class World:
         for number in self.config["roster"]:
             self.machines[number] = Machine(self, number)
         self.projectors: list[Projector] = []
+        self.application: Application | None = None
         self.indexers = self._make_indexers()
         self.clients: list[Client] = []
         self.writers: list[DdlWriter] = []
@@ -102,6 +103,8 @@ class World:
             "open_timeout_ms": 3_000,
             "ddl_timeout_ms": 2_000,
             "probe_ms": 400,
+            "restart_wait_ms": 500,
+            "restart_pause_ms": 1_500,
         }
         if not plain:
             config["group_mutations_max"] = chance.choice((256, 256, 6))
@@ -132,6 +135,8 @@ class World:
             self.projectors = [Projector(self, number) for number in (0, 1)]
             for projector in self.projectors:
                 projector.refusing = chance.choice((0.0, 0.0, 0.05))
+            if self.seed % 2 == 0:
+                self.application = Application(self)
         self.think_ms = chance.choice((200, 700, 700, 2_000))
         for number in range(chance.randint(2, 4)):
             self.clients.append(Client(self, number, chance.randint(4, 12)))
@@ -336,6 +341,7 @@ class World:
             or leader.creators
             or len(leader.prepares)
             or (self.projectors and not all(map(is_built, leader.building.indexes.values())))
+            or (self.application is not None and self.application.unanswered())
             or not self.machines[truth.master].ddl.is_at_the_end
         )
 
@@ -343,6 +349,8 @@ class World:
         """Say what the cluster still waits for."""
         parts = [f"clients {[c.number for c in self.clients if c.busy]}"]
         parts.append(self.judge.indexer_differences() or "indexers agree")
+        if self.application is not None:
+            parts.append(self.application.unanswered() or "nothing told is unanswered")
         for machine in self.machines.values():
             node = machine.node
             if node is None:

@@ -12,6 +12,7 @@ from coordinator.core.building import Building
 from coordinator.core.commands import MarkBuilt
 from coordinator.core.decisions import Accepted, Circumstances
 from coordinator.core.entities import BACKFILL, PENDING
+from coordinator.core.restarting import Restarting
 
 Patch = pytest.MonkeyPatch
 
@@ -68,3 +69,26 @@ def answer_about_an_older_build_counts(patch: Patch) -> None:
         built(self, replace(record, build=index.build) if index else record)
 
     patch.setattr(Building, "built", any_build)
+
+
+def renewal_does_not_say_what_it_answers(patch: Patch) -> None:
+    """Another master, or the same one a little later, answers it again, and again."""
+    renew = builds.BUILD_DECIDERS[builds.RenewStream]
+
+    def forgetful(state: Any, request: Any, given: Any) -> Any:
+        return renew(state, replace(request, command=replace(request.command, restart=0)), given)
+
+    patch.setitem(ddl.DECIDERS, builds.RenewStream, forgetful)
+
+
+def answer_is_waited_for_without_end(patch: Patch) -> None:
+    vector = Restarting.vector
+
+    def patient(self: Restarting, *given: Any) -> Any:
+        config = self.master.node.config
+        self.master.node.config = replace(config, restart_wait_ms=10**9)
+        found = vector(self, *given)
+        self.master.node.config = config
+        return found
+
+    patch.setattr(Restarting, "vector", patient)
