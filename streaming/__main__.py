@@ -1,0 +1,149 @@
+"""The command line of the applications on Spark: `python -m streaming timestamps --cluster demo …`.
+
+Exit codes: 0 after a stop, 1 if it cannot go on now, 2 for a wrong command line, 78 if no restart
+can help, above all because another application does the same work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import re
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coordinator.stopping import ignore_stops, on_stop
+
+if TYPE_CHECKING:
+    from streaming.application import Options
+
+EX_UNUSABLE, EX_CONFIG = 1, 78
+CLUSTER = re.compile(r"[A-Za-z0-9._-]+")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run an application until SIGTERM or SIGINT, and return its exit code."""
+    arguments = parser().parse_args(argv)
+    stopping, wake = threading.Event(), threading.Event()
+
+    def stop() -> None:
+        stopping.set()
+        wake.set()
+
+    on_stop(stop)
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    from streaming.application import Options
+
+    code = run(
+        Options(
+            cluster=arguments.cluster,
+            bootstrap_servers=arguments.bootstrap_servers,
+            data_dir=arguments.data_dir.resolve(),
+            spark_master=arguments.spark_master,
+            checkpoint=arguments.checkpoint,
+            trigger_ms=arguments.trigger_ms,
+            tick_ms=arguments.tick_ms,
+            offsets_max=arguments.offsets_max,
+            heap_mb=arguments.heap_mb,
+            ready_file=arguments.ready_file,
+            spark_conf=dict(arguments.spark_conf),
+            crash_at=arguments.crash_at,
+            until_read=arguments.until_read,
+        ),
+        stopping,
+        wake,
+    )
+    ignore_stops()
+    return code
+
+
+def run(options: Options, stopping: threading.Event, wake: threading.Event) -> int:
+    """Run until `stopping` is set; an expected fault is one line on stderr."""
+    from coordinator.embedded.errors import EmbeddedError
+    from streaming.application import AnotherError, Application, LostError
+
+    try:
+        Application(options, stopping, wake).run()
+    except AnotherError as error:
+        return _fail(str(error), EX_CONFIG)
+    except LostError as error:
+        return 0 if stopping.is_set() else _fail(str(error), EX_UNUSABLE)
+    except EmbeddedError as error:
+        return _fail(error.message, EX_UNUSABLE)
+    return 0
+
+
+def _fail(message: str, code: int) -> int:
+    with suppress(OSError):
+        print(f"timestamps: {message}", file=sys.stderr, flush=True)
+    return code
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    found = argparse.ArgumentParser(
+        prog="python -m streaming", description="Applications on Spark."
+    )
+    commands = found.add_subparsers(dest="command", required=True)
+    one = commands.add_parser("timestamps", help="compute stability and restart timestamps")
+    one.add_argument("--cluster", type=_cluster, required=True, help="prefix of its topics")
+    one.add_argument("--bootstrap-servers", required=True, help="HOST:PORT[,HOST:PORT…]")
+    one.add_argument("--data-dir", type=Path, required=True, help="this application's own folder")
+    one.add_argument("--spark-master", default="local[2]", help="where Spark's tasks run")
+    one.add_argument("--checkpoint", default="", help="URL; by default in the data folder")
+    one.add_argument("--trigger-ms", type=_within(10, 60_000), default=100)
+    one.add_argument("--tick-ms", type=_within(0, 60_000), default=250, help="0: no ticks")
+    one.add_argument(
+        "--offsets-max",
+        type=_within(1_000, 10_000_000),
+        default=400_000,
+        help="at most so many records a batch",
+    )
+    one.add_argument(
+        "--heap-mb", type=_within(256, 65_536), default=640, help="of the driver's JVM"
+    )
+    one.add_argument(
+        "--spark-conf",
+        type=_setting,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a setting of Spark; may be repeated",
+    )
+    one.add_argument("--ready-file", type=Path, help="written when the first batch is finished")
+    one.add_argument(
+        "--until-read", action="store_true", help="end when all that is there was read"
+    )
+    one.add_argument("--crash-at", default="", help=argparse.SUPPRESS)
+    return found
+
+
+def _cluster(text: str) -> str:
+    if not CLUSTER.fullmatch(text):
+        raise argparse.ArgumentTypeError("letters, digits, '.', '_' and '-' only")
+    return text
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError("NAME=VALUE")
+    return name, value
+
+
+def _within(low: int, high: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        found = int(text)
+        if not low <= found <= high:
+            raise argparse.ArgumentTypeError(f"{low} to {high}")
+        return found
+
+    return number
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,31 @@
+"""What the application reads: the topics, and the columns in which their records come."""
+
+from __future__ import annotations
+
+from coordinator.kafka.topics import (
+    FAILOVER_LOG,
+    HW,
+    RESTART_REQUEST,
+    STATECONTEXT,
+    STREAM_BEGIN,
+    STREAM_END,
+    SYNC,
+    TICK,
+)
+
+INPUTS = (
+    SYNC,
+    STREAM_BEGIN,
+    STREAM_END,
+    HW,
+    FAILOVER_LOG,
+    RESTART_REQUEST,
+    TICK,
+    STATECONTEXT,
+)
+"""The topics that are read; a row names one by its place here."""
+
+QUIET = frozenset({HW, TICK})
+"""The topics that are written to all the time, whether anything happens or not."""
+
+SYNC_FIELDS = ("bucket", "vbucket", "projector", "connection", "ordinal", "vbuuid", "seqno")

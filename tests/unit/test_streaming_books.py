@@ -1,0 +1,315 @@
+"""What a micro-batch makes of the books: pure, so it is tried without Spark and Kafka."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from coordinator import codec
+from coordinator.core.entities import Bucket, Entity, Setting
+from coordinator.core.records import DeadLetter, Event, Mutation
+from coordinator.core.stream_records import (
+    MAINTENANCE,
+    ConsolidatedStability,
+    HwHeartbeat,
+    StabilityTimestamp,
+    StreamBegin,
+    Sync,
+    Tick,
+)
+from coordinator.core.types import TxnId
+from coordinator.kafka.topics import (
+    DEAD_LETTER,
+    HW,
+    STABILITY,
+    STABILITY_HISTORY,
+    STATECONTEXT,
+    STREAM_BEGIN,
+    STREAM_END,
+    TICK,
+    TIMESTAMP_STATE,
+)
+from coordinator.kafka.topics import SYNC as SYNC_TOPIC
+from streaming.books import (
+    CONTEXT_KEY,
+    PROGRESS_KEY,
+    WAITING_MAX,
+    WAITING_MS,
+    Books,
+    Record,
+    Turn,
+    begun_again,
+    turn,
+)
+from streaming.inputs import INPUTS
+from streaming.rows import RawRow, Rows, SyncRows
+
+CLUSTER = "c"
+VBUCKETS = 4
+NOW_MS = 1_000_000
+
+
+class Feed:
+    """Numbers records as Kafka does, and makes batches of them."""
+
+    def __init__(self) -> None:
+        self._next = dict.fromkeys(INPUTS, 0)
+
+    def batch(self, *records: tuple[str, Any]) -> Rows:
+        """Return a batch of (topic, record); SYNCs come as columns, bytes as they are."""
+        raw, syncs = [], []
+        for topic, record in records:
+            offset, place = self._next[topic], INPUTS.index(topic)
+            self._next[topic] += 1
+            if isinstance(record, Sync):
+                syncs.append((offset, record))
+            elif isinstance(record, RawRow):
+                raw.append(record._replace(offset=offset))
+            else:
+                value = record if isinstance(record, bytes) else codec.encode(record)
+                raw.append(RawRow(place, 0, offset, None, value))
+        read = {INPUTS.index(topic): self._next[topic] for topic, _ in records}
+        return Rows(
+            len(records),
+            columns(syncs),
+            tuple(sorted(raw)),
+            tuple((place, 0, offset) for place, offset in sorted(read.items())),
+        )
+
+
+def columns(found: Iterable[tuple[int, Sync]]) -> tuple[SyncRows, ...]:
+    by_bucket: dict[str, list[Any]] = {}
+    for offset, one in found:
+        row = (0, offset, one.vbucket, one.projector, one.connection, one.ordinal)
+        by_bucket.setdefault(one.bucket, []).append((*row, one.vbuuid, one.seqno))
+    kinds = (np.int64,) * 6 + (np.uint64,) * 2
+    return tuple(
+        SyncRows(name, *map(np.array, zip(*rows, strict=True), kinds))
+        for name, rows in sorted(by_bucket.items())
+    )
+
+
+def written(entity: Entity) -> tuple[str, Any]:
+    """Return the record of `statecontext` that has this entity."""
+    event = Event(Mutation("Changed", entity.key, codec.encode(entity), entity), TxnId(1, 1), 0, 1)
+    row = RawRow(INPUTS.index(STATECONTEXT), 0, 0, entity.key.encode(), codec.encode(event))
+    return STATECONTEXT, row
+
+
+def gone(key: str) -> tuple[str, Any]:
+    return STATECONTEXT, RawRow(INPUTS.index(STATECONTEXT), 0, 0, key.encode(), None)
+
+
+def a_bucket(name: str = "b", vbuckets: int = VBUCKETS) -> tuple[str, Any]:
+    return written(Bucket(name, vbuckets))
+
+
+def begins(bucket: str = "b", connection: int = 7) -> list[tuple[str, Any]]:
+    return [
+        (STREAM_BEGIN, StreamBegin(bucket, v, MAINTENANCE, 1, connection, v, 50 + v, 0, 1, 1))
+        for v in range(VBUCKETS)
+    ]
+
+
+def syncs(seqno: int, bucket: str = "b", connection: int = 7) -> list[tuple[str, Any]]:
+    first = VBUCKETS + seqno * VBUCKETS
+    return [
+        (SYNC_TOPIC, Sync(bucket, v, 1, connection, first + v, 50 + v, seqno, 0))
+        for v in range(VBUCKETS)
+    ]
+
+
+def tick(at_ms: int = NOW_MS) -> tuple[str, Any]:
+    return TICK, Tick(at_ms, 3)
+
+
+def on(topic: str, done: Turn) -> list[Any]:
+    return [record.value for record in done.records if record.topic == topic]
+
+
+def seqnos(timestamp: StabilityTimestamp) -> list[int]:
+    return np.frombuffer(timestamp.seqnos, "<u8").tolist()
+
+
+class Run:
+    """Batch after batch; `records` are all that was written."""
+
+    def __init__(self, books: Books | None = None) -> None:
+        self.feed = Feed()
+        self.books = books or Books(CLUSTER)
+        self.batches = 0
+        self.records: list[Record] = []
+
+    def step(self, *records: tuple[str, Any]) -> Turn:
+        done = turn(self.books, self.feed.batch(*records), "q", self.batches)
+        self.batches += 1
+        self.books = done.books
+        self.records += done.records
+        return done
+
+
+def test_syncs_become_a_stability_timestamp_and_the_state_goes_with_it() -> None:
+    run = Run()
+    run.step(a_bucket(), *begins(), *syncs(5), tick())
+    done = run.step(*syncs(9), tick(NOW_MS + 5_000))
+    (timestamp,) = on(STABILITY, done)
+    assert seqnos(timestamp) == [9] * VBUCKETS
+    assert on(STABILITY_HISTORY, done) == [timestamp]
+    kept = {record.key: record.value for record in done.records if record.topic == TIMESTAMP_STATE}
+    assert set(kept) == {"b", PROGRESS_KEY}
+    assert (kept["b"].query, kept["b"].batch) == ("q", 1)
+    assert (kept[PROGRESS_KEY].query, kept[PROGRESS_KEY].batch) == ("q", 1)
+    assert kept[PROGRESS_KEY].now_ms == NOW_MS + 5_000
+    assert run.books.published == {"b": timestamp}
+
+
+def test_the_same_batch_is_the_same_records() -> None:
+    books, batches = Books(CLUSTER), []
+    feed = Feed()
+    batches.append(feed.batch(a_bucket(), *begins(), *syncs(1, "x"), *syncs(5), tick()))
+    batches.append(feed.batch((SYNC_TOPIC, b"garbage"), *syncs(9), tick(NOW_MS + 5_000)))
+    for number, rows in enumerate(batches):
+        done = turn(books, rows, "q", number)
+        assert turn(books, rows, "q", number).records == done.records
+        books = done.books
+
+
+def test_bad_records_are_dead_letters_and_the_rest_goes_on() -> None:
+    run = Run()
+    run.step(a_bucket(), tick())
+    done = run.step(
+        (SYNC_TOPIC, b"garbage"),
+        (SYNC_TOPIC, codec.encode(Tick(1, 1))),
+        (HW, HwHeartbeat(1, 2, "b", (7,), b"short", b"short", 0, 0, 0, 0, (), 1)),
+        (STREAM_END, b""),
+        (SYNC_TOPIC, Sync("b", VBUCKETS, 1, 7, 3, 50, 1, 0)),
+        *begins(),
+        *syncs(4),
+        tick(NOW_MS + 2_000),
+    )
+    letters: list[DeadLetter] = on(DEAD_LETTER, done)
+    places = {(letter.topic, letter.offset) for letter in letters}
+    assert places == {("c.sync", 0), ("c.sync", 1), ("c.sync", 2), ("c.hw", 0), ("c.stream-end", 0)}
+    assert all(letter.reason and letter.at_ms == NOW_MS + 2_000 for letter in letters)
+    assert codec.decode(next(one.value for one in letters if one.offset == 2)).vbucket == VBUCKETS
+    assert seqnos(on(STABILITY, done)[0]) == [4] * VBUCKETS
+
+
+def test_records_of_a_bucket_wait_until_it_is_known() -> None:
+    run = Run()
+    early = run.step(*begins(), *syncs(5), tick())
+    assert on(DEAD_LETTER, early) == []
+    assert len(run.books.waiting) == 2 * VBUCKETS
+    done = run.step(a_bucket(), tick(NOW_MS + 2_000))
+    assert seqnos(on(STABILITY, done)[0]) == [5] * VBUCKETS
+    assert run.books.waiting == ()
+
+
+def test_who_waits_too_long_for_its_bucket_is_a_dead_letter() -> None:
+    run = Run()
+    run.step(*begins()[:1])
+    run.step(tick())
+    assert on(DEAD_LETTER, run.step(tick(NOW_MS + WAITING_MS))) == []
+    (letter,) = on(DEAD_LETTER, run.step(tick(NOW_MS + WAITING_MS + 1)))
+    assert (letter.topic, letter.offset) == ("c.stream-begin", 0)
+    assert "bucket b is not known" in letter.reason
+    assert run.books.waiting == ()
+
+
+def test_no_more_wait_than_there_is_room_for() -> None:
+    run = Run()
+    done = run.step(*(one for n in range(WAITING_MAX // VBUCKETS + 1) for one in syncs(n)))
+    assert len(run.books.waiting) == WAITING_MAX
+    letters = on(DEAD_LETTER, done)
+    assert len(letters) == VBUCKETS
+    assert all("too much waits" in letter.reason for letter in letters)
+
+
+def test_settings_hold_from_their_batch_on_and_a_bad_one_leaves_the_old_one() -> None:
+    run = Run()
+    slow = written(Setting("timestamps", '{"period_ms": 60000}'))
+    run.step(a_bucket(), slow, *begins(), *syncs(5), tick())
+    assert on(STABILITY, run.step(*syncs(6), tick(NOW_MS + 5_000))) == []
+    bad = run.step(written(Setting("timestamps", '{"period_ms": "soon"}')), tick(NOW_MS + 6_000))
+    (letter,) = on(DEAD_LETTER, bad)
+    assert "period_ms" in letter.reason
+    assert on(STABILITY, run.step(*syncs(7), tick(NOW_MS + 7_000))) == []
+    fast = written(Setting("timestamps/b", '{"period_ms": 1000}'))
+    assert len(on(STABILITY, run.step(fast, tick(NOW_MS + 8_000)))) == 1
+
+
+def test_a_query_that_reads_the_state_again_learns_nothing_old() -> None:
+    run = Run()
+    run.step(a_bucket(), written(Setting("timestamps", '{"period_ms": 60000}')))
+    run.step(written(Setting("timestamps", '{"period_ms": 20}')))
+    known = run.books.context
+    run.feed = Feed()
+    again = run.step(a_bucket(), written(Setting("timestamps", '{"period_ms": 60000}')))
+    assert run.books.context == known
+    assert CONTEXT_KEY not in {record.key for record in again.records}
+
+
+def test_offsets_never_move_back() -> None:
+    run = Run()
+    run.step(*syncs(1), tick())
+    before = run.books.progress.offsets
+    run.feed = Feed()
+    run.step(*syncs(1)[:1])
+    assert run.books.progress.offsets == before
+
+
+def test_several_buckets_go_out_as_one_message_when_asked_to() -> None:
+    run = Run()
+    together = written(Setting("timestamps", '{"consolidate": true}'))
+    run.step(a_bucket("b"), a_bucket("d"), together, *begins("b"), *begins("d", 8), tick())
+    both = run.step(*syncs(5, "b"), *syncs(6, "d", 8), tick(NOW_MS + 5_000))
+    one = run.step(*syncs(7, "b"), tick(NOW_MS + 10_000))
+    assert [record.key for record in both.records if record.topic == STABILITY] == ["*"]
+    (message,) = on(STABILITY, one)
+    assert isinstance(message, ConsolidatedStability)
+    assert {t.bucket: seqnos(t)[0] for t in message.timestamps} == {"b": 7, "d": 6}
+    assert [t.bucket for t in on(STABILITY_HISTORY, one)] == ["b"]
+
+
+def test_numbers_go_on_where_the_state_was_lost_and_what_was_published_was_not() -> None:
+    run = Run()
+    run.step(a_bucket(), *begins(), *syncs(5), tick())
+    done = run.step(*syncs(9), tick(NOW_MS + 5_000))
+    number = on(STABILITY, done)[0].number
+    run.books = replace(run.books, states={})
+    again = run.step(*begins(connection=8), *syncs(12, connection=8), tick(NOW_MS + 9_000))
+    assert on(STABILITY, again)[0].number > number
+
+
+def test_a_batch_of_ticks_and_heartbeats_is_quiet_unless_something_follows() -> None:
+    run = Run()
+    zeros = bytes(8 * VBUCKETS)
+    beat = (HW, HwHeartbeat(1, 2, "b", (7,), zeros, zeros, 0, 0, 0, 0, (), 1))
+    assert not run.step(a_bucket(), *begins(), tick()).quiet
+    assert run.step(beat, tick(NOW_MS + 1)).quiet
+    assert not run.step(*syncs(5)).quiet
+    assert not run.step(tick(NOW_MS + 5_000)).quiet, "it is published now"
+    assert run.step(tick(NOW_MS + 5_250)).quiet
+    assert not run.step((HW, b"garbage")).quiet
+
+
+def test_a_bucket_that_is_gone_leaves_no_state() -> None:
+    run = Run()
+    run.step(a_bucket(), *begins(), tick())
+    done = run.step(gone("bucket/b"), tick(NOW_MS + 1))
+    assert Record(TIMESTAMP_STATE, "b", None) in done.records
+    assert run.books.states == {}
+
+
+def test_a_query_that_begins_again_changes_nothing_but_its_generation() -> None:
+    run = Run()
+    run.step(a_bucket(), *begins(), *syncs(5), tick())
+    done = begun_again(run.books)
+    (record,) = done.records
+    assert record.key == PROGRESS_KEY
+    assert done.books.progress.generation == run.books.progress.generation + 1
+    assert done.books.progress.offsets == run.books.progress.offsets
+    assert (done.books.progress.query, done.books.progress.batch) == ("", -1)
