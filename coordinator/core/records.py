@@ -413,11 +413,7 @@ class HoldingsRequested:
 
 
 Heartbeat = (
-    NodeHeartbeat
-    | IndexerHeartbeat
-    | ProjectorHeartbeat
-    | TimestampsHeartbeat
-    | HoldingsRequested
+    NodeHeartbeat | IndexerHeartbeat | ProjectorHeartbeat | TimestampsHeartbeat | HoldingsRequested
 )
 
 
