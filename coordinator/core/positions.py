@@ -20,6 +20,9 @@ from coordinator.core.vectors import Numbers
 
 EARLY_PER_VBUCKET_MAX = 4
 ORDINAL_MAX = 2**62 - 1
+FEW = 16
+"""So many connections send SYNCs at a time at most, usually."""
+DENSE_MAX = 2**24
 
 
 class Syncs(NamedTuple):
@@ -139,22 +142,19 @@ class Positions:
         """
         may = self.owners.may_count(rest.vbucket, rest.connection, rest.ordinal)
         rest, since = rest.only(may), since[may]
-        order = np.lexsort((rest.ordinal, rest.vbucket, rest.connection))
-        rest, since = rest.only(order), since[order]
-        first = _firsts(rest.connection, rest.vbucket)
-        if not len(first):
-            return frozen(np.zeros(0, EARLY))
-        starts = np.flatnonzero(first)
-        lasts = np.append(starts[1:], len(first)) - 1
-        kept = np.zeros(len(starts), EARLY)
+        groups, count = _groups(rest.connection, rest.vbucket, len(self.seqno))
+        newest, first_ms = np.full(count, NEVER, np.int64), np.full(count, ORDINAL_MAX, np.int64)
+        np.maximum.at(newest, groups, rest.ordinal)
+        np.minimum.at(first_ms, groups, since)
+        lasts = np.zeros(count, np.int64)
+        rows = np.flatnonzero(rest.ordinal == newest[groups])
+        lasts[groups[rows]] = rows
+        kept = np.zeros(count, EARLY)
         for name in Syncs._fields:
             kept[name] = getattr(rest, name)[lasts]
-        kept["since_ms"] = np.minimum.reduceat(since, starts)
-        surplus = len(kept) - EARLY_PER_VBUCKET_MAX * len(self.seqno)
-        if surplus > 0:
-            newest = np.sort(np.argsort(kept["since_ms"], kind="stable")[surplus:])
-            kept = kept[newest]
-        return frozen(kept)
+        kept["since_ms"] = first_ms
+        kept = kept[np.lexsort((kept["vbucket"], kept["connection"], kept["since_ms"]))]
+        return frozen(kept[-EARLY_PER_VBUCKET_MAX * len(self.seqno) :])
 
     # -- branches --------------------------------------------------------------------------------
 
@@ -223,3 +223,32 @@ def _firsts(*keys: NDArray[np.int64] | Numbers) -> NDArray[np.bool_]:
     for key in keys:
         first[1:] |= key[1:] != key[:-1]
     return first
+
+
+def _groups(
+    connections: NDArray[np.int64], vbuckets: NDArray[np.int64], size: int
+) -> tuple[NDArray[np.int64], int]:
+    """Return the number of each row's connection and vbucket together, and how many there are."""
+    wide = _numbered(connections) * size + vbuckets
+    if not len(wide):
+        return wide, 0
+    if wide.max() > DENSE_MAX:
+        found, places = np.unique(wide, return_inverse=True)
+        return places, len(found)
+    used = np.zeros(int(wide.max()) + 1, np.bool_)
+    used[wide] = True
+    return (np.cumsum(used) - 1)[wide], int(used.sum())
+
+
+def _numbered(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return small numbers for values: quickly if there are few of them, as there should be."""
+    numbers = np.zeros(len(values), np.int64)
+    left = np.arange(len(values))
+    for number in range(FEW):
+        if not len(left):
+            return numbers
+        same = values[left] == values[left[0]]
+        numbers[left[same]] = number
+        left = left[~same]
+    numbers[left] = np.unique(values[left], return_inverse=True)[1] + FEW
+    return numbers

@@ -1,0 +1,152 @@
+"""A bench for the fold of a bucket: records by few words, ticks by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from coordinator.core.stability import Batch, BucketState, Control, Output, Refusals, Syncs, fold
+from coordinator.core.stream_records import (
+    ConnectionClosed,
+    FailoverBranch,
+    FailoverLog,
+    HwHeartbeat,
+    RestartRequested,
+    StreamBegin,
+    StreamEnd,
+    Sync,
+)
+from coordinator.core.timestamp_settings import TimestampSettings
+from coordinator.core.vectors import Vector
+
+TOP = 2**64 - 1
+A, B, C = TOP, 8, 9
+"""Branches."""
+
+
+def begin(
+    vbucket: int,
+    connection: int,
+    ordinal: int,
+    seqno: int = 0,
+    *,
+    number: int = 1,
+    projector: int = 0,
+    vbuuid: int = A,
+    kind: str = "maintenance",
+) -> StreamBegin:
+    return StreamBegin("b", vbucket, kind, projector, connection, ordinal, vbuuid, seqno, 0, number)
+
+
+def end(
+    vbucket: int,
+    connection: int,
+    ordinal: int,
+    *,
+    reason: str = "moved",
+    projector: int = 0,
+    vbuuid: int = A,
+    seqno: int = 0,
+    kind: str = "maintenance",
+) -> StreamEnd:
+    return StreamEnd("b", vbucket, kind, projector, connection, ordinal, vbuuid, seqno, reason, 0)
+
+
+def closed(
+    connection: int, ordinal: int, projector: int = 0, kind: str = "maintenance"
+) -> ConnectionClosed:
+    return ConnectionClosed("b", kind, projector, connection, ordinal, "closed", 0)
+
+
+def sync(
+    vbucket: int, connection: int, ordinal: int, seqno: int, vbuuid: int = A, projector: int = 0
+) -> Sync:
+    return Sync("b", vbucket, projector, connection, ordinal, vbuuid, seqno, 0)
+
+
+def log(vbucket: int, *branches: tuple[int, int]) -> FailoverLog:
+    return FailoverLog("b", vbucket, tuple(FailoverBranch(*branch) for branch in branches), 0)
+
+
+def heartbeat(
+    indexer: int,
+    vector: Vector,
+    *,
+    indexes: tuple[int, ...] = (7,),
+    queue: int = 0,
+    free: int = 100,
+) -> HwHeartbeat:
+    return HwHeartbeat(indexer, 1, "b", indexes, *vector.to_bytes(), 0, 0, queue, free, (), 0)
+
+
+def asked(number: int, participants: tuple[int, ...], vbuckets: int = 4) -> RestartRequested:
+    return RestartRequested("b", number, vbuckets, participants, "bootstrap", 0)
+
+
+def columns(syncs: Iterable[Sync]) -> Syncs:
+    """Return SYNCs as columns."""
+    rows = list(syncs)
+
+    def column(name: str, kind: type[np.int64] | type[np.uint64]) -> np.ndarray:
+        return np.array([getattr(row, name) for row in rows], kind)
+
+    return Syncs(
+        column("vbucket", np.int64),
+        column("projector", np.int64),
+        column("connection", np.int64),
+        column("ordinal", np.int64),
+        column("vbuuid", np.uint64),
+        column("seqno", np.uint64),
+    )
+
+
+def batch(records: Iterable[Sync | Control], now_ms: int = 0, ticked: bool = False) -> Batch:
+    """Return records as the fold takes them."""
+    rows = list(records)
+    syncs = columns(row for row in rows if isinstance(row, Sync))
+    return Batch(syncs, [row for row in rows if not isinstance(row, Sync)], now_ms, ticked)
+
+
+class Bench:
+    """A bucket, the time, and what the last batch had that was refused."""
+
+    def __init__(self, vbuckets: int = 4, settings: TimestampSettings | None = None) -> None:
+        self.settings = settings or TimestampSettings()
+        self.state = BucketState.new("b", vbuckets)
+        self.now_ms = 1_000_000
+        self.refused: Refusals | None = None
+        self.take([], ticked=True)
+
+    def take(self, records: Iterable[Sync | Control], *, ticked: bool = False) -> list[Output]:
+        """Fold records as one batch."""
+        given = batch(records, self.now_ms, ticked)
+        self.state, outputs, self.refused = fold(self.state, given, self.settings)
+        return outputs
+
+    def read(self, *records: Sync | Control) -> list[Output]:
+        """Fold records, each as a batch of its own."""
+        return [output for record in records for output in self.take([record])]
+
+    def tick(self, after_ms: int, *records: Sync | Control) -> list[Output]:
+        """Let time go by, and fold a tick with these records."""
+        self.now_ms += after_ms
+        return self.take(records, ticked=True)
+
+    @property
+    def owners(self) -> list[int | None]:
+        """The connection that owns each vbucket."""
+        pairs = zip(
+            self.state.places["connection"].tolist(),
+            self.state.places["ended"].tolist(),
+            strict=True,
+        )
+        return [c if c >= 0 and ended < 0 else None for c, ended in pairs]
+
+    @property
+    def seqnos(self) -> list[int]:
+        return self.state.places["seqno"].tolist()
+
+    @property
+    def vbuuids(self) -> list[int]:
+        return self.state.places["vbuuid"].tolist()
