@@ -160,9 +160,10 @@ def mean_by_heartbeat(watermarks: Sequence[Watermark], stable: Vector, logs: Log
     `watermarks` are those of indexers that host an index and were heard lately: who is silent, or
     hosts nothing, is left out by the caller. Per vbucket only one branch counts: the newest one of
     its failover log if anybody is on it, else the one on which most are (of several: where
-    `stable` is, else the greatest vbuuid). Who holds nothing of a vbucket counts with seqno 0,
-    since that is on every branch. The mean is rounded down; where the indexer that is ahead leans,
-    the result lies half way from there to it, never past it.
+    `stable` is, else the greatest vbuuid). Who holds nothing of a vbucket, vbuuid and seqno 0, is
+    on no branch: an indexer that has only just come does not hold the others back. The mean is
+    rounded down; where the indexer that is ahead leans, the result lies half way from there to it,
+    never past it.
 
     It is not bounded by what SYNC said: the algorithm is for a coordinator that is behind, and
     what an indexer holds was sent. Source: seed 003, "algorithm to compute stability-timestamp
@@ -175,8 +176,7 @@ def mean_by_heartbeat(watermarks: Sequence[Watermark], stable: Vector, logs: Log
     vbuuids = np.stack([w.vector.vbuuids for w in watermarks])
     seqnos = np.stack([w.vector.seqnos for w in watermarks])
     branches = _branches(vbuuids, seqnos, stable, newest_vbuuids(len(stable), logs))
-    empty = seqnos == NOTHING
-    counts = (vbuuids == branches) | empty
+    counts = vbuuids == branches
     held = np.where(counts, seqnos, NOTHING)
     mean = _mean(held, counts.sum(axis=0).astype(np.uint64))
     fastest = held.max(axis=0)

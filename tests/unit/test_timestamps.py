@@ -1,13 +1,27 @@
-"""Restart timestamps against a plain second implementation, vbucket by vbucket."""
+"""Timestamps against plain second implementations: vbucket by vbucket, in Python's own numbers."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.core.stream_records import FailoverBranch
-from coordinator.core.timestamps import is_shared, restart
+from coordinator.core.timestamps import (
+    Ends,
+    Succession,
+    Watermark,
+    align,
+    covers,
+    is_shared,
+    mean_by_heartbeat,
+    on_demand,
+    promote,
+    restart,
+    succession,
+    surviving,
+)
 from coordinator.core.vectors import Vector
 
 TOP = 2**64 - 1
@@ -46,8 +60,8 @@ def _kept(history: tuple[FailoverBranch, ...], vbuuid: int, seqno: int) -> bool:
     names = [branch.vbuuid for branch in history]
     if vbuuid not in names:
         return False
-    place = names.index(vbuuid)
-    return place == 0 or seqno <= history[place - 1].seqno
+    newer = history[: names.index(vbuuid)]
+    return all(seqno <= branch.seqno for branch in newer)
 
 
 @given(st.lists(vectors, min_size=1, max_size=4), logs)
@@ -97,3 +111,282 @@ def test_vectors_that_cannot_be_compared_are_refused(participants: list[Vector])
 
 def test_the_beginning_is_part_of_every_history() -> None:
     assert is_shared((FailoverBranch(8, 4),), 99, 0)
+
+
+# -- branches --------------------------------------------------------------------------------------
+
+LOG = (FailoverBranch(9, 20), FailoverBranch(8, 10), FailoverBranch(7, 0))
+
+
+@pytest.mark.parametrize(
+    ("vbuuid", "seqno", "survives"),
+    [(9, 99, 99), (8, 20, 20), (8, 21, 20), (7, 10, 10), (7, 15, 10), (6, 5, 0), (6, 0, 0)],
+)
+def test_what_survives_of_a_branch(vbuuid: int, seqno: int, survives: int) -> None:
+    assert surviving(LOG, vbuuid, seqno) == survives
+
+
+def test_a_branch_that_began_later_but_lower_counts_for_all_before_it() -> None:
+    log = (FailoverBranch(9, 4), FailoverBranch(8, 10), FailoverBranch(7, 0))
+    assert surviving(log, 7, 99) == 4
+
+
+@pytest.mark.parametrize(
+    ("old", "seqno", "new", "verdict"),
+    [
+        (7, 10, 8, Succession.COVERED),
+        (7, 11, 8, Succession.LOST),
+        (7, 10, 9, Succession.COVERED),
+        (8, 5, 7, Succession.LATE),
+        (7, 5, 6, Succession.UNKNOWN),
+        (6, 5, 9, Succession.LOST),
+        (6, 0, 9, Succession.COVERED),
+        (9, 30, 9, Succession.COVERED),
+    ],
+)
+def test_what_becomes_of_an_old_branch(old: int, seqno: int, new: int, verdict: Succession) -> None:
+    assert succession(LOG, old, seqno, new) is verdict
+
+
+@given(logs, VBUUIDS, SEQNOS)
+def test_nothing_is_discarded_that_the_log_still_covers(
+    some: dict[int, tuple[FailoverBranch, ...]], vbuuid: int, seqno: int
+) -> None:
+    for log in some.values():
+        kept = surviving(log, vbuuid, seqno)
+        assert kept <= seqno
+        assert is_shared(log, vbuuid, kept)
+        if kept < seqno:
+            assert not is_shared(log, vbuuid, kept + 1)
+
+
+# -- promotion -------------------------------------------------------------------------------------
+
+
+Logs = dict[int, tuple[FailoverBranch, ...]]
+
+
+def _may_follow(old: tuple[int, int], new: tuple[int, int], log: Logs, vbucket: int) -> bool:
+    """Tell in plain words whether a position may take the place of another one."""
+    (vbuuid, seqno), (branch, reached) = old, new
+    if branch == 0 or old == new:
+        return False
+    if vbuuid == branch:
+        return reached > seqno
+    if seqno == 0:
+        return reached > 0 or vbuuid == 0
+    return reached >= seqno and _is_of(log.get(vbucket, ()), branch, vbuuid, seqno)
+
+
+def _is_of(history: tuple[FailoverBranch, ...], branch: int, vbuuid: int, seqno: int) -> bool:
+    """Tell whether a position is part of a branch's history."""
+    while history and history[0].vbuuid != branch:
+        history = history[1:]
+    return bool(history) and (seqno == 0 or _kept(history, vbuuid, seqno))
+
+
+def _pairs(vector: Vector) -> list[tuple[int, int]]:
+    return list(zip(*_arrays(vector), strict=True))
+
+
+@given(vectors, vectors, logs)
+def test_promotion_moves_each_vbucket_as_far_as_it_may(
+    stable: Vector, current: Vector, log: Logs
+) -> None:
+    before = stable.to_bytes(), current.to_bytes()
+    found = promote(stable, current, log)
+    expected = [
+        new if _may_follow(old, new, log, v) else old
+        for v, (old, new) in enumerate(zip(_pairs(stable), _pairs(current), strict=True))
+    ]
+    assert (stable.to_bytes(), current.to_bytes()) == before
+    assert (_pairs(stable) if found is None else _pairs(found)) == expected
+    assert (found is None) == (expected == _pairs(stable))
+    if found is not None:
+        assert (found.seqnos >= stable.seqnos).all()
+        assert covers(found, stable, log)
+        assert promote(found, current, log) is None
+
+
+def test_an_idle_bucket_is_not_promoted() -> None:
+    assert promote(Vector.zero(2), Vector.zero(2), {}) is None
+    assert promote(Vector([7], [5]), Vector([7], [5]), {}) is None
+
+
+def test_an_empty_vbucket_holds_nobody_back() -> None:
+    found = promote(Vector([7, 0], [5, 0]), Vector([7, 0], [6, 0]), {})
+    assert found == Vector([7, 0], [6, 0])
+
+
+def test_a_vbucket_whose_branch_is_lost_holds_nobody_back() -> None:
+    log = {0: (FailoverBranch(8, 4), FailoverBranch(7, 0))}
+    found = promote(Vector([7, 7], [5, 5]), Vector([8, 7], [9, TOP]), log)
+    assert found == Vector([7, 7], [5, TOP])
+
+
+def test_a_branch_is_not_left_on_nobodys_word() -> None:
+    assert promote(Vector([7], [5]), Vector([8], [9]), {}) is None
+
+
+@pytest.mark.parametrize("function", [promote, covers])
+def test_vectors_of_different_buckets_are_refused(function: object) -> None:
+    assert callable(function)
+    with pytest.raises(ValueError, match="vectors of 2 and 3"):
+        function(Vector.zero(2), Vector.zero(3), {})
+
+
+# -- covering, and promotion on demand -------------------------------------------------------------
+
+
+@given(vectors, vectors, logs)
+def test_covering_is_covering_each_vbucket(held: Vector, wanted: Vector, log: Logs) -> None:
+    assert covers(held, wanted, log) == all(
+        seqno == 0
+        or (branch == vbuuid and reached >= seqno)
+        or (branch != vbuuid and reached >= seqno and _is_of(log.get(v, ()), branch, vbuuid, seqno))
+        for v, ((branch, reached), (vbuuid, seqno)) in enumerate(
+            zip(_pairs(held), _pairs(wanted), strict=True)
+        )
+    )
+
+
+@given(vectors, vectors, vectors, logs)
+def test_what_a_query_requires_is_had_or_not(
+    stable: Vector, current: Vector, required: Vector, log: Logs
+) -> None:
+    found = on_demand(stable, current, required, log)
+    if found is None:
+        promoted = promote(stable, current, log)
+        assert not covers(stable if promoted is None else promoted, required, log)
+    else:
+        assert covers(found, required, log)
+        assert covers(found, stable, log)
+        assert found is stable or not covers(stable, required, log)
+
+
+def test_promotion_on_demand_comes_before_its_time() -> None:
+    stable, current = Vector([7, 7], [1, 1]), Vector([7, 7], [5, 9])
+    assert on_demand(stable, current, Vector([7, 0], [5, 0]), {}) == current
+    assert on_demand(stable, current, Vector([7, 0], [1, 0]), {}) is stable
+    assert on_demand(stable, current, Vector([7, 0], [6, 0]), {}) is None
+    assert on_demand(stable, current, Vector([8, 0], [1, 0]), {}) is None
+
+
+# -- the mean of heartbeats ------------------------------------------------------------------------
+
+
+def _plain_mean(watermarks: list[Watermark], stable: Vector, log: Logs) -> list[tuple[int, int]]:
+    """The same, one vbucket at a time."""
+    found = []
+    for v, old in enumerate(_pairs(stable)):
+        held = [(_pairs(w.vector)[v], w.leaning) for w in watermarks]
+        names = [vbuuid for (vbuuid, _), _ in held if vbuuid]
+        newest = log[v][0].vbuuid if log.get(v) else 0
+        if newest in names and newest:
+            branch = newest
+        elif names:
+            votes = {n: sum(vb == n and s > 0 for (vb, s), _ in held) for n in names}
+            branch = max(names, key=lambda n: (votes[n], n == old[0], n))
+        else:
+            branch = 0
+        counting = [(s, leans) for (vb, s), leans in held if vb == branch]
+        seqnos = [s for s, _ in counting]
+        mean = sum(seqnos) // len(seqnos) if seqnos else 0
+        fastest = max(seqnos, default=0)
+        if any(leans and s == fastest for s, leans in counting):
+            mean += (fastest - mean) // 2
+        found.append((branch, mean) if _may_follow(old, (branch, mean), log, v) else old)
+    return found
+
+
+watermarks = st.lists(st.builds(Watermark, vectors, st.booleans()), max_size=4)
+
+
+@given(watermarks, vectors, logs)
+def test_the_mean_is_that_of_each_vbucket(held: list[Watermark], stable: Vector, log: Logs) -> None:
+    before = [w.vector.to_bytes() for w in held]
+    found = mean_by_heartbeat(held, stable, log)
+    after = _pairs(stable) if found is None else _pairs(found)
+    assert after == (_plain_mean(held, stable, log) if held else _pairs(stable))
+    assert (found is None) == (after == _pairs(stable))
+    assert [w.vector.to_bytes() for w in held] == before
+    for v, (new, old) in enumerate(zip(after, _pairs(stable), strict=True)):
+        assert new[1] >= old[1]
+        assert new == old or new[1] <= max(int(w.vector.seqnos[v]) for w in held)
+
+
+def test_the_mean_is_rounded_down_and_does_not_overflow() -> None:
+    held = [Watermark(Vector([7, 7], [TOP, 3])), Watermark(Vector([7, 7], [TOP - 1, 4]))]
+    assert mean_by_heartbeat(held, Vector.zero(2), {}) == Vector([7, 7], [TOP - 1, 3])
+
+
+def test_the_mean_leans_half_way_to_the_fast_indexer() -> None:
+    held = [Watermark(Vector([7], [0])), Watermark(Vector([7], [TOP]), leaning=True)]
+    found = mean_by_heartbeat(held, Vector.zero(1), {})
+    assert found == Vector([7], [TOP // 2 + (TOP - TOP // 2) // 2])
+    assert mean_by_heartbeat([held[1]], Vector.zero(1), {}) == Vector([7], [TOP])
+
+
+def test_who_is_slow_has_no_queue_that_matters() -> None:
+    held = [Watermark(Vector([7], [10]), leaning=True), Watermark(Vector([7], [30]))]
+    assert mean_by_heartbeat(held, Vector.zero(1), {}) == Vector([7], [20])
+
+
+def test_branches_are_not_mixed_into_one_mean() -> None:
+    held = [Watermark(Vector([v], [s])) for v, s in ((7, 10), (7, 20), (8, 90))]
+    assert mean_by_heartbeat(held, Vector.zero(1), {}) == Vector([7], [15])
+    log = {0: (FailoverBranch(8, 50), FailoverBranch(7, 0))}
+    assert mean_by_heartbeat(held, Vector.zero(1), log) == Vector([8], [90])
+
+
+def test_who_has_only_just_come_does_not_hold_the_others_back() -> None:
+    held = [Watermark(Vector([7, 7], [9, 9])), Watermark(Vector([0, 7], [0, 0]))]
+    assert mean_by_heartbeat(held, Vector.zero(2), {}) == Vector([7, 7], [9, 4])
+
+
+def test_without_heartbeats_nothing_advances() -> None:
+    assert mean_by_heartbeat([], Vector.zero(1), {}) is None
+
+
+# -- alignment -------------------------------------------------------------------------------------
+
+ENDS = st.lists(st.tuples(st.integers(0, SIZE - 1), VBUUIDS, SEQNOS), max_size=12)
+
+
+@given(vectors, ENDS)
+def test_a_snapshot_is_at_the_last_end_at_or_below(
+    wanted: Vector, ends: list[tuple[int, int, int]]
+) -> None:
+    found = align(wanted, _columns(ends))
+    for v, (vbuuid, seqno) in enumerate(_pairs(wanted)):
+        fitting = [s for e, branch, s in ends if e == v and branch == vbuuid and s <= seqno]
+        assert _pairs(found)[v] == ((vbuuid, max(fitting)) if fitting else (0, 0))
+
+
+def _columns(ends: list[tuple[int, int, int]]) -> Ends:
+    return Ends(
+        np.array([v for v, _, _ in ends], np.int64),
+        np.array([u for _, u, _ in ends], np.uint64),
+        np.array([s for _, _, s in ends], np.uint64),
+    )
+
+
+def test_holes_are_stepped_over() -> None:
+    ends = _columns([(0, 7, 4), (0, 7, 9), (0, 8, 6), (1, 7, 9)])
+    assert align(Vector([7, 7], [7, 7]), ends) == Vector([7, 0], [4, 0])
+
+
+# -- a part of the vbuckets ------------------------------------------------------------------------
+
+
+@given(
+    st.lists(vectors, min_size=1, max_size=3),
+    logs,
+    st.lists(st.integers(0, SIZE - 1), unique=True),
+)
+def test_the_restart_of_some_vbuckets_is_that_part_of_the_whole(
+    participants: list[Vector], log: Logs, some: list[int]
+) -> None:
+    whole, part = restart(participants, log), restart(participants, log, some)
+    assert _pairs(part.vector) == [_pairs(whole.vector)[v] for v in some]
+    assert part.branched == tuple(v for v in whole.branched if v in some)
