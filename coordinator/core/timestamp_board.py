@@ -28,9 +28,10 @@ from coordinator.core.stream_records import (
 from coordinator.core.types import Instant
 from coordinator.core.vectors import WIRE, Numbers, Vector
 
-RESTARTS_MAX = 16
-ENQUIRIES_MAX = 64
-"""So many of a bucket are kept, the newest."""
+RESTARTS_MAX = 64
+ENQUIRIES_MAX = 4_096
+"""So many of a bucket are kept, the newest. All vbuckets may be enquired about at once, and a
+master must not miss whose they were."""
 
 R = TypeVar("R")
 Record = StabilityTimestamp | ConsolidatedStability | RestartTimestamp | RollbackEnquiry

@@ -12,14 +12,14 @@ from starlette.responses import Response
 
 from coordinator.core import timestamp_board as boards
 from coordinator.core.entities import Bucket
-from coordinator.core.timestamp_board import ENQUIRIES_MAX, BucketBoard
+from coordinator.core.timestamp_board import BucketBoard
 from coordinator.http import models, timestamp_views
 from coordinator.http.errors import ApiError
 from coordinator.http.shared import read_aside
 from coordinator.kafka.topics import RESTART, STABILITY
 from coordinator.shell import Shell
 
-LIMIT = 10
+LIMIT, LIMIT_MAX = 10, 100
 
 
 def add_timestamps(app: FastAPI, shell: Shell) -> None:
@@ -62,11 +62,11 @@ def add_timestamps(app: FastAPI, shell: Shell) -> None:
 
     @app.get("/v1/restart/{bucket}", response_model=models.RestartAnswer)
     async def get_restart(
-        bucket: str, limit: Annotated[int, Query(ge=1, le=ENQUIRIES_MAX)] = LIMIT
+        bucket: str, limit: Annotated[int, Query(ge=1, le=LIMIT_MAX)] = LIMIT
     ) -> Response:
         """Show a bucket's last restart timestamps and rollback enquiries, newest first.
 
-        The topic keeps them for about an hour, a node the last 16 and 64 of them.
+        The topic keeps them for an hour.
         """
         known = _board(shell, RESTART, bucket)
         now_ms = shell.node.now.wall_ms

@@ -57,7 +57,9 @@ MUTATIONS_BYTES = 2 * 1024**3
 has it streamed again."""
 
 STATE_SEGMENT_BYTES = 16 * 1024 * 1024
-"""Each batch writes the state of the buckets that it changed anew: it has to be cleaned often."""
+"""Each batch writes the state of the buckets that it changed anew, and each period writes their
+timestamps: it has to be cleaned often, for who reads it from its start."""
+SMALL_SEGMENTS = {"segment.bytes": str(STATE_SEGMENT_BYTES)}
 
 TOPICS: tuple[Topic, ...] = (
     Topic(COMMIT, config={**FOREVER, **LARGE}, authoritative=True),
@@ -79,12 +81,12 @@ TOPICS: tuple[Topic, ...] = (
     Topic(HW, STREAM_PARTITIONS, BRIEF),
     Topic(FAILOVER_LOG, STREAM_PARTITIONS, LATEST),
     Topic(STREAM_REQUEST, config=BRIEF),
-    Topic(STABILITY, config={**LATEST, **LARGE}),
+    Topic(STABILITY, config={**LATEST, **LARGE, **SMALL_SEGMENTS}),
     Topic(STABILITY_HISTORY, config={"cleanup.policy": "delete", "retention.ms": str(7 * DAY_MS)}),
     Topic(TICK, config=BRIEF),
     Topic(RESTART, config=BRIEF),
     Topic(RESTART_REQUEST, config=BRIEF),
-    Topic(TIMESTAMP_STATE, config={**LATEST, **LARGE, "segment.bytes": str(STATE_SEGMENT_BYTES)}),
+    Topic(TIMESTAMP_STATE, config={**LATEST, **LARGE, **SMALL_SEGMENTS}),
 )
 """Those that this version uses, in the order in which they are made."""
 
