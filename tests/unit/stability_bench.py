@@ -76,8 +76,11 @@ def heartbeat(
     indexes: tuple[int, ...] = (7,),
     queue: int = 0,
     free: int = 100,
+    incarnation: int = 1,
 ) -> HwHeartbeat:
-    return HwHeartbeat(indexer, 1, "b", indexes, *vector.to_bytes(), 0, 0, queue, free, (), 0)
+    return HwHeartbeat(
+        indexer, incarnation, "b", indexes, *vector.to_bytes(), 0, 0, queue, free, (), 0
+    )
 
 
 def asked(number: int, participants: tuple[int, ...], vbuckets: int = 4) -> RestartRequested:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import zlib
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from coordinator.core.bucket_state import HEAD
 from coordinator.core.ownership import CONNECTIONS_MAX
 from coordinator.core.positions import EARLY_PER_VBUCKET_MAX
 from coordinator.core.stability import (
@@ -17,6 +20,7 @@ from coordinator.core.stability import (
     Owner,
     fold,
     owners,
+    pack,
     unpack,
 )
 from coordinator.core.stream_records import (
@@ -302,7 +306,8 @@ def test_a_branch_that_no_log_names_waits_for_it() -> None:
 def test_a_branch_that_no_log_names_is_enquired_about_past_the_limit() -> None:
     bench = Bench()
     bench.read(begin(0, X, 1), sync(0, X, 2, 10), sync(0, X, 3, 5, B))
-    assert enquiries(bench.tick(HELD)) == [("seqno_regressed", 0)]
+    assert enquiries(bench.tick(HELD - 1, sync(0, X, 4, 6, B))) == []
+    assert enquiries(bench.tick(1, sync(0, X, 5, 7, B))) == [("seqno_regressed", 0)]
     assert enquiries(bench.tick(HELD)) == []
 
 
@@ -316,9 +321,20 @@ def test_a_begin_on_a_lost_branch_is_enquired_about_at_once() -> None:
 def test_branches_within_one_batch_are_taken_in_turn() -> None:
     bench = Bench()
     bench.read(begin(0, X, 1), log(0, (B, 9), (A, 0)))
-    found = bench.take([sync(0, X, 3, 12, B), sync(0, X, 2, 10)])
+    found = bench.take([sync(0, X, 3, 4, B), sync(0, X, 2, 10)])
     assert enquiries(found) == [("seqno_regressed", 0)]
+    assert isinstance(found[0], RollbackEnquiry)
+    assert (found[0].seen_vbuuid, found[0].seen_seqno) == (B, 4)
     assert (bench.vbuuids[0], bench.seqnos[0]) == (A, 10)
+
+
+def test_a_lower_seqno_of_a_branch_that_keeps_all_is_waited_out() -> None:
+    bench = Bench()
+    bench.read(begin(0, X, 1), sync(0, X, 2, 10), log(0, (B, 12), (A, 0)))
+    assert enquiries(bench.read(begin(0, Y, 1, 5, number=2, vbuuid=B), sync(0, Y, 2, 5, B))) == []
+    assert (bench.vbuuids[0], bench.seqnos[0]) == (A, 10)
+    bench.read(sync(0, Y, 3, 14, B))
+    assert (bench.vbuuids[0], bench.seqnos[0]) == (B, 14)
 
 
 def test_what_a_store_refuses_is_enquired_about_and_not_asked_for_again() -> None:
@@ -348,6 +364,21 @@ def test_a_begin_that_is_held_too_long_takes_over() -> None:
     assert (found[0].projectors, found[0].round, found[0].number) == ((0,), 0, 1)
     assert bench.owners == [X, Y, Y, X]
     assert bench.tick(HELD) == []
+
+
+def test_a_begin_that_takes_over_on_a_lost_branch_is_enquired_about_at_once() -> None:
+    bench = Bench()
+    bench.read(begin(0, X, 1), sync(0, X, 2, 10), log(0, (B, 4), (A, 0)))
+    bench.read(begin(0, Y, 1, 4, number=2, projector=1, vbuuid=B))
+    found = bench.tick(HELD)
+    assert restarts(found) == [("begin_held", (0,))]
+    assert enquiries(found) == [("seqno_regressed", 0)]
+
+
+def test_a_connection_waits_once() -> None:
+    bench = Bench()
+    bench.read(begin(0, X, 1), begin(0, Y, 1, projector=1), begin(0, Y, 3, projector=1))
+    assert [held.ordinal for held in bench.state.held[0]] == [3]
 
 
 def test_what_comes_late_from_who_was_silent_is_ignored() -> None:
@@ -477,6 +508,17 @@ def test_a_restart_request_is_answered_without_who_stays_silent() -> None:
     assert positions(found[0]) == [(A, 4), (A, 5), (A, 6), (A, 7)]
 
 
+def test_what_a_participant_said_long_ago_is_not_taken_for_an_answer() -> None:
+    bench = Bench()
+    bench.read(heartbeat(1, Vector([A] * 4, [4, 4, 4, 4])), heartbeat(2, Vector([A] * 4, [9] * 4)))
+    bench.tick(5_001)
+    assert bench.read(asked(77, (1, 2))) == []
+    bench.tick(4_000, heartbeat(2, Vector([A] * 4, [9] * 4)))
+    found = bench.tick(1_000)
+    assert isinstance(found[0], RestartTimestamp)
+    assert positions(found[0]) == [(A, 9)] * 4
+
+
 def test_without_any_participant_the_answer_is_what_is_known() -> None:
     bench = Bench()
     bench.read(begin(0, X, 1), sync(0, X, 2, 5))
@@ -512,12 +554,25 @@ def test_the_mean_of_heartbeats_is_promoted() -> None:
     assert bench.tick(PERIOD, begin(0, X, 1), sync(0, X, 2, 12)) == []
 
 
-def test_the_mean_leans_to_the_fast_indexer_whose_queue_grows() -> None:
+@pytest.mark.parametrize(
+    ("later", "seqno"),
+    [
+        ({"queue": 9}, 25),
+        ({"queue": 5}, 20),
+        ({"queue": 9, "free": 0}, 20),
+        ({"queue": 9, "incarnation": 2}, 20),
+    ],
+    ids=["grows", "stays", "is full", "is another life's"],
+)
+def test_the_mean_leans_to_the_fast_indexer_whose_queue_grows(
+    later: dict[str, int], seqno: int
+) -> None:
     bench = Bench(settings=replace(SETTINGS, algorithm="heartbeat"))
     slow, fast = Vector([A] * 4, [10, 0, 0, 0]), Vector([A] * 4, [30, 0, 0, 0])
-    bench.read(heartbeat(1, slow), heartbeat(2, fast, queue=5), heartbeat(2, fast, queue=9))
+    bench.read(heartbeat(1, slow), heartbeat(2, fast, queue=5))
+    bench.read(heartbeat(2, fast, **later))
     found = stabilities(bench.tick(1))
-    assert Vector.from_bytes(found[0].vbuuids, found[0].seqnos).seqnos[0] == 25
+    assert Vector.from_bytes(found[0].vbuuids, found[0].seqnos).seqnos[0] == seqno
 
 
 def test_silent_indexers_are_left_out_of_the_mean() -> None:
@@ -600,6 +655,21 @@ def test_early_ends_are_bounded() -> None:
 def test_what_is_no_state_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="state"):
         unpack(data)
+
+
+def test_a_state_of_an_older_version_lacks_columns() -> None:
+    bench = Bench()
+    bench.read(begin(0, X, 1, 7), sync(1, Y, 2, 3))
+    packed = pack(bench.state)
+    version, size = HEAD.unpack_from(packed)
+    body = zlib.decompress(packed[HEAD.size :])
+    head = json.loads(body[:size])
+    assert head["places"][-1] == "enquired"
+    before, after = body[size : size + 15 * 4 * 8], body[size + 16 * 4 * 8 :]
+    head["places"] = head["places"][:-1]
+    text = json.dumps(head).encode()
+    older = HEAD.pack(version, len(text)) + zlib.compress(text + before + after)
+    assert unpack(older) == bench.state
 
 
 def test_a_bucket_has_vbuckets() -> None:

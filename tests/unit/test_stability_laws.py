@@ -234,6 +234,14 @@ def test_records_do_what_they_do_to_a_plain_bucket(records: list[Any]) -> None:
         ]
         assert _pairs(*bench.state.current.to_bytes()) == tuple(p.current for p in plain.places)
         assert _pairs(*bench.state.stable.to_bytes()) == tuple(p.stable for p in plain.places)
+        early = bench.state.early[["connection", "vbucket", "ordinal", "since_ms"]]
+        assert sorted(early.tolist()) == sorted(
+            (*key, kept.ordinal, since) for key, (kept, since) in plain.syncs.items()
+        )
+        assert {k: [tuple(e) for e in v] for k, v in bench.state.early_ends.items()} == plain.ends
+        assert {v: [h.connection for h in held] for v, held in bench.state.held.items()} == {
+            v: [h.connection for h, _ in held] for v, held in plain.waiting.items() if held
+        }
 
 
 def _plainly(outputs: list[Output]) -> list[tuple[Any, ...]]:
