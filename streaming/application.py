@@ -132,10 +132,8 @@ class Application:
     # -- the life of it ----------------------------------------------------------------------
 
     def run(self) -> None:
-        """Compute timestamps until told to stop. Raises AnotherError, LostError, EmbeddedError."""
+        """Start Spark, and compute with it. Raises as `compute` does, and EmbeddedError."""
         options = self.options
-        if options.ready_file is not None:
-            options.ready_file.unlink(missing_ok=True)
         spark = start(
             SparkOptions(
                 f"{options.cluster}.timestamps",
@@ -146,6 +144,15 @@ class Application:
             )
         )
         try:
+            self.compute(spark)
+        finally:
+            end_session(spark)
+
+    def compute(self, spark: SparkSession) -> None:
+        """Compute timestamps until told to stop. Raises AnotherError, LostError."""
+        if self.options.ready_file is not None:
+            self.options.ready_file.unlink(missing_ok=True)
+        try:
             while not self._stopping.is_set():
                 if self._run_query(spark):
                     return
@@ -154,7 +161,6 @@ class Application:
         finally:
             self._ticker.stop()
             self._ledger.close()
-            end_session(spark)
 
     def _run_query(self, spark: SparkSession) -> bool:
         """Run a query until it ends; return whether it has read all that it was to read."""
@@ -254,14 +260,16 @@ class Application:
     def _await(self, query: StreamingQuery) -> None:
         """Wait until the query has ended, or the application is to stop."""
 
+        ended = threading.Event()
+
         def watch() -> None:
             with suppress(Exception):  # What it ended with is asked for again.
                 query.awaitTermination()
+            ended.set()
             self._wake.set()
 
-        watcher = threading.Thread(target=watch, name="query", daemon=True)
-        watcher.start()
-        while watcher.is_alive() and not self._stopping.is_set():
+        threading.Thread(target=watch, name="query", daemon=True).start()
+        while not (ended.is_set() or self._stopping.is_set()):
             self._wake.wait()
             self._wake.clear()
 

@@ -1,0 +1,269 @@
+"""What tests of the application on Spark need: topics of a cluster, streams, and what came of them.
+
+`Streams` plays the projectors of one bucket: it numbers connections and records as they do.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import threading
+import uuid
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from confluent_kafka import Producer
+from pyspark.sql import SparkSession
+
+from coordinator import codec
+from coordinator.core.bucket_state import TimestampState
+from coordinator.core.entities import Bucket, Entity, Setting
+from coordinator.core.records import DeadLetter, Event, Mutation
+from coordinator.core.stream_records import (
+    MAINTENANCE,
+    ConnectionClosed,
+    FailoverBranch,
+    FailoverLog,
+    StabilityTimestamp,
+    StreamBegin,
+    StreamEnd,
+    Sync,
+    Tick,
+)
+from coordinator.core.timestamp_progress import TimestampProgress
+from coordinator.core.types import TxnId
+from coordinator.kafka.errors import KafkaRefusal
+from coordinator.kafka.topics import (
+    DEAD_LETTER,
+    FAILOVER_LOG,
+    STABILITY,
+    STABILITY_HISTORY,
+    STATECONTEXT,
+    STREAM_BEGIN,
+    STREAM_END,
+    STREAM_PARTITIONS,
+    SYNC,
+    TICK,
+    TIMESTAMP_STATE,
+    ensure_topics,
+    topic_name,
+)
+from streaming.application import Application, Options
+from tests.integration.cluster import Child, read_partition, value_of, wait_until
+
+VBUCKETS = 64
+BUCKET = "travel"
+NOW_MS = 1_700_000_000_000
+READY_S = 90.0
+
+
+class Topics:
+    """The topics of a cluster of its own: what is written to them, and what came of it."""
+
+    def __init__(self, servers: str) -> None:
+        self.servers = servers
+        self.name = f"t{uuid.uuid4().hex[:8]}"
+        self._producer = Producer({"bootstrap.servers": servers, "linger.ms": 2, "log_level": 2})
+        wait_until(self._made, "the topics are there")
+
+    def _made(self) -> bool:
+        try:
+            ensure_topics(self.servers, self.name, durable=False)
+        except KafkaRefusal as refusal:
+            if "is not there" in refusal.message:
+                return False
+            raise
+        return True
+
+    def put(self, topic: str, record: Any, partition: int = 0, key: str = "") -> None:
+        """Write a record, or bytes as they are; `flush` waits for it."""
+        value = record if isinstance(record, bytes) else codec.encode(record)
+        name = topic_name(self.name, topic)
+        self._producer.produce(name, value, key.encode() or None, partition=partition)
+        self._producer.poll(0)
+
+    def flush(self) -> None:
+        assert self._producer.flush(30) == 0
+
+    def write(self, *entities: Entity) -> None:
+        """Write entities to the StateContext."""
+        for entity in entities:
+            mutation = Mutation("Changed", entity.key, codec.encode(entity), entity)
+            self.put(STATECONTEXT, Event(mutation, TxnId(1, 1), 0, 1), key=entity.key)
+        self.flush()
+
+    def bucket(self, name: str = BUCKET, vbuckets: int = VBUCKETS, **settings: Any) -> Streams:
+        """Make a bucket with these settings of its timestamps."""
+        self.write(Bucket(name, vbuckets), Setting(f"timestamps/{name}", json.dumps(settings)))
+        return Streams(self, name, vbuckets)
+
+    def tick(self, at_ms: int) -> None:
+        self.put(TICK, Tick(at_ms, 1))
+        self.flush()
+
+    # -- what came of it ---------------------------------------------------------------------
+
+    def read(self, topic: str) -> list[Any]:
+        """Return the decoded records of partition 0, as far as they are committed."""
+        found = read_partition(self.servers, topic_name(self.name, topic))
+        return [codec.decode(value_of(message)) for message in found if message.value()]
+
+    def history(self, bucket: str = BUCKET) -> list[StabilityTimestamp]:
+        return [one for one in self.read(STABILITY_HISTORY) if one.bucket == bucket]
+
+    def stability(self, bucket: str = BUCKET) -> StabilityTimestamp | None:
+        """Return the last stability timestamp that stands for itself."""
+        found = [one for one in self.read(STABILITY) if getattr(one, "bucket", "") == bucket]
+        return found[-1] if found else None
+
+    def letters(self) -> list[DeadLetter]:
+        return self.read(DEAD_LETTER)
+
+    def progress(self) -> TimestampProgress | None:
+        found = [r for r in self.read(TIMESTAMP_STATE) if isinstance(r, TimestampProgress)]
+        return found[-1] if found else None
+
+    def states(self) -> dict[str, TimestampState]:
+        kept = self.read(TIMESTAMP_STATE)
+        return {one.bucket: one for one in kept if isinstance(one, TimestampState)}
+
+    def reaches(self, seqno: int, bucket: str = BUCKET) -> None:
+        """Wait until the stability timestamp has this seqno everywhere, or more."""
+
+        def reached() -> bool:
+            last = self.stability(bucket)
+            return last is not None and min(seqnos(last)) >= seqno
+
+        wait_until(reached, f"{bucket} is stable at {seqno}", READY_S)
+
+
+class Streams:
+    """The maintenance streams of one bucket, over one connection at a time."""
+
+    def __init__(self, topics: Topics, bucket: str, vbuckets: int) -> None:
+        self.topics = topics
+        self.bucket = bucket
+        self.vbuckets = vbuckets
+        self.number = 0
+        self.connection = 0
+        self.ordinal = 0
+        self.seqno = 0
+
+    def begin(self) -> Streams:
+        """Begin all streams on a new connection of a new generation."""
+        self.number += 1
+        self.connection = zlib.crc32(f"{self.bucket} {self.number}".encode())
+        self.ordinal = 0
+        for vbucket in range(self.vbuckets):
+            vbuuid = _vbuuid(vbucket)
+            log = FailoverLog(self.bucket, vbucket, (FailoverBranch(vbuuid, 0),), 1)
+            self._put(FAILOVER_LOG, vbucket, log)
+            begin = StreamBegin(
+                *(self.bucket, vbucket, MAINTENANCE, 0, self.connection, self._count()),
+                *(vbuuid, self.seqno, 1, self.number),
+            )
+            self._put(STREAM_BEGIN, vbucket, begin)
+        self.topics.flush()
+        return self
+
+    def sync(self, seqno: int) -> Streams:
+        """Say of every vbucket that everything up to `seqno` was sent."""
+        self.seqno = seqno
+        for vbucket in range(self.vbuckets):
+            self._put(SYNC, vbucket, self.a_sync(vbucket, seqno))
+        self.topics.flush()
+        return self
+
+    def a_sync(self, vbucket: int, seqno: int) -> Sync:
+        numbers = (0, self.connection, self._count(), _vbuuid(vbucket), seqno)
+        return Sync(self.bucket, vbucket, *numbers, 1)
+
+    def end(self) -> None:
+        """End all streams, and the connection."""
+        for vbucket in range(self.vbuckets):
+            end = StreamEnd(
+                *(self.bucket, vbucket, MAINTENANCE, 0, self.connection, self._count()),
+                *(_vbuuid(vbucket), self.seqno, "test", 1),
+            )
+            self._put(STREAM_END, vbucket, end)
+        closed = ConnectionClosed(
+            self.bucket, MAINTENANCE, 0, self.connection, self._count(), "test", 1
+        )
+        self._put(STREAM_END, 0, closed)
+        self.topics.flush()
+
+    def _count(self) -> int:
+        self.ordinal += 1
+        return self.ordinal - 1
+
+    def _put(self, topic: str, vbucket: int, record: Any) -> None:
+        key = f"{self.bucket}/{vbucket}"
+        self.topics.put(topic, record, vbucket % STREAM_PARTITIONS, key)
+
+
+def _vbuuid(vbucket: int) -> int:
+    return 2**64 - 1 - vbucket
+
+
+def seqnos(timestamp: StabilityTimestamp) -> list[int]:
+    found: list[int] = np.frombuffer(timestamp.seqnos, "<u8").tolist()
+    return found
+
+
+def checked(history: Sequence[StabilityTimestamp]) -> None:
+    """Check the laws of a bucket's stability timestamps: numbered without gap, never going back."""
+    assert [one.number for one in history] == list(range(1, len(history) + 1))
+    for before, after in itertools.pairwise(history):
+        assert after.vbuuids == before.vbuuids
+        assert all(b <= a for b, a in zip(seqnos(before), seqnos(after), strict=True))
+        assert after.seqnos != before.seqnos, "nothing has advanced"
+
+
+def read_through(spark: SparkSession, topics: Topics, folder: Path, **more: Any) -> Application:
+    """Have all that is there computed, by an application in this process, without ticks."""
+    options = Options(topics.name, topics.servers, folder, tick_ms=0, until_read=True, **more)
+    made = Application(options, threading.Event(), threading.Event())
+    made.compute(spark)
+    return made
+
+
+class Timestamps(Child):
+    """The application as a process of its own."""
+
+    def __init__(self, topics: Topics, folder: Path, name: str = "timestamps") -> None:
+        super().__init__(name, folder / name, folder)
+        self.topics = topics
+        self.options: tuple[str, ...] = ()
+        self.ready_file = folder / f"{name}.ready"
+
+    def argv(self) -> list[str]:
+        return [
+            *(sys.executable, "-m", "streaming", "timestamps", "--cluster", self.topics.name),
+            *("--bootstrap-servers", self.topics.servers, "--data-dir", str(self.folder)),
+            *("--ready-file", str(self.ready_file), *self.options),
+        ]
+
+    def begin(self, *options: str) -> None:
+        """Start it with these options more."""
+        self.options = options
+        self.ready_file.unlink(missing_ok=True)
+        self.start()
+
+    def ready(self) -> None:
+        """Wait for its first batch."""
+
+        def there() -> bool:
+            assert self.runs, self.said[-2000:]
+            return self.ready_file.exists()
+
+        wait_until(there, f"{self.name} has finished a batch", READY_S)
+
+    def jvm(self) -> psutil.Process:
+        """Return its JVM."""
+        children = psutil.Process(self.pid).children(recursive=True)
+        return next(child for child in children if child.name() == "java")

@@ -1,0 +1,252 @@
+"""Spark in this process, on a real broker: what is read, decoded, folded, and read again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pytest
+from pyspark.sql import SparkSession
+
+from coordinator import codec
+from coordinator.core.entities import Setting
+from coordinator.core.stream_records import Sync, Tick
+from coordinator.embedded.broker import Broker
+from coordinator.kafka.topics import HW, RESTART, STREAM_BEGIN, SYNC, TIMESTAMP_STATE, topic_name
+from schemas.registry import FOLDER, MAGIC, Schema
+from streaming.application import end_session
+from streaming.inputs import INPUTS
+from streaming.rows import rows_of
+from streaming.session import SparkOptions, start
+from streaming.source import columns
+from tests.integration.streaming import (
+    NOW_MS,
+    VBUCKETS,
+    Streams,
+    Topics,
+    checked,
+    read_through,
+    seqnos,
+)
+
+pytestmark = pytest.mark.integration
+
+Make = Callable[[str], SparkSession]
+
+
+@pytest.fixture(scope="module")
+def sessions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
+    """Return Spark with a master; one JVM serves all tests, and one session at a time."""
+    folder = tmp_path_factory.mktemp("spark")
+    running: dict[str, SparkSession] = {}
+
+    def make(master: str) -> SparkSession:
+        if master not in running:
+            for other in running.values():
+                other.stop()
+            running.clear()
+            running[master] = start(SparkOptions("test", master, folder))
+        return running[master]
+
+    yield make
+    for session in running.values():
+        end_session(session)
+
+
+@pytest.fixture
+def spark(sessions: Make) -> SparkSession:
+    return sessions("local[2]")
+
+
+@pytest.fixture
+def topics(broker: Broker) -> Topics:
+    return Topics(broker.bootstrap_servers)
+
+
+def test_syncs_become_stability_and_bad_records_dead_letters(
+    spark: SparkSession, topics: Topics, tmp_path: Path
+) -> None:
+    streams = topics.bucket().begin()
+    streams.sync(5)
+    topics.put(SYNC, b"garbage", 2)
+    topics.put(SYNC, MAGIC + bytes(8) + b"of a schema that nobody knows", 3)
+    topics.put(SYNC, codec.encode(Sync("travel", 1, 0, 1, 0, 0, 0, 0))[:-3], 1)
+    topics.put(STREAM_BEGIN, Tick(1, 1), 1)
+    topics.put(HW, b"", 0)
+    topics.put(SYNC, Sync("travel", VBUCKETS, 0, 1, 0, 0, 0, 0), 0)
+    streams.sync(7)
+    topics.tick(NOW_MS)
+    read_through(spark, topics, tmp_path)
+    streams.sync(9)
+    topics.tick(NOW_MS + 5_000)
+    read_through(spark, topics, tmp_path)
+    checked(topics.history())
+    assert set(seqnos(topics.history()[-1])) == {9}
+    letters = {letter.topic.partition(".")[2]: [] for letter in topics.letters()}
+    for letter in topics.letters():
+        letters[letter.topic.partition(".")[2]].append((letter.partition, letter.reason))
+    assert {topic: sorted(p for p, _ in found) for topic, found in letters.items()} == {
+        SYNC: [0, 1, 2, 3],
+        STREAM_BEGIN: [1],
+        HW: [0],
+    }
+    reasons = dict(letters[SYNC])
+    assert "not_avro" in reasons[2]
+    assert "unknown_schema" in reasons[3]
+    assert "bad_body" in reasons[1]
+
+
+def test_writers_of_an_older_and_a_newer_version_are_read_side_by_side(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """The newer version has one field more, the older one lacks one of today's."""
+    current = json.loads((FOLDER / "Sync.avsc").read_text())
+    newer = {**current, "fields": [*current["fields"], _field("zone", "string", "")]}
+    *first, last = current["fields"]
+    known = {**current, "fields": [*first, {**last, "default": 0}]}
+    older = {**current, "fields": first}
+    folder = tmp_path / "schemas"
+    (folder / "released").mkdir(parents=True)
+    (folder / "Sync.avsc").write_text(json.dumps(known))
+    for name, schema in (("Sync.1", older), ("Sync.2", newer), ("Sync.3", current)):
+        (folder / "released" / f"{name}.avsc").write_text(json.dumps(schema))
+    values = [
+        _encoded(schema, Sync("b", n, 1, 2, n, 2**64 - 1, 2**63 + n, 4))
+        for n, schema in enumerate((older, newer, current))
+    ]
+    names = [topic_name("c", name) for name in INPUTS]
+    rows = [(names[0], 0, n, None, bytearray(value)) for n, value in enumerate(values)]
+    raw = spark.createDataFrame(
+        rows, "topic string, partition int, offset long, key binary, value binary"
+    )
+    found = rows_of(columns(raw, names, folder).toArrow())
+    assert found.raw == ()
+    (syncs,) = found.syncs
+    assert [syncs.record(n) for n in range(3)] == [
+        Sync("b", n, 1, 2, n, 2**64 - 1, 2**63 + n, 0) for n in range(3)
+    ]
+
+
+def _field(name: str, kind: str, default: Any) -> dict[str, Any]:
+    return {"name": name, "type": kind, "default": default}
+
+
+def _encoded(schema: dict[str, Any], record: Sync) -> bytes:
+    fields = dict(codec.TO_AVRO[Sync](record), zone="z")
+    made = Schema("Sync", fastavro.parse_schema(schema, _force=True))
+    return made.encode({field["name"]: fields[field["name"]] for field in schema["fields"]})
+
+
+def _a_long_input(topics: Topics) -> None:
+    """Write what makes many small batches: two buckets, a change of connections, bad records."""
+    travel = topics.bucket("travel", period_ms=1_000).begin()
+    other = topics.bucket("other", period_ms=2_000).begin()
+    for turn in range(1, 13):
+        for streams in (travel, other):
+            streams.sync(10 * turn)
+        topics.put(SYNC, b"garbage %d" % turn, turn % 4)
+        if turn == 6:
+            travel.end()
+            travel.begin()
+        topics.tick(NOW_MS + turn * 700)
+
+
+def _outcome(topics: Topics) -> Any:
+    """Return all that came of an input, without what is different each time by its nature."""
+    letters = [replace(letter, topic="") for letter in topics.letters()]
+    states = {name: state.state for name, state in topics.states().items()}
+    progress = topics.progress()
+    assert progress is not None
+    return (
+        topics.history("travel"),
+        topics.history("other"),
+        topics.read(RESTART),
+        letters,
+        sorted(states),
+        (progress.batch, progress.now_ms, [(o.partition, o.offset) for o in progress.offsets]),
+    )
+
+
+def test_the_same_input_gives_the_same_output_with_one_worker_and_with_two(
+    sessions: Make, broker: Broker, tmp_path: Path
+) -> None:
+    outcomes = []
+    for master in ("local[1]", "local[2]"):
+        topics = Topics(broker.bootstrap_servers)
+        _a_long_input(topics)
+        read_through(sessions(master), topics, tmp_path / master, offsets_max=400)
+        outcomes.append(_outcome(topics))
+    assert outcomes[0][-1][0] > 2, "there were several batches"
+    assert len(outcomes[0][0]) > 2
+    assert outcomes[0] == outcomes[1]
+
+
+@pytest.fixture
+def read_halfway(spark: SparkSession, topics: Topics, tmp_path: Path) -> Streams:
+    """Streams of which an application has read the first half."""
+    streams = topics.bucket().begin().sync(5)
+    topics.tick(NOW_MS)
+    read_through(spark, topics, tmp_path)
+    streams.sync(7)
+    topics.tick(NOW_MS + 5_000)
+    return streams
+
+
+def test_without_its_checkpoint_it_goes_on_where_the_state_stands(
+    spark: SparkSession, topics: Topics, tmp_path: Path, read_halfway: Streams
+) -> None:
+    before = topics.progress()
+    shutil.rmtree(tmp_path / "checkpoint")
+    read_through(spark, topics, tmp_path)
+    after = topics.progress()
+    assert before is not None
+    assert after is not None
+    assert (after.query != before.query, after.batch) == (True, 0)
+    checked(topics.history())
+    assert set(seqnos(topics.history()[-1])) == {7}
+    assert len(topics.history()) == 2
+
+
+def test_a_checkpoint_that_knows_more_than_the_state_is_left(
+    spark: SparkSession,
+    topics: Topics,
+    tmp_path: Path,
+    read_halfway: Streams,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """As if Kafka had lost the end of the state with the power: nothing that was read is lost."""
+    behind = topics.progress()
+    assert behind is not None
+    read_through(spark, topics, tmp_path)
+    read_halfway.sync(9)
+    topics.tick(NOW_MS + 10_000)
+    read_through(spark, topics, tmp_path)
+    topics.put(TIMESTAMP_STATE, replace(behind, batch=0), key="*")
+    topics.flush()
+    read_halfway.sync(11)
+    topics.tick(NOW_MS + 15_000)
+    read_through(spark, topics, tmp_path)
+    after = topics.progress()
+    assert after is not None
+    assert after.generation == behind.generation + 1
+    assert "a new query begins where the state stands" in capfd.readouterr().err
+    assert set(seqnos(topics.history()[-1])) == {11}
+    checked(topics.history())
+
+
+def test_settings_change_while_it_runs(spark: SparkSession, topics: Topics, tmp_path: Path) -> None:
+    streams = topics.bucket(period_ms=3_600_000).begin().sync(5)
+    for at_ms in (NOW_MS, NOW_MS + 5_000):
+        streams.sync(at_ms - NOW_MS + 6)
+        topics.tick(at_ms)
+        read_through(spark, topics, tmp_path)
+    quiet = len(topics.history())
+    topics.write(Setting("timestamps/travel", '{"period_ms": 100}'))
+    topics.tick(NOW_MS + 6_000)
+    read_through(spark, topics, tmp_path)
+    assert len(topics.history()) == quiet + 1
