@@ -17,7 +17,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.core.stream_records import FailoverBranch, HwHeartbeat, RestartRequested
+from coordinator.core.stream_records import (
+    FailoverBranch,
+    HwHeartbeat,
+    RestartRequested,
+    StabilityTimestamp,
+)
 from coordinator.core.vectors import Vector
 
 NOBODY = -1
@@ -169,6 +174,22 @@ class BucketState:
         if vbuckets < 1:
             raise ValueError(f"a bucket of {vbuckets} vbuckets")
         return cls(bucket, _new_places(vbuckets))
+
+    @classmethod
+    def resumed(cls, bucket: str, vbuckets: int, last: StabilityTimestamp) -> BucketState:
+        """Return the state of a bucket of which only the last stability timestamp is known.
+
+        Neither its number nor its positions become less. One of another number of vbuckets, or
+        one that is no vector, only has a number.
+        """
+        places = _new_places(vbuckets).copy()
+        if len(last.vbuuids) == len(last.seqnos) == 8 * vbuckets:
+            vector = Vector.from_bytes(last.vbuuids, last.seqnos)
+            places["vbuuid"] = places["stable_vbuuid"] = places["seen_vbuuid"] = vector.vbuuids
+            places["seqno"] = places["stable_seqno"] = places["seen_seqno"] = vector.seqnos
+        return replace(
+            cls.new(bucket, vbuckets), places=frozen(places), stability_number=last.number
+        )
 
     @property
     def vbuckets(self) -> int:

@@ -99,12 +99,15 @@ class Batch(NamedTuple):
     """What was read of one bucket: `control` in the order of topic, partition and offset.
 
     `now_ms` is the newest tick that was ever read, 0 if none was; `ticked`: this batch has one.
+    `unwatched_ms` is how much of the time since the tick before it nobody was there to read
+    anything: limits stand still meanwhile, since who was not heard then may have spoken.
     """
 
     syncs: Syncs
     control: Sequence[Control]
     now_ms: int
     ticked: bool
+    unwatched_ms: int = 0
 
 
 class Refusals(NamedTuple):
@@ -265,21 +268,33 @@ class _Fold:
         self._enquire()
 
     def _start_times(self) -> None:
-        """What was read before the first tick was read now."""
-        now, places, owners = self.now_ms, self.owners.places, self.owners
-        for name in ("heard_ms", "lost_ms", "doubt_ms"):
-            places[name][places[name] == UNTIMED] = now
-        if (self.early["since_ms"] == UNTIMED).any():
-            early = self.early.copy()
-            early["since_ms"][early["since_ms"] == UNTIMED] = now
-            self.early = frozen(early)
+        """What was read before the first tick was read now; what was waited for waits longer."""
+        places, owners = self.owners.places, self.owners
+        for name in ("heard_ms", "lost_ms", "asked_ms", "doubt_ms"):
+            self._set_on(places[name])
+        early = self.early.copy()
+        self._set_on(early["since_ms"])
+        self.early = frozen(early)
         for vbucket, waiting in owners.held.items():
-            owners.held[vbucket] = tuple(_since(held, now) for held in waiting)
+            owners.held[vbucket] = tuple(self._later(held) for held in waiting)
         for key, ends in owners.ends.items():
-            owners.ends[key] = tuple(_since(end, now) for end in ends)
+            owners.ends[key] = tuple(self._later(end) for end in ends)
+        self.questions = [self._later(question) for question in self.questions]
         for indexer, heard in self.heard.items():
-            self.heard[indexer] = _since(heard, now)
-        self.questions = [_since(question, now) for question in self.questions]
+            if heard.since_ms == UNTIMED:
+                self.heard[indexer] = heard._replace(since_ms=self.now_ms)
+
+    def _set_on(self, times: NDArray[np.int64]) -> None:
+        """Set times on by what nobody watched, to the tick at most."""
+        later = np.minimum(times + self.batch.unwatched_ms, self.now_ms)
+        times[times > UNTIMED] = later[times > UNTIMED]
+        times[times == UNTIMED] = self.now_ms
+
+    def _later(self, timed: Any) -> Any:
+        """Return something that has a `since_ms`, set on in the same way."""
+        since = timed.since_ms + self.batch.unwatched_ms
+        later = self.now_ms if timed.since_ms == UNTIMED else min(since, self.now_ms)
+        return timed if later == timed.since_ms else timed._replace(since_ms=later)
 
     def _due(self, since_ms: int, limit_ms: int) -> bool:
         return self.now_ms - since_ms >= limit_ms
@@ -489,11 +504,6 @@ class _Fold:
             published_ms=self.published_ms,
         )
         return self.before if after == self.before else after
-
-
-def _since(timed: Any, now_ms: int) -> Any:
-    """Return something that has a `since_ms`, with its time begun."""
-    return timed if timed.since_ms != UNTIMED else timed._replace(since_ms=now_ms)
 
 
 def _holds_anything(vector: Vector) -> bool:

@@ -131,10 +131,12 @@ class Bench:
         """Fold records, each as a batch of its own."""
         return [output for record in records for output in self.take([record])]
 
-    def tick(self, after_ms: int, *records: Sync | Control) -> list[Output]:
+    def tick(self, after_ms: int, *records: Sync | Control, unwatched_ms: int = 0) -> list[Output]:
         """Let time go by, and fold a tick with these records."""
         self.now_ms += after_ms
-        return self.take(records, ticked=True)
+        given = batch(records, self.now_ms, True)._replace(unwatched_ms=unwatched_ms)
+        self.state, outputs, self.refused = fold(self.state, given, self.settings)
+        return outputs
 
     @property
     def owners(self) -> list[int | None]:

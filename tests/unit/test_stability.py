@@ -149,6 +149,10 @@ OWNERSHIP: dict[str, tuple[list[Control], int | None]] = {
         [end(0, X, 2), begin(0, X, 1), begin(0, X, 3)],
         X,
     ),
+    "two ENDs wait for two BEGINs": (
+        [end(0, X, 4), end(0, X, 2), begin(0, X, 1), begin(0, X, 3)],
+        None,
+    ),
     "a BEGIN that is read twice counts once": (
         [begin(0, X, 1), end(0, X, 2), begin(0, X, 1)],
         None,
@@ -399,6 +403,16 @@ def test_an_end_without_begin_is_a_restart() -> None:
     assert restarts(bench.tick(UNMATCHED)) == []
 
 
+def test_each_end_without_begin_has_its_own_time() -> None:
+    bench = Bench()
+    bench.read(end(0, X, 2))
+    bench.tick(UNMATCHED - 1)
+    bench.read(end(0, X, 4))
+    assert restarts(bench.tick(1)) == [("end_unmatched", (0,))]
+    bench.read(begin(0, X, 3))
+    assert bench.owners[0] is None
+
+
 def test_an_end_without_begin_does_not_matter_if_the_owner_is_heard() -> None:
     bench = Bench()
     bench.read(begin(0, X, 1), end(0, Y, 2))
@@ -451,6 +465,40 @@ def test_time_begins_with_the_first_tick() -> None:
         "end_unmatched",
         "no_owner",
     ]
+
+
+def test_limits_stand_still_while_nobody_watches() -> None:
+    bench = Bench()
+    bench.read(begin(0, X, 1), begin(0, Y, 1, projector=1), end(1, X, 9), begin(2, X, 2))
+    bench.read(end(2, X, 3), sync(3, Z, 1, 1), asked(1, (5,)))
+    bench.tick(1_000)
+    before = bench.state
+    late = 10 * MISSING
+    found = bench.tick(late, begin(3, X, 12), end(3, X, 13), unwatched_ms=late)
+    assert (restarts(found), enquiries(found)) == ([], [])
+    assert bench.state.places["lost_ms"].tolist()[2:] == [
+        before.places["lost_ms"][2] + late,
+        bench.now_ms,
+    ]
+    assert restarts(bench.tick(HELD - 1_001)) == []
+    assert restarts(bench.tick(1)) == [
+        ("begin_held", (0,)),
+        ("end_unmatched", (1,)),
+        ("no_owner", (2,)),
+    ]
+    assert restarts(bench.tick(1_000)) == [("no_owner", (3,))]
+    assert restarts(bench.tick(1_000)) == [("bootstrap", (0, 1, 2, 3))]
+
+
+def test_a_bucket_goes_on_from_its_last_stability_timestamp() -> None:
+    bench = Bench()
+    first = stabilities(bench.tick(1, begin(0, X, 1), sync(0, X, 2, 50)))
+    bench.state = BucketState.resumed("b", 4, first[0])
+    assert bench.state.current == bench.state.stable == Vector([A, 0, 0, 0], [50, 0, 0, 0])
+    assert bench.tick(PERIOD, begin(0, Y, 1, 30, number=2), sync(0, Y, 2, 40)) == []
+    found = stabilities(bench.tick(1, sync(0, Y, 3, 60)))
+    assert [timestamp.number for timestamp in found] == [2]
+    assert BucketState.resumed("b", 5, first[0]).stability_number == 1
 
 
 def test_limits_are_looked_at_when_there_is_a_tick() -> None:
