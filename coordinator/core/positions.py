@@ -12,11 +12,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.core.bucket_state import EARLY, MISSING, NEVER, REGRESSED, Array, frozen
-from coordinator.core.ownership import Ownership
+from coordinator.core.bucket_state import EARLY, MISSING, NEVER, REFUSED, REGRESSED, Array, frozen
+from coordinator.core.ownership import Ownership, Refusal
 from coordinator.core.stream_records import SEQNO_REGRESSED
 from coordinator.core.timestamps import Logs, Succession, succession
 from coordinator.core.vectors import Numbers
+
+STREAM_REFUSED = "stream_refused"
+"""The reason of an enquiry where the store refuses a stream; beside those of the records."""
 
 EARLY_PER_VBUCKET_MAX = 4
 ORDINAL_MAX = 2**62 - 1
@@ -198,22 +201,26 @@ class Positions:
         """Enquire, once, about a vbucket whose owner is on a branch without what was sent."""
         self.enquire(vbucket, SEQNO_REGRESSED, REGRESSED)
 
+    def refused(self, refusal: Refusal) -> None:
+        """Enquire about a vbucket that a store does not stream from where it was asked to."""
+        self._once(REFUSED, Enquiry(refusal.vbucket, STREAM_REFUSED, *refusal[1:]))
+
     def enquire(self, vbucket: int, reason: str, bit: int) -> None:
         """Enquire about a vbucket as its owner has spoken of it, unless that is out already."""
-        owners = self.owners
-        if owners.enquired[vbucket] & bit:
-            return
-        owners.enquired[vbucket] |= bit
-        self.enquiries.append(
-            Enquiry(
-                vbucket,
-                reason,
-                int(self.seen_vbuuid[vbucket]),
-                int(self.seen_seqno[vbucket]),
-                int(owners.projector[vbucket]),
-                int(owners.connection[vbucket]),
-            )
+        enquiry = Enquiry(
+            vbucket,
+            reason,
+            int(self.seen_vbuuid[vbucket]),
+            int(self.seen_seqno[vbucket]),
+            int(self.owners.projector[vbucket]),
+            int(self.owners.connection[vbucket]),
         )
+        self._once(bit, enquiry)
+
+    def _once(self, bit: int, enquiry: Enquiry) -> None:
+        if not self.owners.enquired[enquiry.vbucket] & bit:
+            self.owners.enquired[enquiry.vbucket] |= bit
+            self.enquiries.append(enquiry)
 
 
 def _firsts(*keys: NDArray[np.int64] | Numbers) -> NDArray[np.bool_]:
