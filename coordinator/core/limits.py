@@ -123,15 +123,16 @@ class Limits:
             if not old:
                 continue
             del owners.ends[connection, vbucket]
-            if left := ends[len(old) :]:
+            if left := tuple(end for end in ends if end not in old):
                 owners.ends[connection, vbucket] = left
+            last = max(old, key=lambda end: end.since_ms)
             owned = owners.connection[vbucket] != NOBODY and owners.ended[vbucket] == OPEN
-            if owned and places["heard_ms"][vbucket] > old[-1].since_ms:
+            if owned and places["heard_ms"][vbucket] > last.since_ms:
                 continue
-            found[vbucket] = old[-1].projector
+            found[vbucket] = last.projector
             if not owned:
                 if owners.lost_ms[vbucket] == NEVER:
-                    owners.lost_ms[vbucket] = old[-1].since_ms
+                    owners.lost_ms[vbucket] = last.since_ms
                 places["asked_ms"][vbucket] = self.now_ms
         affected = sorted(found)
         self.announcer.restart(END_UNMATCHED, affected, [found[vbucket] for vbucket in affected])

@@ -216,9 +216,13 @@ class _Fold:
     # -- outputs ---------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Look at all limits."""
+        """Look at all limits; who owns a vbucket by that is heard with what was kept of it."""
         limits = Limits(self.owners, self.positions, self.announcer, self.batch.unwatched_ms)
         self.early, self.questions = limits.look(self.early, self.questions)
+        if len(self.early):
+            self._take_early(Syncs.none())
+            self.positions.judge(np.flatnonzero(self.owners.touched))
+            self.announcer.tell_enquiries()
 
     def answer(self) -> None:
         """Answer restart requests whose participants were all heard, or waited for long enough."""

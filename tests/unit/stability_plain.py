@@ -69,6 +69,17 @@ class Plain:
                 elif key not in self.syncs or record.ordinal >= self.syncs[key][0].ordinal:
                     since = self.syncs[key][1] if key in self.syncs else self.now
                     self.syncs[key] = (record, since)
+        self.catch_up()
+        if isinstance(record, StreamEnd) and record.reason == "rollback":
+            place = self.places[record.vbucket]
+            if self.refused and "stream_refused" not in place.out:
+                place.out.add("stream_refused")
+                seen = (record.vbuuid, record.seqno)
+                self.out.append(("enquiry", "stream_refused", record.vbucket, *seen))
+        return self.out
+
+    def catch_up(self) -> None:
+        """Take the SYNCs that were kept and count now, forget those that never will; judge all."""
         for key, (kept, _) in sorted(self.syncs.items()):
             if self.counts(kept):
                 self.say(kept)
@@ -77,13 +88,6 @@ class Plain:
                 del self.syncs[key]
         for vbucket in range(len(self.places)):
             self.judge(vbucket)
-        if isinstance(record, StreamEnd) and record.reason == "rollback":
-            place = self.places[record.vbucket]
-            if self.refused and "stream_refused" not in place.out:
-                place.out.add("stream_refused")
-                seen = (record.vbuuid, record.seqno)
-                self.out.append(("enquiry", "stream_refused", record.vbucket, *seen))
-        return self.out
 
     def begin(self, r: StreamBegin) -> None:
         key = (r.connection, r.vbucket)
@@ -318,6 +322,7 @@ class Plain:
         for v, place in enumerate(self.places):
             if place.doubt is not None and now - place.doubt >= limits.begin_held_ms:
                 self.enquire(v, "seqno_regressed")
+        self.catch_up()
         self.publish()
         return self.out
 

@@ -379,6 +379,16 @@ def test_a_begin_that_takes_over_on_a_lost_branch_is_enquired_about_at_once() ->
     assert enquiries(found) == [("seqno_regressed", 0)]
 
 
+def test_who_takes_over_is_heard_with_what_it_said_while_it_waited() -> None:
+    bench = Bench()
+    bench.read(begin(0, X, 1), sync(0, X, 2, 10), begin(0, Y, 1, 10, number=2, projector=1))
+    bench.read(sync(0, Y, 2, 30))
+    found = bench.tick(HELD)
+    assert isinstance(found[0], RestartTimestamp)
+    assert positions(found[0]) == [(A, 10)]
+    assert stabilities(found)[0].seqnos == Vector([A, 0, 0, 0], [30, 0, 0, 0]).to_bytes()[1]
+
+
 def test_a_connection_waits_once() -> None:
     bench = Bench()
     bench.read(begin(0, X, 1), begin(0, Y, 1, projector=1), begin(0, Y, 3, projector=1))
@@ -408,6 +418,8 @@ def test_each_end_without_begin_has_its_own_time() -> None:
     bench.read(end(0, X, 2))
     bench.tick(UNMATCHED - 1)
     bench.read(end(0, X, 4))
+    bench.read(end(3, X, 8))
+    bench.tick(0, end(3, X, 7))
     assert restarts(bench.tick(1)) == [("end_unmatched", (0,))]
     bench.read(begin(0, X, 3))
     assert bench.owners[0] is None
