@@ -47,12 +47,13 @@ def plant(broker: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clu
 class Writer:
     """Writes what the application that computes timestamps would: transactions, keyed by bucket."""
 
-    def __init__(self, plant: Cluster) -> None:
+    def __init__(self, plant: Cluster, compression: str = "none") -> None:
         self._plant = plant
         self._producer = Producer(
             {
                 "bootstrap.servers": plant.servers,
                 "transactional.id": f"{plant.name}.timestamps",
+                "compression.type": compression,
                 "log_level": 2,
             }
         )
@@ -112,6 +113,13 @@ def row(plant: Cluster, bucket: str) -> dict[str, Any]:
     rows = plant.get(NODE, "/v1/stability")["buckets"]
     found = [r for r in rows if r["bucket"] == bucket]
     return found[0] if found else {"began_again": None}
+
+
+@pytest.mark.parametrize("compression", ["gzip", "snappy", "lz4", "zstd"])
+def test_what_is_written_with_any_compression_is_read(plant: Cluster, compression: str) -> None:
+    """A codec that the nodes lack would end all of them, again and again."""
+    Writer(plant, compression).write(STABILITY, *(stable(n, compression) for n in range(1, 9)))
+    shown(plant, compression, 8)
 
 
 def test_a_bucket_without_a_timestamp_and_an_unknown_one_say_so(plant: Cluster) -> None:
