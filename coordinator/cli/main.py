@@ -80,6 +80,15 @@ def run(
             "--example/--no-example", help="Load the airports of the world into a new store."
         ),
     ] = True,
+    timestamps: Annotated[
+        bool,
+        typer.Option(
+            "--timestamps/--no-timestamps", help="Compute stability timestamps, on Spark."
+        ),
+    ] = True,
+    spark_master: Annotated[
+        str, typer.Option(help="Where Spark's tasks run: local[N], or a cluster's URL.")
+    ] = "local[2]",
     http_port: Annotated[
         int, typer.Option(min=1, max=65535, help="Port of the first node; others follow.")
     ] = 8600,
@@ -113,8 +122,8 @@ def run(
 ) -> None:
     """Run a whole cluster in the foreground, until Ctrl-C.
 
-    Starts Kafka, a key-value store with airports in it, the coordinator nodes, indexers and
-    projectors, each in its own process.
+    Starts Kafka, a key-value store with airports in it, the coordinator nodes, indexers,
+    projectors and the application that computes timestamps, each in its own process.
     """
     from coordinator.embedded import supervisor
 
@@ -123,6 +132,8 @@ def run(
         indexers=indexers,
         projectors=projectors,
         example=example,
+        timestamps=timestamps,
+        spark_master=spark_master,
         http_port=http_port,
         data_dir=data_dir,
         bootstrap_servers=bootstrap_servers,

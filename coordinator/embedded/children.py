@@ -12,6 +12,7 @@ from pathlib import Path
 from .ports import LOOPBACK
 
 PROBE_TIMEOUT_S = 2.0
+TIMESTAMPS, READY = "timestamps", "ready"
 Probe = Callable[[], Awaitable[bool]]
 
 
@@ -82,6 +83,27 @@ def projector_argv(
         *("--projector", str(projector), "--cluster", cluster),
         *("--bootstrap-servers", bootstrap_servers, "--kv", kv),
     )
+
+
+def timestamps_argv(
+    *, cluster: str, bootstrap_servers: str, data_dir: Path, spark_master: str
+) -> tuple[str, ...]:
+    """Return the command of the application on Spark that computes timestamps."""
+    return (
+        *(sys.executable, "-m", "streaming", "timestamps", "--cluster", cluster),
+        *("--bootstrap-servers", bootstrap_servers, "--data-dir", str(data_dir / TIMESTAMPS)),
+        *("--spark-master", spark_master),
+        *("--ready-file", str(data_dir / TIMESTAMPS / READY)),
+    )
+
+
+def timestamps_ready(data_dir: Path) -> Probe:
+    """Return a probe: the application has finished a batch in this life of it."""
+
+    async def probe() -> bool:
+        return (data_dir / TIMESTAMPS / READY).exists()
+
+    return probe
 
 
 def kv_ready(port: int) -> Probe:

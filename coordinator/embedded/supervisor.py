@@ -39,6 +39,9 @@ class RunOptions:
     """Each streams one node of the key-value store; without any, there is no store."""
     example: bool = True
     """Load the airports into the store, if they are not there."""
+    timestamps: bool = True
+    """Start the application on Spark that computes timestamps, if there are projectors."""
+    spark_master: str = "local[2]"
     http_port: int = HTTP_PORT
     """Of node 1; node i has the i-th from there."""
     data_dir: Path = Path(".indexctl")
@@ -58,6 +61,11 @@ class RunOptions:
     def copies(self) -> int:
         """Return the replication factor of all topics."""
         return self.replication_factor or copies_of(self.brokers)
+
+    @property
+    def has_timestamps(self) -> bool:
+        """Tell whether timestamps are computed: without streams there are none."""
+        return self.timestamps and self.projectors > 0
 
     @property
     def http_ports(self) -> range:
@@ -149,6 +157,8 @@ def _run_locked(options: RunOptions, data_dir: Path, lock: FileLock, began: floa
     )
     kept = claim(data_dir, wanted)
     brokers = None if external else _prepared_brokers(data_dir, options.brokers)
+    if options.has_timestamps:
+        _prepare_spark(data_dir)
     say(f"starting {_counted(options)} in {data_dir}")
 
     def prepare() -> Sequence[ChildSpec]:
@@ -178,6 +188,16 @@ def _prepared_brokers(data_dir: Path, count: int) -> Brokers:
     brokers = Brokers(data_dir / KAFKA, count)
     brokers.prepare()
     return brokers
+
+
+def _prepare_spark(data_dir: Path) -> None:
+    """Have Spark's connectors, and no sign of an earlier life of the application."""
+    from streaming.spark_jars import spark_classpath
+
+    from .children import READY, TIMESTAMPS
+
+    spark_classpath()
+    (data_dir / TIMESTAMPS / READY).unlink(missing_ok=True)
 
 
 def _address_of(brokers: Brokers | None) -> str:
@@ -214,7 +234,7 @@ def child_specs(
     options: RunOptions, data_dir: Path, bootstrap_servers: str, *, pass_fds: tuple[int, ...] = ()
 ) -> list[ChildSpec]:
     """Return the children of a run: the store, the nodes, the indexers with ids from 1, and the
-    projectors with ids from 0, which are those of the store's nodes."""
+    projectors with ids from 0, which are those of the store's nodes; and the timestamps."""
     from . import children
     from .data_folder import LOGS
 
@@ -256,6 +276,15 @@ def child_specs(
         )
         ready = children.projector_ready(options.http_port, projector)
         specs.append(spec(f"projector-{projector}", argv, ready))
+    if options.has_timestamps:
+        argv = children.timestamps_argv(
+            cluster=cluster,
+            bootstrap_servers=bootstrap_servers,
+            data_dir=data_dir,
+            spark_master=options.spark_master,
+        )
+        # First: it takes longest to start.
+        specs.insert(0, spec(children.TIMESTAMPS, argv, children.timestamps_ready(data_dir)))
     return specs
 
 
@@ -311,6 +340,8 @@ def _counted(options: RunOptions) -> str:
     parts = [_number(options.nodes, "node"), _number(options.indexers, "indexer")]
     if options.projectors:
         parts.append(_number(options.projectors, "projector"))
+    if options.has_timestamps:
+        parts.append("timestamps on Spark")
     return f"{kafka}{', '.join(parts[:-1])} and {parts[-1]}"
 
 

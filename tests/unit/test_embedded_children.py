@@ -52,13 +52,23 @@ def test_an_indexer_is_told_who_it_is_and_where() -> None:
 def test_every_child_has_a_name_a_log_and_the_lock() -> None:
     options = RunOptions(nodes=2, indexers=1, durable=False)
     specs = supervisor.child_specs(options, DATA, "127.0.0.1:9092", pass_fds=(7,))
-    names = ["kv", "node-1", "node-2", "indexer-1", "projector-0", "projector-1"]
+    names = ["timestamps", "kv", "node-1", "node-2", "indexer-1", "projector-0", "projector-1"]
     assert [spec.name for spec in specs] == names
     assert [str(spec.log) for spec in specs] == [f"/data/logs/{name}.log" for name in names]
     assert all(spec.pass_fds == (7,) for spec in specs)
     assert [s.name for s in specs if "--not-durable" in s.argv] == ["node-1", "node-2"]
     without = supervisor.child_specs(RunOptions(projectors=0), DATA, "k:1")
-    assert not any(s.name.startswith(("kv", "projector")) for s in without)
+    assert not any(s.name.startswith(("kv", "projector", "timestamps")) for s in without)
+    alone = supervisor.child_specs(RunOptions(timestamps=False), DATA, "k:1")
+    assert "timestamps" not in [s.name for s in alone]
+
+
+def test_timestamps_are_ready_when_their_first_batch_is_finished(tmp_path: Path) -> None:
+    probe = children.timestamps_ready(tmp_path)
+    assert not asyncio.run(probe())
+    (tmp_path / "timestamps").mkdir()
+    (tmp_path / "timestamps" / "ready").touch()
+    assert asyncio.run(probe())
 
 
 def test_the_store_has_a_node_for_each_projector_and_its_port_follows_the_nodes() -> None:
@@ -131,7 +141,7 @@ def test_a_node_is_ready_when_it_says_so(raw: bytes, ready: bool) -> None:
 
 def test_the_summary_says_where_everything_is_and_what_to_try() -> None:
     text = supervisor.summary_text(RunOptions(), DATA, "127.0.0.1:9092", 7.25)
-    assert "ready in 7.2 s: Kafka, 3 nodes, 3 indexers and 2 projectors" in text
+    assert "ready in 7.2 s: Kafka, 3 nodes, 3 indexers, 2 projectors and timestamps" in text
     for part in ("http://127.0.0.1:8602", "127.0.0.1:9092", "/data", "indexctl status"):
         assert part in text
     assert "INDEXCTL_URL" not in text
@@ -140,7 +150,7 @@ def test_the_summary_says_where_everything_is_and_what_to_try() -> None:
 def test_the_summary_shows_every_broker() -> None:
     servers = "127.0.0.1:1,127.0.0.1:2,127.0.0.1:3"
     text = supervisor.summary_text(RunOptions(brokers=3), DATA, servers, 9)
-    assert "ready in 9.0 s: Kafka (3 brokers), 3 nodes, 3 indexers and 2 projectors" in text
+    assert "ready in 9.0 s: Kafka (3 brokers), 3 nodes, 3 indexers, 2 projectors" in text
     assert f"  Kafka   {servers} (of its own, 3 copies of everything)" in text
 
 
@@ -158,7 +168,10 @@ def test_the_summary_shows_every_broker() -> None:
 )
 def test_nodes_are_told_how_many_copies_there_are(options: RunOptions, copies: int) -> None:
     supervisor.check_brokers(options)
-    for spec in supervisor.child_specs(options, DATA, "k:1")[1 : options.nodes + 1]:
+    specs = supervisor.child_specs(options, DATA, "k:1")
+    nodes = [spec for spec in specs if spec.name.startswith("node-")]
+    assert len(nodes) == options.nodes
+    for spec in nodes:
         assert spec.argv[spec.argv.index("--replication-factor") + 1] == str(copies)
 
 
