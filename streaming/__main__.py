@@ -63,6 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(options: Options, stopping: threading.Event, wake: threading.Event) -> int:
     """Run until `stopping` is set; an expected fault is one line on stderr."""
+    from pyspark.errors import PySparkException
+
     from coordinator.embedded.errors import EmbeddedError
     from streaming.application import AnotherError, Application, LostError
 
@@ -74,6 +76,8 @@ def run(options: Options, stopping: threading.Event, wake: threading.Event) -> i
         return 0 if stopping.is_set() else _fail(str(error), EX_UNUSABLE)
     except EmbeddedError as error:
         return _fail(error.message, EX_UNUSABLE)
+    except PySparkException as error:
+        return 0 if stopping.is_set() else _fail(str(error).splitlines()[0], EX_UNUSABLE)
     return 0
 
 
@@ -96,7 +100,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--spark-master", default="local[2]", help="where Spark's tasks run")
     one.add_argument("--checkpoint", default="", help="URL; by default in the data folder")
     one.add_argument("--trigger-ms", type=_within(10, 60_000), default=100)
-    one.add_argument("--tick-ms", type=_within(0, 60_000), default=250, help="0: no ticks")
+    one.add_argument("--tick-ms", type=_within(0, 1_000), default=250, help="0: no ticks")
     one.add_argument(
         "--offsets-max",
         type=_within(1_000, 10_000_000),

@@ -20,7 +20,7 @@ from coordinator import codec
 from coordinator.core.bucket_state import BucketState
 from coordinator.core.entities import Bucket, Setting, bucket_key, setting_key
 from coordinator.core.records import DeadLetter, Event
-from coordinator.core.stability import Control, Output, Syncs
+from coordinator.core.stability import Batch, Control, Output, Syncs, fold
 from coordinator.core.stream_records import (
     ConnectionClosed,
     ConsolidatedStability,
@@ -65,15 +65,18 @@ from coordinator.kafka.topics import (
 )
 from coordinator.kafka.topics import SYNC as SYNC_TOPIC
 from schemas.registry import SchemaError
-from streaming.folding import as_record, folded, new_state
 from streaming.inputs import INPUTS, QUIET
 from streaming.rows import RawRow, Rows, SyncRows
+from streaming.states import as_record, new_state
 
 PROGRESS_KEY, CONTEXT_KEY, WAITING_KEY = OWN_KEYS = ("*", "*/context", "*/waiting")
 """On `timestamp-state`, beside the buckets, whose names have no `*`."""
 
 EVERY_BUCKET = "*"
 """The key of a message about several buckets."""
+
+UNWATCHED_MS = 3_000
+"""Where ticks are further apart, there was no application."""
 
 WAITING_MS = 60_000
 WAITING_MAX = 10_000
@@ -210,6 +213,7 @@ class _Work:
         self.context = books.context
         self.now_ms = books.progress.now_ms
         self.ticked = False
+        self.unwatched_ms = 0
         self.letters: list[DeadLetter] = []
         self.waiting: list[DeadLetter] = []
         self._known = frozenset(one.name for one in books.context.buckets)
@@ -231,11 +235,18 @@ class _Work:
                 continue
             decoded = self._decode(self._place(row), name)
             if isinstance(decoded, Tick):
-                self.now_ms, self.ticked = max(self.now_ms, decoded.at_ms), True
+                self._hear(decoded)
             elif decoded is not None:
                 self._decoded.append((self._place(row), decoded))
         if context:
             self._learn_context(context)
+
+    def _hear(self, tick: Tick) -> None:
+        self.ticked = True
+        gone_ms = tick.at_ms - self.now_ms
+        if gone_ms > UNWATCHED_MS and self.now_ms:
+            self.unwatched_ms += gone_ms
+        self.now_ms = max(self.now_ms, tick.at_ms)
 
     def _place(self, row: RawRow) -> Place:
         topic = topic_name(self.books.cluster, INPUTS[row.place])
@@ -378,7 +389,8 @@ class _Work:
         syncs = SyncRows.joined(state.bucket, self._syncs.get(state.bucket, []))
         control = self._control.get(state.bucket, [])
         records = [record for _, record in control]
-        done = folded(state, _columns(syncs), records, self.now_ms, self.ticked, rules)
+        batch = Batch(_columns(syncs), records, self.now_ms, self.ticked, self.unwatched_ms)
+        done = fold(state, batch, rules)
         for row in done.refused.syncs.tolist():
             self._bury(self._place_of(syncs, row), "no numbers of a SYNC of this bucket")
         for number, reason in done.refused.control:

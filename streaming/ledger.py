@@ -28,7 +28,7 @@ from coordinator.kafka.producers import plain_settings
 from coordinator.kafka.readers import consumer
 from coordinator.kafka.topics import STABILITY, TIMESTAMP_STATE, topic_name
 from streaming.books import OWN_KEYS, Books, Record
-from streaming.folding import from_record
+from streaming.states import from_record
 
 TRANSACTION_TIMEOUT_MS = 20_000
 MESSAGE_TIMEOUT_MS = 10_000

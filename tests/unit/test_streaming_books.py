@@ -24,6 +24,7 @@ from coordinator.core.types import TxnId
 from coordinator.kafka.topics import (
     DEAD_LETTER,
     HW,
+    RESTART,
     STABILITY,
     STABILITY_HISTORY,
     STATECONTEXT,
@@ -294,6 +295,17 @@ def test_a_batch_of_ticks_and_heartbeats_is_quiet_unless_something_follows() -> 
     assert not run.step(tick(NOW_MS + 5_000)).quiet, "it is published now"
     assert run.step(tick(NOW_MS + 5_250)).quiet
     assert not run.step((HW, b"garbage")).quiet
+
+
+def test_limits_do_not_run_while_there_was_no_application() -> None:
+    """It was away for two minutes; who was silent since the last tick was so for a second."""
+    run = Run()
+    run.step(a_bucket(), *begins(), *syncs(5), tick())
+    for at_ms in (NOW_MS + 1_000, NOW_MS + 121_000, NOW_MS + 122_000):
+        assert on(RESTART, run.step(tick(at_ms))) == []
+    later = [NOW_MS + 122_000 + 1_000 * second for second in range(70)]
+    asked = [record for at_ms in later for record in on(RESTART, run.step(tick(at_ms)))]
+    assert sorted(record.vbucket for record in asked) == list(range(VBUCKETS))
 
 
 def test_a_bucket_that_is_gone_leaves_no_state() -> None:

@@ -1,0 +1,160 @@
+"""The application on Spark as a process: killed at every point, twice at once, without Kafka.
+
+Each start takes seconds, so each test goes through several faults one after the other: what one
+leaves behind is where the next begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from confluent_kafka import KafkaException
+
+from coordinator.embedded.broker import Broker
+from coordinator.kafka.topics import RESTART
+from streaming.ledger import CRASH_POINTS
+from tests.integration.cluster import wait_until
+from tests.integration.streaming import Timestamps, Topics, checked
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+EX_UNUSABLE, EX_CONFIG, KILLED = 1, 78, -9
+PERIOD_MS = 300
+Make = Callable[..., Timestamps]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    """Make applications that end with the test."""
+    made: list[Timestamps] = []
+
+    def one(topics: Topics, name: str = "timestamps") -> Timestamps:
+        made.append(Timestamps(topics, tmp_path, name))
+        return made[-1]
+
+    yield one
+    for child in made:
+        child.kill()
+
+
+def gone(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+def test_whatever_is_killed_when_nothing_is_lost_or_doubled(broker: Broker, make: Make) -> None:
+    topics = Topics(broker.bootstrap_servers)
+    streams = topics.bucket(period_ms=PERIOD_MS).begin()
+    application = make(topics)
+    seqno = 0
+    for point in CRASH_POINTS:
+        seqno += 10
+        streams.sync(seqno)
+        # Not in its first transaction: by then it has published what the one before left.
+        application.begin("--crash-at", f"{point}:8", "--tick-ms", "50")
+        jvm = _jvm(application)
+        assert application.wait(90) == KILLED, application.said[-2000:]
+        wait_until(lambda jvm=jvm: gone(jvm), "its JVM is gone")
+        checked(topics.history())
+    streams.sync(seqno + 5)
+    application.begin()
+    application.ready()
+    topics.reaches(seqno + 5)
+    application.jvm().kill()
+    assert application.wait(30) == EX_UNUSABLE
+    assert "JVM is gone" in application.said.splitlines()[-1]
+    streams.sync(seqno + 10)
+    application.begin()
+    application.ready()
+    jvm = application.jvm()
+    application.kill()
+    wait_until(lambda: gone(jvm), "its JVM is gone")
+    streams.end()
+    streams.begin().sync(seqno + 20)
+    application.begin()
+    topics.reaches(seqno + 20)
+    application.stop()
+    wait_until(lambda: gone(jvm), "its JVM is gone")
+    _is_well(topics)
+
+
+def _jvm(application: Timestamps) -> psutil.Process:
+    def found() -> psutil.Process | None:
+        try:
+            return application.jvm()
+        except StopIteration:
+            return None
+
+    return wait_until(found, "there is a JVM")
+
+
+def _is_well(topics: Topics) -> None:
+    checked(topics.history())
+    last = topics.history()[-1]
+    assert topics.stability() == last
+    assert topics.letters() == []
+    assert topics.read(RESTART) == []
+
+
+def test_of_two_applications_the_newer_one_goes_on(broker: Broker, make: Make) -> None:
+    topics = Topics(broker.bootstrap_servers)
+    streams = topics.bucket(period_ms=PERIOD_MS).begin().sync(10)
+    older, newer = make(topics, "older"), make(topics, "newer")
+    older.begin()
+    topics.reaches(10)
+    newer.begin()
+    assert older.wait(90) == EX_CONFIG
+    assert "another application" in older.said.splitlines()[-1]
+    streams.sync(20)
+    topics.reaches(20)
+    assert newer.runs
+    newer.stop_impatiently()
+    _is_well(topics)
+
+
+def test_it_goes_on_when_kafka_was_away(tmp_path: Path, make: Make) -> None:
+    with Broker(tmp_path / "kafka") as broker:
+        topics = Topics(broker.bootstrap_servers)
+        streams = topics.bucket(period_ms=PERIOD_MS).begin().sync(10)
+        application = make(topics)
+        application.begin()
+        topics.reaches(10)
+        broker.stop()
+        wait_until(lambda: "trying again" in application.said, "it has noticed", 60)
+        broker.start()
+        streams.sync(20)
+        topics.reaches(20)
+        assert application.runs
+        broker.stop()
+        application.stop()
+        broker.start()
+        wait_until(lambda: _leads(topics), "all topics have a leader again")
+        _is_well(topics)
+
+
+def _leads(topics: Topics) -> bool:
+    try:
+        topics.history()
+    except KafkaException:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--tick-ms", "-1"],
+        ["--spark-conf", "nothing"],
+        ["--offsets-max", "1"],
+    ],
+)
+def test_a_wrong_command_line_is_refused(arguments: list[str], tmp_path: Path) -> None:
+    from streaming.__main__ import parser
+
+    needed = ["timestamps", "--cluster", "c", "--bootstrap-servers", "s", "--data-dir", "d"]
+    assert parser().parse_args(needed).tick_ms == 250
+    with pytest.raises(SystemExit) as refused:
+        parser().parse_args([*needed, *arguments])
+    assert refused.value.code == 2
