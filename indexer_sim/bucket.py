@@ -51,7 +51,7 @@ from indexer_sim.entries import (
     under,
     unpack_state,
 )
-from indexer_sim.snapshots import Timeline, Undo
+from indexer_sim.snapshots import Timeline, Undo, Wanted
 from indexer_sim.tracking import Change, Mark, Place, Tracker
 
 SHARD_BITS = 48
@@ -256,11 +256,15 @@ class Bucket:
 
     def snap(self) -> None:
         """Make the snapshots that can be made now."""
-        while (timestamp := self.timeline.reached(self.tracker)) is not None:
+        while (timestamp := self._due()) is not None:
             moment = self.database.moment()
             if moment is None:
                 return
             self.last_stability = self.timeline.keep(timestamp, moment, self.tracker).digest
+
+    def _due(self) -> Wanted | None:
+        """Return the timestamp of the next snapshot that can be made."""
+        return self.timeline.reached(self.tracker) or self.timeline.again(self.tracker)
 
     def _stand(self, offsets: Mapping[int, int]) -> None:
         """These offsets were written."""

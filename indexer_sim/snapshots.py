@@ -108,6 +108,25 @@ class Timeline:
                 return wanted
         return None
 
+    def again(self, tracker: Tracker) -> Wanted | None:
+        """Return the newest snapshot's timestamp, if an index has become whole that it lacks.
+
+        Where nothing changes any more, no other timestamp comes.
+        """
+        if not self.kept:
+            return None
+        newest = self.kept[-1]
+        complete = {i: t.state.build for i, t in tracker.indexes.items() if t.state.complete}
+        if complete.items() <= newest.builds.items():
+            return None
+        if self._judge(newest.vector, tracker) != REACHED:
+            return None
+        whole = whole_at(newest.vector.seqnos.tolist(), tracker).items()
+        kept = newest.builds.items() & complete.items()
+        if whole <= newest.builds.items() or not kept <= whole:
+            return None
+        return Wanted(newest.number, newest.vector)
+
     def _judge(self, vector: Vector, tracker: Tracker) -> int:
         """Tell whether a vector can be told now. While it is not covered, that costs nothing."""
         if len(vector) != tracker.vbuckets:
@@ -150,7 +169,8 @@ class Timeline:
             taken_back(self._changes),
             whole_at(seqnos, tracker),
         )
-        self.kept = (*self.kept, made)[-self._kept_max :]
+        others = [kept for kept in self.kept if kept.number != made.number]
+        self.kept = (*others, made)[-self._kept_max :]
         return made
 
     def changes_since(self, timestamp: int) -> list[Undo]:

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from coordinator.core.collation import EVERYTHING, Bounds
-from coordinator.core.key_versions import ABSENT, END, NO_SLICE, SYNC, UPSERT, Item, begin
+from coordinator.core.key_versions import ABSENT, END, NO_SLICE, SYNC, UPSERT, Item, attach, begin
 from coordinator.core.stream_records import (
     BACKFILL,
     CATCHUP,
@@ -26,7 +26,7 @@ from indexer_sim.snapshots import Timeline, Undo, overlaid, taken_back
 from indexer_sim.storage import Storage
 
 BRANCH = 2**63 + 1
-INDEX = 1
+INDEX, SECOND = 1, 2
 VBUCKETS = 2
 DOCUMENTS = [b"d%d" % n for n in range(6)]
 
@@ -59,9 +59,18 @@ class Feeder:
         assert found is not None
         return found
 
-    def take(self, kind: str, connection: int, *items: Item, number: int = 1) -> None:
+    def take(
+        self,
+        kind: str,
+        connection: int,
+        *items: Item,
+        number: int = 1,
+        indexes: tuple[int, ...] = (INDEX,),
+    ) -> None:
         self.offset += 1
-        head = KeyVersions("b", kind, 1, connection, 0, number, (INDEX,), (1,), b"", 0)
+        head = KeyVersions(
+            "b", kind, 1, connection, 0, number, indexes, (1,) * len(indexes), b"", 0
+        )
         bucket = self.bucket
         builds = bucket.tracker.newer_builds(head)
         if builds:
@@ -209,6 +218,34 @@ def test_a_snapshot_of_an_index_that_was_not_whole_is_none(storage: Storage) -> 
     feeder.stable()
     kept = feeder.bucket.timeline.kept[-1]
     assert dict(kept.builds) == {INDEX: 1}
+
+
+def test_an_index_that_is_built_when_nothing_changes_any_more_is_in_the_newest_snapshot(
+    storage: Storage,
+) -> None:
+    """No other timestamp would come; what has changed since is taken back as ever."""
+    fed = Feeder(storage)
+    for number, document in enumerate(DOCUMENTS):
+        fed.mutate(document, number + 1)
+    fed.sync()
+    number = fed.stable()
+    storage.allocate("b", SECOND, frozenset({0}), b"")
+    begun = [attach(v, fed.seqnos[v], BRANCH, 1) for v in range(VBUCKETS)]
+    backfill = [begin(v, 0, BRANCH, [0]) for v in range(VBUCKETS)]
+    entry = b"\x90\x31\x00"
+    items = [Item(UPSERT, v, 1, 0, 0, b"e%d" % v, entry) for v in range(VBUCKETS)]
+    ends = [Item(END, v, fed.seqnos[v]) for v in range(VBUCKETS)]
+    fed.take(MAINTENANCE, 1, *begun, indexes=(INDEX, SECOND))
+    fed.take(BACKFILL, 8, *backfill, *items, *ends, indexes=(SECOND,))
+    kept = fed.bucket.timeline.kept
+    assert [one.number for one in kept] == [number]
+    assert kept[-1].builds == {INDEX: 1, SECOND: 1}
+    reading = StorageReading(storage)
+    view = reading.view(SECOND, (0,), shard=0, build=0, wanted=Wanted(timestamp=number))
+    assert len(list(view.entries(0, EVERYTHING, backwards=False))) == VBUCKETS
+    view.close()
+    fed.mutate(b"d0", 0)
+    assert fed.read(number) != fed.read()
 
 
 def test_what_an_index_held_before_it_began_anew_does_not_come_back(storage: Storage) -> None:
