@@ -37,9 +37,9 @@ from coordinator.kafka.topics import (
     TIMESTAMP_STATE,
     topic_name,
 )
-from streaming.books import Books, Turn, begun_again, turn
+from streaming.books import Books, Turn, acquainted, begun_again, turn
 from streaming.inputs import INPUTS
-from streaming.ledger import Crasher, DoubtError, FencedError, Ledger, bounds
+from streaming.ledger import Crasher, DoubtError, FencedError, Ledger, bounds, read_events
 from streaming.rows import rows_of
 from streaming.session import SparkOptions, start
 from streaming.source import BEGINNING, rows
@@ -195,7 +195,9 @@ class Application:
                 return None
         self._voice.settled("topics")
         self._ticker.announce()
-        self._books = self._ledger.open()
+        books = self._ledger.open()
+        events = read_events(options.bootstrap_servers, options.cluster, books.context.offset)
+        self._books = acquainted(books, events)
         return self._starting({w: b for w, b in found.items() if w[0] in named})
 
     def _starting(

@@ -162,6 +162,21 @@ def turn(books: Books, rows: Rows, query: str, batch: int) -> Turn:
     return Turn(after, [*records, *_kept(books, after)], quiet)
 
 
+def acquainted(books: Books, events: Iterable[Event]) -> Books:
+    """Return the books that know the buckets of these events of the StateContext already.
+
+    They are read again as records of the query, with settings; but a query that has much to catch
+    up with reads all topics little by little, and would meet records of a bucket long before it.
+    """
+    buckets = {one.name: one for one in books.context.buckets}
+    for event in events:
+        entity = event.mutation.entity
+        if isinstance(entity, Bucket):
+            buckets.setdefault(entity.name, entity)
+    known = tuple(buckets[name] for name in sorted(buckets))
+    return replace(books, context=replace(books.context, buckets=known))
+
+
 def begun_again(books: Books) -> Turn:
     """Return the books for a query that begins where they stand, with a checkpoint of its own."""
     progress = replace(books.progress, query="", batch=-1, generation=books.progress.generation + 1)
@@ -220,6 +235,7 @@ class _Work:
         self._control: dict[str, list[tuple[Place, Control]]] = {}
         self._syncs: dict[str, list[SyncRows]] = {}
         self._waiting_bytes = 0
+        self._waits_since_ms: dict[str, int] = {}
         self._decoded: list[tuple[Place, Any]] = []
 
     # -- what is learnt ----------------------------------------------------------------------
@@ -312,35 +328,35 @@ class _Work:
         """Hand each record to its bucket: what has waited, then control records, then SYNCs."""
         for letter in self.books.waiting:
             place = Place(letter.topic, letter.partition, letter.offset, letter.value)
-            self._assign(place, codec.decode(letter.value), letter.at_ms)
+            record = codec.decode(letter.value)
+            if record.bucket not in self._known:
+                self._waits_since_ms.setdefault(record.bucket, letter.at_ms)
+            self._assign(place, record)
         for place, record in self._decoded:
-            self._assign(place, record, self.now_ms)
+            self._assign(place, record)
         for syncs in self.rows.syncs:
-            self._assign_syncs(syncs)
-
-    def _assign(self, place: Place, record: Any, since_ms: int) -> None:
-        if record.bucket not in self._known:
-            self._wait(place, record.bucket, since_ms)
-        elif isinstance(record, Sync):
-            self._syncs.setdefault(record.bucket, []).append(_row(place, record))
-        else:
-            self._control.setdefault(record.bucket, []).append((place, record))
-
-    def _assign_syncs(self, syncs: SyncRows) -> None:
-        if syncs.bucket in self._known:
             self._syncs.setdefault(syncs.bucket, []).append(syncs)
-            return
-        for row in range(len(syncs)):
-            self._wait(self._place_of(syncs, row), syncs.bucket, self.now_ms)
+        for bucket in sorted(self._syncs.keys() - self._known):
+            syncs = _newest(SyncRows.joined(bucket, self._syncs.pop(bucket)))
+            for row in range(len(syncs)):
+                self._wait(self._place_of(syncs, row), bucket)
+
+    def _assign(self, place: Place, record: Any) -> None:
+        if isinstance(record, Sync):
+            self._syncs.setdefault(record.bucket, []).append(_row(place, record))
+        elif record.bucket in self._known:
+            self._control.setdefault(record.bucket, []).append((place, record))
+        else:
+            self._wait(place, record.bucket)
 
     def _place_of(self, syncs: SyncRows, row: int) -> Place:
         topic = topic_name(self.books.cluster, SYNC_TOPIC)
         value = codec.encode(syncs.record(row))
         return Place(topic, int(syncs.partition[row]), int(syncs.offset[row]), value)
 
-    def _wait(self, place: Place, bucket: str, since_ms: int) -> None:
+    def _wait(self, place: Place, bucket: str) -> None:
         """Keep a record of a bucket that is not known; for how long, ticks tell."""
-        since_ms = since_ms or self.now_ms
+        since_ms = self._waits_since_ms.get(bucket) or self.now_ms
         reason = f"bucket {bucket} is not known"
         size = self._waiting_bytes + len(place.value)
         if self.now_ms - since_ms > WAITING_MS:
@@ -416,6 +432,15 @@ def _columns(syncs: SyncRows) -> Syncs:
         syncs.vbuuid,
         syncs.seqno,
     )
+
+
+def _newest(syncs: SyncRows) -> SyncRows:
+    """Return the last SYNC of each connection and vbucket: the others say nothing more."""
+    order = np.lexsort((syncs.ordinal, syncs.connection, syncs.vbucket))
+    vbucket, connection = syncs.vbucket[order], syncs.connection[order]
+    is_last = np.ones(len(order), np.bool_)
+    is_last[:-1] = (vbucket[1:] != vbucket[:-1]) | (connection[1:] != connection[:-1])
+    return syncs.where(np.sort(order[is_last]))
 
 
 def _row(place: Place, sync: Sync) -> SyncRows:

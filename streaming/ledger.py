@@ -17,6 +17,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer, Topic
 
 from coordinator import codec
 from coordinator.core.bucket_state import BucketState, TimestampState
+from coordinator.core.records import Event
 from coordinator.core.stream_records import ConsolidatedStability, StabilityTimestamp
 from coordinator.core.timestamp_progress import (
     TimestampContext,
@@ -26,7 +27,8 @@ from coordinator.core.timestamp_progress import (
 from coordinator.kafka.fencing import connect, end_open_transaction
 from coordinator.kafka.producers import plain_settings
 from coordinator.kafka.readers import consumer
-from coordinator.kafka.topics import STABILITY, TIMESTAMP_STATE, topic_name
+from coordinator.kafka.topics import STABILITY, STATECONTEXT, TIMESTAMP_STATE, topic_name
+from schemas.registry import SchemaError
 from streaming.books import OWN_KEYS, Books, Record
 from streaming.states import from_record
 
@@ -186,17 +188,31 @@ def _published(messages: Iterable[Message]) -> dict[str, StabilityTimestamp]:
     return found
 
 
-def read_all(bootstrap_servers: str, topic: str, *, last: int | None = None) -> Iterator[Message]:
-    """Yield the committed records of partition 0 up to where it ends now, or its `last` ones only.
+def read_events(bootstrap_servers: str, cluster: str, begin: int) -> Iterator[Event]:
+    """Yield what the StateContext has from an offset on, but drops and what cannot be decoded.
 
     Raises KafkaException.
+    """
+    for message in read_all(bootstrap_servers, topic_name(cluster, STATECONTEXT), begin=begin):
+        with suppress(SchemaError):
+            record = codec.decode(message.value() or b"")
+            if isinstance(record, Event):
+                yield record
+
+
+def read_all(
+    bootstrap_servers: str, topic: str, *, begin: int = 0, last: int | None = None
+) -> Iterator[Message]:
+    """Yield the committed records of partition 0 up to where it ends now.
+
+    From `begin` on, or only the `last` ones. Raises KafkaException.
     """
     settings = {"enable.partition.eof": True, "fetch.wait.max.ms": 5}
     reader = consumer(bootstrap_servers, "timestamps", **settings)
     place = TopicPartition(topic, 0)
     try:
         low, end = reader.get_watermark_offsets(place, OPEN_TIMEOUT_S)
-        begin = low if last is None else max(low, end - last)
+        begin = max(low, begin if last is None else end - last)
         reader.assign([TopicPartition(topic, 0, begin)])
         while True:
             first = reader.poll(READ_TIMEOUT_S)

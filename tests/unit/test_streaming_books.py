@@ -42,6 +42,7 @@ from streaming.books import (
     Books,
     Record,
     Turn,
+    acquainted,
     begun_again,
     turn,
 )
@@ -220,13 +221,34 @@ def test_who_waits_too_long_for_its_bucket_is_a_dead_letter() -> None:
     assert run.books.waiting == ()
 
 
+def test_of_syncs_only_the_newest_of_each_connection_waits() -> None:
+    run = Run()
+    for seqno in range(20):
+        done = run.step(*syncs(seqno), *syncs(seqno, connection=8))
+        assert on(DEAD_LETTER, done) == []
+    assert len(run.books.waiting) == 2 * VBUCKETS
+    assert {codec.decode(one.value).seqno for one in run.books.waiting} == {19}
+
+
 def test_no_more_wait_than_there_is_room_for() -> None:
     run = Run()
-    done = run.step(*(one for n in range(WAITING_MAX // VBUCKETS + 1) for one in syncs(n)))
+    done = run.step(*begins() * (WAITING_MAX // VBUCKETS + 1))
     assert len(run.books.waiting) == WAITING_MAX
     letters = on(DEAD_LETTER, done)
     assert len(letters) == VBUCKETS
     assert all("too much waits" in letter.reason for letter in letters)
+
+
+def test_buckets_may_be_known_before_the_query_reads_of_them() -> None:
+    (_, row), (_, setting) = a_bucket(), written(Setting("timestamps", '{"period_ms": 60000}'))
+    events = [codec.decode(one.value) for one in (row, setting)]
+    run = Run(acquainted(Books(CLUSTER), events))
+    assert run.books.context.offset == 0
+    assert run.books.context.settings == ()
+    run.step(*begins(), *syncs(5), tick())
+    assert run.books.waiting == ()
+    run.step(a_bucket(), tick(NOW_MS + 1))
+    assert run.books.context.offset == 1
 
 
 def test_settings_hold_from_their_batch_on_and_a_bad_one_leaves_the_old_one() -> None:
