@@ -14,12 +14,9 @@ from numpy.typing import NDArray
 
 from coordinator.core.bucket_state import EARLY, MISSING, NEVER, REFUSED, REGRESSED, Array, frozen
 from coordinator.core.ownership import Ownership, Refusal
-from coordinator.core.stream_records import SEQNO_REGRESSED
+from coordinator.core.stream_records import SEQNO_REGRESSED, STREAM_REFUSED
 from coordinator.core.timestamps import Logs, Succession, succession
 from coordinator.core.vectors import Numbers
-
-STREAM_REFUSED = "stream_refused"
-"""The reason of an enquiry where the store refuses a stream; beside those of the records."""
 
 EARLY_PER_VBUCKET_MAX = 4
 ORDINAL_MAX = 2**62 - 1

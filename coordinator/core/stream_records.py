@@ -220,7 +220,11 @@ class RestartTimestamp:
     at_ms: int
 
 
-SYNC_MISSING, SEQNO_REGRESSED = ENQUIRIES = ("sync_missing", "seqno_regressed")
+SYNC_MISSING, SEQNO_REGRESSED, STREAM_REFUSED = ENQUIRIES = (
+    "sync_missing",
+    "seqno_regressed",
+    "stream_refused",
+)
 
 
 @dataclass(frozen=True, slots=True)
