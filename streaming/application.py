@@ -16,6 +16,7 @@ does the process end, to be started again.
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import shutil
 import threading
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaException
 
+from coordinator.core.records import TimestampsHeartbeat
 from coordinator.kafka.following import Voice, wall_ms
 from coordinator.kafka.topics import (
     DEAD_LETTER,
@@ -58,8 +60,9 @@ SETTLE_S = 30.0
 FAILURES_MAX = 20
 """So often in a row the query may fail without finishing a batch."""
 
-QUIET_PAUSE_S = 0.5
-"""After a batch in which nothing has happened, the next one waits: each costs as much."""
+QUIET_PAUSE_S, QUIET_PAUSE_S_MAX = 0.1, 1.0
+"""After a batch in which nothing has happened the next one waits, then twice as long, and so on: a
+batch of ticks alone costs as much as any."""
 
 BATCH_STOP_S = 5.0
 QUERY_STOP_S = 5.0
@@ -115,18 +118,21 @@ class Application:
         crasher = Crasher(options.crash_at)
         self._ledger = Ledger(options.bootstrap_servers, options.cluster, crasher)
         self._books = Books(options.cluster)
+        self._incarnation = secrets.randbits(63)
         self._ticker = Ticker(
             options.bootstrap_servers,
             options.cluster,
-            secrets.randbits(63),
+            self._incarnation,
             options.tick_ms,
             wall_ms,
+            self._heartbeat,
         )
         self._busy = threading.Lock()
         self._query_id = ""
         self._query_known = threading.Event()
         self._fault: BaseException | None = None
         self._failures = 0
+        self._pause_s = QUIET_PAUSE_S
         self._ready = False
 
     # -- the life of it ----------------------------------------------------------------------
@@ -317,6 +323,12 @@ class Application:
             )
         self._voice.say(f"{fault}; no other application is there: beginning again")
 
+    def _heartbeat(self) -> TimestampsHeartbeat:
+        progress = self._books.progress
+        return TimestampsHeartbeat(
+            self._incarnation, os.getpid(), progress.query, progress.batch, wall_ms()
+        )
+
     # -- a batch -----------------------------------------------------------------------------
 
     def _on_batch(self, frame: DataFrame, batch: int) -> None:
@@ -334,8 +346,9 @@ class Application:
         self._failures = 0
         self._voice.settled("the query")
         self._report_ready(batch)
+        self._pause_s = min(2 * self._pause_s, QUIET_PAUSE_S_MAX) if quiet else QUIET_PAUSE_S
         if quiet and not self.options.until_read:
-            self._stopping.wait(QUIET_PAUSE_S)
+            self._stopping.wait(self._pause_s)
 
     def _carry_out(self, frame: DataFrame, batch: int) -> bool:
         """Compute a batch, unless it counts already; return whether nothing has happened in it."""

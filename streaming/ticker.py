@@ -1,7 +1,9 @@
 """Time as an input: a small record each period, so that a replay sees the same time.
 
-Ticks are lost without harm; the next one says more. The first one of a life marks where it begins
-on the topic: who finds a tick of another writer after it knows that there is another application.
+With each goes a heartbeat: the coordinator asks for restart timestamps only where somebody is
+there to answer. Ticks are lost without harm; the next one says more. The first one of a life marks
+where it begins on the topic: who finds a tick of another writer after it knows that there is
+another application.
 """
 
 from __future__ import annotations
@@ -13,9 +15,10 @@ from contextlib import suppress
 from confluent_kafka import KafkaError, Message, Producer
 
 from coordinator import codec
+from coordinator.core.records import TimestampsHeartbeat
 from coordinator.core.stream_records import Tick
 from coordinator.kafka.producers import plain_settings
-from coordinator.kafka.topics import TICK, topic_name
+from coordinator.kafka.topics import HEARTBEAT, TICK, topic_name
 from schemas.registry import SchemaError
 from streaming.ledger import read_all
 
@@ -37,10 +40,13 @@ class Ticker:
         writer: int,
         period_ms: int,
         clock_ms: Callable[[], int],
+        beat: Callable[[], TimestampsHeartbeat],
     ) -> None:
         """`clock_ms` returns milliseconds of the wall clock; a period of 0 means: never."""
         self._servers = bootstrap_servers
         self._topic = topic_name(cluster, TICK)
+        self._heartbeat = topic_name(cluster, HEARTBEAT)
+        self._beat = beat
         self._writer = writer
         self._period_s = period_ms / 1000
         self._clock_ms = clock_ms
@@ -94,6 +100,8 @@ class Ticker:
             if self._stopping.is_set():
                 return
             self._tick()
+            with suppress(BufferError):
+                self._producer.produce(self._heartbeat, codec.encode(self._beat()), partition=0)
             self._stopping.wait(self._period_s)
 
     def _tick(self) -> None:
