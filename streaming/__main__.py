@@ -108,7 +108,7 @@ def parser() -> argparse.ArgumentParser:
         help="at most so many records a batch",
     )
     one.add_argument(
-        "--heap-mb", type=_within(256, 65_536), default=640, help="of the driver's JVM"
+        "--heap-mb", type=_within(256, 65_536), default=1_000, help="of the driver's JVM"
     )
     one.add_argument(
         "--spark-conf",

@@ -43,7 +43,7 @@ from streaming.books import Books, Turn, acquainted, begun_again, turn
 from streaming.inputs import INPUTS
 from streaming.ledger import Crasher, DoubtError, FencedError, Ledger, bounds, read_events
 from streaming.rows import rows_of
-from streaming.session import SparkOptions, start
+from streaming.session import HEAP_MB, SparkOptions, start
 from streaming.source import BEGINNING, rows
 from streaming.ticker import Ticker
 
@@ -98,7 +98,7 @@ class Options:
     trigger_ms: int = 100
     tick_ms: int = 250
     offsets_max: int = 400_000
-    heap_mb: int = 640
+    heap_mb: int = HEAP_MB
     ready_file: Path | None = None
     spark_conf: Mapping[str, str] | None = None
     crash_at: str = ""

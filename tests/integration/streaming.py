@@ -59,7 +59,8 @@ from tests.integration.cluster import Child, read_partition, value_of, wait_unti
 VBUCKETS = 64
 BUCKET = "travel"
 NOW_MS = 1_700_000_000_000
-READY_S = 90.0
+READY_S = 180.0
+"""Spark starts in some ten seconds, on a machine that does nothing else."""
 
 
 class Topics:

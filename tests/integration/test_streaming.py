@@ -17,7 +17,7 @@ from coordinator.embedded.broker import Broker
 from coordinator.kafka.topics import RESTART
 from streaming.ledger import CRASH_POINTS
 from tests.integration.cluster import wait_until
-from tests.integration.streaming import Timestamps, Topics, checked
+from tests.integration.streaming import READY_S, Timestamps, Topics, checked
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -55,7 +55,7 @@ def test_whatever_is_killed_when_nothing_is_lost_or_doubled(broker: Broker, make
         # Not in its first transaction: by then it has published what the one before left.
         application.begin("--crash-at", f"{point}:8", "--tick-ms", "50")
         jvm = _jvm(application)
-        assert application.wait(90) == KILLED, application.said[-2000:]
+        assert application.wait(READY_S) == KILLED, application.said[-2000:]
         wait_until(lambda jvm=jvm: gone(jvm), "its JVM is gone")
         checked(topics.history())
     streams.sync(seqno + 5)
@@ -105,7 +105,7 @@ def test_of_two_applications_the_newer_one_goes_on(broker: Broker, make: Make) -
     older.begin()
     topics.reaches(10)
     newer.begin()
-    assert older.wait(90) == EX_CONFIG
+    assert older.wait(READY_S) == EX_CONFIG
     assert "another application" in older.said.splitlines()[-1]
     streams.sync(20)
     topics.reaches(20)
