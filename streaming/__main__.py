@@ -36,6 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     on_stop(stop)
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    if arguments.command == "archive":
+        code = run_archive(arguments, stopping, wake)
+        ignore_stops()
+        return code
     from streaming.application import Options
 
     code = run(
@@ -81,9 +85,48 @@ def run(options: Options, stopping: threading.Event, wake: threading.Event) -> i
     return 0
 
 
-def _fail(message: str, code: int) -> int:
+def run_archive(
+    arguments: argparse.Namespace, stopping: threading.Event, wake: threading.Event
+) -> int:
+    """Archive until `stopping` is set; an expected fault is one line on stderr."""
+    from pyspark.errors import PySparkException
+
+    from coordinator.embedded.errors import EmbeddedError
+    from streaming.application import LostError
+    from streaming.archive import ArchiveOptions, Archiver
+    from streaming.archive_files import UnusableError
+    from streaming.archive_manifest import ARCHIVE
+
+    data_dir = arguments.data_dir.resolve()
+    options = ArchiveOptions(
+        cluster=arguments.cluster,
+        bootstrap_servers=arguments.bootstrap_servers,
+        data_dir=data_dir,
+        archive=arguments.archive.resolve() if arguments.archive else data_dir / ARCHIVE,
+        spark_master=arguments.spark_master,
+        trigger_ms=arguments.trigger_ms,
+        offsets_max=arguments.offsets_max,
+        heap_mb=arguments.heap_mb,
+        ready_file=arguments.ready_file,
+        crash_at=arguments.crash_at,
+        until_read=arguments.until_read,
+    )
+    try:
+        Archiver(options, stopping, wake).run()
+    except UnusableError as error:
+        return _fail(str(error), EX_CONFIG, "archive")
+    except EmbeddedError as error:
+        return _fail(error.message, EX_UNUSABLE, "archive")
+    except (LostError, PySparkException, OSError) as error:
+        if stopping.is_set():
+            return 0
+        return _fail(str(error).partition("\n")[0], EX_UNUSABLE, "archive")
+    return 0
+
+
+def _fail(message: str, code: int, who: str = "timestamps") -> int:
     with suppress(OSError):
-        print(f"timestamps: {message}", file=sys.stderr, flush=True)
+        print(f"{who}: {message}", file=sys.stderr, flush=True)
     return code
 
 
@@ -123,7 +166,29 @@ def parser() -> argparse.ArgumentParser:
         "--until-read", action="store_true", help="end when all that is there was read"
     )
     one.add_argument("--crash-at", default="", help=argparse.SUPPRESS)
+    _add_archive(commands.add_parser("archive", help="archive the history as Parquet"))
     return found
+
+
+def _add_archive(one: argparse.ArgumentParser) -> None:
+    one.add_argument("--cluster", type=_cluster, required=True, help="prefix of its topics")
+    one.add_argument("--bootstrap-servers", required=True, help="HOST:PORT[,HOST:PORT…]")
+    one.add_argument("--data-dir", type=Path, required=True, help="the folder of the cluster")
+    one.add_argument("--archive", type=Path, help="its folder; by default in the data folder")
+    one.add_argument("--spark-master", default="local[1]", help="where Spark's tasks run")
+    one.add_argument("--trigger-ms", type=_within(100, 3_600_000), default=10_000)
+    one.add_argument(
+        "--offsets-max",
+        type=_within(1, 1_000_000),
+        default=10_000,
+        help="at most so many records a batch",
+    )
+    one.add_argument("--heap-mb", type=_within(256, 65_536), default=512, help="of the JVM")
+    one.add_argument("--ready-file", type=Path, help="written when it reads")
+    one.add_argument(
+        "--until-read", action="store_true", help="end when all that is there was read"
+    )
+    one.add_argument("--crash-at", default="", help=argparse.SUPPRESS)
 
 
 def _cluster(text: str) -> str:

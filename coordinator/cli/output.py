@@ -38,6 +38,7 @@ _EXITS = {
     "config_not_found": Exit.NOT_FOUND,
     "not_found": Exit.NOT_FOUND,
     "member_not_found": Exit.NOT_FOUND,
+    "no_archive": Exit.NOT_FOUND,
     "index_exists": Exit.CONFLICT,
     "exists": Exit.CONFLICT,
     "cas_mismatch": Exit.CONFLICT,

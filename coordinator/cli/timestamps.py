@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -34,6 +35,10 @@ def timestamps(
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Again every second, until Ctrl-C.")
     ] = False,
+    record: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Append each refresh, as a line of JSON, for `plot`."),
+    ] = None,
 ) -> None:
     """Show the stability timestamp of each bucket, and how far it is behind.
 
@@ -44,14 +49,14 @@ def timestamps(
     """
     with session.connect() as client:
         if not watch:
-            found = gather(client, bucket)
+            found = next(_recorded(iter([gather(client, bucket)]), record))
             if session.json:
                 print_json(found)
             else:
                 print_table(COLUMNS, _rows(found), empty="no buckets")
             return
         with suppress(KeyboardInterrupt):
-            _watch(session, _again(client, bucket))
+            _watch(session, _recorded(_again(client, bucket), record))
 
 
 def gather(client: "Client", bucket: str | None) -> dict[str, Any]:
@@ -95,6 +100,22 @@ def _again(client: "Client", bucket: str | None) -> Iterator[dict[str, Any]]:
             yield gather(client, bucket)
         except UnavailableError as error:
             yield {"error": {"code": error.code, "message": error.message}}
+
+
+def _recorded(found: Iterator[dict[str, Any]], record: Path | None) -> Iterator[dict[str, Any]]:
+    """Yield each, having appended it to the file with the time, `at_ms`, if there is a file.
+
+    CommandError `unwritable`.
+    """
+    for body in found:
+        if record is not None:
+            line = json.dumps({"at_ms": time.time_ns() // 1_000_000, **body}) + "\n"
+            try:
+                with record.open("a", encoding="utf-8") as file:
+                    file.write(line)
+            except OSError as error:
+                raise CommandError("unwritable", f"{record}: {error.strerror}") from error
+        yield body
 
 
 def _watch(session: Session, found: Iterator[dict[str, Any]]) -> None:

@@ -573,6 +573,8 @@ COMMANDS = ["run", "reset", "status", "create", "drop", "list", "show", "apply",
 COMMANDS += ["members leave", "members reform", "step-down", "projectors", "build"]
 COMMANDS += [
     "timestamps",
+    "plot",
+    "sql",
     "members",
     "indexers",
     "config get",
@@ -589,7 +591,8 @@ def test_every_command_has_help_and_json(command):
     assert "--json" in result.stdout
 
 
-HEAVY = "{'faust', 'confluent_kafka', 'aiokafka', 'sqlglot', 'rocksdict', 'fastapi', 'uvicorn'}"
+HEAVY = "{'faust', 'confluent_kafka', 'aiokafka', 'sqlglot', 'rocksdict', 'fastapi', 'uvicorn', "
+HEAVY += "'duckdb', 'matplotlib', 'pyspark'}"
 
 
 @pytest.mark.parametrize("command", [["--help"], ["status"], ["list"]])

@@ -1,0 +1,192 @@
+"""The archive on a real broker and real processes: killed at every point, and read by SQL."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from confluent_kafka import Producer
+
+from coordinator import codec
+from coordinator.core.entities import Bucket
+from coordinator.core.records import Event, Mutation
+from coordinator.core.types import TxnId
+from coordinator.embedded.broker import Broker
+from coordinator.kafka.topics import HISTORY, topic_name
+from streaming import archive_manifest
+from streaming.archive_manifest import ARCHIVE
+from streaming.ledger import CRASH_POINTS
+from tests.integration.cluster import Child, wait_until
+from tests.integration.streaming import NOW_MS, Topics
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+EX_CONFIG, KILLED = 78, -9
+START_S = 90.0
+
+
+class History:
+    """What a master writes to `history`: transactions of two events, and some that are aborted."""
+
+    def __init__(self, topics: Topics) -> None:
+        self.topics = topics
+        self.cas = 0
+        self._producer = Producer(
+            {
+                "bootstrap.servers": topics.servers,
+                "transactional.id": f"{topics.name}.master",
+                "log_level": 2,
+            }
+        )
+        self._producer.init_transactions(30)
+
+    def commit(self, transactions: int) -> None:
+        for _ in range(transactions):
+            self._producer.begin_transaction()
+            self._put(self.cas)
+            self._producer.commit_transaction(30)
+            self.cas += 2
+
+    def abort(self) -> None:
+        self._producer.begin_transaction()
+        self._put(1_000_000)
+        self._producer.flush(30)
+        self._producer.abort_transaction(30)
+
+    def _put(self, cas: int) -> None:
+        bucket = Bucket(f"b{cas}", 64)
+        for index, entity in enumerate((bucket, None)):
+            value = None if entity is None else codec.encode(entity)
+            at_ms = NOW_MS + cas * 3_600_000
+            mutation = Mutation("Changed", bucket.key, value, entity, "r", "ann", at_ms)
+            event = Event(mutation, TxnId(1, cas), index, 2, cas + 1 + index)
+            self._producer.produce(topic_name(self.topics.name, HISTORY), codec.encode(event))
+
+
+class Job(Child):
+    """The job as a process of its own."""
+
+    def __init__(self, topics: Topics, folder: Path) -> None:
+        super().__init__("archive", folder / "data", folder)
+        self.topics = topics
+        self.options: tuple[str, ...] = ()
+
+    def argv(self) -> list[str]:
+        return [
+            *(sys.executable, "-m", "streaming", "archive", "--cluster", self.topics.name),
+            *("--bootstrap-servers", self.topics.servers, "--data-dir", str(self.folder)),
+            *("--trigger-ms", "200", *self.options),
+        ]
+
+    def begin(self, *options: str) -> None:
+        self.options = options
+        self.start()
+
+    @property
+    def next_offset(self) -> int:
+        found = archive_manifest.read(self.folder / ARCHIVE)
+        return found.next_offset if found else 0
+
+    def cases(self) -> list[int]:
+        """Return all CASes in the archive, in order, as SQL finds them."""
+        return [row["cas"] for row in self.sql("SELECT cas FROM history ORDER BY cas")]
+
+    def sql(self, statement: str) -> list[dict[str, object]]:
+        command = [sys.executable, "-m", "coordinator.cli.main", "sql", statement, "--json"]
+        done = subprocess.run(
+            [*command, "--data-dir", str(self.folder)], capture_output=True, check=True, text=True
+        )
+        rows: list[dict[str, object]] = json.loads(done.stdout)["rows"]
+        return rows
+
+
+@contextmanager
+def job(broker: Broker, folder: Path) -> Iterator[tuple[Job, History]]:
+    topics = Topics(broker.bootstrap_servers)
+    made = Job(topics, folder)
+    try:
+        yield made, History(topics)
+    finally:
+        made.kill()
+
+
+def test_whatever_is_killed_when_every_event_is_archived_once(
+    broker: Broker, tmp_path: Path
+) -> None:
+    with job(broker, tmp_path) as (archiver, history):
+        for point in CRASH_POINTS:
+            history.commit(20)
+            history.abort()
+            # The second batch of this life, so that there is one before and one after it.
+            archiver.begin("--crash-at", f"{point}:2", "--offsets-max", "17")
+            assert archiver.wait(START_S) == KILLED, archiver.said[-2000:]
+            seen = archiver.cases()
+            assert seen == list(range(1, len(seen) + 1)), "a beginning of history, each once"
+            assert len(seen) < history.cas
+        archiver.begin("--offsets-max", "17")
+        wait_until(lambda: len(archiver.cases()) == history.cas, "all is archived", START_S)
+        jvm = next(
+            child
+            for child in psutil.Process(archiver.pid).children(recursive=True)
+            if child.name() == "java"
+        )
+        history.commit(3)
+        archiver.kill()
+        wait_until(lambda: not _alive(jvm), "its JVM is gone")
+        history.commit(3)
+        # A checkpoint from anywhere does no harm: it is not read.
+        archiver.begin("--until-read")
+        assert archiver.wait(START_S) == 0, archiver.said[-2000:]
+        assert archiver.cases() == list(range(1, history.cas + 1))
+        assert archiver.topics.letters() == []
+
+
+def _alive(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def test_what_is_no_event_is_buried_and_two_do_not_write(broker: Broker, tmp_path: Path) -> None:
+    with job(broker, tmp_path) as (archiver, history):
+        history.commit(2)
+        archiver.topics.put(HISTORY, b"no event")
+        archiver.topics.flush()
+        history.commit(2)
+        archiver.begin()
+        wait_until(lambda: archiver.next_offset > 9, "all is read", START_S)
+        assert archiver.cases() == list(range(1, 9))
+        (letter,) = archiver.topics.letters()
+        assert (letter.topic, letter.value) == (
+            topic_name(archiver.topics.name, HISTORY),
+            b"no event",
+        )
+        assert letter.offset == 6  # After two transactions, each with a marker.
+        second = Job(archiver.topics, tmp_path)
+        second.log = tmp_path / "second.log"
+        second.begin()
+        assert second.wait(START_S) == EX_CONFIG
+        assert "another process" in second.said
+        history.commit(1)
+        wait_until(lambda: len(archiver.cases()) == 10, "it goes on", START_S)
+        assert archiver.sql("SELECT kind, count(*) AS n FROM history GROUP BY kind") == [
+            {"kind": "bucket", "n": 10}
+        ]
+        assert archiver.sql("SELECT cas FROM history WHERE value->>'name' = 'b2'") == [{"cas": 3}]
+        archiver.stop()
+
+
+def test_the_archive_of_another_history_is_refused(broker: Broker, tmp_path: Path) -> None:
+    with job(broker, tmp_path) as (archiver, history):
+        history.commit(1)
+        archiver.begin("--until-read")
+        assert archiver.wait(START_S) == 0, archiver.said[-2000:]
+        other = Job(Topics(broker.bootstrap_servers), tmp_path)
+        other.begin("--until-read")
+        assert other.wait(START_S) == EX_CONFIG
+        assert "another history" in other.said
+        assert archiver.cases() == [1, 2]
