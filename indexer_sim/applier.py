@@ -3,7 +3,8 @@
 One batch is one write for each bucket that it touches: entries, what is known of the streams, and
 the offset behind it. What the disk refuses is tried again until it is taken, from what the
 database then says; so nothing is lost, and nothing applied twice. Records of a bucket that is not
-held are skipped: nobody promised anything about it yet.
+held are skipped: nobody promised anything about it yet. Only its newest stability timestamp is
+remembered: where nothing changes any more, no other comes once it is held.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from coordinator.core.stream_records import StabilityTimestamp
+from coordinator.core.stream_records import ConsolidatedStability, StabilityTimestamp
 from indexer_sim.bucket import Bucket
 from indexer_sim.database import StorageError
 from indexer_sim.mutations import Delivery, Lost, MutationQueue, Position, Queued
@@ -48,6 +49,7 @@ class Applier:
         self._news = news
         self._complain = complain
         self._settled = settled
+        self._newest: dict[str, StabilityTimestamp] = {}
         self._stopping = threading.Event()
         self._checkpoint_s = checkpoint_s
         self._checkpoints_due_s = time.monotonic() + checkpoint_s
@@ -90,6 +92,9 @@ class Applier:
                 positions[one.partition] = one.offset
             elif isinstance(one, Lost):
                 self._until_done(one.bucket, epoch, partial(_lose, offsets=one.offsets))
+            elif isinstance(one, ConsolidatedStability):
+                for timestamp in one.timestamps:
+                    self._stability(timestamp, epoch)
             else:
                 self._stability(one, epoch)
         for name, ours in deliveries.items():
@@ -115,6 +120,8 @@ class Applier:
                     if bucket.stale or bucket.damaged:
                         self._storage.reload(bucket)
                         continue
+                    if (newest := self._newest.get(name)) is not None:
+                        bucket.timeline.want(newest)
                     work(bucket)
             except StorageError as error:
                 bucket.damaged = bucket.damaged or error.code == "damaged"
@@ -152,12 +159,8 @@ class Applier:
 
     def _stability(self, timestamp: StabilityTimestamp, epoch: int) -> None:
         """Note a timestamp at which a snapshot is wanted."""
-
-        def want(bucket: Bucket) -> None:
-            bucket.timeline.want(timestamp)
-            bucket.snap()
-
-        self._until_done(timestamp.bucket, epoch, want)
+        self._newest[timestamp.bucket] = timestamp
+        self._until_done(timestamp.bucket, epoch, Bucket.snap)
 
     def _write_positions(self) -> None:
         """Write where each bucket stands, though nothing came for it."""

@@ -18,7 +18,11 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from coordinator import codec
 from coordinator.core.key_versions import ABSENT, ATTACH, BEGIN, VBUUID, Item, begun, unpack
-from coordinator.core.stream_records import KeyVersions, StabilityTimestamp
+from coordinator.core.stream_records import (
+    ConsolidatedStability,
+    KeyVersions,
+    StabilityTimestamp,
+)
 from coordinator.kafka.following import CALL_TIMEOUT_S, PAUSE_S, passing
 from coordinator.kafka.readers import consumer
 from coordinator.kafka.topics import MUTATIONS, STABILITY, STREAM_PARTITIONS, topic_name
@@ -65,7 +69,8 @@ class Lost(NamedTuple):
     offsets: Mapping[int, int]
 
 
-Read = Delivery | Position | Lost | StabilityTimestamp
+Stability = StabilityTimestamp | ConsolidatedStability
+Read = Delivery | Position | Lost | Stability
 
 
 class Needed(NamedTuple):
@@ -295,7 +300,7 @@ class MutationReader:
         try:
             if not is_mutations:
                 record = codec.decode(value)
-                return record if isinstance(record, StabilityTimestamp) else None
+                return record if isinstance(record, Stability) else None
             headers = dict(message.headers() or ())
             if headers.get(HEADER, self._mine) == self._mine:
                 return Delivery(partition, offset, *read_record(value))

@@ -78,6 +78,7 @@ class Timeline:
         self._floors: dict[int, int] = {}
         self._wanted: deque[Wanted] = deque(maxlen=WANTED_MAX)
         self._last: tuple[int, list[int]] = (0, [])
+        self._heard = 0
 
     def add(self, changes: Iterable[Undo]) -> None:
         """Note what was applied; the oldest is forgotten if it is too much."""
@@ -93,8 +94,8 @@ class Timeline:
 
     def want(self, timestamp: StabilityTimestamp) -> None:
         """Note a timestamp, once."""
-        newest = self._wanted[-1].number if self._wanted else self._last[0]
-        if timestamp.number > newest:
+        if timestamp.number > self._heard:
+            self._heard = timestamp.number
             vector = Vector.from_bytes(timestamp.vbuuids, timestamp.seqnos)
             self._wanted.append(Wanted(timestamp.number, vector))
 

@@ -26,7 +26,15 @@ from coordinator.core.key_versions import (
     begin,
     pack,
 )
-from coordinator.core.stream_records import BACKFILL, MAINTENANCE, KeyVersions, Sync
+from coordinator.core.stream_records import (
+    BACKFILL,
+    MAINTENANCE,
+    ConsolidatedStability,
+    KeyVersions,
+    StabilityTimestamp,
+    Sync,
+)
+from coordinator.core.vectors import Vector
 from indexer_sim.applier import Applier
 from indexer_sim.mutations import (
     Delivery,
@@ -46,10 +54,21 @@ ENDS = {0: 100, 1: 100, 2: 100, 3: 100}
 
 
 def record(
-    kind: str, *items: Item, connection: int = 1, build: int = 1, index_id: int = 1
+    kind: str,
+    *items: Item,
+    connection: int = 1,
+    build: int = 1,
+    index_id: int = 1,
+    bucket: str = "b",
 ) -> bytes:
     raw = b"".join(map(pack, items))
-    return codec.encode(KeyVersions("b", kind, 1, connection, 0, 1, (index_id,), (build,), raw, 0))
+    return codec.encode(
+        KeyVersions(bucket, kind, 1, connection, 0, 1, (index_id,), (build,), raw, 0)
+    )
+
+
+def stable(number: int, seqno: int, bucket: str = "b") -> StabilityTimestamp:
+    return StabilityTimestamp(bucket, number, *Vector([BRANCH], [seqno]).to_bytes(), 0)
 
 
 def upsert(seqno: int, document: bytes, key: bytes = b"\x90k\x00", piece: int = 0) -> Item:
@@ -240,6 +259,28 @@ def test_an_index_that_is_released_while_the_disk_is_full_stays_released(bench: 
     bench.storage.release(1, frozenset({0, 1}))
     worker.join(20)
     assert not bench.bucket.database.scan(b"d")
+
+
+def test_the_last_timestamp_of_a_bucket_counts_although_it_is_older_than_what_is_held(
+    bench: Bench,
+) -> None:
+    """Where nothing changes any more, no other comes."""
+    bench.applier.take([Queued(0, stable(n, 4 + n, "idle")) for n in (1, 2)])
+    bench.storage.know("idle", 1)
+    bench.storage.allocate("idle", 2, frozenset({0}), b"", ENDS)
+    begun = record(MAINTENANCE, begin(0, 6, BRANCH, [0]), index_id=2, bucket="idle")
+    whole = (begin(0, 0, BRANCH, [0]), Item(END, 0, 6))
+    bench.feed(begun, record(BACKFILL, *whole, connection=2, index_id=2, bucket="idle"))
+    found = bench.storage.bucket("idle")
+    assert found is not None
+    assert [(kept.number, dict(kept.builds)) for kept in found.timeline.kept] == [(2, {2: 1})]
+
+
+def test_timestamps_that_come_together_count_each_for_its_bucket(bench: Bench) -> None:
+    bench.built()
+    together = (stable(3, 0), stable(5, 7, "another"))
+    bench.applier.take([Queued(0, ConsolidatedStability(together))])
+    assert [kept.number for kept in bench.bucket.timeline.kept] == [3]
 
 
 # -- reading -------------------------------------------------------------------------------------
