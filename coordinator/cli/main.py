@@ -89,6 +89,10 @@ def run(
     spark_master: Annotated[
         str, typer.Option(help="Where Spark's tasks run: local[N], or a cluster's URL.")
     ] = "local[2]",
+    archive: Annotated[
+        bool,
+        typer.Option("--archive", help="Archive the history as Parquet, on Spark; for `sql`."),
+    ] = False,
     http_port: Annotated[
         int, typer.Option(min=1, max=65535, help="Port of the first node; others follow.")
     ] = 8600,
@@ -134,6 +138,7 @@ def run(
         example=example,
         timestamps=timestamps,
         spark_master=spark_master,
+        archive=archive,
         http_port=http_port,
         data_dir=data_dir,
         bootstrap_servers=bootstrap_servers,

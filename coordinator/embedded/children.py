@@ -13,6 +13,7 @@ from .ports import LOOPBACK
 
 PROBE_TIMEOUT_S = 2.0
 TIMESTAMPS, READY = "timestamps", "ready"
+ARCHIVER = "archiver"
 Probe = Callable[[], Awaitable[bool]]
 
 
@@ -102,6 +103,24 @@ def timestamps_ready(data_dir: Path) -> Probe:
 
     async def probe() -> bool:
         return (data_dir / TIMESTAMPS / READY).exists()
+
+    return probe
+
+
+def archiver_argv(*, cluster: str, bootstrap_servers: str, data_dir: Path) -> tuple[str, ...]:
+    """Return the command of the job on Spark that archives the history as Parquet."""
+    return (
+        *(sys.executable, "-m", "streaming", "archive", "--cluster", cluster),
+        *("--bootstrap-servers", bootstrap_servers, "--data-dir", str(data_dir)),
+        *("--ready-file", str(data_dir / ARCHIVER / READY)),
+    )
+
+
+def archiver_ready(data_dir: Path) -> Probe:
+    """Return a probe: the job reads, in this life of it."""
+
+    async def probe() -> bool:
+        return (data_dir / ARCHIVER / READY).exists()
 
     return probe
 

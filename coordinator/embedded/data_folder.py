@@ -24,7 +24,10 @@ LOCK_TIMEOUT_S = 1.0  # The children of a supervisor that was killed need a mome
 CLUSTER_FILE = "cluster.json"
 LOCK_FILE = "run.lock"
 KAFKA, LOGS = "kafka", "logs"
-OURS = (KAFKA, LOGS, "node-*", "indexer-*", CLUSTER_FILE, f".{CLUSTER_FILE}.*.tmp")
+OURS = (
+    *(KAFKA, LOGS, "node-*", "indexer-*", "archive", "archiver"),
+    *(CLUSTER_FILE, f".{CLUSTER_FILE}.*.tmp"),
+)
 WAY_OUT = "use another --data-dir, or forget this one with `indexctl reset --data-dir {}`"
 
 

@@ -42,6 +42,8 @@ class RunOptions:
     timestamps: bool = True
     """Start the application on Spark that computes timestamps, if there are projectors."""
     spark_master: str = "local[2]"
+    archive: bool = False
+    """Start the job on Spark that archives the history as Parquet."""
     http_port: int = HTTP_PORT
     """Of node 1; node i has the i-th from there."""
     data_dir: Path = Path(".indexctl")
@@ -157,7 +159,7 @@ def _run_locked(options: RunOptions, data_dir: Path, lock: FileLock, began: floa
     )
     kept = claim(data_dir, wanted)
     brokers = None if external else _prepared_brokers(data_dir, options.brokers)
-    if options.has_timestamps:
+    if options.has_timestamps or options.archive:
         _prepare_spark(data_dir)
     say(f"starting {_counted(options)} in {data_dir}")
 
@@ -191,13 +193,14 @@ def _prepared_brokers(data_dir: Path, count: int) -> Brokers:
 
 
 def _prepare_spark(data_dir: Path) -> None:
-    """Have Spark's connectors, and no sign of an earlier life of the application."""
+    """Have Spark's connectors, and no sign of an earlier life of the applications."""
     from streaming.spark_jars import spark_classpath
 
-    from .children import READY, TIMESTAMPS
+    from .children import ARCHIVER, READY, TIMESTAMPS
 
     spark_classpath()
-    (data_dir / TIMESTAMPS / READY).unlink(missing_ok=True)
+    for name in (TIMESTAMPS, ARCHIVER):
+        (data_dir / name / READY).unlink(missing_ok=True)
 
 
 def _address_of(brokers: Brokers | None) -> str:
@@ -234,7 +237,7 @@ def child_specs(
     options: RunOptions, data_dir: Path, bootstrap_servers: str, *, pass_fds: tuple[int, ...] = ()
 ) -> list[ChildSpec]:
     """Return the children of a run: the store, the nodes, the indexers with ids from 1, and the
-    projectors with ids from 0, which are those of the store's nodes; and the timestamps."""
+    projectors with ids from 0, which are those of the store's nodes; timestamps and archive."""
     from . import children
     from .data_folder import LOGS
 
@@ -285,6 +288,11 @@ def child_specs(
         )
         # First: it takes longest to start.
         specs.insert(0, spec(children.TIMESTAMPS, argv, children.timestamps_ready(data_dir)))
+    if options.archive:
+        argv = children.archiver_argv(
+            cluster=cluster, bootstrap_servers=bootstrap_servers, data_dir=data_dir
+        )
+        specs.append(spec(children.ARCHIVER, argv, children.archiver_ready(data_dir)))
     return specs
 
 
@@ -342,6 +350,8 @@ def _counted(options: RunOptions) -> str:
         parts.append(_number(options.projectors, "projector"))
     if options.has_timestamps:
         parts.append("timestamps on Spark")
+    if options.archive:
+        parts.append("the archive")
     return f"{kafka}{', '.join(parts[:-1])} and {parts[-1]}"
 
 

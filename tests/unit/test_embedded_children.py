@@ -63,6 +63,23 @@ def test_every_child_has_a_name_a_log_and_the_lock() -> None:
     assert "timestamps" not in [s.name for s in alone]
 
 
+def test_the_archive_is_written_only_if_asked_for(tmp_path: Path) -> None:
+    assert "archiver" not in [s.name for s in supervisor.child_specs(RunOptions(), DATA, "k:1")]
+    options = RunOptions(archive=True, projectors=0)
+    last = supervisor.child_specs(options, tmp_path, "k:1")[-1]
+    assert last.name == "archiver"
+    assert f"streaming archive --cluster default --bootstrap-servers k:1 --data-dir {tmp_path}" in (
+        " ".join(last.argv)
+    )
+    assert not asyncio.run(last.ready())
+    (tmp_path / "archiver").mkdir()
+    (tmp_path / "archiver" / "ready").touch()
+    assert asyncio.run(last.ready())
+    assert "1 indexer and the archive" in supervisor.summary_text(
+        RunOptions(archive=True, projectors=0, indexers=1), DATA, "k:1", 1
+    )
+
+
 def test_timestamps_are_ready_when_their_first_batch_is_finished(tmp_path: Path) -> None:
     probe = children.timestamps_ready(tmp_path)
     assert not asyncio.run(probe())
