@@ -36,7 +36,7 @@ from streaming.application import (
     StoppedError,
     end_session,
 )
-from streaming.archive_files import Archive
+from streaming.archive_files import Archive, UnusableError
 from streaming.archive_rows import Row, UnreadableError, row_of
 from streaming.ledger import Crasher, bounds
 from streaming.session import SparkOptions, start
@@ -52,6 +52,9 @@ OWN_FOLDER = "archiver"
 CALL_TIMEOUT_S = 5.0
 PAUSE_S = 1.0
 LETTER_TIMEOUT_S = 15.0
+SHORT_MAX = 5
+"""So often in a row the topic may end too early: a new leader needs a moment to know its end."""
+
 OFFSETS_MAX = 10_000
 """At most so many records a batch: all of it is in memory."""
 
@@ -97,6 +100,7 @@ class Archiver:
         self._busy = threading.Lock()
         self._fault: BaseException | None = None
         self._failures = 0
+        self._short = 0
         self._ready = False
 
     def run(self) -> None:
@@ -104,6 +108,8 @@ class Archiver:
         options = self.options
         self.archive.lock()
         try:
+            with suppress(KafkaException):  # Away, perhaps; what is refused is refused soon.
+                self._begin()
             name = f"{options.cluster}.archive"
             folder, heap_mb = options.own_folder, options.heap_mb
             spark = start(SparkOptions(name, options.spark_master, folder, heap_mb))
@@ -155,7 +161,8 @@ class Archiver:
             raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
         self.archive.open(self.options.cluster, topic_id(servers, self.topic))
         offset = self.archive.manifest.next_offset
-        low, _ = found[self.topic, 0]
+        low, end = found[self.topic, 0]
+        self._check_end(offset, end)
         if offset >= low:
             return offset
         if offset:
@@ -163,6 +170,19 @@ class Archiver:
                 f"offsets {offset} to {low - 1} of {self.topic} were deleted before they were read"
             )
         return BEGINNING
+
+    def _check_end(self, offset: int, end: int) -> None:
+        """Refuse a topic that ends before what is archived. Raises UnusableError at last."""
+        if offset <= end:
+            self._short = 0
+            return
+        self._short += 1
+        if self._short < SHORT_MAX:
+            raise KafkaException(KafkaError(KafkaError.OFFSET_OUT_OF_RANGE))
+        raise UnusableError(
+            f"{self.topic} ends at {end}, and {self.archive.folder} has it up to {offset}: "
+            "its end was lost; use another folder"
+        )
 
     def _start(self, spark: SparkSession, offset: int) -> StreamingQuery:
         options = self.options

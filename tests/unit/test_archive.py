@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from confluent_kafka import KafkaException
 
 from coordinator import codec
 from coordinator.core.entities import Bucket, Entity, RequestOutcome, Setting, Source, Stream
@@ -16,6 +18,7 @@ from coordinator.core.records import Event, Mutation
 from coordinator.core.stream_records import Tick
 from coordinator.core.types import TxnId
 from streaming import archive_files, archive_manifest
+from streaming.archive import SHORT_MAX, ArchiveOptions, Archiver
 from streaming.archive_files import PARTS_MAX, REPLACED_MS, Archive, UnusableError
 from streaming.archive_manifest import MANIFEST, ManifestError
 from streaming.archive_rows import Row, UnreadableError, row_of, value_of
@@ -219,6 +222,20 @@ def test_files_without_a_manifest_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UnusableError, match=MANIFEST):
         opened(tmp_path)
     assert list(tmp_path.glob("*/*/*.parquet")), "nothing is deleted"
+
+
+def test_a_history_that_has_lost_its_end_is_refused_at_last(tmp_path: Path) -> None:
+    options = ArchiveOptions("c", "127.0.0.1:1", tmp_path, tmp_path / "archive")
+    archiver = Archiver(options, threading.Event(), threading.Event())
+    for _ in range(SHORT_MAX - 1):
+        with pytest.raises(KafkaException):
+            archiver._check_end(10, 9)
+    archiver._check_end(10, 10)
+    for _ in range(SHORT_MAX - 1):
+        with pytest.raises(KafkaException):
+            archiver._check_end(10, 9)
+    with pytest.raises(UnusableError, match="its end was lost"):
+        archiver._check_end(10, 9)
 
 
 def test_of_two_writers_the_second_is_refused(
