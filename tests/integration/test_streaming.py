@@ -22,7 +22,9 @@ from tests.integration.streaming import READY_S, Timestamps, Topics, checked
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 EX_UNUSABLE, EX_CONFIG, KILLED = 1, 78, -9
-PERIOD_MS = 300
+SETTINGS = {"period_ms": 300, "sync_missing_ms": 3_600_000}
+"""Between two SYNCs Spark may start more than once: nobody is to miss one meanwhile."""
+
 Make = Callable[..., Timestamps]
 
 
@@ -46,7 +48,7 @@ def gone(process: psutil.Process) -> bool:
 
 def test_whatever_is_killed_when_nothing_is_lost_or_doubled(broker: Broker, make: Make) -> None:
     topics = Topics(broker.bootstrap_servers)
-    streams = topics.bucket(period_ms=PERIOD_MS).begin()
+    streams = topics.bucket(**SETTINGS).begin()
     application = make(topics)
     seqno = 0
     for point in CRASH_POINTS:
@@ -100,7 +102,7 @@ def _is_well(topics: Topics) -> None:
 
 def test_of_two_applications_the_newer_one_goes_on(broker: Broker, make: Make) -> None:
     topics = Topics(broker.bootstrap_servers)
-    streams = topics.bucket(period_ms=PERIOD_MS).begin().sync(10)
+    streams = topics.bucket(**SETTINGS).begin().sync(10)
     older, newer = make(topics, "older"), make(topics, "newer")
     older.begin()
     topics.reaches(10)
@@ -117,7 +119,7 @@ def test_of_two_applications_the_newer_one_goes_on(broker: Broker, make: Make) -
 def test_it_goes_on_when_kafka_was_away(tmp_path: Path, make: Make) -> None:
     with Broker(tmp_path / "kafka") as broker:
         topics = Topics(broker.bootstrap_servers)
-        streams = topics.bucket(period_ms=PERIOD_MS).begin().sync(10)
+        streams = topics.bucket(**SETTINGS).begin().sync(10)
         application = make(topics)
         application.begin()
         topics.reaches(10)
