@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, is_dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
@@ -94,11 +94,11 @@ def row_of(offset: int, data: bytes | None) -> Row:
 
 def value_of(entity: Entity) -> str:
     """Return the fields of an entity as JSON text."""
-    return json.dumps(_shown(asdict(entity)), ensure_ascii=False, separators=(",", ":"))
+    return json.dumps(_shown(entity), ensure_ascii=False, separators=(",", ":"))
 
 
-def _shown(fields: dict[str, Any]) -> dict[str, Any]:
-    return dict(_field(name, value) for name, value in fields.items())
+def _shown(record: Any) -> dict[str, Any]:
+    return dict(_field(name, getattr(record, name)) for name in type(record).__slots__)
 
 
 def _field(name: str, value: Any) -> tuple[str, Any]:
@@ -109,8 +109,8 @@ def _field(name: str, value: Any) -> tuple[str, Any]:
         return name, str(value)
     if isinstance(value, bytes):
         return name, [str(number) for number in np.frombuffer(value, "<u8").tolist()]
-    if isinstance(value, list | tuple):
-        return name, [_shown(one) if isinstance(one, dict) else one for one in value]
+    if isinstance(value, tuple):
+        return name, [_shown(one) if is_dataclass(one) else one for one in value]
     return name, value
 
 
