@@ -55,7 +55,7 @@ class RunOptions:
     """How many of our own."""
     replication_factor: int | None = None
     """Of an existing Kafka's topics; our own brokers keep as many copies as they can."""
-    start_timeout_s: float = 90.0
+    start_timeout_s: float = 180.0
     log_capacity: int | None = None
     """Rows of the rolling log of transactions; fixed when the cluster is formed."""
 
