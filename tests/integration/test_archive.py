@@ -25,10 +25,10 @@ from streaming.ledger import CRASH_POINTS
 from tests.integration.cluster import Child, wait_until
 from tests.integration.streaming import NOW_MS, Topics
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1_200)]
 
 EX_CONFIG, KILLED = 78, -9
-START_S = 90.0
+START_S = 240.0
 
 
 class History:
@@ -93,6 +93,12 @@ class Job(Child):
         found = archive_manifest.read(self.folder / ARCHIVE)
         return found.next_offset if found else 0
 
+    @property
+    def count(self) -> int:
+        """Return how many rows count."""
+        found = archive_manifest.read(self.folder / ARCHIVE)
+        return sum(part.rows for part in found.parts) if found else 0
+
     def cases(self) -> list[int]:
         """Return all CASes in the archive, in order, as SQL finds them."""
         return [row["cas"] for row in self.sql("SELECT cas FROM history ORDER BY cas")]
@@ -121,7 +127,7 @@ def test_whatever_is_killed_when_every_event_is_archived_once(
 ) -> None:
     with job(broker, tmp_path) as (archiver, history):
         for point in CRASH_POINTS:
-            history.commit(20)
+            history.commit(12)
             history.abort()
             # The second batch of this life, so that there is one before and one after it.
             archiver.begin("--crash-at", f"{point}:2", "--offsets-max", "17")
@@ -129,29 +135,19 @@ def test_whatever_is_killed_when_every_event_is_archived_once(
             seen = archiver.cases()
             assert seen == list(range(1, len(seen) + 1)), "a beginning of history, each once"
             assert len(seen) < history.cas
-        archiver.begin("--offsets-max", "17")
-        wait_until(lambda: len(archiver.cases()) == history.cas, "all is archived", START_S)
-        jvm = next(
-            child
-            for child in psutil.Process(archiver.pid).children(recursive=True)
-            if child.name() == "java"
-        )
         history.commit(3)
-        archiver.kill()
-        wait_until(lambda: not _alive(jvm), "its JVM is gone")
-        history.commit(3)
-        # A checkpoint from anywhere does no harm: it is not read.
+        # A checkpoint from elsewhere does no harm: none is read.
+        for name in ("metadata", "offsets/0", "commits/0"):
+            file = archiver.folder / "archiver" / "checkpoint" / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text("what")
         archiver.begin("--until-read")
         assert archiver.wait(START_S) == 0, archiver.said[-2000:]
         assert archiver.cases() == list(range(1, history.cas + 1))
         assert archiver.topics.letters() == []
 
 
-def _alive(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-
-
-def test_what_is_no_event_is_buried_and_two_do_not_write(broker: Broker, tmp_path: Path) -> None:
+def test_what_is_no_event_is_buried_and_nobody_else_writes(broker: Broker, tmp_path: Path) -> None:
     with job(broker, tmp_path) as (archiver, history):
         history.commit(2)
         archiver.topics.put(HISTORY, b"no event")
@@ -172,21 +168,19 @@ def test_what_is_no_event_is_buried_and_two_do_not_write(broker: Broker, tmp_pat
         assert second.wait(START_S) == EX_CONFIG
         assert "another process" in second.said
         history.commit(1)
-        wait_until(lambda: len(archiver.cases()) == 10, "it goes on", START_S)
+        wait_until(lambda: archiver.count == 10, "it goes on", START_S)
         assert archiver.sql("SELECT kind, count(*) AS n FROM history GROUP BY kind") == [
             {"kind": "bucket", "n": 10}
         ]
         assert archiver.sql("SELECT cas FROM history WHERE value->>'name' = 'b2'") == [{"cas": 3}]
+        jvm = next(
+            child
+            for child in psutil.Process(archiver.pid).children(recursive=True)
+            if child.name() == "java"
+        )
         archiver.stop()
-
-
-def test_the_archive_of_another_history_is_refused(broker: Broker, tmp_path: Path) -> None:
-    with job(broker, tmp_path) as (archiver, history):
-        history.commit(1)
-        archiver.begin("--until-read")
-        assert archiver.wait(START_S) == 0, archiver.said[-2000:]
+        assert not jvm.is_running()
         other = Job(Topics(broker.bootstrap_servers), tmp_path)
-        other.begin("--until-read")
+        other.begin()
         assert other.wait(START_S) == EX_CONFIG
         assert "another history" in other.said
-        assert archiver.cases() == [1, 2]
