@@ -33,6 +33,7 @@ from coordinator.core import state as states
 from coordinator.core.inputs import Restored
 from coordinator.core.records import Event
 from coordinator.core.state import StateContext
+from coordinator.embedded.children import READY, TIMESTAMPS, timestamps_argv
 from coordinator.embedded.ports import LOOPBACK, pick_free
 from coordinator.embedded.processes import end, spawn
 from coordinator.kafka.readers import consumer, read_events
@@ -47,6 +48,7 @@ POLL_S = 0.02
 GRACE_S = 15.0
 CAS_BASE = 1
 MOUNT_BYTES = 96 * 1024 * 1024
+SPARK_S = 150.0
 
 
 def wait_until(condition: Callable[[], T | None], what: str, deadline_s: float = DEADLINE_S) -> T:
@@ -84,6 +86,9 @@ class Child:
     prefix: Sequence[str] = ()
     """What runs the command: `nsenter …`, for a process in a namespace."""
 
+    more: Sequence[str] = ()
+    """Options that the command gets besides."""
+
     def __init__(self, name: str, folder: Path, logs: Path) -> None:
         self.name = name
         self.folder = folder
@@ -96,7 +101,7 @@ class Child:
     def start(self) -> None:
         assert not self.runs, f"{self.name} runs already"
         with self.log.open("ab") as output:
-            self.process = spawn([*self.prefix, *self.argv()], output=output)
+            self.process = spawn([*self.prefix, *self.argv(), *self.more], output=output)
 
     @property
     def runs(self) -> bool:
@@ -255,6 +260,39 @@ class ProjectorChild(Child):
         ]
 
 
+class TimestampsChild(Child):
+    """The application on Spark that computes timestamps."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(TIMESTAMPS, cluster.folder / TIMESTAMPS, cluster.logs)
+        self.cluster = cluster
+
+    def argv(self) -> list[str]:
+        cluster = self.cluster
+        return list(
+            timestamps_argv(
+                cluster=cluster.name,
+                bootstrap_servers=cluster.servers,
+                data_dir=cluster.folder,
+                spark_master="local[1]",
+            )
+        )
+
+    def start(self) -> None:
+        self.folder.mkdir(exist_ok=True)
+        (self.folder / READY).unlink(missing_ok=True)
+        super().start()
+
+    def ready(self) -> None:
+        """Wait for the first batch of this life."""
+
+        def there() -> bool:
+            assert self.runs, self.said[-2000:]
+            return (self.folder / READY).exists()
+
+        wait_until(there, "timestamps are computed", SPARK_S)
+
+
 # -- the cluster ---------------------------------------------------------------------------------
 
 
@@ -269,6 +307,7 @@ class Cluster:
         nodes: int = 3,
         indexers: int = 3,
         projectors: int = 0,
+        timestamps: bool = False,
         zones: Mapping[int, str] | None = None,
         options: Sequence[str] = (),
         own_disks: Sequence[str] = (),
@@ -293,6 +332,7 @@ class Cluster:
         self.projectors = {
             n: ProjectorChild(self, n, self.kv) for n in range(projectors) if self.kv is not None
         }
+        self.timestamps = TimestampsChild(self) if timestamps else None
         self._own_disks = [c for c in self.children if c.name in own_disks]
         self._stack = ExitStack()
         self.http = self._stack.enter_context(
@@ -302,7 +342,9 @@ class Cluster:
     @property
     def children(self) -> list[Child]:
         store = [self.kv] if self.kv is not None else []
-        return [*store, *self.nodes.values(), *self.indexers.values(), *self.projectors.values()]
+        spark = [self.timestamps] if self.timestamps is not None else []
+        nodes, indexers = self.nodes.values(), self.indexers.values()
+        return [*store, *nodes, *spark, *indexers, *self.projectors.values()]
 
     def start(self) -> Cluster:
         """Start everything that does not run, and return when all of it serves."""
@@ -315,6 +357,8 @@ class Cluster:
         self.settled()
         self.indexers_alive()
         self.projectors_alive()
+        if self.timestamps is not None:
+            self.timestamps.ready()
         with self.client() as client:
             # Claims that were given up may still fence the first master.
             client.put_config("started", True)

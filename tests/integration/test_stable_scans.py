@@ -1,0 +1,285 @@
+"""From documents to consistent scans: all processes real, timestamps from Spark, whatever dies.
+
+One bucket goes through all the faults, one after the other, while documents are written. After
+each, within bounds that are stated here: everything that was written is stable, every index equals
+its oracle, scans at the timestamp too, each vbucket has one stream, and stability goes on.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from coordinator.core.stream_records import StreamBegin, StreamEnd
+from coordinator.kafka.topics import STREAM_BEGIN, STREAM_END
+from tests.integration.cluster import Cluster, wait_until
+from tests.integration.logged_plane import LoggedPlane, some_change
+from tests.integration.test_data_plane import BY_CITY, BY_NAME, HIGH
+from tests.oracle import Spec
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+VBUCKETS = 32
+DOCUMENTS = 400
+SPECS: tuple[Spec, ...] = (BY_CITY, BY_NAME, HIGH)
+LIMITS = {
+    "period_ms": 300,
+    "begin_held_ms": 1_500,
+    "end_unmatched_ms": 1_500,
+    "sync_missing_ms": 4_000,
+}
+ADVANCE_S = 30.0
+"""So soon after a fault all that was written is stable; Spark, if killed, has started by then."""
+NEXT_S = 10.0
+"""So soon a write is stable when nothing is wrong."""
+SCANS = 12
+SCAN_MS = 5_000
+"""So long a scan may wait for a timestamp that was published."""
+
+
+@pytest.fixture(scope="module")
+def plant(broker: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A node, three indexers, two projectors and Spark, that the tests of this module share."""
+    made = Cluster(
+        tmp_path_factory.mktemp("plant"),
+        broker.bootstrap_servers,
+        nodes=1,
+        indexers=3,
+        projectors=2,
+        timestamps=True,
+    )
+    with made:
+        for projector in made.projectors.values():
+            projector.more = ("--repeat-ms", "500")
+        for indexer in made.indexers.values():
+            indexer.more = ("--checkpoint-s", "1")
+        made.start()
+        with made.client() as client:
+            client.put_config("timestamps", LIMITS)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def plane(plant: Cluster) -> LoggedPlane:
+    """The bucket that goes through everything, with its indexes built."""
+    chance = random.Random(1)
+    made = LoggedPlane(plant, "stable", VBUCKETS)
+    made.load({name: doc for name, doc in (_change(chance) for _ in range(500)) if doc})
+    made.create(*SPECS)
+    return made
+
+
+def _change(chance: random.Random) -> tuple[str, Any]:
+    return some_change(chance, DOCUMENTS)
+
+
+def is_well(plane: LoggedPlane) -> None:
+    """Require what holds after every fault. Nothing may be written meanwhile."""
+    began = time.monotonic()
+    number = plane.stable(ADVANCE_S)
+    print(f"stable after {time.monotonic() - began:.1f} s, number {number}")
+    plane.agrees()
+    plane.is_exact(*(plane.scanned(spec.name, number) for spec in SPECS))
+    plane.is_single_owner(ADVANCE_S)
+    number = plane.stability()[0]
+    began = time.monotonic()
+    plane.put("last", {"country": "Z", "name": f"after {number}", "elevation": 9_000})
+    assert plane.stable(NEXT_S) > number
+    print(f"the next write after {time.monotonic() - began:.1f} s")
+    plane.is_exact(*(plane.scanned(spec.name) for spec in SPECS))
+
+
+def test_a_consistent_scan_shows_exactly_its_timestamp_while_documents_are_written(
+    plane: LoggedPlane,
+) -> None:
+    chance = random.Random(2)
+    plane.stable(ADVANCE_S)
+    with plane.being_written(lambda: _change(chance)):
+        scans = [plane.scanned(SPECS[n % len(SPECS)].name) for n in range(SCANS)]
+        after = plane.stability()[0] + 3
+        wait_until(lambda: plane.stability()[0] >= after, "timestamps go on", ADVANCE_S)
+        scans += [plane.scanned(SPECS[n % len(SPECS)].name) for n in range(SCANS)]
+    plane.is_exact(*scans)
+    assert len({scan.number for scan in scans}) > 1
+    is_well(plane)
+
+
+def test_an_index_built_while_nothing_changes_can_be_scanned_at_once(
+    plant: Cluster, plane: LoggedPlane
+) -> None:
+    chance = random.Random(3)
+    idle = LoggedPlane(plant, "idle", VBUCKETS)
+    with plant.client() as client:
+        client.put_config("timestamps/idle", {"consolidate": True})
+    idle.load({name: doc for name, doc in (_change(chance) for _ in range(200)) if doc})
+    for spec in (BY_CITY, BY_NAME):
+        idle.create(spec)
+        began = time.monotonic()
+        number = idle.stable(ADVANCE_S)
+        idle.is_exact(idle.scanned(spec.name, number, SCAN_MS))
+        print(f"scanned after {time.monotonic() - began:.1f} s")
+
+
+# -- faults --------------------------------------------------------------------------------------
+
+
+Afterwards = Callable[[], None]
+
+
+def _move(plane: LoggedPlane, to: int, **more: Any) -> list[int]:
+    answer = plane.cluster.http.post(f"{plane.path}/move", json={"to": to, **more})
+    assert answer.status_code == 200, answer.text
+    moved: list[int] = answer.json()["moved"]
+    return moved
+
+
+def _first_ms(
+    plane: LoggedPlane, topic: str, projector: int, vbuckets: list[int], since_ms: int
+) -> dict[int, int]:
+    """Return when a projector said first since then that each vbucket has begun, or ended."""
+    first: dict[int, int] = {}
+
+    def all_said() -> bool:
+        for record in plane.control(topic):
+            if isinstance(record, StreamBegin | StreamEnd) and record.projector == projector:
+                vbucket, at_ms = record.vbucket, record.at_ms
+                if vbucket in vbuckets and at_ms >= since_ms:
+                    first[vbucket] = min(at_ms, first.get(vbucket, at_ms))
+        return len(first) == len(vbuckets)
+
+    wait_until(all_said, f"projector {projector} tells of {vbuckets} on {topic}", ADVANCE_S)
+    return first
+
+
+def _close(plane: LoggedPlane) -> None:
+    """A connection is closed."""
+    chosen = wait_until(plane.connections, "the bucket is streamed")[0]
+    answer = plane.cluster.http.delete(f"{plane.kv.url}/v1/connections/{chosen}")
+    assert answer.status_code in (200, 404), answer.text
+
+
+def _kill_projector(plane: LoggedPlane) -> None:
+    """A projector is killed and started again."""
+    victim = plane.cluster.projectors[0]
+    victim.kill()
+    victim.start()
+
+
+def _delayed(plane: LoggedPlane, kind: str, delay_ms: int) -> None:
+    body = {"kind": kind, "action": "delay", "bucket": plane.bucket, "delay_ms": delay_ms}
+    url = f"{plane.kv.url}/v1/faults"
+    more = {"stream": "maintenance", "count": 1}
+    assert plane.cluster.http.post(url, json=body | more).status_code == 201
+
+
+def _end_before_begin(plane: LoggedPlane) -> Afterwards:
+    """Vbuckets move, and end where they come from before they begin where they go."""
+    return _handed_over(plane, "begin", 800, source=0, ends_first=True)
+
+
+def _begin_before_end(plane: LoggedPlane) -> Afterwards:
+    """Vbuckets move, and begin where they go; their ENDs come when nobody waits for them any more.
+
+    What ends late is silent till then, for longer than its limit.
+    """
+    return _handed_over(plane, "end", 5_000, source=1, ends_first=False)
+
+
+def _handed_over(
+    plane: LoggedPlane, kind: str, delay_ms: int, *, source: int, ends_first: bool
+) -> Afterwards:
+    _delayed(plane, kind, delay_ms)
+    since_ms = time.time_ns() // 1_000_000
+    moved = _move(plane, 1 - source, count=6, source=source)
+    assert moved
+
+    def afterwards() -> None:
+        ends = _first_ms(plane, STREAM_END, source, moved, since_ms)
+        begins = _first_ms(plane, STREAM_BEGIN, 1 - source, moved, since_ms)
+        assert {ends[v] < begins[v] for v in moved} == {ends_first}
+
+    return afterwards
+
+
+def _no_end(plane: LoggedPlane) -> None:
+    """A projector is killed, and its vbuckets move away while it is dead; then some come back."""
+    victim = plane.cluster.projectors[1]
+    victim.kill()
+    moved = _move(plane, 0, count=VBUCKETS, source=1)
+    assert moved
+    wait_until(
+        lambda: all(who and {p for p, _ in who} == {0} for who in plane.streaming().values()),
+        "projector 0 has all of them",
+        ADVANCE_S,
+    )
+    victim.start()
+    _move(plane, 1, vbuckets=moved[: VBUCKETS // 2])
+
+
+def _older_snapshot(plane: LoggedPlane) -> None:
+    """An indexer's database is damaged, and it goes back to an old checkpoint of it."""
+    victim = plane.cluster.indexers[2]
+    folder = victim.folder / "checkpoints" / plane.bucket
+    found = wait_until(lambda: sorted(folder.glob("[0-9]*"))[1:], "checkpoints")
+    victim.kill()
+    for newer in found:
+        shutil.rmtree(newer, ignore_errors=True)
+    for path in (victim.folder / "buckets" / plane.bucket).glob("MANIFEST-*"):
+        path.unlink()  # A checkpoint may have a link to it.
+        path.write_bytes(b"\xff" * 1_000)
+    victim.start()
+    wait_until(lambda: "was damaged" in victim.said, "the indexer goes back")
+
+
+FAULTS: dict[str, Callable[[LoggedPlane], Afterwards | None]] = {
+    "closed": _close,
+    "killed": _kill_projector,
+    "end-begin": _end_before_begin,
+    "begin-end": _begin_before_end,
+    "no-end": _no_end,
+    "older": _older_snapshot,
+}
+
+
+@pytest.mark.parametrize(
+    ("fault", "victim"),
+    [
+        ("closed", ""),
+        ("killed", ""),
+        ("end-begin", ""),
+        ("begin-end", ""),
+        ("no-end", ""),
+        ("older", ""),
+        ("closed", "spark"),
+        ("begin-end", "spark"),
+        ("no-end", "spark"),
+        ("killed", "master"),
+        ("end-begin", "master"),
+        ("older", "master"),
+    ],
+)
+def test_after_a_fault_everything_is_stable_and_exact_again(
+    plant: Cluster, plane: LoggedPlane, fault: str, victim: str
+) -> None:
+    chance = random.Random(f"{fault} {victim}")
+    with plane.being_written(lambda: _change(chance)):
+        afterwards = FAULTS[fault](plane)
+        if victim == "spark":
+            assert plant.timestamps is not None
+            plant.timestamps.kill()
+            plant.timestamps.start()
+            plant.timestamps.ready()
+        elif victim == "master":
+            plant.nodes[1].kill()
+            plant.nodes[1].start()
+            plant.master()
+        before = plane.stability()[0]
+        wait_until(lambda: plane.stability()[0] > before + 2, "timestamps go on", ADVANCE_S)
+    is_well(plane)
+    if afterwards is not None:
+        afterwards()
