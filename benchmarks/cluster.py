@@ -116,7 +116,7 @@ def cluster(nodes: int = 3, indexers: int = 3, projectors: int = 0) -> Iterator[
     log = (folder / "run.log").open("wb")
     command = [sys.executable, "-m", "coordinator.cli.main", "run"]
     command += ["--nodes", str(nodes), "--indexers", str(indexers)]
-    command += ["--projectors", str(projectors), "--no-example"]
+    command += ["--projectors", str(projectors), "--no-example", "--no-timestamps"]
     command += ["--http-port", str(port), "--data-dir", str(folder / "data")]
     process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
     urls = [f"http://127.0.0.1:{port + number}" for number in range(nodes)]

@@ -25,7 +25,7 @@ CLUSTER_FILE = "cluster.json"
 LOCK_FILE = "run.lock"
 KAFKA, LOGS = "kafka", "logs"
 OURS = (
-    *(KAFKA, LOGS, "node-*", "indexer-*", "archive", "archiver"),
+    *(KAFKA, LOGS, "node-*", "indexer-*", "kv", "timestamps", "archive", "archiver"),
     *(CLUSTER_FILE, f".{CLUSTER_FILE}.*.tmp"),
 )
 WAY_OUT = "use another --data-dir, or forget this one with `indexctl reset --data-dir {}`"
