@@ -24,7 +24,7 @@ run: java $(STAMP) ## Run a whole cluster in the foreground; Ctrl-C stops it (AR
 
 test: java quick ## Everything: the quick checks, then the tests with a real broker (ARGS for pytest)
 	@echo "integration tests"
-	@$(BIN)/pytest -q --ignore tests/unit --ignore tests/simulation $(ARGS)
+	@$(BIN)/pytest -q --durations 15 --ignore tests/unit --ignore tests/simulation $(ARGS)
 
 test: export SIMULATION_SEEDS ?= 1000
 test: export HYPOTHESIS_PROFILE ?= thorough
