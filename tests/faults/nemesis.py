@@ -106,13 +106,17 @@ class Nemesis:
         return self.cluster.nodes[self.rng.choice(sorted(self.cluster.nodes))], 0
 
     def _master_now(self) -> list[int]:
-        """Return the node that serves as master and its epoch, if there is one."""
+        """Return the node that serves as master and its epoch, if there is one.
+
+        One that is being replaced may say the first of itself, and then the epoch of another.
+        """
         for number in self.cluster.running():
             with suppress(httpx.HTTPError):
                 ready = self.cluster.ask(number, "GET", "/readyz", timeout=1.0)
                 if ready.status_code == 200 and ready.json()["role"] == "master":
                     body = self.cluster.ask(number, "GET", "/v1/members", timeout=1.0).json()
-                    return [number, body["epoch"]]
+                    if any(m["node"] == number and m["role"] == "master" for m in body["members"]):
+                        return [number, body["epoch"]]
         return []
 
     def replica(self) -> NodeChild:
