@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.core import building
+from coordinator.core import restarting
 from coordinator.core.timestamps import Restart
 from coordinator.core.vectors import Vector
 from indexer_sim import bucket
@@ -112,7 +112,7 @@ def streams_begin_at_the_largest(patch: Patch) -> None:
         most = max(participants, key=lambda vector: int(vector.seqnos.sum()))
         return Restart(Vector(most.vbuuids, most.seqnos), ())
 
-    patch.setattr(building, "restart", largest)
+    patch.setattr(restarting, "restart", largest)
 
 
 def offsets_are_written_first(patch: Patch) -> None:
