@@ -52,7 +52,8 @@ simulate: $(STAMP) ## Run the simulator over many seeds (SEEDS=1000)
 	@exec $(BIN)/python -m tests.simulation --seeds $(SEEDS) $(ARGS)
 
 chaos: java $(STAMP) ## Hurt a real cluster, round after round (ROUNDS=10; ARGS="--brokers 3")
-	@exec $(BIN)/python -m tests.faults --rounds $(ROUNDS) $(ARGS)
+	@$(BIN)/python -m tests.faults --rounds $(ROUNDS) $(ARGS)
+	@MATRIX=1 $(BIN)/pytest -q -m matrix tests/integration
 
 setup: $(STAMP) ## Make .venv with the pinned dependencies, and nothing else
 

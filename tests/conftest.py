@@ -1,7 +1,8 @@
 """What all tests share: how thoroughly laws are tried; none fails because a machine is slow.
 
 `make quick` tries fewer examples than `make test`, and leaves out what is marked `thorough`: tests
-that take seconds.
+that take seconds. What is marked `matrix` takes a minute, and is a further combination of what
+others test: `make chaos` runs it, and sets MATRIX for that.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ settings.load_profile(PROFILE)
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "thorough: takes seconds; `make quick` leaves it out")
+    config.addinivalue_line("markers", "matrix: a further combination; `make chaos` runs it")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the slow ones to `make test`."""
-    if PROFILE != "quick":
-        return
-    slow = [item for item in items if item.get_closest_marker("thorough")]
+    """Leave the slow ones to `make test`, and the slowest to `make chaos`."""
+    left = {"thorough"} if PROFILE == "quick" else set()
+    left |= set() if os.environ.get("MATRIX") else {"matrix"}
+    slow = [item for item in items if any(map(item.get_closest_marker, left))]
     config.hook.pytest_deselected(items=slow)
-    items[:] = [item for item in items if not item.get_closest_marker("thorough")]
+    items[:] = [item for item in items if item not in slow]

@@ -13,6 +13,7 @@ from typing import Any
 from aiokafka import TopicPartition
 
 from coordinator import process
+from coordinator.kafka.topics import COMMIT
 from coordinator.shell import Shell
 
 shells: list[Shell] = []
@@ -31,7 +32,7 @@ def stall_reader(shell: Shell) -> None:
     fold = shell._fold
     assert fold is not None
     consumer: Any = fold.app.consumer
-    consumer._thread._consumer.pause(TopicPartition(*fold._place))
+    consumer._thread._consumer.pause(TopicPartition(*fold._place(COMMIT)))
 
 
 def stall_producer(shell: Shell) -> None:

@@ -256,11 +256,11 @@ FAULTS: dict[str, Callable[[LoggedPlane], Afterwards | None]] = {
         ("no-end", ""),
         ("older", ""),
         ("closed", "spark"),
-        ("begin-end", "spark"),
-        ("no-end", "spark"),
+        pytest.param("begin-end", "spark", marks=pytest.mark.matrix),
+        pytest.param("no-end", "spark", marks=pytest.mark.matrix),
         ("killed", "master"),
-        ("end-begin", "master"),
-        ("older", "master"),
+        pytest.param("end-begin", "master", marks=pytest.mark.matrix),
+        pytest.param("older", "master", marks=pytest.mark.matrix),
     ],
 )
 def test_after_a_fault_everything_is_stable_and_exact_again(

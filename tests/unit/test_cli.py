@@ -510,6 +510,7 @@ def test_watching_prints_a_document_a_line_until_it_is_interrupted(cluster):
         away = False
         assert next(line for line in lines if "error" not in line)["buckets"] == [TIMED]
         watching.send_signal(signal.SIGINT)
+        watching.stdout.read()  # A pipe that nobody reads would hold it up.
         assert watching.wait(20) == 0
 
 
