@@ -495,7 +495,12 @@ def test_watching_prints_a_document_a_line_until_it_is_interrupted(cluster):
 
     cluster.override = silent
     program = (
-        "from coordinator.cli import main, timestamps\ntimestamps.PERIOD_S = 0.01\nmain.main()"
+        "import signal\n"
+        "from coordinator.cli import main, timestamps\n"
+        "timestamps.PERIOD_S = 0.01\n"
+        # A shell in the background lets its children ignore it.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "main.main()"
     )
     arguments = ("timestamps", "travel", "--watch", "--json", "--timeout", "1")
     with subprocess.Popen(
