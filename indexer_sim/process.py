@@ -281,7 +281,9 @@ class Indexer:
     @property
     def cas(self) -> int:
         """How far the StateContext was followed, 0 while that is not known."""
-        return (self.cas_base or 1) + self.position - 1 if self.position else 0
+        if self.cas_base is None or not self.position:
+            return 0
+        return self.cas_base + self.position - 1
 
     def _learn_base(self, message: Message) -> None:
         """Take the base of all CAS from the Authority's log, once."""
