@@ -7,9 +7,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Half of the work of the quick tests: it runs beside the other half.
+SEEDED := tests/simulation/test_seeds.py tests/simulation/test_mutants.py tests/simulation/test_plane.py
 ARGS ?=
 SEEDS ?= 1000
 ROUNDS ?= 10
+
+# Compiled modules, and tests as pytest rewrites them, are kept for the next process.
+unexport PYTHONDONTWRITEBYTECODE
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -28,16 +33,17 @@ test: java quick ## Everything: the quick checks, then the tests with a real bro
 
 test: export SIMULATION_SEEDS ?= 1000
 test: export HYPOTHESIS_PROFILE ?= thorough
-quick: export HYPOTHESIS_PROFILE ?= quick
 quick: $(STAMP) ## Under a minute: lint, types, import rules, unit tests, simulator
 	@echo "lint, format, types, imports, unit tests, simulator"
 	@set +e; out=$$(mktemp -d); trap 'rm -rf "$$out"' EXIT; \
+	export SIMULATION_SEEDS=$${SIMULATION_SEEDS:-200}; \
+	export HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-quick}; \
 	$(BIN)/mypy > "$$out/mypy" 2>&1 & types=$$!; \
-	SIMULATION_SEEDS=$${SIMULATION_SEEDS:-200} $(BIN)/pytest -q -p no:cacheprovider \
-	    tests/simulation > "$$out/simulation" 2>&1 & simulation=$$!; \
+	$(BIN)/pytest -q -p no:cacheprovider $(SEEDED) > "$$out/simulation" 2>&1 & simulation=$$!; \
 	{ $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports; } \
-	    > "$$out/lint" 2>&1; lint=$$?; \
-	$(BIN)/pytest -q tests/unit; tests=$$?; \
+	    > "$$out/lint" 2>&1 & lint=$$!; \
+	$(BIN)/pytest -q tests/unit tests/simulation $(SEEDED:%=--ignore=%); tests=$$?; \
+	wait $$lint; lint=$$?; \
 	wait $$types; types=$$?; \
 	wait $$simulation; simulation=$$?; \
 	for one in lint:$$lint mypy:$$types simulation:$$simulation; do \
@@ -53,7 +59,7 @@ simulate: $(STAMP) ## Run the simulator over many seeds (SEEDS=1000)
 
 chaos: java $(STAMP) ## Hurt a real cluster, round after round (ROUNDS=10; ARGS="--brokers 3")
 	@$(BIN)/python -m tests.faults --rounds $(ROUNDS) $(ARGS)
-	@MATRIX=1 $(BIN)/pytest -q -m matrix tests/integration
+	@MATRIX=1 $(BIN)/pytest -q -m matrix tests/integration tests/faults
 
 setup: $(STAMP) ## Make .venv with the pinned dependencies, and nothing else
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import re
 import sys
 import threading
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from coordinator.arguments import cluster, within
 from coordinator.stopping import ignore_stops, on_stop
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 EX_UNUSABLE, EX_CONFIG = 1, 78
 INDEXER_ID_MAX = 250
-CLUSTER = re.compile(r"[A-Za-z0-9._-]+")
 GARBAGE = (50_000, 10, 10)
 """Tens of thousands of items wait here at any time, and none is part of a cycle: with the usual
 thresholds, looking for cycles among them takes as long as reading them."""
@@ -84,16 +83,16 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "--id", type=_indexer_id, required=True, help="0 to 250, unique in a cluster"
     )
-    found.add_argument("--cluster", type=_cluster, required=True, help="prefix of its topics")
+    found.add_argument("--cluster", type=cluster, required=True, help="prefix of its topics")
     found.add_argument("--bootstrap-servers", required=True, help="HOST:PORT[,HOST:PORT…]")
     found.add_argument("--data-dir", type=Path, required=True, help="this indexer's own folder")
     found.add_argument("--zone", default="", help="where it stands, for placement")
-    found.add_argument("--heartbeat-ms", type=_milliseconds, default=500)
+    found.add_argument("--heartbeat-ms", type=within(10, 60_000), default=500)
     found.add_argument(
         "--checkpoint-s", type=_seconds, default=10.0, help="at most one a bucket in that time"
     )
     found.add_argument("--host", default="127.0.0.1", help="where scans are answered")
-    found.add_argument("--port", type=_port, default=0, help="0: any that is free")
+    found.add_argument("--port", type=within(0, 65_535), default=0, help="0: any that is free")
     return found
 
 
@@ -104,30 +103,10 @@ def _indexer_id(text: str) -> int:
     return number
 
 
-def _cluster(text: str) -> str:
-    if not CLUSTER.fullmatch(text):
-        raise argparse.ArgumentTypeError("letters, digits, '.', '_' and '-' only")
-    return text
-
-
-def _port(text: str) -> int:
-    number = int(text)
-    if not 0 <= number <= 65_535:
-        raise argparse.ArgumentTypeError("0 to 65535")
-    return number
-
-
 def _seconds(text: str) -> float:
     number = float(text)
     if not 0.1 <= number <= 86_400:
         raise argparse.ArgumentTypeError("0.1 to 86400")
-    return number
-
-
-def _milliseconds(text: str) -> int:
-    number = int(text)
-    if not 10 <= number <= 60_000:
-        raise argparse.ArgumentTypeError("10 to 60000")
     return number
 
 

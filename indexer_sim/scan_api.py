@@ -20,17 +20,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol
 
 import orjson
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -39,6 +37,7 @@ from starlette.routing import Route
 from coordinator.core.collation import Bounds
 from coordinator.core.scan_pages import BYTES_MAX, ENTRIES_MAX, MEDIA_TYPE, Page, pack
 from coordinator.core.scans import Gathering, Part, rest_of
+from coordinator.serving import bound, server
 
 READERS = 2
 """Threads that read pages: more would only take the interpreter from the one that applies."""
@@ -277,33 +276,16 @@ class ScanServer:
         self._indexer = indexer
         self._readers = ThreadPoolExecutor(READERS, "scan")
         self._busy = 0
-        # Without the protocol's number asyncio would not turn off Nagle's delays.
-        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            self._socket.bind((host, port))
-            self._socket.listen(BACKLOG)
-        except OSError:
-            self._socket.close()
-            raise
+        self._socket = bound(host, port, BACKLOG)
         bound_host, bound_port = self._socket.getsockname()
         self.address = f"http://{bound_host}:{bound_port}"
         app = Starlette(routes=[Route("/v1/slices/scan", self._answer, methods=["POST"])])
-        self._server = _Server(
-            uvicorn.Config(
-                app,
-                loop="none",
-                http="httptools",
-                ws="none",
-                lifespan="off",
-                access_log=False,
-                proxy_headers=False,
-                server_header=False,
-                date_header=False,
-                log_level="warning",
-                timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=1,
-            )
+        self._server = server(
+            app,
+            date_header=False,
+            log_level="warning",
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=1,
         )
         self._thread = threading.Thread(target=self._serve, name="scan-server", daemon=True)
 
@@ -376,12 +358,6 @@ class ScanServer:
             raise
         with contextlib.closing(view):
             return pack(read_page(scan, view))
-
-
-class _Server(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        yield
 
 
 def _refusal(refusal: ScanRefused) -> Response:

@@ -19,9 +19,9 @@ import time
 from collections.abc import Generator, Sequence
 from pathlib import Path
 
-import uvicorn
 import uvloop
 
+from coordinator.serving import bound, server
 from coordinator.stopping import ignore_stops, on_stop_in
 from projector_sim.errors import KvError
 from projector_sim.kv import KvStore
@@ -119,38 +119,21 @@ def _is_damage(error: KvError) -> bool:
     return "orruption" in error.message or "No such file" in error.message
 
 
-class _Server(uvicorn.Server):
-    """Leaves the signals to the process."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        yield
-
-
 async def _serve(hub: Hub, arguments: argparse.Namespace) -> int:
     """Answer until a signal comes; streams are told, and cut off if they do not read."""
     listening = _listen(arguments.host, arguments.port)
     url = f"http://{arguments.host}:{listening.getsockname()[1]}"
-    server = _Server(
-        uvicorn.Config(
-            build_app(hub),
-            loop="none",
-            http="httptools",
-            ws="none",
-            lifespan="off",
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            # It takes a stream that is broken on purpose for a fault; we log our own.
-            log_level="critical",
-            timeout_graceful_shutdown=GRACE_S,
-        )
+    http = server(
+        build_app(hub),
+        timeout_keep_alive=KEEP_ALIVE_S,
+        # It takes a stream that is broken on purpose for a fault; we log our own.
+        log_level="critical",
+        timeout_graceful_shutdown=GRACE_S,
     )
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     on_stop_in(loop, stopping.set)
-    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    serving = asyncio.create_task(http.serve(sockets=[listening]))
     expiring = asyncio.create_task(_expire(hub))
     _announce(arguments.announce_file, url)
     log.info("%d nodes at %s", arguments.nodes, url)
@@ -158,7 +141,7 @@ async def _serve(hub: Hub, arguments: argparse.Namespace) -> int:
     await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
     hub.stop()
     expiring.cancel()
-    server.should_exit = True
+    http.should_exit = True
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(serving, GRACE_S + 0.5)
     ignore_stops(loop)
@@ -167,16 +150,10 @@ async def _serve(hub: Hub, arguments: argparse.Namespace) -> int:
 
 def _listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens. KvError `port_taken`."""
-    # Without the protocol's number asyncio would not turn off Nagle's delays.
-    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listening.bind((host, port))
-        listening.listen(BACKLOG)
+        return bound(host, port, BACKLOG)
     except OSError as error:
-        listening.close()
         raise KvError("port_taken", f"cannot listen on {host}:{port}: {error.strerror}") from None
-    return listening
 
 
 def _announce(file: Path | None, url: str) -> None:

@@ -11,18 +11,18 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import secrets
 import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from confluent_kafka import Message
 
 from coordinator import codec
+from coordinator.arguments import cluster, within
 from coordinator.core.records import ProjectorHeartbeat
 from coordinator.core.stream_records import (
     CATCHUP,
@@ -64,7 +64,6 @@ PLAN_PERIOD_S = 0.02
 REPORT_PERIOD_S = 10.0
 FLUSH_TIMEOUT_S = 1.0
 PROJECTOR_ID_MAX = 250
-CLUSTER = re.compile(r"[A-Za-z0-9._-]+")
 PRIORITY = {MAINTENANCE: 0, CATCHUP: 1}
 
 
@@ -499,40 +498,24 @@ def parser() -> argparse.ArgumentParser:
     )
     found.add_argument(
         "--projector",
-        type=_within(0, PROJECTOR_ID_MAX),
+        type=within(0, PROJECTOR_ID_MAX),
         required=True,
         help="its number, which is that of its node of the key-value store",
     )
-    found.add_argument("--cluster", type=_cluster, required=True, help="prefix of its topics")
+    found.add_argument("--cluster", type=cluster, required=True, help="prefix of its topics")
     found.add_argument("--bootstrap-servers", required=True, help="HOST:PORT[,HOST:PORT…]")
     found.add_argument("--kv", required=True, help="URL of the key-value store")
-    found.add_argument("--heartbeat-ms", type=_within(10, 60_000), default=500)
+    found.add_argument("--heartbeat-ms", type=within(10, 60_000), default=500)
     found.add_argument(
-        "--sync-ms", type=_within(1, 60_000), default=100, help="at most one SYNC in this time"
+        "--sync-ms", type=within(1, 60_000), default=100, help="at most one SYNC in this time"
     )
     found.add_argument(
         "--repeat-ms",
-        type=_within(100, 3_600_000),
+        type=within(100, 3_600_000),
         default=20_000,
         help="SYNC is repeated where nothing has changed for so long",
     )
     return found
-
-
-def _within(low: int, high: int) -> Callable[[str], int]:
-    def number(text: str) -> int:
-        found = int(text)
-        if not low <= found <= high:
-            raise argparse.ArgumentTypeError(f"{low} to {high}")
-        return found
-
-    return number
-
-
-def _cluster(text: str) -> str:
-    if not CLUSTER.fullmatch(text):
-        raise argparse.ArgumentTypeError("letters, digits, '.', '_' and '-' only")
-    return text
 
 
 if __name__ == "__main__":

@@ -68,6 +68,13 @@ class Registry:
             schema = Schema(path.name.partition(".")[0], parsed)
             self._by_head.setdefault(schema.head, schema)
 
+    def versions(self, name: str) -> tuple[Schema, ...]:
+        """Return all versions of a record's schema, the current one first."""
+        if not self._released_loaded:
+            self._load_released()
+        older = (schema for schema in self._by_head.values() if schema.name == name)
+        return tuple({schema.head: schema for schema in (self.current[name], *older)}.values())
+
     def decode(self, data: bytes) -> tuple[str, dict[str, Any]]:
         """Return the name and the fields of a record, read into the current schema.
 

@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import argparse
 import logging
-import re
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from coordinator.arguments import cluster, within
 from coordinator.stopping import ignore_stops, on_stop
 
 if TYPE_CHECKING:
     from streaming.application import Options
 
 EX_UNUSABLE, EX_CONFIG = 1, 78
-CLUSTER = re.compile(r"[A-Za-z0-9._-]+")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -70,7 +69,8 @@ def run(options: Options, stopping: threading.Event, wake: threading.Event) -> i
     from pyspark.errors import PySparkException
 
     from coordinator.embedded.errors import EmbeddedError
-    from streaming.application import AnotherError, Application, LostError
+    from streaming.application import AnotherError, Application
+    from streaming.queries import LostError
 
     try:
         Application(options, stopping, wake).run()
@@ -92,10 +92,10 @@ def run_archive(
     from pyspark.errors import PySparkException
 
     from coordinator.embedded.errors import EmbeddedError
-    from streaming.application import LostError
     from streaming.archive import ArchiveOptions, Archiver
     from streaming.archive_files import UnusableError
     from streaming.archive_manifest import ARCHIVE
+    from streaming.queries import LostError
 
     data_dir = arguments.data_dir.resolve()
     options = ArchiveOptions(
@@ -137,21 +137,21 @@ def parser() -> argparse.ArgumentParser:
     )
     commands = found.add_subparsers(dest="command", required=True)
     one = commands.add_parser("timestamps", help="compute stability and restart timestamps")
-    one.add_argument("--cluster", type=_cluster, required=True, help="prefix of its topics")
+    one.add_argument("--cluster", type=cluster, required=True, help="prefix of its topics")
     one.add_argument("--bootstrap-servers", required=True, help="HOST:PORT[,HOST:PORT…]")
     one.add_argument("--data-dir", type=Path, required=True, help="this application's own folder")
     one.add_argument("--spark-master", default="local[2]", help="where Spark's tasks run")
     one.add_argument("--checkpoint", default="", help="URL; by default in the data folder")
-    one.add_argument("--trigger-ms", type=_within(10, 60_000), default=100)
-    one.add_argument("--tick-ms", type=_within(0, 1_000), default=250, help="0: no ticks")
+    one.add_argument("--trigger-ms", type=within(10, 60_000), default=100)
+    one.add_argument("--tick-ms", type=within(0, 1_000), default=250, help="0: no ticks")
     one.add_argument(
         "--offsets-max",
-        type=_within(1_000, 10_000_000),
+        type=within(1_000, 10_000_000),
         default=400_000,
         help="at most so many records a batch",
     )
     one.add_argument(
-        "--heap-mb", type=_within(256, 65_536), default=1_000, help="of the driver's JVM"
+        "--heap-mb", type=within(256, 65_536), default=1_000, help="of the driver's JVM"
     )
     one.add_argument(
         "--spark-conf",
@@ -171,19 +171,19 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_archive(one: argparse.ArgumentParser) -> None:
-    one.add_argument("--cluster", type=_cluster, required=True, help="prefix of its topics")
+    one.add_argument("--cluster", type=cluster, required=True, help="prefix of its topics")
     one.add_argument("--bootstrap-servers", required=True, help="HOST:PORT[,HOST:PORT…]")
     one.add_argument("--data-dir", type=Path, required=True, help="the folder of the cluster")
     one.add_argument("--archive", type=Path, help="its folder; by default in the data folder")
     one.add_argument("--spark-master", default="local[1]", help="where Spark's tasks run")
-    one.add_argument("--trigger-ms", type=_within(100, 3_600_000), default=10_000)
+    one.add_argument("--trigger-ms", type=within(100, 3_600_000), default=10_000)
     one.add_argument(
         "--offsets-max",
-        type=_within(1, 1_000_000),
+        type=within(1, 1_000_000),
         default=10_000,
         help="at most so many records a batch",
     )
-    one.add_argument("--heap-mb", type=_within(256, 65_536), default=512, help="of the JVM")
+    one.add_argument("--heap-mb", type=within(256, 65_536), default=512, help="of the JVM")
     one.add_argument("--ready-file", type=Path, help="written when it reads")
     one.add_argument(
         "--until-read", action="store_true", help="end when all that is there was read"
@@ -191,27 +191,11 @@ def _add_archive(one: argparse.ArgumentParser) -> None:
     one.add_argument("--crash-at", default="", help=argparse.SUPPRESS)
 
 
-def _cluster(text: str) -> str:
-    if not CLUSTER.fullmatch(text):
-        raise argparse.ArgumentTypeError("letters, digits, '.', '_' and '-' only")
-    return text
-
-
 def _setting(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not name or not equals:
         raise argparse.ArgumentTypeError("NAME=VALUE")
     return name, value
-
-
-def _within(low: int, high: int) -> Callable[[str], int]:
-    def number(text: str) -> int:
-        found = int(text)
-        if not low <= found <= high:
-            raise argparse.ArgumentTypeError(f"{low} to {high}")
-        return found
-
-    return number
 
 
 if __name__ == "__main__":

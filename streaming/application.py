@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaException
 
@@ -42,8 +42,18 @@ from coordinator.kafka.topics import (
 from streaming.books import Books, Turn, acquainted, begun_again, turn
 from streaming.inputs import INPUTS
 from streaming.ledger import Crasher, DoubtError, FencedError, Ledger, bounds, read_events
+from streaming.queries import (
+    FAILURES_MAX,
+    LostError,
+    StoppedError,
+    end_query,
+    end_session,
+    error_of,
+    first_line,
+    wait_for,
+)
 from streaming.rows import rows_of
-from streaming.session import HEAP_MB, SparkOptions, start
+from streaming.session import HEAP_MB, SparkOptions, start, warm_up
 from streaming.source import BEGINNING, rows
 from streaming.ticker import Ticker
 
@@ -57,16 +67,9 @@ PAUSE_S = 0.5
 SETTLE_S = 30.0
 """So long a transaction is written again before the query is given up."""
 
-FAILURES_MAX = 20
-"""So often in a row the query may fail without finishing a batch."""
-
 QUIET_PAUSE_S, QUIET_PAUSE_S_MAX = 0.1, 1.0
 """After a batch in which nothing has happened the next one waits, then twice as long, and so on: a
 batch of ticks alone costs as much as any."""
-
-BATCH_STOP_S = 5.0
-QUERY_STOP_S = 5.0
-JVM_STOP_S = 5.0
 
 
 class AnotherError(Exception):
@@ -75,14 +78,6 @@ class AnotherError(Exception):
 
 class GapError(Exception):
     """Spark's batch does not follow on what the books have."""
-
-
-class StoppedError(Exception):
-    """The application stops; the batch is computed at the next start."""
-
-
-class LostError(Exception):
-    """Nothing works any more in this process; a new one may do better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +144,7 @@ class Application:
                 options.spark_conf or {},
             )
         )
+        warm_up(spark)
         try:
             self.compute(spark)
         finally:
@@ -180,14 +176,14 @@ class Application:
             self._voice.settled("Kafka")
             self._failures += 1
             self._ticker.switch(True)
-            self._await(query)
+            wait_for(query, self._stopping, self._wake)
         except KafkaException as error:
             self._voice.complain("Kafka", str(error.args[0]))
             self._stopping.wait(PAUSE_S)
         finally:
             self._ticker.switch(False)
             if query is not None:
-                self._end(query)
+                end_query(query, self._busy)
         return query is not None and self._judge(query)
 
     def _begin(self) -> dict[tuple[str, int], int] | None:
@@ -265,28 +261,6 @@ class Application:
                     shutil.rmtree(old, ignore_errors=True)
         return f"{place.rstrip('/')}/{generation}"
 
-    def _await(self, query: StreamingQuery) -> None:
-        """Wait until the query has ended, or the application is to stop."""
-
-        ended = threading.Event()
-
-        def watch() -> None:
-            with suppress(Exception):  # What it ended with is asked for again.
-                query.awaitTermination()
-            ended.set()
-            self._wake.set()
-
-        threading.Thread(target=watch, name="query", daemon=True).start()
-        while not (ended.is_set() or self._stopping.is_set()):
-            self._wake.wait()
-            self._wake.clear()
-
-    def _end(self, query: StreamingQuery) -> None:
-        """Stop the query: after the batch that it is at, if that ends soon."""
-        if self._busy.acquire(timeout=BATCH_STOP_S):
-            self._busy.release()
-        _bounded(query.stop, QUERY_STOP_S)
-
     def _judge(self, query: StreamingQuery) -> bool:
         """Look at what a query ended with; return whether it has done what it was to do."""
         fault = self._fault
@@ -299,13 +273,10 @@ class Application:
         elif isinstance(fault, AssertionError):
             raise fault
         elif not self._stopping.is_set():
-            try:
-                error = query.exception()
-            except Exception as gone:
-                raise LostError(f"Spark's JVM is gone ({type(gone).__name__})") from gone
+            error = error_of(query)
             if error is None and fault is None:
                 return self.options.until_read
-            self._voice.complain("the query", _first_line(fault or error))
+            self._voice.complain("the query", first_line(fault or error))
             self._stopping.wait(PAUSE_S)
         return False
 
@@ -411,38 +382,3 @@ class Application:
         if self.options.ready_file is not None:
             text = json.dumps({"batch": batch, "query": self._query_id})
             self.options.ready_file.write_text(text + "\n")
-
-
-def end_session(spark: SparkSession) -> None:
-    """Stop Spark, and end its JVM; returns within some seconds."""
-    gateway: Any = spark.sparkContext._gateway
-    _bounded(spark.stop, JVM_STOP_S)
-    with suppress(Exception):
-        gateway.shutdown()
-    jvm = getattr(gateway, "proc", None)
-    if jvm is None:
-        return
-    with suppress(OSError):
-        jvm.stdin.close()
-    try:
-        jvm.wait(JVM_STOP_S)
-    except Exception:
-        jvm.kill()
-        jvm.wait()
-
-
-def _bounded(call: Any, timeout_s: float) -> None:
-    """Make a call of Spark that may hang or fail, and wait for it no longer than that."""
-
-    def run() -> None:
-        with suppress(Exception):
-            call()
-
-    thread = threading.Thread(target=run, name="bounded", daemon=True)
-    thread.start()
-    thread.join(timeout_s)
-
-
-def _first_line(error: object) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0][:300]

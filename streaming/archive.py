@@ -26,19 +26,21 @@ from confluent_kafka.admin import AdminClient
 from coordinator import codec
 from coordinator.core.records import DeadLetter
 from coordinator.kafka.following import Voice, wall_ms
-from coordinator.kafka.producers import plain_settings
+from coordinator.kafka.producers import letter_key, plain_settings
 from coordinator.kafka.topics import DEAD_LETTER, HISTORY, topic_name
-from streaming.application import (
-    BATCH_STOP_S,
-    FAILURES_MAX,
-    QUERY_STOP_S,
-    LostError,
-    StoppedError,
-    end_session,
-)
 from streaming.archive_files import Archive, UnusableError
 from streaming.archive_rows import Row, UnreadableError, row_of
 from streaming.ledger import Crasher, bounds
+from streaming.queries import (
+    FAILURES_MAX,
+    LostError,
+    StoppedError,
+    end_query,
+    end_session,
+    error_of,
+    first_line,
+    wait_for,
+)
 from streaming.session import SparkOptions, start
 from streaming.source import BEGINNING, KAFKA, starting_offsets
 
@@ -144,9 +146,9 @@ class Archiver:
         query = self._start(spark, offset)
         try:
             self._report_ready()
-            self._await(query)
+            wait_for(query, self._stopping, self._wake)
         finally:
-            self._end(query)
+            end_query(query, self._busy)
         return self._judge(query)
 
     def _begin(self) -> int:
@@ -204,49 +206,16 @@ class Archiver:
             return writer.trigger(availableNow=True).start()
         return writer.trigger(processingTime=f"{options.trigger_ms} milliseconds").start()
 
-    def _await(self, query: StreamingQuery) -> None:
-        """Wait until the query has ended, or the job is to stop."""
-        ended = threading.Event()
-
-        def watch() -> None:
-            with suppress(Exception):  # What it ended with is asked for again.
-                query.awaitTermination()
-            ended.set()
-            self._wake.set()
-
-        threading.Thread(target=watch, name="query", daemon=True).start()
-        while not (ended.is_set() or self._stopping.is_set()):
-            self._wake.wait()
-            self._wake.clear()
-
-    def _end(self, query: StreamingQuery) -> None:
-        """Stop the query: after the batch that it is at, if that ends soon."""
-        if self._busy.acquire(timeout=BATCH_STOP_S):
-            self._busy.release()
-
-        def stop() -> None:
-            with suppress(Exception):  # It has ended already, or Spark has.
-                query.stop()
-
-        thread = threading.Thread(target=stop, name="stop", daemon=True)
-        thread.start()
-        thread.join(QUERY_STOP_S)
-
     def _judge(self, query: StreamingQuery) -> bool:
         """Look at what a query ended with; return whether it has done what it was to do."""
         if self._stopping.is_set():
             return False
         if isinstance(self._fault, AssertionError):
             raise self._fault
-        try:
-            error = query.exception()
-        except Exception as gone:
-            raise LostError(f"Spark's JVM is gone ({type(gone).__name__})") from gone
-        fault = self._fault or error
-        if fault is None:
+        error = error_of(query)
+        if error is None and self._fault is None:
             return self.options.until_read
-        lines = str(fault).strip().splitlines()
-        self._voice.complain("the query", lines[0][:300] if lines else type(fault).__name__)
+        self._voice.complain("the query", first_line(self._fault or error))
         self._stopping.wait(PAUSE_S)
         return False
 
@@ -293,7 +262,7 @@ class Archiver:
             producer.produce(
                 topic_name(self.options.cluster, DEAD_LETTER),
                 codec.encode(one),
-                f"{one.topic}-{one.partition}-{one.offset}".encode(),
+                letter_key(one),
                 on_delivery=lambda error, _: failed.append(error) if error else None,
             )
         if producer.flush(2 * LETTER_TIMEOUT_S) or failed:

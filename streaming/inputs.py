@@ -1,4 +1,4 @@
-"""What the application reads: the topics, and the columns in which their records come."""
+"""What the application reads: the topics."""
 
 from __future__ import annotations
 
@@ -27,5 +27,3 @@ INPUTS = (
 
 QUIET = frozenset({HW, TICK})
 """The topics that are written to all the time, whether anything happens or not."""
-
-SYNC_FIELDS = ("bucket", "vbucket", "projector", "connection", "ordinal", "vbuuid", "seqno")

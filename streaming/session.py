@@ -2,8 +2,10 @@
 
 The settings are those that measurements asked for. A batch of the default Spark spends most of its
 time forking `chmod` for the checkpoint's files, planning shuffles that are not there, and drawing
-its plans. The first compiler alone (`-XX:TieredStopAtLevel=1`) would start a little sooner and take
-less while nothing happens, but halve the throughput.
+its plans. A start takes as long as its classes take to load and to compile: with the optimising
+compiler waiting for methods that are called ten times as often as usual, it takes a quarter less
+processor time, and as many records a second. The first compiler alone (`-XX:TieredStopAtLevel=1`)
+would save a sixth more, and halve the throughput.
 """
 
 from __future__ import annotations
@@ -11,10 +13,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Thread
 
-from pyspark.sql import SparkSession
+from pyspark.sql import SparkSession, functions
 
 from coordinator.embedded.java import find_java
 from streaming.spark_jars import spark_classpath
@@ -42,6 +46,13 @@ TUNED: Mapping[str, str] = {
     "spark.sql.streaming.stopTimeout": "5000",
     "spark.shuffle.service.enabled": "false",
 }
+
+COMPILER = (
+    "-XX:Tier4InvocationThreshold=50000",
+    "-XX:Tier4MinInvocationThreshold=6000",
+    "-XX:Tier4CompileThreshold=150000",
+    "-XX:Tier4BackEdgeThreshold=400000",
+)
 
 LOCAL: Mapping[str, str] = {
     "spark.driver.host": LOOPBACK,
@@ -88,6 +99,7 @@ def start(options: SparkOptions) -> SparkSession:
         "spark.driver.extraJavaOptions": " ".join(
             (
                 "-XX:+UseSerialGC",
+                *COMPILER,
                 f"-Dlog4j2.configurationFile={LOGGING}",
                 f"-Djava.io.tmpdir={scratch}",
             )
@@ -100,3 +112,19 @@ def start(options: SparkOptions) -> SparkSession:
     for name, value in settings.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
+
+
+def warm_up(spark: SparkSession) -> None:
+    """Have Spark load what a batch needs, beside the start of the first query: it takes seconds.
+
+    The query's own planning is one thread's work, and leaves a core free.
+    """
+
+    def run() -> None:
+        with suppress(Exception):  # The query meets the same, and tells of it.
+            number = functions.col("id")
+            text = number.cast("string").cast("binary").alias("text")
+            place = functions.when(number == 1, functions.lit(1)).alias("place")
+            spark.range(2).where(number >= 0).select(text, place).toArrow()
+
+    Thread(target=run, name="warm-up", daemon=True).start()

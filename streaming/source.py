@@ -1,28 +1,17 @@
-"""What Spark reads: all inputs in one stream, SYNC decoded in the JVM, the rest as it came.
-
-SYNC is nearly all of it, so its fields travel as columns. A writer's schema is found by the
-fingerprint in each record: writers of several released versions are read side by side. Records of
-the other topics are rare, and decoded on the driver; so is a SYNC that Spark could not decode, to
-learn why.
-"""
+"""What Spark reads: all inputs in one stream, as they came. `rows` makes records of them."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, cast
 
-import fastavro
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
-from pyspark.sql.avro.functions import from_avro
 
 from coordinator.core.entities import bucket_key, setting_key
 from coordinator.core.timestamp_settings import PREFIX
-from coordinator.kafka.topics import STATECONTEXT, SYNC, topic_name
-from schemas.registry import FOLDER, HEAD_BYTES, Schema
-from streaming.inputs import INPUTS, SYNC_FIELDS
+from coordinator.kafka.topics import STATECONTEXT, topic_name
+from streaming.inputs import INPUTS
 
 BEGINNING = -2
 TIMEOUT_MS = 10_000
@@ -49,7 +38,6 @@ def rows(
     starting: Mapping[tuple[str, int], int],
     *,
     offsets_max: int,
-    schemas: Path = FOLDER,
 ) -> DataFrame:
     """Return the stream of inputs as `columns` says.
 
@@ -66,7 +54,7 @@ def rows(
         .options(**KAFKA)
         .load()
     )
-    return columns(raw, names, schemas)
+    return columns(raw, names)
 
 
 def starting_offsets(starting: Mapping[tuple[str, int], int]) -> str:
@@ -77,61 +65,18 @@ def starting_offsets(starting: Mapping[tuple[str, int], int]) -> str:
     return json.dumps(named)
 
 
-def columns(raw: DataFrame, names: Sequence[str], schemas: Path = FOLDER) -> DataFrame:
-    """Return flat rows: place, partition, offset, key, value, and the fields of SYNC.
+def columns(raw: DataFrame, names: Sequence[str]) -> DataFrame:
+    """Return flat rows: place, partition, offset, key, value.
 
     `place` is that of the topic in `names`. `key` is there only for `statecontext`, of which only
-    buckets and settings are rows. `value` is null where the fields of SYNC are not.
+    buckets and settings are rows.
     """
-    sync, context = names[INPUTS.index(SYNC)], names[INPUTS.index(STATECONTEXT)]
-    head = f.substring("value", 1, HEAD_BYTES)
-    body = f.substring(f.col("value"), HEAD_BYTES + 1, 2**30)
-    decoded = _decoded(f.col("topic") == sync, head, body, sync_schemas(schemas))
-    of_context = f.col("topic") == context
+    of_context = f.col("topic") == names[INPUTS.index(STATECONTEXT)]
     key = f.col("key").cast("string")
     known = key.startswith(bucket_key("")) | key.startswith(setting_key(PREFIX))
     place = f.coalesce(
         *(f.when(f.col("topic") == name, f.lit(number)) for number, name in enumerate(names))
     )
-    return (
-        raw.where(~of_context | known)
-        .withColumn("sync", decoded)
-        .select(
-            place.alias("place"),
-            "partition",
-            "offset",
-            f.when(of_context, f.col("key")).alias("key"),
-            f.when(f.col("sync.connection").isNull(), f.col("value")).alias("value"),
-            *(f.col(f"sync.{name}").alias(name) for name in SYNC_FIELDS),
-        )
-    )
-
-
-def _decoded(is_sync: Column, head: Column, body: Column, schemas: Mapping[bytes, str]) -> Column:
-    """Return the struct of a SYNC, with the writer's schema that its head names, else null."""
-    reader = current_schema(schemas)
-    options = {"avroSchema": reader, "mode": "PERMISSIVE"}
-    result: Any = None
-    for fingerprint, writer in schemas.items():
-        condition = is_sync & (head == f.lit(bytearray(fingerprint)))
-        read = from_avro(body, writer, options)
-        result = f.when(condition, read) if result is None else result.when(condition, read)
-    assert result is not None, "there is no schema of SYNC"
-    return cast("Column", result)
-
-
-def sync_schemas(folder: Path = FOLDER) -> dict[bytes, str]:
-    """Return the text of every version of SYNC by the head of its records, the current one last."""
-    current = folder / "Sync.avsc"
-    found: dict[bytes, str] = {}
-    for path in (*sorted((folder / "released").glob("Sync.*.avsc")), current):
-        text = path.read_text()
-        head = Schema("Sync", fastavro.parse_schema(json.loads(text), _force=True)).head
-        found.pop(head, None)
-        found[head] = text
-    return found
-
-
-def current_schema(schemas: Mapping[bytes, str]) -> str:
-    """Return the schema into which all versions are read."""
-    return tuple(schemas.values())[-1]
+    own_key = f.when(of_context, f.col("key")).alias("key")
+    chosen = raw.where(~of_context | known)
+    return chosen.select(place.alias("place"), "partition", "offset", own_key, "value")

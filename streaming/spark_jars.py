@@ -1,4 +1,4 @@
-"""The pinned jars that Spark needs for Kafka and Avro: coordinate, size in bytes, sha256 of each.
+"""The pinned jars that Spark needs for Kafka: coordinate, size in bytes, sha256 of each.
 
 pyspark brings all others. The list is printed by `python -m streaming.spark_jars`; it is not
 resolved transitively, because the POM files name newer versions than there are: the token provider
@@ -19,8 +19,6 @@ org.apache.spark:spark-sql-kafka-0-10_2.13:4.1.3 491701
     cb31ffd9c8f5527dba061db8af671d295562092e4f3f5ff42fc249fab8a8fde6
 org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0 64975
     f2be3b76f9e6cbe63379d4e4e0dc14f59dbf056ae2ad16ff15ac108004c86767
-org.apache.spark:spark-avro_2.13:4.1.1 92354
-    6a19d90bc3b6e88d8db0fa36a19273aa10fea2dbd7a62bb60e4cedd73051b32d
 org.apache.kafka:kafka-clients:3.9.1 9215194
     7568b998572d256f0b7bc0afdc1b7a2588b8b08415c62ce314c864a6851ae9d9
 org.apache.commons:commons-pool2:2.12.1 152289

@@ -1,8 +1,8 @@
 """What all tests share: how thoroughly laws are tried; none fails because a machine is slow.
 
 `make quick` tries fewer examples than `make test`, and leaves out what is marked `thorough`: tests
-that take seconds. What is marked `matrix` takes a minute, and is a further combination of what
-others test: `make chaos` runs it, and sets MATRIX for that.
+that take seconds. What is marked `matrix` takes up to a minute, and is a further combination of
+what others test: `make chaos` runs it, and sets MATRIX for that.
 """
 
 from __future__ import annotations
@@ -14,10 +14,18 @@ from hypothesis import HealthCheck, settings
 
 UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
-settings.register_profile("thorough", UNTIMED, max_examples=100)
-settings.register_profile("quick", UNTIMED, max_examples=20)
+EXAMPLES, EXAMPLES_QUICK = 100, 20
+settings.register_profile("thorough", UNTIMED, max_examples=EXAMPLES)
+settings.register_profile("quick", UNTIMED, max_examples=EXAMPLES_QUICK)
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "thorough")
 settings.load_profile(PROFILE)
+
+
+def examples(number: int) -> settings:
+    """Try a law with this many examples, and with the same share as others in a quick run."""
+    if PROFILE == "quick":
+        number = max(1, number * EXAMPLES_QUICK // EXAMPLES)
+    return settings(max_examples=number)
 
 
 def pytest_configure(config: pytest.Config) -> None:

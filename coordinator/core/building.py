@@ -218,10 +218,16 @@ class Building:
         for bucket, (number, waiting) in self._waiting(projectors).items():
             why = f"for projectors {', '.join(str(projector) for projector, _ in waiting)}"
             found[bucket] = Renewal(number, tuple(waiting), why, self._answered(bucket))
-        streamed = {index.bucket for index in self.indexes.values() if index.state in STREAMED}
-        for bucket in streamed.intersection(self.master.node.timestamps):
-            told = self.restarting.told(bucket, self._answered(bucket))
-            if told is None:
+        told_of = {
+            bucket: told
+            for bucket in self.master.node.timestamps
+            if (told := self.restarting.told(bucket, self._answered(bucket))) is not None
+        }
+        if not told_of:
+            return found
+        streamed = self._streamed()
+        for bucket, told in told_of.items():
+            if bucket not in streamed:
                 continue
             number, sources = self._sources(bucket)
             lost = {
@@ -233,6 +239,10 @@ class Building:
                 found[bucket] = renewal._replace(lives=lives, restart=told.number)
         return found
 
+    def _streamed(self) -> set[str]:
+        """Return the buckets of which an index is fed by streams: a look at all indexes."""
+        return {index.bucket for index in self.indexes.values() if index.state in STREAMED}
+
     def _answered(self, bucket: str) -> int:
         """Return the number of what a renewal of a bucket's streams has answered last."""
         held = self.master.node.state.stream(bucket)
@@ -243,7 +253,7 @@ class Building:
         found: dict[str, tuple[int, list[Life]]] = {}
         if not any(beat.waiting for beat in projectors):
             return found
-        streamed = {index.bucket for index in self.indexes.values() if index.state in STREAMED}
+        streamed = self._streamed()
         for beat in projectors:
             for awaited in beat.waiting:
                 if awaited.bucket not in streamed:

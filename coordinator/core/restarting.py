@@ -51,7 +51,10 @@ class Restarting:
     @property
     def is_asking(self) -> bool:
         """Tell whether an answer is awaited: who takes part must not change meanwhile."""
-        return bool(self._asked)
+        return any(
+            self._may_come(asked) and self._answer(bucket, asked.round) is None
+            for bucket, asked in self._asked.items()
+        )
 
     def told(self, bucket: str, answered: int) -> Told | None:
         """Return what was told of a bucket above the number `answered`, if anything was."""
@@ -108,7 +111,7 @@ class Restarting:
         answer = self._answer(bucket, asked.round)
         if answer is not None:
             return restart([*held, _whole(answer, held[0])], logs).vector
-        if now - asked.since_ms < node.config.restart_wait_ms:
+        if self._may_come(asked):
             return None
         return restart(held, logs).vector
 
@@ -116,6 +119,11 @@ class Restarting:
         """Forget the questions about all buckets but these."""
         for bucket in self._asked.keys() - buckets:
             del self._asked[bucket]
+
+    def _may_come(self, asked: Asked) -> bool:
+        """Tell whether an answer is still waited for."""
+        node = self.master.node
+        return node.now.mono_ms - asked.since_ms < node.config.restart_wait_ms
 
     def _answer(self, bucket: str, number: int) -> RestartTimestamp | None:
         board = boards.of(self.master.node.timestamps, bucket)

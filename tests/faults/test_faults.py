@@ -43,6 +43,9 @@ SEED = int(os.environ.get("CHAOS_SEED", "0")) or random.randrange(1_000_000)
 ROUNDS = 2
 """`make chaos` has as many as one likes."""
 
+DIRECTED = {"stop-master", "cut", "full-disk-node", "damage"}
+"""Kinds with tests of their own here; the rounds of `make chaos` have them, too."""
+
 
 @contextmanager
 def under_load(arena: Arena, folder: Path) -> Iterator[tuple[Nemesis, Load]]:
@@ -75,8 +78,8 @@ def _strike_and_heal(nemesis: Nemesis, load: Load, kind: str) -> Strike:
 
 
 def _shares() -> list[list[str]]:
-    """Return the kinds, divided at random among the rounds."""
-    kinds = list(KINDS)
+    """Return the kinds that have no test of their own, divided at random among the rounds."""
+    kinds = [kind for kind in KINDS if kind not in DIRECTED]
     random.Random(SEED).shuffle(kinds)
     return [kinds[number::ROUNDS] for number in range(ROUNDS)]
 
@@ -180,11 +183,21 @@ def test_a_master_that_slept_through_its_replacement_tells_nothing_false(
 # -- folders and disks ----------------------------------------------------------------------------
 
 
-def test_a_damaged_folder_is_noticed_and_synchronised_in_full(arena: Arena, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "ways",
+    [
+        (damage.lose_a_table, damage.truncate_manifest, damage.truncate_log),
+        pytest.param((*damage.CERTAIN, *damage.POSSIBLE), marks=pytest.mark.matrix),
+    ],
+    ids=["one of each file", "all"],
+)
+def test_a_damaged_folder_is_noticed_and_synchronised_in_full(
+    arena: Arena, tmp_path: Path, ways: tuple[damage.Damage, ...]
+) -> None:
     """Each way to damage it; meanwhile no node ever shows a state that was not committed."""
     cluster = arena.cluster
     with under_load(arena, tmp_path) as (nemesis, load):
-        for how in (*damage.CERTAIN, *damage.POSSIBLE):
+        for how in ways:
             victim = nemesis.replica()
             cluster.kill(victim)
             how(victim.folder, nemesis.rng)
@@ -242,6 +255,7 @@ def test_a_master_that_is_cut_off_from_kafka_is_replaced_and_confirms_nothing(
             one.join(60)
 
 
+@pytest.mark.matrix
 def test_a_broker_that_is_killed_or_stopped_costs_time_and_nothing_else(
     arena: Arena, tmp_path: Path
 ) -> None:

@@ -1,6 +1,6 @@
-"""A node's process of which one part stops silently at SIGUSR1: `PART` and the node's arguments.
+"""A node's process of which one part stops silently at SIGUSR1: `FILE` and the node's arguments.
 
-Nothing raises and nothing ends: the part just does nothing any more.
+The file says by then which part. Nothing raises and nothing ends: it just does nothing any more.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 from aiokafka import TopicPartition
@@ -60,9 +61,9 @@ PARTS = {
 
 
 def main() -> None:
-    part = PARTS[sys.argv.pop(1)]
+    file = Path(sys.argv.pop(1))
     process.Shell = Kept  # type: ignore[misc]
-    signal.signal(signal.SIGUSR1, lambda *_: part(shells[0]))
+    signal.signal(signal.SIGUSR1, lambda *_: PARTS[file.read_text()](shells[0]))
     process.main()
 
 

@@ -264,7 +264,8 @@ class Timestamps(Child):
 
         wait_until(there, f"{self.name} has finished a batch", READY_S)
 
-    def jvm(self) -> psutil.Process:
-        """Return its JVM."""
-        children = psutil.Process(self.pid).children(recursive=True)
-        return next(child for child in children if child.name() == "java")
+
+def jvm_of(application: Child) -> psutil.Process:
+    """Return the JVM of an application on Spark. StopIteration: it has none."""
+    children = psutil.Process(application.pid).children(recursive=True)
+    return next(child for child in children if child.name() == "java")

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 from confluent_kafka import Producer
 
@@ -21,9 +20,9 @@ from coordinator.embedded.broker import Broker
 from coordinator.kafka.topics import HISTORY, topic_name
 from streaming import archive_manifest
 from streaming.archive_manifest import ARCHIVE
-from streaming.ledger import CRASH_POINTS
+from streaming.ledger import AFTER, CRASH_POINTS, WITHIN
 from tests.integration.cluster import Child, wait_until
-from tests.integration.streaming import NOW_MS, Topics
+from tests.integration.streaming import NOW_MS, Topics, jvm_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1_200)]
 
@@ -122,11 +121,17 @@ def job(broker: Broker, folder: Path) -> Iterator[tuple[Job, History]]:
         made.kill()
 
 
+@pytest.mark.parametrize(
+    "points",
+    [(WITHIN, AFTER), pytest.param(CRASH_POINTS, marks=pytest.mark.matrix)],
+    ids=["two", "all"],
+)
 def test_whatever_is_killed_when_every_event_is_archived_once(
-    broker: Broker, tmp_path: Path
+    broker: Broker, tmp_path: Path, points: tuple[str, ...]
 ) -> None:
+    """What is killed before a batch is written leaves less behind than what is killed within it."""
     with job(broker, tmp_path) as (archiver, history):
-        for point in CRASH_POINTS:
+        for point in points:
             history.commit(12)
             history.abort()
             # The second batch of this life, so that there is one before and one after it.
@@ -173,11 +178,7 @@ def test_what_is_no_event_is_buried_and_nobody_else_writes(broker: Broker, tmp_p
             {"kind": "bucket", "n": 10}
         ]
         assert archiver.sql("SELECT cas FROM history WHERE value->>'name' = 'b2'") == [{"cas": 3}]
-        jvm = next(
-            child
-            for child in psutil.Process(archiver.pid).children(recursive=True)
-            if child.name() == "java"
-        )
+        jvm = jvm_of(archiver)
         archiver.stop()
         assert not jvm.is_running()
         other = Job(Topics(broker.bootstrap_servers), tmp_path)

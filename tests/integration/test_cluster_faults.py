@@ -82,7 +82,7 @@ def _fill(node: NodeChild) -> Callable[[], None]:
 
 
 STARVE = [
-    pytest.param(_limit, id="file-size-limit"),
+    pytest.param(_limit, id="file-size-limit", marks=[pytest.mark.matrix] if can_mount() else []),
     pytest.param(
         _fill,
         id="full-disk",

@@ -131,8 +131,15 @@ def _lose_the_slices(cluster: Cluster, indexer: int) -> None:
     shutil.rmtree(cluster.indexers[indexer].folder / "buckets")
 
 
-@pytest.mark.parametrize("lose", [_lose_everything, _lose_the_slices])
-@pytest.mark.parametrize("master_too", [False, True])
+@pytest.mark.parametrize(
+    ("lose", "master_too"),
+    [
+        (_lose_everything, True),
+        (_lose_the_slices, False),
+        pytest.param(_lose_everything, False, marks=pytest.mark.matrix),
+        pytest.param(_lose_the_slices, True, marks=pytest.mark.matrix),
+    ],
+)
 def test_lost_storage_is_allocated_again_and_the_state_says_so(
     cluster: Cluster, lose: Callable[[Cluster, int], None], master_too: bool
 ) -> None:

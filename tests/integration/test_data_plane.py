@@ -197,7 +197,7 @@ CHANGES = st.dictionaries(
 
 
 @settings(
-    max_examples=25,
+    max_examples=15,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -226,7 +226,16 @@ def _whatever(plant: Cluster) -> DataPlane:
 # -- deaths --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("victim", ["projector", "indexer", "kv", "node"])
+@pytest.mark.parametrize(
+    "victim",
+    [
+        "indexer",
+        "node",
+        # The mixture below kills these, too.
+        pytest.param("projector", marks=pytest.mark.matrix),
+        pytest.param("kv", marks=pytest.mark.matrix),
+    ],
+)
 def test_a_build_ends_correctly_whoever_is_killed_in_the_middle_of_it(
     plant: Cluster, victim: str
 ) -> None:
@@ -273,19 +282,22 @@ def _answers(plant: Cluster) -> bool:
     return plant.http.get(f"{plant.kv.url}/v1/nodes").status_code == 200
 
 
-MIXED_STEPS = int(os.environ.get("MIXED_STEPS", "14"))
+MIXED_STEPS = int(os.environ.get("MIXED_STEPS", "12"))
 MIXED_SEED = int(os.environ.get("MIXED_SEED", "7"))
 
 
 def test_indexes_equal_their_oracles_after_any_mixture_of_work_and_deaths(plant: Cluster) -> None:
-    """Loads, deletions, builds, drops, kills, moves and closed connections, as a seed has them."""
+    """Loads, deletions, builds, drops, kills, moves and closed connections, as a seed has them.
+
+    Each comes once before any comes again.
+    """
     chance = random.Random(MIXED_SEED)
     plane = DataPlane(plant, f"mixed-{MIXED_SEED}", VBUCKETS)
     plane.write(some_documents(chance, 2_000, 2_500))
     plane.create(BY_CITY, HIGH, build=False)
     done = []
-    for _ in range(MIXED_STEPS):
-        step = chance.choice(list(STEPS))
+    steps = chance.sample(list(STEPS), len(STEPS)) + chance.choices(list(STEPS), k=MIXED_STEPS)
+    for step in steps[:MIXED_STEPS]:
         done.append(step)
         STEPS[step](plant, plane, chance)
         changes = some_documents(chance, 200, 2_500)

@@ -221,6 +221,7 @@ while True:
 """
 
 SUPERVISED = """
+import signal
 import sys
 from pathlib import Path
 from coordinator.embedded.backoff import BackoffPolicy
@@ -228,6 +229,7 @@ from coordinator.embedded.children import ChildSpec
 from coordinator.embedded.errors import EmbeddedError
 from coordinator.embedded.supervision import Plan, supervise
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # Under nohup the tests ignore it.
 child, folder, start_timeout_s = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])
 
 def spec(kind, name):

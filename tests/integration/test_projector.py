@@ -486,7 +486,7 @@ def limit_message_bytes(cluster: Cluster, size: int) -> None:
     until("the limit is set", is_set)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.matrix)])
 def test_whatever_happens_the_items_are_those_of_the_documents(
     cluster: Cluster, state: State, store: Store, start: Start, items: Items, seed: int
 ) -> None:

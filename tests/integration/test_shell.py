@@ -12,13 +12,21 @@ from coordinator import codec
 from coordinator.core.commands import DropIndex
 from coordinator.core.records import DeadLetter
 from coordinator.ddl_commands import COMMAND_BYTES_MAX
+from coordinator.embedded.broker import Broker
 from tests.integration.cluster import Cluster, error_of, wait_until
 
 Make = Callable[..., Cluster]
 
 
-def test_records_on_a_topic_where_they_do_not_belong_stop_no_node(make_cluster: Make) -> None:
-    cluster = make_cluster(nodes=1, indexers=0).start()
+@pytest.fixture(scope="module")
+def cluster(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One node, for the tests that leave it as it was."""
+    folder = tmp_path_factory.mktemp("cluster")
+    with Cluster(folder, broker.bootstrap_servers, nodes=1, indexers=0) as running:
+        yield running.start()
+
+
+def test_records_on_a_topic_where_they_do_not_belong_stop_no_node(cluster: Cluster) -> None:
     foreign = codec.encode(DeadLetter("x", 0, 0, "", b"", 0))
     cluster.publish("commit", foreign)
 
@@ -59,8 +67,7 @@ def test_an_oversized_record_on_ddl_does_not_stop_the_master(
     assert cluster.get(1, "/v1/members")["epoch"] == 1
 
 
-def test_an_oversized_principal_is_refused(make_cluster: Make) -> None:
-    cluster = make_cluster(nodes=1, indexers=0).start()
+def test_an_oversized_principal_is_refused(cluster: Cluster) -> None:
     answer = cluster.put("key", 1, **{"X-Principal": "p" * 4_500_000})
     assert (answer.status_code, error_of(answer)) == (400, "invalid_request")
     assert cluster.put("key", 1, **{"X-Principal": "p" * 256}).status_code == 200
@@ -68,10 +75,8 @@ def test_an_oversized_principal_is_refused(make_cluster: Make) -> None:
 
 @pytest.mark.parametrize(("method", "path"), [("PUT", "/v1/config/k"), ("POST", "/v1/indexes")])
 def test_a_body_without_a_length_is_refused_while_it_comes_in(
-    make_cluster: Make, method: str, path: str
+    cluster: Cluster, method: str, path: str
 ) -> None:
-    cluster = make_cluster(nodes=1, indexers=0).start()
-
     def body() -> Iterator[bytes]:
         for _ in range(100):
             yield b"1" * 1_000_000

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -21,24 +23,27 @@ STALLING = "tests.integration.stalling_node"
 
 @pytest.fixture(scope="module")
 def cluster(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Nodes of which a part can be stopped."""
     folder = tmp_path_factory.mktemp("cluster")
     options = ("--stall-ms", str(STALL_MS))
     with Cluster(folder, broker.bootstrap_servers, indexers=1, options=options) as running:
+        for child in running.nodes.values():
+            module, *rest = child.argv()[2:]
+            assert module == "coordinator.process"
+            argv = [sys.executable, "-m", STALLING, str(part_file(child)), *rest]
+            child.argv = functools.partial(list, argv)  # type: ignore[method-assign]
         yield running.start()
 
 
-def replace_by_stalling(cluster: Cluster, node: int, part: str) -> NodeChild:
-    """Start a node again as one of which `part` can be stopped."""
-    child = cluster.nodes[node]
-    if child.runs:
-        child.stop()
-    module, *rest = NodeChild.argv(child)[2:]
-    assert module == "coordinator.process"
-    child.argv = lambda: [sys.executable, "-m", STALLING, part, *rest]  # type: ignore[method-assign]
-    child.start()
-    cluster.settled()
-    cluster.settled_members()
-    return child
+def part_file(child: NodeChild) -> Path:
+    """Return the file that says which part of a node is to stop."""
+    return child.log.with_suffix(".part")
+
+
+def stall(child: NodeChild, part: str) -> None:
+    """Stop a part of a node."""
+    part_file(child).write_text(part)
+    os.kill(child.pid, signal.SIGUSR1)
 
 
 @pytest.mark.parametrize(
@@ -54,13 +59,13 @@ def test_a_part_that_stops_silently_is_noticed(
     cluster: Cluster, role: str, part: str, code: str, said: str
 ) -> None:
     node = cluster.replicas()[0]
-    child = replace_by_stalling(cluster, node, part)
+    child = cluster.nodes[node]
     if role == "master":
         with cluster.client() as client:
             client.put_config("accepted", node)  # Only who accepted the last may follow.
             client.step_down(node)
     began = len(child.said)
-    os.kill(child.pid, signal.SIGUSR1)
+    stall(child, part)
     others = [n for n in cluster.roster if n != node]
     unready: list[str] = []
 
@@ -94,9 +99,9 @@ def _tried(ended: Callable[[], bool]) -> bool:
 
 def test_a_store_that_hangs_ends_the_process(cluster: Cluster) -> None:
     node = cluster.replicas()[0]
-    child = replace_by_stalling(cluster, node, "store")
+    child = cluster.nodes[node]
     began = len(child.said)
-    os.kill(child.pid, signal.SIGUSR1)
+    stall(child, "store")
     others = [n for n in cluster.roster if n != node]
     with cluster.client(*others) as client:
         client.put_config("load", "store")

@@ -15,13 +15,13 @@ from confluent_kafka import KafkaException
 
 from coordinator.embedded.broker import Broker
 from coordinator.kafka.topics import RESTART
-from streaming.ledger import CRASH_POINTS
+from streaming.ledger import AFTER, CRASH_POINTS, WITHIN
 from tests.integration.cluster import wait_until
-from tests.integration.streaming import READY_S, Timestamps, Topics, checked
+from tests.integration.streaming import READY_S, Timestamps, Topics, checked, jvm_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
-EX_UNUSABLE, EX_CONFIG, KILLED = 1, 78, -9
+EX_CONFIG, KILLED = 78, -9
 SETTINGS = {"period_ms": 300, "sync_missing_ms": 3_600_000}
 """Between two SYNCs Spark may start more than once: nobody is to miss one meanwhile."""
 
@@ -46,12 +46,20 @@ def gone(process: psutil.Process) -> bool:
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
-def test_whatever_is_killed_when_nothing_is_lost_or_doubled(broker: Broker, make: Make) -> None:
+@pytest.mark.parametrize(
+    "points",
+    [(WITHIN, AFTER), pytest.param(CRASH_POINTS, marks=pytest.mark.matrix)],
+    ids=["two", "all"],
+)
+def test_whatever_is_killed_when_nothing_is_lost_or_doubled(
+    broker: Broker, make: Make, points: tuple[str, ...]
+) -> None:
+    """What is killed before a transaction leaves less behind than what is killed within it."""
     topics = Topics(broker.bootstrap_servers)
     streams = topics.bucket(**SETTINGS).begin()
     application = make(topics)
     seqno = 0
-    for point in CRASH_POINTS:
+    for point in points:
         seqno += 10
         streams.sync(seqno)
         # Not in its first transaction: by then it has published what the one before left.
@@ -60,23 +68,12 @@ def test_whatever_is_killed_when_nothing_is_lost_or_doubled(broker: Broker, make
         assert application.wait(READY_S) == KILLED, application.said[-2000:]
         wait_until(lambda jvm=jvm: gone(jvm), "its JVM is gone")
         checked(topics.history())
-    streams.sync(seqno + 5)
-    application.begin()
-    application.ready()
-    topics.reaches(seqno + 5)
-    application.jvm().kill()
-    assert application.wait(30) == EX_UNUSABLE
-    assert "JVM is gone" in application.said.splitlines()[-1]
     streams.sync(seqno + 10)
-    application.begin()
-    application.ready()
-    jvm = application.jvm()
-    application.kill()
-    wait_until(lambda: gone(jvm), "its JVM is gone")
     streams.end()
     streams.begin().sync(seqno + 20)
     application.begin()
     topics.reaches(seqno + 20)
+    jvm = jvm_of(application)
     application.stop()
     wait_until(lambda: gone(jvm), "its JVM is gone")
     _is_well(topics)
@@ -85,7 +82,7 @@ def test_whatever_is_killed_when_nothing_is_lost_or_doubled(broker: Broker, make
 def _jvm(application: Timestamps) -> psutil.Process:
     def found() -> psutil.Process | None:
         try:
-            return application.jvm()
+            return jvm_of(application)
         except StopIteration:
             return None
 

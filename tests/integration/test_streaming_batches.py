@@ -18,10 +18,10 @@ from coordinator.core.entities import Setting
 from coordinator.core.stream_records import Sync, Tick
 from coordinator.embedded.broker import Broker
 from coordinator.kafka.topics import HW, RESTART, STREAM_BEGIN, SYNC, TIMESTAMP_STATE, topic_name
-from schemas.registry import FOLDER, MAGIC, Schema
-from streaming.application import end_session
+from schemas.registry import FOLDER, MAGIC, Registry, Schema
 from streaming.inputs import INPUTS
-from streaming.rows import rows_of
+from streaming.queries import end_session
+from streaming.rows import layouts, rows_of
 from streaming.session import SparkOptions, start
 from streaming.source import columns
 from tests.integration.streaming import (
@@ -124,7 +124,7 @@ def test_writers_of_an_older_and_a_newer_version_are_read_side_by_side(
     raw = spark.createDataFrame(
         rows, "topic string, partition int, offset long, key binary, value binary"
     )
-    found = rows_of(columns(raw, names, folder).toArrow())
+    found = rows_of(columns(raw, names).toArrow(), layouts(Registry(folder)))
     assert found.raw == ()
     (syncs,) = found.syncs
     assert [syncs.record(n) for n in range(3)] == [

@@ -33,6 +33,8 @@ from tests.simulation.machine import ACKS, HEARTBEAT, HW, Machine
 from tests.simulation.schedule import Arm, arm, pair_of
 from tests.simulation.violation import require
 
+JUDGED = (CommitRead, SyncRead, Started)
+"""After these inputs a node is looked at."""
 DAY_MS = 24 * 3_600_000
 FAULTS_FROM_MS = 1_200
 FAULTS_UNTIL_MS = 9_000
@@ -303,7 +305,7 @@ class World:
         self.hash = zlib.crc32(text.encode(), self.hash)
         if self.tracing and (found or not isinstance(event, BeatsRead | AcksRead)):
             self._trace_step(machine, event, found)
-        if isinstance(event, CommitRead | SyncRead | Started):
+        if isinstance(event, JUDGED):
             self.judge.stepped(machine, event)
 
     def _trace_step(self, machine: Machine, event: Input, found: list[Effect]) -> None:

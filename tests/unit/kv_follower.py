@@ -13,7 +13,8 @@ from projector_sim import frames
 from projector_sim.frames import Decoder, Reason
 
 Documents = dict[bytes, bytes]
-Check = Callable[[int, int, Documents], None]
+Check = Callable[[int, int, int, Documents], None]
+"""Called with a vbucket, its branch (vbuuid), and the documents at a seqno of that."""
 
 
 @dataclass
@@ -50,7 +51,7 @@ class Follower:
         self.ends: list[frames.End] = []
         self.rollbacks: list[frames.Rollback] = []
         self.closed = ""
-        self._check = check or (lambda vbucket, seqno, documents: None)
+        self._check = check or (lambda vbucket, vbuuid, seqno, documents: None)
         self._decoder = Decoder()
 
     @property
@@ -115,7 +116,7 @@ class Follower:
         vbucket = self.vbuckets[number]
         assert vbucket.open
         assert vbucket.seqno == seqno, "a SYNC is of what was sent last"
-        self._check(number, seqno, vbucket.documents)
+        self._check(number, vbucket.vbuuid, seqno, vbucket.documents)
         vbucket.keep()
 
     def _end(self, end: frames.End) -> None:
@@ -126,6 +127,6 @@ class Follower:
             assert vbucket.seqno == end.seqno, "an END is at what was sent last"
             vbucket.open = False
             if end.reason == Reason.DONE:
-                self._check(end.vbucket, end.seqno, vbucket.documents)
+                self._check(end.vbucket, vbucket.vbuuid, end.seqno, vbucket.documents)
                 vbucket.keep()
             vbucket.go_back(vbucket.seqno)

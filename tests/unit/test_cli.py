@@ -486,6 +486,7 @@ def test_lags_are_asked_of_the_master_and_of_others_where_it_is_silent(cluster):
     assert answer_of("timestamps", "travel")["buckets"] == [TIMED]
 
 
+@pytest.mark.thorough
 def test_watching_prints_a_document_a_line_until_it_is_interrupted(cluster):
     """What happens while a node is away is told, and the watching goes on."""
     away = False
@@ -602,6 +603,7 @@ HEAVY = "{'faust', 'confluent_kafka', 'aiokafka', 'sqlglot', 'rocksdict', 'fasta
 HEAVY += "'duckdb', 'matplotlib', 'pyspark'}"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("command", [["--help"], ["status"], ["list"]])
 def test_light_commands_do_not_load_what_they_do_not_need(cluster, command):
     program = (

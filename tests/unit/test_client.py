@@ -57,6 +57,7 @@ class Node:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # Else each body waits for the ACK of its headers.
 
             def answer(self) -> None:
                 parts = urlsplit(self.path)

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.core.collation import (
@@ -23,6 +23,7 @@ from coordinator.core.collation import (
     prefix_bounds,
     range_bounds,
 )
+from tests.conftest import examples
 
 EDGES = [0, 1, 2**52, 2**53 - 1, 2**53, 2**53 + 1, 2**54 + 2, 2**63, 2**64, 2**64 + 1, 10**400]
 EDGES += [int(sys.float_info.max) - 1, int(sys.float_info.max), int(sys.float_info.max) + 1]
@@ -88,7 +89,7 @@ def compare(a: Any, b: Any) -> int:
 # -- laws ----------------------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.lists(values, min_size=2, max_size=6))
 def test_bytes_compare_as_values_do(some: list[Any]) -> None:
     for a in some:
@@ -96,7 +97,7 @@ def test_bytes_compare_as_values_do(some: list[Any]) -> None:
             assert compare(encode(a), encode(b)) == order(a, b)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.lists(numbers, min_size=2, max_size=8))
 def test_numbers_compare_exactly_whether_int_or_float(some: list[Any]) -> None:
     assert sorted(some, key=encode) == sorted(some)
@@ -104,7 +105,7 @@ def test_numbers_compare_exactly_whether_int_or_float(some: list[Any]) -> None:
         assert (encode(a) == encode(b)) == (a == b)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(keys, min_size=2, max_size=5))
 def test_composite_keys_compare_component_by_component(some: list[tuple[Any, ...]]) -> None:
     for a in some:
@@ -112,7 +113,7 @@ def test_composite_keys_compare_component_by_component(some: list[tuple[Any, ...
             assert compare(encode_key(a), encode_key(b)) == order(a, b)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(keys, st.binary(max_size=4))
 def test_a_key_is_decoded_to_what_it_was_whatever_follows_it(key: Any, rest: bytes) -> None:
     raw = encode_key(key)
@@ -122,13 +123,13 @@ def test_a_key_is_decoded_to_what_it_was_whatever_follows_it(key: Any, rest: byt
     assert decode_some(rest + raw, 2, len(rest)) == (key, len(rest) + len(raw))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(values, values)
 def test_no_encoding_begins_another(a: Any, b: Any) -> None:
     assert encode(a) == encode(b) or not encode(a).startswith(encode(b))
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     st.lists(st.tuples(scalars | st.just("a"), scalars, st.binary(max_size=2)), max_size=12),
     st.lists(scalars | st.just("a"), max_size=2),

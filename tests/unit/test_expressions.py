@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator import codec, expressions
@@ -34,6 +34,7 @@ from coordinator.expressions import (
 )
 from coordinator.expressions.like import matcher
 from coordinator.sql import CreateIndex, normalise_expression, parse_script
+from tests.conftest import examples
 from tests.unit.test_collation import components, order, texts, values
 from tests.unit.test_topology import index
 
@@ -606,7 +607,7 @@ def evaluate_every(document: Any, document_id: str = "doc::1") -> set[str]:
 KNOWN = {"not_finite", "not_json", "too_long", "key_too_long"}
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(documents, texts)
 def test_no_document_brings_down_an_evaluator(document: Any, document_id: str) -> None:
     assert evaluate_every(document, document_id) <= {"not_finite"}
@@ -625,7 +626,14 @@ HUGE: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("place", range(len(HUGE)))
+DEEP = range(2)
+"""Of these it takes seconds."""
+
+
+@pytest.mark.parametrize(
+    "place",
+    [pytest.param(n, marks=[pytest.mark.thorough] * (n in DEEP)) for n in range(len(HUGE))],
+)
 def test_no_huge_value_brings_down_an_evaluator(place: int) -> None:
     assert evaluate_every(dict.fromkeys(DOCUMENT, HUGE[place])) <= KNOWN
     assert evaluate_every(HUGE[place]) <= KNOWN
@@ -641,7 +649,7 @@ def test_no_object_that_is_no_json_brings_down_an_evaluator() -> None:
         assert evaluate_every(dict.fromkeys(DOCUMENT, odd)) <= KNOWN
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(components, components)
 def test_comparisons_are_those_of_the_collation(a: Any, b: Any) -> None:
     document = {name: v for name, v in (("a", a), ("b", b)) if v is not MISSING}
@@ -675,7 +683,7 @@ whole = st.integers(-(2**63), 2**63)
 doubles = st.floats(-1e100, 1e100)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(whole | doubles, st.integers(-20, 20))
 def test_rounding_is_exact_with_ties_away_from_zero(a: float, digits: int) -> None:
     scaled = abs(Fraction(a)) * Fraction(10) ** digits
@@ -687,7 +695,7 @@ def test_rounding_is_exact_with_ties_away_from_zero(a: float, digits: int) -> No
     assert found == (expected if isinstance(a, int) or digits == 0 else float(expected))
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(whole, whole)
 def test_whole_numbers_are_calculated_exactly_while_they_fit(a: int, b: int) -> None:
     document = {"a": a, "b": b}
@@ -720,13 +728,12 @@ def is_like(text: str, pattern: str) -> bool:
     return len(pattern) in places
 
 
-@settings(max_examples=500, deadline=None)
+@examples(500)
 @given(like_texts, like_texts)
 def test_like_is_as_in_the_book(text: str, pattern: str) -> None:
     assert matcher(pattern)(text) == is_like(text, pattern)
 
 
-@settings(deadline=None)
 @given(st.text("ab_%!", max_size=8))
 def test_an_escaped_text_is_like_itself_only(text: str) -> None:
     escaped = "".join("!" + character for character in text)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rocksdict import WriteBatch
 
@@ -23,6 +23,7 @@ from indexer_sim.storage import (
     RESERVE,
     Storage,
 )
+from tests.conftest import examples
 
 IDENTITY = "indexer 1 of cluster demo"
 ONE, TWO = frozenset({0}), frozenset({0, 1})
@@ -150,7 +151,7 @@ steps = st.lists(
 
 
 @pytest.mark.thorough
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(history=steps)
 def test_what_is_held_is_what_was_allocated_and_not_released(
     tmp_path_factory: pytest.TempPathFactory, history: list

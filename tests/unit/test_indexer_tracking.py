@@ -22,11 +22,12 @@ from coordinator.core.key_versions import (
 from coordinator.core.stream_records import BACKFILL, CATCHUP, MAINTENANCE, KeyVersions
 from indexer_sim.entries import State
 from indexer_sim.tracking import BRANCHED, GAP, NEVER, WHOLE, Change, Mark, Place, Tracker
+from tests.conftest import PROFILE
 
 BRANCH = 77
 VBUCKETS = 2
 INDEXES = (1, 2)
-SEEDS = 300
+SEEDS = 60 if PROFILE == "quick" else 300
 DOCUMENTS = tuple(b"d%d" % n for n in range(10))
 
 

@@ -19,6 +19,7 @@ from projector_sim.bucket import Bucket, make_bucket
 from projector_sim.errors import KvError, RollbackError
 from projector_sim.layout import KEY_BYTES_MAX, Change, Mutation, Placed
 from projector_sim.vbuckets import vbucket_of
+from tests.conftest import examples
 from tests.unit.test_indexer_storage import file_size_limit
 
 VBUCKETS = 2
@@ -221,9 +222,8 @@ class BucketMachine(RuleBasedStateMachine):
 
 
 BucketMachine.TestCase.settings = settings(
-    max_examples=12,
+    examples(12),
     stateful_step_count=40,
-    deadline=None,
     phases=[Phase.reuse, Phase.generate],  # Shrinking takes minutes: each step is one on a disk.
 )
 TestBucketMachine = BucketMachine.TestCase
@@ -245,7 +245,7 @@ steps = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.lists(steps, min_size=6, max_size=30))
 def test_who_rolls_back_when_told_ends_with_the_documents_that_there_are(
     shared_bucket: Bucket, script: list[tuple[str, Any]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from projector_sim.failover import (
@@ -15,6 +15,7 @@ from projector_sim.failover import (
     shared_seqno,
 )
 from projector_sim.vbuckets import check_vbuckets, spread, vbucket_of
+from tests.conftest import examples
 
 LOG: FailoverLog = (Branch(3, 60), Branch(2, 40), Branch(1, 0))
 HIGH = 80
@@ -60,7 +61,7 @@ def test_a_branch_that_began_in_what_was_lost_shares_only_what_is_left() -> None
     assert [shared_seqno(log, 55, vbuuid) for vbuuid in (4, 3, 2, 1, 9)] == [55, 50, 50, 40, None]
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(st.lists(st.integers(0, 100), max_size=40))
 def test_a_log_is_newest_first_and_bounded_and_its_seqnos_never_ascend(losses: list[int]) -> None:
     log: FailoverLog = (Branch(1, 0),)

@@ -68,6 +68,7 @@ def test_the_share_of_deletions_is_as_asked_for() -> None:
     assert 400 < sum(change.value is None for change in changes) < 600
 
 
+@pytest.mark.thorough
 def test_the_airports_have_one_document_each() -> None:
     documents = {change.key: json.loads(change.value or b"") for change in airports()}
     assert len(documents) > 20_000
@@ -78,6 +79,7 @@ def test_the_airports_have_one_document_each() -> None:
     assert any("iata" not in document for document in documents.values())
 
 
+@pytest.mark.thorough
 def test_the_airports_come_in_the_same_order_each_time() -> None:
     keys = [change.key for change in islice(airports(), 100)]
     assert keys == sorted(keys)

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from projector_sim import kv_streams
@@ -24,11 +24,20 @@ from projector_sim.kv_streams import StreamRequest, Wanted
 from projector_sim.layout import Change
 from projector_sim.tail import Tail
 from projector_sim.vbuckets import vbucket_of
+from tests.conftest import examples
 from tests.unit.kv_follower import Documents, Follower
 
 VBUCKETS = 4
 KEYS = [b"%d" % n for n in range(16)]
 MEMORY = Path("/dev/shm")
+History = list[tuple[bytes, bytes | None]]
+"""The mutations of a vbucket, in order of their seqnos from 1."""
+
+
+def at(history: History, seqno: int) -> Documents:
+    """Return the documents that there are after the first `seqno` mutations."""
+    newest = dict(history[:seqno])
+    return {key: value for key, value in newest.items() if value is not None}
 
 
 class World:
@@ -41,7 +50,9 @@ class World:
         self.hub = Hub(KvStore(folder), 2)
         self.bucket, _ = self.hub.create("b", VBUCKETS, None)
         self.bucket.tail = Tail(tail_bytes)
-        self.histories: list[list[tuple[bytes, bytes | None]]] = [[] for _ in range(VBUCKETS)]
+        self.histories: list[History] = [[] for _ in range(VBUCKETS)]
+        self.lost: dict[tuple[int, int], History] = {}
+        """What branches had that ended in a crash, by vbucket and vbuuid."""
         self.faults: list[Exception] = []
         self.count = 0
         self.connections = 0
@@ -56,16 +67,23 @@ class World:
                 assert placed.seqno == len(self.histories[placed.vbucket])
 
     async def crash(self, node: int, lose: int) -> None:
+        before = [self.vbuuid(vbucket) for vbucket in range(VBUCKETS)]
         await self.hub.crash(node, lose, None, None)
         for vbucket, seqno in enumerate(self.bucket.high_seqnos()):
+            if self.vbuuid(vbucket) != before[vbucket]:
+                self.lost[vbucket, before[vbucket]] = list(self.histories[vbucket])
             del self.histories[vbucket][seqno:]
 
-    def state(self, vbucket: int, seqno: int) -> Documents:
-        newest = dict(self.histories[vbucket][:seqno])
-        return {key: value for key, value in newest.items() if value is not None}
+    def vbuuid(self, vbucket: int) -> int:
+        return self.bucket.failover_log(vbucket)[0].vbuuid
 
-    def check(self, vbucket: int, seqno: int, documents: Documents) -> None:
-        assert documents == self.state(vbucket, seqno)
+    def state(self, vbucket: int, seqno: int) -> Documents:
+        return at(self.histories[vbucket], seqno)
+
+    def check(self, vbucket: int, vbuuid: int, seqno: int, documents: Documents) -> None:
+        """What was under way when its branch ended comes, too: it is of that branch."""
+        history = self.lost.get((vbucket, vbuuid), self.histories[vbucket])
+        assert documents == at(history, seqno)
 
     def connect(
         self,
@@ -116,7 +134,7 @@ class Reader:
 
     async def read(self, chunks: int) -> None:
         """Take some chunks; connect first if need be."""
-        if self.live is None or self.live.task is None or self.live.task.done():
+        if self.is_cut_off():
             await self.disconnect()
             self.connect()
         for _ in range(chunks):
@@ -127,11 +145,15 @@ class Reader:
         """Read to where all that the node owns is synced."""
         owned = self.world.bucket.owned_by(self.node)
         await self.read(1000)
-        while self.follower.open() != owned:  # After a rollback, or a move to the node.
+        # After a rollback, a move to the node, or a crash that was not noticed until now.
+        while self.follower.open() != owned or (owned and self.is_cut_off()):
             await self.disconnect()
             await self.read(1000)
         high = self.world.bucket.high_seqnos()
         await until(lambda: all(self.follower.vbuckets[v].whole_at(high[v]) for v in owned))
+
+    def is_cut_off(self) -> bool:
+        return self.live is None or self.live.task is None or self.live.task.done()
 
     async def disconnect(self) -> None:
         if self.live is not None and self.live.task is not None:
@@ -185,7 +207,7 @@ steps = st.one_of(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(
     st.lists(steps, min_size=10, max_size=60),
     st.integers(0, 1000),

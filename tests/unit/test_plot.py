@@ -55,6 +55,7 @@ def texts(svg: Path) -> set[str]:
     }
 
 
+@pytest.mark.thorough
 def test_a_plot_names_its_axes_and_buckets(recording: Path, tmp_path: Path) -> None:
     svg = tmp_path / "lag.svg"
     done = indexctl("plot", str(recording), "-o", str(svg), "--json")
@@ -70,6 +71,7 @@ def test_a_plot_names_its_axes_and_buckets(recording: Path, tmp_path: Path) -> N
     assert "1,000" in shown
 
 
+@pytest.mark.thorough
 def test_the_same_recording_gives_the_same_picture(recording: Path, tmp_path: Path) -> None:
     for suffix in ("svg", "png"):
         pictures = [tmp_path / f"{n}.{suffix}" for n in range(2)]
@@ -78,6 +80,7 @@ def test_the_same_recording_gives_the_same_picture(recording: Path, tmp_path: Pa
         assert pictures[0].read_bytes() == pictures[1].read_bytes()
 
 
+@pytest.mark.thorough
 def test_a_png_fits_a_page_in_print(recording: Path, tmp_path: Path) -> None:
     png = tmp_path / "lag.png"
     assert indexctl("plot", str(recording), "-o", str(png)).exit_code == 0
@@ -87,6 +90,7 @@ def test_a_png_fits_a_page_in_print(recording: Path, tmp_path: Path) -> None:
     assert size == [round(plot.WIDTH_IN * plot.DPI), round(plot.HEIGHT_IN * plot.DPI)]
 
 
+@pytest.mark.thorough
 def test_only_chosen_buckets_are_drawn(recording: Path, tmp_path: Path) -> None:
     svg = tmp_path / "lag.svg"
     assert indexctl("plot", str(recording), "-o", str(svg), "-b", "travel").exit_code == 0
@@ -111,6 +115,7 @@ def test_a_line_is_interrupted_where_nothing_was_known() -> None:
     assert found.at_ms[1] == AT_MS + 1000
 
 
+@pytest.mark.thorough
 def test_many_buckets_and_a_single_refresh_can_be_drawn(tmp_path: Path) -> None:
     found = plot.read([body(0, *(bucket(f"b{n:02}", n) for n in range(40)))])
     plot.save(plot.draw(found), tmp_path / "lag.svg")
@@ -136,6 +141,7 @@ def test_what_cannot_be_drawn_is_refused(tmp_path: Path, text: str, code: str) -
     assert f"[{code}]" in done.stderr
 
 
+@pytest.mark.thorough
 def test_files_that_cannot_be_used_are_refused(recording: Path, tmp_path: Path) -> None:
     assert indexctl("plot", str(recording), "-o", "lag.pdf").exit_code == 2
     assert "[unreadable]" in indexctl("plot", str(tmp_path), "-o", "lag.svg").stderr

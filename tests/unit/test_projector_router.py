@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.core.collation import encode_key
@@ -45,6 +45,7 @@ from projector_sim.kv_client import split
 from projector_sim.plan import Route, RouteError, Routes, route
 from projector_sim.router import GARBAGE, FrameError, Router
 from projector_sim.runs import Run
+from tests.conftest import examples
 from tests.unit.test_projector_desk import an_index
 
 PARTITIONS, PROJECTOR, BRANCH = 4, 1, 9
@@ -226,7 +227,7 @@ writes = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(writes=writes, flush_each=st.integers(1, 7))
 def test_who_applies_the_items_has_what_the_documents_say(
     writes: list[tuple[int, int, Any]], flush_each: int
@@ -432,7 +433,6 @@ def test_what_is_no_frame_is_refused(kind: int, body: bytes) -> None:
 # -- frames and routes -----------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 6), st.binary(max_size=40)), max_size=20),
     st.lists(st.integers(1, 30), min_size=1),

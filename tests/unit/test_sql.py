@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.sql import (
@@ -249,7 +249,6 @@ names = st.text(min_size=1, max_size=20)
 
 
 @given(names, names)
-@settings(deadline=None)
 def test_a_quoted_name_is_read_as_it_was(name, bucket):
     statement = DropIndex(name=name, bucket=bucket)
     assert parse_script(f"{statement.to_sql()}; {statement.to_sql()}") == [statement] * 2
@@ -258,7 +257,6 @@ def test_a_quoted_name_is_read_as_it_was(name, bucket):
 
 
 @given(names, st.text(max_size=20))
-@settings(deadline=None)
 def test_normalising_a_field_and_a_string_loses_nothing_and_is_done_once(field, string):
     quoted_string = "'" + string.replace("'", "''") + "'"
     text = normalise_expression(f"lower(`{field.replace('`', '``')}`) = {quoted_string}")
@@ -288,13 +286,11 @@ builds = st.builds(BuildIndex, bucket=names, names=st.lists(names, max_size=3).m
 
 
 @given(st.lists(indexes | builds, max_size=3))
-@settings(deadline=None)
 def test_definitions_survive_being_written_and_read(definitions):
     assert parse_script(";\n".join(d.to_sql() for d in definitions)) == definitions
 
 
 @given(st.text(alphabet="CREATE INDX()ib;'`\"{}:1,-/*\n$.WITH", max_size=60))
-@settings(deadline=None)
 def test_any_text_is_read_or_refused_inside_itself(text):
     for script in (text, f"CREATE INDEX i ON b({text})"):
         line, column = _refused_at(script) or (1, 1)

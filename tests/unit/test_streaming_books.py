@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from coordinator import codec
 from coordinator.core.entities import Bucket, Entity, Setting
@@ -230,6 +231,7 @@ def test_of_syncs_only_the_newest_of_each_connection_waits() -> None:
     assert {codec.decode(one.value).seqno for one in run.books.waiting} == {19}
 
 
+@pytest.mark.thorough
 def test_no_more_wait_than_there_is_room_for() -> None:
     run = Run()
     done = run.step(*begins() * (WAITING_MAX // VBUCKETS + 1))

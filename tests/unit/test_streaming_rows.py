@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,9 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator import codec
 from coordinator.core.stream_records import Sync
-from streaming.inputs import INPUTS, SYNC_FIELDS
-from streaming.rows import NO_ROWS, Rows, SyncRows, rows_of
+from coordinator.kafka.topics import SYNC
+from schemas.registry import FOLDER, Registry
+from streaming.inputs import INPUTS
+from streaming.rows import NO_ROWS, Rows, SyncRows, layouts, rows_of
 
 SCHEMA = pa.schema(
     [
@@ -22,10 +27,6 @@ SCHEMA = pa.schema(
         ("offset", pa.int64()),
         ("key", pa.binary()),
         ("value", pa.binary()),
-        ("bucket", pa.string()),
-        ("vbucket", pa.int32()),
-        ("projector", pa.int32()),
-        *((name, pa.int64()) for name in SYNC_FIELDS[3:]),
     ]
 )
 Row = dict[str, Any]
@@ -33,8 +34,13 @@ Row = dict[str, Any]
 
 def sync_row(partition: int, offset: int, bucket: str = "b", **more: int) -> Row:
     numbers = {"vbucket": offset % 7, "projector": 1, "connection": 5, "ordinal": offset}
-    row = {"place": 0, "partition": partition, "offset": offset, "bucket": bucket}
-    return {**row, **numbers, "vbuuid": 9, "seqno": offset, **more}
+    sync = Sync(bucket, **{**numbers, "vbuuid": 9, "seqno": offset, "at_ms": 3, **more})
+    return {
+        "place": INPUTS.index(SYNC),
+        "partition": partition,
+        "offset": offset,
+        "value": codec.encode(sync),
+    }
 
 
 def raw_row(place: int, partition: int, offset: int) -> Row:
@@ -43,7 +49,9 @@ def raw_row(place: int, partition: int, offset: int) -> Row:
 
 
 def table(rows: Sequence[Row]) -> pa.Table:
-    return pa.Table.from_pylist(list(rows), SCHEMA)
+    """Return a table of several chunks, as Spark's tasks make them."""
+    chunks = [list(rows[begin : begin + 5]) for begin in range(0, len(rows), 5)]
+    return pa.concat_tables([pa.Table.from_pylist(chunk, SCHEMA) for chunk in chunks or [[]]])
 
 
 def as_lists(rows: Rows) -> Any:
@@ -87,8 +95,7 @@ def test_each_partition_goes_on_after_its_last_record() -> None:
 
 @pytest.mark.parametrize("number", [0, 1, 2**63 - 1, 2**63, 2**64 - 1])
 def test_unsigned_numbers_survive(number: int) -> None:
-    signed = int(np.uint64(number).astype(np.int64))
-    (found,) = rows_of(table([sync_row(1, 4, vbuuid=signed, seqno=signed)])).syncs
+    (found,) = rows_of(table([sync_row(1, 4, vbuuid=number, seqno=number)])).syncs
     assert found.record(0) == Sync("b", 4, 1, 5, 4, number, number, 0)
 
 
@@ -112,3 +119,15 @@ def test_several_parts_of_a_bucket_are_joined_in_order() -> None:
     assert [getattr(nothing, name).dtype for name in SyncRows.__slots__[1:]] == [
         getattr(both, name).dtype for name in SyncRows.__slots__[1:]
     ]
+
+
+def test_a_version_that_lacks_a_number_is_decoded_one_by_one(tmp_path: Path) -> None:
+    current = json.loads((FOLDER / "Sync.avsc").read_text())
+    fields = [{**one, "default": 0} if one["name"] == "seqno" else one for one in current["fields"]]
+    older = {**current, "fields": [one for one in fields if one["name"] != "seqno"]}
+    (tmp_path / "released").mkdir()
+    (tmp_path / "Sync.avsc").write_text(json.dumps({**current, "fields": fields}))
+    (tmp_path / "released" / "Sync.1.avsc").write_text(json.dumps(older))
+    versions = Registry(tmp_path).versions("Sync")
+    assert len(versions) == 2
+    assert [one.head for one in layouts(Registry(tmp_path))] == [versions[0].head]

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.core.collation import encode_key
@@ -16,6 +16,7 @@ from coordinator.core.entities import HASH, RANGE, Index, Shard, Slice
 from coordinator.core.key_order import KeyOrder, order_of
 from coordinator.core.key_versions import KEY_BYTES_MAX
 from coordinator.core.topology import HashTopology, read_bounds, topology_of
+from tests.conftest import examples
 from tests.unit.test_collation import keys, order, scalars
 
 
@@ -73,7 +74,6 @@ def test_a_hash_partition_is_the_same_for_ever() -> None:
     assert found == [1, 3, 2, 1, 0, 0, 2]
 
 
-@settings(deadline=None)
 @given(keys, st.sampled_from(SLICES))
 def test_every_copy_has_a_key_once_in_the_slice_of_its_partition(key: Any, slices: int) -> None:
     topology = topology_of(index(slices, 2))
@@ -95,7 +95,6 @@ def test_storage_that_is_not_allocated_has_number_0() -> None:
     assert topology.locate_key(replica, b"\x03")[0] == Shard(0, 0)
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(scalars, min_size=1, max_size=2), max_size=4), keys)
 def test_a_range_partition_begins_with_its_bound(some: list[Any], key: Any) -> None:
     bounds = list({encode_key(bound): bound for bound in sorted(some, key=encode_key)}.values())
@@ -157,7 +156,7 @@ def test_hash_is_what_an_index_has_unless_it_says_range() -> None:
 directions = st.tuples(st.booleans(), st.booleans())
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(directions, st.lists(keys, min_size=2, max_size=5))
 def test_descending_components_are_ordered_the_other_way(
     descending: tuple[bool, bool], some: list[Any]
@@ -176,7 +175,7 @@ def test_descending_components_are_ordered_the_other_way(
         assert (one > other) - (one < other) == expected
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(directions, keys, st.binary(max_size=4))
 def test_a_directed_key_is_decoded_to_what_it_was(
     descending: tuple[bool, bool], key: Any, rest: bytes
@@ -188,7 +187,7 @@ def test_a_directed_key_is_decoded_to_what_it_was(
     assert (order(found, key), end) == (0, 2 + len(raw))
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(directions, st.lists(keys, min_size=3, max_size=3), st.booleans(), st.booleans())
 def test_a_range_holds_what_lies_between_its_ends_in_the_order_of_the_index(
     descending: tuple[bool, bool], some: list[Any], low_too: bool, high_too: bool

@@ -1,0 +1,28 @@
+"""Types of arguments that the command lines of several processes have."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable
+
+CLUSTER = re.compile(r"[A-Za-z0-9._-]+")
+
+
+def cluster(text: str) -> str:
+    """Return the name of a cluster, the prefix of its topics."""
+    if not CLUSTER.fullmatch(text):
+        raise argparse.ArgumentTypeError("letters, digits, '.', '_' and '-' only")
+    return text
+
+
+def within(low: int, high: int) -> Callable[[str], int]:
+    """Return the type of whole numbers from `low` to `high`."""
+
+    def number(text: str) -> int:
+        found = int(text)
+        if not low <= found <= high:
+            raise argparse.ArgumentTypeError(f"{low} to {high}")
+        return found
+
+    return number

@@ -1,0 +1,34 @@
+"""How a planted bug is looked for: first in the world that is known to show it, then in all."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable
+
+import pytest
+
+from tests.simulation.violation import Violation
+
+
+def search(
+    name: str, run: Callable[[int], None], first: int, worlds_max: int, names: set[str]
+) -> None:
+    """Run worlds by their numbers until one breaks an invariant of `names`; fail if none does.
+
+    The first is a number that is written beside the bug. It is only where to begin: where another
+    shows the bug now, say so, since until it is written there the search takes long.
+    """
+    found = set()
+    for number in itertools.chain([first], set(range(worlds_max)) - {first}):
+        try:
+            run(number)
+        except Violation as violation:
+            found.add(violation.name)
+            if violation.name in names:
+                if number != first:
+                    warnings.warn(
+                        f"{name}: world {number} shows it, {first} does not", stacklevel=2
+                    )
+                return
+    pytest.fail(f"{worlds_max} worlds of {name} break only {sorted(found)}")
