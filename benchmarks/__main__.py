@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import commit, data_plane, failover, fold
+from benchmarks import commit, data_plane, failover, fold, timestamps
 from benchmarks.cluster import cluster
 
 RESULTS = Path(__file__).parent / "results"
@@ -32,11 +32,23 @@ ALL = (
     "build",
     "scan",
     "maintenance",
+    "catch_up",
+    "freshness",
+    "idle",
+    "restart",
+    "growth",
 )
 DATA_PLANE: dict[str, Callable[[data_plane.DataPlane], Any]] = {
     "build": data_plane.build,
     "scan": data_plane.scan,
     "maintenance": data_plane.maintenance,
+}
+TIMESTAMPS: dict[str, Callable[[str], Any]] = {
+    "catch_up": timestamps.catch_up,
+    "freshness": timestamps.freshness,
+    "idle": timestamps.idle,
+    "restart": timestamps.restart,
+    "growth": timestamps.growth,
 }
 
 
@@ -51,7 +63,7 @@ def main() -> int:
         _show(seen, "fold", fold.rates)
     if "simulator" in wanted:
         _show(seen, "simulator", simulator)
-    if set(wanted) - {"fold", "simulator", *DATA_PLANE}:
+    if set(wanted) - {"fold", "simulator", *DATA_PLANE, *TIMESTAMPS}:
         with cluster() as running:
             if "latency" in wanted:
                 _show(seen, "latency", lambda: commit.latency(running))
@@ -72,6 +84,11 @@ def main() -> int:
         _compare_with_etcd(seen)
     if set(wanted) & set(DATA_PLANE):
         _data_plane(seen, wanted)
+    if set(wanted) & set(TIMESTAMPS):
+        with timestamps.broker() as servers:
+            for name, measure in TIMESTAMPS.items():
+                if name in wanted:
+                    _show(seen, name, partial(measure, servers))
     path = RESULTS / "latest.json"
     if set(wanted) != set(ALL) and path.exists():
         seen = {**json.loads(path.read_text()), **seen}
