@@ -59,7 +59,7 @@ from coordinator.kafka.topics import (
     topic_name,
 )
 
-SYNCS = int(os.environ.get("BENCH_SYNCS", "3000000"))
+SYNCS = int(os.environ.get("BENCH_SYNCS", "8000000"))
 CONTROL = 0.01
 """The part of all records that are BEGIN and END."""
 

@@ -392,6 +392,7 @@ _COMMON: dict[type, tuple[str, ...]] = {
     stream_records.StabilityTimestamp: (),
     stream_records.Tick: (),
     stream_records.RestartRequested: (),
+    stream_records.PromotionRequested: (),
     stream_records.RestartTimestamp: (),
     TimestampState: (),
     stream_records.IndexRouted: (),

@@ -37,9 +37,7 @@ class StorageReading:
         published = bucket.published
         _check(bucket, published, index_id, slices, shard, build)
         if wanted.timestamp is not None:
-            return _stable_view(
-                bucket, index_id, published.states[index_id].build, wanted.timestamp
-            )
+            return _stable_view(bucket, index_id, published.states[index_id].build, wanted)
         _check_covered(published.vector, wanted.at_least or {})
         moment = bucket.database.moment()
         if moment is None:
@@ -69,16 +67,18 @@ def _check(
 def _check_covered(held: Vector, wanted: Mapping[int, tuple[int, int]]) -> None:
     """Refuse what would be older than is wanted; never across branches."""
     for vbucket, (vbuuid, seqno) in wanted.items():
-        if not seqno:
-            continue
-        here = vbucket < len(held) and held.vbuuids[vbucket] == vbuuid
-        if not here or held.seqnos[vbucket] < seqno:
+        if not held.has(vbucket, vbuuid, seqno):
             raise ScanRefused("timestamp_not_reached", f"vbucket {vbucket} is not that far yet")
 
 
-def _stable_view(bucket: Bucket, index_id: int, build: int, number: int) -> SlicesView:
-    """Return an index at a stability timestamp, 0 for the newest."""
+def _stable_view(bucket: Bucket, index_id: int, build: int, wanted: Wanted) -> SlicesView:
+    """Return an index at a stability timestamp, 0 for the newest; `at_least` holds for it, too."""
+    number = wanted.timestamp or 0
     kept = {s.number: s for s in bucket.timeline.kept if s.builds.get(index_id) == build}
+    if kept and wanted.at_least:
+        _check_covered(kept[max(kept)].vector, wanted.at_least)
+        positions = [(vb, *place) for vb, place in wanted.at_least.items()]
+        kept = {n: s for n, s in kept.items() if all(s.vector.has(*p) for p in positions)}
     found = kept.get(number or max(kept, default=0))
     if found is None:
         code = "timestamp_not_reached" if number > max(kept, default=0) else "timestamp_gone"

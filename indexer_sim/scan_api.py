@@ -10,7 +10,8 @@ A request, JSON; bytes are hexadecimal:
     slices                            their numbers; one, for a count
     begin, end, after, order, limit   entries from `begin` on and before `end`, after an entry
     count                             only how many there are, up to a bound
-    consistency                       "any", {"at_least": vector}, {"consistent": number or 0}
+    consistency                       "any", {"at_least": vector}, {"consistent": number or 0},
+                                      {"consistent": 0, "at_least": vector}
     timeout_ms                        how long it may wait for that
 
 The answer is a `coordinator.core.scan_pages.Page`; a refusal is JSON with a stable code.
@@ -98,7 +99,8 @@ NEWEST = 0
 class Wanted:
     """How fresh a scan must be: `at_least` a vector, or exactly at a `timestamp` (0: the newest).
 
-    `at_least` has a (vbuuid, seqno) for some vbuckets. Neither: as it is.
+    `at_least` has a (vbuuid, seqno) for some vbuckets; with `timestamp`, that is to have them.
+    Neither: as it is.
     """
 
     at_least: Mapping[int, tuple[int, int]] | None = None
@@ -185,13 +187,14 @@ def read_scan(body: bytes, indexer: int) -> Scan:
 def _wanted(consistency: Any) -> Wanted:
     if consistency == "any":
         return Wanted()
-    ((kind, value),) = consistency.items()
-    if kind == "consistent":
-        return Wanted(timestamp=int(value))
-    if kind != "at_least":
-        raise ValueError(f"consistency {kind}")
-    vector = {int(vb): (int(uuid), int(seqno)) for vb, (uuid, seqno) in value["vbuckets"].items()}
-    return Wanted(at_least=vector)
+    if not consistency or consistency.keys() - {"consistent", "at_least"}:
+        raise ValueError(f"consistency {consistency}")
+    number, asked = consistency.get("consistent"), consistency.get("at_least")
+    vector = None
+    if asked is not None:
+        places = asked["vbuckets"].items()
+        vector = {int(vb): (int(uuid), int(seqno)) for vb, (uuid, seqno) in places}
+    return Wanted(timestamp=None if number is None else int(number), at_least=vector)
 
 
 # -- pages ---------------------------------------------------------------------------------------

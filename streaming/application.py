@@ -306,6 +306,7 @@ class Application:
         """Compute one micro-batch of Spark, once. What it raises ends the query."""
         if not self._query_known.wait(CALL_TIMEOUT_S):
             raise StoppedError("the query did not start")
+        before = self._books
         with self._busy:
             if self._stopping.is_set():
                 raise StoppedError("stopping")
@@ -316,7 +317,8 @@ class Application:
                 raise
         self._failures = 0
         self._voice.settled("the query")
-        self._report_ready(batch)
+        if self._books is not before:  # Else the batch counted already: nothing was read yet.
+            self._report_ready(batch)
         self._pause_s = min(2 * self._pause_s, QUIET_PAUSE_S_MAX) if quiet else QUIET_PAUSE_S
         if quiet and not self.options.until_read:
             self._stopping.wait(self._pause_s)

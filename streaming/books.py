@@ -26,6 +26,7 @@ from coordinator.core.stream_records import (
     ConsolidatedStability,
     FailoverLog,
     HwHeartbeat,
+    PromotionRequested,
     RestartRequested,
     StabilityTimestamp,
     StreamBegin,
@@ -89,7 +90,7 @@ BELONGS: Mapping[str, tuple[type, ...]] = {
     STREAM_END: (StreamEnd, ConnectionClosed),
     HW: (HwHeartbeat,),
     FAILOVER_LOG: (FailoverLog,),
-    RESTART_REQUEST: (RestartRequested,),
+    RESTART_REQUEST: (RestartRequested, PromotionRequested),
     TICK: (Tick,),
     STATECONTEXT: (Event,),
 }

@@ -65,7 +65,8 @@ def scan(
         str | None,
         typer.Option(
             metavar="|".join(CONSISTENCIES),
-            help="As it is (default); at one stability timestamp; or after what --at-least says.",
+            help="As it is (default); at one stability timestamp; or after what --at-least says. "
+            "With --at-least, consistent means a timestamp that has it.",
         ),
     ] = None,
     at_least: Annotated[
@@ -161,7 +162,7 @@ def _one_of(option: str, text: str, choices: Sequence[str]) -> str:
 def _consistency(text: str | None, at_least: str | None) -> Any:
     """Return the consistency as the API takes it."""
     mode = _one_of("--consistency", text or ("at-least" if at_least else "any"), CONSISTENCIES)
-    if (mode == "at-least") != (at_least is not None):
+    if mode != "consistent" and (mode == "at-least") != (at_least is not None):
         raise CommandError("usage", "--consistency at-least and --at-least go together")
     if at_least is None:
         return mode
@@ -173,7 +174,8 @@ def _consistency(text: str | None, at_least: str | None) -> Any:
     vector = _value(at_least)
     if not isinstance(vector, dict):
         raise CommandError("usage", '--at-least is an object: {"vbuckets": {"7": [vbuuid, seqno]}}')
-    return {"at_least": vector if "vbuckets" in vector else {"vbuckets": vector}}
+    required = {"at_least": vector if "vbuckets" in vector else {"vbuckets": vector}}
+    return {"consistent": 0, **required} if mode == "consistent" else required
 
 
 def _resolve(client: "Client", index: str, bucket: str | None) -> tuple[dict[str, Any], list[str]]:

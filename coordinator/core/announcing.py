@@ -16,7 +16,7 @@ from coordinator.core.stream_records import (
     StabilityTimestamp,
 )
 from coordinator.core.timestamp_settings import HEARTBEAT, TimestampSettings
-from coordinator.core.timestamps import Watermark, mean_by_heartbeat, promote, restart
+from coordinator.core.timestamps import Watermark, mean_by_heartbeat, on_demand, promote, restart
 from coordinator.core.vectors import Vector
 
 INDEXERS_MAX = 64
@@ -115,8 +115,7 @@ class Announcer:
         waited_ms = self.now_ms - self.published_ms
         if self.published_ms != NEVER and waited_ms < self.settings.period_ms:
             return
-        places = self.places
-        stable = Vector(places["stable_vbuuid"], places["stable_seqno"])
+        stable = self._stable()
         if self.settings.algorithm == HEARTBEAT:
             advanced = mean_by_heartbeat(
                 [
@@ -129,8 +128,28 @@ class Announcer:
             )
         else:
             advanced = promote(stable, self._current(), self.positions.logs)
-        if advanced is None:
-            return
+        if advanced is not None:
+            self._tell(advanced)
+
+    def publish_at_least(self, required: Vector) -> bool:
+        """Tell whether the stability timestamp covers what is required, with a new one if need be.
+
+        Before the first tick there is none: nobody knows the time.
+        """
+        stable = self._stable()
+        found = on_demand(stable, self._current(), required, self.positions.logs)
+        if found is None or not self.now_ms:
+            return False
+        if found is not stable:
+            self._tell(found)
+        return True
+
+    def _stable(self) -> Vector:
+        return Vector(self.places["stable_vbuuid"], self.places["stable_seqno"])
+
+    def _tell(self, advanced: Vector) -> None:
+        """Tell the next stability timestamp."""
+        places = self.places
         places["stable_vbuuid"], places["stable_seqno"] = advanced.vbuuids, advanced.seqnos
         self.stability_number += 1
         self.published_ms = self.now_ms

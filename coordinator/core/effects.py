@@ -20,7 +20,7 @@ from coordinator.core.records import (
     Heartbeat,
 )
 from coordinator.core.state import Versioned
-from coordinator.core.stream_records import RestartRequested
+from coordinator.core.stream_records import PromotionRequested, RestartRequested
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Beat:
 class Ask:
     """Send a question to `restart-request`; one that is lost is not repeated."""
 
-    record: RestartRequested
+    record: RestartRequested | PromotionRequested
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,6 +148,14 @@ class MembershipRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class StabilityRequired:
+    """A scan requires a stability timestamp that has these positions: vbucket, vbuuid, seqno."""
+
+    bucket: str
+    positions: tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Stopping:
     """The process is told to end: a master hands over first, and nobody else claims from here."""
 
@@ -248,6 +256,7 @@ Input = (
     | Requested
     | ReadRequested
     | MembershipRequested
+    | StabilityRequired
     | Stopping
     | Examined
     | Stored

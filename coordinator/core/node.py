@@ -27,6 +27,7 @@ from coordinator.core.commands import Outcome, Reform, StepDown, unknown
 from coordinator.core.config import NodeConfig
 from coordinator.core.effects import (
     Answer,
+    Ask,
     Beat,
     Bury,
     CloseProducer,
@@ -54,6 +55,7 @@ from coordinator.core.inputs import (
     ProducerOpened,
     ReadRequested,
     Requested,
+    StabilityRequired,
     Started,
     Stopping,
     Stored,
@@ -97,9 +99,10 @@ from coordinator.core.records import (
 from coordinator.core.roles import BOOTSTRAP, MASTER, REPLICA, next_role
 from coordinator.core.saving import Keeper
 from coordinator.core.state import StateContext
-from coordinator.core.stream_records import HwHeartbeat
+from coordinator.core.stream_records import HwHeartbeat, PromotionRequested
 from coordinator.core.synchroniser import Mismatch, Sealed, Synchroniser
 from coordinator.core.types import Instant, TxnId
+from coordinator.core.vectors import Vector
 
 CATCHING_UP, SYNCHRONISING, FOLLOWING = "catching-up", "synchronising", "following"
 
@@ -650,6 +653,20 @@ class Node:
         else:
             self.election.lost()
 
+    def _stability_required(self, event: StabilityRequired) -> None:
+        """Ask for a promotion before its time, where what is required is not stable yet.
+
+        Without the application there is nobody to ask; without an answer, the next period brings
+        what the scan waits for.
+        """
+        stable = boards.of(self.timestamps, event.bucket).stability
+        held = stable.record if stable else None
+        if self.alive(self.application) and not boards.has(held, event.positions):
+            vbuckets, vbuuids, seqnos = zip(*event.positions, strict=True)
+            wanted = Vector(vbuuids, seqnos).to_bytes()
+            request = PromotionRequested(event.bucket, vbuckets, *wanted, self.now.wall_ms)
+            self.emit(Ask(request))
+
     def _stopping(self, event: Stopping) -> None:
         """A master that is told to end hands over first; nobody here claims again."""
         self.election.stopping = True
@@ -772,6 +789,7 @@ HANDLERS: dict[type, Callable[[Node, Any], None]] = {
     Requested: Node._requested,
     ReadRequested: Node._read_requested,
     MembershipRequested: Node._membership_requested,
+    StabilityRequired: Node._stability_required,
     Stopping: Node._stopping,
     Examined: Node._examined,
     Stored: Node._stored,

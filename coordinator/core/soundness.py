@@ -7,6 +7,7 @@ from coordinator.core.stream_records import (
     ConnectionClosed,
     FailoverLog,
     HwHeartbeat,
+    PromotionRequested,
     RestartRequested,
     StreamBegin,
     StreamEnd,
@@ -16,7 +17,15 @@ BRANCHES_MAX = 64
 U64_MAX = 2**64 - 1
 I64_MAX = 2**63 - 1
 
-Control = StreamBegin | StreamEnd | ConnectionClosed | HwHeartbeat | FailoverLog | RestartRequested
+Control = (
+    StreamBegin
+    | StreamEnd
+    | ConnectionClosed
+    | HwHeartbeat
+    | FailoverLog
+    | RestartRequested
+    | PromotionRequested
+)
 
 
 def fault(record: Control, bucket: str, vbuckets: int) -> str:
@@ -32,6 +41,15 @@ def fault(record: Control, bucket: str, vbuckets: int) -> str:
             if record.vbuckets != vbuckets:
                 return f"is about {record.vbuckets} vbuckets: there are {vbuckets}"
             numbers = {"round": record.round}
+        case PromotionRequested():
+            named = set(record.vbuckets)
+            if not named or len(named) != len(record.vbuckets):
+                return "it names no vbuckets, or one twice"
+            if not named <= set(range(vbuckets)):
+                return f"it names a vbucket that is none of {vbuckets}"
+            if not len(record.vbuuids) == len(record.seqnos) == 8 * len(named):
+                return f"its vectors are not of {len(named)} vbuckets"
+            numbers = {}
         case FailoverLog():
             if not 0 < len(record.branches) <= BRANCHES_MAX:
                 return f"a failover log of {len(record.branches)} branches"

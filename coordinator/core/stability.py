@@ -8,7 +8,8 @@ periods are looked at.
 
 Restart timestamps are computed from the high watermarks of those that were heard lately, host an
 index and hold anything; without any, they are the current positions. A stability timestamp is due
-`period_ms` after the last one, when anything has advanced.
+`period_ms` after the last one, when anything has advanced, and before that when a query requires
+what was sent since.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ from coordinator.core.bucket_state import (
     NOBODY,
     OPEN,
     BucketState,
+    Demand,
     Heard,
     Question,
     TimestampState,
+    demand_of,
     pack,
     question_of,
     unpack,
@@ -41,6 +44,7 @@ from coordinator.core.stream_records import (
     ConnectionClosed,
     FailoverLog,
     HwHeartbeat,
+    PromotionRequested,
     RestartRequested,
     StreamBegin,
     StreamEnd,
@@ -64,6 +68,9 @@ __all__ = [
 ]
 
 QUESTIONS_MAX = 8
+DEMANDS_MAX = 16
+DEMAND_MS = 10_000
+"""So long a query's demand is kept, and so many of a bucket; the rest waits for the next period."""
 
 
 class Batch(NamedTuple):
@@ -117,6 +124,7 @@ def fold(state: BucketState, batch: Batch, settings: TimestampSettings) -> Folde
     work.answer()
     if batch.ticked:
         work.announcer.publish()
+    work.meet_demands()
     return Folded(work.state_after(), work.announcer.outputs, work.refused)
 
 
@@ -145,6 +153,7 @@ class _Fold:
         self.announcer = Announcer(state, self.positions, settings, batch.now_ms)
         self.early = state.early
         self.questions = list(state.questions)
+        self.demands = list(state.demands)
         self.refused = Refusals(np.zeros(0, np.intp), ())
 
     # -- reading ---------------------------------------------------------------------------------
@@ -200,6 +209,8 @@ class _Fold:
                 question = question_of(record, self.now_ms)
                 if all(question.round != other.round for other in self.questions):
                     self.questions = [*self.questions, question][-QUESTIONS_MAX:]
+            case PromotionRequested():
+                self.demands = [*self.demands, demand_of(record, self.now_ms)][-DEMANDS_MAX:]
 
     def _take_early(self, left: Syncs) -> None:
         """Take the SYNCs whose BEGIN came after them, and keep those whose BEGIN may still come."""
@@ -219,6 +230,7 @@ class _Fold:
         """Look at all limits; who owns a vbucket by that is heard with what was kept of it."""
         limits = Limits(self.owners, self.positions, self.announcer, self.batch.unwatched_ms)
         self.early, self.questions = limits.look(self.early, self.questions)
+        self.demands = [limits.later(demand) for demand in self.demands]
         if len(self.early):
             self._take_early(Syncs.none())
             self.positions.judge(np.flatnonzero(self.owners.touched))
@@ -245,6 +257,19 @@ class _Fold:
         everything = range(self.before.vbuckets)
         self.announcer.restart(question.reason, everything, streaming, question.round, vectors)
 
+    def meet_demands(self) -> None:
+        """Tell a stability timestamp before its time where a query requires what was sent since.
+
+        What was not sent yet is waited for, though not for ever.
+        """
+        self.demands = [demand for demand in self.demands if not self._is_met(demand)]
+
+    def _is_met(self, demand: Demand) -> bool:
+        """Tell whether a demand is met now, or given up."""
+        if self.now_ms - (demand.since_ms or self.now_ms) >= DEMAND_MS:
+            return True
+        return self.announcer.publish_at_least(demand.vector(self.before.vbuckets))
+
     def state_after(self) -> BucketState:
         """Return the state after the batch; if it is the one before, that object."""
         after = replace(
@@ -257,6 +282,7 @@ class _Fold:
             logs=self.logs,
             heard=self.announcer.heard,
             questions=tuple(self.questions),
+            demands=tuple(self.demands),
             stability_number=self.announcer.stability_number,
             restart_number=self.announcer.restart_number,
             published_ms=self.announcer.published_ms,

@@ -200,6 +200,20 @@ class RestartRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class PromotionRequested:
+    """A query requires these positions: a stability timestamp that has them is wanted at once.
+
+    `vbuuids` and `seqnos` have one entry for each of `vbuckets`, in their order.
+    """
+
+    bucket: str
+    vbuckets: tuple[int, ...]
+    vbuuids: bytes
+    seqnos: bytes
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class RestartTimestamp:
     """From where on the streams of `vbuckets` are to begin again.
 
@@ -284,6 +298,7 @@ StreamRecord = (
     | ConsolidatedStability
     | Tick
     | RestartRequested
+    | PromotionRequested
     | RestartTimestamp
     | RollbackEnquiry
 )

@@ -159,6 +159,14 @@ def _enquiry(board: Board, record: RollbackEnquiry, now: Instant) -> Board:
     return board.set(record.bucket, known._replace(enquiries=enquiries))
 
 
+def has(timestamp: StabilityTimestamp | None, positions: Iterable[tuple[int, int, int]]) -> bool:
+    """Tell whether a timestamp has these positions: vbucket, vbuuid, seqno."""
+    if timestamp is None:
+        return False
+    vector = Vector.from_bytes(timestamp.vbuuids, timestamp.seqnos)
+    return all(vector.has(*position) for position in positions)
+
+
 # -- how far indexers are beyond it --------------------------------------------------------------
 
 

@@ -14,7 +14,6 @@ from enum import Enum
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from coordinator.core.stream_records import FailoverBranch
 from coordinator.core.vectors import Numbers, Vector
@@ -41,14 +40,6 @@ class Watermark(NamedTuple):
 
     vector: Vector
     leaning: bool = False
-
-
-class Ends(NamedTuple):
-    """The ends of snapshots that an indexer saw, in any order: three columns of one length."""
-
-    vbuckets: NDArray[np.int64]
-    vbuuids: Numbers
-    seqnos: Numbers
 
 
 # -- branches --------------------------------------------------------------------------------
@@ -217,23 +208,6 @@ def on_demand(stable: Vector, current: Vector, required: Vector, logs: Logs) -> 
         return stable
     promoted = promote(stable, current, logs)
     return promoted if promoted is not None and covers(promoted, required, logs) else None
-
-
-def align(wanted: Vector, ends: Ends) -> Vector:
-    """Return, for each vbucket, the last end of a snapshot that is at or below what is wanted.
-
-    Only ends on the wanted branch count; where there is none, nothing is held: vbuuid and seqno 0.
-    Seqnos have holes, so the wanted one itself may not exist. Source: seed 003, "Mutations in a
-    snapshot must be smaller or equal". IndexError: a vbucket that the vector does not have.
-    """
-    fits = (ends.vbuuids == wanted.vbuuids[ends.vbuckets]) & (
-        ends.seqnos <= wanted.seqnos[ends.vbuckets]
-    )
-    vbuuids, seqnos = np.zeros(len(wanted), np.uint64), np.zeros(len(wanted), np.uint64)
-    chosen = ends.vbuckets[fits]
-    np.maximum.at(seqnos, chosen, ends.seqnos[fits])
-    vbuuids[chosen] = wanted.vbuuids[chosen]
-    return Vector(vbuuids, seqnos)
 
 
 # -- restart --------------------------------------------------------------------------------

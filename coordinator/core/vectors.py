@@ -73,6 +73,13 @@ class Vector:
         same = (self.vbuuids == other.vbuuids) & (self.seqnos >= other.seqnos)
         return bool(np.all(same | (other.seqnos == 0)))
 
+    def has(self, vbucket: int, vbuuid: int, seqno: int) -> bool:
+        """Tell whether a vbucket is held up to a seqno of this branch, 0 being always held."""
+        if not seqno:
+            return True
+        held = vbucket < len(self) and self.vbuuids[vbucket] == vbuuid
+        return bool(held and self.seqnos[vbucket] >= seqno)
+
 
 def _frozen(numbers: Iterable[int] | Numbers) -> Numbers:
     if not isinstance(numbers, np.ndarray):

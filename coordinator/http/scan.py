@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import orjson
 from fastapi import FastAPI
 from prometheus_client import Histogram
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.responses import Response
 
 from coordinator.core.entities import BACKFILL, DROPPING, ERROR, MAINTENANCE, PENDING, Index
+from coordinator.core.inputs import StabilityRequired
 from coordinator.core.key_order import KeyOrder, order_of
 from coordinator.core.scans import Cursor, ScanError, cover_of, row_of, scan_digest, slices_of
 from coordinator.http import views
@@ -59,6 +60,13 @@ class ConsistentModel(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     consistent: Number
+    at_least: VectorModel | None = None
+
+    @model_validator(mode="after")
+    def _one_or_any(self) -> Self:
+        if self.consistent and self.at_least:
+            raise ValueError("one stability timestamp by its number, or any that has at_least")
+        return self
 
 
 class ScanBody(BaseModel):
@@ -124,6 +132,7 @@ def add_scans(app: FastAPI, shell: Shell) -> None:
         if running > SCANS_MAX:
             raise ApiError("overloaded", f"{SCANS_MAX} scans are being answered")
         plan = _plan(shell, body)
+        _demand(shell, plan.asked)
         scatter = Scatter(calls, plan.asked, address)
         try:
             found = await (scatter.count() if body.count else scatter.rows())
@@ -161,14 +170,30 @@ def _plan(shell: Shell, body: ScanBody) -> _Plan:
 def _consistency(body: ScanBody, cursor: Cursor | None) -> Any:
     """Return what indexers are asked for: a scan goes on at the timestamp that it began at."""
     asked = body.consistency
-    if isinstance(asked, AtLeastModel):
-        vbuckets = asked.at_least.vbuckets
-        return {"at_least": {"vbuckets": {str(vb): place for vb, place in vbuckets.items()}}}
-    if isinstance(asked, ConsistentModel):
-        return {"consistent": asked.consistent}
+    if asked == "any":
+        return asked
     if asked == "consistent":
-        return {"consistent": cursor.number if cursor else 0}
-    return "any"
+        asked = ConsistentModel(consistent=0)
+    if isinstance(asked, ConsistentModel):
+        number = asked.consistent or (cursor.number if cursor else 0)
+        if number or not asked.at_least:
+            return {"consistent": number}
+        return {"consistent": 0, "at_least": _wire(asked.at_least)}
+    return {"at_least": _wire(asked.at_least)}
+
+
+def _wire(vector: VectorModel) -> dict[str, Any]:
+    return {"vbuckets": {str(vb): place for vb, place in vector.vbuckets.items()}}
+
+
+def _demand(shell: Shell, asked: Asked) -> None:
+    """Have a stability timestamp made before its time, if the scan waits for one."""
+    wanted = asked.consistency
+    if isinstance(wanted, dict) and len(wanted) == 2:
+        places = wanted["at_least"]["vbuckets"].items()
+        positions = tuple((int(vb), *place) for vb, place in places if place[1])
+        if positions:
+            shell.feed(StabilityRequired(asked.index.bucket, positions))
 
 
 def _index(shell: Shell, body: ScanBody) -> Index:

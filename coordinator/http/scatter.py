@@ -56,8 +56,9 @@ class ScanFailed(Exception):
 class Asked:
     """What is scanned, and how.
 
-    `consistency` is what indexers are asked for: "any", or an object of `at_least` or `consistent`
-    (a number, 0 for the newest). `deadline` is on the monotonic clock.
+    `consistency` is what indexers are asked for: "any", or an object of `at_least`, or `consistent`
+    (a number, 0 for the newest), or both: the newest that has at least that. `deadline` is on the
+    monotonic clock.
     """
 
     index: Index
@@ -239,9 +240,7 @@ class Scatter:
             "order": "desc" if asked.descending else "asc",
             "limit": limit,
             "count": count,
-            "consistency": {"consistent": self.number}
-            if self._is_consistent
-            else asked.consistency,
+            "consistency": {"consistent": self.number} if self.number else asked.consistency,
             "timeout_ms": int(patience_s * 1000),
         }
         return orjson.dumps(body)

@@ -161,10 +161,21 @@ class LoggedPlane(DataPlane):
             before = seqnos
         return {record.number: record for record in found}
 
-    def scanned(self, name: str, number: int = 0, timeout_ms: int = SCAN_MS) -> Scanned:
-        """Scan an index at one timestamp: at the newest that all of its slices have, if 0."""
+    def scanned(
+        self,
+        name: str,
+        number: int = 0,
+        timeout_ms: int = SCAN_MS,
+        required: Mapping[str, Sequence[int]] | None = None,
+    ) -> Scanned:
+        """Scan an index at one timestamp: at the newest that all of its slices have, if 0.
+
+        With `required`, at one that has these places: by vbucket, vbuuid and seqno.
+        """
         body = {"bucket": self.bucket, "name": name, "limit": PAGE, "timeout_ms": timeout_ms}
-        consistency = {"consistent": number} if number else "consistent"
+        consistency: Any = {"consistent": number} if number or required else "consistent"
+        if required:
+            consistency["at_least"] = {"vbuckets": required}
         node = self.cluster.running()[0]
         answer = self.cluster.ask(
             node, "POST", "/v1/scan", json={**body, "consistency": consistency}, timeout=60.0

@@ -39,6 +39,7 @@ ADVANCE_S = 30.0
 """So soon after a fault all that was written is stable; Spark, if killed, has started by then."""
 NEXT_S = 10.0
 """So soon a write is stable when nothing is wrong."""
+RARELY_MS = 600_000
 SCANS = 12
 SCAN_MS = 5_000
 """So long a scan may wait for a timestamp that was published."""
@@ -125,6 +126,44 @@ def test_an_index_built_while_nothing_changes_can_be_scanned_at_once(
         number = idle.stable(ADVANCE_S)
         idle.is_exact(idle.scanned(spec.name, number, SCAN_MS))
         print(f"scanned after {time.monotonic() - began:.1f} s")
+
+
+def test_what_a_scan_requires_becomes_stable_before_its_time(plant: Cluster) -> None:
+    chance = random.Random(4)
+    rare = LoggedPlane(plant, "rare", VBUCKETS)
+    with plant.client() as client:
+        client.put_config("timestamps/rare", {"period_ms": RARELY_MS})
+    rare.load({name: doc for name, doc in (_change(chance) for _ in range(200)) if doc})
+    rare.create(BY_CITY)
+    vector = rare.vector()
+    rare.is_exact(rare.scanned(BY_CITY.name, 0, SCAN_MS, vector))
+    before = rare.stability()[0]
+    for n in range(3):
+        rare.put(f"mine-{n}", {"country": "Z", "city": f"new-{n}"})
+        scan = rare.scanned(BY_CITY.name, 0, SCAN_MS, rare.vector())
+        assert scan.number > before
+        assert f"mine-{n}" in [name for _, name in scan.rows]
+        before = scan.number
+        rare.is_exact(scan)
+    for places in (_later(rare.vector()), _elsewhere(rare.vector())):
+        asked = {"consistency": {"consistent": 0, "at_least": {"vbuckets": places}}}
+        body = {"bucket": "rare", "name": BY_CITY.name, "timeout_ms": 1_000, **asked}
+        answer = plant.ask(1, "POST", "/v1/scan", json=body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (
+            504,
+            "timestamp_not_reached",
+        )
+    both = {"consistency": {"consistent": before, "at_least": {"vbuckets": vector}}}
+    answer = plant.ask(1, "POST", "/v1/scan", json={"bucket": "rare", "name": "x", **both})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
+
+
+def _later(vector: dict[str, list[int]]) -> dict[str, list[int]]:
+    return {vb: [vbuuid, seqno + 1_000] for vb, (vbuuid, seqno) in vector.items()}
+
+
+def _elsewhere(vector: dict[str, list[int]]) -> dict[str, list[int]]:
+    return {vb: [vbuuid ^ 1, seqno] for vb, (vbuuid, seqno) in vector.items()}
 
 
 # -- faults --------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from coordinator.core.stream_records import (
     FailoverBranch,
     FailoverLog,
     HwHeartbeat,
+    PromotionRequested,
     RestartRequested,
     StreamBegin,
     StreamEnd,
@@ -85,6 +86,12 @@ def heartbeat(
 
 def asked(number: int, participants: tuple[int, ...], vbuckets: int = 4) -> RestartRequested:
     return RestartRequested("b", number, vbuckets, participants, "bootstrap", 0)
+
+
+def required(*positions: tuple[int, int, int]) -> PromotionRequested:
+    """Return what a query asks for: vbucket, vbuuid, seqno."""
+    vector = Vector([vbuuid for _, vbuuid, _ in positions], [seqno for *_, seqno in positions])
+    return PromotionRequested("b", tuple(v for v, _, _ in positions), *vector.to_bytes(), 0)
 
 
 def columns(syncs: Iterable[Sync]) -> Syncs:

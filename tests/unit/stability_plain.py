@@ -11,11 +11,15 @@ from typing import Any
 from coordinator.core.stream_records import (
     ConnectionClosed,
     FailoverLog,
+    PromotionRequested,
     StreamBegin,
     StreamEnd,
     Sync,
 )
 from coordinator.core.timestamp_settings import TimestampSettings
+from coordinator.core.vectors import Vector
+
+DEMAND_MS = 10_000
 
 
 def _place() -> SimpleNamespace:
@@ -47,6 +51,7 @@ class Plain:
         self.syncs: dict[tuple[int, int], Any] = {}
         self.logs: dict[int, list[tuple[int, int]]] = {}
         self.published: int | None = None
+        self.demands: list[tuple[list[tuple[int, int, int]], int]] = []
         self.out: list[tuple[Any, ...]] = []
 
     # -- records ---------------------------------------------------------------------------------
@@ -69,6 +74,11 @@ class Plain:
                 elif key not in self.syncs or record.ordinal >= self.syncs[key][0].ordinal:
                     since = self.syncs[key][1] if key in self.syncs else self.now
                     self.syncs[key] = (record, since)
+            case PromotionRequested():
+                vector = Vector.from_bytes(record.vbuuids, record.seqnos)
+                columns = vector.vbuuids.tolist(), vector.seqnos.tolist()
+                required = list(zip(record.vbuckets, *columns, strict=True))
+                self.demands.append((required, self.now))
         self.catch_up()
         if isinstance(record, StreamEnd) and record.reason == "rollback":
             place = self.places[record.vbucket]
@@ -76,6 +86,7 @@ class Plain:
                 place.out.add("stream_refused")
                 seen = (record.vbuuid, record.seqno)
                 self.out.append(("enquiry", "stream_refused", record.vbucket, *seen))
+        self.meet()
         return self.out
 
     def catch_up(self) -> None:
@@ -324,6 +335,7 @@ class Plain:
                 self.enquire(v, "seqno_regressed")
         self.catch_up()
         self.publish()
+        self.meet()
         return self.out
 
     def restart(self, reason: str, vbuckets: list[int]) -> None:
@@ -332,23 +344,46 @@ class Plain:
             self.out.append(("restart", reason, tuple(vbuckets), tuple(found)))
 
     def publish(self) -> None:
-        if self.published is not None and self.now - self.published < self.settings.period_ms:
-            return
-        before = [place.stable for place in self.places]
-        for v, place in enumerate(self.places):
-            (vbuuid, seqno), (new, said) = place.stable, place.current
-            if new == 0:
-                continue
-            if new == vbuuid:
-                place.stable = (new, max(seqno, said))
-            elif seqno == 0:
-                place.stable = (new, said) if said or vbuuid == 0 else place.stable
-            elif said >= seqno and new in [name for name, _ in self.logs.get(v, [])]:
-                names = [name for name, _ in self.logs[v]]
-                late = vbuuid in names[: names.index(new)]
-                if not late and self.covered(v, new, vbuuid, seqno):
-                    place.stable = (new, said)
-        after = [place.stable for place in self.places]
-        if after != before:
+        if self.published is None or self.now - self.published >= self.settings.period_ms:
+            self.promote([self.promoted(v) for v in range(len(self.places))])
+
+    def promoted(self, v: int) -> tuple[int, int]:
+        (vbuuid, seqno), (new, said) = self.places[v].stable, self.places[v].current
+        if new == 0:
+            return vbuuid, seqno
+        if new == vbuuid:
+            return new, max(seqno, said)
+        if seqno == 0:
+            return (new, said) if said or vbuuid == 0 else (vbuuid, seqno)
+        return (new, said) if self.is_part(v, (vbuuid, seqno), (new, said)) else (vbuuid, seqno)
+
+    def is_part(self, v: int, old: tuple[int, int], new: tuple[int, int]) -> bool:
+        """Tell whether a position is part of the history that another one ends."""
+        if old[1] == 0 or (old[0] == new[0] and old[1] <= new[1]):
+            return True
+        names = [name for name, _ in self.logs.get(v, [])]
+        if new[1] < old[1] or new[0] not in names or old[0] in names[: names.index(new[0])]:
+            return False
+        return self.covered(v, new[0], *old)
+
+    def promote(self, after: list[tuple[int, int]]) -> None:
+        if after != [place.stable for place in self.places]:
+            for place, stable in zip(self.places, after, strict=True):
+                place.stable = stable
             self.published = self.now
             self.out.append(("stable", tuple(after)))
+
+    def meet(self) -> None:
+        left = []
+        for required, since in self.demands:
+            before = [place.stable for place in self.places]
+            after = [self.promoted(v) for v in range(len(self.places))]
+            if self.now - since >= DEMAND_MS:
+                continue
+            for there in (before, after):
+                if all(self.is_part(v, (branch, seqno), there[v]) for v, branch, seqno in required):
+                    self.promote(there)
+                    break
+            else:
+                left.append((required, since))
+        self.demands = left

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -198,6 +200,22 @@ def test_what_a_catch_up_brought_is_not_told_exactly_below_its_end(storage: Stor
     feeder.take(MAINTENANCE, 9, Item(SYNC, 0, 7), number=2)
     number = feeder.stable([7, 0])
     assert feeder.held() == [number]
+
+
+def test_the_newest_timestamp_has_what_is_required_or_none_is_told(storage: Storage) -> None:
+    feeder = Feeder(storage)
+    for value in (1, 2):
+        feeder.mutate(b"d0", value)
+        feeder.sync()
+        feeder.stable()
+    view = partial(StorageReading(storage).view, INDEX, (0, 1), shard=0, build=0)
+    required = Wanted(timestamp=0, at_least={0: (BRANCH, 2), 1: (BRANCH + 1, 0)})
+    with closing(view(wanted=required)) as found:
+        assert (found.number, found.held) == (2, (2,))
+    for place in ((BRANCH, 3), (BRANCH + 1, 1)):
+        with pytest.raises(ScanRefused) as caught:
+            view(wanted=Wanted(timestamp=0, at_least={0: place}))
+        assert caught.value.code == "timestamp_not_reached"
 
 
 def test_too_many_changes_are_forgotten_and_then_not_told(storage: Storage) -> None:

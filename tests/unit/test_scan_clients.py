@@ -89,7 +89,7 @@ def test_values_are_json_or_strings(
         ["--to", "a", "--before", "b"],
         ["--order", "up"],
         ["--consistency", "at-least"],
-        ["--consistency", "consistent", "--at-least", "{}"],
+        ["--consistency", "any", "--at-least", "{}"],
         ["--at-least", "no/such/file"],
     ],
 )
@@ -130,6 +130,13 @@ def test_the_vector_may_be_given_as_json_or_in_a_file(
     assert run(node, "7", "--at-least", '{"vbuckets": {"7": [1, 2]}}').exit_code == 0
     wanted = {"at_least": {"vbuckets": {"7": [1, 2]}}}
     assert [asked["consistency"] for asked in scanned.asked] == [wanted, wanted]
+
+
+def test_a_timestamp_may_be_required_to_have_a_vector(node: Node, scanned: Scanned) -> None:
+    options = ("--consistency", "consistent", "--at-least", '{"7": [1, 2]}')
+    assert run(node, "7", *options).exit_code == 0
+    wanted = {"consistent": 0, "at_least": {"vbuckets": {"7": [1, 2]}}}
+    assert [asked["consistency"] for asked in scanned.asked] == [wanted]
 
 
 def test_all_pages_are_rows_of_json(node: Node, scanned: Scanned) -> None:

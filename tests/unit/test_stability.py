@@ -14,6 +14,8 @@ from coordinator.core.bucket_state import HEAD
 from coordinator.core.ownership import CONNECTIONS_MAX
 from coordinator.core.positions import EARLY_PER_VBUCKET_MAX
 from coordinator.core.stability import (
+    DEMAND_MS,
+    DEMANDS_MAX,
     BucketState,
     Control,
     Output,
@@ -42,6 +44,7 @@ from tests.unit.stability_bench import (
     end,
     heartbeat,
     log,
+    required,
     sync,
 )
 
@@ -644,6 +647,49 @@ def test_silent_indexers_are_left_out_of_the_mean() -> None:
     assert bench.tick(60_000) == []
 
 
+def test_what_a_query_requires_is_promoted_before_its_time() -> None:
+    bench = Bench()
+    bench.tick(1, begin(0, X, 1), begin(1, X, 2), sync(0, X, 3, 5))
+    assert bench.take([sync(0, X, 4, 6), sync(1, X, 5, 9)]) == []
+    found = stabilities(bench.take([required((0, A, 6))]))
+    assert [(t.number, t.at_ms) for t in found] == [(2, bench.now_ms)]
+    assert bench.state.stable == Vector([A, A, 0, 0], [6, 9, 0, 0])
+    assert bench.take([required((0, A, 6), (1, A, 9))]) == []
+    assert not bench.state.demands
+    assert bench.tick(PERIOD - 1, sync(0, X, 6, 7)) == []
+    assert len(stabilities(bench.tick(1))) == 1
+
+
+def test_what_was_not_sent_yet_is_waited_for_and_told_once_for_all_who_wait() -> None:
+    bench = Bench()
+    bench.tick(1, begin(0, X, 1), sync(0, X, 2, 5))
+    assert bench.read(required((0, A, 7)), required((0, A, 8)), sync(0, X, 3, 6)) == []
+    assert len(bench.state.demands) == 2
+    assert len(stabilities(bench.take([sync(0, X, 4, 8)]))) == 1
+    assert not bench.state.demands
+
+
+def test_what_never_comes_is_not_waited_for_for_ever() -> None:
+    bench = Bench()
+    bench.tick(1, begin(0, X, 1), sync(0, X, 2, 5))
+    bench.take([required((0, B, 1)), *(required((0, A, 100 + n)) for n in range(99))])
+    assert len(bench.state.demands) == DEMANDS_MAX
+    assert bench.tick(DEMAND_MS - 1) == []
+    assert len(bench.state.demands) == DEMANDS_MAX
+    assert bench.tick(1) == []
+    assert not bench.state.demands
+
+
+def test_before_the_first_tick_nothing_is_told_but_the_demand_is_kept() -> None:
+    state = BucketState.new("b", 4)
+    records = [begin(0, X, 1), sync(0, X, 2, 5), required((0, A, 5))]
+    state, outputs, _ = fold(state, batch(records), SETTINGS)
+    assert outputs == []
+    state, outputs, _ = fold(unpack(pack(state)), batch([], 1_000, ticked=True), SETTINGS)
+    assert [t.at_ms for t in stabilities(outputs)] == [1_000]
+    assert not state.demands
+
+
 # -- nonsense, bounds ------------------------------------------------------------------------------
 
 NONSENSE: list[Any] = [
@@ -668,6 +714,10 @@ NONSENSE: list[Any] = [
     heartbeat(-1, Vector.zero(4)),
     asked(1, (), vbuckets=5),
     asked(-1, ()),
+    required((4, A, 1)),
+    required((0, A, 1), (0, A, 2)),
+    required(),
+    replace(required((0, A, 1)), seqnos=b"1"),
 ]
 
 

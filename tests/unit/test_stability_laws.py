@@ -31,6 +31,7 @@ from tests.unit.stability_bench import (
     end,
     heartbeat,
     log,
+    required,
     sync,
 )
 from tests.unit.stability_plain import Plain
@@ -215,8 +216,13 @@ ANY_LOG = st.builds(
     st.permutations((A, B, C)),
     st.lists(st.integers(0, 6), min_size=1, max_size=3).map(lambda s: sorted(s, reverse=True)),
 )
+ANY_DEMAND = st.dictionaries(VBUCKET, st.tuples(BRANCH, SEQNO), min_size=1).map(
+    lambda wanted: required(*((v, *place) for v, place in wanted.items()))
+)
 TICK = st.sampled_from((1, 1_000, 2_999, 3_000, 60_000))
-ANYTHING = st.one_of(ANY_SYNC, ANY_SYNC, ANY_BEGIN, ANY_BEGIN, ANY_END, ANY_CLOSED, ANY_LOG)
+ANYTHING = st.one_of(
+    ANY_SYNC, ANY_SYNC, ANY_BEGIN, ANY_BEGIN, ANY_END, ANY_CLOSED, ANY_LOG, ANY_DEMAND
+)
 
 
 @given(st.lists(st.one_of(ANYTHING, ANYTHING, TICK), max_size=30))
@@ -239,6 +245,7 @@ def test_records_do_what_they_do_to_a_plain_bucket(records: list[Any]) -> None:
             (*key, kept.ordinal, since) for key, (kept, since) in plain.syncs.items()
         )
         assert {k: [tuple(e) for e in v] for k, v in bench.state.early_ends.items()} == plain.ends
+        assert [d.since_ms for d in bench.state.demands] == [since for _, since in plain.demands]
         assert {v: [h.connection for h in held] for v, held in bench.state.held.items()} == {
             v: [h.connection for h, _ in held] for v, held in plain.waiting.items() if held
         }

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.core.stream_records import FailoverBranch
 from coordinator.core.timestamps import (
-    Ends,
     Succession,
     Watermark,
-    align,
     covers,
     is_shared,
     mean_by_heartbeat,
@@ -346,34 +343,6 @@ def test_who_has_only_just_come_does_not_hold_the_others_back() -> None:
 
 def test_without_heartbeats_nothing_advances() -> None:
     assert mean_by_heartbeat([], Vector.zero(1), {}) is None
-
-
-# -- alignment -------------------------------------------------------------------------------------
-
-ENDS = st.lists(st.tuples(st.integers(0, SIZE - 1), VBUUIDS, SEQNOS), max_size=12)
-
-
-@given(vectors, ENDS)
-def test_a_snapshot_is_at_the_last_end_at_or_below(
-    wanted: Vector, ends: list[tuple[int, int, int]]
-) -> None:
-    found = align(wanted, _columns(ends))
-    for v, (vbuuid, seqno) in enumerate(_pairs(wanted)):
-        fitting = [s for e, branch, s in ends if e == v and branch == vbuuid and s <= seqno]
-        assert _pairs(found)[v] == ((vbuuid, max(fitting)) if fitting else (0, 0))
-
-
-def _columns(ends: list[tuple[int, int, int]]) -> Ends:
-    return Ends(
-        np.array([v for v, _, _ in ends], np.int64),
-        np.array([u for _, u, _ in ends], np.uint64),
-        np.array([s for _, _, s in ends], np.uint64),
-    )
-
-
-def test_holes_are_stepped_over() -> None:
-    ends = _columns([(0, 7, 4), (0, 7, 9), (0, 8, 6), (1, 7, 9)])
-    assert align(Vector([7, 7], [7, 7]), ends) == Vector([7, 0], [4, 0])
 
 
 # -- a part of the vbuckets ------------------------------------------------------------------------
