@@ -12,6 +12,7 @@ import threading
 import uuid
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from coordinator.kafka.errors import KafkaRefusal
 from coordinator.kafka.topics import (
     DEAD_LETTER,
     FAILOVER_LOG,
+    RESTART,
     STABILITY,
     STABILITY_HISTORY,
     STATECONTEXT,
@@ -223,6 +225,36 @@ def checked(history: Sequence[StabilityTimestamp]) -> None:
         assert after.vbuuids == before.vbuuids
         assert all(b <= a for b, a in zip(seqnos(before), seqnos(after), strict=True))
         assert after.seqnos != before.seqnos, "nothing has advanced"
+
+
+def a_long_input(topics: Topics) -> None:
+    """Write what makes many small batches: two buckets, a change of connections, bad records."""
+    travel = topics.bucket("travel", period_ms=1_000).begin()
+    other = topics.bucket("other", period_ms=2_000).begin()
+    for turn in range(1, 13):
+        for streams in (travel, other):
+            streams.sync(10 * turn)
+        topics.put(SYNC, b"garbage %d" % turn, turn % 4)
+        if turn == 6:
+            travel.end()
+            travel.begin()
+        topics.tick(NOW_MS + turn * 700)
+
+
+def outcome(topics: Topics) -> Any:
+    """Return all that came of an input, without what is different each time by its nature."""
+    letters = [replace(letter, topic="") for letter in topics.letters()]
+    states = {name: state.state for name, state in topics.states().items()}
+    progress = topics.progress()
+    assert progress is not None
+    return (
+        topics.history("travel"),
+        topics.history("other"),
+        topics.read(RESTART),
+        letters,
+        sorted(states),
+        (progress.batch, progress.now_ms, [(o.partition, o.offset) for o in progress.offsets]),
+    )
 
 
 def read_through(spark: SparkSession, topics: Topics, folder: Path, **more: Any) -> Application:

@@ -17,7 +17,7 @@ from coordinator import codec
 from coordinator.core.entities import Setting
 from coordinator.core.stream_records import Sync, Tick
 from coordinator.embedded.broker import Broker
-from coordinator.kafka.topics import HW, RESTART, STREAM_BEGIN, SYNC, TIMESTAMP_STATE, topic_name
+from coordinator.kafka.topics import HW, STREAM_BEGIN, SYNC, TIMESTAMP_STATE, topic_name
 from schemas.registry import FOLDER, MAGIC, Registry, Schema
 from streaming.inputs import INPUTS
 from streaming.queries import end_session
@@ -29,7 +29,9 @@ from tests.integration.streaming import (
     VBUCKETS,
     Streams,
     Topics,
+    a_long_input,
     checked,
+    outcome,
     read_through,
     seqnos,
 )
@@ -142,45 +144,15 @@ def _encoded(schema: dict[str, Any], record: Sync) -> bytes:
     return made.encode({field["name"]: fields[field["name"]] for field in schema["fields"]})
 
 
-def _a_long_input(topics: Topics) -> None:
-    """Write what makes many small batches: two buckets, a change of connections, bad records."""
-    travel = topics.bucket("travel", period_ms=1_000).begin()
-    other = topics.bucket("other", period_ms=2_000).begin()
-    for turn in range(1, 13):
-        for streams in (travel, other):
-            streams.sync(10 * turn)
-        topics.put(SYNC, b"garbage %d" % turn, turn % 4)
-        if turn == 6:
-            travel.end()
-            travel.begin()
-        topics.tick(NOW_MS + turn * 700)
-
-
-def _outcome(topics: Topics) -> Any:
-    """Return all that came of an input, without what is different each time by its nature."""
-    letters = [replace(letter, topic="") for letter in topics.letters()]
-    states = {name: state.state for name, state in topics.states().items()}
-    progress = topics.progress()
-    assert progress is not None
-    return (
-        topics.history("travel"),
-        topics.history("other"),
-        topics.read(RESTART),
-        letters,
-        sorted(states),
-        (progress.batch, progress.now_ms, [(o.partition, o.offset) for o in progress.offsets]),
-    )
-
-
-def test_the_same_input_gives_the_same_output_with_one_worker_and_with_two(
+def test_the_same_input_gives_the_same_output_with_one_thread_and_with_two(
     sessions: Make, broker: Broker, tmp_path: Path
 ) -> None:
     outcomes = []
     for master in ("local[1]", "local[2]"):
         topics = Topics(broker.bootstrap_servers)
-        _a_long_input(topics)
+        a_long_input(topics)
         read_through(sessions(master), topics, tmp_path / master, offsets_max=400)
-        outcomes.append(_outcome(topics))
+        outcomes.append(outcome(topics))
     assert outcomes[0][-1][0] > 2, "there were several batches"
     assert len(outcomes[0][0]) > 2
     assert outcomes[0] == outcomes[1]
