@@ -49,14 +49,16 @@ TIMESTAMPS: dict[str, Callable[[str], Any]] = {
     "idle": timestamps.idle,
     "restart": timestamps.restart,
     "growth": timestamps.growth,
+    "stateful": timestamps.stateful,
 }
 
 
 def main() -> int:
     wanted = sys.argv[1:] or list(ALL)
-    unknown = sorted(set(wanted) - set(ALL))
+    known = [*ALL, *(name for name in TIMESTAMPS if name not in ALL)]
+    unknown = sorted(set(wanted) - set(known))
     if unknown:
-        print(f"error: unknown benchmarks {unknown}; known are {list(ALL)}", file=sys.stderr)
+        print(f"error: unknown benchmarks {unknown}; known are {known}", file=sys.stderr)
         return 2
     seen: dict[str, Any] = {"machine": _machine()}
     if "fold" in wanted:

@@ -7,6 +7,7 @@ indexers would. `BENCH_SYNCS` is how many SYNCs `catch_up` reads, three million 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import signal
@@ -71,6 +72,9 @@ IDLE_AFTER_S, IDLE_S = 90.0, 40.0
 """A JVM that does little takes minutes to compile what it does."""
 
 KILLS = 5
+BATCH = 400_000
+"""Records of the first batch: of the application's, if nobody says otherwise."""
+
 TRIGGER_MS = "100"
 """Of the application, if nobody says otherwise."""
 
@@ -127,6 +131,7 @@ class Load:
             bucket: [Owner(n, 1_000 * (place + 1) + n) for n in range(2)]
             for place, bucket in enumerate(self.buckets)
         }
+        self._said: dict[str, dict[int, int]] = {bucket: {} for bucket in self.buckets}
         self._owned = {bucket: [v % 2 for v in range(vbuckets)] for bucket in self.buckets}
         self._make()
 
@@ -186,11 +191,17 @@ class Load:
                 self._put(HW, bucket, indexer, heartbeat)
         self._producer.flush(10)
 
+    @property
+    def sums(self) -> dict[str, int]:
+        """Return the sum of all seqnos that were said last, by bucket."""
+        return {bucket: sum(said.values()) for bucket, said in self._said.items()}
+
     def flush(self) -> None:
         if self._producer.flush(60):
             raise RuntimeError("the broker does not take the load")
 
     def _sync(self, bucket: str, vbucket: int, seqno: int) -> None:
+        self._said[bucket][vbucket] = seqno
         owner = self._owners[bucket][self._owned[bucket][vbucket]]
         sync = Sync(
             *(bucket, vbucket, owner.projector, owner.connection, owner.count()),
@@ -301,6 +312,16 @@ def application(
     """Run the application; it is killed when the block ends."""
     command = ["-m", "streaming", "timestamps", "--cluster", load.name]
     command += ["--bootstrap-servers", load.servers, "--data-dir", str(folder), *options]
+    return started(command, folder)
+
+
+Run = Callable[[Load, Path], contextlib.AbstractContextManager[Process]]
+
+
+def stateful_query(load: Load, folder: Path) -> contextlib.AbstractContextManager[Process]:
+    """Run the same fold as state of Spark; it is killed when the block ends."""
+    command = ["-m", "benchmarks.stateful_query", load.servers, load.name, str(load.vbuckets)]
+    command += [topic_name(load.name, STABILITY), TRIGGER_MS, str(folder)]
     return started(command, folder)
 
 
@@ -420,14 +441,14 @@ def freshness(servers: str) -> dict[str, Any]:
     }
 
 
-def _fresh(servers: str, name: str) -> list[float]:
+def _fresh(servers: str, name: str, run: Run = application) -> list[float]:
     """Return seconds from when a SYNC could be promoted until that could be read."""
     load = Load(servers, name, 4, 64)
     load.begin()
     topic = topic_name(name, STABILITY)
     with (
         scratch() as folder,
-        application(load, folder) as running,
+        run(load, folder) as running,
         Reader(servers, topic) as reader,
     ):
         load.a_sync(1)
@@ -509,6 +530,52 @@ def _follow(
     stopping.set()
     writer.join()
     return [one for one in written if one[0] > began_s + WARM_UP_S], read
+
+
+def stateful(servers: str, syncs: int = 2_000_000) -> dict[str, Any]:
+    """What was not chosen: `transformWithStateInPandas`, beside the application.
+
+    Raises SystemExit without the packages that only this needs.
+    """
+    missing = [name for name in ("pandas", "google.protobuf") if not _is_installed(name)]
+    if missing:
+        raise SystemExit("stateful needs more: .venv/bin/pip install 'pandas<3' protobuf")
+    found = {}
+    runs: dict[str, Run] = {"application": application, "stateful": stateful_query}
+    for name, run in runs.items():
+        fresh = _fresh(servers, f"{name}{time.time_ns() % 10**6}", run)
+        found[name] = {**summary(fresh), "records_per_second": _stable_rate(servers, syncs, run)}
+    return found
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _stable_rate(servers: str, syncs: int, run: Run) -> int:
+    """Return records a second from the first stability timestamp to the one that has all."""
+    load = Load(servers, f"rate{time.time_ns() % 10**6}", 4, 1_024)
+    load.begin()
+    load.syncs(syncs, move_every=round(2 / CONTROL))
+    load.flush()
+    with (
+        scratch() as folder,
+        run(load, folder) as running,
+        Reader(servers, topic_name(load.name, STABILITY)) as reader,
+    ):
+        done: set[str] = set()
+
+        def is_last(record: Any) -> bool:
+            if np.frombuffer(record.seqnos, "<u8").sum() >= load.sums[record.bucket]:
+                done.add(record.bucket)
+            return len(done) == len(load.buckets)
+
+        last_s, seen = reader.until(running, is_last)
+    first_s = seen[0][0]
+    return round((load.records - BATCH) / (last_s - first_s))
 
 
 def idle(servers: str, buckets: int = 1, vbuckets: int = 64) -> dict[str, Any]:

@@ -1,0 +1,126 @@
+"""What was not chosen: the fold as state of Spark, by `transformWithStateInPandas`.
+
+Run as a process: the same records, decoder and fold as the application's, with the state in Spark's
+RocksDB and the outputs through Spark's sink, which writes at least once. It lacks the rest:
+settings, limits while nothing comes (these take timers), dead letters, offsets with the state.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+from pyspark.sql import functions as f
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+from coordinator import codec
+from coordinator.core.bucket_state import BucketState
+from coordinator.core.stability import Batch, Syncs, fold, pack, unpack
+from coordinator.core.stream_records import StabilityTimestamp
+from coordinator.core.timestamp_settings import TimestampSettings
+from coordinator.kafka.topics import FAILOVER_LOG, STREAM_BEGIN, STREAM_END, SYNC, topic_name
+from streaming.inputs import INPUTS
+from streaming.rows import SyncRows, rows_of
+from streaming.session import SparkOptions, start
+from streaming.source import KAFKA
+
+TOPICS = (SYNC, STREAM_BEGIN, STREAM_END, FAILOVER_LOG)
+SETTINGS = TimestampSettings(period_ms=1_000, sync_missing_ms=3_600_000)
+STATE = "org.apache.spark.sql.execution.streaming.state"
+CONF = {
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.streaming.stateStore.providerClass": f"{STATE}.RocksDBStateStoreProvider",
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    "spark.sql.execution.arrow.transformWithStateInPySpark.maxRecordsPerBatch": "100000",
+}
+
+
+class Buckets(StatefulProcessor):
+    """Folds what a batch has of each bucket."""
+
+    def __init__(self, vbuckets: int) -> None:
+        self.vbuckets = vbuckets
+
+    def init(self, handle: Any) -> None:
+        self.state = handle.getValueState("state", "packed binary")
+
+    def handleInputRows(  # noqa: N802
+        self,
+        key: Any,
+        rows: Iterator[pd.DataFrame],
+        timerValues: Any,  # noqa: N803
+    ) -> Iterator[pd.DataFrame]:
+        """Return the bucket's next stability timestamp, if it is due."""
+        (bucket,) = key
+        found = rows_of(pa.Table.from_pandas(pd.concat(list(rows)), preserve_index=False))
+        syncs = SyncRows.joined(bucket, found.syncs)
+        names = ("vbucket", "projector", "connection", "ordinal", "vbuuid", "seqno")
+        batch = Batch(
+            Syncs(*(getattr(syncs, name) for name in names)),
+            [codec.decode(row.value or b"") for row in found.raw],
+            timerValues.getCurrentProcessingTimeInMs(),
+            ticked=True,
+        )
+        before = (
+            unpack(self.state.get()[0])
+            if self.state.exists()
+            else BucketState.new(bucket, self.vbuckets)
+        )
+        done = fold(before, batch, SETTINGS)
+        self.state.update((pack(done.state),))
+        told = [codec.encode(o) for o in done.outputs if isinstance(o, StabilityTimestamp)]
+        yield pd.DataFrame({"key": [bucket.encode()] * len(told), "value": told})
+
+    def close(self) -> None: ...
+
+
+def main() -> None:
+    servers, cluster, vbuckets, target, trigger_ms, folder = sys.argv[1:]
+    spark = start(SparkOptions("stateful", "local[2]", Path(folder), conf=CONF))
+    raw = (
+        spark.readStream.format("kafka")
+        .option("kafka.bootstrap.servers", servers)
+        .option("subscribe", ",".join(topic_name(cluster, name) for name in TOPICS))
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", 400_000)
+        .options(**KAFKA)
+        .load()
+    )
+    place = f.coalesce(
+        *(f.when(f.col("topic") == topic_name(cluster, t), INPUTS.index(t)) for t in TOPICS)
+    )
+    bucket = f.split(f.col("key").cast("string"), "/")[0]
+    key = f.lit(None).cast("binary")
+    query = (
+        raw.select(
+            bucket.alias("bucket"),
+            place.alias("place"),
+            "partition",
+            "offset",
+            key.alias("key"),
+            "value",
+        )
+        .groupBy("bucket")
+        .transformWithStateInPandas(
+            statefulProcessor=Buckets(int(vbuckets)),
+            outputStructType="key binary, value binary",
+            outputMode="Append",
+            timeMode="ProcessingTime",
+        )
+        .writeStream.format("kafka")
+        .option("kafka.bootstrap.servers", servers)
+        .option("topic", target)
+        .option("checkpointLocation", f"{folder}/checkpoint")
+        .trigger(processingTime=f"{trigger_ms} milliseconds")
+        .outputMode("append")
+        .start()
+    )
+    query.awaitTermination()
+
+
+if __name__ == "__main__":
+    main()
