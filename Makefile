@@ -7,8 +7,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Half of the work of the quick tests: it runs beside the other half.
-SEEDED := tests/simulation/test_seeds.py tests/simulation/test_mutants.py tests/simulation/test_plane.py
+# Most of the work of the quick tests: it runs beside the rest, in two processes.
+SEEDED := tests/simulation/test_seeds.py tests/simulation/test_mutants.py
+PLANE := tests/simulation/test_plane.py
 ARGS ?=
 SEEDS ?= 1000
 ROUNDS ?= 10
@@ -40,16 +41,18 @@ quick: $(STAMP) ## Under a minute: lint, types, import rules, unit tests, simula
 	export HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-quick}; \
 	$(BIN)/mypy > "$$out/mypy" 2>&1 & types=$$!; \
 	$(BIN)/pytest -q -p no:cacheprovider $(SEEDED) > "$$out/simulation" 2>&1 & simulation=$$!; \
+	$(BIN)/pytest -q -p no:cacheprovider $(PLANE) > "$$out/plane" 2>&1 & plane=$$!; \
 	{ $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports; } \
 	    > "$$out/lint" 2>&1 & lint=$$!; \
-	$(BIN)/pytest -q tests/unit tests/simulation $(SEEDED:%=--ignore=%); tests=$$?; \
+	$(BIN)/pytest -q tests/unit tests/simulation $(addprefix --ignore=,$(SEEDED) $(PLANE)); tests=$$?; \
 	wait $$lint; lint=$$?; \
 	wait $$types; types=$$?; \
 	wait $$simulation; simulation=$$?; \
-	for one in lint:$$lint mypy:$$types simulation:$$simulation; do \
+	wait $$plane; plane=$$?; \
+	for one in lint:$$lint mypy:$$types simulation:$$simulation plane:$$plane; do \
 	    [ "$${one#*:}" = 0 ] || { echo "--- $${one%:*} failed:"; cat "$$out/$${one%:*}"; }; done; \
-	[ $$simulation != 0 ] || { echo "simulator"; tail -n 1 "$$out/simulation"; }; \
-	exit $$(( lint || types || tests || simulation ))
+	for one in simulation plane; do [ "$${!one}" != 0 ] || tail -n 1 "$$out/$$one"; done; \
+	exit $$(( lint || types || tests || simulation || plane ))
 
 bench: java $(STAMP) ## Measure it, on this machine
 	@exec $(BIN)/python -m benchmarks $(ARGS)

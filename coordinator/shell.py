@@ -23,7 +23,7 @@ from coordinator import codec
 from coordinator.core import effects, inputs
 from coordinator.core.commands import Outcome, Position, Request, unknown
 from coordinator.core.node import Node
-from coordinator.core.records import AckRecord, DeadLetter, Heartbeat
+from coordinator.core.records import AckRecord, Heartbeat
 from coordinator.core.stream_records import FailoverLog, HwHeartbeat
 from coordinator.core.types import Instant
 from coordinator.ddl_commands import read_command
@@ -275,20 +275,9 @@ class Shell:
                     records.append(record)
                     continue
                 reason = f"{type(record).__name__} does not belong here"
-            self._loop.call_soon_threadsafe(self._bury_message, message, reason)
+            self._loop.call_soon_threadsafe(self._plain.bury_message, message, reason)
         if records:
             self.feed(made(tuple(records)))
-
-    def _bury_message(self, message: Message, reason: str) -> None:
-        letter = DeadLetter(
-            str(message.topic()).removeprefix(topic_name(self._cluster, "")),
-            message.partition() or 0,
-            message.offset() or 0,
-            reason,
-            _bytes(message),
-            self.now().wall_ms,
-        )
-        self._plain.bury(effects.Bury(letter))
 
     def _reader_failed(self, reason: str) -> None:
         log.error("a reader failed: %s", reason)

@@ -11,10 +11,8 @@ from collections.abc import Mapping
 
 from confluent_kafka import Message
 
-from coordinator.core.effects import Bury
 from coordinator.core.entities import Index
-from coordinator.core.records import DeadLetter
-from coordinator.kafka.following import Voice, ignore, wall_ms
+from coordinator.kafka.following import Voice, ignore
 from coordinator.kafka.producers import PlainProducer
 from indexer_sim.applier import Applier
 from indexer_sim.heralding import Herald
@@ -95,15 +93,4 @@ class DataPlane:
         )
         if self._graves is None:
             self._graves = PlainProducer(self._servers, self._cluster, ignore)
-        self._graves.bury(
-            Bury(
-                DeadLetter(
-                    str(message.topic()),
-                    int(message.partition() or 0),
-                    int(message.offset() or 0),
-                    reason,
-                    message.value() or b"",
-                    wall_ms(),
-                )
-            )
-        )
+        self._graves.bury_message(message, reason)

@@ -16,7 +16,15 @@ from prometheus_client import Histogram
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.responses import Response
 
-from coordinator.core.entities import BACKFILL, DROPPING, ERROR, MAINTENANCE, PENDING, Index
+from coordinator.core.entities import (
+    BACKFILL,
+    DROPPING,
+    ERROR,
+    MAINTENANCE,
+    PENDING,
+    Bucket,
+    Index,
+)
 from coordinator.core.inputs import StabilityRequired
 from coordinator.core.key_order import KeyOrder, order_of
 from coordinator.core.scans import Cursor, ScanError, cover_of, row_of, scan_digest, slices_of
@@ -145,6 +153,7 @@ def add_scans(app: FastAPI, shell: Shell) -> None:
 def _plan(shell: Shell, body: ScanBody) -> _Plan:
     """Return what is to be scanned. Raises ApiError."""
     index = _ready(shell, _index(shell, body))
+    _check_vbuckets(shell, index, body)
     order = order_of(index)
     descending = body.order == "desc"
     try:
@@ -180,6 +189,18 @@ def _consistency(body: ScanBody, cursor: Cursor | None) -> Any:
             return {"consistent": number}
         return {"consistent": 0, "at_least": _wire(asked.at_least)}
     return {"at_least": _wire(asked.at_least)}
+
+
+def _check_vbuckets(shell: Shell, index: Index, body: ScanBody) -> None:
+    """Refuse a vector that is none of the bucket's. Raises ApiError."""
+    required = getattr(body.consistency, "at_least", None)
+    bucket = shell.node.state.bucket(index.bucket)
+    if required is None or bucket is None or not isinstance(bucket.entity, Bucket):
+        return
+    odd = [vbucket for vbucket in required.vbuckets if vbucket >= bucket.entity.vbuckets]
+    if odd:
+        text = f"bucket {index.bucket} has {bucket.entity.vbuckets} vbuckets, and no {min(odd)}"
+        raise ApiError("invalid_request", text)
 
 
 def _wire(vector: VectorModel) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
-from coordinator.core.effects import Answer, Beat, Bury
-from coordinator.core.records import AckRecord, DeadLetter, Heartbeat
+from coordinator.core.effects import Answer, Beat
+from coordinator.core.records import AckRecord, Heartbeat
 from coordinator.kafka.producers import PlainProducer
 from coordinator.kafka.readers import consumer
 from coordinator.kafka.topics import STATECONTEXT, topic_name
@@ -112,15 +112,7 @@ class Link:
 
     def bury(self, message: Message, reason: str) -> None:
         if self._producer is not None:
-            letter = DeadLetter(
-                str(message.topic()),
-                int(message.partition() or 0),
-                int(message.offset() or 0),
-                reason,
-                message.value() or b"",
-                wall_ms(),
-            )
-            self._producer.bury(Bury(letter))
+            self._producer.bury_message(message, reason)
 
     def close(self) -> None:
         if self._producer is not None:

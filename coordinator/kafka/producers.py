@@ -11,13 +11,14 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from coordinator import codec
 from coordinator.core import effects, inputs
-from coordinator.core.records import Event
+from coordinator.core.records import DeadLetter, Event
 from coordinator.kafka.fencing import connect, end_open_transaction
 from coordinator.kafka.pacing import Pacing
 from coordinator.kafka.topics import (
@@ -77,6 +78,7 @@ class PlainProducer:
 
     def __init__(self, bootstrap_servers: str, cluster: str, feed: Feed) -> None:
         self._feed = feed
+        self._cluster = cluster
         self.written = -1
         self._failed: list[inputs.AppendFailed] = []
         self._producer = Producer(
@@ -112,7 +114,16 @@ class PlainProducer:
         self._send(RESTART_REQUEST, codec.encode(record), key=record.bucket.encode())
 
     def bury(self, effect: effects.Bury) -> None:
-        letter = effect.letter
+        self._bury(full(effect.letter, self._cluster))
+
+    def bury_message(self, message: Message, reason: str) -> None:
+        """Send a record that could not be used to `dead-letter`, as it came."""
+        where = (str(message.topic()), int(message.partition() or 0), int(message.offset() or 0))
+        value = message.value()
+        at_ms = time.time_ns() // 1_000_000
+        self._bury(DeadLetter(*where, reason, value if isinstance(value, bytes) else b"", at_ms))
+
+    def _bury(self, letter: DeadLetter) -> None:
         self._send(DEAD_LETTER, codec.encode(letter), key=letter_key(letter))
 
     def serve(self) -> None:
@@ -140,7 +151,12 @@ def _sender(record: Any) -> bytes:
     return str(next((number for number in numbers if number is not None), 0)).encode()
 
 
-def letter_key(letter: Any) -> bytes:
+def full(letter: DeadLetter, cluster: str) -> DeadLetter:
+    """Return a letter of the core, which knows topics by their short names, with the full one."""
+    return replace(letter, topic=topic_name(cluster, letter.topic))
+
+
+def letter_key(letter: DeadLetter) -> bytes:
     """Return the key of a dead letter: where the record stood."""
     return f"{letter.topic}-{letter.partition}-{letter.offset}".encode()
 
@@ -309,7 +325,7 @@ class TransactionalProducer:
         for reply in effect.replies:
             key = reply.request.encode()
             producer.produce(self._names[DDL_REPLIES], codec.encode(reply), key)
-        for letter in effect.dead_letters:
+        for letter in (full(one, self._cluster) for one in effect.dead_letters):
             topic = self._names[DEAD_LETTER]
             producer.produce(topic, codec.encode(letter), letter_key(letter), partition=0)
         self._disconnected = False

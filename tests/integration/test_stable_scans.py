@@ -128,42 +128,58 @@ def test_an_index_built_while_nothing_changes_can_be_scanned_at_once(
         print(f"scanned after {time.monotonic() - began:.1f} s")
 
 
-def test_what_a_scan_requires_becomes_stable_before_its_time(plant: Cluster) -> None:
+# -- what a scan requires ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def rare(plant: Cluster) -> LoggedPlane:
+    """A bucket whose timestamps would come every ten minutes."""
     chance = random.Random(4)
-    rare = LoggedPlane(plant, "rare", VBUCKETS)
+    made = LoggedPlane(plant, "rare", VBUCKETS)
     with plant.client() as client:
         client.put_config("timestamps/rare", {"period_ms": RARELY_MS})
-    rare.load({name: doc for name, doc in (_change(chance) for _ in range(200)) if doc})
-    rare.create(BY_CITY)
-    vector = rare.vector()
-    rare.is_exact(rare.scanned(BY_CITY.name, 0, SCAN_MS, vector))
+    made.load({name: doc for name, doc in (_change(chance) for _ in range(200)) if doc})
+    made.create(BY_CITY)
+    return made
+
+
+def test_what_a_scan_requires_becomes_stable_before_its_time(rare: LoggedPlane) -> None:
+    rare.is_exact(rare.scanned(BY_CITY.name, required=rare.vector()))
     before = rare.stability()[0]
     for n in range(3):
         rare.put(f"mine-{n}", {"country": "Z", "city": f"new-{n}"})
-        scan = rare.scanned(BY_CITY.name, 0, SCAN_MS, rare.vector())
+        scan = rare.scanned(BY_CITY.name, required=rare.vector())
         assert scan.number > before
         assert f"mine-{n}" in [name for _, name in scan.rows]
         before = scan.number
         rare.is_exact(scan)
-    for places in (_later(rare.vector()), _elsewhere(rare.vector())):
-        asked = {"consistency": {"consistent": 0, "at_least": {"vbuckets": places}}}
-        body = {"bucket": "rare", "name": BY_CITY.name, "timeout_ms": 1_000, **asked}
-        answer = plant.ask(1, "POST", "/v1/scan", json=body)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (
-            504,
-            "timestamp_not_reached",
-        )
-    both = {"consistency": {"consistent": before, "at_least": {"vbuckets": vector}}}
-    answer = plant.ask(1, "POST", "/v1/scan", json={"bucket": "rare", "name": "x", **both})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
 
 
-def _later(vector: dict[str, list[int]]) -> dict[str, list[int]]:
-    return {vb: [vbuuid, seqno + 1_000] for vb, (vbuuid, seqno) in vector.items()}
+Place = tuple[int, int]
 
 
-def _elsewhere(vector: dict[str, list[int]]) -> dict[str, list[int]]:
-    return {vb: [vbuuid ^ 1, seqno] for vb, (vbuuid, seqno) in vector.items()}
+@pytest.mark.parametrize(
+    ("number", "places", "answer"),
+    [
+        pytest.param(0, lambda v, p: {v: (p[0], p[1] + 999)}, 504, id="not written yet"),
+        pytest.param(0, lambda v, p: {v: (p[0] ^ 1, p[1])}, 504, id="of another branch"),
+        pytest.param(0, lambda v, p: {VBUCKETS: p}, 400, id="of no vbucket"),
+        pytest.param(1, lambda v, p: {v: p}, 400, id="one by its number"),
+        pytest.param(0, lambda v, p: {v: (p[0] ^ 1, 0)}, 200, id="nothing of a vbucket"),
+        pytest.param(0, lambda v, p: {}, 200, id="nothing"),
+    ],
+)
+def test_a_vector_that_cannot_be_had_is_refused(
+    rare: LoggedPlane, number: int, places: Callable[[int, Place], dict[int, Place]], answer: int
+) -> None:
+    vbucket, (vbuuid, seqno) = next(iter(rare.vector().items()))
+    required = {str(v): place for v, place in places(int(vbucket), (vbuuid, seqno)).items()}
+    asked = {"consistent": number, "at_least": {"vbuckets": required}}
+    body = {"bucket": "rare", "name": BY_CITY.name, "timeout_ms": 1_000, "consistency": asked}
+    got = rare.cluster.ask(1, "POST", "/v1/scan", json=body)
+    assert got.status_code == answer, got.text
+    codes = {504: "timestamp_not_reached", 400: "invalid_request", 200: None}
+    assert got.json().get("error", {}).get("code") == codes[answer]
 
 
 # -- faults --------------------------------------------------------------------------------------

@@ -193,7 +193,7 @@ def test_bad_records_are_dead_letters_and_lower_numbers_are_ignored(
     assert row(plant, "bad")["began_again"] is None
 
     def letters() -> list[DeadLetter] | None:
-        found = [r for r in plant.records(DEAD_LETTER) if r.topic == STABILITY]
+        found = [r for r in plant.records(DEAD_LETTER) if r.topic == plant.topic(STABILITY)]
         return found if len(found) >= len(bad) else None
 
     found = {letter.offset: letter for letter in wait_until(letters, "dead letters", 10)}
