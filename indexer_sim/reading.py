@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from coordinator.core.collation import Bounds
-from coordinator.core.vectors import Vector
+from coordinator.core.vectors import Places, Vector
 from indexer_sim.bucket import Bucket, Published
 from indexer_sim.database import Moment, MomentLostError
 from indexer_sim.entries import State, entries_prefix
@@ -38,7 +38,7 @@ class StorageReading:
         _check(bucket, published, index_id, slices, shard, build)
         if wanted.timestamp is not None:
             return _stable_view(bucket, index_id, published.states[index_id].build, wanted)
-        _check_covered(published.vector, wanted.at_least or {})
+        _check_covered(published.vector, wanted.at_least)
         moment = bucket.database.moment()
         if moment is None:
             raise _recovering()
@@ -64,21 +64,17 @@ def _check(
         raise ScanRefused("index_building", f"index {index_id} is not complete here")
 
 
-def _check_covered(held: Vector, wanted: Mapping[int, tuple[int, int]]) -> None:
-    """Refuse what would be older than is wanted; never across branches."""
-    for vbucket, (vbuuid, seqno) in wanted.items():
-        if not held.has(vbucket, vbuuid, seqno):
-            raise ScanRefused("timestamp_not_reached", f"vbucket {vbucket} is not that far yet")
+def _check_covered(held: Vector, wanted: Places | None) -> None:
+    """Refuse what would be older than is wanted."""
+    lacking = None if wanted is None else held.lacking(wanted)
+    if lacking is not None:
+        raise ScanRefused("timestamp_not_reached", f"vbucket {lacking} is not that far yet")
 
 
 def _stable_view(bucket: Bucket, index_id: int, build: int, wanted: Wanted) -> SlicesView:
-    """Return an index at a stability timestamp, 0 for the newest; `at_least` holds for it, too."""
-    number = wanted.timestamp or 0
+    """Return an index at a stability timestamp, 0 for the newest, that has what is wanted."""
+    number, places = wanted.timestamp or 0, wanted.at_least
     kept = {s.number: s for s in bucket.timeline.kept if s.builds.get(index_id) == build}
-    if kept and wanted.at_least:
-        _check_covered(kept[max(kept)].vector, wanted.at_least)
-        positions = [(vb, *place) for vb, place in wanted.at_least.items()]
-        kept = {n: s for n, s in kept.items() if all(s.vector.has(*p) for p in positions)}
     found = kept.get(number or max(kept, default=0))
     if found is None:
         code = "timestamp_not_reached" if number > max(kept, default=0) else "timestamp_gone"
@@ -86,6 +82,9 @@ def _stable_view(bucket: Bucket, index_id: int, build: int, wanted: Wanted) -> S
         if not kept:
             code, text = "no_stability_timestamp", "no stability timestamp was reached here yet"
         raise ScanRefused(code, text, {"held": sorted(kept)})
+    if places is not None:
+        _check_covered(found.vector, places)
+        kept = {n: s for n, s in kept.items() if s.vector.lacking(places) is None}
     overlay = {piece: entries for (i, piece), entries in found.overlay.items() if i == index_id}
     return SlicesView(
         found.moment,

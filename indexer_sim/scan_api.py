@@ -11,7 +11,7 @@ A request, JSON; bytes are hexadecimal:
     begin, end, after, order, limit   entries from `begin` on and before `end`, after an entry
     count                             only how many there are, up to a bound
     consistency                       "any", {"at_least": vector}, {"consistent": number or 0},
-                                      {"consistent": 0, "at_least": vector}
+                                      or both
     timeout_ms                        how long it may wait for that
 
 The answer is a `coordinator.core.scan_pages.Page`; a refusal is JSON with a stable code.
@@ -38,6 +38,7 @@ from starlette.routing import Route
 from coordinator.core.collation import Bounds
 from coordinator.core.scan_pages import BYTES_MAX, ENTRIES_MAX, MEDIA_TYPE, Page, pack
 from coordinator.core.scans import Gathering, Part, rest_of
+from coordinator.core.vectors import Places
 from coordinator.serving import bound, server
 
 READERS = 2
@@ -60,7 +61,8 @@ KEEP_ALIVE_S = 60
 """Longer than nodes keep a connection: one that sends must know that it is gone."""
 
 BACKLOG = 128
-BODY_BYTES_MAX = 256 * 1024
+BODY_BYTES_MAX = 2 * 1024 * 1024
+"""More than a node takes: a vector comes as it is, and cursors and bounds with it."""
 
 STATUS: Mapping[str, int] = {
     "invalid_request": 400,
@@ -99,11 +101,11 @@ NEWEST = 0
 class Wanted:
     """How fresh a scan must be: `at_least` a vector, or exactly at a `timestamp` (0: the newest).
 
-    `at_least` has a (vbuuid, seqno) for some vbuckets; with `timestamp`, that is to have them.
-    Neither: as it is.
+    `at_least` are places of some vbuckets; with `timestamp`, that is to have them. Neither: as it
+    is.
     """
 
-    at_least: Mapping[int, tuple[int, int]] | None = None
+    at_least: Places | None = None
     timestamp: int | None = None
 
 
@@ -190,11 +192,11 @@ def _wanted(consistency: Any) -> Wanted:
     if not consistency or consistency.keys() - {"consistent", "at_least"}:
         raise ValueError(f"consistency {consistency}")
     number, asked = consistency.get("consistent"), consistency.get("at_least")
-    vector = None
+    places = None
     if asked is not None:
-        places = asked["vbuckets"].items()
-        vector = {int(vb): (int(uuid), int(seqno)) for vb, (uuid, seqno) in places}
-    return Wanted(timestamp=None if number is None else int(number), at_least=vector)
+        given = asked["vbuckets"].items()
+        places = Places.of({int(vb): (int(uuid), int(seqno)) for vb, (uuid, seqno) in given})
+    return Wanted(timestamp=None if number is None else int(number), at_least=places)
 
 
 # -- pages ---------------------------------------------------------------------------------------

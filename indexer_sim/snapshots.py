@@ -27,7 +27,7 @@ from indexer_sim.tracking import NEVER, ORPHANED, WHOLE, Tracker
 UNDO_MAX = 50_000
 """So many changes can be taken back, about 15 MiB of them."""
 
-KEPT_MAX = 3
+KEPT_MAX = 6
 WANTED_MAX = 8
 NOT_YET, REACHED, MISSED = range(3)
 
@@ -76,7 +76,7 @@ class Timeline:
         self._undo_max, self._kept_max = undo_max, kept_max
         self._changes: deque[Undo] = deque()
         self._floors: dict[int, int] = {}
-        self._wanted: deque[Wanted] = deque(maxlen=WANTED_MAX)
+        self._wanted: deque[Wanted] = deque()
         self._last: tuple[int, list[int]] = (0, [])
         self._heard = 0
 
@@ -97,6 +97,8 @@ class Timeline:
         if timestamp.number > self._heard:
             self._heard = timestamp.number
             vector = Vector.from_bytes(timestamp.vbuuids, timestamp.seqnos)
+            if len(self._wanted) == WANTED_MAX:
+                del self._wanted[1]  # Never the first: else one that is behind would reach none.
             self._wanted.append(Wanted(timestamp.number, vector))
 
     def reached(self, tracker: Tracker) -> Wanted | None:

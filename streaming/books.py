@@ -159,7 +159,9 @@ def turn(books: Books, rows: Rows, query: str, batch: int) -> Turn:
         published=published,
     )
     records = [*outputs, *map(_buried, work.letters)]
-    quiet = not records and not rows.syncs and all(INPUTS[r.place] in QUIET for r in rows.raw)
+    hurried = any(state.hurried_until_ms > work.now_ms for state in states.values())
+    silent = not rows.syncs and all(INPUTS[row.place] in QUIET for row in rows.raw)
+    quiet = silent and not records and not hurried
     return Turn(after, [*records, *_kept(books, after)], quiet)
 
 

@@ -11,15 +11,22 @@ from coordinator.core.bucket_state import NEVER, NOBODY, BucketState, Heard, hea
 from coordinator.core.positions import Positions
 from coordinator.core.stream_records import (
     HwHeartbeat,
+    PromotionRequested,
     RestartTimestamp,
     RollbackEnquiry,
     StabilityTimestamp,
 )
 from coordinator.core.timestamp_settings import HEARTBEAT, TimestampSettings
-from coordinator.core.timestamps import Watermark, mean_by_heartbeat, on_demand, promote, restart
+from coordinator.core.timestamps import Watermark, mean_by_heartbeat, promote, restart
 from coordinator.core.vectors import Vector
 
 INDEXERS_MAX = 64
+
+HURRIED_PERIOD_MS = 500
+"""The period while a query waits, if it is longer: indexers keep only the last few snapshots."""
+
+HURRIED_MS_MAX = 60_000
+"""So long one request hurries at most, as long as a scan may wait."""
 
 Output = StabilityTimestamp | RestartTimestamp | RollbackEnquiry
 
@@ -34,7 +41,7 @@ class Announcer:
         self.positions, self.places = positions, positions.owners.places
         self.heard = dict(state.heard)
         self.stability_number, self.restart_number = state.stability_number, state.restart_number
-        self.published_ms = state.published_ms
+        self.published_ms, self.hurried_until_ms = state.published_ms, state.hurried_until_ms
         self.outputs: list[Output] = []
 
     # -- indexers --------------------------------------------------------------------------------
@@ -110,12 +117,26 @@ class Announcer:
                 )
             )
 
-    def publish(self) -> None:
+    def hurry(self, record: PromotionRequested) -> None:
+        """Have the next stability timestamps told soon, for as long as a query waits for them.
+
+        Before the first tick nobody knows the time, and how long that would be.
+        """
+        if self.now_ms:
+            until_ms = min(record.at_ms + record.wait_ms, self.now_ms + HURRIED_MS_MAX)
+            self.hurried_until_ms = max(self.hurried_until_ms, until_ms)
+
+    def publish(self, *, ticked: bool) -> None:
         """Tell the next stability timestamp, if it is due and anything has advanced."""
-        waited_ms = self.now_ms - self.published_ms
-        if self.published_ms != NEVER and waited_ms < self.settings.period_ms:
+        period_ms = self.settings.period_ms
+        if self.now_ms < self.hurried_until_ms:
+            period_ms = min(period_ms, HURRIED_PERIOD_MS)
+        elif not ticked:
             return
-        stable = self._stable()
+        if self.published_ms != NEVER and self.now_ms - self.published_ms < period_ms:
+            return
+        places = self.places
+        stable = Vector(places["stable_vbuuid"], places["stable_seqno"])
         if self.settings.algorithm == HEARTBEAT:
             advanced = mean_by_heartbeat(
                 [
@@ -128,28 +149,8 @@ class Announcer:
             )
         else:
             advanced = promote(stable, self._current(), self.positions.logs)
-        if advanced is not None:
-            self._tell(advanced)
-
-    def publish_at_least(self, required: Vector) -> bool:
-        """Tell whether the stability timestamp covers what is required, with a new one if need be.
-
-        Before the first tick there is none: nobody knows the time.
-        """
-        stable = self._stable()
-        found = on_demand(stable, self._current(), required, self.positions.logs)
-        if found is None or not self.now_ms:
-            return False
-        if found is not stable:
-            self._tell(found)
-        return True
-
-    def _stable(self) -> Vector:
-        return Vector(self.places["stable_vbuuid"], self.places["stable_seqno"])
-
-    def _tell(self, advanced: Vector) -> None:
-        """Tell the next stability timestamp."""
-        places = self.places
+        if advanced is None:
+            return
         places["stable_vbuuid"], places["stable_seqno"] = advanced.vbuuids, advanced.seqnos
         self.stability_number += 1
         self.published_ms = self.now_ms

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from coordinator.core.stream_records import (
     FailoverBranch,
     HwHeartbeat,
-    PromotionRequested,
     RestartRequested,
     StabilityTimestamp,
 )
@@ -148,23 +147,6 @@ class Question(NamedTuple):
     since_ms: int
 
 
-class Demand(NamedTuple):
-    """What a query requires, and waits for: three tuples of one length."""
-
-    vbuckets: tuple[int, ...]
-    vbuuids: tuple[int, ...]
-    seqnos: tuple[int, ...]
-    since_ms: int
-
-    def vector(self, vbuckets: int) -> Vector:
-        """Return it as a vector of so many vbuckets, with nothing where nothing is required."""
-        vbuuids, seqnos = np.zeros(vbuckets, np.uint64), np.zeros(vbuckets, np.uint64)
-        places = list(self.vbuckets)
-        vbuuids[places] = np.array(self.vbuuids, np.uint64)
-        seqnos[places] = np.array(self.seqnos, np.uint64)
-        return Vector(vbuuids, seqnos)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class BucketState:
     """All that `stability.fold` knows of a bucket. Bounds are where the parts are filled."""
@@ -181,11 +163,12 @@ class BucketState:
     logs: Mapping[int, tuple[FailoverBranch, ...]] = field(default_factory=dict)
     heard: Mapping[int, Heard] = field(default_factory=dict)
     questions: tuple[Question, ...] = ()
-    demands: tuple[Demand, ...] = ()
     stability_number: int = 0
     restart_number: int = 0
     """Of the last restart timestamp or enquiry: both count together."""
     published_ms: int = NEVER
+    hurried_until_ms: int = 0
+    """Until then a query waits for the next stability timestamp."""
 
     @classmethod
     def new(cls, bucket: str, vbuckets: int) -> BucketState:
@@ -242,10 +225,10 @@ class BucketState:
             self.logs,
             self.heard,
             self.questions,
-            self.demands,
             self.stability_number,
             self.restart_number,
             self.published_ms,
+            self.hurried_until_ms,
         )
 
 
@@ -310,10 +293,10 @@ def pack(state: BucketState) -> bytes:
                 for i, heard in state.heard.items()
             ],
             "questions": state.questions,
-            "demands": state.demands,
             "stability_number": state.stability_number,
             "restart_number": state.restart_number,
             "published_ms": state.published_ms,
+            "hurried_until_ms": state.hurried_until_ms,
         },
         separators=(",", ":"),
     ).encode()
@@ -377,13 +360,10 @@ def _build(head: dict[str, Any], blob: memoryview) -> BucketState:
             Question(number, tuple(participants), reason, since)
             for number, participants, reason, since in head["questions"]
         ),
-        demands=tuple(
-            Demand(tuple(vbuckets), tuple(vbuuids), tuple(seqnos), since)
-            for vbuckets, vbuuids, seqnos, since in head.get("demands", ())
-        ),
         stability_number=head["stability_number"],
         restart_number=head["restart_number"],
         published_ms=head["published_ms"],
+        hurried_until_ms=head.get("hurried_until_ms", 0),
     )
 
 
@@ -405,10 +385,3 @@ def heard_of(record: HwHeartbeat, before: Heard | None, now_ms: int) -> Heard:
 def question_of(record: RestartRequested, now_ms: int) -> Question:
     """Return what a restart request asks."""
     return Question(record.round, record.participants, record.reason, now_ms)
-
-
-def demand_of(record: PromotionRequested, now_ms: int) -> Demand:
-    """Return what a query requires. ValueError: the vectors are none."""
-    vector = Vector.from_bytes(record.vbuuids, record.seqnos)
-    vbuuids, seqnos = tuple(vector.vbuuids.tolist()), tuple(vector.seqnos.tolist())
-    return Demand(record.vbuckets, vbuuids, seqnos, now_ms)

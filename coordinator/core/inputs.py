@@ -149,10 +149,10 @@ class MembershipRequested:
 
 @dataclass(frozen=True, slots=True)
 class StabilityRequired:
-    """A scan requires a stability timestamp that has these positions: vbucket, vbuuid, seqno."""
+    """A scan waits for a newer stability timestamp of a bucket, at most so long."""
 
     bucket: str
-    positions: tuple[tuple[int, int, int], ...]
+    wait_ms: int
 
 
 @dataclass(frozen=True, slots=True)

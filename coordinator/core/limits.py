@@ -55,7 +55,7 @@ class Limits:
         self._end_unmatched()
         self._ask_for_owners()
         self._enquire()
-        return early, [self.later(question) for question in questions]
+        return early, [self._later(question) for question in questions]
 
     def _start_times(self, early: Array) -> Array:
         """What was read before the first tick was read now; what was waited for waits longer."""
@@ -65,9 +65,9 @@ class Limits:
         early = early.copy()
         self._set_on(early["since_ms"])
         for vbucket, waiting in owners.held.items():
-            owners.held[vbucket] = tuple(self.later(held) for held in waiting)
+            owners.held[vbucket] = tuple(self._later(held) for held in waiting)
         for key, ends in owners.ends.items():
-            owners.ends[key] = tuple(self.later(end) for end in ends)
+            owners.ends[key] = tuple(self._later(end) for end in ends)
         for indexer, heard in self.announcer.heard.items():
             if heard.since_ms == UNTIMED:
                 self.announcer.heard[indexer] = heard._replace(since_ms=self.now_ms)
@@ -81,7 +81,7 @@ class Limits:
         times[times > UNTIMED] = later[times > UNTIMED]
         times[times == UNTIMED] = self.now_ms
 
-    def later(self, timed: Any) -> Any:
+    def _later(self, timed: Any) -> Any:
         """Return something that has a `since_ms`, set on in the same way."""
         since = timed.since_ms + self.unwatched_ms
         later = self.now_ms if timed.since_ms == UNTIMED else min(since, self.now_ms)

@@ -102,7 +102,9 @@ from coordinator.core.state import StateContext
 from coordinator.core.stream_records import HwHeartbeat, PromotionRequested
 from coordinator.core.synchroniser import Mismatch, Sealed, Synchroniser
 from coordinator.core.types import Instant, TxnId
-from coordinator.core.vectors import Vector
+
+PROMOTION_PAUSE_MS = 500
+"""So often, at most, a bucket's next stability timestamp is asked for."""
 
 CATCHING_UP, SYNCHRONISING, FOLLOWING = "catching-up", "synchronising", "following"
 
@@ -161,6 +163,7 @@ class Node:
         self.indexers: dict[int, Peer] = {}
         self.projectors: dict[int, Peer] = {}
         self.application: Peer | None = None
+        self._asked_until_ms: dict[str, int] = {}
         """The one that computes timestamps."""
         self.progress = Progresses()
         self.timestamps: boards.Board = boards.EMPTY
@@ -654,18 +657,16 @@ class Node:
             self.election.lost()
 
     def _stability_required(self, event: StabilityRequired) -> None:
-        """Ask for a promotion before its time, where what is required is not stable yet.
+        """Ask for the next timestamp of a bucket to come soon: for all scans at once, now and then.
 
-        Without the application there is nobody to ask; without an answer, the next period brings
-        what the scan waits for.
+        Who waits says so again and again; what is lost on the way is asked again.
         """
-        stable = boards.of(self.timestamps, event.bucket).stability
-        held = stable.record if stable else None
-        if self.alive(self.application) and not boards.has(held, event.positions):
-            vbuckets, vbuuids, seqnos = zip(*event.positions, strict=True)
-            wanted = Vector(vbuuids, seqnos).to_bytes()
-            request = PromotionRequested(event.bucket, vbuckets, *wanted, self.now.wall_ms)
-            self.emit(Ask(request))
+        now = self.now
+        if now.mono_ms < self._asked_until_ms.get(event.bucket, 0):
+            return
+        if self.state.bucket(event.bucket) is not None:
+            self._asked_until_ms[event.bucket] = now.mono_ms + PROMOTION_PAUSE_MS
+            self.emit(Ask(PromotionRequested(event.bucket, event.wait_ms, now.wall_ms)))
 
     def _stopping(self, event: Stopping) -> None:
         """A master that is told to end hands over first; nobody here claims again."""

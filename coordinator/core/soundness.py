@@ -42,14 +42,7 @@ def fault(record: Control, bucket: str, vbuckets: int) -> str:
                 return f"is about {record.vbuckets} vbuckets: there are {vbuckets}"
             numbers = {"round": record.round}
         case PromotionRequested():
-            named = set(record.vbuckets)
-            if not named or len(named) != len(record.vbuckets):
-                return "it names no vbuckets, or one twice"
-            if not named <= set(range(vbuckets)):
-                return f"it names a vbucket that is none of {vbuckets}"
-            if not len(record.vbuuids) == len(record.seqnos) == 8 * len(named):
-                return f"its vectors are not of {len(named)} vbuckets"
-            numbers = {}
+            numbers = {"wait_ms": record.wait_ms, "at_ms": record.at_ms}
         case FailoverLog():
             if not 0 < len(record.branches) <= BRANCHES_MAX:
                 return f"a failover log of {len(record.branches)} branches"

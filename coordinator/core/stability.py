@@ -8,8 +8,7 @@ periods are looked at.
 
 Restart timestamps are computed from the high watermarks of those that were heard lately, host an
 index and hold anything; without any, they are the current positions. A stability timestamp is due
-`period_ms` after the last one, when anything has advanced, and before that when a query requires
-what was sent since.
+`period_ms` after the last one, when anything has advanced, and sooner while a query waits for it.
 """
 
 from __future__ import annotations
@@ -26,11 +25,9 @@ from coordinator.core.bucket_state import (
     NOBODY,
     OPEN,
     BucketState,
-    Demand,
     Heard,
     Question,
     TimestampState,
-    demand_of,
     pack,
     question_of,
     unpack,
@@ -68,9 +65,6 @@ __all__ = [
 ]
 
 QUESTIONS_MAX = 8
-DEMANDS_MAX = 16
-DEMAND_MS = 10_000
-"""So long a query's demand is kept, and so many of a bucket; the rest waits for the next period."""
 
 
 class Batch(NamedTuple):
@@ -122,9 +116,7 @@ def fold(state: BucketState, batch: Batch, settings: TimestampSettings) -> Folde
     if batch.ticked:
         work.tick()
     work.answer()
-    if batch.ticked:
-        work.announcer.publish()
-    work.meet_demands()
+    work.announcer.publish(ticked=batch.ticked)
     return Folded(work.state_after(), work.announcer.outputs, work.refused)
 
 
@@ -153,7 +145,6 @@ class _Fold:
         self.announcer = Announcer(state, self.positions, settings, batch.now_ms)
         self.early = state.early
         self.questions = list(state.questions)
-        self.demands = list(state.demands)
         self.refused = Refusals(np.zeros(0, np.intp), ())
 
     # -- reading ---------------------------------------------------------------------------------
@@ -210,7 +201,7 @@ class _Fold:
                 if all(question.round != other.round for other in self.questions):
                     self.questions = [*self.questions, question][-QUESTIONS_MAX:]
             case PromotionRequested():
-                self.demands = [*self.demands, demand_of(record, self.now_ms)][-DEMANDS_MAX:]
+                self.announcer.hurry(record)
 
     def _take_early(self, left: Syncs) -> None:
         """Take the SYNCs whose BEGIN came after them, and keep those whose BEGIN may still come."""
@@ -230,7 +221,6 @@ class _Fold:
         """Look at all limits; who owns a vbucket by that is heard with what was kept of it."""
         limits = Limits(self.owners, self.positions, self.announcer, self.batch.unwatched_ms)
         self.early, self.questions = limits.look(self.early, self.questions)
-        self.demands = [limits.later(demand) for demand in self.demands]
         if len(self.early):
             self._take_early(Syncs.none())
             self.positions.judge(np.flatnonzero(self.owners.touched))
@@ -257,19 +247,6 @@ class _Fold:
         everything = range(self.before.vbuckets)
         self.announcer.restart(question.reason, everything, streaming, question.round, vectors)
 
-    def meet_demands(self) -> None:
-        """Tell a stability timestamp before its time where a query requires what was sent since.
-
-        What was not sent yet is waited for, though not for ever.
-        """
-        self.demands = [demand for demand in self.demands if not self._is_met(demand)]
-
-    def _is_met(self, demand: Demand) -> bool:
-        """Tell whether a demand is met now, or given up."""
-        if self.now_ms - (demand.since_ms or self.now_ms) >= DEMAND_MS:
-            return True
-        return self.announcer.publish_at_least(demand.vector(self.before.vbuckets))
-
     def state_after(self) -> BucketState:
         """Return the state after the batch; if it is the one before, that object."""
         after = replace(
@@ -282,9 +259,9 @@ class _Fold:
             logs=self.logs,
             heard=self.announcer.heard,
             questions=tuple(self.questions),
-            demands=tuple(self.demands),
             stability_number=self.announcer.stability_number,
             restart_number=self.announcer.restart_number,
             published_ms=self.announcer.published_ms,
+            hurried_until_ms=self.announcer.hurried_until_ms,
         )
         return self.before if after == self.before else after

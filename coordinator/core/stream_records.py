@@ -201,15 +201,10 @@ class RestartRequested:
 
 @dataclass(frozen=True, slots=True)
 class PromotionRequested:
-    """A query requires these positions: a stability timestamp that has them is wanted at once.
-
-    `vbuuids` and `seqnos` have one entry for each of `vbuckets`, in their order.
-    """
+    """A query waits for a newer stability timestamp, so long: the next one is wanted soon."""
 
     bucket: str
-    vbuckets: tuple[int, ...]
-    vbuuids: bytes
-    seqnos: bytes
+    wait_ms: int
     at_ms: int
 
 

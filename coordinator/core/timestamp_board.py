@@ -26,7 +26,7 @@ from coordinator.core.stream_records import (
     StabilityTimestamp,
 )
 from coordinator.core.types import Instant
-from coordinator.core.vectors import WIRE, Numbers, Vector
+from coordinator.core.vectors import WIRE, Numbers, Places, Vector
 
 RESTARTS_MAX = 64
 ENQUIRIES_MAX = 4_096
@@ -159,12 +159,11 @@ def _enquiry(board: Board, record: RollbackEnquiry, now: Instant) -> Board:
     return board.set(record.bucket, known._replace(enquiries=enquiries))
 
 
-def has(timestamp: StabilityTimestamp | None, positions: Iterable[tuple[int, int, int]]) -> bool:
-    """Tell whether a timestamp has these positions: vbucket, vbuuid, seqno."""
+def has(timestamp: StabilityTimestamp | None, places: Places) -> bool:
+    """Tell whether there is a timestamp that has these places."""
     if timestamp is None:
         return False
-    vector = Vector.from_bytes(timestamp.vbuuids, timestamp.seqnos)
-    return all(vector.has(*position) for position in positions)
+    return Vector.from_bytes(timestamp.vbuuids, timestamp.seqnos).lacking(places) is None
 
 
 # -- how far indexers are beyond it --------------------------------------------------------------

@@ -97,19 +97,6 @@ def newest_vbuuids(vbuckets: int, logs: Logs) -> Numbers:
     return newest
 
 
-def covers(held: Vector, wanted: Vector, logs: Logs) -> bool:
-    """Tell whether all of `wanted` is part of `held`, also where a branch has succeeded another.
-
-    ValueError: they differ in length.
-    """
-    _same_length(held, wanted)
-    same = (held.vbuuids == wanted.vbuuids) & (held.seqnos >= wanted.seqnos)
-    rest = ~same & (wanted.seqnos != NOTHING)
-    if np.any(rest & (held.seqnos < wanted.seqnos)):
-        return False
-    return all(_succeeds(held, wanted, v, logs) for v in np.flatnonzero(rest).tolist())
-
-
 def _succeeds(held: Vector, old: Vector, vbucket: int, logs: Logs) -> bool:
     """Tell whether one vbucket's old position is part of the branch that is held now."""
     vbuuid, seqno = int(old.vbuuids[vbucket]), int(old.seqnos[vbucket])
@@ -196,18 +183,6 @@ def _branches(vbuuids: Numbers, seqnos: Numbers, stable: Vector, newest: Numbers
         chosen, most = np.where(better, row, chosen), np.where(better, weight, most)
     on_newest = (newest != NOTHING) & np.any(vbuuids == newest, axis=0)
     return np.where(on_newest, newest, chosen)
-
-
-def on_demand(stable: Vector, current: Vector, required: Vector, logs: Logs) -> Vector | None:
-    """Return a stability timestamp that covers what a query requires; None: it cannot be had yet.
-
-    It is `stable` itself where that is enough. Source: seed 003, "Based on HWHeartbeat metrics
-    and/or query requirements". ValueError: the vectors differ in length.
-    """
-    if covers(stable, required, logs):
-        return stable
-    promoted = promote(stable, current, logs)
-    return promoted if promoted is not None and covers(promoted, required, logs) else None
 
 
 # -- restart --------------------------------------------------------------------------------

@@ -7,8 +7,9 @@ with the outside: they are copied in, and read-only.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from hashlib import blake2b
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,28 @@ from numpy.typing import NDArray
 Numbers = NDArray[np.uint64]
 WIRE = np.dtype("<u8")
 HASH_BITS = 63
+VBUCKET_MAX = 2**31 - 1
+
+
+class Places(NamedTuple):
+    """Positions in some vbuckets: columns of one length, and no seqno that is 0."""
+
+    vbuckets: NDArray[np.int64]
+    vbuuids: Numbers
+    seqnos: Numbers
+
+    @classmethod
+    def of(cls, places: Mapping[int, tuple[int, int]]) -> Places:
+        """Return the places, vbuuid and seqno, of vbuckets. ValueError: a number that is none."""
+        rows = [(vb, vbuuid, seqno) for vb, (vbuuid, seqno) in places.items() if seqno]
+        try:
+            columns = [np.array([row[n] for row in rows], np.uint64) for n in range(3)]
+        except OverflowError as error:
+            raise ValueError(f"numbers are unsigned, of 64 bits: {error}") from error
+        vbuckets, vbuuids, seqnos = columns
+        if (vbuckets > VBUCKET_MAX).any():
+            raise ValueError(f"vbucket {vbuckets.max()}")
+        return cls(vbuckets.astype(np.int64), vbuuids, seqnos)
 
 
 class Vector:
@@ -73,12 +96,14 @@ class Vector:
         same = (self.vbuuids == other.vbuuids) & (self.seqnos >= other.seqnos)
         return bool(np.all(same | (other.seqnos == 0)))
 
-    def has(self, vbucket: int, vbuuid: int, seqno: int) -> bool:
-        """Tell whether a vbucket is held up to a seqno of this branch, 0 being always held."""
-        if not seqno:
-            return True
-        held = vbucket < len(self) and self.vbuuids[vbucket] == vbuuid
-        return bool(held and self.seqnos[vbucket] >= seqno)
+    def lacking(self, places: Places) -> int | None:
+        """Return a vbucket whose place is not held here, None if all are: never across branches."""
+        outside = places.vbuckets >= len(self)
+        if outside.any():
+            return int(places.vbuckets[outside][0])
+        vbuuids, seqnos = self.vbuuids[places.vbuckets], self.seqnos[places.vbuckets]
+        lacks = (vbuuids != places.vbuuids) | (seqnos < places.seqnos)
+        return int(places.vbuckets[lacks][0]) if lacks.any() else None
 
 
 def _frozen(numbers: Iterable[int] | Numbers) -> Numbers:

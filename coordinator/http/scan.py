@@ -6,8 +6,11 @@ scan itself is `coordinator.http.scatter`.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import orjson
@@ -16,6 +19,7 @@ from prometheus_client import Histogram
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.responses import Response
 
+from coordinator.core import timestamp_board as boards
 from coordinator.core.entities import (
     BACKFILL,
     DROPPING,
@@ -28,6 +32,8 @@ from coordinator.core.entities import (
 from coordinator.core.inputs import StabilityRequired
 from coordinator.core.key_order import KeyOrder, order_of
 from coordinator.core.scans import Cursor, ScanError, cover_of, row_of, scan_digest, slices_of
+from coordinator.core.stream_records import StabilityTimestamp
+from coordinator.core.vectors import Places
 from coordinator.http import views
 from coordinator.http.calls import Calls
 from coordinator.http.errors import ApiError
@@ -43,6 +49,9 @@ SCANS_MAX = 64
 """So many scans at once; more are refused, so that the node keeps up with what it is for."""
 
 BLOCK = 256
+
+ASK_PAUSE_S = 1.0
+"""A scan that waits for a timestamp says so each second."""
 
 SCAN_SECONDS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.25, 0.5, 1, 2, 4, 8, 16)
 
@@ -140,10 +149,10 @@ def add_scans(app: FastAPI, shell: Shell) -> None:
         if running > SCANS_MAX:
             raise ApiError("overloaded", f"{SCANS_MAX} scans are being answered")
         plan = _plan(shell, body)
-        _demand(shell, plan.asked)
         scatter = Scatter(calls, plan.asked, address)
         try:
-            found = await (scatter.count() if body.count else scatter.rows())
+            async with _hurrying(shell, body, plan.asked):
+                found = await (scatter.count() if body.count else scatter.rows())
         except ScanFailed as failure:
             raise ApiError(failure.code, failure.message, failure.details) from failure
         size = sum(map(len, found.entries))
@@ -183,12 +192,10 @@ def _consistency(body: ScanBody, cursor: Cursor | None) -> Any:
         return asked
     if asked == "consistent":
         asked = ConsistentModel(consistent=0)
-    if isinstance(asked, ConsistentModel):
-        number = asked.consistent or (cursor.number if cursor else 0)
-        if number or not asked.at_least:
-            return {"consistent": number}
-        return {"consistent": 0, "at_least": _wire(asked.at_least)}
-    return {"at_least": _wire(asked.at_least)}
+    at_least = {} if asked.at_least is None else {"at_least": _wire(asked.at_least)}
+    if isinstance(asked, AtLeastModel):
+        return at_least
+    return {"consistent": asked.consistent or (cursor.number if cursor else 0), **at_least}
 
 
 def _check_vbuckets(shell: Shell, index: Index, body: ScanBody) -> None:
@@ -207,14 +214,31 @@ def _wire(vector: VectorModel) -> dict[str, Any]:
     return {"vbuckets": {str(vb): place for vb, place in vector.vbuckets.items()}}
 
 
-def _demand(shell: Shell, asked: Asked) -> None:
-    """Have a stability timestamp made before its time, if the scan waits for one."""
-    wanted = asked.consistency
-    if isinstance(wanted, dict) and len(wanted) == 2:
-        places = wanted["at_least"]["vbuckets"].items()
-        positions = tuple((int(vb), *place) for vb, place in places if place[1])
-        if positions:
-            shell.feed(StabilityRequired(asked.index.bucket, positions))
+@asynccontextmanager
+async def _hurrying(shell: Shell, body: ScanBody, asked: Asked) -> AsyncIterator[None]:
+    """Have stability timestamps told soon meanwhile, if the scan waits for one."""
+    required = body.consistency.at_least if isinstance(body.consistency, ConsistentModel) else None
+    if required is None:
+        yield
+        return
+    bucket, places = asked.index.bucket, Places.of(required.vbuckets)
+
+    async def ask() -> None:
+        while not boards.has(_newest(shell, bucket), places):
+            left_s = asked.deadline - time.monotonic()
+            shell.feed(StabilityRequired(bucket, max(0, int(left_s * 1000))))
+            await asyncio.sleep(ASK_PAUSE_S)
+
+    asking = asyncio.create_task(ask())
+    try:
+        yield
+    finally:
+        asking.cancel()
+
+
+def _newest(shell: Shell, bucket: str) -> StabilityTimestamp | None:
+    stable = boards.of(shell.node.timestamps, bucket).stability
+    return stable.record if stable else None
 
 
 def _index(shell: Shell, body: ScanBody) -> Index:

@@ -240,10 +240,17 @@ class Scatter:
             "order": "desc" if asked.descending else "asc",
             "limit": limit,
             "count": count,
-            "consistency": {"consistent": self.number} if self.number else asked.consistency,
+            "consistency": self._consistency(),
             "timeout_ms": int(patience_s * 1000),
         }
         return orjson.dumps(body)
+
+    def _consistency(self) -> Any:
+        """Return what is asked of indexers: once all agree on a timestamp, that one."""
+        if not self.number:
+            return self.asked.consistency
+        settled = {"consistent": self.number}
+        return settled if self.hash else {**self.asked.consistency, **settled}
 
     def _size(self) -> int:
         """Return how many entries to ask of each part: with a few more than its share, most scans

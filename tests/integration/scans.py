@@ -84,7 +84,7 @@ class StoredReading:
                 raise ScanRefused("no_stability_timestamp", f"{number} of {held}", {"held": held})
             moment = self.snapshots[number]
             return SlicesView(moment, index_id, number=number, digest=number * 17, held=held)
-        if wanted.at_least and wanted.at_least[0][1] > self.seqno:
+        if wanted.at_least and wanted.at_least.seqnos[0] > self.seqno:
             raise ScanRefused("timestamp_not_reached", f"vbucket 0 is at {self.seqno}")
         return SlicesView(self._moment(), index_id, held=held)
 

@@ -182,6 +182,26 @@ def test_a_vector_that_cannot_be_had_is_refused(
     assert got.json().get("error", {}).get("code") == codes[answer]
 
 
+def test_a_scan_goes_on_at_its_timestamp_only_if_that_has_what_is_required(
+    rare: LoggedPlane,
+) -> None:
+    def page(**more: Any) -> Any:
+        body = {"bucket": "rare", "name": BY_CITY.name, "limit": 1, "timeout_ms": 2_000, **more}
+        return rare.cluster.ask(1, "POST", "/v1/scan", json=body)
+
+    rare.scanned(BY_CITY.name, required=rare.vector())
+    first = page(consistency="consistent").json()
+    had = {"consistent": 0, "at_least": {"vbuckets": rare.vector()}}
+    rare.put("later", {"country": "Z", "city": "later"})
+    lacked = {"consistent": 0, "at_least": {"vbuckets": rare.vector()}}
+    second = page(consistency=had, after=first["next"]).json()
+    assert second["consistency"] == first["consistency"]
+    assert second["rows"] != first["rows"]
+    refused = page(consistency=lacked, after=first["next"])
+    assert refused.json()["error"]["code"] == "timestamp_not_reached"
+    assert page(consistency=lacked).status_code == 200
+
+
 # -- faults --------------------------------------------------------------------------------------
 
 

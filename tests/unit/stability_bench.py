@@ -88,10 +88,8 @@ def asked(number: int, participants: tuple[int, ...], vbuckets: int = 4) -> Rest
     return RestartRequested("b", number, vbuckets, participants, "bootstrap", 0)
 
 
-def required(*positions: tuple[int, int, int]) -> PromotionRequested:
-    """Return what a query asks for: vbucket, vbuuid, seqno."""
-    vector = Vector([vbuuid for _, vbuuid, _ in positions], [seqno for *_, seqno in positions])
-    return PromotionRequested("b", tuple(v for v, _, _ in positions), *vector.to_bytes(), 0)
+def hurried(wait_ms: int, at_ms: int) -> PromotionRequested:
+    return PromotionRequested("b", wait_ms, at_ms)
 
 
 def columns(syncs: Iterable[Sync]) -> Syncs:

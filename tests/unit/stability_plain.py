@@ -17,9 +17,8 @@ from coordinator.core.stream_records import (
     Sync,
 )
 from coordinator.core.timestamp_settings import TimestampSettings
-from coordinator.core.vectors import Vector
 
-DEMAND_MS = 10_000
+HURRIED_PERIOD_MS, HURRIED_MS_MAX = 500, 60_000
 
 
 def _place() -> SimpleNamespace:
@@ -51,7 +50,7 @@ class Plain:
         self.syncs: dict[tuple[int, int], Any] = {}
         self.logs: dict[int, list[tuple[int, int]]] = {}
         self.published: int | None = None
-        self.demands: list[tuple[list[tuple[int, int, int]], int]] = []
+        self.hurried = 0
         self.out: list[tuple[Any, ...]] = []
 
     # -- records ---------------------------------------------------------------------------------
@@ -75,10 +74,8 @@ class Plain:
                     since = self.syncs[key][1] if key in self.syncs else self.now
                     self.syncs[key] = (record, since)
             case PromotionRequested():
-                vector = Vector.from_bytes(record.vbuuids, record.seqnos)
-                columns = vector.vbuuids.tolist(), vector.seqnos.tolist()
-                required = list(zip(record.vbuckets, *columns, strict=True))
-                self.demands.append((required, self.now))
+                until = min(record.at_ms + record.wait_ms, self.now + HURRIED_MS_MAX)
+                self.hurried = max(self.hurried, until)
         self.catch_up()
         if isinstance(record, StreamEnd) and record.reason == "rollback":
             place = self.places[record.vbucket]
@@ -86,7 +83,7 @@ class Plain:
                 place.out.add("stream_refused")
                 seen = (record.vbuuid, record.seqno)
                 self.out.append(("enquiry", "stream_refused", record.vbucket, *seen))
-        self.meet()
+        self.publish(ticked=False)
         return self.out
 
     def catch_up(self) -> None:
@@ -334,8 +331,7 @@ class Plain:
             if place.doubt is not None and now - place.doubt >= limits.begin_held_ms:
                 self.enquire(v, "seqno_regressed")
         self.catch_up()
-        self.publish()
-        self.meet()
+        self.publish(ticked=True)
         return self.out
 
     def restart(self, reason: str, vbuckets: list[int]) -> None:
@@ -343,8 +339,11 @@ class Plain:
             found = [self.places[v].current for v in vbuckets]
             self.out.append(("restart", reason, tuple(vbuckets), tuple(found)))
 
-    def publish(self) -> None:
-        if self.published is None or self.now - self.published >= self.settings.period_ms:
+    def publish(self, ticked: bool) -> None:
+        period, hurried = self.settings.period_ms, self.now < self.hurried
+        if hurried:
+            period = min(period, HURRIED_PERIOD_MS)
+        if (ticked or hurried) and (self.published is None or self.now - self.published >= period):
             self.promote([self.promoted(v) for v in range(len(self.places))])
 
     def promoted(self, v: int) -> tuple[int, int]:
@@ -372,18 +371,3 @@ class Plain:
                 place.stable = stable
             self.published = self.now
             self.out.append(("stable", tuple(after)))
-
-    def meet(self) -> None:
-        left = []
-        for required, since in self.demands:
-            before = [place.stable for place in self.places]
-            after = [self.promoted(v) for v in range(len(self.places))]
-            if self.now - since >= DEMAND_MS:
-                continue
-            for there in (before, after):
-                if all(self.is_part(v, (branch, seqno), there[v]) for v, branch, seqno in required):
-                    self.promote(there)
-                    break
-            else:
-                left.append((required, since))
-        self.demands = left

@@ -117,7 +117,7 @@ ONE_OF_EACH: list[Any] = [
     streams.ConsolidatedStability((streams.StabilityTimestamp("b", 4, U64, U64, 5),)),
     streams.Tick(5, 2**62),
     streams.RestartRequested("b", 3, 1024, (1, 2), "bootstrap", 5),
-    streams.PromotionRequested("b", (0, 7), U64 * 2, U64 * 2, 5),
+    streams.PromotionRequested("b", 10_000, 5),
     streams.RestartTimestamp("b", 9, 3, (0, 7), U64, U64, (7,), (0,), "held begin", 5),
     streams.RollbackEnquiry(
         "b", 9, 7, 2**63, 2**64 - 1, 2**64 - 1, 2**63, 0, 2**62, streams.SYNC_MISSING, 5

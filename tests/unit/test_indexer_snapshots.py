@@ -20,11 +20,11 @@ from coordinator.core.stream_records import (
     KeyVersions,
     StabilityTimestamp,
 )
-from coordinator.core.vectors import Vector
+from coordinator.core.vectors import Places, Vector
 from indexer_sim.checkpoints import About
 from indexer_sim.reading import StorageReading
 from indexer_sim.scan_api import ScanRefused, Wanted
-from indexer_sim.snapshots import Timeline, Undo, overlaid, taken_back
+from indexer_sim.snapshots import KEPT_MAX, WANTED_MAX, Timeline, Undo, overlaid, taken_back
 from indexer_sim.storage import Storage
 
 BRANCH = 2**63 + 1
@@ -142,7 +142,7 @@ def test_a_snapshot_is_exactly_at_its_timestamp_although_more_was_applied(
         backwards = feeder.read(number, backwards=True)
         assert sorted(backwards) == expected
         assert feeder.read() == sorted(feeder.newest.values())
-    assert len(feeder.held()) == 3
+    assert len(feeder.held()) == KEPT_MAX
 
 
 def test_a_timestamp_waits_for_what_was_not_applied_yet(storage: Storage) -> None:
@@ -160,6 +160,19 @@ def test_a_timestamp_waits_for_what_was_not_applied_yet(storage: Storage) -> Non
     feeder.sync()
     assert feeder.held() == [number]
     assert len(feeder.read(0)) == 2
+
+
+def test_who_is_far_behind_reaches_the_oldest_timestamp_that_it_waits_for(
+    storage: Storage,
+) -> None:
+    feeder = Feeder(storage)
+    first = [1, 0]
+    for seqno in range(1, 3 * WANTED_MAX):
+        feeder.stable([seqno, 0])
+    feeder.mutate(b"d0", 1)
+    feeder.sync()
+    assert feeder.seqnos == first
+    assert feeder.held() == [1]
 
 
 def test_a_timestamp_within_a_snapshot_of_the_store_is_passed_over(storage: Storage) -> None:
@@ -209,12 +222,14 @@ def test_the_newest_timestamp_has_what_is_required_or_none_is_told(storage: Stor
         feeder.sync()
         feeder.stable()
     view = partial(StorageReading(storage).view, INDEX, (0, 1), shard=0, build=0)
-    required = Wanted(timestamp=0, at_least={0: (BRANCH, 2), 1: (BRANCH + 1, 0)})
+    required = Wanted(timestamp=0, at_least=Places.of({0: (BRANCH, 2), 1: (BRANCH + 1, 0)}))
     with closing(view(wanted=required)) as found:
         assert (found.number, found.held) == (2, (2,))
-    for place in ((BRANCH, 3), (BRANCH + 1, 1)):
+    with closing(view(wanted=Wanted(timestamp=1, at_least=Places.of({0: (BRANCH, 1)})))) as found:
+        assert (found.number, found.held) == (1, (1, 2))
+    for timestamp, place in ((0, (BRANCH, 3)), (0, (BRANCH + 1, 1)), (1, (BRANCH, 2))):
         with pytest.raises(ScanRefused) as caught:
-            view(wanted=Wanted(timestamp=0, at_least={0: place}))
+            view(wanted=Wanted(timestamp=timestamp, at_least=Places.of({0: place})))
         assert caught.value.code == "timestamp_not_reached"
 
 

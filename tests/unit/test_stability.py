@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from coordinator.core.announcing import HURRIED_MS_MAX, HURRIED_PERIOD_MS
 from coordinator.core.bucket_state import HEAD
 from coordinator.core.ownership import CONNECTIONS_MAX
 from coordinator.core.positions import EARLY_PER_VBUCKET_MAX
 from coordinator.core.stability import (
-    DEMAND_MS,
-    DEMANDS_MAX,
     BucketState,
     Control,
     Output,
@@ -43,8 +42,8 @@ from tests.unit.stability_bench import (
     closed,
     end,
     heartbeat,
+    hurried,
     log,
-    required,
     sync,
 )
 
@@ -647,47 +646,42 @@ def test_silent_indexers_are_left_out_of_the_mean() -> None:
     assert bench.tick(60_000) == []
 
 
-def test_what_a_query_requires_is_promoted_before_its_time() -> None:
-    bench = Bench()
-    bench.tick(1, begin(0, X, 1), begin(1, X, 2), sync(0, X, 3, 5))
-    assert bench.take([sync(0, X, 4, 6), sync(1, X, 5, 9)]) == []
-    found = stabilities(bench.take([required((0, A, 6))]))
+def test_while_a_query_waits_what_advances_is_promoted_sooner() -> None:
+    bench = Bench(settings=replace(SETTINGS, period_ms=10_000))
+    bench.tick(1, begin(0, X, 1), sync(0, X, 2, 5))
+    assert bench.tick(HURRIED_PERIOD_MS, sync(0, X, 3, 6)) == []
+    found = stabilities(bench.take([hurried(1_000, bench.now_ms)]))
     assert [(t.number, t.at_ms) for t in found] == [(2, bench.now_ms)]
-    assert bench.state.stable == Vector([A, A, 0, 0], [6, 9, 0, 0])
-    assert bench.take([required((0, A, 6), (1, A, 9))]) == []
-    assert not bench.state.demands
-    assert bench.tick(PERIOD - 1, sync(0, X, 6, 7)) == []
+    assert bench.take([sync(0, X, 4, 7)]) == []
+    assert bench.tick(HURRIED_PERIOD_MS - 1) == []
     assert len(stabilities(bench.tick(1))) == 1
+    assert bench.tick(0, hurried(10_000, bench.now_ms)) == []
+    bench.tick(HURRIED_PERIOD_MS)
+    assert len(stabilities(bench.take([sync(0, X, 5, 8)]))) == 1, "a tick is not waited for"
 
 
-def test_what_was_not_sent_yet_is_waited_for_and_told_once_for_all_who_wait() -> None:
-    bench = Bench()
+def test_nobody_is_hurried_for_who_has_gone_or_for_ever() -> None:
+    bench = Bench(settings=replace(SETTINGS, period_ms=3_600_000))
     bench.tick(1, begin(0, X, 1), sync(0, X, 2, 5))
-    assert bench.read(required((0, A, 7)), required((0, A, 8)), sync(0, X, 3, 6)) == []
-    assert len(bench.state.demands) == 2
-    assert len(stabilities(bench.take([sync(0, X, 4, 8)]))) == 1
-    assert not bench.state.demands
+    bench.tick(PERIOD, sync(0, X, 3, 6), hurried(10_000, bench.now_ms - 10_000))
+    assert bench.state.hurried_until_ms <= bench.now_ms
+    assert len(stabilities(bench.take([hurried(2**62, 2**62)]))) == 1
+    assert bench.state.hurried_until_ms == bench.now_ms + HURRIED_MS_MAX
+    assert bench.tick(HURRIED_MS_MAX, sync(0, X, 4, 7)) == []
 
 
-def test_what_never_comes_is_not_waited_for_for_ever() -> None:
-    bench = Bench()
-    bench.tick(1, begin(0, X, 1), sync(0, X, 2, 5))
-    bench.take([required((0, B, 1)), *(required((0, A, 100 + n)) for n in range(99))])
-    assert len(bench.state.demands) == DEMANDS_MAX
-    assert bench.tick(DEMAND_MS - 1) == []
-    assert len(bench.state.demands) == DEMANDS_MAX
-    assert bench.tick(1) == []
-    assert not bench.state.demands
+def test_the_mean_of_heartbeats_is_hurried_too_and_stays_the_mean() -> None:
+    bench = Bench(settings=replace(SETTINGS, algorithm="heartbeat", period_ms=10_000))
+    bench.tick(1, begin(0, X, 1), sync(0, X, 2, 90), heartbeat(1, Vector([A] * 4, [10, 0, 0, 0])))
+    bench.tick(600, heartbeat(1, Vector([A] * 4, [30, 0, 0, 0])), hurried(1_000, bench.now_ms))
+    assert bench.state.stable.seqnos.tolist() == [30, 0, 0, 0]
 
 
-def test_before_the_first_tick_nothing_is_told_but_the_demand_is_kept() -> None:
-    state = BucketState.new("b", 4)
-    records = [begin(0, X, 1), sync(0, X, 2, 5), required((0, A, 5))]
-    state, outputs, _ = fold(state, batch(records), SETTINGS)
+def test_before_the_first_tick_nobody_is_hurried() -> None:
+    records = [begin(0, X, 1), sync(0, X, 2, 5), hurried(10_000, 1)]
+    state, outputs, _ = fold(BucketState.new("b", 4), batch(records), SETTINGS)
     assert outputs == []
-    state, outputs, _ = fold(unpack(pack(state)), batch([], 1_000, ticked=True), SETTINGS)
-    assert [t.at_ms for t in stabilities(outputs)] == [1_000]
-    assert not state.demands
+    assert state.hurried_until_ms == 0
 
 
 # -- nonsense, bounds ------------------------------------------------------------------------------
@@ -714,10 +708,9 @@ NONSENSE: list[Any] = [
     heartbeat(-1, Vector.zero(4)),
     asked(1, (), vbuckets=5),
     asked(-1, ()),
-    required((4, A, 1)),
-    required((0, A, 1), (0, A, 2)),
-    required(),
-    replace(required((0, A, 1)), seqnos=b"1"),
+    hurried(-1, 1),
+    hurried(1, -1),
+    hurried(2**63, 1),
 ]
 
 
@@ -777,7 +770,7 @@ def test_a_state_of_an_older_version_lacks_columns() -> None:
     assert head["places"][-1] == "enquired"
     before, after = body[size : size + 15 * 4 * 8], body[size + 16 * 4 * 8 :]
     head["places"] = head["places"][:-1]
-    del head["demands"]
+    del head["hurried_until_ms"]
     text = json.dumps(head).encode()
     older = HEAD.pack(version, len(text)) + zlib.compress(text + before + after)
     assert unpack(older) == bench.state

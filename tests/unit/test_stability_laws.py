@@ -30,8 +30,8 @@ from tests.unit.stability_bench import (
     closed,
     end,
     heartbeat,
+    hurried,
     log,
-    required,
     sync,
 )
 from tests.unit.stability_plain import Plain
@@ -216,12 +216,12 @@ ANY_LOG = st.builds(
     st.permutations((A, B, C)),
     st.lists(st.integers(0, 6), min_size=1, max_size=3).map(lambda s: sorted(s, reverse=True)),
 )
-ANY_DEMAND = st.dictionaries(VBUCKET, st.tuples(BRANCH, SEQNO), min_size=1).map(
-    lambda wanted: required(*((v, *place) for v, place in wanted.items()))
+ANY_HURRY = st.builds(
+    hurried, st.sampled_from((0, 1_000, 5_000, 2**62)), st.sampled_from((0, 999_000, 1_003_000))
 )
-TICK = st.sampled_from((1, 1_000, 2_999, 3_000, 60_000))
+TICK = st.sampled_from((1, 499, 1_000, 2_999, 3_000, 60_000))
 ANYTHING = st.one_of(
-    ANY_SYNC, ANY_SYNC, ANY_BEGIN, ANY_BEGIN, ANY_END, ANY_CLOSED, ANY_LOG, ANY_DEMAND
+    ANY_SYNC, ANY_SYNC, ANY_BEGIN, ANY_BEGIN, ANY_END, ANY_CLOSED, ANY_LOG, ANY_HURRY
 )
 
 
@@ -245,7 +245,7 @@ def test_records_do_what_they_do_to_a_plain_bucket(records: list[Any]) -> None:
             (*key, kept.ordinal, since) for key, (kept, since) in plain.syncs.items()
         )
         assert {k: [tuple(e) for e in v] for k, v in bench.state.early_ends.items()} == plain.ends
-        assert [d.since_ms for d in bench.state.demands] == [since for _, since in plain.demands]
+        assert bench.state.hurried_until_ms == plain.hurried
         assert {v: [h.connection for h in held] for v, held in bench.state.held.items()} == {
             v: [h.connection for h, _ in held] for v, held in plain.waiting.items() if held
         }

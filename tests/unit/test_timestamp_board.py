@@ -12,14 +12,17 @@ from hypothesis import strategies as st
 
 from coordinator.codec import Codec, encode
 from coordinator.core.config import NodeConfig
-from coordinator.core.effects import Bury, Note
-from coordinator.core.inputs import TimestampEntry, TimestampsRead
+from coordinator.core.effects import Ask, Bury, Note
+from coordinator.core.entities import Bucket
+from coordinator.core.inputs import StabilityRequired, TimestampEntry, TimestampsRead
 from coordinator.core.node import Node
-from coordinator.core.records import Unreadable
+from coordinator.core.records import Mutation, Unreadable
+from coordinator.core.state import evolve
 from coordinator.core.stream_records import (
     SYNC_MISSING,
     ConsolidatedStability,
     HwHeartbeat,
+    PromotionRequested,
     RestartTimestamp,
     RollbackEnquiry,
     StabilityTimestamp,
@@ -34,8 +37,9 @@ from coordinator.core.timestamp_board import (
     lag,
     of,
 )
+from coordinator.core.timestamp_board import has as has_places
 from coordinator.core.types import Instant
-from coordinator.core.vectors import Vector
+from coordinator.core.vectors import Places, Vector
 
 TOP = 2**64 - 1
 
@@ -199,6 +203,43 @@ def test_a_node_buries_what_is_of_no_use_and_goes_on() -> None:
 def hw(indexer: int, places: list[tuple[int, int]], at_ms: int = 0, last: int = 0) -> HwHeartbeat:
     vector = Vector([vbuuid for vbuuid, _ in places], [seqno for _, seqno in places])
     return HwHeartbeat(indexer, 1, "b", (), *vector.to_bytes(), 0, last, 0, 0, (), at_ms)
+
+
+def test_a_node_asks_for_a_timestamp_once_for_all_scans_that_wait() -> None:
+    node = Node(NodeConfig(1, (1,), "", 1, 1, "c"), Codec())
+    bucket = Bucket("travel", 64)
+    node.state = evolve(node.state, [(Mutation("Changed", bucket.key, b"", bucket), 1)])
+    asked = []
+    for at_ms, name in ((0, "travel"), (1, "travel"), (500, "travel"), (600, "unknown")):
+        effects = node.step(Instant(9_000 + at_ms, 7_000 + at_ms), StabilityRequired(name, 40))
+        asked += [effect.record for effect in effects if isinstance(effect, Ask)]
+    assert asked == [PromotionRequested("travel", 40, at) for at in (7_000, 7_500)]
+
+
+PLACES = {0: (7, 5), 3: (TOP, 0)}
+
+
+@pytest.mark.parametrize(
+    ("vbuuids", "seqnos", "has"),
+    [
+        ([7, 7], [5, 0], True),
+        ([7, 7], [TOP, 0], True),
+        ([7, 7], [4, 9], False),
+        ([8, 7], [9, 9], False),
+        ([], [], False),
+    ],
+)
+def test_a_timestamp_has_places_or_not(vbuuids: list[int], seqnos: list[int], has: bool) -> None:
+    vector = Vector(vbuuids, seqnos)
+    record = StabilityTimestamp("b", 1, *vector.to_bytes(), 0)
+    assert has_places(record, Places.of(PLACES)) is has
+    assert not has_places(None, Places.of(PLACES))
+
+
+@pytest.mark.parametrize("places", [{-1: (1, 1)}, {0: (-1, 1)}, {0: (1, 2**64)}, {2**40: (1, 1)}])
+def test_what_is_no_place_is_refused(places: dict[int, tuple[int, int]]) -> None:
+    with pytest.raises(ValueError, match=r"unsigned|vbucket"):
+        Places.of(places)
 
 
 def test_a_lag_counts_what_the_furthest_indexer_has_beyond_the_timestamp() -> None:

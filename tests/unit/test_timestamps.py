@@ -10,10 +10,8 @@ from coordinator.core.stream_records import FailoverBranch
 from coordinator.core.timestamps import (
     Succession,
     Watermark,
-    covers,
     is_shared,
     mean_by_heartbeat,
-    on_demand,
     promote,
     restart,
     succession,
@@ -186,6 +184,17 @@ def _pairs(vector: Vector) -> list[tuple[int, int]]:
     return list(zip(*_arrays(vector), strict=True))
 
 
+def _covers(held: Vector, wanted: Vector, log: Logs) -> bool:
+    return all(
+        seqno == 0
+        or (branch == vbuuid and reached >= seqno)
+        or (branch != vbuuid and reached >= seqno and _is_of(log.get(v, ()), branch, vbuuid, seqno))
+        for v, ((branch, reached), (vbuuid, seqno)) in enumerate(
+            zip(_pairs(held), _pairs(wanted), strict=True)
+        )
+    )
+
+
 @given(vectors, vectors, logs)
 def test_promotion_moves_each_vbucket_as_far_as_it_may(
     stable: Vector, current: Vector, log: Logs
@@ -201,7 +210,7 @@ def test_promotion_moves_each_vbucket_as_far_as_it_may(
     assert (found is None) == (expected == _pairs(stable))
     if found is not None:
         assert (found.seqnos >= stable.seqnos).all()
-        assert covers(found, stable, log)
+        assert _covers(found, stable, log)
         assert promote(found, current, log) is None
 
 
@@ -225,48 +234,9 @@ def test_a_branch_is_not_left_on_nobodys_word() -> None:
     assert promote(Vector([7], [5]), Vector([8], [9]), {}) is None
 
 
-@pytest.mark.parametrize("function", [promote, covers])
-def test_vectors_of_different_buckets_are_refused(function: object) -> None:
-    assert callable(function)
+def test_vectors_of_different_buckets_are_refused() -> None:
     with pytest.raises(ValueError, match="vectors of 2 and 3"):
-        function(Vector.zero(2), Vector.zero(3), {})
-
-
-# -- covering, and promotion on demand -------------------------------------------------------------
-
-
-@given(vectors, vectors, logs)
-def test_covering_is_covering_each_vbucket(held: Vector, wanted: Vector, log: Logs) -> None:
-    assert covers(held, wanted, log) == all(
-        seqno == 0
-        or (branch == vbuuid and reached >= seqno)
-        or (branch != vbuuid and reached >= seqno and _is_of(log.get(v, ()), branch, vbuuid, seqno))
-        for v, ((branch, reached), (vbuuid, seqno)) in enumerate(
-            zip(_pairs(held), _pairs(wanted), strict=True)
-        )
-    )
-
-
-@given(vectors, vectors, vectors, logs)
-def test_what_a_query_requires_is_had_or_not(
-    stable: Vector, current: Vector, required: Vector, log: Logs
-) -> None:
-    found = on_demand(stable, current, required, log)
-    if found is None:
-        promoted = promote(stable, current, log)
-        assert not covers(stable if promoted is None else promoted, required, log)
-    else:
-        assert covers(found, required, log)
-        assert covers(found, stable, log)
-        assert found is stable or not covers(stable, required, log)
-
-
-def test_promotion_on_demand_comes_before_its_time() -> None:
-    stable, current = Vector([7, 7], [1, 1]), Vector([7, 7], [5, 9])
-    assert on_demand(stable, current, Vector([7, 0], [5, 0]), {}) == current
-    assert on_demand(stable, current, Vector([7, 0], [1, 0]), {}) is stable
-    assert on_demand(stable, current, Vector([7, 0], [6, 0]), {}) is None
-    assert on_demand(stable, current, Vector([8, 0], [1, 0]), {}) is None
+        promote(Vector.zero(2), Vector.zero(3), {})
 
 
 # -- the mean of heartbeats ------------------------------------------------------------------------
