@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 import orjson
 from fastapi import FastAPI
 from prometheus_client import Histogram
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 from starlette.responses import Response
 
 from coordinator.core import timestamp_board as boards
@@ -67,23 +67,31 @@ class VectorModel(BaseModel):
     vbuckets: dict[Annotated[int, Field(ge=0, lt=2**16)], tuple[Number, Number]]
 
 
-class AtLeastModel(BaseModel):
+class FreshModel(BaseModel):
+    """`at_least` a vector, or `consistent` at a timestamp by its number; or both, with 0."""
+
     model_config = ConfigDict(extra="forbid")
 
-    at_least: VectorModel
-
-
-class ConsistentModel(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    consistent: Number
+    consistent: Number | None = None
     at_least: VectorModel | None = None
 
     @model_validator(mode="after")
-    def _one_or_any(self) -> Self:
+    def _makes_sense(self) -> Self:
+        if self.consistent is None and self.at_least is None:
+            raise ValueError("consistent, at_least, or both")
         if self.consistent and self.at_least:
-            raise ValueError("one stability timestamp by its number, or any that has at_least")
+            raise ValueError("one timestamp by its number, or with 0 any that has at_least")
         return self
+
+
+def _kind(value: Any) -> str:
+    return "word" if isinstance(value, str) else "object"
+
+
+Consistency = Annotated[
+    Annotated[Literal["any", "consistent"], Tag("word")] | Annotated[FreshModel, Tag("object")],
+    Discriminator(_kind),
+]
 
 
 class ScanBody(BaseModel):
@@ -98,7 +106,7 @@ class ScanBody(BaseModel):
     limit: int = Field(LIMIT, ge=1, le=LIMIT_MAX)
     order: Literal["asc", "desc"] = "asc"
     count: bool = False
-    consistency: Literal["any", "consistent"] | AtLeastModel | ConsistentModel = "any"
+    consistency: Consistency = "any"
     timeout_ms: int = Field(TIMEOUT_MS, ge=1, le=TIMEOUT_MS_MAX)
     after: str | None = None
 
@@ -191,9 +199,9 @@ def _consistency(body: ScanBody, cursor: Cursor | None) -> Any:
     if asked == "any":
         return asked
     if asked == "consistent":
-        asked = ConsistentModel(consistent=0)
+        asked = FreshModel(consistent=0)
     at_least = {} if asked.at_least is None else {"at_least": _wire(asked.at_least)}
-    if isinstance(asked, AtLeastModel):
+    if asked.consistent is None:
         return at_least
     return {"consistent": asked.consistent or (cursor.number if cursor else 0), **at_least}
 
@@ -217,11 +225,11 @@ def _wire(vector: VectorModel) -> dict[str, Any]:
 @asynccontextmanager
 async def _hurrying(shell: Shell, body: ScanBody, asked: Asked) -> AsyncIterator[None]:
     """Have stability timestamps told soon meanwhile, if the scan waits for one."""
-    required = body.consistency.at_least if isinstance(body.consistency, ConsistentModel) else None
-    if required is None:
+    wanted = body.consistency
+    if isinstance(wanted, str) or wanted.at_least is None or wanted.consistent is None:
         yield
         return
-    bucket, places = asked.index.bucket, Places.of(required.vbuckets)
+    bucket, places = asked.index.bucket, Places.of(wanted.at_least.vbuckets)
 
     async def ask() -> None:
         while not boards.has(_newest(shell, bucket), places):
@@ -306,8 +314,9 @@ def _json(value: Any) -> bytes:
 
 
 def _given(body: ScanBody, found: Found) -> dict[str, Any]:
-    if isinstance(body.consistency, AtLeastModel):
-        return {"mode": "at_least"}
-    if body.consistency == "any":
+    asked = body.consistency
+    if asked == "any":
         return {"mode": "any"}
+    if isinstance(asked, FreshModel) and asked.consistent is None:
+        return {"mode": "at_least"}
     return {"mode": "consistent", "number": found.number, "hash": f"{found.hash:016x}"}
