@@ -1,7 +1,7 @@
 """What timestamps on Spark cost: to catch up, to be fresh, to do nothing, to start again, to grow.
 
 Each starts the application as a process on a broker of its own, and writes what projectors and
-indexers would. `BENCH_SYNCS` is how many SYNCs `catch_up` reads, three million if it is not set.
+indexers would. `BENCH_SYNCS` is how many SYNCs `catch_up` reads, eight million if it is not set.
 """
 
 from __future__ import annotations

@@ -379,7 +379,6 @@ _COMMON: dict[type, tuple[str, ...]] = {
     records.SliceAnswered: (),
     records.NodeHeartbeat: ("digest",),
     records.IndexerHeartbeat: (),
-    records.TimestampsHeartbeat: (),
     records.HoldingsRequested: (),
     records.DdlReply: (),
     records.DeadLetter: (),
@@ -405,6 +404,10 @@ _NESTED: dict[type, dict[str, type]] = {
         "buckets": records.BucketSeen,
         "waiting": records.StreamAwaited,
         "backfills": records.BackfillProgress,
+    },
+    records.TimestampsHeartbeat: {
+        "currents": records.BucketCurrent,
+        "owners": records.StreamOwner,
     },
     stream_records.StreamBegin: {},
     stream_records.StreamEnd: {},

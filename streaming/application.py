@@ -25,11 +25,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from confluent_kafka import KafkaException
 
-from coordinator.core.records import TimestampsHeartbeat
+from coordinator.core.bucket_state import BucketState
+from coordinator.core.records import BucketCurrent, StreamOwner, TimestampsHeartbeat
+from coordinator.core.stability import owners
+from coordinator.core.timestamp_board import total
 from coordinator.kafka.following import Voice, wall_ms
 from coordinator.kafka.topics import (
     DEAD_LETTER,
@@ -101,6 +104,23 @@ class Options:
     """End when all that is there now was read."""
 
 
+class Seen(NamedTuple):
+    """What a heartbeat says of a bucket's state."""
+
+    state: BucketState
+    current: BucketCurrent
+    owners: tuple[StreamOwner, ...]
+
+
+def look(state: BucketState) -> Seen:
+    """Return what to say of a state."""
+    found = tuple(
+        StreamOwner(state.bucket, o.connection, o.projector, o.number, len(o.vbuckets))
+        for o in owners(state)
+    )
+    return Seen(state, BucketCurrent(state.bucket, str(total(state.current.seqnos))), found)
+
+
 class Application:
     """One life of the application. `run` returns when it was told to stop."""
 
@@ -122,6 +142,7 @@ class Application:
             wall_ms,
             self._heartbeat,
         )
+        self._seen: dict[str, Seen] = {}
         self._busy = threading.Lock()
         self._query_id = ""
         self._query_known = threading.Event()
@@ -295,9 +316,15 @@ class Application:
         self._voice.say(f"{fault}; no other application is there: beginning again")
 
     def _heartbeat(self) -> TimestampsHeartbeat:
-        progress = self._books.progress
+        books, progress = self._books, self._books.progress
+        self._seen = {
+            name: seen if (seen := self._seen.get(name)) and seen.state is state else look(state)
+            for name, state in books.states.items()
+        }
         return TimestampsHeartbeat(
-            self._incarnation, os.getpid(), progress.query, progress.batch, wall_ms()
+            *(self._incarnation, os.getpid(), progress.query, progress.batch, wall_ms()),
+            tuple(seen.current for seen in self._seen.values()),
+            tuple(owner for seen in self._seen.values() for owner in seen.owners),
         )
 
     # -- a batch -----------------------------------------------------------------------------

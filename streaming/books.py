@@ -379,7 +379,8 @@ class _Work:
         before = self.books.states
         states, published = {}, dict(self.books.published)
         outputs: list[Record] = []
-        together: list[StabilityTimestamp] = []
+        consolidated: set[str] = set()
+        advanced = False
         settings = {one.name: one.value_json for one in self.context.settings}
         for bucket in self.context.buckets:
             name = bucket.name
@@ -387,17 +388,19 @@ class _Work:
             if state is None or state.vbuckets != bucket.vbuckets:
                 state = new_state(name, bucket.vbuckets, published.get(name))
             rules = merged(settings.get(PREFIX), settings.get(setting_name(name)))
+            if rules.consolidate:
+                consolidated.add(name)
             if self.ticked or name in self._syncs or name in self._control:
                 state, found = self._fold_one(state, rules)
                 for output in found:
                     if isinstance(output, StabilityTimestamp):
                         published[name] = output
-                        if rules.consolidate:
-                            together.append(output)
+                        advanced |= rules.consolidate
                     outputs += _published(output, rules.consolidate)
             states[name] = state
-        if together:
-            whole = tuple(published[name] for name in sorted(published) if name in states)
+        if advanced:
+            # All that are consolidated: the topic is compacted, and the message replaces the last.
+            whole = tuple(published[name] for name in sorted(published) if name in consolidated)
             outputs.append(Record(STABILITY, EVERY_BUCKET, ConsolidatedStability(whole)))
         return states, {n: p for n, p in published.items() if n in states}, outputs
 

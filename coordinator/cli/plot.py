@@ -16,6 +16,7 @@ import typer
 
 from coordinator.cli.output import CommandError, plain, print_json
 from coordinator.cli.session import Session, command
+from coordinator.cli.timestamps import lag_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -146,10 +147,8 @@ def _refreshes(lines: Iterable[str]) -> list[tuple[int, dict[str, tuple[float, f
 
 def _lag(bucket: dict[str, Any]) -> tuple[float, float]:
     """Return the lag of a bucket in seqnos and in seconds, if anything is known."""
-    lag = bucket["lag"]
-    if not bucket["stability"] or not lag or lag["seqnos"] is None:
-        return math.nan, math.nan
-    return float(lag["seqnos"]), math.nan if lag["ms"] is None else lag["ms"] / 1000
+    seqnos, ms = lag_of(bucket)
+    return math.nan if seqnos is None else float(seqnos), math.nan if ms is None else ms / 1000
 
 
 def draw(found: Recording) -> "Figure":

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 PERIOD_S = 1.0
 COLUMNS = [
     *("bucket", "number#", "age#", "stability#", "current#", "lag#", "lag in s#"),
-    *("snapshots", "projectors", "remarks"),
+    *("snapshots", "owners", "remarks"),
 ]
 
 
@@ -42,8 +42,10 @@ def timestamps(
 ) -> None:
     """Show the stability timestamp of each bucket, and how far it is behind.
 
-    "stability" is the sum of its seqnos, "current" that of the highest which any indexer holds, and
-    "lag" what lies between; "snapshots" is how many indexers have taken theirs.
+    "stability" is the sum of its seqnos, "current" that of the current timestamp, up to which
+    everything was sent, and "lag" what lies between; while Spark is away, "current" is the highest
+    that indexers hold. "snapshots" is how many of them have taken theirs; "owners" are the
+    projectors that stream, each with its connection and how many vbuckets that has.
 
     With --watch and --json, each line is one document.
     """
@@ -154,15 +156,30 @@ def _rows(found: dict[str, Any]) -> list[list[Any]]:
 def _row(bucket: dict[str, Any]) -> list[Any]:
     stable = bucket["stability"] or {"number": None, "age_ms": None, "seqnos": None}
     lag = bucket["lag"] or {"high": None, "seqnos": None, "ms": None, "indexers": []}
-    behind = stable["number"] is not None and lag["seqnos"] is not None
+    behind, behind_ms = lag_of(bucket)
+    current = bucket["current"]["seqnos"] if bucket.get("current") else lag["high"]
     return [
         *(bucket["bucket"], stable["number"], _age(stable["age_ms"]), stable["seqnos"]),
-        *(lag["high"], lag["seqnos"] if behind else None),
-        f"{lag['ms'] / 1000:.1f}" if behind else None,
+        *(current, behind, None if behind_ms is None else f"{behind_ms / 1000:.1f}"),
         _snapshots(lag["indexers"]),
-        ", ".join(str(source["projector"]) for source in bucket["projectors"]),
+        ", ".join(map(_owner, bucket.get("owners", ()))),
         "; ".join(_remarks(bucket, lag["indexers"])),
     ]
+
+
+def lag_of(bucket: dict[str, Any]) -> tuple[int | None, int | None]:
+    """Return how far a timestamp is behind, in seqnos and milliseconds; None: that is not known."""
+    stable, current, lag = bucket["stability"], bucket.get("current"), bucket["lag"]
+    if stable is None:
+        return None, None
+    if current is not None:
+        behind = max(0, current["seqnos"] - stable["seqnos"])
+        return behind, max(0, current["at_ms"] - stable["at_ms"]) if behind else 0
+    return (lag["seqnos"], lag["ms"]) if lag else (None, None)
+
+
+def _owner(owner: dict[str, Any]) -> str:
+    return f"{owner['projector']}: {owner['connection']} ({owner['vbuckets']})"
 
 
 def _age(age_ms: int | None) -> str | None:

@@ -78,7 +78,7 @@ class Announcer:
             vectors = [
                 heard.vector
                 for heard in self.heard.values()
-                if self.is_fresh(heard) and heard.hosts and _holds_anything(heard.vector)
+                if self.is_fresh(heard) and heard.hosts and heard.vector.holds_anything
             ]
         found = restart(vectors or [self._current()], self.positions.logs, vbuckets)
         self.restart_number += 1
@@ -159,7 +159,3 @@ class Announcer:
                 self.bucket, self.stability_number, *advanced.to_bytes(), self.now_ms
             )
         )
-
-
-def _holds_anything(vector: Vector) -> bool:
-    return bool(vector.seqnos.any() or vector.vbuuids.any())

@@ -275,24 +275,21 @@ class Building:
         """Return where a bucket's streams are to begin again; None: an indexer has yet to say.
 
         Nobody who holds anything must miss anything. An indexer that is away, or does not say
-        in time, finds the gap by itself and catches up. Empty: nobody holds anything.
+        in time, finds the gap by itself and catches up. Who holds nothing at all, having only just
+        come, takes no part: it would send everybody back to the beginning. Empty: nobody holds
+        anything.
         """
         vbuckets = self._vbuckets(bucket)
-        found: list[Vector] = []
-        participants: list[int] = []
+        held: dict[int, Vector] = {}
         for indexer, must_say in self._hosts(bucket):
             vector = self._watermark(bucket, indexer, vbuckets)
-            if vector is not None:
-                found.append(vector)
-            elif must_say and not overdue:
+            if vector is None and must_say and not overdue:
                 return None
-            else:
-                continue
-            participants.append(indexer)
-        held = [vector for vector in found if vector.seqnos.any() or vector.vbuuids.any()]
+            if vector is not None and vector.holds_anything:
+                held[indexer] = vector
         if not held:
             return b"", b""
-        vector = self.restarting.vector(bucket, vbuckets, held, tuple(participants))
+        vector = self.restarting.vector(bucket, vbuckets, list(held.values()), tuple(held))
         return None if vector is None else vector.to_bytes()
 
     def logs(self, bucket: str) -> dict[int, tuple[FailoverBranch, ...]]:

@@ -388,14 +388,38 @@ class ProjectorHeartbeat:
 
 
 @dataclass(frozen=True, slots=True)
+class BucketCurrent:
+    """A bucket's current timestamp: the sum of its seqnos, a decimal number of any size."""
+
+    bucket: str
+    seqnos: str
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOwner:
+    """A connection that streams so many vbuckets of a bucket, in a generation of its projector."""
+
+    bucket: str
+    connection: int
+    projector: int
+    number: int
+    vbuckets: int
+
+
+@dataclass(frozen=True, slots=True)
 class TimestampsHeartbeat:
-    """The application that computes timestamps is alive; `batch` is the last that it finished."""
+    """The application that computes timestamps is alive; `batch` is the last that it finished.
+
+    `currents` and `owners` are what it knows of the buckets by then.
+    """
 
     incarnation: int
     pid: int
     query: str
     batch: int
     at_ms: int
+    currents: tuple[BucketCurrent, ...] = ()
+    owners: tuple[StreamOwner, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -241,7 +241,8 @@ class _Fold:
         self.questions = waiting
 
     def _answer(self, question: Question, known: Sequence[Heard]) -> None:
-        vectors = [heard.vector for heard in known if self.announcer.is_fresh(heard)]
+        fresh = [heard.vector for heard in known if self.announcer.is_fresh(heard)]
+        vectors = [vector for vector in fresh if vector.holds_anything]
         owners = self.owners
         streaming = owners.projector[owners.ended == OPEN].tolist()
         everything = range(self.before.vbuckets)

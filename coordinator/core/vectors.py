@@ -84,6 +84,11 @@ class Vector:
     def __repr__(self) -> str:
         return f"Vector({self.vbuuids.tolist()}, {self.seqnos.tolist()})"
 
+    @property
+    def holds_anything(self) -> bool:
+        """Tell whether anything is held of any vbucket, be it the beginning of a branch."""
+        return bool(self.seqnos.any() or self.vbuuids.any())
+
     def digest(self) -> int:
         """Return 63 bits that tell vectors apart, never 0."""
         whole = blake2b(b"".join(self.to_bytes()), digest_size=8).digest()

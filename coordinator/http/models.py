@@ -222,6 +222,23 @@ class StabilityModel(NumberedModel):
     seqnos: int
 
 
+class CurrentModel(BaseModel):
+    """The sum of the seqnos of the current timestamp: up to where everything was sent."""
+
+    seqnos: int
+    at_ms: int
+    age_ms: int
+
+
+class OwnerModel(BaseModel):
+    """A connection that streams so many vbuckets; `number` is that of its generation."""
+
+    connection: str
+    projector: int
+    number: int
+    vbuckets: int
+
+
 class SourceModel(BaseModel):
     """Who may stream a bucket, and the number of the generation that it begins with."""
 
@@ -251,13 +268,16 @@ class LagModel(BaseModel):
 
 
 class BucketStabilityModel(BaseModel):
-    """`lag` is known to the master alone. `began_again`: the last timestamp that is ignored because
+    """`lag` is known to the master alone, `current` and `owners` while the application on Spark
+    runs. `began_again`: the last timestamp that is ignored because
     its number is too low, though it is new."""
 
     bucket: str
     vbuckets: int | None
     stability: StabilityModel | None
     began_again: NumberedModel | None
+    current: CurrentModel | None
+    owners: list[OwnerModel]
     projectors: list[SourceModel]
     lag: LagModel | None
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from coordinator.core.entities import Stream
+from coordinator.core.records import TimestampsHeartbeat
 from coordinator.core.state import Versioned
 from coordinator.core.stream_records import (
     HwHeartbeat,
@@ -21,13 +22,17 @@ from coordinator.core.vectors import Vector
 
 
 class Row(NamedTuple):
-    """What is known of a bucket; `watermarks` is None where the node is not the master."""
+    """What is known of a bucket; `watermarks` is None where the node is not the master.
+
+    `beat` is the last one of the application on Spark, None while it is away.
+    """
 
     bucket: str
     vbuckets: int | None
     known: BucketBoard
     stream: Versioned | None
     watermarks: list[HwHeartbeat] | None
+    beat: TimestampsHeartbeat | None = None
 
 
 def stabilities(node: int, rows: Sequence[Row], now_ms: int) -> dict[str, Any]:
@@ -43,6 +48,8 @@ def _row(row: Row, now_ms: int) -> dict[str, Any]:
         "vbuckets": row.vbuckets,
         "stability": _header(held, now_ms) if held else None,
         "began_again": _when(backwards.number, backwards.at_ms, now_ms) if backwards else None,
+        "current": _current(row, now_ms),
+        "owners": _owners(row),
         "projectors": _projectors(row.stream),
         "lag": _lag(held, row.watermarks),
     }
@@ -59,6 +66,30 @@ def _header(record: StabilityTimestamp, now_ms: int) -> dict[str, Any]:
         "digest": f"{vector.digest():016x}",
         "seqnos": total(vector.seqnos),
     }
+
+
+def _current(row: Row, now_ms: int) -> dict[str, Any] | None:
+    """Return up to where everything was sent, as the application knows it."""
+    for current in row.beat.currents if row.beat else ():
+        if row.beat and current.bucket == row.bucket and current.seqnos.isdecimal():
+            at_ms = row.beat.at_ms
+            age_ms = max(0, now_ms - at_ms)
+            return {"seqnos": int(current.seqnos), "at_ms": at_ms, "age_ms": age_ms}
+    return None
+
+
+def _owners(row: Row) -> list[dict[str, Any]]:
+    """Return which connections stream the bucket, as the application knows it."""
+    return [
+        {
+            "connection": str(owner.connection),
+            "projector": owner.projector,
+            "number": owner.number,
+            "vbuckets": owner.vbuckets,
+        }
+        for owner in (row.beat.owners if row.beat else ())
+        if owner.bucket == row.bucket
+    ]
 
 
 def _projectors(stream: Versioned | None) -> list[dict[str, Any]]:

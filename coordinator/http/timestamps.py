@@ -37,6 +37,8 @@ def add_timestamps(app: FastAPI, shell: Shell) -> None:
             for held in node.state.of_kind("bucket")
             if isinstance(held.entity, Bucket)
         }
+        peer = node.application
+        beat = peer.beat if peer is not None and node.alive(peer) else None
         rows = [
             timestamp_views.Row(
                 name,
@@ -44,6 +46,7 @@ def add_timestamps(app: FastAPI, shell: Shell) -> None:
                 boards.of(node.timestamps, name),
                 node.state.stream(name),
                 node.watermarks_of(name),
+                beat,
             )
             for name in sorted({*buckets, *node.timestamps})
         ]

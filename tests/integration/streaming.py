@@ -11,7 +11,7 @@ import sys
 import threading
 import uuid
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ from coordinator.core.stream_records import (
     ConnectionClosed,
     FailoverBranch,
     FailoverLog,
+    HwHeartbeat,
+    RestartRequested,
     StabilityTimestamp,
     StreamBegin,
     StreamEnd,
@@ -38,11 +40,14 @@ from coordinator.core.stream_records import (
 )
 from coordinator.core.timestamp_progress import TimestampProgress
 from coordinator.core.types import TxnId
+from coordinator.core.vectors import Vector
 from coordinator.kafka.errors import KafkaRefusal
 from coordinator.kafka.topics import (
     DEAD_LETTER,
     FAILOVER_LOG,
+    HW,
     RESTART,
+    RESTART_REQUEST,
     STABILITY,
     STABILITY_HISTORY,
     STATECONTEXT,
@@ -157,7 +162,7 @@ class Streams:
         self.ordinal = 0
         self.seqno = 0
 
-    def begin(self) -> Streams:
+    def begin(self, encode: Callable[[StreamBegin], bytes] = codec.encode) -> Streams:
         """Begin all streams on a new connection of a new generation."""
         self.number += 1
         self.connection = zlib.crc32(f"{self.bucket} {self.number}".encode())
@@ -170,7 +175,7 @@ class Streams:
                 *(self.bucket, vbucket, MAINTENANCE, 0, self.connection, self._count()),
                 *(vbuuid, self.seqno, 1, self.number),
             )
-            self._put(STREAM_BEGIN, vbucket, begin)
+            self._put(STREAM_BEGIN, vbucket, encode(begin))
         self.topics.flush()
         return self
 
@@ -189,16 +194,46 @@ class Streams:
     def end(self) -> None:
         """End all streams, and the connection."""
         for vbucket in range(self.vbuckets):
-            end = StreamEnd(
-                *(self.bucket, vbucket, MAINTENANCE, 0, self.connection, self._count()),
-                *(_vbuuid(vbucket), self.seqno, "test", 1),
-            )
-            self._put(STREAM_END, vbucket, end)
+            self._put(STREAM_END, vbucket, self._end(vbucket))
         closed = ConnectionClosed(
             self.bucket, MAINTENANCE, 0, self.connection, self._count(), "test", 1
         )
         self._put(STREAM_END, 0, closed)
         self.topics.flush()
+
+    def lose(self, vbucket: int, seqno: int) -> None:
+        """Say that a vbucket has lost what came after a seqno, and went on from there."""
+        newer = _vbuuid(vbucket) - 1_000
+        branches = (FailoverBranch(newer, seqno), FailoverBranch(_vbuuid(vbucket), 0))
+        self._put(FAILOVER_LOG, vbucket, FailoverLog(self.bucket, vbucket, branches, 2))
+        sync = replace(self.a_sync(vbucket, seqno + 1), vbuuid=newer)
+        self._put(SYNC, vbucket, sync)
+        self.topics.flush()
+
+    def leave(self, vbucket: int) -> None:
+        """End the stream of one vbucket; nobody begins another one."""
+        self._put(STREAM_END, vbucket, self._end(vbucket))
+        self.topics.flush()
+
+    def hold(self, indexer: int, seqno: int) -> None:
+        """Have an indexer say that it holds everything up to a seqno."""
+        vector = Vector(map(_vbuuid, range(self.vbuckets)), [seqno] * self.vbuckets)
+        beat = HwHeartbeat(indexer, 1, self.bucket, (7,), *vector.to_bytes(), 0, 0, 0, 1_000, (), 1)
+        self._put(HW, 0, beat)
+
+    def ask(self, number: int, participants: tuple[int, ...]) -> None:
+        """Ask where the streams would have to begin again."""
+        question = RestartRequested(
+            self.bucket, number, self.vbuckets, participants, "a question", 1
+        )
+        self.topics.put(RESTART_REQUEST, question, key=self.bucket)
+        self.topics.flush()
+
+    def _end(self, vbucket: int) -> StreamEnd:
+        return StreamEnd(
+            *(self.bucket, vbucket, MAINTENANCE, 0, self.connection, self._count()),
+            *(_vbuuid(vbucket), self.seqno, "test", 1),
+        )
 
     def _count(self) -> int:
         self.ordinal += 1
@@ -228,16 +263,29 @@ def checked(history: Sequence[StabilityTimestamp]) -> None:
 
 
 def a_long_input(topics: Topics) -> None:
-    """Write what makes many small batches: two buckets, a change of connections, bad records."""
+    """Write what makes many small batches, and an output of every kind.
+
+    Connections change, records are bad, questions are asked, heartbeats are averaged; one bucket
+    loses mutations, and the owners of others.
+    """
     travel = topics.bucket("travel", period_ms=1_000).begin()
-    other = topics.bucket("other", period_ms=2_000).begin()
+    other = topics.bucket("other", period_ms=2_000, algorithm="heartbeat").begin()
+    sick = topics.bucket("sick", 4, begin_held_ms=1_000, sync_missing_ms=2_000).begin()
     for turn in range(1, 13):
         for streams in (travel, other):
             streams.sync(10 * turn)
+        for indexer in (1, 2):
+            other.hold(indexer, 10 * turn - indexer)
         topics.put(SYNC, b"garbage %d" % turn, turn % 4)
+        if turn == 2:
+            sick.sync(10).lose(0, 5)
+        if turn == 3:
+            sick.leave(1)
         if turn == 6:
             travel.end()
             travel.begin()
+        if turn % 4 == 0:
+            travel.ask(turn, ())
         topics.tick(NOW_MS + turn * 700)
 
 
@@ -252,7 +300,7 @@ def outcome(topics: Topics) -> Any:
         topics.history("other"),
         topics.read(RESTART),
         letters,
-        sorted(states),
+        sorted(states.items()),
         (progress.batch, progress.now_ms, [(o.partition, o.offset) for o in progress.offsets]),
     )
 

@@ -15,10 +15,10 @@ from pyspark.sql import SparkSession
 
 from coordinator import codec
 from coordinator.core.entities import Setting
-from coordinator.core.stream_records import Sync, Tick
+from coordinator.core.stream_records import StreamBegin, Sync, Tick
 from coordinator.embedded.broker import Broker
 from coordinator.kafka.topics import HW, STREAM_BEGIN, SYNC, TIMESTAMP_STATE, topic_name
-from schemas.registry import FOLDER, MAGIC, Registry, Schema
+from schemas.registry import FOLDER, MAGIC, Registry, Schema, registry
 from streaming.inputs import INPUTS
 from streaming.queries import end_session
 from streaming.rows import layouts, rows_of
@@ -134,6 +134,22 @@ def test_writers_of_an_older_and_a_newer_version_are_read_side_by_side(
     ]
 
 
+def test_streams_of_older_and_of_todays_writers_are_read_side_by_side(
+    spark: SparkSession, topics: Topics, tmp_path: Path
+) -> None:
+    versions = registry().versions(StreamBegin.__name__)
+    assert len(versions) > 1
+    to_avro = codec.TO_AVRO[StreamBegin]
+    for version in versions:
+        streams = topics.bucket(f"b{version.fingerprint}")
+        streams.begin(lambda begin, version=version: version.encode(to_avro(begin))).sync(5)
+    topics.tick(NOW_MS)
+    read_through(spark, topics, tmp_path)
+    for version in versions:
+        assert set(seqnos(topics.history(f"b{version.fingerprint}")[-1])) == {5}
+    assert topics.letters() == []
+
+
 def _field(name: str, kind: str, default: Any) -> dict[str, Any]:
     return {"name": name, "type": kind, "default": default}
 
@@ -154,7 +170,14 @@ def test_the_same_input_gives_the_same_output_with_one_thread_and_with_two(
         read_through(sessions(master), topics, tmp_path / master, offsets_max=400)
         outcomes.append(outcome(topics))
     assert outcomes[0][-1][0] > 2, "there were several batches"
-    assert len(outcomes[0][0]) > 2
+    assert all(len(history) > 2 for history in outcomes[0][:2])
+    told = {(type(one).__name__, one.reason) for one in outcomes[0][2]}
+    assert told >= {
+        ("RestartTimestamp", "a question"),
+        ("RestartTimestamp", "no_owner"),
+        ("RollbackEnquiry", "seqno_regressed"),
+        ("RollbackEnquiry", "sync_missing"),
+    }
     assert outcomes[0] == outcomes[1]
 
 

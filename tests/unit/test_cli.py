@@ -137,6 +137,11 @@ TIMED: dict[str, Any] = {
     "vbuckets": 1024,
     "stability": {"number": 41, "at_ms": 1, "age_ms": 1_250, "digest": "0af", "seqnos": 7_700},
     "began_again": None,
+    "current": {"seqnos": 7_712, "at_ms": 401, "age_ms": 90},
+    "owners": [
+        {"connection": "77", "projector": 0, "number": 5, "vbuckets": 512},
+        {"connection": "9", "projector": 1, "number": 5, "vbuckets": 500},
+    ],
     "projectors": [{"projector": 0, "number": 5}, {"projector": 1, "number": 5}],
     "lag": {
         "high": 7_709,
@@ -153,6 +158,8 @@ UNTIMED: dict[str, Any] = {
     "vbuckets": 64,
     "stability": None,
     "began_again": None,
+    "current": None,
+    "owners": [],
     "projectors": [],
     "lag": {"high": 88, "seqnos": 88, "ms": 0, "indexers": []},
 }
@@ -453,13 +460,21 @@ def test_lists_have_a_table_and_json(cluster, command, text):
 
 def test_timestamps_shows_stability_lag_and_who_owns_the_streams(cluster):
     travel, people = indexctl("timestamps").stdout.splitlines()[3:5]
-    for text in ("41", "1.2 s", "7700", "7709", " 9 ", "0.3", "1 of 2", "0, 1"):
+    for text in ("41", "1.2 s", "7700", "7712", " 12 ", "0.4", "1 of 2", "0: 77 (512), 1: 9 (500)"):
         assert text in travel, travel
     assert "indexer 2: other branch in 3 vbuckets" in travel
     assert people.split() == ["people", "-", "-", "-", "88", "-", "-", "-", "-", "-"]
     assert answer_of("timestamps") == {"node": 1, "buckets": [TIMED, UNTIMED]}
     assert answer_of("timestamps", "travel") == {"node": 1, "buckets": [TIMED]}
     assert answer_of("timestamps", "none", code=3)["error"]["code"] == "not_found"
+
+
+def test_while_spark_is_away_a_lag_is_behind_what_indexers_hold(cluster):
+    body = {"node": 1, "buckets": [{**TIMED, "current": None, "owners": []}]}
+    cluster.override = lambda r: Answer(200, body) if r.path == "/v1/stability" else None
+    travel = indexctl("timestamps").stdout.splitlines()[3]
+    for text in ("7700", "7709", " 9 ", "0.3"):
+        assert text in travel, travel
 
 
 def test_timestamps_tells_of_numbers_that_began_again(cluster):

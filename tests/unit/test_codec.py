@@ -96,6 +96,11 @@ ONE_OF_EACH: list[Any] = [
     records.NodeHeartbeat(1, 2, "master", 3, 12, BIG, "x", 99, "", 5),
     records.IndexerHeartbeat(1, 2, "x", "z", 99, 3, 4096, 12, 5),
     records.TimestampsHeartbeat(2**62, 99, "q", 7, 5),
+    records.TimestampsHeartbeat(
+        *(2**62, 99, "q", 7, 5),
+        (records.BucketCurrent("b", str(2**70)),),
+        (records.StreamOwner("b", 2**62, 1, 3, 1024),),
+    ),
     records.DdlReply("r", "ok", "{}", "", "", "{}", 13, "3-7", 5),
     records.DeadLetter("ddl", 0, 3, "not_avro", b"\x00", 5),
     records.Event(MUTATION, TXN, 0, 1, 13),
@@ -152,6 +157,7 @@ def test_a_proposal_carries_its_mutations_byte_by_byte(chosen: list[records.Muta
 def test_every_record_of_the_core_has_a_schema_and_a_converter() -> None:
     nested = {"Digest", "Slice", "Shard", "Holding", "Mutation", "OpenTransaction"}
     nested |= {"Member", "IndexerInfo", "ProjectorInfo", "Source", "FailoverBranch"}
+    nested |= {"BucketCurrent", "StreamOwner"}
     nested |= {"BucketSeen", "BackfillProgress", "BuildProgress", "StreamAwaited", "NextOffset"}
     of_their_own = set(registry().current) - nested - {"DdlCommand"}
     assert {kind.__name__ for kind in codec.TO_AVRO} == of_their_own

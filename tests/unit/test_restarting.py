@@ -1,4 +1,4 @@
-"""For how long who takes part in a restart must not change: while an answer may come."""
+"""Who takes part in a restart, and for how long that must not change: while an answer may come."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ from typing import Any
 
 import pytest
 
+from coordinator.core.building import Building
+from coordinator.core.entities import MAINTENANCE, PENDING, Bucket, Index, Slice
+from coordinator.core.membership import Membership
+from coordinator.core.records import IndexerHeartbeat, IndexerRegistered, Mutation
 from coordinator.core.restarting import Restarting
-from coordinator.core.stream_records import RestartTimestamp
+from coordinator.core.state import StateContext, evolve
+from coordinator.core.stream_records import HwHeartbeat, RestartTimestamp
 from coordinator.core.timestamp_board import EMPTY, fold
 from coordinator.core.types import Instant
 from coordinator.core.vectors import Vector
@@ -74,3 +79,74 @@ def test_it_asks_no_longer_than_the_wait(master: Master, restarting: Restarting)
     assert not restarting.is_asking
     assert restarting.vector("travel", 2, [HELD], (1,)) == HELD
     assert len(master.asked) == 1
+
+
+# -- who takes part ------------------------------------------------------------------------------
+
+ZERO = Vector.zero(2)
+
+
+def an_index(number: int, state: str, *hosts: int) -> Index:
+    slices = tuple(Slice(place, host) for place, host in enumerate(hosts))
+    return Index(
+        *(number, f"i{number}", "travel", ("a",), None, False, "gsi", False, state, None),
+        *(slices, f"r{number}", 1),
+    )
+
+
+def a_peer(indexer: int) -> Any:
+    return SimpleNamespace(beat=SimpleNamespace(indexer=indexer, incarnation=1))
+
+
+def a_building(master: Master, *indexes: Index, live: tuple[int, ...]) -> Building:
+    bucket = Bucket("travel", 2)
+    entities = [bucket, *indexes]
+    changes = [(Mutation("Changed", e.key, b"", e), cas) for cas, e in enumerate(entities, 1)]
+    master.node.state = evolve(StateContext(), changes)
+    master.node.indexers = {indexer: a_peer(indexer) for indexer in live}
+    master.node.alive = lambda peer: peer is not None
+    return Building(master)  # type: ignore[arg-type]
+
+
+def says(building: Building, indexer: int, vector: Vector) -> None:
+    record = HwHeartbeat(indexer, 1, "travel", (1,), *vector.to_bytes(), 0, 0, 0, 0, (), 0)
+    building.streams_read([record])
+
+
+def test_who_is_away_or_holds_nothing_takes_no_part(master: Master) -> None:
+    """Indexer 2 has only just come, 3 is away; 4 hosts what nobody has begun to build."""
+    building = a_building(
+        master, an_index(1, MAINTENANCE, 1, 2, 3), an_index(2, PENDING, 4), live=(1, 2, 4)
+    )
+    for indexer, vector in ((1, HELD), (2, ZERO), (4, ZERO)):
+        says(building, indexer, vector)
+    building.restarting = Restarting(master)  # type: ignore[arg-type]
+    assert building._restart("travel", overdue=False) is None
+    [question] = [one.record for one in master.asked]
+    assert question.participants == (1,)
+
+
+def test_who_is_sure_to_hold_something_is_waited_for(master: Master) -> None:
+    building = a_building(master, an_index(1, MAINTENANCE, 1, 2), live=(1, 2))
+    says(building, 1, HELD)
+    assert building._restart("travel", overdue=False) is None
+    assert not master.asked
+    master.node.application = None
+    master.node.alive = lambda peer: peer is not None
+    assert building._restart("travel", overdue=True) == HELD.to_bytes()
+
+
+def test_no_indexer_is_registered_while_an_answer_is_awaited(
+    master: Master, restarting: Restarting
+) -> None:
+    beat = IndexerHeartbeat(3, 7, "http://x", "", 1, 0, 0, 0, 1)
+    authority = SimpleNamespace(indexers={}, projectors={}, members={}, active=(), minimum=1)
+    master.building = SimpleNamespace(restarting=restarting)
+    master.authority = authority
+    master.node.unsnapped_bytes, master.node.config.snapshot_bytes = 0, 1
+    master.node.hearing_ms = 0
+    membership = Membership(master)  # type: ignore[arg-type]
+    membership.indexer_heard(beat)
+    assert membership.due() == []
+    master.answer()
+    assert [type(record) for record in membership.due()] == [IndexerRegistered]

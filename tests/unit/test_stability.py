@@ -560,6 +560,14 @@ def test_a_restart_request_is_answered_when_all_participants_are_known() -> None
     assert bench.tick(SETTINGS.heartbeat_stale_ms) == []
 
 
+def test_who_has_only_just_come_sends_nobody_back_to_the_beginning() -> None:
+    bench = Bench()
+    bench.read(heartbeat(1, Vector([A] * 4, [4, 5, 6, 7])), heartbeat(2, Vector.zero(4)))
+    found = bench.read(asked(77, (1, 2)))[0]
+    assert isinstance(found, RestartTimestamp)
+    assert positions(found) == [(A, 4), (A, 5), (A, 6), (A, 7)]
+
+
 def test_a_restart_request_is_answered_without_who_stays_silent() -> None:
     bench = Bench()
     bench.read(asked(77, (1, 2)), asked(77, (1, 2)))
@@ -774,6 +782,36 @@ def test_a_state_of_an_older_version_lacks_columns() -> None:
     text = json.dumps(head).encode()
     older = HEAD.pack(version, len(text)) + zlib.compress(text + before + after)
     assert unpack(older) == bench.state
+
+
+def test_a_state_that_an_older_version_has_written_is_gone_on_with() -> None:
+    """It has an owner, held and early records, a heartbeat, and a question that is open."""
+    bench = Bench()
+    bench.state = unpack(bytes.fromhex(WRITTEN_BEFORE))
+    bench.now_ms += 1_000
+    assert bench.state.current == Vector([A, A, A, 0], [9, 5, 2**63, 0])
+    assert [o.connection for o in owners(bench.state)] == [1_000, 1_001]
+    assert (list(bench.state.held), list(bench.state.heard)) == ([0], [1])
+    assert restarts(bench.tick(HELD)) == [("begin_held", (0,)), ("end_unmatched", (3,))]
+    found = bench.read(heartbeat(2, Vector([A] * 4, [9] * 4)))
+    assert restarts(found) == [("bootstrap", (0, 1, 2, 3))]
+    assert bench.read(sync(1, 1_000, 5, 8)) == []
+    assert bench.state.current.seqnos[1] == 8
+
+
+WRITTEN_BEFORE = (
+    "01910200007801b552db6e133110e58e78e21ffc6c246fbbe9d23c217e238a22efeed09aba76e20b528590f85ce0"
+    "27caccda93b42ba2f000d64ac73367e6ccc5fb55f479b8812496a217527c295614cb568aadd503e07545ee6c46e4"
+    "23ec9c274cbab7b039f88bbda701dc03922ca606ef1c0cc9788732dbe03fa3e103de5dbeed812e3d5c6522c18d40"
+    "35af418771731bf16a7d4ce5a6e30d54e7e8735fbde076d904cc5a63ba0ef6ae363f4df8b8dca33e7c188dd3162b"
+    "1c26e2498d1b806a5649431b69a82b3ba2fa4ac955231ba52e25826cdeb7ed45d7b6aa3befd4e562d15c340b8994"
+    "52f8a9f51a450e8569b52bf24b85a9ef9a354a61e024c45691458b27dae05a38b193e7541db35104cfa46ffdd5c4"
+    "53637feaa6444d4b9dea63b914324897ad2d52f293b6110ea252ec32447ab249b8eba8e81936d47b9f620a7a2b1e"
+    "06d3bf61ac49779bfaa4b4ae80023aa4bd4be16be4de9a785d9e714993e308dfee8f9c27f5bca9f8921d05bfb379"
+    "24fd9ef9ff9dffe379a9c4f8b3dadc17f7c1f8b45e98677b8ef3f867d5c1719c7f0a3f7c7c3b65cef154debfe279"
+    "8e6358d7b5a77f55c77c4e8ee339781f2f6ae6a97e399ee3e636fbff16b92eff97af6a1faf2bfe06b4512075"
+)
+"""By `pack`, before states knew `hurried_until_ms`."""
 
 
 def test_a_bucket_has_vbuckets() -> None:

@@ -289,7 +289,9 @@ def test_offsets_never_move_back() -> None:
 def test_several_buckets_go_out_as_one_message_when_asked_to() -> None:
     run = Run()
     together = written(Setting("timestamps", '{"consolidate": true}'))
+    alone = written(Setting("timestamps/e", '{"consolidate": false}'))
     run.step(a_bucket("b"), a_bucket("d"), together, *begins("b"), *begins("d", 8), tick())
+    run.step(a_bucket("e"), alone, *begins("e", 9), *syncs(5, "e", 9), tick(NOW_MS + 1))
     both = run.step(*syncs(5, "b"), *syncs(6, "d", 8), tick(NOW_MS + 5_000))
     one = run.step(*syncs(7, "b"), tick(NOW_MS + 10_000))
     assert [record.key for record in both.records if record.topic == STABILITY] == ["*"]

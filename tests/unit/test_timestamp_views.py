@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from coordinator.core.entities import Source, Stream
+from coordinator.core.records import BucketCurrent, StreamOwner, TimestampsHeartbeat
 from coordinator.core.state import Versioned
 from coordinator.core.stream_records import (
     SYNC_MISSING,
@@ -22,6 +23,11 @@ from coordinator.http.timestamp_views import Row, restart, stabilities, stabilit
 TOP = 2**64 - 1
 NOW_MS = 10_000
 PLACES = Vector([TOP, 7], [TOP, 0]).to_bytes()
+APPLICATION = TimestampsHeartbeat(
+    *(1, 1, "query", 1, 9_200),
+    (BucketCurrent("a", "1"), BucketCurrent("b", str(2**70)), BucketCurrent("c", "none")),
+    (StreamOwner("a", 1, 1, 1, 1), StreamOwner("b", 2**62, 1, 6, 2)),
+)
 STABLE = StabilityTimestamp("b", 41, *PLACES, 9_000)
 
 
@@ -54,8 +60,8 @@ def test_buckets_are_shown_with_and_without_what_is_known_of_them() -> None:
     digest = Vector([TOP, 7], [TOP, 0]).digest()
     beat = HwHeartbeat(3, 1, "b", (), *PLACES, 0, digest, 0, 0, (), 9_100)
     rows = [
-        Row("b", 2, known(), Versioned(1, b"", stream), [beat]),
-        Row("c", None, BucketBoard(), None, []),
+        Row("b", 2, known(), Versioned(1, b"", stream), [beat], APPLICATION),
+        Row("c", None, BucketBoard(), None, [], APPLICATION),
         Row("d", 8, BucketBoard(), None, None),
     ]
     shown = stabilities(4, rows, NOW_MS)
@@ -66,7 +72,11 @@ def test_buckets_are_shown_with_and_without_what_is_known_of_them() -> None:
     assert first["projectors"] == [{"projector": 0, "number": 5}, {"projector": 1, "number": 6}]
     assert (first["lag"]["high"], first["lag"]["seqnos"]) == (TOP, 0)
     assert [row["has_snapshot"] for row in first["lag"]["indexers"]] == [True]
+    assert first["current"] == {"seqnos": 2**70, "at_ms": 9_200, "age_ms": 800}
+    owner = {"connection": str(2**62), "projector": 1, "number": 6, "vbuckets": 2}
+    assert first["owners"] == [owner]
     for other in others:
+        assert (other["current"], other["owners"]) == (None, [])
         assert (other["stability"], other["lag"], other["projectors"]) == (None, None, [])
 
 

@@ -150,9 +150,9 @@ def test_nothing_is_discarded_that_the_log_still_covers(
     for log in some.values():
         kept = surviving(log, vbuuid, seqno)
         assert kept <= seqno
-        assert is_shared(log, vbuuid, kept)
-        if kept < seqno:
-            assert not is_shared(log, vbuuid, kept + 1)
+        assert kept == 0 or _kept(log, vbuuid, kept)
+        assert kept == seqno or not _kept(log, vbuuid, kept + 1)
+        assert is_shared(log, vbuuid, seqno) == (kept == seqno)
 
 
 # -- promotion -------------------------------------------------------------------------------------

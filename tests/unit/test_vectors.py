@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.core.vectors import Vector
+from coordinator.core.vectors import Places, Vector
 
 U64 = st.integers(0, 2**64 - 1)
 PAIRS = st.lists(st.tuples(U64, U64), max_size=5)
@@ -58,6 +58,25 @@ def test_what_is_covered_is_on_the_same_branch(
     mine: list[tuple[int, int]], other: list[tuple[int, int]], covers: bool
 ) -> None:
     assert of(mine).covers(of(other)) is covers
+
+
+SMALL = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), min_size=3, max_size=3)
+
+
+@given(SMALL, SMALL, SMALL)
+def test_covering_is_a_partial_order(
+    a: list[tuple[int, int]], b: list[tuple[int, int]], c: list[tuple[int, int]]
+) -> None:
+    """Of what is held: a seqno of 0 is nothing, whatever branch it names."""
+    assert of(a).covers(of(a))
+    if of(a).covers(of(b)) and of(b).covers(of(c)):
+        assert of(a).covers(of(c))
+    if of(a).covers(of(b)) and of(b).covers(of(a)):
+        assert [p for p in a if p[1]] == [p for p in b if p[1]]
+    plain = all(s == 0 or (v == u and s <= r) for (u, r), (v, s) in zip(a, b, strict=True))
+    assert of(a).covers(of(b)) == plain
+    places = Places.of(dict(enumerate(b)))
+    assert (of(a).lacking(places) is None) == plain
 
 
 def test_halves_of_different_length_are_refused() -> None:
