@@ -278,9 +278,11 @@ def a_long_input(topics: Topics) -> None:
             other.hold(indexer, 10 * turn - indexer)
         topics.put(SYNC, b"garbage %d" % turn, turn % 4)
         if turn == 2:
-            sick.sync(10).lose(0, 5)
+            sick.sync(10)
         if turn == 3:
             sick.leave(1)
+        if turn == 8:
+            sick.lose(0, 5)
         if turn == 6:
             travel.end()
             travel.begin()
