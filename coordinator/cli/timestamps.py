@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -42,10 +43,10 @@ def timestamps(
 ) -> None:
     """Show the stability timestamp of each bucket, and how far it is behind.
 
-    "stability" is the sum of its seqnos, "current" that of the current timestamp, up to which
-    everything was sent, and "lag" what lies between; while Spark is away, "current" is the highest
-    that indexers hold. "snapshots" is how many of them have taken theirs; "owners" are the
-    projectors that stream, each with its connection and how many vbuckets that has.
+    "stability" is the sum of its seqnos, "current" that of what was sent, as Spark knows, or is
+    held by indexers, and "lag" what lies between. "snapshots" is how many indexers have taken
+    theirs; "owners" are the projectors that stream, each with its connection and how many vbuckets
+    that has.
 
     With --watch and --json, each line is one document.
     """
@@ -157,25 +158,30 @@ def _row(bucket: dict[str, Any]) -> list[Any]:
     stable = bucket["stability"] or {"number": None, "age_ms": None, "seqnos": None}
     lag = bucket["lag"] or {"high": None, "seqnos": None, "ms": None, "indexers": []}
     behind, behind_ms = lag_of(bucket)
-    current = bucket["current"]["seqnos"] if bucket.get("current") else lag["high"]
+    sent = bucket.get("current") or {"seqnos": None}
+    current = max((n for n in (sent["seqnos"], lag["high"]) if n is not None), default=None)
     return [
         *(bucket["bucket"], stable["number"], _age(stable["age_ms"]), stable["seqnos"]),
         *(current, behind, None if behind_ms is None else f"{behind_ms / 1000:.1f}"),
         _snapshots(lag["indexers"]),
-        ", ".join(map(_owner, bucket.get("owners", ()))),
+        "\n".join(map(_owner, sorted(bucket.get("owners", ()), key=itemgetter("projector")))),
         "; ".join(_remarks(bucket, lag["indexers"])),
     ]
 
 
 def lag_of(bucket: dict[str, Any]) -> tuple[int | None, int | None]:
-    """Return how far a timestamp is behind, in seqnos and milliseconds; None: that is not known."""
+    """Return how far a timestamp is behind, in seqnos and milliseconds; None: that is not known.
+
+    It is behind what was sent, and what indexers hold: Spark may not have read what they do.
+    """
     stable, current, lag = bucket["stability"], bucket.get("current"), bucket["lag"]
-    if stable is None:
-        return None, None
-    if current is not None:
-        behind = max(0, current["seqnos"] - stable["seqnos"])
-        return behind, max(0, current["at_ms"] - stable["at_ms"]) if behind else 0
-    return (lag["seqnos"], lag["ms"]) if lag else (None, None)
+    known: list[tuple[int, int | None]] = []
+    if stable is not None and current is not None:
+        seqnos = max(0, current["seqnos"] - stable["seqnos"])
+        known.append((seqnos, max(0, current["at_ms"] - stable["at_ms"]) if seqnos else 0))
+    if stable is not None and lag is not None and lag["seqnos"] is not None:
+        known.append((lag["seqnos"], lag["ms"]))
+    return max(known, key=itemgetter(0), default=(None, None))
 
 
 def _owner(owner: dict[str, Any]) -> str:
