@@ -167,8 +167,6 @@ class DataPlane:
         self, index: Mapping[str, Any], piece: int, host: int, at: dict[str, list[int]]
     ) -> list[Row]:
         """Return what one indexer holds of one slice."""
-        indexers = self.cluster.get(self.cluster.running()[0], "/v1/indexers")["indexers"]
-        address = next(row["address"] for row in indexers if row["id"] == host)
         body: dict[str, Any] = {
             "indexer": host,
             "index": int(index["id"]),
@@ -186,13 +184,19 @@ class DataPlane:
         order = KeyOrder(tuple(text.endswith(DESCENDING) for text in texts))
         found: list[Row] = []
         while True:
-            answer = self.cluster.http.post(f"{address}/v1/slices/scan", json=body, timeout=60.0)
+            answer = wait_until(lambda: self._ask_indexer(host, body), f"indexer {host} answers")
             assert answer.status_code == 200, answer.text
             page = unpack(answer.content)
             found += [_row(row_of(entry, order)) for entry in page.entries]
             if not page.more:
                 return found
             body["after"] = page.entries[-1].hex()
+
+    def _ask_indexer(self, host: int, body: Mapping[str, Any]) -> Any:
+        """Ask an indexer where it is now: one that was started again is soon known elsewhere."""
+        indexers = self.cluster.get(self.cluster.running()[0], "/v1/indexers")["indexers"]
+        address = next(row["address"] for row in indexers if row["id"] == host)
+        return self.cluster.http.post(f"{address}/v1/slices/scan", json=body, timeout=60.0)
 
 
 def _row(row: Mapping[str, Any]) -> Row:

@@ -40,6 +40,10 @@ COPIES = 3
 SILENCE_S_MAX = 20.0
 """Of a cluster on a busy machine. On an idle one it is 3 to 5 s."""
 
+HUNG_SILENCE_S_MAX = 30.0
+"""A client notices a broker that hangs only when requests time out, and Kafka after 9 s; a node
+whose reader finds no leader for long ends, so that a new one may."""
+
 STOP_S_MAX = 15.0
 
 
@@ -189,9 +193,13 @@ def test_a_broker_that_hangs_is_left_out_and_harms_nothing_when_it_is_back(
             load.goes_on(20)
         finally:
             os.kill(hanging.pid, signal.SIGCONT)
-        assert load.longest_silence_s(since_s) < SILENCE_S_MAX
+        assert load.longest_silence_s(since_s) < HUNG_SILENCE_S_MAX
         wait_until(lambda: all_in_sync(brokers), "all three are in sync again")
         load.goes_on(20)
+    for node in cluster.nodes.values():
+        if not node.runs:  # A supervisor would start it again: it ended by its own rule.
+            assert "[reader_stalled]" in node.said, node.said[-2000:]
+            node.start()
     state = cluster.settled()
     assert cluster.running() == [1, 2, 3]
     load.check()

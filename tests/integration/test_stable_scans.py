@@ -255,13 +255,26 @@ def _close(plane: LoggedPlane) -> None:
     chosen = wait_until(plane.connections, "the bucket is streamed")[0]
     answer = plane.cluster.http.delete(f"{plane.kv.url}/v1/connections/{chosen}")
     assert answer.status_code in (200, 404), answer.text
+    _is_replaced(plane, {chosen})
 
 
 def _kill_projector(plane: LoggedPlane) -> None:
     """A projector is killed and started again."""
+    before = set(wait_until(plane.connections, "the bucket is streamed"))
     victim = plane.cluster.projectors[0]
     victim.kill()
     victim.start()
+    _is_replaced(plane, before)
+
+
+def _is_replaced(plane: LoggedPlane, before: set[str]) -> None:
+    """Wait until some of these connections are gone, and each projector has one."""
+
+    def replaced() -> bool:
+        now = set(plane.connections())
+        return len(now) == len(plane.cluster.projectors) and not before <= now
+
+    wait_until(replaced, f"others than {before} stream the bucket", ADVANCE_S)
 
 
 def _delayed(plane: LoggedPlane, kind: str, delay_ms: int) -> None:
@@ -416,14 +429,18 @@ def test_after_a_fault_everything_is_stable_and_exact_again(
         afterwards = FAULTS[fault](plane)
         for one in killing:
             one.result()
+    if afterwards is not None:
+        afterwards()
     before = max(before, plane.stability()[0])
     is_well(plane)
     took_s = time.monotonic() - began
     print(f"all is well {took_s:.1f} s after {fault}, {victim or 'nobody'} killed")
     assert took_s < (SPARK_BOUND_S if "spark" in victim else BOUND_S)
     assert plane.stability()[0] > before
-    if afterwards is not None:
-        afterwards()
     if not victim and fault in TOLD:
-        mine = [one for one in plant.records(RESTART)[told:] if one.bucket == plane.bucket]
-        assert TOLD[fault] in {one.reason for one in mine}
+        wait_until(lambda: TOLD[fault] in _reasons(plane, told), "Spark tells of it", ADVANCE_S)
+
+
+def _reasons(plane: LoggedPlane, since: int) -> set[str]:
+    found = plane.cluster.records(RESTART)[since:]
+    return {one.reason for one in found if one.bucket == plane.bucket}
