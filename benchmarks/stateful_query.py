@@ -26,7 +26,7 @@ from coordinator.kafka.topics import FAILOVER_LOG, STREAM_BEGIN, STREAM_END, SYN
 from streaming.inputs import INPUTS
 from streaming.rows import SyncRows, rows_of
 from streaming.session import SparkOptions, start
-from streaming.source import KAFKA
+from streaming.source import KAFKA, place_in
 
 TOPICS = (SYNC, STREAM_BEGIN, STREAM_END, FAILOVER_LOG)
 SETTINGS = TimestampSettings(period_ms=1_000, sync_missing_ms=3_600_000)
@@ -90,15 +90,13 @@ def main() -> None:
         .options(**KAFKA)
         .load()
     )
-    place = f.coalesce(
-        *(f.when(f.col("topic") == topic_name(cluster, t), INPUTS.index(t)) for t in TOPICS)
-    )
+    place = place_in([topic_name(cluster, name) for name in INPUTS])
     bucket = f.split(f.col("key").cast("string"), "/")[0]
     key = f.lit(None).cast("binary")
     query = (
         raw.select(
             bucket.alias("bucket"),
-            place.alias("place"),
+            place,
             "partition",
             "offset",
             key.alias("key"),

@@ -44,7 +44,6 @@ from coordinator.core.stream_records import (
 from coordinator.core.timestamp_progress import TimestampProgress
 from coordinator.core.types import TxnId
 from coordinator.embedded.broker import Broker
-from coordinator.kafka.errors import KafkaRefusal
 from coordinator.kafka.topics import (
     FAILOVER_LOG,
     HW,
@@ -133,18 +132,7 @@ class Load:
         }
         self._said: dict[str, dict[int, int]] = {bucket: {} for bucket in self.buckets}
         self._owned = {bucket: [v % 2 for v in range(vbuckets)] for bucket in self.buckets}
-        self._make()
-
-    def _make(self) -> None:
-        end_s = time.monotonic() + 60
-        while True:
-            try:
-                ensure_topics(self.servers, self.name, durable=False)
-                return
-            except KafkaRefusal:
-                if time.monotonic() > end_s:
-                    raise
-                time.sleep(0.2)
+        ensure_topics(servers, name, durable=False)
 
     def begin(self, period_ms: int = 1_000) -> None:
         """Make the buckets, and begin all their streams."""

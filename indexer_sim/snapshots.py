@@ -76,7 +76,7 @@ class Timeline:
         self._undo_max, self._kept_max = undo_max, kept_max
         self._changes: deque[Undo] = deque()
         self._floors: dict[int, int] = {}
-        self._wanted: deque[Wanted] = deque()
+        self._wanted: list[Wanted] = []
         self._last: tuple[int, list[int]] = (0, [])
         self._heard = 0
 

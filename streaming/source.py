@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from coordinator.core.entities import bucket_key, setting_key
@@ -74,9 +74,12 @@ def columns(raw: DataFrame, names: Sequence[str]) -> DataFrame:
     of_context = f.col("topic") == names[INPUTS.index(STATECONTEXT)]
     key = f.col("key").cast("string")
     known = key.startswith(bucket_key("")) | key.startswith(setting_key(PREFIX))
-    place = f.coalesce(
-        *(f.when(f.col("topic") == name, f.lit(number)) for number, name in enumerate(names))
-    )
     own_key = f.when(of_context, f.col("key")).alias("key")
     chosen = raw.where(~of_context | known)
-    return chosen.select(place.alias("place"), "partition", "offset", own_key, "value")
+    return chosen.select(place_in(names), "partition", "offset", own_key, "value")
+
+
+def place_in(names: Sequence[str]) -> Column:
+    """Return the column `place`: that of a record's topic in `names`."""
+    topics = (f.when(f.col("topic") == name, f.lit(place)) for place, name in enumerate(names))
+    return f.coalesce(*topics).alias("place")

@@ -163,8 +163,9 @@ class Node:
         self.indexers: dict[int, Peer] = {}
         self.projectors: dict[int, Peer] = {}
         self.application: Peer | None = None
-        self._asked_until_ms: dict[str, int] = {}
         """The one that computes timestamps."""
+        self._asked_until_ms: dict[str, int] = {}
+        """By bucket: its next stability timestamp is not asked for again before."""
         self.progress = Progresses()
         self.timestamps: boards.Board = boards.EMPTY
         self.watermarks: dict[tuple[str, int], HwHeartbeat] = {}

@@ -195,24 +195,31 @@ def _plan(shell: Shell, body: ScanBody) -> _Plan:
 
 def _consistency(body: ScanBody, cursor: Cursor | None) -> Any:
     """Return what indexers are asked for: a scan goes on at the timestamp that it began at."""
-    asked = body.consistency
-    if asked == "any":
-        return asked
-    if asked == "consistent":
-        asked = FreshModel(consistent=0)
-    at_least = {} if asked.at_least is None else {"at_least": _wire(asked.at_least)}
-    if asked.consistent is None:
+    wanted = _wanted(body)
+    if wanted is None:
+        return "any"
+    at_least = {} if wanted.at_least is None else {"at_least": _wire(wanted.at_least)}
+    if wanted.consistent is None:
         return at_least
-    return {"consistent": asked.consistent or (cursor.number if cursor else 0), **at_least}
+    return {"consistent": wanted.consistent or (cursor.number if cursor else 0), **at_least}
+
+
+def _wanted(body: ScanBody) -> FreshModel | None:
+    """Return how fresh a scan has to be; None: as it is."""
+    if isinstance(body.consistency, FreshModel):
+        return body.consistency
+    return FreshModel(consistent=0) if body.consistency == "consistent" else None
 
 
 def _check_vbuckets(shell: Shell, index: Index, body: ScanBody) -> None:
     """Refuse a vector that is none of the bucket's. Raises ApiError."""
-    required = getattr(body.consistency, "at_least", None)
+    wanted = _wanted(body)
     bucket = shell.node.state.bucket(index.bucket)
-    if required is None or bucket is None or not isinstance(bucket.entity, Bucket):
+    if wanted is None or wanted.at_least is None:
         return
-    odd = [vbucket for vbucket in required.vbuckets if vbucket >= bucket.entity.vbuckets]
+    if bucket is None or not isinstance(bucket.entity, Bucket):
+        return
+    odd = [vbucket for vbucket in wanted.at_least.vbuckets if vbucket >= bucket.entity.vbuckets]
     if odd:
         text = f"bucket {index.bucket} has {bucket.entity.vbuckets} vbuckets, and no {min(odd)}"
         raise ApiError("invalid_request", text)
@@ -225,8 +232,8 @@ def _wire(vector: VectorModel) -> dict[str, Any]:
 @asynccontextmanager
 async def _hurrying(shell: Shell, body: ScanBody, asked: Asked) -> AsyncIterator[None]:
     """Have stability timestamps told soon meanwhile, if the scan waits for one."""
-    wanted = body.consistency
-    if isinstance(wanted, str) or wanted.at_least is None or wanted.consistent is None:
+    wanted = _wanted(body)
+    if wanted is None or wanted.at_least is None or wanted.consistent is None:
         yield
         return
     bucket, places = asked.index.bucket, Places.of(wanted.at_least.vbuckets)
@@ -314,9 +321,9 @@ def _json(value: Any) -> bytes:
 
 
 def _given(body: ScanBody, found: Found) -> dict[str, Any]:
-    asked = body.consistency
-    if asked == "any":
+    wanted = _wanted(body)
+    if wanted is None:
         return {"mode": "any"}
-    if isinstance(asked, FreshModel) and asked.consistent is None:
+    if wanted.consistent is None:
         return {"mode": "at_least"}
     return {"mode": "consistent", "number": found.number, "hash": f"{found.hash:016x}"}

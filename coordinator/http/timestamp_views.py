@@ -70,11 +70,13 @@ def _header(record: StabilityTimestamp, now_ms: int) -> dict[str, Any]:
 
 def _current(row: Row, now_ms: int) -> dict[str, Any] | None:
     """Return up to where everything was sent, as the application knows it."""
-    for current in row.beat.currents if row.beat else ():
-        if row.beat and current.bucket == row.bucket and current.seqnos.isdecimal():
-            at_ms = row.beat.at_ms
-            age_ms = max(0, now_ms - at_ms)
-            return {"seqnos": int(current.seqnos), "at_ms": at_ms, "age_ms": age_ms}
+    beat = row.beat
+    if beat is None:
+        return None
+    for current in beat.currents:
+        if current.bucket == row.bucket and current.seqnos.isdecimal():
+            age_ms = max(0, now_ms - beat.at_ms)
+            return {"seqnos": int(current.seqnos), "at_ms": beat.at_ms, "age_ms": age_ms}
     return None
 
 

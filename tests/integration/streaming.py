@@ -41,7 +41,6 @@ from coordinator.core.stream_records import (
 from coordinator.core.timestamp_progress import TimestampProgress
 from coordinator.core.types import TxnId
 from coordinator.core.vectors import Vector
-from coordinator.kafka.errors import KafkaRefusal
 from coordinator.kafka.topics import (
     DEAD_LETTER,
     FAILOVER_LOG,
@@ -77,16 +76,7 @@ class Topics:
         self.servers = servers
         self.name = f"t{uuid.uuid4().hex[:8]}"
         self._producer = Producer({"bootstrap.servers": servers, "linger.ms": 2, "log_level": 2})
-        wait_until(self._made, "the topics are there")
-
-    def _made(self) -> bool:
-        try:
-            ensure_topics(self.servers, self.name, durable=False)
-        except KafkaRefusal as refusal:
-            if "is not there" in refusal.message:
-                return False
-            raise
-        return True
+        ensure_topics(servers, self.name, durable=False)
 
     def put(self, topic: str, record: Any, partition: int = 0, key: str = "") -> None:
         """Write a record, or bytes as they are; `flush` waits for it."""
