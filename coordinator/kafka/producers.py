@@ -19,6 +19,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from coordinator import codec
 from coordinator.core import effects, inputs
 from coordinator.core.records import DeadLetter, Event
+from coordinator.kafka import endings
 from coordinator.kafka.fencing import connect, end_open_transaction
 from coordinator.kafka.pacing import Pacing
 from coordinator.kafka.topics import (
@@ -47,7 +48,11 @@ SOCKET_TIMEOUT_MS = 3_000
 a node that does not hear its own heartbeats starts again."""
 
 EVENT_TIMEOUT_MS = 10_000
-COMMIT_TIMEOUT_S = 8.0
+FLUSH_TIMEOUT_S = 8.0
+END_TIMEOUT_S = 2.5
+"""For the end of a Kafka transaction. Below the socket's timeout: a request that times out there is
+repeated by the client, and both copies may arrive."""
+
 OPEN_TIMEOUT_S = 8.0
 
 Feed = Callable[[inputs.Input], None]
@@ -228,10 +233,9 @@ class TransactionalProducer:
         elif isinstance(effect, effects.Abandon):
             self._history = ()
             if self._open:
-                self._producer.abort_transaction(COMMIT_TIMEOUT_S)
-                self._pacing.committed(time.monotonic())
-                self._open = False
-            self._feed(inputs.Ended(effect.token))
+                self._end(effect.token, self._producer.abort_transaction)
+            else:
+                self._feed(inputs.Ended(effect.token))
 
     def _init(self, token: int, closings: int) -> None:
         """Make a new producer: Kafka fences the one before it, and ends its transaction."""
@@ -248,6 +252,8 @@ class TransactionalProducer:
                     "transactional.id": name,
                     "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
                     "message.timeout.ms": EVENT_TIMEOUT_MS,
+                    "retry.backoff.ms": endings.RETRY_BACKOFF_MS,
+                    "retry.backoff.max.ms": endings.RETRY_BACKOFF_MS,
                     "error_cb": self._on_error,
                 },
             )
@@ -304,7 +310,7 @@ class TransactionalProducer:
                 headers=headers,
                 on_delivery=delivered_as(number),
             )
-        left = producer.flush(COMMIT_TIMEOUT_S)
+        left = producer.flush(FLUSH_TIMEOUT_S)
         self._pacing.began(time.monotonic() - began)
         if failures or left or -1 in offsets:
             # A report without an offset is as bad as none: the CAS would be a guess.
@@ -328,14 +334,28 @@ class TransactionalProducer:
         for letter in (full(one, self._cluster) for one in effect.dead_letters):
             topic = self._names[DEAD_LETTER]
             producer.produce(topic, codec.encode(letter), letter_key(letter), partition=0)
+        # What is left for the commit is its one request: only so does its time say anything.
+        producer.flush(FLUSH_TIMEOUT_S)
+        self._end(effect.token, producer.commit_transaction)
+
+    def _end(self, token: int, end: Callable[[float], None]) -> None:
+        """Commit or abort, and give the producer up where the request may have been sent twice.
+
+        The client repeats EndTxn in silence. A copy that arrives late ends whatever this producer
+        has open by then; only a new initialisation fences it.
+        """
         self._disconnected = False
-        producer.commit_transaction(COMMIT_TIMEOUT_S)
-        self._pacing.committed(time.monotonic())
+        began_s = time.monotonic()
+        end(END_TIMEOUT_S)
+        took_s = time.monotonic() - began_s
+        self._pacing.committed(began_s + took_s)
         self._open = False
         if self._disconnected:
-            self._fail(effect.token, "the broker was disconnected during a commit")
+            self._fail(token, "the broker was disconnected during the end of a transaction")
+        elif endings.may_be_repeated(took_s):
+            self._fail(token, f"the end of a transaction took {took_s:.3f} s: it may arrive again")
         else:
-            self._feed(inputs.Ended(effect.token))
+            self._feed(inputs.Ended(token))
 
 
 def statecontext_record(event: Event) -> tuple[bytes | None, dict[str, Any] | None]:

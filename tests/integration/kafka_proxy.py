@@ -1,0 +1,186 @@
+"""A proxy in front of a real broker that knows one request from another, and can hold them back.
+
+The broker advertises the proxy's address, so every client comes through it. Requests are whole
+frames of Kafka's protocol: a length, then the number of the API. A `Rule` decides what becomes of
+each: it goes on, it is held, or its connection to the client is cut while the broker keeps the
+request. A held request reaches the broker when the test lets go of it, over the connection on which
+it came: that is how a packet is late.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+LOOPBACK = "127.0.0.1"
+END_TXN = 26
+HEAD = struct.Struct(">ihhi")
+BACKLOG = 128
+WAIT_S = 30.0
+
+PASS, HOLD, HOLD_AND_CUT, DELIVER_AND_CUT = "pass", "hold", "hold and cut", "deliver and cut"
+
+
+@dataclass(slots=True)
+class Held:
+    """A request that has not reached the broker yet, and since when."""
+
+    api: int
+    frame: bytes
+    broker: socket.socket
+    since_s: float
+
+
+Rule = Callable[[int], str]
+"""Says what becomes of a request of this API."""
+
+
+def only_once(api: int, action: str) -> Rule:
+    """Return a rule that treats the next request of an API so, and lets everything else pass."""
+    left = [action]
+
+    def rule(asked: int) -> str:
+        return left.pop() if asked == api and left else PASS
+
+    return rule
+
+
+class KafkaProxy:
+    """Relays between clients and one broker; `rule` may be replaced at any time."""
+
+    def __init__(self) -> None:
+        self.rule: Rule = lambda api: PASS
+        self._held: list[Held] = []
+        self._seen: list[tuple[int, float]] = []
+        self._answered: set[socket.socket] = set()
+        self._target = 0
+        self._closing = False
+        self._changed = threading.Condition()
+        self._sockets: set[socket.socket] = set()
+        self._listener = socket.create_server((LOOPBACK, 0), backlog=BACKLOG)
+        self.port: int = self._listener.getsockname()[1]
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return f"{LOOPBACK}:{self.port}"
+
+    def serve(self, target_port: int) -> None:
+        """Relay to the broker on this port from now on."""
+        self._target = target_port
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def reset(self) -> None:
+        """Let everything pass, and forget what was."""
+        with self._changed:
+            self.rule = lambda api: PASS
+            self._held.clear()
+            self._seen.clear()
+
+    def times(self, api: int) -> list[float]:
+        """Return when requests of an API came, in seconds of the monotonic clock."""
+        with self._changed:
+            return [at for seen, at in self._seen if seen == api]
+
+    def wait_for_held(self, timeout_s: float = WAIT_S) -> Held:
+        """Return the first request that is held, as soon as there is one."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: bool(self._held), timeout_s), "nothing is held"
+            return self._held[0]
+
+    def release(self) -> None:
+        """Let what is held reach the broker, and return when that has answered."""
+        with self._changed:
+            held, self._held = self._held, []
+            self._answered -= {one.broker for one in held}
+        for one in held:
+            one.broker.sendall(one.frame)
+        with self._changed:
+            done = self._changed.wait_for(
+                lambda: {one.broker for one in held} <= self._answered, WAIT_S
+            )
+        assert done, "the broker did not answer"
+
+    def close(self) -> None:
+        self._closing = True
+        for one in (self._listener, *self._sockets):
+            _end(one)
+            one.close()
+
+    def _accept(self) -> None:
+        while not self._closing:
+            try:
+                client, _ = self._listener.accept()
+                broker = socket.create_connection((LOOPBACK, self._target))
+            except OSError:
+                continue
+            for one in (client, broker):
+                one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._sockets.add(one)
+            threading.Thread(target=self._requests, args=(client, broker), daemon=True).start()
+            threading.Thread(target=self._answers, args=(client, broker), daemon=True).start()
+
+    def _requests(self, client: socket.socket, broker: socket.socket) -> None:
+        """Carry requests to the broker; one that is held keeps its connection there open."""
+        kept = False
+        with suppress(OSError, struct.error):
+            while (frame := _frame(client)) is not None:
+                api = HEAD.unpack_from(frame)[1]
+                action = self.rule(api)
+                with self._changed:
+                    self._seen.append((api, time.monotonic()))
+                    if action in (HOLD, HOLD_AND_CUT):
+                        self._held.append(Held(api, frame, broker, time.monotonic()))
+                        self._changed.notify_all()
+                kept = kept or action != PASS
+                if action in (PASS, DELIVER_AND_CUT):
+                    broker.sendall(frame)
+                if action in (HOLD_AND_CUT, DELIVER_AND_CUT):
+                    break
+        _end(client)
+        if not kept:
+            _end(broker)
+
+    def _answers(self, client: socket.socket, broker: socket.socket) -> None:
+        """Carry answers to the client, as long as it is there."""
+        there = True
+        with suppress(OSError):
+            while data := broker.recv(1 << 16):
+                with self._changed:
+                    self._answered.add(broker)
+                    self._changed.notify_all()
+                if there:
+                    try:
+                        client.sendall(data)
+                    except OSError:
+                        there = False
+        _end(client)
+
+
+def _frame(stream: socket.socket) -> bytes | None:
+    """Return the next request with its length in front; None at the end."""
+    head = _exactly(stream, 4)
+    if head is None:
+        return None
+    body = _exactly(stream, int.from_bytes(head, "big"))
+    return None if body is None else head + body
+
+
+def _exactly(stream: socket.socket, count: int) -> bytes | None:
+    parts: list[bytes] = []
+    while count:
+        part = stream.recv(min(count, 1 << 16))
+        if not part:
+            return None
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
+
+
+def _end(one: socket.socket) -> None:
+    with suppress(OSError):
+        one.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,221 @@
+"""The request that ends a Kafka transaction is late, or sent twice: on a real broker.
+
+The client repeats it by itself when it loses its connection, and says nothing. A proxy holds the
+first copy back, cuts the connection, and lets the copy go when the next transaction is open.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from coordinator import codec
+from coordinator.core import effects as fx
+from coordinator.core import inputs as inp
+from coordinator.core.records import TransactionCommitted
+from coordinator.core.types import TxnId
+from coordinator.embedded.broker import Broker
+from coordinator.kafka import endings
+from coordinator.kafka.producers import TransactionalProducer
+from coordinator.kafka.topics import ensure_topics, topic_name
+from tests.integration.cluster import Cluster, read_partition, value_of, wait_until
+from tests.integration.kafka_proxy import (
+    DELIVER_AND_CUT,
+    END_TXN,
+    HOLD,
+    HOLD_AND_CUT,
+    KafkaProxy,
+    only_once,
+)
+from tests.integration.ports import event
+
+WAIT_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaProxy]:
+    """A broker that all clients reach through the proxy."""
+    made = KafkaProxy()
+    settings = {"advertised.listeners": f"PLAINTEXT://{made.bootstrap_servers}"}
+    with Broker(tmp_path_factory.mktemp("kafka"), settings=settings) as broker:
+        made.serve(broker.port)
+        yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def _passing(proxy: KafkaProxy) -> Iterator[None]:
+    proxy.reset()
+    yield
+    proxy.reset()
+
+
+class Writer:
+    """The shell's transactional producer, and what it feeds."""
+
+    def __init__(self, servers: str) -> None:
+        self.cluster = f"late-{uuid.uuid4().hex[:8]}"
+        ensure_topics(servers, self.cluster)
+        self._heard: queue.SimpleQueue[inp.Input] = queue.SimpleQueue()
+        self._producer = TransactionalProducer(servers, self.cluster, self._heard.put)
+
+    def order(self, effect: fx.Effect) -> inp.Input:
+        """Have an effect carried out, and return what comes back for it."""
+        self.begin_order(effect)
+        return self.heard()
+
+    def begin_order(self, effect: fx.Effect) -> None:
+        self._producer.order(effect)
+
+    def heard(self) -> inp.Input:
+        return self._heard.get(timeout=WAIT_S)
+
+    def begin(self, number: int) -> None:
+        """Open a transaction, with an event on `statecontext`."""
+        written = self.order(fx.WriteEvents(number, (event(number),)))
+        assert isinstance(written, inp.Written), written
+
+    def close(self) -> None:
+        self._producer.close()
+
+
+def end_of(number: int, kind: str) -> fx.Effect:
+    """Return the order to end a transaction."""
+    if kind == "abort":
+        return fx.Abandon(number)
+    verdict = TransactionCommitted(TxnId(1, number), 0, (1,), (number,), 0, 0)
+    return fx.Conclude(number, (verdict,))
+
+
+@pytest.fixture
+def writer(proxy: KafkaProxy) -> Iterator[Writer]:
+    made = Writer(proxy.bootstrap_servers)
+    assert isinstance(made.order(fx.OpenProducer(1)), inp.ProducerOpened)
+    yield made
+    made.close()
+
+
+def seen(proxy: KafkaProxy, writer: Writer) -> tuple[list[int], list[int]]:
+    """Return the numbers of the transactions that `statecontext` and `commit` show."""
+
+    def read(name: str) -> list[Any]:
+        messages = read_partition(proxy.bootstrap_servers, topic_name(writer.cluster, name))
+        return [codec.decode(value_of(message)) for message in messages]
+
+    return [e.txn.seq for e in read("statecontext")], [v.txn.seq for v in read("commit")]
+
+
+def test_without_a_new_initialisation_a_late_abort_takes_the_next_events_away(
+    proxy: KafkaProxy, writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the rule is for: the broker takes the old request for the new transaction."""
+    monkeypatch.setattr(endings, "may_be_repeated", lambda took_s: False)
+    writer.begin(1)
+    proxy.rule = only_once(END_TXN, HOLD_AND_CUT)
+    assert isinstance(writer.order(end_of(1, "abort")), inp.Ended)
+    writer.begin(2)
+    proxy.release()
+    assert isinstance(writer.order(end_of(2, "commit")), inp.Ended)
+    assert seen(proxy, writer) == ([], [2]), "the verdict stands there without its event"
+
+
+def test_without_a_new_initialisation_a_late_commit_shows_events_of_no_verdict(
+    proxy: KafkaProxy, writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endings, "may_be_repeated", lambda took_s: False)
+    writer.begin(1)
+    proxy.rule = only_once(END_TXN, HOLD_AND_CUT)
+    assert isinstance(writer.order(end_of(1, "commit")), inp.Ended)
+    writer.begin(2)
+    proxy.release()
+    assert seen(proxy, writer) == ([1, 2], [1])
+
+
+@pytest.mark.parametrize("kind", ["commit", "abort"])
+@pytest.mark.parametrize("how", [HOLD_AND_CUT, DELIVER_AND_CUT])
+def test_a_producer_that_may_have_ended_twice_is_given_up_and_the_next_is_unharmed(
+    proxy: KafkaProxy, writer: Writer, how: str, kind: str
+) -> None:
+    writer.begin(1)
+    proxy.rule = only_once(END_TXN, how)
+    assert isinstance(writer.order(end_of(1, kind)), inp.ProducerFailed)
+    assert isinstance(writer.order(fx.OpenProducer(2)), inp.ProducerOpened)
+    writer.begin(2)
+    proxy.release()
+    assert isinstance(writer.order(end_of(2, "commit")), inp.Ended)
+    events, verdicts = seen(proxy, writer)
+    first = [1] if kind == "commit" else []
+    assert (events, verdicts) == ([*first, 2], [*first, 2])
+
+
+@pytest.mark.parametrize("kind", ["commit", "abort"])
+def test_an_end_that_takes_longer_than_the_clients_pause_gives_the_producer_up(
+    proxy: KafkaProxy, writer: Writer, kind: str
+) -> None:
+    writer.begin(1)
+    proxy.rule = only_once(END_TXN, HOLD)
+    writer.begin_order(end_of(1, kind))
+    held = proxy.wait_for_held()
+    wait_until(
+        lambda: time.monotonic() - held.since_s > endings.REPEATED_AFTER_S, "the request is late"
+    )
+    proxy.release()
+    assert isinstance(writer.heard(), inp.ProducerFailed)
+
+
+def test_the_client_waits_as_long_before_a_repeat_as_the_rule_assumes(proxy: KafkaProxy) -> None:
+    """Measured at the broker's door: the rule rests on the shortest pause that there is."""
+    admin = AdminClient({"bootstrap.servers": proxy.bootstrap_servers})
+    admin.create_topics([NewTopic("pauses", 1, 1)])["pauses"].result(WAIT_S)
+    pauses: list[float] = []
+    for number in range(6):
+        producer = Producer(
+            {
+                "bootstrap.servers": proxy.bootstrap_servers,
+                "transactional.id": f"pause-{number}",
+                "retry.backoff.ms": endings.RETRY_BACKOFF_MS,
+                "retry.backoff.max.ms": endings.RETRY_BACKOFF_MS,
+                "log_level": 0,
+            }
+        )
+        producer.init_transactions(WAIT_S)
+        producer.begin_transaction()
+        producer.produce("pauses", b"x")
+        producer.flush(WAIT_S)
+        proxy.reset()
+        proxy.rule = only_once(END_TXN, DELIVER_AND_CUT)
+        producer.commit_transaction(WAIT_S)
+        first, second = proxy.times(END_TXN)[:2]
+        pauses.append(second - first)
+    assert min(pauses) >= endings.REPEATED_AFTER_S, pauses
+
+
+@pytest.mark.parametrize("how", [HOLD_AND_CUT, DELIVER_AND_CUT])
+def test_a_cluster_loses_nothing_when_an_end_is_late_or_doubled(
+    proxy: KafkaProxy, make_cluster: Callable[..., Cluster], how: str
+) -> None:
+    """The master claims anew; what it was asked for is there, once, for everybody."""
+    cluster = make_cluster(proxy.bootstrap_servers, indexers=0).start()
+    epoch = cluster.settled()["epoch"]
+    with cluster.client() as client:
+        client.put_config("first", 1)
+        proxy.rule = only_once(END_TXN, how)
+        client.put_config("second", 2)
+        wait_until(lambda: cluster.get(1, "/v1/members")["epoch"] > epoch, "a new claim")
+        proxy.release()
+        client.put_config("third", 3)
+    shown = cluster.settled()
+    assert {k: v["value"] for k, v in shown["config"].items() if k != "started"} == {
+        "first": 1,
+        "second": 2,
+        "third": 3,
+    }
+    said = (shown["cas"], shown["digest"])
+    assert cluster.digest_by_statecontext(shown["cas"]) == said == cluster.digest_by_history()
