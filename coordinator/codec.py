@@ -14,13 +14,22 @@ from typing import Any
 
 from immutables import Map
 
-from coordinator.core import commands, entities, records, stream_records, timestamp_progress
+from coordinator.core import (
+    commands,
+    entities,
+    outcomes,
+    records,
+    snapshots,
+    stream_records,
+    timestamp_progress,
+)
 from coordinator.core.authority_state import (
     AuthorityState,
     IndexerInfo,
     Member,
     OpenTransaction,
     ProjectorInfo,
+    SnapshotInfo,
     TransactionStatus,
 )
 from coordinator.core.bucket_state import TimestampState
@@ -56,6 +65,16 @@ class Codec:
     def encode_entity(self, entity: entities.Entity) -> bytes:
         return encode(entity)
 
+    def encode_outcomes(self, group: outcomes.OutcomesRecorded) -> bytes:
+        return encode(group)
+
+    def decode_outcomes(self, value: bytes) -> outcomes.OutcomesRecorded:
+        """Return the group. Raises SchemaError."""
+        group = decode(value)
+        if not isinstance(group, outcomes.OutcomesRecorded):
+            raise SchemaError("bad_body", f"{type(group).__name__} is no group of outcomes")
+        return group
+
 
 # -- shapes --------------------------------------------------------------------------------------
 
@@ -69,8 +88,13 @@ def _digest(value: int) -> bytes:
     return value.to_bytes(16, "little")
 
 
-def _undigest(value: bytes) -> int:
-    return int.from_bytes(value, "little")
+def _undigest(value: bytes | str) -> int:
+    return int.from_bytes(_whole_bytes(value), "little")
+
+
+def _whole_bytes(value: bytes | str) -> bytes:
+    """Return bytes; a default that an older record lacks comes as the schema's text."""
+    return value if isinstance(value, bytes) else value.encode("latin-1")
 
 
 def _txn(fields: Fields) -> TxnId:
@@ -190,6 +214,7 @@ def _status_from(fields: Fields) -> TransactionStatus:
 
 
 _open_to, _open_from = _with_digest("prev_digest")
+_info_to, _info_from = _with_digest("digest")
 
 
 def authority_fields(state: AuthorityState, with_log: bool = True) -> Fields:
@@ -201,6 +226,8 @@ def authority_fields(state: AuthorityState, with_log: bool = True) -> Fields:
     fields["open"] = None if state.open is None else _open_to(state.open)
     fields["last_txn_epoch"], fields["last_txn_seq"] = fields.pop("last_txn")
     fields["digest"] = _digest(state.digest)
+    fields["outcomes_digest"] = _digest(state.outcomes_digest)
+    fields["snapshots"] = [_info_to(info) for info in state.snapshots]
     first = state.log_next - len(state.log)
     numbers = range(first, state.log_next) if with_log else range(0)
     fields["log"] = [_status_to(state.log[number]) for number in numbers]
@@ -217,6 +244,8 @@ def _authority_from(fields: Fields) -> AuthorityState:
     fields["open"] = None if opened is None else _open_from(OpenTransaction, opened)
     fields["last_txn"] = TxnId(fields.pop("last_txn_epoch"), fields.pop("last_txn_seq"))
     fields["digest"] = _undigest(fields["digest"])
+    fields["outcomes_digest"] = _undigest(fields["outcomes_digest"])
+    fields["snapshots"] = tuple(_info_from(SnapshotInfo, info) for info in fields["snapshots"])
     first = fields["log_next"] - len(fields["log"])
     rows = (_status_from(row) for row in fields["log"])
     fields["log"] = Map(enumerate(rows, first))
@@ -241,6 +270,50 @@ def _claimed_from(fields: Fields) -> records.MasterClaimed:
     fields["snapshot"] = _authority_from(fields["snapshot"])
     claim: records.MasterClaimed = _claim_from(records.MasterClaimed, fields)
     return claim
+
+
+_verdict_to, _verdict_from = _with_digest("state_digest", "outcomes_digest")
+
+
+def _committed_from(fields: Fields) -> records.TransactionCommitted:
+    fields["outcomes"] = _whole_bytes(fields["outcomes"])
+    verdict: records.TransactionCommitted = _verdict_from(records.TransactionCommitted, fields)
+    return verdict
+
+
+def _group_to(group: outcomes.OutcomesRecorded) -> Fields:
+    fields = _to_common(group)
+    fields["outcomes"] = [_plain(outcome) for outcome in group.outcomes]
+    return fields
+
+
+def _group_from(fields: Fields) -> outcomes.OutcomesRecorded:
+    found = (outcomes.RecordedOutcome(**_with_tuples(f)) for f in fields["outcomes"])
+    return outcomes.OutcomesRecorded(_txn(fields), fields["cas"], fields["at_ms"], tuple(found))
+
+
+def _with_tuples(fields: Fields) -> Fields:
+    return {n: tuple(v) if type(v) is list else v for n, v in fields.items()}
+
+
+_chunk_to, _chunk_from = _with_digest("digest")
+
+
+def _snapshot_chunk_to(chunk: snapshots.SnapshotChunk) -> Fields:
+    fields = _chunk_to(chunk)
+    fields["entries"] = [
+        {"key": entry.key, "cas": entry.cas, "value": entry.value} for entry in chunk.entries
+    ]
+    return fields
+
+
+def _snapshot_chunk_from(fields: Fields) -> snapshots.SnapshotChunk:
+    fields["entries"] = tuple(
+        snapshots.SnapshotEntry(e["key"], e["cas"], e["value"], decode(e["value"]))
+        for e in fields["entries"]
+    )
+    chunk: snapshots.SnapshotChunk = _chunk_from(snapshots.SnapshotChunk, fields)
+    return chunk
 
 
 def _reported_from(fields: Fields) -> records.HoldingsReported:
@@ -364,7 +437,11 @@ _COMMON: dict[type, tuple[str, ...]] = {
     entities.RequestOutcome: (),
     entities.Consumed: (),
     records.ClusterFormed: (),
-    records.TransactionCommitted: ("state_digest",),
+    records.OutcomesForgotten: ("outcomes_digest",),
+    records.OutcomesSeparated: ("digest", "state_digest", "outcomes_digest"),
+    records.SnapshotKept: ("digest",),
+    records.CopyRequested: (),
+    records.CopyOffered: (),
     records.TransactionRolledBack: (),
     records.MemberAdmitted: ("digest",),
     records.MemberExpired: (),
@@ -435,6 +512,9 @@ TO_AVRO: dict[type, Callable[[Any], Fields]] = {
         "epoch": r.epoch,
         "snapshot": authority_fields(r.snapshot),
     },
+    records.TransactionCommitted: _verdict_to,
+    outcomes.OutcomesRecorded: _group_to,
+    snapshots.SnapshotChunk: _snapshot_chunk_to,
     records.HoldingsReported: lambda r: {
         **_plain(r),
         "holdings": [_plain(holding) for holding in r.holdings],
@@ -452,6 +532,9 @@ FROM_AVRO: dict[str, Callable[[Fields], Any]] = {
         f["epoch"], _authority_from(f["snapshot"])
     ),
     "HoldingsReported": _reported_from,
+    "TransactionCommitted": _committed_from,
+    "OutcomesRecorded": _group_from,
+    "SnapshotChunk": _snapshot_chunk_from,
 }
 
 

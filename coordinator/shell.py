@@ -24,12 +24,14 @@ from coordinator.core import effects, inputs
 from coordinator.core.commands import Outcome, Position, Request, unknown
 from coordinator.core.node import Node
 from coordinator.core.records import AckRecord, Heartbeat
+from coordinator.core.scrubber import Findings, Scrubber
 from coordinator.core.stream_records import FailoverLog, HwHeartbeat
 from coordinator.core.types import Instant
 from coordinator.ddl_commands import read_command
 from coordinator.kafka.agents import Folds
 from coordinator.kafka.producers import PlainProducer, TransactionalProducer
-from coordinator.kafka.readers import BEGINNING, END, LogProbe, TailReader, read_events, watermarks
+from coordinator.kafka.readers import BEGINNING, END, LogProbe, TailReader, watermarks
+from coordinator.kafka.sources import SnapshotLost, Sources
 from coordinator.kafka.topics import (
     ACKS,
     COMMIT,
@@ -38,8 +40,8 @@ from coordinator.kafka.topics import (
     FAILOVER_LOG,
     HEARTBEAT,
     HW,
-    STATECONTEXT,
     STREAM_PARTITIONS,
+    delete_records,
     topic_name,
 )
 from coordinator.metrics import NodeMetrics
@@ -51,7 +53,6 @@ from schemas.registry import SchemaError
 log = logging.getLogger("coordinator")
 
 TICK_S = 0.05
-DDL_BACKLOG_MAX = 512
 EXAMINE_TIMEOUT_S = 2.0
 HAND_OVER_S = 2.0
 EXIT_FAILED, EXIT_REFUSED = 1, 78
@@ -83,6 +84,8 @@ class Shell:
         self._plain = PlainProducer(bootstrap_servers, cluster, self.feed)
         self._transactions = TransactionalProducer(bootstrap_servers, cluster, self.feed)
         self._probe_log = LogProbe(bootstrap_servers)
+        self._reading = threading.Event()
+        self._sources = Sources(bootstrap_servers, cluster, self._reading, self._bury_unreadable)
         self._fold: Folds | None = None
         self._beats: TailReader | None = None
         self._acks: TailReader | None = None
@@ -90,7 +93,6 @@ class Shell:
         self._ddl: TailReader | None = None
         self._ddl_reading = 0
         self._opening = 0
-        self._reading = threading.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._turns = 0
         self._watchdog: Watchdog | None = None
@@ -314,7 +316,7 @@ class Shell:
 
     def _ddl_is_behind(self) -> bool:
         master = self.node.master
-        return master is not None and len(master.queue) > DDL_BACKLOG_MAX
+        return master is not None and master.is_behind
 
     def _ddl_read(self, reading: int, messages: list[Message]) -> None:
         requests = tuple(read_command(_bytes(message), _position(message)) for message in messages)
@@ -332,48 +334,97 @@ class Shell:
         reader, self._ddl = self._ddl, None
         _stop_aside(reader)
 
-    def _synchronise(self, effect: effects.Synchronise) -> None:
-        self._spawn(self._read_events(effect.token, 0, effect.cas, self._sync_batch))
+    # -- the state, as Kafka has it ----------------------------------------------------------
 
-    def _read_tail(self, effect: effects.ReadTail) -> None:
-        events: list[Any] = []
-
-        def hand_over(token: int, batch: tuple[Any, ...], done: bool) -> None:
-            events.extend(batch)
-            if done:
-                self.feed(inputs.TailRead(token, tuple(events)))
-
-        self._spawn(self._read_events(effect.token, effect.cas, 0, hand_over))
-
-    def _sync_batch(self, token: int, batch: tuple[Any, ...], done: bool) -> None:
-        self.feed(inputs.SyncRead(token, batch, done))
-
-    async def _read_events(
-        self, token: int, above: int, at_least: int, hand_over: Callable[..., None]
-    ) -> None:
-        """Read `statecontext` in a thread. A node that cannot stops: it would wait for ever."""
+    @property
+    def _cas_base(self) -> int:
         authority = self.node.authority
-        base = authority.cas_base if authority else self.node.config.cas_base
+        return authority.cas_base if authority else self.node.config.cas_base
+
+    def _synchronise(self, effect: effects.Synchronise) -> None:
+        self._spawn(self._read_source(effect))
+
+    async def _read_source(self, effect: effects.Synchronise) -> None:
+        """Read a source in a thread; one that cannot be read has nothing, and there are others."""
 
         def read() -> None:
-            batches = read_events(
-                self._servers,
-                topic_name(self._cluster, STATECONTEXT),
-                cas_base=base,
-                above_cas=above,
-                at_least_cas=at_least,
-                stopping=self._reading,
+            batches = self._sources.read(
+                effect.source,
+                cas_base=self._cas_base,
+                at_least=effect.cas,
+                offset=effect.offset,
+                copy=effect.copy,
             )
             for batch in batches:
-                self._loop.call_soon_threadsafe(hand_over, token, tuple(batch), False)
+                self.feed(inputs.SyncRead(effect.token, batch.events, False, batch.held))
 
         try:
             await asyncio.to_thread(read)
-        except Exception as error:
+        except (KafkaException, SnapshotLost) as error:
+            log.error("%s could not be read: %s", effect.source, error)
+        self.feed(inputs.SyncRead(effect.token, (), True))
+
+    def _read_tail(self, effect: effects.ReadTail) -> None:
+        self._spawn(self._read_above(effect.token, effect.cas))
+
+    async def _read_above(self, token: int, above: int) -> None:
+        """Read the end of `statecontext`. A master that cannot stops: it would wait for ever."""
+
+        def read() -> tuple[Any, ...]:
+            batches = self._sources.events(self._cas_base, above, 0)
+            return tuple(event for batch in batches for event in batch)
+
+        try:
+            events = await asyncio.to_thread(read)
+        except KafkaException as error:
             log.error("statecontext could not be read: %s", error)
             self._stop(EXIT_FAILED)
             return
-        hand_over(token, (), True)
+        self.feed(inputs.TailRead(token, events))
+
+    def _take_snapshot(self, effect: effects.TakeSnapshot) -> None:
+        self._spawn(self._write_copy(effect))
+
+    async def _write_copy(self, effect: effects.TakeSnapshot) -> None:
+        write = partial(self._sources.write_copy, effect.copy, effect.state)
+        try:
+            offset = await asyncio.to_thread(write)
+        except (KafkaException, SnapshotLost, BufferError) as error:
+            self.feed(inputs.SnapshotTaken(effect.token, -1, str(error)))
+        else:
+            self.feed(inputs.SnapshotTaken(effect.token, offset))
+
+    def _scrub(self, effect: effects.Scrub) -> None:
+        self._spawn(self._compare(effect))
+
+    async def _compare(self, effect: effects.Scrub) -> None:
+        """Hold all of `statecontext` against a state, in a thread: neither changes meanwhile."""
+
+        def compare() -> Findings:
+            scrubber = Scrubber(effect.state)
+            for events in self._sources.events(self._cas_base, 0, effect.state.cas):
+                scrubber.add(events)
+            return scrubber.findings()
+
+        try:
+            findings = await asyncio.to_thread(compare)
+        except KafkaException as error:
+            self.feed(inputs.Scrubbed(effect.token, Findings(), str(error)))
+        else:
+            self.feed(inputs.Scrubbed(effect.token, findings))
+
+    def _trim(self, effect: effects.Trim) -> None:
+        self._spawn(self._delete_head(effect.offset))
+
+    async def _delete_head(self, offset: int) -> None:
+        topic = topic_name(self._cluster, COMMIT)
+        try:
+            await asyncio.to_thread(delete_records, self._servers, topic, offset)
+        except KafkaException as error:
+            log.warning("%s could not be trimmed to %d: %s", topic, offset, error)
+
+    def _bury_unreadable(self, message: Message, reason: str) -> None:
+        self._loop.call_soon_threadsafe(self._plain.bury_message, message, reason)
 
     def has_read(self, name: str) -> bool:
         """Tell whether this node knows all that `stability` or `restart` said before its start."""
@@ -522,6 +573,9 @@ CARRY_OUT: dict[type, Callable[[Shell, Any], None]] = {
     effects.Abandon: Shell._order,
     effects.Synchronise: Shell._synchronise,
     effects.ReadTail: Shell._read_tail,
+    effects.TakeSnapshot: Shell._take_snapshot,
+    effects.Scrub: Shell._scrub,
+    effects.Trim: Shell._trim,
     effects.ReadDdl: Shell._read_ddl,
     effects.StopDdl: Shell._stop_ddl,
     effects.Reply: Shell._reply,

@@ -4,8 +4,9 @@ Each `Save` is one WriteBatch, so that the parts never disagree. A write that fa
 store until `probe` has reopened it: RocksDB must not take a later batch without the earlier one.
 Nothing here knows the protocol.
 
-Keys: `e/<entity key>` (CAS, then the value as it was written), `t/<number>` (a row of the rolling
-log of transactions), `a` (the Authority), `l` (the local log), `m` (applied offset, CAS).
+Keys: `e/<entity key>` (CAS, then the value as it was written), `o/<CAS>` (a group of outcomes of
+requests), `t/<number>` (a row of the rolling log of transactions), `a` (the Authority), `l` (the
+local log), `m` (applied offset, CAS).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from coordinator.core.effects import Save
 from coordinator.core.inputs import LocalLog, Restored
 from coordinator.core.state import Versioned
 
-ENTITY, ROW = b"e/", b"t/"
+ENTITY, OUTCOMES, ROW = b"e/", b"o/", b"t/"
 AUTHORITY, LOG, META, IDENTITY, REBUILD = b"a", b"l", b"m", b"identity", b"rebuild"
 
 CAS = struct.Struct("<q")
@@ -106,6 +107,7 @@ class Store:
                     # Nothing counts before the last batch has brought META back.
                     self._db.write(batch, self._plain)
                     batch = WriteBatch(raw_mode=True)
+            _put_outcomes(batch, effect)
             _put_head(batch, effect)
             self._db.write(batch, self._sync if effect.sync else self._plain)
         except Exception as error:
@@ -116,8 +118,8 @@ class Store:
         batch = WriteBatch(raw_mode=True)
         for key in (META, AUTHORITY, LOG, REBUILD):
             batch.delete(key)
-        batch.delete_range(ENTITY, ENTITY[:-1] + b"0")
-        batch.delete_range(ROW, ROW[:-1] + b"0")
+        for prefix in (ENTITY, OUTCOMES, ROW):
+            batch.delete_range(prefix, prefix[:-1] + b"0")
         self._db.write(batch, self._sync)
 
     def probe(self) -> None:
@@ -152,7 +154,9 @@ class Store:
                 return None
             applied, cas = META_FIELDS.unpack(meta)
             state = states.restore(cas, self._entities())
-            return Restored(applied, self._authority(encoded), state, self._log())
+            return Restored(
+                applied, self._authority(encoded), state, self._log(), tuple(self._outcomes())
+            )
         except Exception as error:
             raise StoreError("store_damaged", f"{self.folder}: {error}") from error
 
@@ -163,6 +167,10 @@ class Store:
                 key[len(ENTITY) :].decode(),
                 Versioned(CAS.unpack_from(held)[0], value, codec.decode(value)),
             )
+
+    def _outcomes(self) -> Iterator[tuple[int, bytes]]:
+        for key, value in self._scan(OUTCOMES):
+            yield NUMBER.unpack(key[len(OUTCOMES) :])[0], value
 
     def _authority(self, encoded: bytes) -> AuthorityState:
         """Return the Authority with the newest rows of its log."""
@@ -232,6 +240,14 @@ def _put_entity(batch: Any, key: str, versioned: Versioned | None) -> None:
         batch.delete(name)
     else:
         batch.put(name, CAS.pack(versioned.cas) + versioned.value)
+
+
+def _put_outcomes(batch: Any, effect: Save) -> None:
+    for cas, value in effect.outcomes:
+        if value is None:
+            batch.delete(OUTCOMES + NUMBER.pack(cas))
+        else:
+            batch.put(OUTCOMES + NUMBER.pack(cas), value)
 
 
 def _put_head(batch: Any, effect: Save) -> None:

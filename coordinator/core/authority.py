@@ -34,6 +34,7 @@ from coordinator.core.authority_state import (
     Member,
     OpenTransaction,
     ProjectorInfo,
+    SnapshotInfo,
     TransactionStatus,
 )
 from coordinator.core.records import (
@@ -47,14 +48,20 @@ from coordinator.core.records import (
     MemberAdmitted,
     MemberExpired,
     MemberLeft,
+    OutcomesForgotten,
+    OutcomesSeparated,
     ProjectorRegistered,
     ReadBarrier,
+    SnapshotKept,
     TransactionCommitted,
     TransactionProposed,
     TransactionRolledBack,
     Unreadable,
 )
 from coordinator.core.types import TxnId
+
+SNAPSHOTS_MAX = 8
+"""So many copies of the StateContext the Authority knows of, the newest."""
 
 SERVICE_ID_MAX = 250
 """Indexers and projectors have ids from 0 to this."""
@@ -92,6 +99,7 @@ def _begin(offset: int, record: CommitRecord) -> Folded:
                 minimum=record.minimum,
                 log_capacity=record.log_capacity,
                 request_window_ms=record.request_window_ms,
+                outcomes_apart=record.outcomes_apart,
             )
         )
     if isinstance(record, AuthoritySnapshot):
@@ -135,6 +143,47 @@ def _snapshot(state: AuthorityState, offset: int, record: AuthoritySnapshot) -> 
     if record.snapshot != state:
         return Folded(state, "the snapshot differs from the fold")
     return Folded(state)
+
+
+def _kept(state: AuthorityState, offset: int, record: SnapshotKept) -> Folded:
+    """Take note of a copy that was read back. One of a later state than the fold's is no copy."""
+    if void := _of_another_epoch(state, record.epoch):
+        return Folded(state, void)
+    if record.cas > state.last_cas or record.commit_offset >= offset:
+        return Folded(state, f"a copy at CAS {record.cas} is ahead of {state.last_cas}")
+    info = SnapshotInfo(
+        record.copy, record.cas, record.digest, record.offset, record.commit_offset, record.at_ms
+    )
+    return Folded(replace(state, snapshots=(*state.snapshots, info)[-SNAPSHOTS_MAX:]))
+
+
+def _forgotten(state: AuthorityState, offset: int, record: OutcomesForgotten) -> Folded:
+    if void := _of_another_epoch(state, record.epoch):
+        return Folded(state, void)
+    return Folded(replace(state, outcomes_digest=record.outcomes_digest))
+
+
+def _separated(state: AuthorityState, offset: int, record: OutcomesSeparated) -> Folded:
+    void = (
+        _of_another_epoch(state, record.epoch)
+        or ("outcomes are apart already" if state.outcomes_apart else "")
+        or (f"{state.open.txn} is open" if state.open else "")
+        or (
+            ""
+            if (record.cas, record.digest) == (state.last_cas, state.digest)
+            else f"it separates CAS {record.cas}, not {state.last_cas}"
+        )
+    )
+    if void:
+        return Folded(state, void)
+    return Folded(
+        replace(
+            state,
+            digest=record.state_digest,
+            outcomes_apart=True,
+            outcomes_digest=record.outcomes_digest,
+        )
+    )
 
 
 def _proposed(state: AuthorityState, offset: int, record: TransactionProposed) -> Folded:
@@ -181,6 +230,7 @@ def _committed(state: AuthorityState, offset: int, record: TransactionCommitted)
             last_cas=record.cas[-1],
             digest=record.state_digest,
             acceptors=record.accepted,
+            outcomes_digest=record.outcomes_digest,
         )
     )
 
@@ -377,6 +427,9 @@ FOLDS: dict[type, Callable[[AuthorityState, int, Any], Folded]] = {
     ClusterFormed: _formed,
     MasterClaimed: _claimed,
     AuthoritySnapshot: _snapshot,
+    SnapshotKept: _kept,
+    OutcomesForgotten: _forgotten,
+    OutcomesSeparated: _separated,
     TransactionProposed: _proposed,
     TransactionCommitted: _committed,
     TransactionRolledBack: _rolled_back,

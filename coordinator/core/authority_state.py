@@ -70,13 +70,31 @@ class OpenTransaction:
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotInfo:
+    """A copy of the StateContext at `cas` that was read back from the topic `snapshots`.
+
+    It is the copy with this number, and begins at `offset` there. `commit_offset` is that of the
+    `AuthoritySnapshot` at the same CAS: who reads `commit` from there on needs nothing before it.
+    """
+
+    copy: int
+    cas: int
+    digest: int
+    offset: int
+    commit_offset: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class AuthorityState:
     """All that the fold of `commit` knows.
 
     `members` is the active list. `acceptors` are those of the last committed transaction: only
     they may claim the mastership. `master` is 0 before the first claim and after a resignation,
     which may name a `successor`. `log` maps a running number to a transaction's status; it
-    holds the numbers from `log_next - len(log)` to `log_next - 1`.
+    holds the numbers from `log_next - len(log)` to `log_next - 1`. `snapshots` are the newest
+    copies of the StateContext, the oldest first. `outcomes_apart` is False in clusters of an older
+    version, where outcomes of requests were entities; `outcomes_digest` is that of the window.
     """
 
     cluster_id: str
@@ -101,6 +119,9 @@ class AuthorityState:
     log_next: int = 0
     successor: int = 0
     projectors: Map[int, ProjectorInfo] = field(default_factory=Map)
+    snapshots: tuple[SnapshotInfo, ...] = ()
+    outcomes_apart: bool = True
+    outcomes_digest: int = 0
 
     @property
     def active(self) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ only in a life that the bucket's `Stream` names, and begins where no indexer mis
 from __future__ import annotations
 
 from collections.abc import Iterable
+from heapq import nsmallest
 from typing import TYPE_CHECKING, NamedTuple
 
 from coordinator.core.commands import (
@@ -22,6 +23,7 @@ from coordinator.core.commands import (
     MarkRouted,
     RenewStream,
 )
+from coordinator.core.decisions import index_in
 from coordinator.core.entities import (
     BACKFILL,
     MAINTENANCE,
@@ -32,8 +34,10 @@ from coordinator.core.entities import (
     Index,
     Stream,
 )
+from coordinator.core.prepare import REASON_LENGTH_MAX
 from coordinator.core.records import ProjectorHeartbeat
 from coordinator.core.restarting import Restarting
+from coordinator.core.state import StateContext
 from coordinator.core.stream_records import (
     FailoverBranch,
     FailoverLog,
@@ -47,7 +51,10 @@ if TYPE_CHECKING:
     from coordinator.core.master import Master
 
 AUTOMATIC_MAX = 50
-"""So many indexes that were not deferred begin to be built at once."""
+"""So many indexes that were not deferred begin to be built at once, if they fit into a group."""
+
+BUILD_BYTES = 128
+"""An index weighs so much more when it is being built, its key included."""
 
 Life = tuple[int, int]
 """A process: its number and its incarnation."""
@@ -73,53 +80,45 @@ class Building:
 
     def __init__(self, master: Master) -> None:
         self.master = master
-        self.indexes: dict[int, Index] = {}
-        """Those that are to be built, are being built, or are kept up to date."""
-        self._unbuilt: set[int] = set()
-        self._underway: set[int] = set()
         self._routed: dict[int, dict[Life, int]] = {}
         self._built: dict[int, dict[int, int]] = {}
         self._watermarks: dict[tuple[str, int], HwHeartbeat] = {}
         self._logs: dict[str, dict[int, tuple[FailoverBranch, ...]]] = {}
         self._waiting_since_ms: dict[str, int] = {}
+        self._streamed_of: tuple[tuple[object, ...], frozenset[str]] = ((), frozenset())
         self.restarting = Restarting(master)
-        for index, _ in master.node.state.indexes():
-            self.observe(index.id, index)
 
     @property
     def underway(self) -> int:
         """How many indexes are being built."""
-        return len(self._underway)
+        phases = self._state.phases
+        return sum(len(phases.get(phase, ())) for phase in (PENDING, BACKFILL))
+
+    @property
+    def _state(self) -> StateContext:
+        return self.master.node.state
+
+    def _index(self, index_id: int, *states: str) -> Index | None:
+        """Return an index if it is in one of these states."""
+        return index_in(self._state, index_id, *states)
 
     # -- what is heard -----------------------------------------------------------------------
 
     def observe(self, index_id: int, index: Index | None) -> None:
         """Take note of an index's new state; None when it is gone."""
-        before = self.indexes.pop(index_id, None)
-        self._unbuilt.discard(index_id)
-        self._underway.discard(index_id)
-        if index is None or index.state not in STREAMED | {READY}:
+        if index is None or index.state not in STREAMED:
             self._routed.pop(index_id, None)
             self._built.pop(index_id, None)
-            return
-        self.indexes[index_id] = index
-        if before is None or before.build != index.build:
-            self._routed.pop(index_id, None)
-            self._built.pop(index_id, None)
-        if index.state in (PENDING, BACKFILL):
-            self._underway.add(index_id)
-        elif index.state == READY and not index.defer_build:
-            self._unbuilt.add(index_id)
 
     def routed(self, record: IndexRouted) -> None:
         """A projector routes a build of an index, or says why it cannot."""
-        index = self.indexes.get(record.index_id)
-        if index is None or index.state != PENDING or index.build != record.build:
+        index = self._index(record.index_id, PENDING)
+        if index is None or index.build != record.build:
             return
         if index.bucket in self._misfits(self._projectors()):
             return  # That is about to be put right.
         if record.reason:
-            reason = f"projector {record.projector}: {record.reason}"
+            reason = f"projector {record.projector}: {record.reason[:REASON_LENGTH_MAX]}"
             self._want(index.id, MarkFailed(index.id, index.build, reason))
         else:
             life = (record.projector, record.incarnation)
@@ -127,8 +126,8 @@ class Building:
 
     def built(self, record: IndexBuilt) -> None:
         """An indexer has built its share of an index."""
-        index = self.indexes.get(record.index_id)
-        if index is not None and index.state == BACKFILL and index.build == record.build:
+        index = self._index(record.index_id, BACKFILL)
+        if index is not None and index.build == record.build:
             self._built.setdefault(index.id, {})[record.indexer] = record.build
 
     def streams_read(self, records: Iterable[HwHeartbeat | FailoverLog]) -> None:
@@ -146,22 +145,41 @@ class Building:
         projectors = self._projectors()
         if not projectors:
             return
-        if self._unbuilt:
-            chosen = tuple(sorted(self._unbuilt)[:AUTOMATIC_MAX])
-            self.master.want("build", BuildIndexes(chosen))
+        unbuilt = self._unbuilt()
+        if unbuilt:
+            self.master.want("build", BuildIndexes(unbuilt))
         for bucket, vbuckets in self._misfits(projectors).items():
             self.master.want(f"bucket/{bucket}", AdoptBucket(bucket, vbuckets))
-        for index_id in sorted(self._underway):
-            self._step(self.indexes[index_id], projectors)
+        for index in sorted(self._state.in_phase(PENDING, BACKFILL), key=lambda one: one.id):
+            self._step(index, projectors)
         self._renew(projectors)
+
+    def _unbuilt(self) -> tuple[int, ...]:
+        """Return the indexes that are to be built by themselves: as many as one group takes."""
+        if not self._state.phases.get(READY):
+            return ()
+        left = self.master.node.config.group_bytes_max
+        chosen: list[int] = []
+        for index_id in nsmallest(AUTOMATIC_MAX, (i.id for i in self._state.in_phase(READY))):
+            held = self._state.index_by_id(index_id)
+            left -= len(held.value) + BUILD_BYTES if held else 0
+            if chosen and left < 0:
+                break
+            chosen.append(index_id)
+        return tuple(chosen)
 
     def _step(self, index: Index, projectors: list[ProjectorHeartbeat]) -> None:
         if index.state == PENDING:
             routed = self._routed.get(index.id, {})
-            if all((p.projector, p.incarnation) in routed for p in projectors):
+            if all(routed.get((p.projector, p.incarnation)) == index.build for p in projectors):
                 self._want(index.id, MarkRouted(index.id, index.build))
-        elif self._built.get(index.id, {}).keys() >= index.hosts:
+        elif self._has_built(index):
             self._want(index.id, MarkBuilt(index.id, index.build))
+
+    def _has_built(self, index: Index) -> bool:
+        """Tell whether every host has built its share: of this build, not of one before it."""
+        built = self._built.get(index.id, {})
+        return all(built.get(host) == index.build for host in index.hosts)
 
     def _want(self, index_id: int, command: MarkRouted | MarkBuilt | MarkFailed) -> None:
         self.master.want(f"build/{index_id}", command)
@@ -239,9 +257,17 @@ class Building:
                 found[bucket] = renewal._replace(lives=lives, restart=told.number)
         return found
 
-    def _streamed(self) -> set[str]:
-        """Return the buckets of which an index is fed by streams: a look at all indexes."""
-        return {index.bucket for index in self.indexes.values() if index.state in STREAMED}
+    def _streamed(self) -> frozenset[str]:
+        """Return the buckets of which an index is fed by streams.
+
+        It looks at all indexes, but only if one of them has moved since.
+        """
+        phases = tuple(self._state.phases.get(phase) for phase in sorted(STREAMED))
+        known, buckets = self._streamed_of
+        if len(known) != len(phases) or any(a is not b for a, b in zip(known, phases, strict=True)):
+            buckets = frozenset(index.bucket for index in self._state.in_phase(*STREAMED))
+            self._streamed_of = phases, buckets
+        return buckets
 
     def _answered(self, bucket: str) -> int:
         """Return the number of what a renewal of a bucket's streams has answered last."""
@@ -306,8 +332,8 @@ class Building:
         """Return the live indexers that may hold something, and whether they are sure to."""
         node = self.master.node
         sure: dict[int, bool] = {}
-        for index in self.indexes.values():
-            if index.bucket == bucket and index.state in STREAMED:
+        for index in self._state.in_phase(*STREAMED):
+            if index.bucket == bucket:
                 for host in index.hosts:
                     certain = index.state in (BACKFILL, MAINTENANCE)
                     sure[host] = sure.get(host, False) or certain

@@ -46,7 +46,7 @@ from coordinator.core.entities import (
     Source,
     Stream,
 )
-from coordinator.core.state import StateContext, Versioned
+from coordinator.core.state import DEFERRED, StateContext, Versioned
 
 BUILT_AT_ONCE_MAX = 200
 """So many indexes one command builds: they must fit into a transaction."""
@@ -60,17 +60,9 @@ def named(state: StateContext, command: BuildIndexes) -> list[Versioned | str]:
     if command.names:
         by_name = ((n, state.index_named(command.bucket, n)) for n in command.names)
         return [held or f"{command.bucket}.{name}" for name, held in by_name]
-    found = (held for held in state.of_kind("index"))
-    return [held for held in found if _is_deferred(held.entity, command.bucket)]
-
-
-def _is_deferred(index: object, bucket: str) -> bool:
-    return (
-        isinstance(index, Index)
-        and index.bucket == bucket
-        and index.state == READY
-        and index.defer_build
-    )
+    of_bucket = (i.id for i in state.in_phase(DEFERRED) if i.bucket == command.bucket)
+    deferred = (state.index_by_id(index_id) for index_id in sorted(of_bucket))
+    return [held for held in deferred if held is not None]
 
 
 def begin_build(index: Index, given: Circumstances) -> Index:
@@ -119,7 +111,7 @@ def _begun(request: Request, given: Circumstances, indexes: Iterable[Index]) -> 
     answer = {"indexes": [describe_index(index) for index in after]}
     if not changes:
         return Answered(Outcome("ok", answer=answer))
-    return accepted(request, given, tuple(changes), answer)
+    return accepted(request, tuple(changes), answer)
 
 
 def _step(event: str, state: str, to: str) -> Callable[..., Decision]:

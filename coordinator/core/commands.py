@@ -148,13 +148,6 @@ class RenewStream:
 
 
 @dataclass(frozen=True, slots=True)
-class EvictOutcomes:
-    """Request outcomes that are older than the documented window go, oldest first."""
-
-    keys: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class RewriteEntities:
     """Entities that stray events touched are written again from the master's own state."""
 
@@ -184,7 +177,6 @@ Command = (
     | MarkFailed
     | AdoptBucket
     | RenewStream
-    | EvictOutcomes
     | RewriteEntities
     | SkipRecord
 )
@@ -239,7 +231,8 @@ class Request:
     `id` is durable where `recorded` is set: a repeat gets the first outcome. `fingerprint` tells
     a repeat from another command under the same id. `token` is the caller who waits (0: nobody);
     `position` is set for commands from the `ddl` topic, which are recorded whatever happens.
-    `objection` is what the shell found wrong with the command's expressions: it is refused.
+    `objection` is what the shell found wrong with the command's expressions: it is refused. `key`
+    names a command of the master's own, of which there is only one at a time.
     """
 
     command: Command
@@ -253,6 +246,26 @@ class Request:
     deadline_ms: int = 0
     attempts: int = 0
     objection: str = ""
+    key: str = ""
+
+
+REQUEST_BYTES = 512
+"""What a request weighs beside the texts in it."""
+
+
+def weight(request: Request) -> int:
+    """Return what a request weighs while it waits, in bytes, roughly."""
+    command = request.command
+    if isinstance(command, PutSetting):
+        return REQUEST_BYTES + len(command.value_json)
+    if isinstance(command, CreateIndex):
+        texts = (*command.expressions, command.where or "", command.bounds_json)
+        return REQUEST_BYTES + sum(map(len, texts))
+    if isinstance(command, SkipRecord):
+        return REQUEST_BYTES + len(command.value)
+    if isinstance(command, BuildIndexes):
+        return REQUEST_BYTES + 8 * len(command.indexes) + sum(map(len, command.names))
+    return REQUEST_BYTES
 
 
 OK, REFUSED, UNKNOWN = "ok", "refused", "unknown"

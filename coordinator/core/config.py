@@ -19,10 +19,14 @@ class NodeConfig:
     answer; what it tells of its own accord makes a bucket's streams begin again at most every
     `restart_pause_ms`.
 
-    The master writes a snapshot of the Authority after `snapshot_bytes` of the commit topic, which
-    is at most a quarter of what retention keeps. The values from `cas_base` on are proposals for
-    the genesis record: a cluster that exists keeps its own. A `minimum` of 0 means a majority of
-    the roster.
+    So many callers and bytes may wait for a transaction, so many readers for an answer; so many
+    commands are looked at to form one group.
+
+    The master has the state copied after `snapshot_bytes` of the commit topic, or more where the
+    state weighs more, and has `statecontext` compared with it every `scrub_ms`. A node without the
+    state asks another peer for a copy after `copy_wait_ms`. The values from `cas_base` on are
+    proposals for the genesis record: a cluster that exists keeps its own. A `minimum` of 0 means a
+    majority of the roster.
     """
 
     node: int
@@ -51,9 +55,14 @@ class NodeConfig:
     restart_wait_ms: int = 2_000
     restart_pause_ms: int = 10_000
     queue_max: int = 4_096
+    queue_bytes_max: int = 64 * 1024 * 1024
+    readers_max: int = 4_096
+    examined_max: int = 1_024
     group_mutations_max: int = 256
     group_bytes_max: int = 512 * 1024
     evictions_max: int = 64
+    scrub_ms: int = 600_000
+    copy_wait_ms: int = 5_000
     snapshot_bytes: int = 16 * 1024 * 1024
     cas_base: int = 1
     minimum: int = 0

@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from coordinator.core import timestamp_settings
 from coordinator.core.builds import BUILD_DECIDERS, begin_build, named
@@ -22,7 +23,6 @@ from coordinator.core.commands import (
     CreateIndex,
     DeleteSetting,
     DropIndex,
-    EvictOutcomes,
     ForgetIndex,
     MarkBuilt,
     MarkFailed,
@@ -47,27 +47,24 @@ from coordinator.core.decisions import (
     Parked,
     accepted,
     compact,
+    describe_gone,
     describe_index,
     index_in,
     mismatch,
     moved,
-    record_outcome,
+    refusal,
 )
 from coordinator.core.entities import (
     BACKFILL,
     DROPPING,
     INIT,
     MAINTENANCE,
-    OUTCOME_DONE,
-    OUTCOME_PENDING,
-    OUTCOME_REFUSED,
     PARTITIONINGS,
     PENDING,
     RANGE,
     READY,
     Bucket,
     Index,
-    RequestOutcome,
     Setting,
     bucket_key,
     index_key,
@@ -76,10 +73,21 @@ from coordinator.core.entities import (
     stream_key,
 )
 from coordinator.core.key_order import PRIMARY, order_of_expressions
+from coordinator.core.outcomes import (
+    DONE,
+    EXISTED,
+    INDEX,
+    INDEXES,
+    LITERAL,
+    REFUSED,
+    SETTING,
+    Found,
+    RecordedOutcome,
+    time_of_uuid7,
+)
 from coordinator.core.placement import Impossible, place
 from coordinator.core.state import StateContext, Versioned
 from coordinator.core.topology import read_bounds
-from coordinator.core.types import TxnId
 
 NAME_LENGTH_MAX = 128
 NAME = re.compile(r"[A-Za-z_#][A-Za-z0-9_#.\-]*")
@@ -93,6 +101,15 @@ REQUEST_ID_LENGTH_MAX = 128
 PRINCIPAL_LENGTH_MAX = 256
 PROBLEM_LENGTH_MAX = 300
 VBUCKETS = 1_024
+
+AHEAD_MS_MAX = 300_000
+"""A request id may come from so far in the future: by then a client's clock is wrong, and its
+outcome would have to be kept for as much longer."""
+
+GROWTH_BYTES = 1_536
+SHARD_BYTES = 24
+"""An index grows by this much at most after its creation, and by this much for each host: shards, a
+reason, numbers. It is let in only if it can then still be changed, and dropped."""
 
 
 def decide(state: StateContext, request: Request, given: Circumstances) -> Decision:
@@ -140,7 +157,7 @@ def footprint(state: StateContext, command: Command, request_id: str = "") -> fr
         ):
             held = state.index_by_id(command.index_id)
             keys |= _keys_of_index(held) if held else {index_key(command.index_id)}
-        case EvictOutcomes() | RewriteEntities():
+        case RewriteEntities():
             keys.update(command.keys)
         case SkipRecord():
             pass
@@ -163,47 +180,83 @@ def _remembered(state: StateContext, request: Request, given: Circumstances) -> 
         return Answered(
             refused("invalid_request", f"a request id has 1 to {REQUEST_ID_LENGTH_MAX} characters")
         )
-    held = state.outcome(request.id)
-    if held is None:
-        born_ms = time_of_uuid7(request.id)
-        if born_ms is not None and born_ms < given.wall_ms - given.request_window_ms:
-            return Answered(
-                refused(
-                    "request_expired",
-                    "this request id is older than the window in which outcomes are kept",
-                    window_ms=given.request_window_ms,
-                )
+    if given.remembered is not None:
+        return _repeated(state, request, given.remembered)
+    pending = state.pending.get(request.id)
+    held = state.index_by_id(pending) if pending is not None else None
+    if held is not None and isinstance(held.entity, Index):
+        if held.entity.request_fingerprint not in (0, request.fingerprint):
+            return Answered(MISMATCH)
+        return Parked(held.entity.id)
+    return _out_of_time(request, given)
+
+
+MISMATCH = refused("request_mismatch", "this request id was used for another command")
+
+
+def _out_of_time(request: Request, given: Circumstances) -> Decision | None:
+    """Refuse an id that is too old to be remembered, or that comes from the future."""
+    born_ms = time_of_uuid7(request.id)
+    if born_ms is None:
+        return None
+    if born_ms < given.wall_ms - given.request_window_ms:
+        return Answered(
+            refused(
+                "request_expired",
+                "this request id is older than the window in which outcomes are kept",
+                window_ms=given.request_window_ms,
             )
-        return None
-    outcome = held.entity
-    assert isinstance(outcome, RequestOutcome)
-    if outcome.fingerprint != request.fingerprint:
-        return Answered(refused("request_mismatch", "this request id was used for another command"))
-    if outcome.status == OUTCOME_PENDING:
-        return Parked(outcome.index_id)
-    return Answered(outcome_of(outcome, held.cas))
+        )
+    if born_ms > given.wall_ms + AHEAD_MS_MAX:
+        return Answered(
+            refused(
+                "clock_ahead",
+                f"this request id was made {born_ms - given.wall_ms} ms in the future: "
+                "set the clock of the client",
+                ahead_ms=born_ms - given.wall_ms,
+                limit_ms=AHEAD_MS_MAX,
+            )
+        )
+    return None
 
 
-def outcome_of(recorded: RequestOutcome, cas: int) -> Outcome:
-    """Return the answer that `recorded`, whose entity has `cas`, stands for."""
-    txn = str(TxnId(recorded.txn_epoch, recorded.txn_seq))
-    if recorded.status == OUTCOME_REFUSED:
+def _repeated(state: StateContext, request: Request, found: Found) -> Decision:
+    """Answer a repeat: the first outcome, with what it is about as that is now."""
+    recorded = found.outcome
+    if recorded.fingerprint != request.fingerprint:
+        return Answered(MISMATCH)
+    if recorded.status == REFUSED:
         details = json.loads(recorded.error_details_json)
-        return Outcome("refused", recorded.error_code, recorded.error_message, details)
-    return Outcome(
-        "ok", answer=json.loads(recorded.answer_json), cas=cas - recorded.distance, txn=txn
-    )
+        return Answered(Outcome("refused", recorded.error_code, recorded.error_message, details))
+    answer = _answer_again(state, request, recorded)
+    return Answered(Outcome("ok", answer=answer, cas=recorded.cas, txn=str(found.txn)))
 
 
-def time_of_uuid7(request_id: str) -> int | None:
-    """Return the Unix time in ms that a UUIDv7 carries (RFC 9562, 5.7), None for other ids."""
-    digits = request_id.replace("-", "")
-    if len(digits) != 32 or digits[12] != "7":
-        return None
-    try:
-        return int(digits, 16) >> 80
-    except ValueError:
-        return None
+def _answer_again(
+    state: StateContext, request: Request, recorded: RecordedOutcome
+) -> dict[str, Any]:
+    command = request.command
+    if recorded.answer == SETTING and isinstance(command, PutSetting):
+        return {"key": command.name, "value": json.loads(command.value_json)}
+    if recorded.answer == SETTING and isinstance(command, DeleteSetting):
+        return {"key": command.name, "value": None}
+    if recorded.answer == LITERAL:
+        literal: dict[str, Any] = json.loads(recorded.answer_json)
+        return literal
+    shown = [_shown(state, request, index_id) for index_id in recorded.index_ids]
+    if recorded.answer == INDEXES:
+        return {"indexes": shown}
+    answer: dict[str, Any] = {"index": shown[0] if shown else None}
+    if recorded.answer == EXISTED:
+        answer["existed"] = bool(shown)
+    return answer
+
+
+def _shown(state: StateContext, request: Request, index_id: int) -> dict[str, Any]:
+    held = state.index_by_id(index_id)
+    if held is not None and isinstance(held.entity, Index):
+        return describe_index(held.entity)
+    return describe_gone(index_id, request)
 
 
 # -- indexes -------------------------------------------------------------------------------------
@@ -239,17 +292,14 @@ def _create_index(state: StateContext, request: Request, given: Circumstances) -
         created_ms=given.wall_ms,
         partitioning=command.partitioning,
         bounds_json=compact(json.loads(command.bounds_json)),
+        request_fingerprint=request.fingerprint if request.recorded else 0,
+        by_topic=request.position is not None,
     )
     changes = [Change("IndexProposed", index.key, index)]
     if state.bucket(command.bucket) is None:
         vbuckets = given.vbuckets.get(command.bucket, VBUCKETS)
         bucket = Bucket(command.bucket, vbuckets)
         changes.append(Change("BucketCreated", bucket.key, bucket))
-    if request.recorded:
-        pending = record_outcome(
-            request, given, OUTCOME_PENDING, Outcome("unknown"), index_id=index.id
-        )
-        changes.append(pending)
     return Accepted(tuple(changes), {}, waits_for=index.id)
 
 
@@ -340,7 +390,8 @@ def _drop_index(state: StateContext, request: Request, given: Circumstances) -> 
         return Answered(mismatch(request.expected_cas, held.cas))
     dropping = moved(index, DROPPING, None)
     answer = {"index": describe_index(dropping)}
-    return accepted(request, given, (Change("IndexDropped", index.key, dropping),), answer)
+    change = Change("IndexDropped", index.key, dropping)
+    return accepted(request, (change,), answer)
 
 
 def _dropped(state: StateContext, command: DropIndex) -> Versioned | None:
@@ -356,9 +407,8 @@ def _mark_ready(state: StateContext, request: Request, given: Circumstances) -> 
     if index is None:
         return Answered(Outcome("ok"))
     ready = replace(moved(index, READY, None), shards=command.shards)
-    changes = [Change("IndexReady", index.key, ready)]
-    answer = {"index": describe_index(ready)}
-    return _ended(state, given, index, changes, Outcome("ok", answer=answer))
+    change = Change("IndexReady", index.key, ready)
+    return _ended(index, change, Outcome("ok", answer={"index": describe_index(ready)}))
 
 
 def _move_shards(state: StateContext, request: Request, given: Circumstances) -> Decision:
@@ -384,34 +434,20 @@ def _undo_index(state: StateContext, request: Request, given: Circumstances) -> 
     if index is None:
         return Answered(Outcome("ok"))
     gone = moved(index, DROPPING, command.reason)
-    changes = [Change("IndexUndone", index.key, gone)]
-    return _ended(state, given, index, changes, refused("indexer_refused", command.reason))
+    change = Change("IndexUndone", index.key, gone)
+    return _ended(index, change, refused("indexer_refused", command.reason))
 
 
-def _ended(
-    state: StateContext,
-    given: Circumstances,
-    index: Index,
-    changes: list[Change],
-    outcome: Outcome,
-) -> Decision:
-    """Close the recorded request of a CREATE together with the effect that ends it."""
-    held = state.outcome(index.request) if index.request else None
-    if held is not None and isinstance(held.entity, RequestOutcome):
-        recorded = replace(
-            held.entity,
-            status=OUTCOME_REFUSED if outcome.code else OUTCOME_DONE,
-            txn_epoch=given.txn.epoch,
-            txn_seq=given.txn.seq,
-            distance=1,
-            answer_json=compact(outcome.answer),
-            error_code=outcome.code,
-            error_message=outcome.message,
-            error_details_json=compact(outcome.details),
-            at_ms=given.wall_ms,
+def _ended(index: Index, change: Change, outcome: Outcome) -> Decision:
+    """End the CREATE of an index, and remember what became of it, with what ended it."""
+    record = None
+    if index.request_fingerprint and outcome.code:
+        record = refusal(index.request, index.request_fingerprint, index.by_topic, outcome)
+    elif index.request_fingerprint:
+        record = RecordedOutcome(
+            index.request, DONE, index.request_fingerprint, INDEX, (index.id,), 0, index.by_topic
         )
-        changes.append(Change("RequestRecorded", recorded.key, recorded))
-    return Accepted(tuple(changes), outcome.answer)
+    return Accepted((change,), outcome.answer, record=record)
 
 
 def _forget_index(state: StateContext, request: Request, given: Circumstances) -> Decision:
@@ -446,7 +482,8 @@ def _put_setting(state: StateContext, request: Request, given: Circumstances) ->
         return Answered(clash)
     setting = Setting(command.name, command.value_json)
     answer = {"key": command.name, "value": json.loads(command.value_json)}
-    return accepted(request, given, (Change("SettingWritten", setting.key, setting),), answer)
+    change = Change("SettingWritten", setting.key, setting)
+    return accepted(request, (change,), answer)
 
 
 def _invalid_setting(command: PutSetting) -> str:
@@ -468,7 +505,7 @@ def _delete_setting(state: StateContext, request: Request, given: Circumstances)
     if held is None:
         return Answered(refused("config_not_found", f"there is no setting {command.name!r}"))
     change = Change("SettingDeleted", setting_key(command.name), None)
-    return accepted(request, given, (change,), {"key": command.name, "value": None})
+    return accepted(request, (change,), {"key": command.name, "value": None})
 
 
 def _clash(request: Request, held: Versioned | None) -> Outcome | None:
@@ -483,19 +520,6 @@ def _clash(request: Request, held: Versioned | None) -> Outcome | None:
 
 
 # -- upkeep --------------------------------------------------------------------------------------
-
-
-def _evict_outcomes(state: StateContext, request: Request, given: Circumstances) -> Decision:
-    command = request.command
-    assert isinstance(command, EvictOutcomes)
-    changes = tuple(
-        Change("RequestEvicted", key, None)
-        for key in command.keys
-        if (held := state.get(key)) is not None
-        and isinstance(held.entity, RequestOutcome)
-        and held.entity.status != OUTCOME_PENDING
-    )
-    return Accepted(changes, {}) if changes else Answered(Outcome("ok"))
 
 
 def _rewrite_entities(state: StateContext, request: Request, given: Circumstances) -> Decision:
@@ -523,7 +547,6 @@ DECIDERS: dict[type, Callable[[StateContext, Request, Circumstances], Decision]]
     MoveShards: _move_shards,
     UndoIndex: _undo_index,
     ForgetIndex: _forget_index,
-    EvictOutcomes: _evict_outcomes,
     RewriteEntities: _rewrite_entities,
     SkipRecord: _skip_record,
     **BUILD_DECIDERS,

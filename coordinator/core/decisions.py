@@ -10,11 +10,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from coordinator.core.commands import Outcome, Request, refused
-from coordinator.core.entities import OUTCOME_DONE, TRANSITIONS, Entity, Index, RequestOutcome
+from coordinator.core.commands import OK, CreateIndex, Outcome, Request, refused
+from coordinator.core.entities import TRANSITIONS, Entity, Index
+from coordinator.core.outcomes import (
+    DETAILS_BYTES_MAX,
+    DONE,
+    EXISTED,
+    INDEX,
+    INDEXES,
+    MESSAGE_LENGTH_MAX,
+    NOTHING,
+    REFUSED,
+    SETTING,
+    Found,
+    RecordedOutcome,
+)
 from coordinator.core.placement import Candidate
 from coordinator.core.state import StateContext
 from coordinator.core.types import TxnId
+
+GONE = "dropped"
+"""How a repeat is told the state of an index that its first try made, and that is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +44,10 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """What a decision may use beside the state: values that come in from outside, as values."""
+    """What a decision may use beside the state: values that come in from outside, as values.
+
+    `remembered` is what became of the same request before.
+    """
 
     txn: TxnId
     fresh_id: int
@@ -37,6 +56,7 @@ class Circumstances:
     extra_load: Mapping[int, int]
     request_window_ms: int
     vbuckets: Mapping[str, int] = field(default_factory=dict)
+    remembered: Found | None = None
 
     @property
     def number(self) -> int:
@@ -53,13 +73,15 @@ class Circumstances:
 class Accepted:
     """The changes, in order; the answer's CAS is that of `changes[subject]`.
 
-    `waits_for` is an index whose READY (or undoing) is the real end of the request.
+    `waits_for` is an index whose READY (or undoing) is the real end of the request. `record` is
+    what is to be remembered with it, but for its CAS.
     """
 
     changes: tuple[Change, ...]
     answer: dict[str, Any]
     subject: int = 0
     waits_for: int = 0
+    record: RecordedOutcome | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,26 +101,40 @@ class Parked:
 Decision = Accepted | Answered | Parked
 
 
-def record_outcome(
-    request: Request, given: Circumstances, status: str, outcome: Outcome, **more: int
-) -> Change:
-    """Return the change that remembers an outcome under the request's id."""
-    recorded = RequestOutcome(
-        id=request.id,
-        status=status,
-        fingerprint=request.fingerprint,
-        index_id=more.get("index_id", 0),
-        txn_epoch=given.txn.epoch,
-        txn_seq=given.txn.seq,
-        distance=more.get("distance", 0),
-        answer_json=compact(outcome.answer),
+def recorded(request: Request, outcome: Outcome) -> RecordedOutcome:
+    """Return what is remembered of a request that ends with `outcome`, but for its CAS."""
+    by_topic = request.position is not None
+    if outcome.status != OK:
+        return refusal(request.id, request.fingerprint, by_topic, outcome)
+    answer, index_ids = _about(outcome.answer)
+    return RecordedOutcome(request.id, DONE, request.fingerprint, answer, index_ids, 0, by_topic)
+
+
+def _about(answer: Mapping[str, Any]) -> tuple[str, tuple[int, ...]]:
+    """Return what kind of answer this is, and the indexes that it is about."""
+    shown = answer.get("indexes") or ([answer["index"]] if answer.get("index") else [])
+    index_ids = tuple(int(index["id"]) for index in shown)
+    if "existed" in answer:
+        return EXISTED, index_ids
+    if "indexes" in answer:
+        return INDEXES, index_ids
+    if "index" in answer:
+        return INDEX, index_ids
+    return (SETTING if "key" in answer else NOTHING), ()
+
+
+def refusal(request_id: str, fingerprint: int, by_topic: bool, outcome: Outcome) -> RecordedOutcome:
+    """Return what is remembered of a refusal; details that are long are not."""
+    details = compact(outcome.details)
+    return RecordedOutcome(
+        id=request_id,
+        status=REFUSED,
+        fingerprint=fingerprint,
+        by_topic=by_topic,
         error_code=outcome.code,
-        error_message=outcome.message,
-        error_details_json=compact(outcome.details),
-        by_topic=request.position is not None,
-        at_ms=given.wall_ms,
+        error_message=outcome.message[:MESSAGE_LENGTH_MAX],
+        error_details_json=details if len(details) <= DETAILS_BYTES_MAX else "{}",
     )
-    return Change("RequestRecorded", recorded.key, recorded)
 
 
 def compact(value: Any) -> str:
@@ -115,16 +151,10 @@ def mismatch(expected: int, actual: int) -> Outcome:
     )
 
 
-def accepted(
-    request: Request, given: Circumstances, changes: tuple[Change, ...], answer: dict[str, Any]
-) -> Accepted:
+def accepted(request: Request, changes: tuple[Change, ...], answer: dict[str, Any]) -> Accepted:
     """Accept, and remember the outcome under the request's id where it has a durable one."""
-    if request.recorded:
-        done = record_outcome(
-            request, given, OUTCOME_DONE, Outcome("ok", answer=answer), distance=len(changes)
-        )
-        changes = (*changes, done)
-    return Accepted(changes, answer)
+    record = recorded(request, Outcome(OK, answer=answer)) if request.recorded else None
+    return Accepted(changes, answer, record=record)
 
 
 def moved(index: Index, to: str, reason: str | None) -> Index:
@@ -138,6 +168,27 @@ def index_in(state: StateContext, index_id: int, *states: str) -> Index | None:
     held = state.index_by_id(index_id)
     index = held.entity if held else None
     return index if isinstance(index, Index) and index.state in states else None
+
+
+def describe_gone(index_id: int, request: Request) -> dict[str, Any]:
+    """Return an index that is not there any more, as far as a repeat of its request tells."""
+    command = request.command
+    known = command if isinstance(command, CreateIndex) else None
+    return {
+        "id": str(index_id),
+        "name": getattr(command, "name", ""),
+        "bucket": getattr(command, "bucket", ""),
+        "state": GONE,
+        "reason": "it was dropped since",
+        "expressions": list(known.expressions) if known else [],
+        "where": known.where if known else None,
+        "primary": known.primary if known else False,
+        "using": known.using if known else "gsi",
+        "defer_build": known.defer_build if known else False,
+        "created_ms": 0,
+        "topology": {"slices": [], "shards": {}, "partitioning": "hash", "bounds": []},
+        "build": 0,
+    }
 
 
 def describe_index(index: Index) -> dict[str, Any]:

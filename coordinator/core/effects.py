@@ -19,7 +19,7 @@ from coordinator.core.records import (
     Event,
     Heartbeat,
 )
-from coordinator.core.state import Versioned
+from coordinator.core.state import StateContext, Versioned
 from coordinator.core.stream_records import PromotionRequested, RestartRequested
 
 
@@ -64,7 +64,8 @@ class Save:
     """Write one atomic batch to the store.
 
     `applied` is the offset of `commit` up to which all of this holds. `changes` are entities to
-    put, or to delete where None. `log` is the local log after the batch. With `wipe`, everything
+    put, or to delete where None. `outcomes` are groups of outcomes by their CAS,
+    likewise. `log` is the local log after the batch. With `wipe`, everything
     that was there goes first. An `authority` of None leaves the store unfinished: a node that
     finds it so synchronises in full. `Stored` answers a synced batch, and says that all before
     it are there too; after a `StoreFailed` the store refuses everything until it is probed.
@@ -80,6 +81,7 @@ class Save:
     changes: tuple[tuple[str, Versioned | None], ...] = ()
     wipe: bool = False
     sync: bool = False
+    outcomes: tuple[tuple[int, bytes | None], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +144,41 @@ class Abandon:
 
 @dataclass(frozen=True, slots=True)
 class Synchronise:
-    """Read all of `statecontext`, in batches, for a full synchronisation up to `cas` or later."""
+    """Read a source of the state, in batches, for a full synchronisation up to `cas` or later.
+
+    `source` is one of `full_sync`'s: all of `statecontext`; all of `history`; the copy with this
+    number, from `offset` of `snapshots` on, alone or with its tail on `history`.
+    """
 
     token: int
+    source: str
     cas: int
+    offset: int = 0
+    copy: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TakeSnapshot:
+    """Write a copy of this state to `snapshots`, and read it back; `SnapshotTaken` answers."""
+
+    token: int
+    copy: int
+    state: StateContext
+
+
+@dataclass(frozen=True, slots=True)
+class Trim:
+    """Delete what `commit` holds below this offset; one that fails is made up for by the next."""
+
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scrub:
+    """Compare all of `statecontext` with this state; `Scrubbed` answers."""
+
+    token: int
+    state: StateContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +250,9 @@ Effect = (
     | Conclude
     | Abandon
     | Synchronise
+    | TakeSnapshot
+    | Trim
+    | Scrub
     | ReadTail
     | ReadDdl
     | StopDdl

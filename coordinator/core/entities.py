@@ -66,7 +66,8 @@ class Index:
 
     `partitioning` says how keys are spread over the slices: `hash`, or `range` with `bounds_json`,
     the lowest key of every slice but the first. `build` is another number for each time that it is
-    begun to be built, ascending; 0 before that.
+    begun to be built, ascending; 0 before that. `request` made it; its outcome is recorded where
+    `request_fingerprint` is not 0, and told on `ddl-replies` where it came `by_topic`.
     """
 
     id: int
@@ -86,6 +87,8 @@ class Index:
     partitioning: str = HASH
     bounds_json: str = "[]"
     build: int = 0
+    request_fingerprint: int = 0
+    by_topic: bool = False
 
     @property
     def key(self) -> str:
@@ -167,7 +170,7 @@ OUTCOME_PENDING, OUTCOME_DONE, OUTCOME_REFUSED = "pending", "done", "refused"
 
 @dataclass(frozen=True, slots=True)
 class RequestOutcome:
-    """What became of a request: the durable memory behind "repeat with the same id".
+    """What became of a request, as older versions kept it: `core.outcomes` has taken its place.
 
     `answer_json` is the answer without its CAS. The CAS of the effect is `distance` below the CAS
     of this entity: the records of a transaction are contiguous on their partition.

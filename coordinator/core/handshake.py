@@ -47,7 +47,9 @@ def compare(state: StateContext, indexer: int, cas: int, holdings: Iterable[Hold
     moved: list[tuple[int, Shard]] = []
     missing: list[int] = []
     hosted: set[int] = set()
-    for index, at in state.indexes():
+    for held_at in state.of_kind("index"):
+        index, at = held_at.entity, held_at.cas
+        assert isinstance(index, Index)
         wanted = index.slices_on(indexer)
         if not wanted:
             continue
@@ -61,7 +63,7 @@ def compare(state: StateContext, indexer: int, cas: int, holdings: Iterable[Hold
             moved.append((index.id, Shard(indexer, found.shard)))
     unknown = tuple(sorted(set(held) - hosted))
     orphans, unclear = (unknown, ()) if cas >= state.cas else ((), unknown)
-    return Comparison(tuple(moved), tuple(missing), orphans, unclear)
+    return Comparison(tuple(sorted(moved)), tuple(sorted(missing)), orphans, unclear)
 
 
 def moved_shard(index: Index | None, indexer: int, shard: int) -> bool:

@@ -18,7 +18,8 @@ from coordinator.core.records import (
     TransactionProposed,
     Unreadable,
 )
-from coordinator.core.state import StateContext
+from coordinator.core.scrubber import Findings
+from coordinator.core.state import StateContext, Versioned
 from coordinator.core.stream_records import FailoverLog, HwHeartbeat
 from coordinator.core.timestamp_board import Record as TimestampRecord
 
@@ -40,6 +41,7 @@ class Restored:
     authority: AuthorityState | None
     state: StateContext
     log: LocalLog | None
+    outcomes: tuple[tuple[int, bytes], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,11 +231,33 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class SyncRead:
-    """Events of `statecontext`, in order, during a full synchronisation; `done` with the last."""
+    """What a source of a full synchronisation has: entities of a copy, then events, in order.
+
+    `done` comes with the last.
+    """
 
     token: int
     events: tuple[Event, ...]
     done: bool
+    held: tuple[tuple[str, Versioned], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotTaken:
+    """The copy begins at `offset` of `snapshots` and has its digest; or a problem is in the way."""
+
+    token: int
+    offset: int
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Scrubbed:
+    """How `statecontext` differs from the state that `Scrub` named; or why nobody could tell."""
+
+    token: int
+    findings: Findings
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,5 +291,7 @@ Input = (
     | Written
     | Ended
     | SyncRead
+    | SnapshotTaken
+    | Scrubbed
     | TailRead
 )

@@ -14,19 +14,19 @@ Invariants:
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from coordinator.core import ddl, decisions
 from coordinator.core import state as states
 from coordinator.core.authority_state import AuthorityState
 from coordinator.core.building import Building
+from coordinator.core.command_queue import CommandQueue
 from coordinator.core.commands import (
     OK,
     Command,
-    EvictOutcomes,
     ForgetIndex,
     MarkReady,
     MoveShards,
@@ -51,7 +51,15 @@ from coordinator.core.effects import (
     WriteEvents,
     WriteHistory,
 )
-from coordinator.core.entities import Consumed, Index, RequestOutcome, Shard, consumed_key
+from coordinator.core.entities import (
+    DROPPING,
+    INIT,
+    Consumed,
+    Index,
+    Shard,
+    consumed_key,
+    request_key,
+)
 from coordinator.core.handshake import Handshakes, moved_shard
 from coordinator.core.inputs import (
     AppendFailed,
@@ -60,6 +68,7 @@ from coordinator.core.inputs import (
     Written,
 )
 from coordinator.core.membership import Membership
+from coordinator.core.outcomes import OutcomesRecorded
 from coordinator.core.placement import Candidate
 from coordinator.core.prepare import Prepares
 from coordinator.core.records import (
@@ -81,6 +90,7 @@ from coordinator.core.records import (
     TransactionProposed,
     TransactionRolledBack,
 )
+from coordinator.core.scrubbing import Scrubbing
 from coordinator.core.state import StateContext
 from coordinator.core.stream_records import IndexRouted
 from coordinator.core.transaction import (
@@ -99,6 +109,12 @@ if TYPE_CHECKING:
 RECOVERING, ACTIVE = "recovering", "active"
 
 UNDER_WAY = "the index is being created, and the master is changing: repeat with the same id"
+
+TOO_MANY_READERS = unknown("overloaded", "too many reads wait: retry")
+
+DDL_BACKLOG_MAX = 512
+DDL_BACKLOG_BYTES_MAX = 16 * 1024 * 1024
+"""Above this nothing is read from the `ddl` topic: it keeps for as long as it takes."""
 
 PLAIN_BYTES = 64
 """What a mutation weighs in a proposal beside its key and value."""
@@ -126,6 +142,8 @@ class Group:
     load: dict[int, int]
     indexers: list[Candidate]
     vbuckets: dict[str, int]
+    is_closed: bool = False
+    """The next command did not fit: nothing that came after it goes in, either."""
 
     @property
     def count(self) -> int:
@@ -141,7 +159,9 @@ class Master:
         self.epoch = epoch
         self.substate = RECOVERING
         self.attempt: Attempt | None = None
-        self.queue: deque[Request] = deque()
+        self.queue = CommandQueue()
+        self._callers = 0
+        """How many callers wait for the outcome of a command."""
         self.upkeep: dict[str, Request] = {}
         self.parked: dict[int, list[Request]] = {}
         self.creators: dict[int, list[Request]] = {}
@@ -158,13 +178,13 @@ class Master:
         self.membership = Membership(self)
         self.handshakes = Handshakes(epoch, node.config.handshake_ms)
         self.building = Building(self)
+        self.scrubbing = Scrubbing(self)
         self._taken: dict[int, int] = {}
         self._deposed = False
         self._committed = False
         state = node.state
         self._began_ms = now = node.now.mono_ms
-        self.prepares = Prepares((index for index, _ in state.indexes()), now)
-        self._outcomes = deque((now, entity.at_ms, entity.key) for _, entity in state.outcomes())
+        self.prepares = Prepares(state.in_phase(INIT, DROPPING), now)
         node.note(f"master of epoch {epoch}, at CAS {state.cas}")
         self._tail_token = node.token()
         node.emit(ReadTail(self._tail_token, state.cas))
@@ -198,7 +218,7 @@ class Master:
         strays = sorted({e.mutation.key for e in event.events if e.cas > state.cas})
         if strays:
             self.node.note(f"rewriting {len(strays)} entities that stray events touched")
-            for number, keys in enumerate(self._portions(strays)):
+            for number, keys in enumerate(self.portions(strays)):
                 self.want(f"rewrite/{number}", RewriteEntities(keys))
         self.substate = ACTIVE
         positions = sorted(
@@ -209,7 +229,7 @@ class Master:
         self._taken = dict(positions)
         self.node.emit(ReadDdl(tuple(positions)))
 
-    def _portions(self, keys: list[str]) -> list[tuple[str, ...]]:
+    def portions(self, keys: list[str]) -> list[tuple[str, ...]]:
         """Split keys so that their values fit into a proposal: one portion, if at all possible.
 
         The first transaction moves the state's CAS beyond the strays; a successor would not find
@@ -230,11 +250,24 @@ class Master:
     # -- what comes in -----------------------------------------------------------------------
 
     def requested(self, request: Request) -> None:
-        """Queue a command; the queue has a bound, and says so."""
-        if len(self.queue) >= self.node.config.queue_max:
-            self._reply(request, unknown("overloaded", "too many commands wait: retry"))
+        """Queue a command; the queue has bounds, and says so."""
+        config = self.node.config
+        if self._callers >= config.queue_max or self.queue.size_bytes > config.queue_bytes_max:
+            overloaded = unknown("overloaded", "too many commands wait: retry")
+            self.node.emit(Reply(request.token, overloaded))
         else:
+            self._callers += 1
             self.queue.append(request)
+
+    @property
+    def is_behind(self) -> bool:
+        """Tell whether so many commands wait that none shall be read from the topic now."""
+        return len(self.queue) > DDL_BACKLOG_MAX or self.queue.size_bytes > DDL_BACKLOG_BYTES_MAX
+
+    @property
+    def has_work(self) -> bool:
+        """Tell whether a command waits, or a transaction is under way."""
+        return bool(self.attempt or self.queue or self.upkeep)
 
     def commands_read(self, requests: Iterable[Request]) -> None:
         """Queue commands from the `ddl` topic, each position once, whoever reads it twice."""
@@ -247,6 +280,9 @@ class Master:
 
     def read_requested(self, token: int, deadline_ms: int) -> None:
         """A linearizable read: answered once a barrier that is sent after now was read back."""
+        if len(self._behind) + len(self._behind_next) >= self.node.config.readers_max:
+            self.node.emit(Reply(token, TOO_MANY_READERS))
+            return
         self._behind_next.append(Behind(token, Outcome(OK), deadline_ms))
 
     def answered(self, record: AckRecord) -> None:
@@ -367,6 +403,8 @@ class Master:
             for asked in self.handshakes.due(now, self.node.state.cas):
                 self.node.emit(Beat(asked))
             self.building.tick()
+            self.scrubbing.tick()
+            self.node.copies.trim()
         if self._nonce and now - self._nonce_sent_ms > 2 * self.node.config.ack_timeout_ms:
             self._nonce_sent_ms = now
             self.node.emit(Append(0, ReadBarrier(self.epoch, self._nonce)))
@@ -380,7 +418,6 @@ class Master:
             return
         if self.membership.holds_back:
             return
-        self._evict_outcomes()
         if not self.queue and not self.upkeep:
             return
         group = self._form_group()
@@ -396,7 +433,8 @@ class Master:
             tuple(group.mutations),
         )
         token = self.node.token()
-        self.attempt = Attempt(proposal, group.enlisted, now, now, token=token)
+        lives = {n: member.incarnation for n, member in self.authority.members.items()}
+        self.attempt = Attempt(proposal, group.enlisted, now, now, token=token, lives=lives)
         self.node.emit(WriteEvents(token, self._events(())))
         self.node.emit(Append(token, proposal))
 
@@ -409,19 +447,36 @@ class Master:
         if rewrites:
             self._enlist(group, rewrites[0])
             return group
-        waiting = (*self.upkeep.values(), *self.queue)
-        self.queue = deque()
-        for position, request in enumerate(waiting):
-            if group.count + 2 > self.node.config.group_mutations_max:
-                self.queue.extend(r for r in waiting[position:] if r.token or r.position)
+        for request in tuple(islice(self.upkeep.values(), self.node.config.examined_max)):
+            if not self._has_room(group):
                 break
-            if not self._enlist(group, request) and (request.token or request.position):
-                self.queue.append(request)
+            self._enlist(group, request)
+        self._enlist_waiting(group)
         for partition, offset in group.consumed.items():
             entity = Consumed(partition, offset)
             change = decisions.Change("DdlConsumed", consumed_key(partition), entity)
             group.mutations.append(self._mutation(change, Request(SkipRecord("", b""))))
         return group
+
+    def _has_room(self, group: Group) -> bool:
+        """Tell whether another command may go in: it may change two entities and consume."""
+        limit = self.node.config.group_mutations_max
+        return not group.is_closed and group.count + 2 <= limit and len(group.enlisted) < limit
+
+    def _enlist_waiting(self, group: Group) -> None:
+        """Go through the queue until the group is full, and not further than a bound.
+
+        What cannot go in now stays where it was. A group thus costs what goes into it, however many
+        wait.
+        """
+        left: list[Request] = []
+        for _ in range(min(len(self.queue), self.node.config.examined_max)):
+            if not self._has_room(group):
+                break
+            request = self.queue.pop()
+            if not self._enlist(group, request):
+                left.append(request)
+        self.queue.push_front(left)
 
     def _enlist(self, group: Group, request: Request) -> bool:
         """Decide one command and put it into the group; False: it waits for a later group."""
@@ -433,13 +488,13 @@ class Master:
         if keys & group.touched:
             self._block(group, request, keys)
             return False
-        decision = ddl.decide(state, request, self._circumstances(group))
+        decision = ddl.decide(state, request, self._circumstances(group, request))
         if isinstance(decision, decisions.Parked):
             self.parked.setdefault(decision.index_id, []).append(request)
             self._block(group, request, keys)
             return True
         if isinstance(decision, decisions.Answered):
-            return self._enlist_answer(group, request, decision.outcome, keys)
+            return self._enlist_answer(group, request, decision.outcome)
         return self._enlist_changes(group, request, decision, keys)
 
     @staticmethod
@@ -449,7 +504,7 @@ class Master:
         if request.position is not None:
             group.partitions.add(request.position.partition)
 
-    def _circumstances(self, group: Group) -> decisions.Circumstances:
+    def _circumstances(self, group: Group, request: Request) -> decisions.Circumstances:
         seq = self._seq + 1
         number = len(group.mutations)
         return decisions.Circumstances(
@@ -460,6 +515,7 @@ class Master:
             extra_load=group.load,
             request_window_ms=self.authority.request_window_ms,
             vbuckets=group.vbuckets,
+            remembered=self.node.outcomes.find(request.id) if request.recorded else None,
         )
 
     def _buckets_seen(self) -> dict[str, int]:
@@ -479,35 +535,30 @@ class Master:
             if number in registered and self.node.alive(peer)
         ]
 
-    def _enlist_answer(
-        self, group: Group, request: Request, outcome: Outcome, keys: frozenset[str]
-    ) -> bool:
+    def _enlist_answer(self, group: Group, request: Request, outcome: Outcome) -> bool:
         """Nothing changes: tell behind a barrier, or record it where the topic demands it.
 
-        False: there is no more room in this group for what is to be recorded.
+        False: the reply does not fit into this group any more.
         """
-        for key, wanted in list(self.upkeep.items()):
-            if wanted is request:
-                del self.upkeep[key]
+        self._forget_upkeep(request)
         if request.position is None:
             if request.token:
+                self._callers -= 1
                 self._behind_next.append(Behind(request.token, outcome, request.deadline_ms))
             return True
+        size = len(decisions.compact(outcome.details)) + len(decisions.compact(outcome.answer))
+        if group.enlisted and group.size_bytes + size > self.node.config.group_bytes_max:
+            self._block(group, request, frozenset())
+            group.is_closed = True
+            return False
+        group.size_bytes += size
+        record = None
+        if request.id and not isinstance(request.command, SkipRecord):
+            known = self.node.outcomes.find(request.id) is not None
+            record = None if known else decisions.recorded(request, outcome)
+            group.touched.add(request_key(request.id))
         first = len(group.mutations)
-        repeat = bool(request.id) and self.node.state.outcome(request.id) is not None
-        if request.id and not repeat and not isinstance(request.command, SkipRecord):
-            given = self._circumstances(group)
-            status = "refused" if outcome.status != OK else "done"
-            change = decisions.record_outcome(request, given, status, outcome)
-            mutation = self._mutation(change, request)
-            size = _weight((mutation,))
-            if group.mutations and group.size_bytes + size > self.node.config.group_bytes_max:
-                self._block(group, request, keys)
-                return False
-            group.mutations.append(mutation)
-            group.size_bytes += size
-            group.touched.add(change.key)
-        group.enlisted.append(Enlisted(request, outcome, first, -1))
+        group.enlisted.append(Enlisted(request, outcome, first, -1, record=record))
         group.consumed[request.position.partition] = request.position.offset
         return True
 
@@ -519,18 +570,28 @@ class Master:
         size = _weight(mutations)
         limits = (config.group_mutations_max, config.group_bytes_max)
         count = len(mutations) + (request.position is not None)
-        rewriting = isinstance(request.command, RewriteEntities)
-        if not rewriting and (count > limits[0] or size > limits[1]):
-            outcome = refused("value_too_large", "the command exceeds a whole transaction")
-            return self._enlist_answer(group, request, outcome, keys)
-        full = group.count + count > limits[0] or group.size_bytes + size > limits[1]
-        if full and not rewriting:
+        whole = size + _growth(mutations) if decision.waits_for else size
+        too_large = count > limits[0] or whole > limits[1]
+        if too_large and not request.key:
+            outcome = refused(
+                "value_too_large",
+                f"the command weighs {whole} bytes in {count} changes, more than a transaction may",
+                limit=limits[1],
+            )
+            return self._enlist_answer(group, request, outcome)
+        if too_large:
+            # What the master itself has to do is never dropped: it goes alone.
+            full = bool(group.enlisted)
+        else:
+            full = group.count + count > limits[0] or group.size_bytes + size > limits[1]
+        if full:
             self._block(group, request, keys)
+            group.is_closed = True
             return False
         first = len(group.mutations)
         outcome = Outcome(OK, answer=decision.answer)
         group.enlisted.append(
-            Enlisted(request, outcome, first, decision.subject, decision.waits_for)
+            Enlisted(request, outcome, first, decision.subject, decision.waits_for, decision.record)
         )
         group.mutations.extend(mutations)
         group.size_bytes += size
@@ -670,6 +731,8 @@ class Master:
         for node in attempt.accepted:
             self._refusals.pop(node, None)
         wall_ms = self.node.now.wall_ms
+        group = self._outcomes_of(attempt)
+        forgotten = self.node.outcomes.due(self.node.now, self.authority.request_window_ms)
         verdict = TransactionCommitted(
             attempt.proposal.txn,
             attempt.offset,
@@ -677,11 +740,28 @@ class Master:
             attempt.cas,
             attempt.after.digest,
             wall_ms,
+            group,
+            forgotten,
+            self.node.outcomes.digest_after(attempt.cas[-1], group, forgotten),
         )
         expired = [MemberExpired(self.epoch, n, "silent", wall_ms) for n in silent]
         replies = tuple(self._ddl_replies(attempt))
         letters = tuple(self._dead_letters(attempt))
         self.node.emit(Conclude(attempt.token, (*expired, verdict), replies, letters))
+
+    def _outcomes_of(self, attempt: Attempt) -> bytes:
+        """Return what is remembered of the requests of this transaction, empty if nothing is."""
+        found = tuple(
+            replace(held.record, cas=_dated(held, attempt.cas, "").cas)
+            for held in attempt.enlisted
+            if held.record is not None
+        )
+        if not found:
+            return b""
+        txn, wall_ms = attempt.proposal.txn, self.node.now.wall_ms
+        return self.node.codec.encode_outcomes(
+            OutcomesRecorded(txn, attempt.cas[-1], wall_ms, found)
+        )
 
     def _abandon(self, attempt: Attempt, reason: str, expiring: tuple[int, ...]) -> None:
         """One refused, or too few answered: abort the Kafka transaction, then roll back."""
@@ -708,7 +788,7 @@ class Master:
     # -- verdicts, read back -----------------------------------------------------------------
 
     def installed(self, before: StateContext, mutations: tuple[Mutation, ...]) -> None:
-        """The state moved on: note what it means for DDL under way and for old outcomes."""
+        """The state moved on: note what it means for DDL under way."""
         now = self.node.now.mono_ms
         for mutation in mutations:
             entity = mutation.entity
@@ -718,9 +798,7 @@ class Master:
                 self.prepares.observe(number, index, now)
                 self.building.observe(number, index)
                 if index is None or index.state != "init":
-                    self.queue.extendleft(reversed(self.parked.pop(number, [])))
-            elif isinstance(entity, RequestOutcome):
-                self._outcomes.append((now, entity.at_ms, entity.key))
+                    self.queue.push_front(self.parked.pop(number, []))
 
     def committed(self, record: TransactionCommitted) -> None:
         """The verdict *commit* was read back: callers hear, creators wait for READY."""
@@ -735,9 +813,7 @@ class Master:
     def _settle(self, held: Enlisted, record: TransactionCommitted) -> None:
         command = held.request.command
         outcome = _dated(held, record.cas, str(record.txn))
-        for key, wanted in list(self.upkeep.items()):
-            if wanted is held.request:
-                del self.upkeep[key]
+        self._forget_upkeep(held.request)
         if held.waits_for and self._deposed:
             self._reply(held.request, unknown("unavailable", UNDER_WAY))
         elif held.waits_for:
@@ -769,7 +845,7 @@ class Master:
                 self._reply(request, unknown("unavailable", f"rolled back: {reason}"))
             elif request.token or request.position:
                 again.append(request)
-        self.queue.extendleft(reversed([*again, *self._unpark_published()]))
+        self.queue.push_front([*again, *self._unpark_published()])
 
     def _unpark_published(self) -> list[Request]:
         """Take published commands out of the parking: those before them are decided again."""
@@ -791,19 +867,17 @@ class Master:
             if request.position is not None and not held.waits_for and request.id:
                 yield self._ddl_reply(request.id, outcome)
             elif isinstance(request.command, MarkReady | UndoIndex):
-                recorded = self._recorded_for(request.command.index_id)
-                if recorded is not None and recorded.by_topic:
+                index = self._created(request.command.index_id)
+                if index is not None:
                     if isinstance(request.command, UndoIndex):
                         outcome = refused("indexer_refused", request.command.reason)
-                    yield self._ddl_reply(recorded.id, outcome)
+                    yield self._ddl_reply(index.request, outcome)
 
-    def _recorded_for(self, index_id: int) -> RequestOutcome | None:
+    def _created(self, index_id: int) -> Index | None:
+        """Return an index that a producer waits for on `ddl-replies`."""
         held = self.node.state.index_by_id(index_id)
-        if held is None or not isinstance(held.entity, Index):
-            return None
-        outcome = self.node.state.outcome(held.entity.request)
-        entity = outcome.entity if outcome else None
-        return entity if isinstance(entity, RequestOutcome) else None
+        index = held.entity if held else None
+        return index if isinstance(index, Index) and index.by_topic else None
 
     def _ddl_reply(self, request_id: str, outcome: Outcome) -> DdlReply:
         return DdlReply(
@@ -887,44 +961,20 @@ class Master:
     def want(self, key: str, command: Command) -> None:
         """Enter a command of the master's own into the next group, once."""
         if key not in self.upkeep:
-            self.upkeep[key] = Request(command, principal="coordinator")
+            self.upkeep[key] = Request(command, principal="coordinator", key=key)
+
+    def _forget_upkeep(self, request: Request) -> None:
+        """A command of the master's own has been decided for good."""
+        if request.key and self.upkeep.get(request.key) is request:
+            del self.upkeep[request.key]
 
     def _want_due(self, due: Command) -> None:
         assert isinstance(due, MarkReady | UndoIndex | ForgetIndex)
         self.want(f"index/{due.index_id}", due)
 
-    def _evict_outcomes(self) -> None:
-        """Once outcomes have outlived their window, drop them, oldest first.
-
-        By the wall clock, which tells the age of an id, and by this master's monotonic one: a wall
-        clock that ran ahead must not forget what a client may still repeat.
-        """
-        window_ms = self.authority.request_window_ms
-        now = self.node.now
-        keys: list[str] = []
-        while (
-            self._outcomes
-            and now.mono_ms - self._outcomes[0][0] > window_ms
-            and len(keys) < self.node.config.evictions_max
-            and "evict" not in self.upkeep
-        ):
-            _, at_ms, key = self._outcomes.popleft()
-            held = self.node.state.get(key)
-            outcome = held.entity if held is not None else None
-            if not isinstance(outcome, RequestOutcome) or outcome.at_ms != at_ms:
-                continue
-            if at_ms < now.wall_ms - window_ms:
-                keys.append(key)
-            else:
-                self._outcomes.append((now.mono_ms, at_ms, key))
-        if keys:
-            self.want("evict", EvictOutcomes(tuple(keys)))
-
     def _expire_requests(self, now: int) -> None:
         """Tell callers whose deadline has passed that the fate of their request is unknown."""
-        late = [r for r in self.queue if r.token and r.deadline_ms <= now]
-        if late:
-            self.queue = deque(r for r in self.queue if not (r.token and r.deadline_ms <= now))
+        late = self.queue.take_late(now)
         for table in (self.parked, self.creators):
             for number, requests in list(table.items()):
                 late += [r for r in requests if r.token and r.deadline_ms <= now]
@@ -954,7 +1004,14 @@ class Master:
 
     def _reply(self, request: Request, outcome: Outcome) -> None:
         if request.token:
+            self._callers -= 1
             self.node.emit(Reply(request.token, outcome))
+
+
+def _growth(mutations: Iterable[Mutation]) -> int:
+    """Return by how much an index that is being created may still grow."""
+    hosts = sum(len(m.entity.hosts) for m in mutations if isinstance(m.entity, Index))
+    return ddl.GROWTH_BYTES + ddl.SHARD_BYTES * hosts
 
 
 def _weight(mutations: Iterable[Mutation]) -> int:

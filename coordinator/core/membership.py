@@ -25,12 +25,17 @@ from coordinator.core.records import (
     MemberAdmitted,
     MemberExpired,
     MemberLeft,
+    OutcomesForgotten,
     ProjectorHeartbeat,
     ProjectorRegistered,
 )
+from coordinator.core.separation import separation
 
 if TYPE_CHECKING:
     from coordinator.core.master import Master
+
+FORGET_PAUSE_MS = 5_000
+"""So often, at most, an idle master forgets outcomes."""
 
 
 class Membership:
@@ -46,6 +51,7 @@ class Membership:
         self._wishes: list[MembershipRequested] = []
         self._gone: set[tuple[int, int]] = set()
         self._began_ms = master.node.hearing_ms
+        self._forgot_ms = master.node.now.mono_ms
 
     @property
     def _authority(self) -> AuthorityState:
@@ -110,12 +116,15 @@ class Membership:
     def due(self) -> list[CommitRecord]:
         """Return the snapshot, or the resignation, or what somebody wishes, or all the rest.
 
-        A snapshot goes alone: it counts only where it equals the fold. Expiries go first: that of
+        A snapshot goes alone: it counts only where it equals the fold, and the state is copied at
+        its CAS. Expiries go first: that of
         a node's last life must not end the one that is admitted. While a restart timestamp is
         awaited, which rests on the indexers that take part, none is registered.
         """
         node = self.master.node
-        if node.unsnapped_bytes >= node.config.snapshot_bytes:
+        if not self._authority.outcomes_apart:
+            return [separation(node.state, node.codec, self.master.epoch, node.now)]
+        if node.copies.is_due:
             node.unsnapped_bytes = 0
             return [AuthoritySnapshot(self.master.epoch, self._authority)]
         if self.resigning is not None:
@@ -124,7 +133,26 @@ class Membership:
         if wished is not None:
             return [wished]
         registrations = [] if self.master.building.restarting.is_asking else self._registrations()
-        return [*self._lapsed(), *self._admissions(), *registrations]
+        return [
+            *self._lapsed(),
+            *self._admissions(),
+            *registrations,
+            *node.copies.kept_by(self.master.epoch),
+            *self._forgotten(),
+        ]
+
+    def _forgotten(self) -> list[CommitRecord]:
+        """Forget outcomes while nothing is committed that would: a window is not kept for ever."""
+        node = self.master.node
+        now = node.now.mono_ms
+        if self.master.has_work or now - self._forgot_ms < FORGET_PAUSE_MS:
+            return []
+        self._forgot_ms = now
+        up_to = node.outcomes.due(node.now, self._authority.request_window_ms)
+        if not up_to:
+            return []
+        digest = node.outcomes.digest_after(0, b"", up_to)
+        return [OutcomesForgotten(self.master.epoch, up_to, digest)]
 
     def _admissions(self) -> list[CommitRecord]:
         """Return the admissions of those who stand where the fold stands."""

@@ -25,6 +25,7 @@ from coordinator.core import timestamp_board as boards
 from coordinator.core.authority_state import AuthorityState
 from coordinator.core.commands import Outcome, Reform, StepDown, unknown
 from coordinator.core.config import NodeConfig
+from coordinator.core.copies import Copies
 from coordinator.core.effects import (
     Answer,
     Ask,
@@ -36,9 +37,9 @@ from coordinator.core.effects import (
     Halt,
     Note,
     Reply,
-    Synchronise,
 )
 from coordinator.core.election import Election
+from coordinator.core.full_sync import FullSync
 from coordinator.core.inputs import (
     AcksRead,
     AppendFailed,
@@ -55,6 +56,8 @@ from coordinator.core.inputs import (
     ProducerOpened,
     ReadRequested,
     Requested,
+    Scrubbed,
+    SnapshotTaken,
     StabilityRequired,
     Started,
     Stopping,
@@ -68,7 +71,8 @@ from coordinator.core.inputs import (
     TimestampsRead,
     Written,
 )
-from coordinator.core.master import Master
+from coordinator.core.master import TOO_MANY_READERS, Master
+from coordinator.core.outcomes import OutcomeWindow
 from coordinator.core.ports import EntityCodec
 from coordinator.core.progress import Progresses
 from coordinator.core.pulse import Pulse
@@ -76,6 +80,8 @@ from coordinator.core.records import (
     AuthoritySnapshot,
     ClusterFormed,
     ClusterReformed,
+    CopyOffered,
+    CopyRequested,
     DeadLetter,
     IndexerHeartbeat,
     IndexerRegistered,
@@ -86,6 +92,8 @@ from coordinator.core.records import (
     MemberExpired,
     MemberLeft,
     NodeHeartbeat,
+    OutcomesForgotten,
+    OutcomesSeparated,
     ProjectorHeartbeat,
     ProjectorRegistered,
     ProposalAnswered,
@@ -98,9 +106,10 @@ from coordinator.core.records import (
 )
 from coordinator.core.roles import BOOTSTRAP, MASTER, REPLICA, next_role
 from coordinator.core.saving import Keeper
+from coordinator.core.separation import legacy_outcomes
 from coordinator.core.state import StateContext
 from coordinator.core.stream_records import HwHeartbeat, PromotionRequested
-from coordinator.core.synchroniser import Mismatch, Sealed, Synchroniser
+from coordinator.core.synchroniser import Sealed
 from coordinator.core.types import Instant, TxnId
 
 PROMOTION_PAUSE_MS = 500
@@ -138,7 +147,13 @@ class Counters:
     mutations_installed: int = 0
     void_records: int = 0
     full_synchronisations: int = 0
+    sources_rejected: int = 0
     claims: int = 0
+    copies_written: int = 0
+    copies_failed: int = 0
+    scrubs: int = 0
+    holes_found: int = 0
+    strays_found: int = 0
 
 
 class Node:
@@ -175,8 +190,9 @@ class Node:
         self.has_left = False
         self.hearing_ms = 0
         self._heard_at_ms = 0
-        self._synchroniser: Synchroniser | None = None
-        self._sync_token = 0
+        self.outcomes = OutcomeWindow(codec)
+        self.full_sync = FullSync(self)
+        self.copies = Copies(self)
         self._former: Master | None = None
         self._effects: list[Effect] = []
         self._last_token = 0
@@ -213,7 +229,8 @@ class Node:
         if self.pulse.trouble:
             return self.pulse.trouble
         if not self.is_following:
-            return f"{self.phase} at offset {self.applied} of commit"
+            problem = f" ({self.full_sync.problem})" if self.full_sync.problem else ""
+            return f"{self.phase} at offset {self.applied} of commit{problem}"
         if self.master is not None:
             return "" if self.master.active else "the new master is recovering"
         if self.has_left:
@@ -284,13 +301,13 @@ class Node:
             self.state = restored.state
             self.state_known = True
             self.log = restored.log
-            if self.authority and self.state.digest != self.authority.digest:
-                self.halt(
-                    "digest_mismatch",
-                    f"the store folds to digest {self.state.digest:032x}, "
-                    f"not to {self.authority.digest:032x}",
-                    rebuild=True,
+            self.outcomes.restore(restored.outcomes, self.now)
+            if self.authority:
+                self._compare(self.state.digest, self.authority.digest, "the store")
+                self._compare(
+                    self.outcomes.digest, self.authority.outcomes_digest, "outcomes in the store"
                 )
+            if self._halted:
                 return
             self.keeper.restored(self.authority.log_next if self.authority else 0)
         else:
@@ -311,7 +328,7 @@ class Node:
                 return
         self.keeper.save_installed()
         self.keeper.save_log()
-        self._resolve_synchronisation()
+        self.full_sync.resolve()
         self._serve_waiters()
         self._ask_to_join()
 
@@ -321,13 +338,13 @@ class Node:
         self.authority, void = authorities.fold(before, entry.offset, entry.record)
         self.applied = entry.offset
         self.unsnapped_bytes += len(entry.raw) + ENTRY_BYTES
+        if before is None and self.authority is not None:
+            self.outcomes.begin(self.authority.outcomes_digest, self.authority.last_cas)
         if self.master is not None:
             self.master.read_back(entry.record)
         if void:
             self._void(entry, void)
             return
-        if isinstance(entry.record, MasterClaimed | AuthoritySnapshot):
-            self.unsnapped_bytes = 0
         acting = ACTIONS.get(type(entry.record))
         if acting is not None:
             self.keeper.unsaved.needed = True
@@ -397,14 +414,16 @@ class Node:
         record = entry.record
         assert isinstance(record, TransactionCommitted)
         log, self.log = self.log, None
+        self._remember(record)
+        if self._halted:
+            return
         if log is None or log.proposal.txn != record.txn:
             self.lose_track(f"the proposal of {record.txn} was not seen")
             return
         self.counters.transactions_committed += 1
         if not self.state_known:
-            if self._synchroniser is not None:
-                sealed = Sealed(log.proposal.mutations, record.cas, record.state_digest)
-                self._synchroniser.add_commit(sealed)
+            sealed = Sealed(log.proposal.mutations, record.cas, record.state_digest)
+            self.full_sync.add_commit(sealed)
             return
         self._install(log, record)
         leader = self.master or self._former
@@ -416,13 +435,8 @@ class Node:
         mutations = log.proposal.mutations
         ahead = self.master.prepared_state(record) if self.master is not None else None
         after = ahead or states.evolve(self.state, zip(mutations, record.cas, strict=True))
-        if after.digest != record.state_digest:
-            self.halt(
-                "digest_mismatch",
-                f"{record.txn} folds to digest {after.digest:032x}, "
-                f"not to {record.state_digest:032x}",
-                rebuild=True,
-            )
+        self._compare(after.digest, record.state_digest, str(record.txn))
+        if self._halted:
             return
         before, self.state = self.state, after
         self.counters.mutations_installed += len(mutations)
@@ -430,6 +444,49 @@ class Node:
             self.keeper.unsaved.changes[mutation.key] = after.get(mutation.key)
         if self.master is not None:
             self.master.installed(before, mutations)
+
+    def _remember(self, record: TransactionCommitted) -> None:
+        """Take the outcomes that a transaction brought, and forget those that it says."""
+        cas, forgotten = record.cas[-1], record.outcomes_forgotten
+        if record.outcomes:
+            self._add_outcomes(cas, record.outcomes)
+        self._forget_outcomes(forgotten, record.outcomes_digest)
+
+    def _add_outcomes(self, cas: int, value: bytes) -> None:
+        self.outcomes.add(cas, value, self.now)
+        self.keeper.unsaved.outcomes[cas] = value
+
+    def _forget_outcomes(self, up_to: int, digest: int) -> None:
+        gone = self.outcomes.forget(up_to)
+        self.keeper.unsaved.outcomes.update(dict.fromkeys(gone))
+        if self.outcomes.is_whole:
+            self._compare(self.outcomes.digest, digest, f"outcomes from CAS {up_to} on")
+
+    def _on_forgotten(self, entry: Entry, before: AuthorityState | None) -> None:
+        record = entry.record
+        assert isinstance(record, OutcomesForgotten)
+        self._forget_outcomes(record.up_to, record.outcomes_digest)
+
+    def _on_separated(self, entry: Entry, before: AuthorityState | None) -> None:
+        """Outcomes leave the state, whose digest changes; a synchronisation begins anew."""
+        record = entry.record
+        assert isinstance(record, OutcomesSeparated)
+        for value in record.groups:
+            self._add_outcomes(self.codec.decode_outcomes(value).cas, value)
+        if self.full_sync.is_active:
+            self.full_sync.begin()
+        if not self.state_known:
+            return
+        keys = legacy_outcomes(self.state)
+        self.state = states.without(self.state, keys)
+        self.keeper.unsaved.changes.update(dict.fromkeys(keys))
+        self._compare(self.state.digest, record.state_digest, "the state without outcomes")
+
+    def _compare(self, digest: int, expected: int, what: str) -> None:
+        """Stop the node where something does not fold to what it must."""
+        if digest != expected and not self._halted:
+            message = f"{what} folds to digest {digest:032x}, not to {expected:032x}"
+            self.halt("digest_mismatch", message, rebuild=True)
 
     def _on_rolled_back(self, entry: Entry, before: AuthorityState | None) -> None:
         record = entry.record
@@ -448,6 +505,12 @@ class Node:
             self.note("has left the cluster")
         if self.master is not None:
             self.master.membership_changed(record)
+
+    def _on_snapshot(self, entry: Entry, before: AuthorityState | None) -> None:
+        record = entry.record
+        assert isinstance(record, AuthoritySnapshot)
+        if self.master is not None and record.epoch == self.master.epoch:
+            self.copies.snapshot_read(entry.offset)
 
     def lose_track(self, why: str) -> None:
         """The chain has a gap here: what this node shows can no longer be trusted."""
@@ -471,6 +534,8 @@ class Node:
             return
         if self.phase == CATCHING_UP:
             self._caught_up()
+        elif self.phase == SYNCHRONISING:
+            self.full_sync.barrier_read()
         else:
             self.election.barrier_read()
 
@@ -482,6 +547,8 @@ class Node:
         """
         if self.is_catching_up:
             self._caught_up()
+        elif self.phase == SYNCHRONISING:
+            self.full_sync.barrier_read()
         else:
             self.election.log_is_held()
 
@@ -496,32 +563,21 @@ class Node:
             return
         self.phase = SYNCHRONISING
         self.counters.full_synchronisations += 1
-        self._synchroniser = Synchroniser(self.authority.last_cas, self.authority.digest)
-        self._sync_token = self.token()
         self.keeper.save(None)
-        self.note(f"full synchronisation to CAS {self.authority.last_cas}")
-        self.emit(Synchronise(self._sync_token, self.authority.last_cas))
+        self.full_sync.begin()
 
     def _sync_read(self, event: SyncRead) -> None:
-        if self._synchroniser is None or event.token != self._sync_token:
-            return
-        self._synchroniser.add_events(event.events, event.done)
-        self._resolve_synchronisation()
+        self.full_sync.read(event)
         self._ask_to_join()
 
-    def _resolve_synchronisation(self) -> None:
-        if self._synchroniser is None:
-            return
-        result = self._synchroniser.resolve()
-        if isinstance(result, Mismatch):
-            self.halt("digest_mismatch", result.message, rebuild=True)
-        elif result is not None:
-            self._synchroniser = None
-            self.state = result
-            self.state_known = True
-            self.phase = FOLLOWING
-            self.note(f"synchronised: {len(result.entities)} entities at CAS {result.cas}")
-            self.keeper.replaced(result)
+    def synchronised(self, state: StateContext, source: str) -> None:
+        """The state was found: from here on this node follows."""
+        self.state = state
+        self.state_known = True
+        self.phase = FOLLOWING
+        count = len(state.entities)
+        self.note(f"synchronised from {source}: {count} entities at CAS {state.cas}")
+        self.keeper.replaced(state)
 
     # -- time --------------------------------------------------------------------------------
 
@@ -532,6 +588,7 @@ class Node:
             self.emit(Beat(self.heartbeat()))
         self.pulse.tick()
         self.keeper.tick()
+        self.full_sync.tick()
         self._ask_to_join()
         self.election.tick()
         self._expire_waiters()
@@ -554,6 +611,7 @@ class Node:
             config.pid,
             self.why_not_ready,
             self.now.wall_ms,
+            self.keeper.durable,
         )
 
     def _beats_read(self, event: BeatsRead) -> None:
@@ -574,6 +632,10 @@ class Node:
                         self.master.indexer_heard(beat)
                 case TimestampsHeartbeat():
                     self.application = heard
+                case CopyRequested():
+                    self.copies.asked(beat)
+                case CopyOffered():
+                    self.full_sync.offered(beat)
                 case ProjectorHeartbeat():
                     self.projectors[beat.projector] = heard
                     self.progress.heard(beat, self.now.mono_ms)
@@ -698,6 +760,9 @@ class Node:
             else:
                 self.master.read_requested(event.token, event.deadline_ms)
             return
+        if len(self._waiters) >= self.config.readers_max:
+            self.emit(Reply(event.token, TOO_MANY_READERS))
+            return
         self._waiters.append(Waiter(event.token, event.at_least, event.deadline_ms))
         self._serve_waiters()
 
@@ -750,6 +815,13 @@ class Node:
         if self.master is not None:
             self.master.ended(event)
 
+    def _snapshot_taken(self, event: SnapshotTaken) -> None:
+        self.copies.taken(event)
+
+    def _scrubbed(self, event: Scrubbed) -> None:
+        if self.master is not None:
+            self.master.scrubbing.scrubbed(event)
+
     def _tail_read(self, event: TailRead) -> None:
         if self.master is not None:
             self.master.tail_read(event)
@@ -777,6 +849,9 @@ ACTIONS: dict[type, Callable[[Node, Entry, AuthorityState | None], None]] = {
     IndexerRegistered: Node._on_membership,
     ProjectorRegistered: Node._on_membership,
     MasterResigned: Node._on_resigned,
+    AuthoritySnapshot: Node._on_snapshot,
+    OutcomesForgotten: Node._on_forgotten,
+    OutcomesSeparated: Node._on_separated,
 }
 
 HANDLERS: dict[type, Callable[[Node, Any], None]] = {
@@ -802,5 +877,7 @@ HANDLERS: dict[type, Callable[[Node, Any], None]] = {
     Written: Node._written,
     Ended: Node._ended,
     SyncRead: Node._sync_read,
+    SnapshotTaken: Node._snapshot_taken,
+    Scrubbed: Node._scrubbed,
     TailRead: Node._tail_read,
 }

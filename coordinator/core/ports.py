@@ -5,12 +5,19 @@ A pure function behind a protocol: the same entity always gives the same bytes.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from coordinator.core.entities import Entity
 
+if TYPE_CHECKING:
+    from coordinator.core.outcomes import OutcomesRecorded
+
 
 class EntityCodec(Protocol):
-    """Turns an entity into the bytes that are logged, stored and hashed."""
+    """Turns what is logged, stored and hashed into bytes, and outcomes back."""
 
     def encode_entity(self, entity: Entity) -> bytes: ...
+
+    def encode_outcomes(self, group: OutcomesRecorded) -> bytes: ...
+
+    def decode_outcomes(self, value: bytes) -> OutcomesRecorded: ...

@@ -14,6 +14,9 @@ from coordinator.core.commands import Command, ForgetIndex, MarkReady, UndoIndex
 from coordinator.core.entities import DROPPING, INIT, Index, Shard
 from coordinator.core.records import ALLOCATED, REFUSED, RELEASED, SliceAnswered
 
+REASON_LENGTH_MAX = 500
+"""So much of an indexer's reason is kept: it becomes a part of the index."""
+
 
 @dataclass(slots=True)
 class Wait:
@@ -50,7 +53,7 @@ class Prepares:
         if wait is None or answer.indexer not in wait.hosts:
             return None
         if wait.state == INIT and answer.answer == REFUSED:
-            wait.refusal = f"indexer {answer.indexer}: {answer.reason}"
+            wait.refusal = f"indexer {answer.indexer}: {answer.reason[:REASON_LENGTH_MAX]}"
         elif answer.answer == (ALLOCATED if wait.state == INIT else RELEASED):
             wait.answered[answer.indexer] = answer.shard
         return self._due(answer.index_id, wait)

@@ -53,6 +53,7 @@ class ClusterFormed:
     log_capacity: int
     request_window_ms: int
     at_ms: int
+    outcomes_apart: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,19 @@ class AuthoritySnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotKept:
+    """A copy of the StateContext stands on `snapshots`, and was read back: see `SnapshotInfo`."""
+
+    epoch: int
+    copy: int
+    cas: int
+    digest: int
+    offset: int
+    commit_offset: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class TransactionProposed:
     """Phase one, plain: may arrive late or twice. The fold opens it or ignores it."""
 
@@ -90,13 +104,46 @@ class TransactionProposed:
 
 @dataclass(frozen=True, slots=True)
 class TransactionCommitted:
-    """Phase two: the terminal status *commit*, in one Kafka transaction with its events."""
+    """Phase two: the terminal status *commit*, in one Kafka transaction with its events.
+
+    `outcomes` is the group of outcomes that the transaction adds to the window, as bytes, or empty;
+    those up to the CAS `outcomes_forgotten` leave it, and what is left has `outcomes_digest`.
+    """
 
     txn: TxnId
     proposal_offset: int
     accepted: tuple[int, ...]
     cas: tuple[int, ...]
     state_digest: int
+    at_ms: int
+    outcomes: bytes = b""
+    outcomes_forgotten: int = 0
+    outcomes_digest: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomesForgotten:
+    """Outcomes up to a CAS leave the window while nothing is committed that could say so."""
+
+    epoch: int
+    up_to: int
+    outcomes_digest: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomesSeparated:
+    """From here on outcomes are no entities: what a new version does first to an older cluster.
+
+    It counts at this CAS and digest alone. The state without such entities has `state_digest`; they
+    stand in `groups` now, as far as they fit.
+    """
+
+    epoch: int
+    cas: int
+    digest: int
+    state_digest: int
+    groups: tuple[bytes, ...]
+    outcomes_digest: int
     at_ms: int
 
 
@@ -216,8 +263,11 @@ CommitRecord = (
     ClusterFormed
     | MasterClaimed
     | AuthoritySnapshot
+    | SnapshotKept
     | TransactionProposed
     | TransactionCommitted
+    | OutcomesForgotten
+    | OutcomesSeparated
     | TransactionRolledBack
     | MemberAdmitted
     | MemberExpired
@@ -325,6 +375,8 @@ class NodeHeartbeat:
     pid: int
     reason: str
     at_ms: int
+    durable: int = -1
+    """The offset of `commit` up to which this node has everything on its disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,8 +488,40 @@ class HoldingsRequested:
     reread: bool
 
 
+@dataclass(frozen=True, slots=True)
+class CopyRequested:
+    """A node that cannot find the StateContext asks the node `of` for a copy, at `cas` or later.
+
+    `round` names the question. It travels with the heartbeats, to which all nodes listen.
+    """
+
+    node: int
+    incarnation: int
+    of: int
+    round: int
+    cas: int
+
+
+@dataclass(frozen=True, slots=True)
+class CopyOffered:
+    """The copy that the node `to` asked for in `round` stands on `snapshots`, from `offset` on."""
+
+    node: int
+    to: int
+    incarnation: int
+    round: int
+    copy: int
+    offset: int
+
+
 Heartbeat = (
-    NodeHeartbeat | IndexerHeartbeat | ProjectorHeartbeat | TimestampsHeartbeat | HoldingsRequested
+    NodeHeartbeat
+    | IndexerHeartbeat
+    | ProjectorHeartbeat
+    | TimestampsHeartbeat
+    | HoldingsRequested
+    | CopyRequested
+    | CopyOffered
 )
 
 

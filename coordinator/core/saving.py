@@ -30,6 +30,16 @@ class Unsaved:
     changes: dict[str, Versioned | None] = field(default_factory=dict)
     wipe: bool = False
     needed: bool = False
+    outcomes: dict[int, bytes | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """A batch that may not be durable yet: what it held, and up to which offset of `commit`."""
+
+    token: int
+    unsaved: Unsaved
+    applied: int
 
 
 class Keeper:
@@ -38,8 +48,10 @@ class Keeper:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.sick = ""
+        self.durable = -1
+        """The offset of `commit` up to which the store has everything, synced."""
         self.unsaved = Unsaved()
-        self._in_flight: list[tuple[int, Unsaved]] = []
+        self._in_flight: list[InFlight] = []
         self._saved_rows = 0
         self._log_token = 0
         self._log_answer: tuple[str, str] | None = None
@@ -52,6 +64,7 @@ class Keeper:
     def restored(self, rows: int) -> None:
         """The store holds everything, `rows` of the rolling log of transactions included."""
         self._saved_rows = rows
+        self.durable = self.node.applied
         self.answer(ACCEPTED, "")
 
     def replaced(self, state: StateContext) -> None:
@@ -61,7 +74,8 @@ class Keeper:
         self._log_token = 0
         if self.node.log is not None:
             self._before_log = None
-        self.unsaved = Unsaved(dict(state.entities.items()), wipe=True, needed=True)
+        outcomes: dict[int, bytes | None] = dict(self.node.outcomes.rows())
+        self.unsaved = Unsaved(dict(state.entities.items()), True, True, outcomes)
         self.save(self.node.log)
         self.save_log()
 
@@ -78,7 +92,7 @@ class Keeper:
         node = self.node
         unsaved, self.unsaved = self.unsaved, Unsaved()
         token = node.token()
-        self._in_flight.append((token, unsaved))
+        self._in_flight.append(InFlight(token, unsaved, node.applied if node.state_known else -1))
         sync = sync or len(self._in_flight) >= UNSYNCED_SAVES_MAX
         node.emit(
             Save(
@@ -92,6 +106,7 @@ class Keeper:
                 tuple(unsaved.changes.items()),
                 unsaved.wipe,
                 sync,
+                tuple(unsaved.outcomes.items()),
             )
         )
         return token
@@ -146,7 +161,9 @@ class Keeper:
             self.node.note("the store takes writes again")
             self.save_installed()
             return
-        self._in_flight = [held for held in self._in_flight if held[0] > event.token]
+        done = [held for held in self._in_flight if held.token <= event.token]
+        self._in_flight = [held for held in self._in_flight if held.token > event.token]
+        self.durable = max([self.durable, *(held.applied for held in done)])
         if event.token == self._log_token and self.node.log is not None:
             self._log_token = 0
             self.answer(ACCEPTED, "")
@@ -158,11 +175,9 @@ class Keeper:
             self._probe_token = 0
             self.sick = event.reason
             return
-        lost = [held for token, held in self._in_flight if token >= event.token]
-        self._in_flight = [held for held in self._in_flight if held[0] < event.token]
-        for held in reversed(lost):
-            held.changes.update(self.unsaved.changes)
-            self.unsaved = Unsaved(held.changes, held.wipe or self.unsaved.wipe, True)
+        for batch in reversed(self._in_flight):
+            self.unsaved = _merged(batch.unsaved, self.unsaved)
+        self._in_flight.clear()
         self._saved_rows = 0
         if not self.sick:
             self.sick = event.reason
@@ -214,3 +229,12 @@ class Keeper:
         """The master asks once more: repeat the answer, if there is one."""
         if self._log_answer is not None:
             self.answer(*self._log_answer)
+
+
+def _merged(older: Unsaved, newer: Unsaved) -> Unsaved:
+    """Return one batch that does what the two do, one after the other."""
+    if newer.wipe:
+        return newer
+    older.changes.update(newer.changes)
+    older.outcomes.update(newer.outcomes)
+    return Unsaved(older.changes, older.wipe, True, older.outcomes)

@@ -9,23 +9,33 @@ long as it likes while the node moves on.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from immutables import Map
 
 from coordinator.core import digest as digests
 from coordinator.core.entities import (
     DROPPING,
+    INIT,
+    READY,
     Entity,
     Index,
-    RequestOutcome,
     bucket_key,
     index_key,
-    request_key,
     setting_key,
     stream_key,
 )
 from coordinator.core.records import Mutation
+
+LEGACY_OUTCOMES = "request/"
+"""Under such keys older versions kept outcomes of requests as entities."""
+
+
+DEFERRED = "deferred"
+"""The phase of an index that is READY and waits for its administrator to have it built."""
+
+ENTITY_BYTES = 64
+"""What an entity weighs beside its key and value."""
 
 
 class Versioned(NamedTuple):
@@ -42,7 +52,10 @@ class StateContext(NamedTuple):
     `cas` is that of the last mutation of the last committed transaction, never a maximum over the
     entities that are left: the last mutation may have been a drop. `names` finds an index by
     (bucket, name); an index that is being dropped has given its name back. `load` counts the
-    slices that each indexer holds, those being dropped included.
+    slices that each indexer holds, those being dropped included. `kinds` has the entities by kind,
+    `phases` the indexes by state, where READY is parted by whether they are deferred; `pending`
+    finds an index in INIT by the request that makes it. `size` is what all entities weigh, in
+    bytes. All of it follows from `entities`, and is kept so that nobody has to look at them all.
     """
 
     cas: int = 0
@@ -50,6 +63,10 @@ class StateContext(NamedTuple):
     entities: Map[str, Versioned] = Map()
     names: Map[tuple[str, str], int] = Map()
     load: Map[int, int] = Map()
+    kinds: Map[str, Map[str, Versioned]] = Map()
+    phases: Map[str, Map[int, Index]] = Map()
+    pending: Map[str, int] = Map()
+    size: int = 0
 
     def get(self, key: str) -> Versioned | None:
         return self.entities.get(key)
@@ -75,27 +92,19 @@ class StateContext(NamedTuple):
     def setting(self, name: str) -> Versioned | None:
         return self.entities.get(setting_key(name))
 
-    def outcome(self, request_id: str) -> Versioned | None:
-        return self.entities.get(request_key(request_id))
-
     def of_kind(self, kind: str) -> Iterator[Versioned]:
         """Yield the entities under `<kind>/`, in no particular order."""
-        prefix = kind + "/"
-        return (held for key, held in self.entities.items() if key.startswith(prefix))
+        return iter(self.kinds.get(kind, Map()).values())
+
+    def in_phase(self, *phases: str) -> Iterator[Index]:
+        """Yield the indexes in these phases, in no particular order."""
+        for phase in phases:
+            yield from self.phases.get(phase, Map()).values()
 
     def indexes(self) -> list[tuple[Index, int]]:
         """Return every index with its CAS, ordered by bucket and name."""
         found = [(v.entity, v.cas) for v in self.of_kind("index") if isinstance(v.entity, Index)]
         return sorted(found, key=lambda pair: (pair[0].bucket, pair[0].name, pair[0].id))
-
-    def outcomes(self) -> list[tuple[int, RequestOutcome]]:
-        """Return the recorded outcomes, oldest first."""
-        rows = [
-            (v.cas, v.entity)
-            for v in self.of_kind("request")
-            if isinstance(v.entity, RequestOutcome)
-        ]
-        return sorted(rows, key=lambda row: row[0])
 
 
 EMPTY = StateContext()
@@ -107,29 +116,98 @@ def evolve(state: StateContext, changes: Iterable[tuple[Mutation, int]]) -> Stat
     The CAS values ascend and are above `state.cas`; the last one becomes the state's.
     """
     cas = state.cas
-    digest = state.digest
-    names, load = state.names, state.load
-    entities = state.entities.mutate()
-    weight = digests.weight
+    folding = _Folding(state)
     for mutation, at in changes:
         assert at > cas, f"CAS {at} follows {cas}"
         cas = at
-        key = mutation.key
-        before = entities.get(key)
-        if before is not None:
-            digest -= weight(key, before.cas, before.value)
         if mutation.value is None:
-            if before is not None:
-                del entities[key]
+            folding.put(mutation.key, None)
         else:
             assert mutation.entity is not None
-            entities[key] = Versioned(at, mutation.value, mutation.entity)
-            digest += weight(key, at, mutation.value)
-        if key.startswith("index/"):
-            was = before.entity if before else None
-            names = _renamed(names, was, mutation.entity)
-            load = _loaded(_loaded(load, was, -1), mutation.entity, 1)
-    return StateContext(cas, digest & digests.MODULUS_MASK, entities.finish(), names, load)
+            folding.put(mutation.key, Versioned(at, mutation.value, mutation.entity))
+    return folding.finish(cas)
+
+
+def without(state: StateContext, keys: Iterable[str]) -> StateContext:
+    """Return `state` at the same CAS, as if these entities had never been."""
+    folding = _Folding(state)
+    for key in keys:
+        folding.put(key, None)
+    return folding.finish(state.cas)
+
+
+class _Folding:
+    """A StateContext while it is changed: maps that share structure with the one before."""
+
+    def __init__(self, state: StateContext) -> None:
+        self._digest = state.digest
+        self._size = state.size
+        self._names, self._load = state.names, state.load
+        self._phases, self._pending = state.phases, state.pending
+        self._kinds = state.kinds
+        self._entities = state.entities.mutate()
+        self._changed: dict[str, Any] = {}
+
+    def put(self, key: str, after: Versioned | None) -> None:
+        """Replace the entity under a key; None: it goes."""
+        kind = key.partition("/")[0]
+        of_kind = self._changed.get(kind)
+        if of_kind is None:
+            of_kind = self._changed[kind] = self._kinds.get(kind, Map()).mutate()
+        before = self._entities.get(key)
+        if before is not None:
+            self._digest -= digests.weight(key, before.cas, before.value)
+            self._size -= len(key) + len(before.value) + ENTITY_BYTES
+        if after is not None:
+            self._entities[key] = of_kind[key] = after
+            self._digest += digests.weight(key, after.cas, after.value)
+            self._size += len(key) + len(after.value) + ENTITY_BYTES
+        elif before is not None:
+            del self._entities[key]
+            del of_kind[key]
+        if kind == "index":
+            self._index(before.entity if before else None, after.entity if after else None)
+
+    def _index(self, before: Entity | None, after: Entity | None) -> None:
+        self._names = _renamed(self._names, before, after)
+        self._load = _loaded(_loaded(self._load, before, -1), after, 1)
+        if isinstance(before, Index):
+            phase = phase_of(before)
+            left = self._phases[phase].delete(before.id)
+            self._phases = self._phases.set(phase, left) if left else self._phases.delete(phase)
+            if self._pending.get(before.request) == before.id:
+                self._pending = self._pending.delete(before.request)
+        if isinstance(after, Index):
+            phase = phase_of(after)
+            found: Map[int, Index] = self._phases.get(phase, Map())
+            self._phases = self._phases.set(phase, found.set(after.id, after))
+            if after.state == INIT and after.request:
+                self._pending = self._pending.set(after.request, after.id)
+
+    def finish(self, cas: int) -> StateContext:
+        kinds = self._kinds
+        for kind, held in self._changed.items():
+            of_kind = held.finish()
+            if of_kind:
+                kinds = kinds.set(kind, of_kind)
+            elif kind in kinds:
+                kinds = kinds.delete(kind)
+        return StateContext(
+            cas=cas,
+            digest=self._digest & digests.MODULUS_MASK,
+            entities=self._entities.finish(),
+            names=self._names,
+            load=self._load,
+            kinds=kinds,
+            phases=self._phases,
+            pending=self._pending,
+            size=self._size,
+        )
+
+
+def phase_of(index: Index) -> str:
+    """Return under which phase a StateContext finds an index."""
+    return DEFERRED if index.state == READY and index.defer_build else index.state
 
 
 def _renamed(
@@ -164,12 +242,7 @@ def restore(cas: int, entities: Iterable[tuple[str, Versioned]]) -> StateContext
 
     The digest is computed from the bytes given, so that a damaged store cannot hide.
     """
-    held = Map(entities)
-    names: Map[tuple[str, str], int] = Map()
-    load: Map[int, int] = Map()
-    for versioned in held.values():
-        if isinstance(versioned.entity, Index):
-            names = _renamed(names, None, versioned.entity)
-            load = _loaded(load, versioned.entity, 1)
-    state = StateContext(cas, 0, held, names, load)
-    return state._replace(digest=recomputed_digest(state))
+    folding = _Folding(EMPTY)
+    for key, versioned in entities:
+        folding.put(key, versioned)
+    return folding.finish(cas)

@@ -1,21 +1,23 @@
-"""A full synchronisation: from compacted `statecontext` to a state that is known to be right.
+"""A full synchronisation: from what a source holds to a state that is known to be right.
 
-Pure. The events read are provisional: `statecontext` may be ahead of the commit topic as this
-node has folded it, and the last mutation may be a drop that compaction took away. The state is
-right once its digest is that of some committed transaction; commits after that one, which were
-folded meanwhile, are applied on top.
+Pure. What is read is provisional: the source may be ahead of the commit topic as this node has
+folded it, the last mutation may be a drop that compaction took away, and events may be there that
+no transaction committed. The state is right once its digest is that of some committed transaction;
+commits after that one, which were folded meanwhile, are applied on top.
 
 Invariant: no state leaves this module unless its recomputed digest stands in the commit topic.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from coordinator.core import digest as digests
 from coordinator.core import state as states
 from coordinator.core.records import Event, Mutation
-from coordinator.core.state import StateContext, Versioned
+from coordinator.core.state import LEGACY_OUTCOMES, StateContext, Versioned
 
 
 class Sealed(NamedTuple):
@@ -27,42 +29,66 @@ class Sealed(NamedTuple):
 
 
 class Mismatch(NamedTuple):
-    """The log has a commit at or above every event read, and no commit has this digest."""
+    """All commits are folded that the source can know of, and none has its digest."""
 
     message: str
 
 
 @dataclass(slots=True)
 class Synchroniser:
-    """Collects events of `statecontext` and commits of `commit` until the two agree.
+    """Collects what a source holds, and commits of `commit`, until the two agree.
 
-    `entities` is what all events come to; `overwritten` has what stood at `base_cas` where an
+    `entities` is what all of it comes to; `overwritten` has what stood at `base_cas` where an
     event above it came later. Such an event may belong to no transaction, and then only the
-    state without it agrees with a commit.
+    state without it agrees with a commit. `settled` says that every commit was folded of which the
+    source could show events.
     """
 
     base_cas: int
     base_digest: int
+    without_outcomes: bool = True
+    """Outcomes that an older version kept as entities are left out."""
+    digest: int = digests.EMPTY
     entities: dict[str, Versioned] = field(default_factory=dict)
     overwritten: dict[str, Versioned | None] = field(default_factory=dict)
     seen_cas: int = 0
     complete: bool = False
+    settled: bool = False
     sealed: list[Sealed] = field(default_factory=list)
+
+    def add_held(self, held: Iterable[tuple[str, Versioned]]) -> None:
+        """Take entities of a copy; events at or below its CAS are in it already."""
+        for key, versioned in held:
+            self._put(key, versioned)
+            self.seen_cas = max(self.seen_cas, versioned.cas)
 
     def add_events(self, events: tuple[Event, ...], done: bool) -> None:
         """Take events in log order; a later record of a key replaces the earlier one."""
         for event in events:
             mutation = event.mutation
-            assert event.cas > self.seen_cas
+            if event.cas <= self.seen_cas:
+                continue
             self.seen_cas = event.cas
             if event.cas > self.base_cas and mutation.key not in self.overwritten:
                 self.overwritten[mutation.key] = self.entities.get(mutation.key)
             if mutation.value is None:
-                self.entities.pop(mutation.key, None)
+                self._put(mutation.key, None)
             else:
                 assert mutation.entity is not None
-                self.entities[mutation.key] = Versioned(event.cas, mutation.value, mutation.entity)
+                self._put(mutation.key, Versioned(event.cas, mutation.value, mutation.entity))
         self.complete = self.complete or done
+
+    def _put(self, key: str, versioned: Versioned | None) -> None:
+        """Replace what is held under a key, and keep the digest of all that is held."""
+        if self.without_outcomes and key.startswith(LEGACY_OUTCOMES):
+            return
+        before = self.entities.pop(key, None)
+        if before is not None:
+            self.digest -= digests.weight(key, before.cas, before.value)
+        if versioned is not None:
+            self.entities[key] = versioned
+            self.digest += digests.weight(key, versioned.cas, versioned.value)
+        self.digest &= digests.MODULUS_MASK
 
     def add_commit(self, sealed: Sealed) -> None:
         """Take a commit that was folded while the synchronisation was under way."""
@@ -72,18 +98,18 @@ class Synchroniser:
         """Return the state at the newest commit folded; None while more must be read."""
         if not self.complete:
             return None
-        state = states.restore(0, self.entities.items())
         known = [(self.base_cas, self.base_digest)]
         known += [(sealed.cas[-1], sealed.digest) for sealed in self.sealed]
         for number, (cas, digest) in enumerate(known):
-            if digest == state.digest and cas >= self._highest():
-                return self._apply(state._replace(cas=cas), self.sealed[number:])
+            if digest == self.digest and cas >= self._highest():
+                state = states.restore(cas, self.entities.items())
+                return self._apply(state, self.sealed[number:])
         base = self._base()
         if base is not None and base.digest == self.base_digest:
             return self._apply(base, self.sealed)
-        if known[-1][0] >= self.seen_cas:
+        if self.settled or known[-1][0] >= self.seen_cas:
             return Mismatch(
-                f"statecontext folds to digest {state.digest:032x} at CAS {self.seen_cas}, "
+                f"it folds to digest {self.digest:032x} at CAS {self.seen_cas}, "
                 f"which no committed transaction has"
             )
         return None

@@ -7,9 +7,11 @@ decides nothing about time; the master asks it with the clock at hand.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from coordinator.core.commands import Outcome, Request
+from coordinator.core.outcomes import RecordedOutcome
 from coordinator.core.records import ACCEPTED, REFUSED, ProposalAnswered, TransactionProposed
 from coordinator.core.state import StateContext
 
@@ -31,7 +33,8 @@ class Enlisted:
     """A request in the group: which of the group's mutations are its own, and its answer.
 
     `first` is the number of its first mutation, `subject` the one whose CAS it answers (-1 where
-    `outcome` is already whole). `waits_for` is an index whose READY ends the request.
+    `outcome` is already whole). `waits_for` is an index whose READY ends the request. `record` is
+    what is remembered of it, but for its CAS.
     """
 
     request: Request
@@ -39,6 +42,7 @@ class Enlisted:
     first: int
     subject: int
     waits_for: int = 0
+    record: RecordedOutcome | None = None
 
 
 @dataclass(slots=True)
@@ -51,6 +55,8 @@ class Attempt:
     sent_ms: int
     state: str = PROPOSED
     token: int = 0
+    lives: Mapping[int, int] = field(default_factory=dict)
+    """The incarnation of each participant: another process under its number is no copy."""
     offset: int | None = None
     cas: tuple[int, ...] = ()
     after: StateContext | None = None
@@ -75,6 +81,8 @@ class Attempt:
     def take(self, answer: ProposalAnswered) -> None:
         """Count an answer, if it names this proposal at its offset."""
         if answer.txn != self.proposal.txn:
+            return
+        if self.lives.get(answer.node) != answer.incarnation:
             return
         if self.offset is None:
             self.early.append(answer)

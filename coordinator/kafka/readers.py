@@ -99,10 +99,10 @@ class TailReader:
             self._consumer.close()
 
     def _next(self) -> list[Message]:
-        messages = _available(self._consumer)
+        messages = available(self._consumer)
         for message in messages:
             error = message.error()
-            if error is not None and not _passing(error):
+            if error is not None and not passing(error):
                 raise KafkaException(error)
         return [m for m in messages if m.error() is None]
 
@@ -129,13 +129,13 @@ TRANSIENT = frozenset(
 """What is said while a broker is away and another takes over for it."""
 
 
-def _available(reader: Consumer) -> list[Message]:
+def available(reader: Consumer) -> list[Message]:
     """Wait for one message, and take what has come with it: none is waited for in vain."""
     first = reader.poll(POLL_S)
     return [] if first is None else [first, *reader.consume(BATCH_MAX, 0)]
 
 
-def _passing(error: KafkaError) -> bool:
+def passing(error: KafkaError) -> bool:
     """Tell whether the client will get over `error` by itself."""
     code = error.code()
     return bool(error.retriable()) or code in TRANSIENT or code == KafkaError._PARTITION_EOF
@@ -150,12 +150,12 @@ def watermarks(
     """
     reader = consumer(bootstrap_servers, "watermarks")
     try:
-        return _bounds(reader, TopicPartition(topic, partition), timeout_s)
+        return bounds(reader, TopicPartition(topic, partition), timeout_s)
     finally:
         reader.close()
 
 
-def _bounds(reader: Consumer, place: TopicPartition, timeout_s: float = 10.0) -> tuple[int, int]:
+def bounds(reader: Consumer, place: TopicPartition, timeout_s: float = 10.0) -> tuple[int, int]:
     """Return the first offset and the last stable one, trying until `timeout_s`."""
     attempts = Retrying(
         retry=retry_if_exception(_may_pass),
@@ -205,18 +205,19 @@ def read_events(
     above_cas: int,
     at_least_cas: int,
     stopping: threading.Event,
+    bad: Callable[[Message, str], None],
 ) -> Iterator[Sequence[Event]]:
     """Yield batches of the events of `statecontext` above a CAS, up to its last stable offset.
 
     Reads until the last stable offset lies beyond `at_least_cas`, measures it again, and reads up
-    to that: the markers of one transaction become visible partition by partition. Raises
-    KafkaException, and SchemaError for an event that cannot be decoded.
+    to that: the markers of one transaction become visible partition by partition. A record that is
+    no event is passed over, after `bad` was told. Raises KafkaException.
     """
     settings = {"enable.partition.eof": True, "fetch.wait.max.ms": END_WAIT_MS}
     reader = consumer(bootstrap_servers, "synchronise", **settings)
     place = TopicPartition(topic, 0)
     try:
-        low, _ = _bounds(reader, place)
+        low, _ = bounds(reader, place)
         begin = max(low, above_cas - cas_base + 1)
         reader.assign([TopicPartition(topic, 0, begin)])
         target = max(_stable(reader, place), at_least_cas - cas_base + 1)
@@ -228,17 +229,20 @@ def read_events(
                 target, measured_again = max(target, _stable(reader, place)), True
                 continue
             batch: list[Event] = []
-            for message in _available(reader):
+            for message in available(reader):
                 error = message.error()
                 if error is None:
-                    batch.append(decode_event(message, cas_base))
+                    reached = max(reached, int(message.offset() or 0) + 1)
+                    try:
+                        batch.append(decode_event(message, cas_base))
+                    except SchemaError as problem:
+                        bad(message, str(problem))
                 elif error.code() == KafkaError._PARTITION_EOF:
                     # Only this steps over markers at the end; silence says nothing.
                     reached = max(reached, int(message.offset() or 0))
-                elif not _passing(error):
+                elif not passing(error):
                     raise KafkaException(error)
             if batch:
-                reached = max(reached, batch[-1].cas - cas_base + 1)
                 yield batch
     finally:
         reader.close()
@@ -246,7 +250,7 @@ def read_events(
 
 def _stable(reader: Consumer, place: TopicPartition) -> int:
     """Return the last stable offset: the end of what a read_committed reader can see."""
-    return _bounds(reader, place)[1]
+    return bounds(reader, place)[1]
 
 
 def decode_event(message: Message, cas_base: int) -> Event:

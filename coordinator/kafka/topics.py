@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 from tenacity import Retrying, retry_if_not_result, stop_after_delay, wait_exponential
 
 from coordinator.kafka.errors import KafkaRefusal, explain
 
 COMMIT, STATECONTEXT, HISTORY = "commit", "statecontext", "history"
+SNAPSHOTS = "snapshots"
 ACKS, HEARTBEAT = "acks", "heartbeat"
 DDL, DDL_REPLIES, DEAD_LETTER = "ddl", "ddl-replies", "dead-letter"
 SYNC, STREAM_BEGIN, STREAM_END = "sync", "stream-begin", "stream-end"
@@ -65,6 +66,7 @@ TOPICS: tuple[Topic, ...] = (
     Topic(COMMIT, config={**FOREVER, **LARGE}, authoritative=True),
     Topic(STATECONTEXT, config={**COMPACTED, **LARGE}, authoritative=True),
     Topic(HISTORY, config={**FOREVER, **LARGE}, authoritative=True),
+    Topic(SNAPSHOTS, config={**FOREVER, **LARGE}),
     Topic(ACKS, config=BRIEF),
     Topic(HEARTBEAT, config=BRIEF),
     Topic(DDL, DDL_PARTITIONS, {"cleanup.policy": "delete", "retention.ms": str(7 * DAY_MS)}),
@@ -133,6 +135,14 @@ def ensure_topics(
     except KafkaException as error:
         raise explain(error, bootstrap_servers) from error
     return str(metadata.cluster_id or "")
+
+
+def delete_records(bootstrap_servers: str, topic: str, offset: int, timeout_s: float = 30) -> None:
+    """Delete what partition 0 of a topic holds below `offset`. Raises KafkaException."""
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 2})
+    place = TopicPartition(topic, 0, offset)
+    for future in admin.delete_records([place], operation_timeout=timeout_s).values():
+        future.result(timeout_s)
 
 
 def _complete(topic: Topic, replicas: int, min_insync: int, flushed: bool) -> Topic:

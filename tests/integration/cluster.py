@@ -528,6 +528,7 @@ class Cluster:
             above_cas=0,
             at_least_cas=cas,
             stopping=threading.Event(),
+            bad=lambda message, reason: None,
         )
         return summary(fold([event for batch in batches for event in batch]))
 

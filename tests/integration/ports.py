@@ -105,6 +105,10 @@ class SimulatedDesk:
         self.heard: list[inp.Input] = []
         self.producer = ProducerThread(self)  # type: ignore[arg-type]
 
+    @property
+    def mono_ms(self) -> int:
+        return self.clock.now
+
     def feed(self, heard: inp.Input) -> None:
         self.heard.append(heard)
 

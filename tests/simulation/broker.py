@@ -7,6 +7,8 @@
   next transaction waits for them.
 * Initialising the producer fences the older one, aborts what it had open, and returns when the
   markers of everything before are written.
+* The request that ends a transaction does not say which: one that comes late ends what is open by
+  then, as long as its producer is the newest.
 """
 
 from __future__ import annotations
@@ -26,12 +28,17 @@ class Fenced(Exception):
     """The producer is no longer the one that the broker knows."""
 
 
+class Misplaced(Exception):
+    """The transaction has ended already, and otherwise."""
+
+
 @dataclass(slots=True, eq=False)
 class Session:
-    """One initialised transactional producer."""
+    """One initialised transactional producer, and how its last transaction ended."""
 
     node: int
     epoch: int
+    ended: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -113,7 +120,7 @@ class Broker:
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        names = ("commit", "statecontext", "history", "ddl-replies", "dead-letter")
+        names = ("commit", "statecontext", "history", "snapshots", "ddl-replies", "dead-letter")
         self.partitions = {name: Partition(name) for name in names}
         self.ddl = [Partition(f"ddl/{number}") for number in range(DDL_PARTITIONS)]
         self.transaction_timeout_ms = 6_000
@@ -151,13 +158,17 @@ class Broker:
             txn.topics.append(topic)
         return self[topic].append(value, txn, self.clock.now)
 
-    def end(self, session: Session, status: str, done: Callable[[], None]) -> None:
-        """Decide the session's transaction; call `done` as soon as it is decided."""
+    def end(self, session: Session, status: str) -> None:
+        """Decide the session's transaction; ask only while none is being marked.
+
+        Where none is open, this is a repeat of the request that ended the last one, or wrong.
+        """
         self.check(session)
         if self.current is not None:
             assert self.current.status == OPEN
             self._decide(self.current, status)
-        done()
+        elif session.ended not in ("", status):
+            raise Misplaced(f"the transaction is {session.ended} already")
 
     def when_complete(self, what: Callable[[], None]) -> None:
         """Call `what` once no transaction is between its decision and its last marker."""
@@ -171,12 +182,13 @@ class Broker:
         """Whether a transaction is open and undecided."""
         return self.current is not None and self.current.status == OPEN
 
-    def end_late(self) -> None:
-        """The EndTxn of an earlier transaction arrives late, and commits the open one."""
+    def end_late(self, status: str) -> None:
+        """The EndTxn of an earlier transaction arrives late: it ends the open one.
+
+        Nobody is fenced, and nobody is told.
+        """
         if self.current is not None and self.current.status == OPEN:
-            self._decide(self.current, COMMITTED)
-            self._epoch += 1
-            self.session = None
+            self._decide(self.current, status)
 
     def time_out(self) -> None:
         """The open transaction has lasted too long: it is aborted, and its producer fenced."""
@@ -201,6 +213,7 @@ class Broker:
 
     def _decide(self, txn: Transaction, status: str) -> None:
         txn.status = status
+        txn.session.ended = status
         txn.decided_ms = self.clock.now
         for topic in txn.topics:
             delay = int(self.clock.chance.random() ** 3 * self.marker_spread_ms)

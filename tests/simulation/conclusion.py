@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from coordinator.core import state as states
@@ -54,6 +55,11 @@ def _compare_nodes(judge: Judge) -> None:
             states.recomputed_digest(node.state) == node.state.digest == judge.truth.digest,
             "digest-recomputed",
             f"node {machine.number}",
+        )
+        require(
+            dict(node.outcomes.rows()) == judge.remembered,
+            "outcomes-agree",
+            f"node {machine.number} remembers {[cas for cas, _ in node.outcomes.rows()]}",
         )
         names = dict(node.state.names.items())
         require(names == judge.names, "names-agree", f"node {machine.number}")
@@ -115,13 +121,21 @@ def _check_ddl(judge: Judge) -> None:
         found = replies.get(request.id, [])
         require(bool(found), "ddl-is-answered", f"{request.id} has no reply")
         # A repeat that came after the window is told so.
-        same = {(r.status, r.error_code, r.answer_json) for r in found if r.error_code != EXPIRED}
+        same = {_said(r) for r in found if r.error_code != EXPIRED}
         require(len(same) <= 1, "ddl-replies-agree", f"{request.id}: {found}")
         _check_ddl_effect(judge, request.id, found[0])
     letters = [
         (s.value.partition, s.value.offset) for s in judge.world.broker["dead-letter"].read(0)
     ]
     require(len(letters) == len(set(letters)) == skipped, "one-dead-letter-each", f"{letters}")
+
+
+def _said(reply: Any) -> tuple[Any, ...]:
+    """Return what every repeat is told alike; an index is shown as it is by then."""
+    answer = json.loads(reply.answer_json)
+    shown = answer.get("indexes") or [answer.get("index") or {}]
+    ids = tuple(index.get("id") for index in shown)
+    return reply.status, reply.error_code, reply.cas, reply.txn, answer.get("existed"), ids
 
 
 def _check_ddl_effect(judge: Judge, request_id: str, reply: Any) -> None:

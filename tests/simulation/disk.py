@@ -18,10 +18,21 @@ from coordinator.core.authority_state import AuthorityState
 
 
 class ReprCodec:
-    """A deterministic encoding that needs no schema."""
+    """A deterministic encoding that needs no schema: it remembers what it has encoded."""
+
+    def __init__(self) -> None:
+        self._groups: dict[bytes, Any] = {}
 
     def encode_entity(self, entity: Any) -> bytes:
         return repr(entity).encode()
+
+    def encode_outcomes(self, group: Any) -> bytes:
+        value = repr(group).encode()
+        self._groups[value] = group
+        return value
+
+    def decode_outcomes(self, value: bytes) -> Any:
+        return self._groups[value]
 
 
 class Content(NamedTuple):
@@ -35,6 +46,7 @@ class Content(NamedTuple):
     cas: int = 0
     digest: int = 0
     entities: Map[str, Any] = Map()
+    outcomes: Map[int, bytes] = Map()
 
 
 class Disk:
@@ -60,6 +72,12 @@ class Disk:
                 entities[key] = versioned
             elif key in entities:
                 del entities[key]
+        outcomes = old.outcomes
+        for cas, value in save.outcomes:
+            if value is not None:
+                outcomes = outcomes.set(cas, value)
+            elif cas in outcomes:
+                outcomes = outcomes.delete(cas)
         rows = old.rows
         for number, row in save.rows:
             rows = rows.set(number, row)
@@ -73,6 +91,7 @@ class Disk:
             save.cas,
             save.digest,
             entities.finish(),
+            outcomes,
         )
         self.contents.append(content)
         return content
@@ -107,7 +126,8 @@ class Disk:
         rows = {n: content.rows[n] for n in range(first, authority.log_next) if n in content.rows}
         authority = replace(authority, log=Map(rows))
         state = states.restore(content.cas, content.entities.items())
-        return inp.Restored(content.applied, authority, state, content.log)
+        outcomes = tuple(sorted(content.outcomes.items()))
+        return inp.Restored(content.applied, authority, state, content.log, outcomes)
 
     def flip(self, choose: Any) -> bool:
         """Change one byte of an entity in silence; tell whether there was one to change."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from coordinator.core.commands import Leave, StepDown
 from coordinator.core.records import AuthoritySnapshot, MasterClaimed, Unreadable
+from tests.simulation.broker import ABORTED, COMMITTED
 
 if TYPE_CHECKING:
     from tests.simulation.machine import Machine
@@ -262,10 +263,27 @@ def _time_out(world: World, machine: Machine) -> bool:
     return _while_open(world, "transaction timeout", world.broker.time_out, OPENS_WITHIN_MS)
 
 
-def _end_late(world: World, machine: Machine) -> bool:
-    """The EndTxn of an earlier transaction commits the one that is open."""
-    world.strays = True
-    return _while_open(world, "late EndTxn", world.broker.end_late, OPENS_WITHIN_MS)
+def _commit_late(world: World, machine: Machine) -> bool:
+    """The EndTxn of an earlier transaction commits the one that is open, and fences nobody."""
+    return _end_late(world, "late commit", COMMITTED)
+
+
+def _abort_late(world: World, machine: Machine) -> bool:
+    """The EndTxn of an earlier transaction aborts the one that is open, and fences nobody."""
+    return _end_late(world, "late abort", ABORTED)
+
+
+def _end_late(world: World, kind: str, status: str) -> bool:
+    """Do what no client of ours can bring about: the topics are damaged, and must be repaired."""
+    world.damaged = True
+    return _while_open(world, kind, lambda: world.broker.end_late(status), OPENS_WITHIN_MS)
+
+
+def _repeat_the_end(world: World, machine: Machine) -> bool:
+    """The next EndTxn is delayed, its connection cut, and the client sends another."""
+    machine.producer.cut_at_the_end = True
+    world.coverage.struck("repeated EndTxn", machine.step)
+    return True
 
 
 def _while_open(world: World, kind: str, strike: Callable[[], None], left_ms: int) -> bool:
@@ -287,7 +305,10 @@ def _compact(world: World, machine: Machine) -> bool:
 
 
 def _trim(world: World, machine: Machine) -> bool:
-    """Retention takes the head of `commit`, up to a snapshot that all live nodes have read."""
+    """Somebody trims `commit`, up to a snapshot that all live nodes have read.
+
+    Outcomes of requests that are remembered are not taken: they stand nowhere else.
+    """
     read = [m.node.applied for m in world.machines.values() if m.node is not None]
     commit = world.broker["commit"]
     begins = [
@@ -295,6 +316,7 @@ def _trim(world: World, machine: Machine) -> bool:
         for r in commit.read(0)
         if isinstance(r.value, MasterClaimed | AuthoritySnapshot)
         and r.value.epoch <= world.judge.truth.epoch
+        and not any(cas <= r.value.snapshot.last_cas for cas in world.judge.remembered)
     ]
     safe = [c for c in begins if all(c <= applied for applied in read)]
     if not safe or len(read) < len(world.machines) or safe[-1] <= commit.start:
@@ -398,7 +420,7 @@ KINDS: dict[str, Callable[[World, Machine], bool]] = {
     "clock jump": _jump,
     "clock rate": _of_network("clock rate", _drift, lambda m: m.run_at(1.0)),
     "transaction timeout": _time_out,
-    "late EndTxn": _end_late,
+    "late commit": _commit_late,
     "compaction": _compact,
     "trim": _trim,
     "foreign record": _foreign,
@@ -406,6 +428,8 @@ KINDS: dict[str, Callable[[World, Machine], bool]] = {
     "indexer without storage": _indexer_loses_storage,
     "hand-over": _step_down,
     "departure": _leave,
+    "late abort": _abort_late,
+    "repeated EndTxn": _repeat_the_end,
 }
 
 ANY, MASTER, ALL = "any", "master", "all"

@@ -23,6 +23,7 @@ from coordinator.core.entities import (
 from coordinator.core.inputs import Input, Restored
 from coordinator.core.records import (
     ACCEPTED,
+    AuthoritySnapshot,
     ClusterFormed,
     ClusterReformed,
     IndexerRegistered,
@@ -32,6 +33,7 @@ from coordinator.core.records import (
     MemberExpired,
     MemberLeft,
     Mutation,
+    OutcomesForgotten,
     ProposalAnswered,
     TransactionCommitted,
     TransactionProposed,
@@ -78,6 +80,8 @@ class Judge(Answers):
         self.ops: list[Op] = []
         self.readings: list[Reading] = []
         self.rolled_back = 0
+        self.remembered: dict[int, bytes] = {}
+        """The groups of outcomes that the log has brought and not taken back, by CAS."""
         self._offsets: list[int] = []
         self._points: list[tuple[Any, ...]] = []
         self._position = 0
@@ -261,8 +265,18 @@ class Judge(Answers):
             f"{record.txn} says {record.state_digest:x}, it is {truth.digest:x}",
         )
         self.digests[truth.last_cas] = truth.digest
+        if record.outcomes:
+            self.remembered[record.cas[-1]] = record.outcomes
+        self._forget(record.outcomes_forgotten)
         self.commits.append((decided_ms, truth.last_cas))
         truth.open, truth.acceptors = None, record.accepted
+
+    def _forget(self, up_to: int) -> None:
+        self.remembered = {cas: g for cas, g in self.remembered.items() if cas > up_to}
+
+    def _forgotten(self, stored: Stored, record: OutcomesForgotten) -> None:
+        if record.epoch == self.truth.epoch:
+            self._forget(record.up_to)
 
     def _check_acceptors(self, record: TransactionCommitted, proposal: TransactionProposed) -> None:
         truth = self.truth
@@ -288,7 +302,7 @@ class Judge(Answers):
         self, stored: Stored, record: TransactionCommitted, proposal: TransactionProposed
     ) -> None:
         """The events stand on both topics, in the same Kafka transaction, at these offsets."""
-        for topic in ("statecontext", "history"):
+        for topic in ("history",) if self.world.damaged else ("statecontext", "history"):
             found = []
             for other in reversed(self.world.broker[topic].records):
                 if other.txn is stored.txn:
@@ -464,6 +478,33 @@ class Judge(Answers):
             f"node {machine.number} accepts {record.txn} before it is on its disk",
         )
 
+    def trimmed(self, machine: Machine, offset: int) -> None:
+        """The log may lose its head only where every member's disk, and a copy, has what it told.
+
+        What is left has to tell the outcomes of requests that are remembered, too.
+        """
+        commit = self.world.broker["commit"]
+        if offset <= commit.start:
+            return
+        first = next(iter(commit.read(offset, 1)), None)
+        require(
+            first is not None and isinstance(first.value, AuthoritySnapshot),
+            "a-trimmed-log-begins-with-a-snapshot",
+            f"offset {offset} holds {first.value if first else None}",
+        )
+        assert first is not None
+        cas = first.value.snapshot.last_cas
+        for number in self.truth.members:
+            # A disk that was lost since has nothing that could be behind.
+            content = self.world.machines[number].disk.contents[0]
+            require(
+                not content.finished or content.applied >= offset,
+                "what-is-trimmed-is-durable",
+                f"node {number} has {content.applied} on its disk, trimmed is {offset}",
+            )
+        forgotten = [g for g in self.remembered if g <= cas]
+        require(not forgotten, "outcomes-outlive-no-trim", f"groups {forgotten} stand below {cas}")
+
     def concluding(self, machine: Machine, session: Session, effect: fx.Conclude) -> None:
         claims = (MasterClaimed, ClusterFormed, ClusterReformed)
         if all(isinstance(record, claims) for record in effect.records):
@@ -477,10 +518,9 @@ class Judge(Answers):
     def halted(self, machine: Machine, effect: fx.Halt) -> None:
         node = machine.node
         assert node is not None
-        strayed = self.world.strays and effect.code == "digest_mismatch"
         flipped = machine.flipped and effect.code == "digest_mismatch"
         require(
-            strayed or flipped or effect.code in self.world.alarms_expected,
+            flipped or effect.code in self.world.alarms_expected,
             "no-alarm",
             f"node {machine.number} halts: {effect.code}: {effect.message}",
         )
@@ -507,6 +547,7 @@ RULES: dict[type, Any] = {
     MemberLeft: Judge._left,
     MasterResigned: Judge._resigned,
     ClusterReformed: Judge._reformed,
+    OutcomesForgotten: Judge._forgotten,
 }
 
 __all__ = ["COMMITTED", "IndexerRegistered", "Judge", "Violation", "digest_of"]

@@ -16,8 +16,11 @@ from typing import TYPE_CHECKING, Any
 from coordinator.core import effects as fx
 from coordinator.core import inputs as inp
 from coordinator.core.config import NodeConfig
+from coordinator.core.full_sync import COMPACTED, COPY, HISTORY
 from coordinator.core.node import Node
 from coordinator.core.records import Event, ProposalAnswered
+from coordinator.core.scrubber import Scrubber
+from coordinator.core.snapshots import Assembly, chunks
 from coordinator.core.types import Instant
 from tests.simulation.clock import WALL_MS
 from tests.simulation.coverage import STEPS_OF_EFFECT, steps_of_input
@@ -31,6 +34,9 @@ if TYPE_CHECKING:
 TICK_MS = 50
 PATIENCE_MS = 700
 """After this the shell reports a lost append."""
+
+TAIL_WAIT_MS = 1_000
+"""So long the shell waits for the last events of `history`."""
 
 ACKS, HEARTBEAT, HW = "acks", "heartbeat", "hw"
 
@@ -276,6 +282,10 @@ class Machine:
             return
         limit = self.clock.chance.choice((1, 2, 3, 500))
         commit = self.broker["commit"]
+        if self._follow < commit.start:
+            self.crash("what it wants to read was trimmed")
+            self.clock.at(500, self.start)
+            return
         found = commit.read(self._follow, limit)
         self._following = False
         if len(found) < limit:
@@ -389,7 +399,10 @@ class Machine:
     # -- reading statecontext ----------------------------------------------------------------
 
     def _do_synchronise(self, effect: fx.Synchronise) -> None:
-        self.clock.at(self.clock.delay(), self._synchronise, self.life, effect, 0, -1)
+        if effect.source == COMPACTED:
+            self.clock.at(self.clock.delay(), self._synchronise, self.life, effect, 0, -1)
+        else:
+            self.clock.at(self.clock.delay(), self._read_source, self.life, effect, -1)
 
     def _synchronise(self, life: int, effect: fx.Synchronise, position: int, goal: int) -> None:
         """Read to the CAS or to the stable offset, then measure again and read to that."""
@@ -398,7 +411,7 @@ class Machine:
         partition = self.broker["statecontext"]
         stable = partition.stable
         again = self.clock.delay()
-        if self.deaf or self.mute or self.paused or stable + self.world.cas_base <= effect.cas:
+        if self._cannot_read() or stable + self.world.cas_base <= effect.cas:
             self.clock.at(again + 20, self._synchronise, life, effect, position, goal)
             return
         target = stable if goal < 0 else goal
@@ -415,6 +428,77 @@ class Machine:
         if found:
             self.feed(inp.SyncRead(effect.token, self._dated(found), False))
 
+    def _cannot_read(self) -> bool:
+        return self.deaf or self.mute or self.paused
+
+    def _read_source(self, life: int, effect: fx.Synchronise, gave_up_ms: int) -> None:
+        """Read a copy, or the history, or the one and then the other."""
+        if life != self.life:
+            return
+        if self._cannot_read():
+            self.clock.at(60, self._read_source, life, effect, gave_up_ms)
+            return
+        held, above = self._copy(effect) if effect.source != HISTORY else ((), 0)
+        events: list[Any] = []
+        if effect.source != COPY:
+            stored = self.broker["history"].read(0)
+            events = [r.value for r in stored if r.value.cas > above]
+            if gave_up_ms < 0:
+                gave_up_ms = self.clock.now + TAIL_WAIT_MS
+            if max((e.cas for e in events), default=0) < effect.cas > above and (
+                self.clock.now < gave_up_ms
+            ):
+                self.clock.at(20, self._read_source, life, effect, gave_up_ms)
+                return
+        self.feed(inp.SyncRead(effect.token, (), False, held))
+        half = len(events) // 2
+        self.feed(inp.SyncRead(effect.token, tuple(events[:half]), False))
+        self.feed(inp.SyncRead(effect.token, tuple(events[half:]), True))
+
+    def _copy(self, effect: fx.Synchronise) -> tuple[tuple[Any, ...], int]:
+        assembly = Assembly(effect.copy)
+        held: list[Any] = []
+        for stored in self.broker["snapshots"].read(effect.offset):
+            held += assembly.take(stored.value)
+        return tuple(held), assembly.cas
+
+    def _do_take_snapshot(self, effect: fx.TakeSnapshot) -> None:
+        self.clock.at(self.clock.delay() + self.slow(), self._take_snapshot, self.life, effect)
+
+    def _take_snapshot(self, life: int, effect: fx.TakeSnapshot) -> None:
+        """Write the copy; a process that ends meanwhile leaves a part of it."""
+        if life != self.life:
+            return
+        if self._cannot_read() or self.loses(self.world.faults.call_lost):
+            self.later(PATIENCE_MS, inp.SnapshotTaken(effect.token, -1, "the broker is away"))
+            return
+        partition = self.broker["snapshots"]
+        offsets = [
+            partition.append(chunk, None, self.clock.now)
+            for chunk in chunks(effect.copy, effect.state)
+        ]
+        self.later(self.clock.delay(), inp.SnapshotTaken(effect.token, offsets[0]))
+
+    def _do_scrub(self, effect: fx.Scrub) -> None:
+        self.clock.at(self.clock.delay(), self._scrub, self.life, effect)
+
+    def _scrub(self, life: int, effect: fx.Scrub) -> None:
+        if life != self.life:
+            return
+        partition = self.broker["statecontext"]
+        behind = partition.stable + self.world.cas_base <= effect.state.cas
+        if self._cannot_read() or behind:
+            self.clock.at(60, self._scrub, life, effect)
+            return
+        scrubber = Scrubber(effect.state)
+        scrubber.add(self._dated(partition.read(0)))
+        self.later(self.clock.delay(), inp.Scrubbed(effect.token, scrubber.findings()))
+
+    def _do_trim(self, effect: fx.Trim) -> None:
+        if not self._cannot_read():
+            self.world.judge.trimmed(self, effect.offset)
+            self.broker.trim(effect.offset)
+
     def _dated(self, found: list[Any]) -> tuple[Event, ...]:
         base = self.world.cas_base
         return tuple(
@@ -428,7 +512,7 @@ class Machine:
     def _tail(self, life: int, effect: fx.ReadTail) -> None:
         if life != self.life:
             return
-        if self.deaf or self.mute or self.paused:
+        if self._cannot_read():
             self.clock.at(60, self._tail, life, effect)
             return
         first = effect.cas + 1 - self.world.cas_base
@@ -493,6 +577,9 @@ EFFECTS: dict[type, Callable[[Machine, Any], None]] = {
     fx.Abandon: lambda machine, effect: machine.producer.abandon(effect),
     fx.Synchronise: Machine._do_synchronise,
     fx.ReadTail: Machine._do_read_tail,
+    fx.TakeSnapshot: Machine._do_take_snapshot,
+    fx.Scrub: Machine._do_scrub,
+    fx.Trim: Machine._do_trim,
     fx.ReadDdl: lambda machine, effect: machine.ddl.read(effect),
     fx.StopDdl: lambda machine, effect: machine.ddl.stop(),
     fx.Reply: Machine._do_reply,

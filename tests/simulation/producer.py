@@ -2,6 +2,9 @@
 
 It carries out its orders one after the other. Each call to the broker crosses a network that may
 lose it, or its answer, or be slow; what a call returns is only ever what the broker said.
+
+The client library repeats the request that ends a transaction by itself, when it loses its
+connection, and says nothing of it. The first copy may be under way still, and arrive much later.
 """
 
 from __future__ import annotations
@@ -12,13 +15,20 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator.core import effects as fx
 from coordinator.core import inputs as inp
-from tests.simulation.broker import ABORTED, COMMITTED, Fenced, Session
+from coordinator.kafka import endings
+from tests.simulation.broker import ABORTED, COMMITTED, Fenced, Misplaced, Session
 
 if TYPE_CHECKING:
     from tests.simulation.machine import Machine
 
 PATIENCE_MS = 2_800
 """After this the client library gives a call up."""
+
+END_PATIENCE_MS = 2_500
+"""After this it gives the end of a transaction up."""
+
+LATE_MS_MAX = 4_000
+"""So long the first copy of a repeated request may be under way."""
 
 Back = Callable[[Any], None]
 
@@ -35,11 +45,15 @@ class ProducerThread:
         self._work: deque[Callable[[], None]] = deque()
         self._working = False
         self._stalled = False
+        self._history: tuple[Any, ...] = ()
+        self.cut_at_the_end = False
+        """The next end of a transaction is delayed on its way, and its connection is cut."""
 
     def drop(self) -> None:
         """Forget the producer; calls under way may still reach the broker."""
         self._generation += 1
         self.session = None
+        self._history = ()
         self._work.clear()
         self._working = self._stalled = False
 
@@ -77,19 +91,19 @@ class ProducerThread:
         self._in_transaction(effect.token, write, written)
 
     def write_history(self, effect: fx.WriteHistory) -> None:
-        def write(session: Session, back: Back) -> None:
-            for event in effect.events:
-                self.broker.send(session, "history", event)
-            back(None)
-
-        self._in_transaction(0, write, lambda result: None)
+        """Keep it for the end of the transaction, with whose records it is sent."""
+        self._history = effect.events
 
     def conclude(self, effect: fx.Conclude) -> None:
         """Send the records, then end the transaction: two calls, and anything in between."""
 
+        history, self._history = self._history, ()
+
         def send(session: Session, back: Back) -> None:
             self.broker.check(session)
             self.machine.world.judge.concluding(self.machine, session, effect)
+            for event in history:
+                self.broker.send(session, "history", event)
             for record in effect.records:
                 self.broker.send(session, "commit", record)
             for reply in effect.replies:
@@ -98,20 +112,33 @@ class ProducerThread:
                 self.broker.send(session, "dead-letter", letter)
             back(None)
 
-        def end(session: Session, back: Back) -> None:
-            self.broker.end(session, COMMITTED, lambda: back(None))
-
         self._in_transaction(effect.token, send, lambda result: None)
-        ended = inp.Ended(effect.token)
-        self._in_transaction(effect.token, end, lambda result: self.machine.feed(ended), True)
+        self._enqueue(lambda: self._end(effect.token, COMMITTED))
 
     def abandon(self, effect: fx.Abandon) -> None:
-        def abandon(session: Session, back: Back) -> None:
-            self.broker.end(session, ABORTED, lambda: back(None))
+        self._history = ()
+        self._enqueue(lambda: self._end(effect.token, ABORTED))
 
-        self._in_transaction(
-            effect.token, abandon, lambda result: self.machine.feed(inp.Ended(effect.token))
-        )
+    def _end(self, token: int, status: str) -> None:
+        """End the transaction, unless what came before it has failed."""
+        session = self.session
+        if session is None:
+            if status == ABORTED:
+                self.machine.later(1, inp.ProducerFailed(token, "there is no producer"))
+            self._next()
+        else:
+            Ending(self, session, token, status, self._generation).send()
+
+    def ended(self, generation: int, token: int, problem: str) -> None:
+        """The end of a transaction was answered, or given up for a reason."""
+        if generation != self._generation:
+            return
+        if problem:
+            self.session = None
+            self.machine.feed(inp.ProducerFailed(token, problem))
+        else:
+            self.machine.feed(inp.Ended(token))
+        self._go_on(generation)
 
     # -- the thread --------------------------------------------------------------------------
 
@@ -139,15 +166,13 @@ class ProducerThread:
         token: int,
         what: Callable[[Session, Back], None],
         answer: Back,
-        second: bool = False,
     ) -> None:
-        """Enqueue a call; a `second` one of the same order is not made if the first failed."""
+        """Enqueue a call."""
 
         def work() -> None:
             session = self.session
             if session is None:
-                if not second:
-                    self.machine.later(1, inp.ProducerFailed(token, "there is no producer"))
+                self.machine.later(1, inp.ProducerFailed(token, "there is no producer"))
                 self._next()
                 return
             self._call(token, lambda back: what(session, back), answer)
@@ -206,3 +231,76 @@ class ProducerThread:
                 machine.met("delay")
             clock.at(clock.delay() + slow + machine.slow(), there)
         clock.at(PATIENCE_MS, fail, "the broker does not answer")
+
+
+class Ending:
+    """One EndTxn, with all its copies, as the client library sends it."""
+
+    def __init__(
+        self, thread: ProducerThread, session: Session, token: int, status: str, generation: int
+    ) -> None:
+        self._thread = thread
+        self._machine = thread.machine
+        self._clock = thread.clock
+        self._session = session
+        self._token = token
+        self._status = status
+        self._generation = generation
+        self._began_ms = self._machine.mono_ms
+        self._settled = False
+        self._clock.at(END_PATIENCE_MS, self._settle, "the broker does not answer")
+
+    def send(self) -> None:
+        """Send a copy. A connection that breaks meanwhile has another one sent after a pause."""
+        machine, clock = self._machine, self._clock
+        if self._settled:
+            return
+        faults = machine.world.faults
+        cut, self._thread.cut_at_the_end = self._thread.cut_at_the_end, False
+        if cut or machine.mute or machine.loses(faults.call_lost):
+            if cut or clock.hit(0.7):
+                clock.at(clock.chance.randint(1, LATE_MS_MAX), self._arrive)
+            self._disconnected(cut)
+            return
+        slow = 0
+        if clock.hit(faults.call_slow):
+            slow = clock.chance.randint(1, 1_500)
+            machine.met("delay")
+        clock.at(clock.delay() + slow + machine.slow(), self._arrive)
+
+    def _disconnected(self, surely: bool = False) -> None:
+        """The client notices at once, or never."""
+        if surely or self._clock.hit(0.5):
+            pause = endings.RETRY_BACKOFF_MS * (
+                1 + endings.JITTER * (2 * self._clock.chance.random() - 1)
+            )
+            self._clock.at(max(int(pause), int(1000 * endings.REPEATED_AFTER_S)), self.send)
+
+    def _arrive(self) -> None:
+        """A copy has reached the broker, whatever has become of who sent it."""
+        self._thread.broker.when_complete(self._perform)
+
+    def _perform(self) -> None:
+        try:
+            self._thread.broker.end(self._session, self._status)
+        except (Fenced, Misplaced) as error:
+            self._clock.at(self._clock.delay(), self._settle, str(error))
+        else:
+            self._answer()
+
+    def _answer(self) -> None:
+        machine, clock = self._machine, self._clock
+        if machine.deaf or machine.loses(machine.world.faults.answer_lost):
+            self._disconnected()
+        else:
+            clock.at(clock.delay() + machine.slow(), self._settle, "")
+
+    def _settle(self, problem: str) -> None:
+        """The call returns, once."""
+        if self._settled:
+            return
+        self._settled = True
+        took_s = (self._machine.mono_ms - self._began_ms) / 1000
+        if not problem and endings.may_be_repeated(took_s):
+            problem = f"the end of a transaction took {took_s:.3f} s"
+        self._thread.ended(self._generation, self._token, problem)

@@ -11,7 +11,7 @@ OVER = "the transaction has just ended, and the next one begins with another ste
 OVER_AND_SAVED = "the record's transaction is over, and to save it is another step, at once"
 NO_DISK = "a node that synchronises has nothing on its disk that could be flipped"
 
-OF_TRANSACTIONS = ("transaction timeout", "late EndTxn")
+OF_TRANSACTIONS = ("transaction timeout", "late commit", "late abort")
 
 IMPOSSIBLE: dict[tuple[str, str], str] = {
     **{

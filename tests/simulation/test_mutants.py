@@ -51,7 +51,7 @@ def unheard(worlds: Worlds) -> Worlds:
 
     def make(number: int) -> World:
         world = worlds(number)
-        world.broker.marker_spread_ms = 400
+        world.broker.marker_spread_ms = 3_000
         world.clock.at(FAULTS_FROM_MS, setattr, world.faults, "answer_lost", 0.3)
         return world
 
@@ -126,9 +126,33 @@ MUTANTS: list[tuple[Plant, Worlds, int, set[str]]] = [
     ),
     (
         c.stray_events_are_left,
-        at(("events placed", "late EndTxn")),
+        focus("end_late", "full_disk", "crash_the_master"),
         0,
         {"compacted-state-suffices", "converges"},
+    ),
+    (
+        c.holes_are_left,
+        at(("events placed", "late abort")),
+        0,
+        {"compacted-state-suffices"},
+    ),
+    (
+        c.repeated_end_of_a_transaction_is_believed,
+        at(("verdict written", "repeated EndTxn"), ("events placed", "repeated EndTxn")),
+        0,
+        {"events-in-the-same-transaction"},
+    ),
+    (
+        c.log_is_trimmed_too_early,
+        configured(snapshot_bytes=960),
+        0,
+        {"what-is-trimmed-is-durable"},
+    ),
+    (
+        c.outcomes_are_trimmed_away,
+        configured(snapshot_bytes=960),
+        0,
+        {"outcomes-outlive-no-trim"},
     ),
     (
         c.synchronised_without_a_digest,

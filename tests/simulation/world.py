@@ -11,6 +11,7 @@ from typing import Any
 
 from coordinator.core.commands import OK, Outcome, PutSetting, Request
 from coordinator.core.effects import Effect
+from coordinator.core.entities import READY, STREAMED, Index
 from coordinator.core.inputs import (
     AcksRead,
     BeatsRead,
@@ -21,6 +22,7 @@ from coordinator.core.inputs import (
     SyncRead,
 )
 from coordinator.core.records import HoldingsRequested
+from coordinator.core.state import DEFERRED, StateContext
 from tests.simulation.actors import Client, DdlWriter, Indexer, Operator
 from tests.simulation.broker import Broker
 from tests.simulation.clock import WALL_MS, Clock
@@ -74,7 +76,8 @@ class World:
         self.broker = Broker(self.clock)
         self.machines: dict[int, Machine] = {}
         self.faults = Faults()
-        self.strays = False
+        self.damaged = False
+        """Transactions end as no client of ours could end them."""
         self.think_ms = 700
         self.alarms_expected: set[str] = set()
         self.judge = Judge(self)
@@ -107,6 +110,8 @@ class World:
             "probe_ms": 400,
             "restart_wait_ms": 500,
             "restart_pause_ms": 1_500,
+            "scrub_ms": 4_000,
+            "copy_wait_ms": 1_500,
         }
         if not plain:
             config["group_mutations_max"] = chance.choice((256, 256, 6))
@@ -172,7 +177,7 @@ class World:
         kinds = [] if directed else kinds
         for name in kinds:
             self.clock.at(FAULTS_FROM_MS, setattr, self.faults, name, LIKELY[name])
-        self.strays = "end_late" in kinds
+        self.damaged = "end_late" in kinds
         self.clock.spread_ms = chance.choice((4, 12, 12, 60))
         self.broker.marker_spread_ms = chance.choice((3, 10, 150))
         self.broker.transaction_timeout_ms = chance.choice((2_500, 6_000, 20_000))
@@ -189,9 +194,10 @@ class World:
         return self.clock.chance.choice((100, 700, 2_500, 3_500))
 
     def end_late(self) -> None:
-        """The broker commits what is open, of which nobody had said so."""
+        """The broker ends what is open, of which nobody had said so."""
         if not self.healed:
-            KINDS["late EndTxn"](self, next(iter(self.machines.values())))
+            kind = self.clock.chance.choice(("late commit", "late abort"))
+            KINDS[kind](self, next(iter(self.machines.values())))
 
     def take_step(self, machine: Machine, step: str) -> None:
         """A machine takes a step of the protocol: what is armed for that strikes it here."""
@@ -342,7 +348,7 @@ class World:
             or leader.parked
             or leader.creators
             or len(leader.prepares)
-            or (self.projectors and not all(map(is_built, leader.building.indexes.values())))
+            or (self.projectors and not all(map(is_built, streamed_or_ready(master.state))))
             or (self.application is not None and self.application.unanswered())
             or not self.machines[truth.master].ddl.is_at_the_end
         )
@@ -365,7 +371,7 @@ class World:
                     f" {leader.substate} attempt={leader.attempt and leader.attempt.state}"
                     f" queue={len(leader.queue)} upkeep={list(leader.upkeep)}"
                     f" parked={list(leader.parked)} prepares={len(leader.prepares)}"
-                    f" building={[(i.id, i.state) for i in leader.building.indexes.values()]}"
+                    f" building={[(i.id, i.state) for i in streamed_or_ready(node.state)]}"
                     f" writing={leader._writing}"
                 )
             parts.append(
@@ -380,6 +386,9 @@ class World:
         """Run to the end of the faults, heal, wait for rest, and compare everything."""
         self.clock.run(FAULTS_UNTIL_MS)
         self._until(self.settled, "converges")
+        if self.damaged:
+            # What ended as nobody asked for is mended by then.
+            self.clock.run(self.clock.now + 2 * self.config["scrub_ms"])
         self._last = LastCall(self)
         self._until(lambda: self._last is not None and self._last.done, "a-new-command-succeeds")
         self._until(self.settled, "converges")
@@ -394,6 +403,11 @@ class World:
             for machine in self.machines.values():
                 self.come_back(machine)
             self.clock.run(self.clock.now + 100)
+
+
+def streamed_or_ready(state: StateContext) -> list[Index]:
+    """Return the indexes that are built, are being built, or may be."""
+    return list(state.in_phase(READY, DEFERRED, *STREAMED))
 
 
 def streams_in(seed: int) -> bool:

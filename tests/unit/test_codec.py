@@ -23,10 +23,13 @@ from coordinator.core.authority_state import (
     IndexerInfo,
     Member,
     OpenTransaction,
+    SnapshotInfo,
     TransactionStatus,
 )
 from coordinator.core.bucket_state import TimestampState
 from coordinator.core.entities import Bucket, Entity, RequestOutcome, Setting, Source, Stream
+from coordinator.core.outcomes import OutcomesRecorded, RecordedOutcome
+from coordinator.core.snapshots import SnapshotChunk, SnapshotEntry
 from coordinator.core.types import TxnId
 from schemas.registry import FOLDER, Registry, Schema, SchemaError, registry
 from tests.unit.strategies import any_entity, mutations
@@ -55,6 +58,8 @@ AUTHORITY = AuthorityState(
     acceptors=(1, 2),
     log=Map({4: TransactionStatus(TxnId(3, 6), "commit", 12, (1,), "")}),
     log_next=5,
+    snapshots=(SnapshotInfo(2**61, 12, BIG, 9, 40, 5),),
+    outcomes_digest=BIG - 1,
 )
 SETTING = Setting("k", "1")
 MUTATION = records.Mutation("SettingWritten", SETTING.key, codec.encode(SETTING), SETTING, "r")
@@ -68,6 +73,20 @@ ONE_OF_EACH: list[Any] = [
     records.AuthoritySnapshot(3, AUTHORITY),
     records.TransactionProposed(TXN, 12, BIG, (1, 2, 3), (MUTATION,)),
     records.TransactionCommitted(TXN, 40, (1, 2), (13, 14), BIG, 7),
+    records.TransactionCommitted(TXN, 40, (1,), (13,), BIG, 7, b"group", 5, BIG),
+    records.OutcomesForgotten(3, 12, BIG),
+    records.OutcomesSeparated(3, 12, BIG, BIG - 1, (b"one", b"two"), BIG - 2, 5),
+    records.SnapshotKept(3, 2**61, 12, BIG, 9, 40, 5),
+    records.CopyRequested(1, 2, 3, 9, 12),
+    records.CopyOffered(3, 1, 2, 9, 2**61, 7),
+    OutcomesRecorded(
+        *(TXN, 14, 5),
+        (RecordedOutcome("r", "done", 5, "indexes", (1, 2**40), 13, True, "{}", "c", "m", "{}"),),
+    ),
+    SnapshotChunk(
+        *(2**61, 12, BIG, 0, True),
+        (SnapshotEntry(SETTING.key, 12, codec.encode(SETTING), SETTING),),
+    ),
     records.TransactionRolledBack(TXN, -1, "no", 7),
     records.MemberAdmitted(3, 2, 1, "x", 12, BIG, 5),
     records.MemberExpired(3, 2, "silent", 5),
@@ -157,7 +176,7 @@ def test_a_proposal_carries_its_mutations_byte_by_byte(chosen: list[records.Muta
 def test_every_record_of_the_core_has_a_schema_and_a_converter() -> None:
     nested = {"Digest", "Slice", "Shard", "Holding", "Mutation", "OpenTransaction"}
     nested |= {"Member", "IndexerInfo", "ProjectorInfo", "Source", "FailoverBranch"}
-    nested |= {"BucketCurrent", "StreamOwner"}
+    nested |= {"BucketCurrent", "StreamOwner", "SnapshotInfo", "SnapshotEntry", "RecordedOutcome"}
     nested |= {"BucketSeen", "BackfillProgress", "BuildProgress", "StreamAwaited", "NextOffset"}
     of_their_own = set(registry().current) - nested - {"DdlCommand"}
     assert {kind.__name__ for kind in codec.TO_AVRO} == of_their_own

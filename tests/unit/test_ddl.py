@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.codec import encode
+from coordinator.codec import Codec, encode
 from coordinator.core import ddl
 from coordinator.core.commands import (
     Command,
@@ -19,6 +19,7 @@ from coordinator.core.commands import (
     MarkReady,
     PutSetting,
     Request,
+    RewriteEntities,
     UndoIndex,
 )
 from coordinator.core.decisions import (
@@ -29,11 +30,12 @@ from coordinator.core.decisions import (
     Parked,
     describe_index,
 )
-from coordinator.core.entities import Index, RequestOutcome, Setting
+from coordinator.core.entities import Index, Setting
+from coordinator.core.outcomes import OutcomesRecorded, OutcomeWindow, time_of_uuid7
 from coordinator.core.placement import Candidate
 from coordinator.core.records import Mutation
 from coordinator.core.state import EMPTY, StateContext, evolve
-from coordinator.core.types import TxnId
+from coordinator.core.types import Instant, TxnId
 
 CREATE = CreateIndex("by_city", "travel", ("city",))
 INDEXERS = [Candidate(1, ""), Candidate(2, "")]
@@ -44,13 +46,16 @@ class Bench:
 
     def __init__(self) -> None:
         self.state: StateContext = EMPTY
+        self.window = OutcomeWindow(Codec())
         self.seq = 0
         self.wall_ms = 1_000_000
 
     def decide(self, command: Command, **terms: Any) -> Decision:
         self.seq += 1
+        remembered = self.window.find(terms.get("id", ""))
         given = Circumstances(
-            TxnId(1, self.seq), 100 + self.seq, self.wall_ms, INDEXERS, {}, 600_000
+            *(TxnId(1, self.seq), 100 + self.seq, self.wall_ms, INDEXERS, {}, 600_000),
+            remembered=remembered,
         )
         return ddl.decide(self.state, Request(command, **terms), given)
 
@@ -63,6 +68,11 @@ class Bench:
         ]
         first = self.state.cas + 1
         self.state = evolve(self.state, [(m, first + n) for n, m in enumerate(changes)])
+        if decision.record is not None:
+            record = replace(decision.record, cas=first + decision.subject)
+            cas = self.state.cas
+            group = OutcomesRecorded(TxnId(1, self.seq), cas, self.wall_ms, (record,))
+            self.window.add(cas, Codec().encode_outcomes(group), Instant(0, self.wall_ms))
         return decision
 
     def refusal(self, command: Command, **terms: Any) -> str:
@@ -194,10 +204,10 @@ def test_a_refused_allocation_gives_the_name_back(bench: Bench) -> None:
     bench.apply(UndoIndex(bench.index().id, "indexer 1: no space"))
     assert bench.index().state == "dropping"
     assert bench.state.index_named("travel", "by_city") is None
-    recorded = bench.state.outcome("r1")
-    assert recorded is not None
-    assert isinstance(recorded.entity, RequestOutcome)
-    assert (recorded.entity.status, recorded.entity.error_code) == ("refused", "indexer_refused")
+    found = bench.window.find("r1")
+    assert found is not None
+    assert (found.outcome.status, found.outcome.error_code) == ("refused", "indexer_refused")
+    assert bench.refusal(CREATE, id="r1", recorded=True, fingerprint=1) == "indexer_refused"
 
 
 def test_a_drop_frees_the_name_at_once_and_the_entity_when_all_have_released(ready: Bench) -> None:
@@ -333,7 +343,7 @@ def test_a_time_ordered_id_older_than_the_window_is_refused(
     bench.wall_ms = 1_800_000_000_000
     born = bench.wall_ms - age_ms
     text = f"{born:012x}" + "7" + "0" * 19
-    assert ddl.time_of_uuid7(text) == born
+    assert time_of_uuid7(text) == born
     decision = bench.decide(PutSetting("k", "1"), id=text, recorded=True)
     if code is None:
         assert isinstance(decision, Accepted)
@@ -342,9 +352,64 @@ def test_a_time_ordered_id_older_than_the_window_is_refused(
         assert decision.outcome.code == code
 
 
-@pytest.mark.parametrize("text", ["", "x", "z" * 32, "0" * 12 + "4" + "0" * 19])
+@pytest.mark.parametrize(("ahead_ms", "code"), [(300_000, None), (300_001, "clock_ahead")])
+def test_an_id_from_the_future_is_refused_beyond_a_bound(
+    bench: Bench, ahead_ms: int, code: str | None
+) -> None:
+    bench.wall_ms = 1_800_000_000_000
+    text = f"{bench.wall_ms + ahead_ms:012x}" + "7" + "0" * 19
+    decision = bench.decide(PutSetting("k", "1"), id=text, recorded=True)
+    if code is None:
+        assert isinstance(decision, Accepted)
+    else:
+        assert isinstance(decision, Answered)
+        assert decision.outcome.code == code
+        assert decision.outcome.details["limit_ms"] == ddl.AHEAD_MS_MAX
+
+
+def test_the_answer_of_a_repeat_survives_that_entities_are_written_again(bench: Bench) -> None:
+    terms: dict[str, Any] = {"id": "r1", "recorded": True, "fingerprint": 7}
+    bench.apply(PutSetting("k", "1"), **terms)
+    cas = bench.state.cas_of("config/k")
+    bench.apply(RewriteEntities(("config/k",)))
+    assert bench.state.cas_of("config/k") > cas
+    again = bench.decide(PutSetting("k", "1"), **terms)
+    assert isinstance(again, Answered)
+    assert (again.outcome.cas, again.outcome.txn) == (cas, "1-1")
+
+
+def test_a_repeat_of_a_creation_shows_the_index_as_it_is_now(bench: Bench) -> None:
+    terms: dict[str, Any] = {"id": "r1", "recorded": True, "fingerprint": 7}
+    bench.apply(CREATE, **terms)
+    number = bench.index().id
+    assert isinstance(bench.decide(CREATE, **terms), Parked)
+    assert bench.refusal(CREATE, id="r1", recorded=True, fingerprint=8) == "request_mismatch"
+    bench.apply(MarkReady(number))
+    cas = bench.state.cas_of(bench.index().key)
+    bench.apply(DropIndex(index_id=number))
+    for state in ("dropping", "dropped"):
+        again = bench.decide(CREATE, **terms)
+        assert isinstance(again, Answered)
+        shown = again.outcome.answer["index"]
+        assert (again.outcome.status, again.outcome.cas) == ("ok", cas)
+        assert (shown["id"], shown["name"], shown["state"]) == (str(number), "by_city", state)
+        if state == "dropping":
+            bench.apply(ForgetIndex(number))
+
+
+def test_what_is_remembered_of_a_creation_does_not_hold_the_index_again(bench: Bench) -> None:
+    long = replace(CREATE, expressions=tuple(f"a.{'b' * 4_000}{n}" for n in range(30)))
+    bench.apply(long, id="r1", recorded=True, fingerprint=7)
+    bench.apply(MarkReady(bench.index().id))
+    ((_, value),) = bench.window.rows()
+    assert len(value) < 200
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x", "z" * 32, "0" * 12 + "4" + "0" * 19, "1_" * 6 + "7" + "0" * 19]
+)
 def test_other_ids_carry_no_time(text: str) -> None:
-    assert ddl.time_of_uuid7(text) is None
+    assert time_of_uuid7(text) is None
 
 
 def test_footprints_of_independent_commands_do_not_meet(ready: Bench) -> None:

@@ -140,10 +140,13 @@ def test_no_indexer_is_registered_while_an_answer_is_awaited(
     master: Master, restarting: Restarting
 ) -> None:
     beat = IndexerHeartbeat(3, 7, "http://x", "", 1, 0, 0, 0, 1)
-    authority = SimpleNamespace(indexers={}, projectors={}, members={}, active=(), minimum=1)
+    authority = SimpleNamespace(
+        indexers={}, projectors={}, members={}, active=(), minimum=1, outcomes_apart=True
+    )
     master.building = SimpleNamespace(restarting=restarting)
     master.authority = authority
-    master.node.unsnapped_bytes, master.node.config.snapshot_bytes = 0, 1
+    master.node.copies = SimpleNamespace(is_due=False, kept_by=lambda epoch: [])
+    master.has_work = True
     master.node.hearing_ms = 0
     membership = Membership(master)  # type: ignore[arg-type]
     membership.indexer_heard(beat)

@@ -189,7 +189,7 @@ ACTIONS: dict[str, Callable[[PlaneWorld], None]] = {
     "vbuckets_moved": _vbuckets_moved,
     "master_crashes": _of_coordinator("crash"),
     "master_pauses": _of_coordinator("pause"),
-    "stray_events": _of_coordinator("late EndTxn"),
+    "stray_events": _of_coordinator("late commit"),
     "transaction_timeout": _of_coordinator("transaction timeout"),
 }
 

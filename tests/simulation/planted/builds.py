@@ -65,7 +65,8 @@ def answer_about_an_older_build_counts(patch: Patch) -> None:
     built = Building.built
 
     def any_build(self: Building, record: Any) -> None:
-        index = self.indexes.get(record.index_id)
+        held = self.master.node.state.index_by_id(record.index_id)
+        index: Any = held.entity if held else None
         built(self, replace(record, build=index.build) if index else record)
 
     patch.setattr(Building, "built", any_build)

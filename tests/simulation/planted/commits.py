@@ -11,18 +11,23 @@ from coordinator.core import master as masters
 from coordinator.core import node as nodes
 from coordinator.core import state as states
 from coordinator.core.commands import UNKNOWN, Outcome, refused
+from coordinator.core.copies import Copies
 from coordinator.core.effects import Reply
 from coordinator.core.inputs import Started
 from coordinator.core.master import Master
 from coordinator.core.node import Node
+from coordinator.core.outcomes import OutcomeWindow
 from coordinator.core.records import (
     ACCEPTED,
     TransactionCommitted,
     TransactionProposed,
 )
 from coordinator.core.saving import Keeper
+from coordinator.core.scrubber import Findings, Scrubber
+from coordinator.core.scrubbing import Scrubbing
 from coordinator.core.synchroniser import Synchroniser
 from coordinator.core.transaction import Attempt
+from coordinator.kafka import endings
 
 Patch = pytest.MonkeyPatch
 
@@ -143,10 +148,42 @@ def stray_events_are_left(patch: Patch) -> None:
     def blind(self: Master, event: Any) -> None:
         tail_read(self, replace(event, events=()))
 
+    patch.setattr(Scrubbing, "scrubbed", lambda self, event: None)
     patch.setattr(Master, "tail_read", blind)
     patch.setitem(
         nodes.HANDLERS, nodes.TailRead, lambda self, e: self.master and blind(self.master, e)
     )
+
+
+def holes_are_left(patch: Patch) -> None:
+    """Only what is there too much is found, and not what is missing."""
+    findings = Scrubber.findings
+
+    def strays_only(self: Scrubber) -> Findings:
+        return findings(self)._replace(holes=())
+
+    patch.setattr(Scrubber, "findings", strays_only)
+
+
+def repeated_end_of_a_transaction_is_believed(patch: Patch) -> None:
+    """The client has sent EndTxn twice, and the second answer counts for the first."""
+    patch.setattr(endings, "may_be_repeated", lambda took_s: False)
+
+
+def log_is_trimmed_too_early(patch: Patch) -> None:
+    patch.setattr(Copies, "_durable", lambda self: 10**9)
+
+
+def outcomes_are_trimmed_away(patch: Patch) -> None:
+    trim = Copies.trim
+
+    def blind(self: Copies) -> None:
+        window = self.node.outcomes
+        self.node.outcomes = OutcomeWindow(self.node.codec)
+        trim(self)
+        self.node.outcomes = window
+
+    patch.setattr(Copies, "trim", blind)
 
 
 def synchronised_without_a_digest(patch: Patch) -> None:

@@ -12,6 +12,7 @@ from coordinator.core.commands import MarkReady, Outcome
 from coordinator.core.decisions import Accepted
 from coordinator.core.effects import Reply
 from coordinator.core.master import Master
+from coordinator.core.outcomes import OutcomeWindow
 from coordinator.core.prepare import Prepares
 
 Patch = pytest.MonkeyPatch
@@ -20,11 +21,11 @@ Patch = pytest.MonkeyPatch
 def refusal_without_a_barrier(patch: Patch) -> None:
     answer = Master._enlist_answer
 
-    def hasty(self: Master, group: Any, request: Any, outcome: Outcome, keys: Any) -> bool:
+    def hasty(self: Master, group: Any, request: Any, outcome: Outcome) -> bool:
         if request.position is None and request.token:
             self._reply(request, outcome)
             return True
-        return answer(self, group, request, outcome, keys)
+        return answer(self, group, request, outcome)
 
     patch.setattr(Master, "_enlist_answer", hasty)
 
@@ -75,23 +76,21 @@ def ready_without_every_indexer(patch: Patch) -> None:
 
 
 def request_id_is_not_recorded(patch: Patch) -> None:
-    def forgetful(request: Any, given: Any, changes: Any, answer: Any) -> Accepted:
+    def forgetful(request: Any, changes: Any, answer: Any) -> Accepted:
         return Accepted(changes, answer)
 
     patch.setattr(ddl, "accepted", forgetful)
 
 
 def outcome_is_evicted_too_early(patch: Patch) -> None:
-    evict = Master._evict_outcomes
+    due = OutcomeWindow.due
 
-    def eager(self: Master) -> None:
-        now = self.node.now
+    def eager(self: OutcomeWindow, now: Any, window_ms: int) -> int:
         month_ms = 30 * 24 * 3_600_000
-        self.node.now = now._replace(mono_ms=now.mono_ms + month_ms, wall_ms=now.wall_ms + month_ms)
-        evict(self)
-        self.node.now = now
+        later = now._replace(mono_ms=now.mono_ms + month_ms, wall_ms=now.wall_ms + month_ms)
+        return due(self, later, window_ms)
 
-    patch.setattr(Master, "_evict_outcomes", eager)
+    patch.setattr(OutcomeWindow, "due", eager)
 
 
 def expired_request_id_is_taken_for_new(patch: Patch) -> None:

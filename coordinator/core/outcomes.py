@@ -1,0 +1,210 @@
+"""What became of requests: a window of the newest outcomes, kept beside the StateContext.
+
+Pure. A repeat of a request gets its first outcome, also after a failover. Each committed
+transaction carries, in its verdict on the commit topic, one group with the outcomes of all its
+requests, how far older groups are forgotten now, and the digest of what is left. So every node
+that reads the log has the same window, and nothing of it weighs on the state: no key, no CAS.
+
+An outcome refers to what it is about, and does not repeat it. Its CAS is stored, since an entity
+that is written again gets another.
+
+Invariants: groups ascend by CAS, and are forgotten oldest first; the digest is the sum over the
+groups of the window, of the bytes as they were written.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from coordinator.core import digest as digests
+from coordinator.core.ports import EntityCodec
+from coordinator.core.types import Instant, TxnId
+
+DONE, REFUSED = "done", "refused"
+
+NOTHING, SETTING, INDEX, INDEXES, EXISTED, LITERAL = ANSWERS = (
+    "nothing",
+    "setting",
+    "index",
+    "indexes",
+    "existed",
+    "literal",
+)
+"""What was answered: the setting that the request names; an index, or several; an index that was
+there already; a text as it stands, which only older versions have recorded."""
+
+MESSAGE_LENGTH_MAX = 1_000
+DETAILS_BYTES_MAX = 1_024
+"""Longer details of a refusal are not remembered."""
+
+GROUPS_FORGOTTEN_MAX = 1_024
+"""So many groups at most one transaction forgets; it adds one."""
+
+KEY = "outcomes"
+HEXADECIMAL = frozenset("0123456789abcdefABCDEF")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedOutcome:
+    """What became of one request.
+
+    `fingerprint` tells a repeat from another command under the same id. `cas` is that of the
+    effect, 0 where there was none. `index_ids` are the indexes that the answer is about.
+    """
+
+    id: str
+    status: str
+    fingerprint: int
+    answer: str = NOTHING
+    index_ids: tuple[int, ...] = ()
+    cas: int = 0
+    by_topic: bool = False
+    answer_json: str = ""
+    error_code: str = ""
+    error_message: str = ""
+    error_details_json: str = "{}"
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomesRecorded:
+    """The outcomes that one transaction brought; `cas` is that of its last mutation."""
+
+    txn: TxnId
+    cas: int
+    at_ms: int
+    outcomes: tuple[RecordedOutcome, ...]
+
+
+class Found(NamedTuple):
+    """A remembered outcome, with the transaction that brought it."""
+
+    txn: TxnId
+    outcome: RecordedOutcome
+
+
+class _Group(NamedTuple):
+    """A group in the window. It may go after `until_ms` (wall clock) and `since_ms` (monotonic)."""
+
+    cas: int
+    value: bytes
+    ids: tuple[str, ...]
+    until_ms: int
+    since_ms: int
+
+
+class OutcomeWindow:
+    """The groups that are remembered, the oldest first, found by the id of a request."""
+
+    def __init__(self, codec: EntityCodec) -> None:
+        self._codec = codec
+        self._groups: deque[_Group] = deque()
+        self._values: dict[int, bytes] = {}
+        self._cas_of: dict[str, int] = {}
+        self._missing_to = 0
+        self.digest = digests.EMPTY
+
+    def __len__(self) -> int:
+        """How many outcomes are remembered."""
+        return len(self._cas_of)
+
+    # -- what is known -----------------------------------------------------------------------
+
+    @property
+    def is_whole(self) -> bool:
+        """Tell whether nothing is missing that was recorded before this node began to read."""
+        return not self._missing_to
+
+    @property
+    def oldest_cas(self) -> int:
+        """The CAS of the oldest group, 0 if there is none."""
+        return self._groups[0].cas if self._groups else 0
+
+    def find(self, request_id: str) -> Found | None:
+        """Return what became of a request, if it is remembered."""
+        cas = self._cas_of.get(request_id)
+        if cas is None:
+            return None
+        group = self._codec.decode_outcomes(self._values[cas])
+        found = next(one for one in group.outcomes if one.id == request_id)
+        return Found(group.txn, found)
+
+    def rows(self) -> Iterator[tuple[int, bytes]]:
+        """Yield each group as the store keeps it: its CAS, and its bytes."""
+        return ((group.cas, group.value) for group in self._groups)
+
+    # -- what changes it ---------------------------------------------------------------------
+
+    def begin(self, digest: int, cas: int) -> None:
+        """Reading begins in the middle of the log: groups up to `cas` are unknown, if any are."""
+        self._missing_to = cas if digest != digests.EMPTY else 0
+
+    def restore(self, rows: Iterable[tuple[int, bytes]], now: Instant) -> None:
+        """Take what the store held; the window was empty before."""
+        for cas, value in rows:
+            self.add(cas, value, now)
+
+    def add(self, cas: int, value: bytes, now: Instant) -> None:
+        """A transaction brought this group."""
+        group = self._codec.decode_outcomes(value)
+        ids = tuple(one.id for one in group.outcomes)
+        born_ms = max((time_of_uuid7(one) or 0 for one in ids), default=0)
+        until_ms = max(group.at_ms, born_ms)
+        self._groups.append(_Group(cas, value, ids, until_ms, now.mono_ms))
+        self._values[cas] = value
+        self._cas_of.update(dict.fromkeys(ids, cas))
+        self.digest = (self.digest + digests.weight(KEY, cas, value)) & digests.MODULUS_MASK
+
+    def forget(self, up_to: int) -> list[int]:
+        """Forget the groups up to this CAS, and return the CAS of each."""
+        gone: list[int] = []
+        while self._groups and self._groups[0].cas <= up_to:
+            group = self._groups.popleft()
+            del self._values[group.cas]
+            for request_id in group.ids:
+                if self._cas_of.get(request_id) == group.cas:
+                    del self._cas_of[request_id]
+            weight = digests.weight(KEY, group.cas, group.value)
+            self.digest = (self.digest - weight) & digests.MODULUS_MASK
+            gone.append(group.cas)
+        if self._missing_to <= up_to:
+            self._missing_to = 0
+        return gone
+
+    # -- what a master asks ------------------------------------------------------------------
+
+    def due(self, now: Instant, window_ms: int) -> int:
+        """Return the CAS up to which groups have outlived the window, 0 if none has.
+
+        By the wall clock, from when they were recorded or from when a client says that it made the
+        request, whichever is later; and by this node's monotonic clock: a wall clock that ran ahead
+        must not forget what a client may still repeat.
+        """
+        found = 0
+        for group, _ in zip(self._groups, range(GROUPS_FORGOTTEN_MAX), strict=False):
+            if (
+                group.until_ms + window_ms >= now.wall_ms
+                or group.since_ms + window_ms >= now.mono_ms
+            ):
+                break
+            found = group.cas
+        return found
+
+    def digest_after(self, cas: int, value: bytes, forgotten: int) -> int:
+        """Return the digest that the window would have after this group, and after forgetting."""
+        digest = self.digest + (digests.weight(KEY, cas, value) if value else 0)
+        for group in self._groups:
+            if group.cas > forgotten:
+                break
+            digest -= digests.weight(KEY, group.cas, group.value)
+        return digest & digests.MODULUS_MASK
+
+
+def time_of_uuid7(request_id: str) -> int | None:
+    """Return the Unix time in ms that a UUIDv7 carries (RFC 9562, 5.7), None for other ids."""
+    digits = request_id.replace("-", "")
+    if len(digits) != 32 or digits[12] != "7" or not HEXADECIMAL.issuperset(digits):
+        return None
+    return int(digits, 16) >> 80

@@ -1,0 +1,76 @@
+"""Taking the outcomes of requests out of the state of a cluster that an older version made.
+
+Pure. There they were entities under `request/`, and counted in the state's digest. A new master
+separates them once, by a record on the log: from its CAS on the state's digest leaves them out, and
+the newest of them go on in the window. What the log holds before that folds to its old digests.
+"""
+
+from __future__ import annotations
+
+from coordinator.core import outcomes
+from coordinator.core import state as states
+from coordinator.core.entities import RequestOutcome
+from coordinator.core.outcomes import LITERAL, OutcomesRecorded, OutcomeWindow, RecordedOutcome
+from coordinator.core.ports import EntityCodec
+from coordinator.core.records import OutcomesSeparated
+from coordinator.core.state import StateContext
+from coordinator.core.types import Instant, TxnId
+
+PENDING = "pending"
+TAKEN_MAX = 4_096
+"""So many outcomes, the newest, an upgrade takes along: they stand in one record."""
+
+TAKEN_BYTES_MAX = 2 * 1024 * 1024
+
+
+def legacy_outcomes(state: StateContext) -> list[str]:
+    """Return the keys of outcomes that are entities."""
+    return [held.entity.key for held in state.of_kind("request")]
+
+
+def separation(
+    state: StateContext, codec: EntityCodec, epoch: int, now: Instant
+) -> OutcomesSeparated:
+    """Return the record that takes the outcomes out of `state`; the newest go on in the window."""
+    held = sorted(state.of_kind("request"), key=lambda one: one.cas, reverse=True)
+    groups: list[bytes] = []
+    size = 0
+    for cas, entity in ((one.cas, one.entity) for one in held[:TAKEN_MAX]):
+        assert isinstance(entity, RequestOutcome)
+        if entity.status == PENDING:
+            continue
+        value = codec.encode_outcomes(_group(entity, cas))
+        size += len(value)
+        if size > TAKEN_BYTES_MAX:
+            break
+        groups.append(value)
+    groups.reverse()
+    window = OutcomeWindow(codec)
+    window.restore(((codec.decode_outcomes(value).cas, value) for value in groups), now)
+    return OutcomesSeparated(
+        epoch,
+        state.cas,
+        state.digest,
+        states.without(state, legacy_outcomes(state)).digest,
+        tuple(groups),
+        window.digest,
+        now.wall_ms,
+    )
+
+
+def _group(old: RequestOutcome, cas: int) -> OutcomesRecorded:
+    """Return an outcome as the window has it. Its CAS was so far below that of its entity."""
+    refused = old.status == outcomes.REFUSED
+    taken = RecordedOutcome(
+        id=old.id,
+        status=outcomes.REFUSED if refused else outcomes.DONE,
+        fingerprint=old.fingerprint,
+        answer=outcomes.NOTHING if refused else LITERAL,
+        cas=0 if refused else cas - old.distance,
+        by_topic=old.by_topic,
+        answer_json=old.answer_json,
+        error_code=old.error_code,
+        error_message=old.error_message,
+        error_details_json=old.error_details_json,
+    )
+    return OutcomesRecorded(TxnId(old.txn_epoch, old.txn_seq), cas, old.at_ms, (taken,))

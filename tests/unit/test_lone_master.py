@@ -1,0 +1,223 @@
+"""A master with its whole core, driven by hand: what it admits it can end, and it stays quick."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from coordinator.core import effects as fx
+from coordinator.core import inputs as inp
+from coordinator.core.commands import (
+    OK,
+    REFUSED,
+    UNKNOWN,
+    CreateIndex,
+    DropIndex,
+    PutSetting,
+    RewriteEntities,
+)
+from coordinator.core.records import ProposalAnswered
+from tests.unit.lone_node import LoneNode
+
+GROUP_BYTES = 512 * 1024
+
+
+@pytest.fixture
+def lone() -> LoneNode:
+    return LoneNode().start()
+
+
+def ranged(size: int) -> CreateIndex:
+    """Return an index with 255 bounds that weigh `size` bytes together."""
+    text = "k" * (size // 255 - 12)
+    bounds = [[f"{number:05d}{text}"] for number in range(255)]
+    return CreateIndex(
+        *("big", "b", ("name",)),
+        slices=0,
+        partitioning="range",
+        bounds_json=json.dumps(bounds, separators=(",", ":")),
+    )
+
+
+# -- what is admitted can end --------------------------------------------------------------------
+
+
+def test_the_largest_index_that_is_admitted_becomes_ready_and_can_be_dropped(
+    lone: LoneNode,
+) -> None:
+    """READY weighs more than INIT: the shards of its hosts come in."""
+    low, high = 0, 2 * GROUP_BYTES
+    while high - low > 64:
+        size = (low + high) // 2
+        fresh = LoneNode().start()
+        if fresh.create(ranged(size), "r").status == OK:
+            low = size
+        else:
+            high = size
+    assert low > GROUP_BYTES // 2, "and a large one is admitted"
+    outcome = lone.create(ranged(low), "create")
+    assert outcome.status == OK
+    assert [index.state for index, _ in lone.node.state.indexes()] == ["ready"]
+    assert lone.ask(DropIndex(bucket="b", name="big"), "drop").status == OK
+    lone.until(lambda: (lone.indexer_answers(), not lone.node.state.indexes())[1])
+
+
+def test_an_index_that_could_not_grow_is_refused_at_the_door(lone: LoneNode) -> None:
+    outcome = lone.create(ranged(GROUP_BYTES - 100), "create")
+    assert (outcome.status, outcome.code) == (REFUSED, "value_too_large")
+    assert outcome.details["limit"] == GROUP_BYTES
+    assert not lone.node.state.indexes()
+    lone.publish(DropIndex(0, "b", "other"), "next", 0)
+    lone.until(lambda: lone.written)
+
+
+def test_what_the_master_itself_has_to_do_is_never_dropped(lone: LoneNode) -> None:
+    """It goes alone where it does not fit into a group."""
+    keys = []
+    for number in range(12):
+        assert lone.ask(PutSetting(f"k{number}", json.dumps("v" * 60_000))).status == OK
+        keys.append(f"config/k{number}")
+    before = lone.node.state.cas
+    lone.master.want("rewrite/0", RewriteEntities(tuple(keys)))
+    lone.until(lambda: "rewrite/0" not in lone.master.upkeep)
+    assert all(lone.node.state.cas_of(key) > before for key in keys)
+
+
+# -- outcomes ------------------------------------------------------------------------------------
+
+
+def uuid7(at_ms: int, number: int) -> str:
+    digits = f"{at_ms:012x}7{number:019x}"
+    return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+
+
+def test_a_client_whose_clock_is_ahead_overwrites_nobody_after_the_window(lone: LoneNode) -> None:
+    """Its id is remembered for as long as it is not expired."""
+    window_ms = lone.node.config.request_window_ms
+    request_id = uuid7(lone.wall_ms + 60_000, 1)
+    command = PutSetting("counter", '"a"')
+    first = lone.ask(command, request_id)
+    assert lone.ask(PutSetting("counter", '"b"')).status == OK
+    seen = set()
+    for _ in range(8):
+        lone.run(window_ms // 4, step_ms=1_000)
+        again = lone.ask(command, request_id)
+        if again.status == OK:
+            assert (again.cas, again.txn) == (first.cas, first.txn)
+        seen.add(again.code)
+        held = lone.node.state.setting("counter")
+        assert held is not None
+        assert held.entity.value_json == '"b"'  # type: ignore[union-attr]
+    assert seen == {"", "request_expired"}
+    assert len(lone.node.outcomes) == 0, "an idle master forgets as well"
+
+
+def test_a_request_costs_no_mutation_of_its_own(lone: LoneNode) -> None:
+    before = len(lone.topic)
+    for number in range(5):
+        lone.ask(PutSetting("k", str(number)), f"r{number}")
+    assert len(lone.topic) - before == 5
+    assert len(lone.node.outcomes) == 5
+
+
+def test_forgetting_keeps_up_with_any_number_of_waiting_clients() -> None:
+    """What is remembered is bounded by what came within the window, however many wait."""
+    lone = LoneNode({"request_window_ms": 1_500}).start()
+    most = 0
+    for number in range(150):
+        lone.held.add(fx.WriteEvents)
+        for one in range(128):
+            command = PutSetting(f"k{one}", "1")
+            lone.send(command, id=f"r{number}-{one}", recorded=True, fingerprint=1)
+        lone.release()
+        lone.run(50)
+        most = max(most, len(lone.node.outcomes))
+    per_window = 128 * (1_500 // 50 + 2)
+    assert most <= per_window, (most, per_window)
+
+
+# -- time ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("waiting", [128, 4_000])
+def test_forming_a_group_looks_at_what_goes_into_it_and_not_at_all_that_waits(
+    lone: LoneNode, waiting: int
+) -> None:
+    """Counted, not timed: how many commands are decided to form the next group."""
+    value = json.dumps("x" * 15_000)
+    lone.held.add(fx.WriteEvents)
+    lone.send(PutSetting("first", "1"))
+    for number in range(waiting):
+        lone.send(PutSetting(f"k{number}", value), id=f"r{number}", recorded=True)
+    decided = []
+    mutation = lone.master._mutation
+
+    def counted(*args: object) -> object:
+        decided.append(1)
+        return mutation(*args)  # type: ignore[arg-type]
+
+    lone.master._mutation = counted  # type: ignore[method-assign, assignment]
+    lone.release_first()
+    group = lone.kept[0]
+    assert isinstance(group, fx.WriteEvents)
+    assert 20 < len(group.events) < 40
+    assert len(decided) <= len(group.events) + 1, "one more than fits, and no other"
+
+
+def test_commands_on_one_key_do_not_hold_all_others_up(lone: LoneNode) -> None:
+    lone.held.add(fx.WriteEvents)
+    lone.send(PutSetting("first", "1"))
+    for number in range(200):
+        lone.send(PutSetting("same", str(number)))
+    other = lone.send(PutSetting("other", "1"))
+    lone.release_first()
+    (group,) = lone.kept
+    assert isinstance(group, fx.WriteEvents)
+    assert [e.mutation.key for e in group.events] == ["config/same", "config/other"]
+    assert other not in lone.replies
+
+
+def test_the_queue_is_bounded_by_bytes_and_by_callers() -> None:
+    lone = LoneNode({"queue_bytes_max": 1_000_000, "queue_max": 50}).start()
+    lone.held.add(fx.WriteEvents)
+    lone.send(PutSetting("first", "1"))
+    large = [lone.send(PutSetting(f"l{n}", json.dumps("x" * 60_000))) for n in range(30)]
+    refused = [token for token in large if token in lone.replies]
+    assert len(refused) == 13
+    small = [lone.send(PutSetting(f"s{n}", "1")) for n in range(60)]
+    answers = [lone.replies[t] for t in (*refused, *small) if t in lone.replies]
+    assert {(a.status, a.code) for a in answers} == {(UNKNOWN, "overloaded")}
+    lone.release()
+    lone.until(lambda: all(t in lone.replies for t in (*large, *small)))
+    assert lone.master._callers == 0
+    assert lone.ask(PutSetting("again", "1")).status == OK
+
+
+@pytest.mark.parametrize("linearizable", [True, False])
+def test_readers_that_wait_are_bounded(linearizable: bool) -> None:
+    lone = LoneNode({"readers_max": 10}).start()
+    lone.held.add(fx.Append)
+    for token in range(100, 120):
+        deadline_ms = lone.mono_ms + 5_000
+        lone.feed(inp.ReadRequested(token, deadline_ms, linearizable, at_least=10**6))
+    codes = [lone.replies[t].code for t in range(100, 120) if t in lone.replies]
+    assert codes == ["overloaded"] * 10
+
+
+# -- two processes under one number --------------------------------------------------------------
+
+
+def test_another_process_under_a_members_number_is_no_copy(lone: LoneNode) -> None:
+    lone.held.add(fx.WriteEvents)
+    lone.send(PutSetting("k", "1"))
+    attempt = lone.master.attempt
+    assert attempt is not None
+    assert attempt.offset is not None
+    attempt.answers.clear()
+    stranger = ProposalAnswered(1, 8, attempt.proposal.txn, attempt.offset, "accepted", "")
+    attempt.take(stranger)
+    assert attempt.missing == (1,)
+    own = ProposalAnswered(1, 7, attempt.proposal.txn, attempt.offset, "accepted", "")
+    attempt.take(own)
+    assert attempt.missing == ()

@@ -1,0 +1,135 @@
+"""The window of outcomes: what it remembers, for how long, and what its digest says."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.codec import Codec
+from coordinator.core.outcomes import (
+    GROUPS_FORGOTTEN_MAX,
+    OutcomesRecorded,
+    OutcomeWindow,
+    RecordedOutcome,
+)
+from coordinator.core.types import Instant, TxnId
+
+WINDOW_MS = 600_000
+WALL_MS = 1_800_000_000_000
+CODEC = Codec()
+
+
+def group(cas: int, *ids: str, at_ms: int = WALL_MS) -> bytes:
+    outcomes = tuple(RecordedOutcome(one, "done", 1, "setting", (), cas) for one in ids)
+    return CODEC.encode_outcomes(OutcomesRecorded(TxnId(1, cas), cas, at_ms, outcomes))
+
+
+def uuid7(at_ms: int, number: int = 0) -> str:
+    return f"{at_ms:012x}7{number:019x}"
+
+
+def window(*groups: tuple[int, bytes], mono_ms: int = 0) -> OutcomeWindow:
+    made = OutcomeWindow(CODEC)
+    for cas, value in groups:
+        made.add(cas, value, Instant(mono_ms, WALL_MS))
+    return made
+
+
+def due(made: OutcomeWindow, wall_ms: int, mono_ms: int = 10**9) -> int:
+    return made.due(Instant(mono_ms, wall_ms), WINDOW_MS)
+
+
+def test_an_outcome_is_found_by_its_id_with_the_transaction_that_brought_it() -> None:
+    made = window((5, group(5, "a", "b")), (9, group(9, "c")))
+    found = made.find("b")
+    assert found is not None
+    assert (found.txn, found.outcome.cas) == (TxnId(1, 5), 5)
+    assert made.find("d") is None
+    assert len(made) == 3
+
+
+def test_groups_go_when_the_window_has_passed_and_not_before() -> None:
+    made = window((5, group(5, "a")), (9, group(9, "b", at_ms=WALL_MS + 1_000)))
+    assert due(made, WALL_MS + WINDOW_MS) == 0
+    assert due(made, WALL_MS + WINDOW_MS + 1) == 5
+    assert due(made, WALL_MS + WINDOW_MS + 1_001) == 9
+
+
+def test_an_outcome_outlives_the_window_of_the_clients_clock() -> None:
+    """Else a repeat would be neither remembered nor too old, and execute again."""
+    ahead_ms = 60_000
+    made = window((5, group(5, uuid7(WALL_MS + ahead_ms))))
+    assert due(made, WALL_MS + WINDOW_MS + ahead_ms) == 0
+    assert due(made, WALL_MS + WINDOW_MS + ahead_ms + 1) == 5
+
+
+def test_a_wall_clock_that_runs_ahead_forgets_nothing() -> None:
+    made = window((5, group(5, "a")), mono_ms=1_000)
+    assert due(made, WALL_MS + 10**9, mono_ms=1_000 + WINDOW_MS) == 0
+    assert due(made, WALL_MS + 10**9, mono_ms=1_001 + WINDOW_MS) == 5
+
+
+def test_so_many_groups_at_most_are_forgotten_at_once() -> None:
+    count = GROUPS_FORGOTTEN_MAX + 10
+    made = window(*((cas, group(cas, str(cas))) for cas in range(1, count + 1)))
+    assert due(made, WALL_MS + 10**9) == GROUPS_FORGOTTEN_MAX
+
+
+def test_an_id_that_was_used_again_is_forgotten_with_its_newest_group() -> None:
+    made = window((5, group(5, "a")), (9, group(9, "a")))
+    assert made.forget(5) == [5]
+    found = made.find("a")
+    assert found is not None
+    assert found.outcome.cas == 9
+    assert made.forget(9) == [9]
+    assert made.find("a") is None
+    assert made.digest == 0
+
+
+def test_a_window_from_the_middle_of_the_log_is_whole_when_the_rest_is_forgotten() -> None:
+    before = window((5, group(5, "a")), (7, group(7, "b")))
+    made = OutcomeWindow(CODEC)
+    made.begin(before.digest, 8)
+    for one in (before, made):
+        one.add(9, group(9, "c"), Instant(0, WALL_MS))
+    assert not made.is_whole
+    for one in (before, made):
+        one.forget(5)
+    assert not made.is_whole
+    for one in (before, made):
+        one.forget(8)
+    assert made.is_whole
+    assert made.digest == before.digest
+
+
+def test_a_window_that_begins_where_nothing_is_remembered_is_whole() -> None:
+    made = OutcomeWindow(CODEC)
+    made.begin(0, 8)
+    assert made.is_whole
+
+
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=12), st.data())
+def test_the_digest_that_a_verdict_says_is_that_of_the_window_after_it(
+    sizes: list[int], data: st.DataObject
+) -> None:
+    made = OutcomeWindow(CODEC)
+    for cas, size in enumerate(sizes, 1):
+        value = group(cas, *(f"{cas}-{n}" for n in range(size)))
+        forgotten = data.draw(st.integers(0, cas - 1))
+        said = made.digest_after(cas, value, forgotten)
+        made.add(cas, value, Instant(0, WALL_MS))
+        made.forget(forgotten)
+        assert made.digest == said
+    restored = OutcomeWindow(CODEC)
+    restored.restore(made.rows(), Instant(0, WALL_MS))
+    assert restored.digest == made.digest
+    assert len(restored) == len(made)
+
+
+def test_a_changed_byte_changes_the_digest() -> None:
+    value = group(5, "a")
+    for place in range(len(value)):
+        damaged = bytearray(value)
+        damaged[place] ^= 1
+        made = OutcomeWindow(CODEC)
+        assert made.digest_after(5, bytes(damaged), 0) != made.digest_after(5, value, 0)
