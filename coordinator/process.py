@@ -39,8 +39,11 @@ TIMINGS = (
     "ddl_timeout_ms",
     "request_window_ms",
     "stall_ms",
+    "scrub_ms",
+    "copy_wait_ms",
+    "snapshot_bytes",
 )
-"""The periods of `NodeConfig` that can be set from outside."""
+"""The periods and sizes of `NodeConfig` that can be set from outside."""
 
 CHOSEN = (*TIMINGS, "log_capacity", "minimum")
 """What can be chosen; the last two count when the cluster is formed, and are kept from then on."""

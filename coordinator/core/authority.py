@@ -160,7 +160,13 @@ def _kept(state: AuthorityState, offset: int, record: SnapshotKept) -> Folded:
 def _forgotten(state: AuthorityState, offset: int, record: OutcomesForgotten) -> Folded:
     if void := _of_another_epoch(state, record.epoch):
         return Folded(state, void)
-    return Folded(replace(state, outcomes_digest=record.outcomes_digest))
+    return Folded(
+        replace(
+            state,
+            outcomes_digest=record.outcomes_digest,
+            outcomes_forgotten_ms=max(state.outcomes_forgotten_ms, record.forgotten_ms),
+        )
+    )
 
 
 def _separated(state: AuthorityState, offset: int, record: OutcomesSeparated) -> Folded:
@@ -231,6 +237,7 @@ def _committed(state: AuthorityState, offset: int, record: TransactionCommitted)
             digest=record.state_digest,
             acceptors=record.accepted,
             outcomes_digest=record.outcomes_digest,
+            outcomes_forgotten_ms=max(state.outcomes_forgotten_ms, record.outcomes_forgotten_ms),
         )
     )
 

@@ -94,7 +94,8 @@ class AuthorityState:
     which may name a `successor`. `log` maps a running number to a transaction's status; it
     holds the numbers from `log_next - len(log)` to `log_next - 1`. `snapshots` are the newest
     copies of the StateContext, the oldest first. `outcomes_apart` is False in clusters of an older
-    version, where outcomes of requests were entities; `outcomes_digest` is that of the window.
+    version, where outcomes of requests were entities; `outcomes_digest` is that of the window, and
+    `outcomes_forgotten_ms` the time up to which requests are too old to be in it.
     """
 
     cluster_id: str
@@ -122,6 +123,7 @@ class AuthorityState:
     snapshots: tuple[SnapshotInfo, ...] = ()
     outcomes_apart: bool = True
     outcomes_digest: int = 0
+    outcomes_forgotten_ms: int = 0
 
     @property
     def active(self) -> tuple[int, ...]:

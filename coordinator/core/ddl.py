@@ -199,7 +199,8 @@ def _out_of_time(request: Request, given: Circumstances) -> Decision | None:
     born_ms = time_of_uuid7(request.id)
     if born_ms is None:
         return None
-    if born_ms < given.wall_ms - given.request_window_ms:
+    oldest_ms = max(given.wall_ms - given.request_window_ms, given.forgotten_ms + 1)
+    if born_ms < oldest_ms:
         return Answered(
             refused(
                 "request_expired",

@@ -46,7 +46,8 @@ class Change:
 class Circumstances:
     """What a decision may use beside the state: values that come in from outside, as values.
 
-    `remembered` is what became of the same request before.
+    `remembered` is what became of the same request before; of requests made at `forgotten_ms` or
+    before, nothing is remembered.
     """
 
     txn: TxnId
@@ -57,6 +58,7 @@ class Circumstances:
     request_window_ms: int
     vbuckets: Mapping[str, int] = field(default_factory=dict)
     remembered: Found | None = None
+    forgotten_ms: int = 0
 
     @property
     def number(self) -> int:

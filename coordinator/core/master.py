@@ -165,7 +165,7 @@ class Master:
         self.upkeep: dict[str, Request] = {}
         self.parked: dict[int, list[Request]] = {}
         self.creators: dict[int, list[Request]] = {}
-        self._seq = 0
+        self.seq = 0
         self._writing = 0
         self._written: CommitRecord | None = None
         self._writing_since_ms = 0
@@ -423,10 +423,10 @@ class Master:
         group = self._form_group()
         if not group.enlisted:
             return
-        self._seq += 1
+        self.seq += 1
         state = self.node.state
         proposal = TransactionProposed(
-            TxnId(self.epoch, self._seq),
+            TxnId(self.epoch, self.seq),
             state.cas,
             state.digest,
             self.authority.active,
@@ -505,7 +505,7 @@ class Master:
             group.partitions.add(request.position.partition)
 
     def _circumstances(self, group: Group, request: Request) -> decisions.Circumstances:
-        seq = self._seq + 1
+        seq = self.seq + 1
         number = len(group.mutations)
         return decisions.Circumstances(
             txn=TxnId(self.epoch, seq),
@@ -516,6 +516,7 @@ class Master:
             request_window_ms=self.authority.request_window_ms,
             vbuckets=group.vbuckets,
             remembered=self.node.outcomes.find(request.id) if request.recorded else None,
+            forgotten_ms=self.authority.outcomes_forgotten_ms,
         )
 
     def _buckets_seen(self) -> dict[str, int]:
@@ -743,6 +744,7 @@ class Master:
             group,
             forgotten,
             self.node.outcomes.digest_after(attempt.cas[-1], group, forgotten),
+            self.node.outcomes.forgotten_ms(forgotten),
         )
         expired = [MemberExpired(self.epoch, n, "silent", wall_ms) for n in silent]
         replies = tuple(self._ddl_replies(attempt))

@@ -152,7 +152,8 @@ class Membership:
         if not up_to:
             return []
         digest = node.outcomes.digest_after(0, b"", up_to)
-        return [OutcomesForgotten(self.master.epoch, up_to, digest)]
+        forgotten_ms = node.outcomes.forgotten_ms(up_to)
+        return [OutcomesForgotten(self.master.epoch, up_to, digest, forgotten_ms)]
 
     def _admissions(self) -> list[CommitRecord]:
         """Return the admissions of those who stand where the fold stands."""

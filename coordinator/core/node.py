@@ -339,7 +339,7 @@ class Node:
         self.applied = entry.offset
         self.unsnapped_bytes += len(entry.raw) + ENTRY_BYTES
         if before is None and self.authority is not None:
-            self.outcomes.begin(self.authority.outcomes_digest, self.authority.last_cas)
+            self.outcomes.begin(self.authority.outcomes_digest)
         if self.master is not None:
             self.master.read_back(entry.record)
         if void:
@@ -459,7 +459,7 @@ class Node:
     def _forget_outcomes(self, up_to: int, digest: int) -> None:
         gone = self.outcomes.forget(up_to)
         self.keeper.unsaved.outcomes.update(dict.fromkeys(gone))
-        if self.outcomes.is_whole:
+        if not self.outcomes.agrees(digest):
             self._compare(self.outcomes.digest, digest, f"outcomes from CAS {up_to} on")
 
     def _on_forgotten(self, entry: Entry, before: AuthorityState | None) -> None:

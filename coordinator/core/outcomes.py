@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import NamedTuple
 
 from coordinator.core import digest as digests
@@ -86,12 +87,17 @@ class Found(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """A group in the window. It may go after `until_ms` (wall clock) and `since_ms` (monotonic)."""
+    """A group in the window.
+
+    `born_ms` is when the newest of its requests says that it was made, `at_ms` when the group was
+    recorded, by the wall clock; `since_ms` when it came here, by the monotonic one.
+    """
 
     cas: int
     value: bytes
     ids: tuple[str, ...]
-    until_ms: int
+    born_ms: int
+    at_ms: int
     since_ms: int
 
 
@@ -103,7 +109,8 @@ class OutcomeWindow:
         self._groups: deque[_Group] = deque()
         self._values: dict[int, bytes] = {}
         self._cas_of: dict[str, int] = {}
-        self._missing_to = 0
+        self.is_whole = True
+        """Whether nothing is missing that was recorded before this node began to read."""
         self.digest = digests.EMPTY
 
     def __len__(self) -> int:
@@ -111,11 +118,6 @@ class OutcomeWindow:
         return len(self._cas_of)
 
     # -- what is known -----------------------------------------------------------------------
-
-    @property
-    def is_whole(self) -> bool:
-        """Tell whether nothing is missing that was recorded before this node began to read."""
-        return not self._missing_to
 
     @property
     def oldest_cas(self) -> int:
@@ -137,9 +139,18 @@ class OutcomeWindow:
 
     # -- what changes it ---------------------------------------------------------------------
 
-    def begin(self, digest: int, cas: int) -> None:
-        """Reading begins in the middle of the log: groups up to `cas` are unknown, if any are."""
-        self._missing_to = cas if digest != digests.EMPTY else 0
+    def begin(self, digest: int) -> None:
+        """Reading begins in the middle of the log, where the window has this digest."""
+        self.is_whole = digest == digests.EMPTY
+
+    def agrees(self, digest: int) -> bool:
+        """Tell whether the window is what the log says, as far as this node can know.
+
+        Groups from before its time are missing until all of them are forgotten: then, and only
+        then, what is left has the digest.
+        """
+        self.is_whole = self.is_whole or digest == self.digest
+        return not self.is_whole or digest == self.digest
 
     def restore(self, rows: Iterable[tuple[int, bytes]], now: Instant) -> None:
         """Take what the store held; the window was empty before."""
@@ -151,8 +162,7 @@ class OutcomeWindow:
         group = self._codec.decode_outcomes(value)
         ids = tuple(one.id for one in group.outcomes)
         born_ms = max((time_of_uuid7(one) or 0 for one in ids), default=0)
-        until_ms = max(group.at_ms, born_ms)
-        self._groups.append(_Group(cas, value, ids, until_ms, now.mono_ms))
+        self._groups.append(_Group(cas, value, ids, born_ms, group.at_ms, now.mono_ms))
         self._values[cas] = value
         self._cas_of.update(dict.fromkeys(ids, cas))
         self.digest = (self.digest + digests.weight(KEY, cas, value)) & digests.MODULUS_MASK
@@ -169,8 +179,6 @@ class OutcomeWindow:
             weight = digests.weight(KEY, group.cas, group.value)
             self.digest = (self.digest - weight) & digests.MODULUS_MASK
             gone.append(group.cas)
-        if self._missing_to <= up_to:
-            self._missing_to = 0
         return gone
 
     # -- what a master asks ------------------------------------------------------------------
@@ -184,13 +192,19 @@ class OutcomeWindow:
         """
         found = 0
         for group, _ in zip(self._groups, range(GROUPS_FORGOTTEN_MAX), strict=False):
-            if (
-                group.until_ms + window_ms >= now.wall_ms
-                or group.since_ms + window_ms >= now.mono_ms
-            ):
+            until_ms = max(group.at_ms, group.born_ms) + window_ms
+            if until_ms >= now.wall_ms or group.since_ms + window_ms >= now.mono_ms:
                 break
             found = group.cas
         return found
+
+    def forgotten_ms(self, up_to: int) -> int:
+        """Return when the newest request of the groups up to a CAS was made, as its id says.
+
+        A master whose clock is behind would take an older one for new; so the log tells all.
+        """
+        older = takewhile(lambda group: group.cas <= up_to, self._groups)
+        return max((group.born_ms for group in older), default=0)
 
     def digest_after(self, cas: int, value: bytes, forgotten: int) -> int:
         """Return the digest that the window would have after this group, and after forgetting."""

@@ -107,7 +107,8 @@ class TransactionCommitted:
     """Phase two: the terminal status *commit*, in one Kafka transaction with its events.
 
     `outcomes` is the group of outcomes that the transaction adds to the window, as bytes, or empty;
-    those up to the CAS `outcomes_forgotten` leave it, and what is left has `outcomes_digest`.
+    those up to the CAS `outcomes_forgotten` leave it, and what is left has `outcomes_digest`. Of no
+    request that says it was made at `outcomes_forgotten_ms` or before is anything known any more.
     """
 
     txn: TxnId
@@ -119,6 +120,7 @@ class TransactionCommitted:
     outcomes: bytes = b""
     outcomes_forgotten: int = 0
     outcomes_digest: int = 0
+    outcomes_forgotten_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,7 @@ class OutcomesForgotten:
     epoch: int
     up_to: int
     outcomes_digest: int
+    forgotten_ms: int
 
 
 @dataclass(frozen=True, slots=True)

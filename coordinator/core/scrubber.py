@@ -6,8 +6,9 @@ the committed state. A Kafka transaction that ended as nobody asked for breaks t
 entity whose last record is not the one that the state holds.
 
 A state that is known to be right, at its CAS, is held against all records of the topic. Entities
-that have a record above that CAS say nothing, since compaction may have taken the older one away.
-That record is there as long as the comparison takes: the topic keeps tombstones for longer.
+that have a record above that CAS are told apart: it may have been committed since, and compaction
+may have taken the older one away. It is there as long as the comparison takes, since the topic
+keeps tombstones for longer.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from coordinator.core.state import LEGACY_OUTCOMES, StateContext
 
 
 class Findings(NamedTuple):
-    """The keys of entities that differ: their last record is missing, or does not belong there."""
+    """The keys of entities that differ: their last record is missing, or does not belong there.
+
+    Those in `later` have a record above the state's CAS: strays, if nothing was committed since.
+    """
 
     holes: tuple[str, ...] = ()
     strays: tuple[str, ...] = ()
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        return (*self.holes, *self.strays)
+    later: tuple[str, ...] = ()
 
 
 class Scrubber:
@@ -60,4 +61,4 @@ class Scrubber:
             (holes if held is not None and held.cas > cas else strays).append(key)
         known = self._last.keys() | self._later
         holes += [key for key in self._state.entities if key not in known]
-        return Findings(tuple(sorted(holes)), tuple(sorted(strays)))
+        return Findings(*(tuple(sorted(keys)) for keys in (holes, strays, self._later)))

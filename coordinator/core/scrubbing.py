@@ -15,6 +15,8 @@ from coordinator.core.inputs import Scrubbed
 if TYPE_CHECKING:
     from coordinator.core.master import Master
 
+UNKNOWN = -1
+
 FIRST_MS = 1_000
 """A new master serves for this long before it has the topic read."""
 
@@ -25,6 +27,7 @@ class Scrubbing:
     def __init__(self, master: Master) -> None:
         self.master = master
         self._token = 0
+        self._seq = 0
         self._due_ms = master.node.now.mono_ms + FIRST_MS
 
     def tick(self) -> None:
@@ -33,6 +36,8 @@ class Scrubbing:
         if self._token or node.now.mono_ms < self._due_ms or not node.state.cas:
             return
         self._token = node.token()
+        # Events of a transaction under way would be taken for some that nobody committed.
+        self._seq = self.master.seq if self.master.attempt is None else UNKNOWN
         node.emit(Scrub(self._token, node.state))
 
     def scrubbed(self, event: Scrubbed) -> None:
@@ -46,14 +51,17 @@ class Scrubbing:
             node.note(f"statecontext was not compared: {event.problem}")
             return
         found = event.findings
+        quiet = self.master.seq == self._seq and self.master.attempt is None
+        strays = (*found.strays, *found.later) if quiet else found.strays
         node.counters.scrubs += 1
         node.counters.holes_found += len(found.holes)
-        node.counters.strays_found += len(found.strays)
-        if not found.keys:
+        node.counters.strays_found += len(strays)
+        differing = sorted({*found.holes, *strays})
+        if not differing:
             return
         node.note(
-            f"statecontext has {len(found.holes)} holes and {len(found.strays)} strays: "
-            f"rewriting {len(found.keys)} entities"
+            f"statecontext has {len(found.holes)} holes and {len(strays)} strays: "
+            f"rewriting {len(differing)} entities"
         )
-        for number, keys in enumerate(self.master.portions(sorted(found.keys))):
+        for number, keys in enumerate(self.master.portions(differing)):
             self.master.want(f"scrub/{number}", RewriteEntities(keys))

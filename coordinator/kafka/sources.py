@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from enum import Enum
 from typing import Any, NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -43,6 +44,13 @@ READ_TIMEOUT_S = 60.0
 
 class SnapshotLost(Exception):
     """A copy is not on the topic as it was written; the message says how."""
+
+
+class Pause(Enum):
+    """Nothing comes: all that a partition has was read, or the broker has not answered yet."""
+
+    END = "end"
+    IDLE = "idle"
 
 
 class Batch(NamedTuple):
@@ -140,7 +148,7 @@ class Sources:
         topic = self._names[topics.SNAPSHOTS]
         with closing(_Records(self._servers, topic, self._bad)) as records:
             for message in records.read(offset, self._stopping):
-                if message is None:
+                if isinstance(message, Pause):
                     if time.monotonic() > deadline_s:
                         break
                     continue
@@ -181,11 +189,12 @@ class Sources:
             deadline_s = time.monotonic() + TAIL_WAIT_S
             found: list[Event] = []
             for message in records.read(begin, self._stopping):
-                if message is None:
+                if isinstance(message, Pause):
                     if found:
                         yield Batch(events=tuple(found))
                         found = []
-                    if seen >= at_least or time.monotonic() > deadline_s:
+                    whole = message is Pause.END and seen >= at_least
+                    if whole or time.monotonic() > deadline_s:
                         return
                     continue
                 event = self._decoded(message, Event)
@@ -204,7 +213,7 @@ class Sources:
             return low
         while low < high and not self._stopping.is_set():
             middle = (low + high) // 2
-            message = records.first(middle)
+            message = records.first(middle, self._stopping)
             if message is None:
                 high = middle
                 continue
@@ -231,19 +240,24 @@ class _Records:
         """Return the first offset and the last stable one."""
         return bounds(self._reader, TopicPartition(self._topic, 0))
 
-    def read(self, offset: int, stopping: threading.Event) -> Iterator[Message | None]:
-        """Yield records from `offset` on, and None each time that the end is reached."""
+    def read(self, offset: int, stopping: threading.Event) -> Iterator[Message | Pause]:
+        """Yield records from `offset` on, and why nothing comes where nothing does."""
         self._reader.assign([TopicPartition(self._topic, 0, offset)])
         while not stopping.is_set():
-            for message in available(self._reader):
+            found = available(self._reader)
+            for message in found:
                 error = message.error()
                 if error is None:
                     yield message
                 elif error.code() == KafkaError._PARTITION_EOF:
-                    yield None
+                    yield Pause.END
                 elif not passing(error):
                     raise KafkaException(error)
+            if not found:
+                yield Pause.IDLE
 
-    def first(self, offset: int) -> Message | None:
+    def first(self, offset: int, stopping: threading.Event) -> Message | None:
         """Return the first record at or above `offset`, None if there is none."""
-        return next(self.read(offset, threading.Event()))
+        found = (one for one in self.read(offset, stopping) if one is not Pause.IDLE)
+        first = next(found, Pause.END)
+        return None if isinstance(first, Pause) else first

@@ -148,7 +148,7 @@ def _undetected(nemesis: Nemesis) -> list[str]:
     return [
         f"node {node} did not synchronise in full after its folder was damaged"
         for node, said in nemesis.damaged
-        if "synchronised: " not in nemesis.cluster.nodes[node].said[said:]
+        if "synchronised from " not in nemesis.cluster.nodes[node].said[said:]
     ]
 
 

@@ -205,7 +205,7 @@ def test_a_damaged_folder_is_noticed_and_synchronised_in_full(
             cluster.revive(victim)
             if how in damage.CERTAIN:
                 what = f"{victim.name} synchronises in full after {how.__name__}"
-                wait_until(lambda v=victim, s=said: "synchronised: " in v.said[s:], what)  # type: ignore[misc]
+                wait_until(lambda v=victim, s=said: "synchronised from " in v.said[s:], what)  # type: ignore[misc]
                 noticed = ("store_damaged", "digest_mismatch")
                 assert any(word in victim.said[said:] for word in noticed), how.__name__
             cluster.settled_members()

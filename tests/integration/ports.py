@@ -338,9 +338,9 @@ class SimulatedStore:
         if self.disk.full or self.disk.refusing:
             self.disk.refusing = True
             return False
-        content = self.disk.write(effect)
+        batch = self.disk.write(effect)
         if effect.sync:
-            self.disk.synced(content)
+            self.disk.synced(batch)
         return True
 
     def probe(self) -> bool:
@@ -349,9 +349,9 @@ class SimulatedStore:
 
     def crashed(self) -> list[StorePort]:
         found: list[StorePort] = []
-        for kept in range(len(self.disk.contents)):
+        for kept in range(len(self.disk.unsynced) + 1):
             disk = Disk()
-            disk.contents = list(self.disk.contents)
+            disk.durable, disk.unsynced = self.disk.durable, list(self.disk.unsynced)
             disk.crash(kept)
             found.append(SimulatedStore(disk))
         return found

@@ -92,7 +92,7 @@ def test_a_node_with_an_empty_folder_reaches_the_same_digest(cluster: Cluster) -
     for victim in (cluster.replicas()[0], cluster.master()):
         _empty(cluster, victim)
         assert shown(cluster.settled()) == shown(before)
-        wait_until(lambda v=victim: "synchronised: " in cluster.nodes[v].said, "a full one")  # type: ignore[misc]
+        wait_until(lambda v=victim: "synchronised from " in cluster.nodes[v].said, "a full one")  # type: ignore[misc]
     restored = cluster.nodes[victim].restored()
     assert restored is not None
     assert summary(restored.state) == shown(before)
@@ -150,7 +150,7 @@ def test_a_damaged_store_is_noticed_and_rebuilt(
     node.start()
     # A node that finds damage ends, and is started again by whoever supervises it.
     deadline = time.monotonic() + 30
-    while "synchronised: " not in node.said[said:]:
+    while "synchronised from " not in node.said[said:]:
         assert time.monotonic() < deadline, node.said[said:]
         if not node.runs:
             assert node.process is not None

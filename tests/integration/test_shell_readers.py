@@ -46,6 +46,7 @@ def read(servers: str, topic: str, above: int = 0, at_least: int = 0) -> list[in
         above_cas=above,
         at_least_cas=at_least,
         stopping=threading.Event(),
+        bad=lambda message, reason: None,
     )
     return [event.cas for batch in batches for event in batch]
 

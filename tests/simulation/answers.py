@@ -16,7 +16,7 @@ from coordinator.core.commands import (
 )
 from coordinator.core.entities import Index
 from tests.simulation.actors import Client, Op
-from tests.simulation.histories import EXPIRED
+from tests.simulation.histories import AHEAD, EXPIRED
 from tests.simulation.truth import Done, Version
 from tests.simulation.violation import require
 
@@ -68,7 +68,11 @@ class Answers:
         require(cas >= newest, "linearizable-reads", f"read CAS {cas}, {newest} stood before")
 
     def _check_ok(self, op: Op, outcome: Any) -> None:
-        require(op.request.id not in self.stale, "an-expired-id-is-never-executed", op.request.id)
+        require(
+            op.request.id not in self.stale or self.world.clocks_were_set,
+            "an-expired-id-is-never-executed",
+            op.request.id,
+        )
         command = op.request.command
         if outcome.answer.get("existed") in (True, False):
             return
@@ -110,10 +114,12 @@ class Answers:
 
     def _check_refused(self, op: Op, outcome: Any) -> None:
         request_id = op.request.id
-        if outcome.code == EXPIRED and op.tries > 1:
+        if outcome.code in (EXPIRED, AHEAD) and op.tries > 1:
             return
         require(
-            outcome.code == EXPIRED or request_id not in self.stale,
+            outcome.code in (EXPIRED, AHEAD)
+            or request_id not in self.stale
+            or self.world.clocks_were_set,
             "an-expired-id-is-refused-as-such",
             f"{request_id}: {outcome.code}",
         )

@@ -10,6 +10,7 @@ from coordinator.core.commands import OK, REFUSED
 from coordinator.core.entities import MAINTENANCE
 from coordinator.core.synchroniser import Synchroniser
 from tests.simulation.histories import EXPIRED, violation_of
+from tests.simulation.truth import digest_of
 from tests.simulation.violation import require
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ def conclude(judge: Judge) -> None:
     """Everything is healed and quiet: compare what all of them hold."""
     _compare_nodes(judge)
     _compare_statuses(judge)
-    _replay_history(judge)
+    if judge.replayed:
+        _replay_history(judge)
     _synchronise(judge)
     _check_ddl(judge)
     differences = judge.indexer_differences()
@@ -46,13 +48,14 @@ def _check_builds(judge: Judge) -> None:
 
 def _compare_nodes(judge: Judge) -> None:
     whole = {key: (v[0], v[1]) for key, v in judge.entities.items()}
-    for machine in judge.world.machines.values():
+    for machine in judge.world.living:
         node = machine.node
         assert node is not None
         held = {key: (v.cas, v.value) for key, v in node.state.entities.items()}
         require(held == whole, "nodes-agree", f"node {machine.number}")
+        plain = {key: (v.cas, v.value, None) for key, v in node.state.entities.items()}
         require(
-            states.recomputed_digest(node.state) == node.state.digest == judge.truth.digest,
+            digest_of(plain) == node.state.digest == judge.truth.digest,
             "digest-recomputed",
             f"node {machine.number}",
         )
@@ -67,7 +70,7 @@ def _compare_nodes(judge: Judge) -> None:
 
 def _compare_statuses(judge: Judge) -> None:
     """Each node's rolling log of transactions says what the log said first."""
-    for machine in judge.world.machines.values():
+    for machine in judge.world.living:
         assert machine.node is not None
         assert machine.node.authority is not None
         for row in machine.node.authority.log.values():
@@ -80,21 +83,26 @@ def _compare_statuses(judge: Judge) -> None:
 
 
 def _replay_history(judge: Judge) -> None:
-    state = states.EMPTY
+    entities: dict[str, tuple[int, bytes, Any]] = {}
+    last = 0
     for stored in judge.world.broker["history"].read(0):
         event = stored.value
-        if judge.statuses.get(event.txn) == "commit":
-            state = states.evolve(state, [(event.mutation, event.cas)])
+        if judge.statuses.get(event.txn) != "commit":
+            continue
+        last = event.cas
+        entities.pop(event.mutation.key, None)
+        if event.mutation.value is not None:
+            entities[event.mutation.key] = (last, event.mutation.value, None)
     require(
-        (state.cas, state.digest) == (judge.truth.last_cas, judge.truth.digest),
+        (last, digest_of(entities)) == (judge.truth.last_cas, judge.truth.digest),
         "history-replays",
-        f"history gives CAS {state.cas}, truth is {judge.truth.last_cas}",
+        f"history gives CAS {last}, truth is {judge.truth.last_cas}",
     )
 
 
 def _synchronise(judge: Judge) -> None:
     judge.world.broker.compact(0)
-    machine = next(iter(judge.world.machines.values()))
+    machine = judge.world.living[0]
     events = machine._dated(judge.world.broker["statecontext"].read(0))
     synchroniser = Synchroniser(judge.truth.last_cas, judge.truth.digest)
     synchroniser.add_events(events, True)

@@ -1,12 +1,13 @@
 """A node's disk: a store of atomic batches, some of which a crash may take back.
 
 It does what `coordinator.store` does on RocksDB, and can be damaged: so that the reader notices, as
-RocksDB's checksums do, or in silence, where only the digest tells.
+RocksDB's checksums do, or in silence, where only the digest tells. A sync can fail: then nobody
+knows what of the batches before it is on the disk, and a later sync does not bring them there.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from immutables import Map
@@ -49,76 +50,70 @@ class Content(NamedTuple):
     outcomes: Map[int, bytes] = Map()
 
 
+@dataclass(slots=True, eq=False)
+class Batch:
+    """A batch that was written, and not synced yet; `doubtful` once a sync of it has failed."""
+
+    save: fx.Save
+    doubtful: bool = False
+
+
 class Disk:
     """A store of atomic batches: those after the last sync may be lost, the newest first."""
 
     def __init__(self) -> None:
-        self.contents: list[Content] = [Content()]
+        self.durable = Content()
+        """What survives everything."""
+        self.newest = Content()
+        """What the process sees, and the next one after it, if only the process ends."""
+        self.unsynced: list[Batch] = []
         self.full = False
         self.refusing = False
         self.unreadable = False
+        self.next_sync_fails = False
         self.durable_logs: set[int] = set()
 
-    @property
-    def newest(self) -> Content:
-        return self.contents[-1]
+    def write(self, save: fx.Save) -> Batch:
+        """Apply a batch in memory."""
+        batch = Batch(save)
+        self.unsynced.append(batch)
+        self.newest = applied(self.newest, save)
+        return batch
 
-    def write(self, save: fx.Save) -> Content:
-        """Apply a batch in memory and return the content after it."""
-        old = Content() if save.wipe else self.newest
-        entities = old.entities.mutate()
-        for key, versioned in save.changes:
-            if versioned is not None:
-                entities[key] = versioned
-            elif key in entities:
-                del entities[key]
-        outcomes = old.outcomes
-        for cas, value in save.outcomes:
-            if value is not None:
-                outcomes = outcomes.set(cas, value)
-            elif cas in outcomes:
-                outcomes = outcomes.delete(cas)
-        rows = old.rows
-        for number, row in save.rows:
-            rows = rows.set(number, row)
-        authority = None if save.authority is None else replace(save.authority, log=Map())
-        content = Content(
-            save.authority is not None,
-            save.applied,
-            authority,
-            rows,
-            save.log,
-            save.cas,
-            save.digest,
-            entities.finish(),
-            outcomes,
-        )
-        self.contents.append(content)
-        return content
-
-    def synced(self, content: Content) -> None:
-        """Everything up to `content` survives from now on."""
-        position = next((i for i, c in enumerate(self.contents) if c is content), None)
-        if position is None:
+    def synced(self, batch: Batch) -> None:
+        """Everything up to this batch survives from now on, but for what is doubtful."""
+        if batch not in self.unsynced:
             return
-        del self.contents[:position]
-        if content.log is not None:
-            self.durable_logs.add(content.log.offset)
+        place = self.unsynced.index(batch)
+        for one in self.unsynced[: place + 1]:
+            if not one.doubtful:
+                self.durable = applied(self.durable, one.save)
+        del self.unsynced[: place + 1]
+        if self.durable.log is not None:
+            self.durable_logs.add(self.durable.log.offset)
+
+    def sync_failed(self) -> None:
+        """The system has dropped what it could not write, and calls it clean."""
+        for batch in self.unsynced:
+            batch.doubtful = True
 
     def crash(self, kept: int) -> None:
-        """Lose all but `kept` of the batches that were not synced."""
-        del self.contents[1 + kept :]
+        """Lose all but `kept` of the batches that were not synced, and those that are doubtful."""
+        for batch in self.unsynced[:kept]:
+            if not batch.doubtful:
+                self.durable = applied(self.durable, batch.save)
+        self.unsynced.clear()
+        self.newest = self.durable
         if self.newest.log is not None:
             self.durable_logs.add(self.newest.log.offset)
 
     def restore(self) -> inp.Restored | None:
         """Return what a starting node finds."""
-        content = self.newest
-        del self.contents[:-1]
         if self.unreadable:
             self.unreadable = False
-            self.contents = [Content()]
+            self.durable = self.newest = Content()
             return None
+        content = self.newest
         if not content.finished or content.authority is None:
             return None
         authority = content.authority
@@ -137,5 +132,40 @@ class Disk:
         key = choose(sorted(content.entities))
         held = content.entities[key]
         flipped = held._replace(value=bytes([held.value[0] ^ 1]) + held.value[1:])
-        self.contents = [content._replace(entities=content.entities.set(key, flipped))]
+        self.durable = content._replace(entities=content.entities.set(key, flipped))
+        self.newest = self.durable
+        self.unsynced.clear()
         return True
+
+
+def applied(old: Content, save: fx.Save) -> Content:
+    """Return the content after one more batch."""
+    if save.wipe:
+        old = Content()
+    entities = old.entities.mutate()
+    for key, versioned in save.changes:
+        if versioned is not None:
+            entities[key] = versioned
+        elif key in entities:
+            del entities[key]
+    outcomes = old.outcomes
+    for cas, value in save.outcomes:
+        if value is not None:
+            outcomes = outcomes.set(cas, value)
+        elif cas in outcomes:
+            outcomes = outcomes.delete(cas)
+    rows = old.rows
+    for number, row in save.rows:
+        rows = rows.set(number, row)
+    authority = None if save.authority is None else replace(save.authority, log=Map())
+    return Content(
+        save.authority is not None,
+        save.applied,
+        authority,
+        rows,
+        save.log,
+        save.cas,
+        save.digest,
+        entities.finish(),
+        outcomes,
+    )

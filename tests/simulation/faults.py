@@ -135,6 +135,15 @@ def _lose_disk(world: World, machine: Machine) -> bool:
     return True
 
 
+def _lose_any_disk(world: World, machine: Machine) -> bool:
+    """Also if it is the last: the log has everything."""
+    world.coverage.struck("lost disk", machine.step)
+    machine.crash("its disk is lost")
+    machine.wipe()
+    world.clock.at(world.down_ms(), machine.start)
+    return True
+
+
 def _damage_disk(world: World, machine: Machine) -> bool:
     """The store cannot be read any more, and the reader notices."""
     if not _others_stand(world, machine):
@@ -151,7 +160,7 @@ def _flip_bit(world: World, machine: Machine) -> bool:
     if not _others_stand(world, machine) or not machine.disk.newest.entities:
         return False
     step = machine.step
-    machine.crash("a byte on its disk has changed", kept=len(machine.disk.contents) - 1)
+    machine.crash("a byte on its disk has changed", kept=len(machine.disk.unsynced))
     world.clock.at(world.down_ms(), machine.start)
     if machine.disk.flip(world.clock.chance.choice):
         machine.flipped = True
@@ -169,6 +178,13 @@ def _fill_disk(world: World, machine: Machine) -> bool:
 def _free_disk(machine: Machine) -> None:
     if machine.end("full disk"):
         machine.disk.full = False
+
+
+def _fail_sync(world: World, machine: Machine) -> bool:
+    """The next sync fails, and what it should have brought to the disk is not there."""
+    machine.disk.next_sync_fails = True
+    world.coverage.struck("failed sync", machine.step)
+    return True
 
 
 # -- the network ---------------------------------------------------------------------------------
@@ -197,8 +213,10 @@ def _cut(machine: Machine) -> None:
 
 
 def _mend(machine: Machine) -> None:
-    machine.deaf = "cut: hears nothing" in machine.active
-    machine.mute = "cut: is not heard" in machine.active
+    """What else cuts the machine off goes on."""
+    cut = "cut" in machine.active or "leader change" in machine.active
+    machine.deaf = cut or "cut: hears nothing" in machine.active
+    machine.mute = cut or "cut: is not heard" in machine.active
 
 
 def _deafen(machine: Machine) -> None:
@@ -207,14 +225,6 @@ def _deafen(machine: Machine) -> None:
 
 def _silence(machine: Machine) -> None:
     machine.mute = True
-
-
-def _hear_again(machine: Machine) -> None:
-    machine.deaf = "cut" in machine.active
-
-
-def _speak_again(machine: Machine) -> None:
-    machine.mute = "cut" in machine.active
 
 
 def _lose_messages(machine: Machine) -> None:
@@ -234,9 +244,8 @@ def _delay_messages(machine: Machine) -> None:
 
 def _jump(world: World, machine: Machine) -> bool:
     """The wall clock of the machine is set, hours forwards or backwards."""
-    if world.evicting:
-        return False
     hours = world.clock.chance.choice((-5, -1, 1, 5))
+    world.clocks_were_set = True
     machine.skew_ms += hours * HOUR_MS
     machine.begin("clock jump")
     world.clock.at(1_000, machine.end, "clock jump")
@@ -325,6 +334,31 @@ def _trim(world: World, machine: Machine) -> bool:
     return _everywhere(world, "trim")
 
 
+def _change_leader(world: World, machine: Machine) -> bool:
+    """Another broker takes over: for a while nobody is heard, and connections are cut."""
+    lasts_ms = world.clock.chance.choice((200, 800, 1_500))
+    for each in world.machines.values():
+        if each.node is None:
+            continue
+        each.begin("leader change")
+        each.cut = True
+        each.producer.cut_at_the_end = world.clock.hit(0.5)
+        world.clock.at(lasts_ms, _lead_again, each)
+    return True
+
+
+def _lead_again(machine: Machine) -> None:
+    if machine.end("leader change"):
+        _mend(machine)
+
+
+def _kill_reader(world: World, machine: Machine) -> bool:
+    """The reader of `commit`, or of the heartbeats, stops without a word."""
+    machine.dead_reader = world.clock.chance.choice(("commit", "heartbeat"))
+    world.coverage.struck("dead reader", machine.step)
+    return True
+
+
 def _foreign(world: World, machine: Machine) -> bool:
     """Somebody writes bytes on `commit` that are no record of it."""
     world.broker["commit"].append(Unreadable("foreign bytes"), None, world.clock.now)
@@ -400,8 +434,8 @@ KINDS: dict[str, Callable[[World, Machine], bool]] = {
     "bit flip": _flip_bit,
     "full disk": _fill_disk,
     "cut": _of_network("cut", _cut, _mend),
-    "cut: is not heard": _of_network("cut: is not heard", _silence, _speak_again),
-    "cut: hears nothing": _of_network("cut: hears nothing", _deafen, _hear_again),
+    "cut: is not heard": _of_network("cut: is not heard", _silence, _mend),
+    "cut: hears nothing": _of_network("cut: hears nothing", _deafen, _mend),
     "cut from acks": _of_network(
         "cut from acks", lambda m: m.cut_topics.add("acks"), lambda m: m.cut_topics.discard("acks")
     ),
@@ -430,6 +464,9 @@ KINDS: dict[str, Callable[[World, Machine], bool]] = {
     "departure": _leave,
     "late abort": _abort_late,
     "repeated EndTxn": _repeat_the_end,
+    "failed sync": _fail_sync,
+    "leader change": _change_leader,
+    "dead reader": _kill_reader,
 }
 
 ANY, MASTER, ALL = "any", "master", "all"
@@ -470,6 +507,10 @@ ACTIONS: dict[str, tuple[Callable[[World, Machine], bool], str]] = {
     "crash_all": (_crash, ALL),
     "step_down": (_step_down, ANY),
     "leave": (_leave, ANY),
+    "fail_sync": (_fail_sync, ANY),
+    "change_leader": (_change_leader, ANY),
+    "kill_reader": (_kill_reader, ANY),
+    "lose_all_disks": (_lose_any_disk, ALL),
 }
 
 

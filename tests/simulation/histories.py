@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tests.simulation.judge import Judge
 
 CODES = {"config_not_found": "not_found", "index_not_found": "not_found"}
-EXPIRED = "request_expired"
+EXPIRED, AHEAD = "request_expired", "clock_ahead"
 
 
 def violation_of(judge: Judge) -> str:
@@ -49,7 +49,7 @@ def violation_of(judge: Judge) -> str:
 def _operations(judge: Judge) -> Iterator[Operation]:
     for op in judge.ops:
         heard = op.outcome
-        if heard is not None and heard.code == EXPIRED and op.tries > 1:
+        if heard is not None and heard.code in (EXPIRED, AHEAD) and op.tries > 1:
             heard = None
         yield from _written(op.request, heard, op.invoked_ms, op.done_ms)
     yield from _published(judge)

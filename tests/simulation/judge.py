@@ -8,18 +8,10 @@ reports.
 from __future__ import annotations
 
 from bisect import bisect_right
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from coordinator.core import effects as fx
-from coordinator.core.entities import (
-    BACKFILL,
-    DROPPING,
-    TRANSITIONS,
-    Consumed,
-    Index,
-    Stream,
-)
+from coordinator.core.entities import BACKFILL, DROPPING, Consumed, Index, Stream
 from coordinator.core.inputs import Input, Restored
 from coordinator.core.records import (
     ACCEPTED,
@@ -41,16 +33,32 @@ from coordinator.core.records import (
 )
 from coordinator.core.types import TxnId
 from tests.simulation.actors import Op, Reading
-from tests.simulation.answers import EFFECTS, Answers
+from tests.simulation.answers import BUILD_EFFECT, EFFECTS, Answers
 from tests.simulation.broker import COMMITTED, Session, Stored
 from tests.simulation.conclusion import conclude
-from tests.simulation.truth import Done, Seen, Truth, Version, point_of
+from tests.simulation.truth import Done, Seen, Truth, Version, digest_of, point_of
 from tests.simulation.violation import Violation, require
 
 if TYPE_CHECKING:
     from tests.simulation.data_plane import Projector
     from tests.simulation.machine import Machine
     from tests.simulation.world import World
+
+
+LEGAL = {
+    (before, after)
+    for before, afters in (
+        (None, "init"),
+        ("init", "ready dropping"),
+        ("ready", "pending dropping error"),
+        ("pending", "pending backfill dropping error"),
+        ("backfill", "pending maintenance dropping error"),
+        ("maintenance", "pending dropping error"),
+        ("error", "pending dropping"),
+    )
+    for after in afters.split()
+} | {("dropping", None)}
+"""What an index may become, written down a second time."""
 
 
 class Judge(Answers):
@@ -68,6 +76,7 @@ class Judge(Answers):
         self.done: dict[int, Done] = {}
         self.effects: dict[str, list[tuple[str, int]]] = {}
         self.ready: dict[int, int] = {}
+        self.builds: dict[str, TxnId] = {}
         self.versions: dict[Any, list[Version]] = {}
         self.commits: list[tuple[int, int]] = []
         self.refused: set[str] = set()
@@ -80,6 +89,8 @@ class Judge(Answers):
         self.ops: list[Op] = []
         self.readings: list[Reading] = []
         self.rolled_back = 0
+        self.replayed = True
+        """Whether `history` is whole, and is replayed at the end."""
         self.remembered: dict[int, bytes] = {}
         """The groups of outcomes that the log has brought and not taken back, by CAS."""
         self._offsets: list[int] = []
@@ -340,17 +351,29 @@ class Judge(Answers):
             self.entities[key] = (cas, mutation.value, entity)
         self.versions.setdefault(key, []).append(Version(decided_ms, cas, mutation.value))
         self.done[cas] = Done(mutation, txn, decided_ms)
+        if mutation.event == BUILD_EFFECT and mutation.request:
+            self._check_build(mutation.request, txn, cas)
         if mutation.event in EFFECTS:
             found = self.effects.setdefault(mutation.request, [])
             found.append((mutation.event, cas))
             require(len(found) == 1, "a-request-id-executes-once", f"{mutation.request}: {found}")
-            require(
-                mutation.request not in self.stale,
-                "an-expired-id-is-never-executed",
-                f"{mutation.request} at CAS {cas}",
-            )
+            self._check_age(mutation.request, cas)
             if mutation.event != "IndexProposed":
                 self._not_refused(mutation.request, cas)
+
+    def _check_age(self, request: str, cas: int) -> None:
+        """An id that was too old when it was made; masters whose clocks are wrong cannot tell."""
+        require(
+            request not in self.stale or self.world.clocks_were_set,
+            "an-expired-id-is-never-executed",
+            f"{request} at CAS {cas}",
+        )
+
+    def _check_build(self, request: str, txn: TxnId, cas: int) -> None:
+        """One request may have several indexes built, but all of them at once, and only once."""
+        known = self.builds.setdefault(request, txn)
+        require(known == txn, "a-request-id-executes-once", f"{request}: {known} and {txn}")
+        self._check_age(request, cas)
 
     def _apply_index(self, mutation: Mutation, was: Any, cas: int, decided_ms: int) -> None:
         now = mutation.entity
@@ -358,7 +381,7 @@ class Judge(Answers):
         new = now.state if isinstance(now, Index) else None
         rewritten = mutation.event in ("EntityRewritten", "ShardsMoved") and old == new
         require(
-            rewritten or new in TRANSITIONS[old],
+            rewritten or (old, new) in LEGAL,
             "legal-transitions",
             f"{mutation.key}: {old} -> {new}",
         )
@@ -494,9 +517,11 @@ class Judge(Answers):
         )
         assert first is not None
         cas = first.value.snapshot.last_cas
-        for number in self.truth.members:
+        assert machine.node is not None
+        authority = machine.node.authority
+        for number in authority.members if authority is not None else ():
             # A disk that was lost since has nothing that could be behind.
-            content = self.world.machines[number].disk.contents[0]
+            content = self.world.machines[number].disk.durable
             require(
                 not content.finished or content.applied >= offset,
                 "what-is-trimmed-is-durable",
@@ -519,21 +544,12 @@ class Judge(Answers):
         node = machine.node
         assert node is not None
         flipped = machine.flipped and effect.code == "digest_mismatch"
+        stalled = bool(machine.dead_reader) and effect.code.endswith("_stalled")
         require(
-            flipped or effect.code in self.world.alarms_expected,
+            flipped or stalled or effect.code in self.world.alarms_expected,
             "no-alarm",
             f"node {machine.number} halts: {effect.code}: {effect.message}",
         )
-
-
-def digest_of(entities: dict[str, tuple[int, bytes, Any]]) -> int:
-    """Return the digest, written down a second time."""
-    total = 0
-    for key, (cas, value, _) in entities.items():
-        name = key.encode()
-        text = len(name).to_bytes(4, "little") + cas.to_bytes(8, "little") + name + value
-        total += int.from_bytes(blake2b(text, digest_size=16).digest(), "little")
-    return total % 2**128
 
 
 RULES: dict[type, Any] = {
@@ -550,4 +566,4 @@ RULES: dict[type, Any] = {
     OutcomesForgotten: Judge._forgotten,
 }
 
-__all__ = ["COMMITTED", "IndexerRegistered", "Judge", "Violation", "digest_of"]
+__all__ = ["COMMITTED", "IndexerRegistered", "Judge", "Violation"]

@@ -25,7 +25,7 @@ from coordinator.core.types import Instant
 from tests.simulation.clock import WALL_MS
 from tests.simulation.coverage import STEPS_OF_EFFECT, steps_of_input
 from tests.simulation.ddl_reader import DdlReader
-from tests.simulation.disk import Content, Disk
+from tests.simulation.disk import Batch, Disk
 from tests.simulation.producer import ProducerThread
 
 if TYPE_CHECKING:
@@ -64,6 +64,8 @@ class Machine:
         self.step = "start"
         self.active: dict[str, int] = {}
         self.flipped = False
+        self.dead_reader = ""
+        """The topic whose reader has stopped; the process does not know."""
         self.inbox: deque[inp.Input] = deque()
         self.waiting: dict[int, Any] = {}
         self.producer = ProducerThread(self)
@@ -137,10 +139,11 @@ class Machine:
 
     def start(self) -> None:
         """Start the process, if it is not running."""
-        if self.node is not None:
-            return
         world = self.world
+        if self.node is not None or self.number in world.dead:
+            return
         self.life += 1
+        self.dead_reader = ""
         config = NodeConfig(
             node=self.number,
             incarnation=self.number * 1_000 + self.life,
@@ -175,7 +178,7 @@ class Machine:
         self._follow = -1
         self._following = False
         self.ddl.stop()
-        unsynced = len(self.disk.contents) - 1
+        unsynced = len(self.disk.unsynced)
         self.disk.crash(self.clock.chance.randint(0, unsynced) if kept is None else kept)
         self.disk.refusing = False
         self.world.judge.ended(self.number)
@@ -277,7 +280,7 @@ class Machine:
     def _deliver_commit(self, life: int) -> None:
         if life != self.life:
             return
-        if self.deaf or self.paused:
+        if self.deaf or self.paused or self.dead_reader == "commit":
             self.clock.at(60, self._deliver_commit, life)
             return
         limit = self.clock.chance.choice((1, 2, 3, 500))
@@ -357,7 +360,7 @@ class Machine:
     def hear(self, topic: str, record: Any) -> None:
         """A record of `acks` or `heartbeat` has come as far as this machine."""
         node = self.node
-        if node is None or self.deaf or topic in self.cut_topics:
+        if node is None or self.deaf or topic in self.cut_topics or topic == self.dead_reader:
             return
         if self.lossy and self.loses(0.0):
             return
@@ -378,15 +381,20 @@ class Machine:
             return
         if effect.authority is not None:
             self.world.judge.saved(self.number, effect)
-        content = disk.write(effect)
-        if effect.sync:
-            self.clock.at(self.clock.delay(), self._synced, self.life, effect.token, content)
-        elif self.clock.hit(0.1):
-            disk.synced(content)
+        batch = disk.write(effect)
+        if effect.sync and disk.next_sync_fails:
+            disk.next_sync_fails = False
+            disk.sync_failed()
+            disk.refusing = True
+            self.later(self.clock.delay(), inp.StoreFailed(effect.token, "the sync failed"))
+        elif effect.sync:
+            self.clock.at(self.clock.delay(), self._synced, self.life, effect.token, batch)
+        elif self.clock.hit(0.1) and not disk.next_sync_fails:
+            disk.synced(batch)
 
-    def _synced(self, life: int, token: int, content: Content) -> None:
-        if life == self.life:
-            self.disk.synced(content)
+    def _synced(self, life: int, token: int, batch: Batch) -> None:
+        if life == self.life and not batch.doubtful:
+            self.disk.synced(batch)
             self.feed(inp.Stored(token))
 
     def _do_probe(self, effect: fx.Probe) -> None:

@@ -206,14 +206,13 @@ def test_a_flipped_byte_on_a_disk_stops_the_node_and_it_rebuilds(world: World) -
     replica = replicas_of(world)[0]
     run_until(world, lambda: "config/first" in replica.disk.newest.entities)
     world.clock.run(world.clock.now + 500)
-    replica.disk.synced(replica.disk.newest)
-    replica.crash()
+    replica.crash(kept=len(replica.disk.unsynced))
     content = replica.disk.newest
     held = content.entities["config/first"]
     flipped = held._replace(value=bytes([held.value[0] ^ 1]) + held.value[1:])
     entities = content.entities.set("config/first", flipped)
     assert states.restore(content.cas, entities.items()).digest != content.digest
-    replica.disk.contents = [content._replace(entities=entities)]
+    replica.disk.durable = replica.disk.newest = content._replace(entities=entities)
     world.alarms_expected = {"digest_mismatch"}
     world.judge.restored = lambda number, restored: None  # type: ignore[method-assign]
     replica.start()

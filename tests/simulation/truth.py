@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any
 
 from coordinator.core.authority_state import AuthorityState
@@ -86,3 +87,13 @@ def point_of(authority: AuthorityState) -> tuple[Any, ...]:
         authority.minimum,
         authority.acceptors,
     )
+
+
+def digest_of(entities: dict[str, tuple[int, bytes, Any]]) -> int:
+    """Return the digest, written down a second time."""
+    total = 0
+    for key, (cas, value, _) in entities.items():
+        name = key.encode()
+        text = len(name).to_bytes(4, "little") + cas.to_bytes(8, "little") + name + value
+        total += int.from_bytes(blake2b(text, digest_size=16).digest(), "little")
+    return total % 2**128

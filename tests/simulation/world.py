@@ -76,6 +76,11 @@ class World:
         self.broker = Broker(self.clock)
         self.machines: dict[int, Machine] = {}
         self.faults = Faults()
+        self.clocks_were_set = False
+        self.dead: set[int] = set()
+        """Nodes that died for good, also when all is healed."""
+        self.ahead_ms = 0
+        """By how much the clocks of clients are ahead."""
         self.damaged = False
         """Transactions end as no client of ours could end them."""
         self.think_ms = 700
@@ -110,6 +115,7 @@ class World:
             "probe_ms": 400,
             "restart_wait_ms": 500,
             "restart_pause_ms": 1_500,
+            "stall_ms": 8_000,
             "scrub_ms": 4_000,
             "copy_wait_ms": 1_500,
         }
@@ -120,8 +126,9 @@ class World:
             config["election_stagger_ms"] = chance.choice((50, 300))
             config["look_ms"] = chance.choice((100, 500))
             config["log_capacity"] = chance.choice((1_000, 4))
-            self.evicting = chance.random() < 0.1
+            self.evicting = chance.random() < 0.15
             self.timed_ids = chance.random() < 0.3
+            self.ahead_ms = chance.choice((0, 0, 0, 60_000, 400_000))
             config["request_window_ms"] = 4_000 if self.evicting else 7 * DAY_MS
             config["group_bytes_max"] = chance.choice((512 * 1024, 512 * 1024, 512 * 1024, 4_000))
             if chance.random() < 0.1:
@@ -187,7 +194,25 @@ class World:
             self.clock.at(when, strike, self, chance.choice(actions))
         if not focus:
             arm(self)
+        if not directed and not focus and chance.random() < 0.08:
+            self._plan_a_death()
         self.clock.at(FAULTS_UNTIL_MS, self.heal)
+
+    def _plan_a_death(self) -> None:
+        """Some nodes die and never come back; enough are left to go on without them."""
+        chance = self.clock.chance
+        minority = (len(self.machines) - 1) // 2
+        for machine in chance.sample(list(self.machines.values()), minority):
+            self.clock.at(chance.randint(300, 6_000), self._die, machine)
+
+    def _die(self, machine: Machine) -> None:
+        self.dead.add(machine.number)
+        machine.crash("for good")
+
+    @property
+    def living(self) -> list[Machine]:
+        """The machines that are there in the end."""
+        return [m for m in self.machines.values() if m.number not in self.dead]
 
     def down_ms(self) -> int:
         """Return how long a fault lasts."""
@@ -241,7 +266,7 @@ class World:
             machine.slow_ms = machine.skew_ms = 0
             machine.run_at(1.0)
             machine.fuse = -1
-            machine.disk.full = False
+            machine.disk.full = machine.disk.next_sync_fails = False
             if machine.paused:
                 machine.resume()
             self.come_back(machine)
@@ -287,9 +312,10 @@ class World:
         if not self.timed_ids:
             return plain, False
         stale = self.clock.chance.random() < 0.1
-        born_ms = WALL_MS + self.clock.now
+        born_ms = WALL_MS + self.clock.now + self.ahead_ms
         if stale:
-            born_ms -= self.config["request_window_ms"] + (2_000 if self.evicting else 4 * DAY_MS)
+            born_ms -= self.ahead_ms + self.config["request_window_ms"]
+            born_ms -= 2_000 if self.evicting else 4 * DAY_MS
         digits = f"{born_ms:012x}7{self.token():019x}"
         made = "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
         if stale:
@@ -329,7 +355,7 @@ class World:
         if any(c.busy for c in self.clients) or any(w.busy for w in self.writers):
             return False
         truth = self.judge.truth
-        for machine in self.machines.values():
+        for machine in self.living:
             node = machine.node
             if node is None or not node.is_member or machine.waiting:
                 return False
@@ -338,7 +364,12 @@ class World:
         if not truth.master or self.broker.current or self.judge.indexer_differences():
             return False
         master = self.machines[truth.master].node
-        if master is None or master.master is None or not master.master.active:
+        if (
+            set(truth.members) & self.dead
+            or master is None
+            or master.master is None
+            or not master.master.active
+        ):
             return False
         leader = master.master
         return not (
@@ -400,7 +431,7 @@ class World:
         limit = self.clock.now + CONVERGED_BY_MS
         while not done():
             require(self.clock.now < limit, name, self.unsettled())
-            for machine in self.machines.values():
+            for machine in self.living:
                 self.come_back(machine)
             self.clock.run(self.clock.now + 100)
 

@@ -89,22 +89,20 @@ def test_an_id_that_was_used_again_is_forgotten_with_its_newest_group() -> None:
 def test_a_window_from_the_middle_of_the_log_is_whole_when_the_rest_is_forgotten() -> None:
     before = window((5, group(5, "a")), (7, group(7, "b")))
     made = OutcomeWindow(CODEC)
-    made.begin(before.digest, 8)
+    made.begin(before.digest)
     for one in (before, made):
         one.add(9, group(9, "c"), Instant(0, WALL_MS))
-    assert not made.is_whole
-    for one in (before, made):
-        one.forget(5)
-    assert not made.is_whole
-    for one in (before, made):
-        one.forget(8)
-    assert made.is_whole
-    assert made.digest == before.digest
+    for forgotten, whole in ((0, False), (5, False), (7, True)):
+        before.forget(forgotten)
+        made.forget(forgotten)
+        assert made.agrees(before.digest)
+        assert made.is_whole is whole
+    assert not made.agrees(before.digest + 1)
 
 
 def test_a_window_that_begins_where_nothing_is_remembered_is_whole() -> None:
     made = OutcomeWindow(CODEC)
-    made.begin(0, 8)
+    made.begin(0)
     assert made.is_whole
 
 

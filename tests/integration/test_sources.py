@@ -1,0 +1,255 @@
+"""Where a node finds the state on real topics, when some of them are damaged or trimmed."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from confluent_kafka import Message, Producer
+
+from coordinator import codec
+from coordinator.core import effects as fx
+from coordinator.core import inputs as inp
+from coordinator.core import state as states
+from coordinator.core.full_sync import COPY, HISTORY, SNAPSHOT
+from coordinator.core.records import AuthoritySnapshot, Event, SnapshotKept, TransactionCommitted
+from coordinator.core.state import EMPTY, StateContext
+from coordinator.core.types import TxnId
+from coordinator.embedded.broker import Broker
+from coordinator.kafka.readers import watermarks
+from coordinator.kafka.sources import SnapshotLost, Sources
+from coordinator.kafka.topics import (
+    COMMIT,
+    SNAPSHOTS,
+    STATECONTEXT,
+    delete_records,
+    ensure_topics,
+    topic_name,
+)
+from coordinator.kafka.topics import (
+    HISTORY as HISTORY_TOPIC,
+)
+from tests.integration.cluster import Cluster, shown, value_of, wait_until
+from tests.integration.ports import KafkaDesk, event
+
+Make = Callable[..., Cluster]
+
+
+def put(servers: str, topic: str, key: bytes, value: bytes) -> None:
+    """Write a plain record to partition 0, and see that it is there."""
+    failed: list[Any] = []
+    producer = Producer({"bootstrap.servers": servers})
+    producer.produce(
+        topic, value, key, partition=0, on_delivery=lambda error, _: failed.append(error)
+    )
+    assert producer.flush(30) == 0
+    assert failed == [None]
+
+
+class Log:
+    """The topics of a cluster without nodes, written by the shell's producer."""
+
+    def __init__(self, servers: str) -> None:
+        self.servers = servers
+        self.cluster = f"sources-{uuid.uuid4().hex[:8]}"
+        ensure_topics(servers, self.cluster)
+        self.told: list[tuple[str, int]] = []
+        self.state = EMPTY
+        self.at: list[StateContext] = []
+        self._desk = KafkaDesk(servers, self.cluster)
+        assert isinstance(self._desk.order(fx.OpenProducer(1)), inp.ProducerOpened)
+        self.sources = Sources(servers, self.cluster, threading.Event(), self._bad)
+
+    def _bad(self, message: Message, reason: str) -> None:
+        self.told.append((str(message.topic()), int(message.offset() or 0)))
+
+    def commit(self, *events: Event) -> None:
+        """Commit a transaction with these events."""
+        written = self._desk.order(fx.WriteEvents(2, events))
+        assert isinstance(written, inp.Written)
+        cas = tuple(offset + 1 for offset in written.offsets)
+        dated = tuple(replace(e, cas=at) for e, at in zip(events, cas, strict=True))
+        self._desk.order(fx.WriteHistory(dated))
+        verdict = TransactionCommitted(TxnId(1, 1), 0, (1,), cas, 0, 0)
+        assert isinstance(self._desk.order(fx.Conclude(2, (verdict,))), inp.Ended)
+        self.state = states.evolve(self.state, [(e.mutation, e.cas) for e in dated])
+        self.at.append(self.state)
+
+    def write(self, topic: str, value: bytes) -> None:
+        put(self.servers, topic_name(self.cluster, topic), b"foreign", value)
+
+    def read(self, source: str, **where: Any) -> StateContext:
+        """Return the state that a source comes to, to the last event of all."""
+        held: dict[str, Any] = {}
+        found: list[tuple[Any, int]] = []
+        place = {"offset": 0, "copy": 0, **where}
+        for batch in self.sources.read(source, cas_base=1, at_least=self.state.cas, **place):
+            held.update(batch.held)
+            found += [(e.mutation, e.cas) for e in batch.events]
+        begin = states.restore(max((v.cas for v in held.values()), default=0), held.items())
+        return states.evolve(begin, [pair for pair in found if pair[1] > begin.cas])
+
+    def close(self) -> None:
+        self._desk.close()
+
+
+@pytest.fixture
+def log(broker: Broker) -> Any:
+    made = Log(broker.bootstrap_servers)
+    yield made
+    made.close()
+
+
+def test_a_copy_and_its_tail_are_the_state_wherever_the_copy_was_made(log: Log) -> None:
+    """Transactions leave gaps in the offsets; the tail begins between two of them."""
+    for number in range(12):
+        log.commit(*(event(number * 3 + n, f"s{(number + n) % 5}") for n in range(number % 3 + 1)))
+    for number, state in enumerate(log.at):
+        copy = 100 + number
+        offset = log.sources.write_copy(copy, state)
+        assert log.read(SNAPSHOT, offset=offset, copy=copy).digest == log.state.digest
+        assert log.read(COPY, offset=offset, copy=copy).digest == state.digest
+    assert log.read(HISTORY).digest == log.state.digest
+
+
+def test_what_is_no_record_of_a_topic_is_told_and_passed_over(log: Log) -> None:
+    log.commit(event(1))
+    for topic in (STATECONTEXT, HISTORY_TOPIC, SNAPSHOTS):
+        log.write(topic, b"foreign bytes")
+    offset = log.sources.write_copy(7, log.state)
+    log.commit(event(2))
+    assert log.read(SNAPSHOT, offset=0, copy=7).digest == log.state.digest
+    assert log.read(HISTORY).digest == log.state.digest
+    seen = [e.cas for batch in log.sources.events(1, 0, log.state.cas) for e in batch]
+    assert len(seen) == 2
+    told = {topic.rpartition(".")[2] for topic, _ in log.told}
+    assert told == {STATECONTEXT, HISTORY_TOPIC, SNAPSHOTS}
+    assert offset > 0
+
+
+def test_a_copy_that_is_not_there_is_not_waited_for_without_end(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coordinator.kafka.sources.READ_TIMEOUT_S", 0.5)
+    log.commit(event(1))
+    log.sources.write_copy(7, log.state)
+    with pytest.raises(SnapshotLost):
+        log.read(SNAPSHOT, offset=0, copy=8)
+
+
+# -- clusters ------------------------------------------------------------------------------------
+
+
+def fill(cluster: Cluster, count: int, size: int = 10) -> None:
+    with cluster.client() as client:
+        for number in range(count):
+            client.put_config(f"s/{number % 7}", "x" * size + str(number))
+
+
+def empty(cluster: Cluster, *nodes: int) -> None:
+    """Start nodes again with empty folders."""
+    for number in nodes:
+        cluster.nodes[number].kill()
+        shutil.rmtree(cluster.nodes[number].folder)
+    for number in nodes:
+        cluster.nodes[number].start()
+
+
+def stray(cluster: Cluster, topic: str, key: str) -> None:
+    """Somebody who is no master writes an older version of an entity again."""
+    found = [m for m in cluster.read(topic) if m.key() == key.encode()]
+    put(cluster.servers, cluster.topic(topic), key.encode(), value_of(found[0]))
+
+
+def synchronised_from(cluster: Cluster, node: int, source: str) -> None:
+    said = f"synchronised from {source}:"
+    wait_until(lambda: said in cluster.nodes[node].said, f"node {node} {said}", 90)
+
+
+def test_two_wiped_nodes_find_the_state_beside_a_damaged_topic(make_cluster: Make) -> None:
+    cluster = make_cluster(indexers=0).start()
+    fill(cluster, 20)
+    stray(cluster, STATECONTEXT, "config/s/3")
+    fill(cluster, 3)
+    before = cluster.settled()
+    victims = [n for n in cluster.nodes if n != cluster.master()]
+    empty(cluster, *victims)
+    for victim in victims:
+        synchronised_from(cluster, victim, "history")
+    assert cluster.settled()["config"] == before["config"]
+
+
+def test_a_peer_gives_a_copy_where_the_topics_are_damaged(make_cluster: Make) -> None:
+    cluster = make_cluster(indexers=0).start()
+    fill(cluster, 20)
+    stray(cluster, STATECONTEXT, "config/s/3")
+    fill(cluster, 3)
+    before = cluster.settled()
+    history = cluster.topic(HISTORY_TOPIC)
+    delete_records(cluster.servers, history, watermarks(cluster.servers, history)[1] // 2)
+    victims = [n for n in cluster.nodes if n != cluster.master()]
+    empty(cluster, *victims)
+    for victim in victims:
+        synchronised_from(cluster, victim, "copy")
+    assert cluster.settled()["config"] == before["config"]
+
+
+def test_what_does_not_belong_on_statecontext_is_found_and_mended(make_cluster: Make) -> None:
+    cluster = make_cluster(indexers=0, options=("--scrub-ms", "1000")).start()
+    fill(cluster, 20)
+    for key in ("config/s/3", "config/s/5"):
+        stray(cluster, STATECONTEXT, key)
+
+    def mended() -> bool:
+        found = cluster.http.get(cluster.nodes[cluster.master()].url + "/metrics").text
+        lines = dict(line.split() for line in found.splitlines() if not line.startswith("#"))
+        return float(lines["coordinator_strays_found_total"]) == 2
+
+    wait_until(mended, "both strays are found")
+    state = cluster.settled()
+    wait_until(
+        lambda: cluster.digest_by_statecontext(state["cas"]) == shown(cluster.settled()),
+        "statecontext is whole",
+    )
+    rewritten = [e for e in cluster.history() if e.mutation.event == "EntityRewritten"]
+    assert {e.mutation.key for e in rewritten} == {"config/s/3", "config/s/5"}
+
+
+def test_the_log_is_trimmed_behind_a_copy_and_who_was_away_synchronises(
+    make_cluster: Make,
+) -> None:
+    options = ("--snapshot-bytes", "60000", "--request-window-ms", "1500")
+    cluster = make_cluster(indexers=0, options=options).start()
+    commit = cluster.topic(COMMIT)
+    away = cluster.replicas()[0]
+    cluster.nodes[away].stop()
+
+    def trimmed(times: int) -> Callable[[], bool]:
+        seen: set[int] = set()
+
+        def more() -> bool:
+            fill(cluster, 40, 300)
+            seen.add(watermarks(cluster.servers, commit)[0])
+            return len(seen - {0}) >= times
+
+        return more
+
+    wait_until(trimmed(2), "the log is trimmed, and again", 120)
+    first = codec.decode(value_of(cluster.read(COMMIT)[0]))
+    assert isinstance(first, AuthoritySnapshot)
+    kept = [r for r in cluster.records(COMMIT) if isinstance(r, SnapshotKept)]
+    assert kept
+    said = len(cluster.nodes[away].said)
+    cluster.nodes[away].start()
+    state = cluster.settled()
+    assert "synchronised from" in cluster.nodes[away].said[said:]
+    assert cluster.digest_by_history() == shown(state)
+    empty(cluster, *cluster.nodes)
+    assert shown(cluster.settled()) == shown(state)
+    with cluster.client() as client:
+        client.put_config("after", 1)
