@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import os
 import secrets
@@ -159,6 +160,9 @@ async def _serve(arguments: argparse.Namespace, store: Store, started: Started) 
     from coordinator.http.server import HttpServer
 
     node = Node(_config(arguments), Codec())
+    # What was restored stays: the collector need not go through it again and again.
+    gc.collect()
+    gc.freeze()
     shell = Shell(
         node, store, arguments.bootstrap_servers, arguments.cluster, str(arguments.data_dir)
     )

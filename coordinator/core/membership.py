@@ -34,6 +34,9 @@ from coordinator.core.separation import separation
 if TYPE_CHECKING:
     from coordinator.core.master import Master
 
+WISHES_MAX = 64
+"""So many operators may wait for a change of the lists."""
+
 FORGET_PAUSE_MS = 5_000
 """So often, at most, an idle master forgets outcomes."""
 
@@ -248,6 +251,8 @@ class Membership:
             why = self._why_not_leave(command.node)
         if why:
             self._tell(event, refused(code, why))
+        elif len(self._wishes) >= WISHES_MAX:
+            self._tell(event, unknown("overloaded", "too many operators wait: retry"))
         else:
             self._wishes.append(event)
 

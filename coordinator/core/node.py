@@ -83,6 +83,7 @@ from coordinator.core.records import (
     CopyOffered,
     CopyRequested,
     DeadLetter,
+    Heartbeat,
     IndexerHeartbeat,
     IndexerRegistered,
     JoinRequested,
@@ -619,6 +620,8 @@ class Node:
         self.hearing_ms += max(0, step_ms)
         self._heard_at_ms = self.now.mono_ms
         for beat in event.records:
+            if impossible(beat):
+                continue  # Each number is kept, and nobody has this one.
             heard = Peer(self.hearing_ms, beat)
             match beat:
                 case NodeHeartbeat():
@@ -834,6 +837,12 @@ class Node:
 
     def _examined(self, event: Examined) -> None:
         self.pulse.examined(event)
+
+
+def impossible(beat: Heartbeat) -> bool:
+    """Tell whether this names a process that cannot be."""
+    numbers = (getattr(beat, name, 0) for name in ("node", "indexer", "projector"))
+    return any(authorities.impossible_id(number) for number in numbers)
 
 
 ACTIONS: dict[type, Callable[[Node, Entry, AuthorityState | None], None]] = {

@@ -63,6 +63,10 @@ class Stored:
     at_ms: int
 
 
+def unchanged(value: Any) -> Any:
+    return value
+
+
 class Partition:
     """One partition, with its readers."""
 
@@ -72,6 +76,8 @@ class Partition:
         self.end = 0
         self.records: list[Stored] = []
         self.unstable: int | None = None
+        self.through: Callable[[Any], Any] = unchanged
+        """What a record goes through on its way here: encoding and decoding, in some worlds."""
         self.listeners: list[Callable[[], None]] = []
 
     @property
@@ -81,7 +87,7 @@ class Partition:
 
     def append(self, value: Any, txn: Transaction | None, now: int) -> int:
         offset = self.end
-        self.records.append(Stored(offset, value, txn, now))
+        self.records.append(Stored(offset, self.through(value), txn, now))
         self.end += 1
         if txn is not None and self.unstable is None:
             self.unstable = offset

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from coordinator.core.commands import Leave, StepDown
 from coordinator.core.records import AuthoritySnapshot, MasterClaimed, Unreadable
 from tests.simulation.broker import ABORTED, COMMITTED
+from tests.simulation.stops import PROCESS_STOPS
 
 if TYPE_CHECKING:
     from tests.simulation.machine import Machine
@@ -102,7 +103,7 @@ def _stop(world: World, machine: Machine) -> bool:
 
 
 def _stop_for(world: World, machine: Machine, kind: str, lasts_ms: int) -> bool:
-    if machine.paused:
+    if PROCESS_STOPS & machine.active.keys():
         return False
     machine.begin(kind)
     machine.pause()

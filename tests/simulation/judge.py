@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator.core import effects as fx
 from coordinator.core.entities import BACKFILL, DROPPING, Consumed, Index, Stream
-from coordinator.core.inputs import Input, Restored
+from coordinator.core.inputs import Input, Restored, Started, SyncRead
 from coordinator.core.records import (
     ACCEPTED,
     AuthoritySnapshot,
@@ -36,6 +36,7 @@ from tests.simulation.actors import Op, Reading
 from tests.simulation.answers import BUILD_EFFECT, EFFECTS, Answers
 from tests.simulation.broker import COMMITTED, Session, Stored
 from tests.simulation.conclusion import conclude
+from tests.simulation.meter import CALLS_PER_MS, STEP_MS_MAX
 from tests.simulation.truth import Done, Seen, Truth, Version, digest_of, point_of
 from tests.simulation.violation import Violation, require
 
@@ -89,6 +90,7 @@ class Judge(Answers):
         self.ops: list[Op] = []
         self.readings: list[Reading] = []
         self.rolled_back = 0
+        self.calls_max = STEP_MS_MAX * CALLS_PER_MS
         self.replayed = True
         """Whether `history` is whole, and is replayed at the end."""
         self.remembered: dict[int, bytes] = {}
@@ -437,6 +439,18 @@ class Judge(Answers):
         )
 
     # -- nodes -------------------------------------------------------------------------------
+
+    def step_took(self, machine: Machine, event: Input, calls: int) -> None:
+        """No step costs more than a bound; to take a whole state in costs as much as that has."""
+        node = machine.node
+        taking = isinstance(event, SyncRead | Started) or (
+            node is not None and not node.state_known
+        )
+        require(
+            taking or calls <= self.calls_max,
+            "a-step-is-short",
+            f"node {machine.number} needs {calls} calls for {type(event).__name__}",
+        )
 
     def ended(self, number: int) -> None:
         self._seen.pop(number, None)

@@ -26,7 +26,9 @@ from tests.simulation.clock import WALL_MS
 from tests.simulation.coverage import STEPS_OF_EFFECT, steps_of_input
 from tests.simulation.ddl_reader import DdlReader
 from tests.simulation.disk import Batch, Disk
+from tests.simulation.meter import metered
 from tests.simulation.producer import ProducerThread
+from tests.simulation.stops import PROCESS_STOPS
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -172,7 +174,7 @@ class Machine:
         self.inbox.clear()
         self.waiting.clear()
         self._rest = []
-        for fault in PROCESS_FAULTS & self.active.keys():
+        for fault in PROCESS_STOPS & self.active.keys():
             del self.active[fault]
         self.producer.drop()
         self._follow = -1
@@ -221,12 +223,34 @@ class Machine:
         instant = Instant(self.mono_ms, WALL_MS + now + self.skew_ms)
         steps = steps_of_input(self, event)
         life = self.life
-        found = node.step(instant, event)
+        found, took_ms = self._timed_step(node, instant, event)
         world.stepped(self, event, found)
         for step in steps:
             world.take_step(self, step)
-        if self.life == life:
+        if self.life != life:
+            return
+        if took_ms and not self.paused:
+            self._rest += found
+            self.pause()
+            self.clock.at(took_ms, self._step_ends, life)
+        else:
             self._carry_out(found)
+
+    def _timed_step(
+        self, node: Node, instant: Instant, event: inp.Input
+    ) -> tuple[list[fx.Effect], int]:
+        """Take the step, and return how long it takes: 0 where steps take no time."""
+        world = self.world
+        if not world.calls_per_ms:
+            return node.step(instant, event), 0
+        found, calls = metered(lambda: node.step(instant, event))
+        world.judge.step_took(self, event, calls)
+        return found, calls // world.calls_per_ms
+
+    def _step_ends(self, life: int) -> None:
+        stopped = PROCESS_STOPS & self.active.keys()
+        if life == self.life and self.paused and not stopped:
+            self.resume()
 
     def _carry_out(self, effects: list[fx.Effect]) -> None:
         """Carry effects out, unless the process ends or stops between two of them."""
@@ -564,9 +588,6 @@ class Machine:
         if not effect.final:
             self.clock.at(500, self.start)
 
-
-PROCESS_FAULTS = frozenset({"pause", "zombie"})
-"""Faults that end with the process."""
 
 EFFECTS: dict[type, Callable[[Machine, Any], None]] = {
     fx.Follow: Machine._do_follow,

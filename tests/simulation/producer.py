@@ -46,6 +46,7 @@ class ProducerThread:
         self._working = False
         self._stalled = False
         self._history: tuple[Any, ...] = ()
+        self.end_patience_ms = END_PATIENCE_MS
         self.cut_at_the_end = False
         """The next end of a transaction is delayed on its way, and its connection is cut."""
 
@@ -248,7 +249,7 @@ class Ending:
         self._generation = generation
         self._began_ms = self._machine.mono_ms
         self._settled = False
-        self._clock.at(END_PATIENCE_MS, self._settle, "the broker does not answer")
+        self._clock.at(thread.end_patience_ms, self._settle, "the broker does not answer")
 
     def send(self) -> None:
         """Send a copy. A connection that breaks meanwhile has another one sent after a pause."""

@@ -7,8 +7,10 @@ often), when they strike, what clients ask for, how long each message takes.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from typing import Any
 
+from coordinator import codec
 from coordinator.core.commands import OK, Outcome, PutSetting, Request
 from coordinator.core.effects import Effect
 from coordinator.core.entities import READY, STREAMED, Index
@@ -21,10 +23,11 @@ from coordinator.core.inputs import (
     Started,
     SyncRead,
 )
-from coordinator.core.records import HoldingsRequested
+from coordinator.core.ports import EntityCodec
+from coordinator.core.records import HoldingsRequested, Unreadable
 from coordinator.core.state import DEFERRED, StateContext
 from tests.simulation.actors import Client, DdlWriter, Indexer, Operator
-from tests.simulation.broker import Broker
+from tests.simulation.broker import Broker, unchanged
 from tests.simulation.clock import WALL_MS, Clock
 from tests.simulation.coverage import Coverage
 from tests.simulation.data_plane import Application, Projector, is_built
@@ -32,12 +35,19 @@ from tests.simulation.disk import ReprCodec
 from tests.simulation.faults import ACTIONS, KINDS, LIKELY, Faults, strike
 from tests.simulation.judge import Judge
 from tests.simulation.machine import ACKS, HEARTBEAT, HW, Machine
+from tests.simulation.meter import CALLS_PER_MS
 from tests.simulation.schedule import Arm, arm, pair_of
 from tests.simulation.violation import require
 
 JUDGED = (CommitRead, SyncRead, Started)
 """After these inputs a node is looked at."""
 DAY_MS = 24 * 3_600_000
+CODEC_SHARE, CODEC_REST = 8, 3
+"""Of so many worlds, the one with this rest has the codec of production."""
+
+METER_SHARE, METER_REST = 16, 7
+"""Of so many worlds, the one with this rest has steps that take time, on machines of any speed."""
+
 FAULTS_FROM_MS = 1_200
 FAULTS_UNTIL_MS = 9_000
 CONVERGED_BY_MS = 40_000
@@ -65,7 +75,11 @@ class World:
         self.lines: list[str] = []
         self.hash = 0
         self.steps = 0
-        self.codec = ReprCodec()
+        self.calls_per_ms = 0
+        """How many calls of a step take 1 ms; 0: steps take no time."""
+        self.travels: Callable[[Any], Any] = unchanged
+        """What a record goes through on its way."""
+        self.codec: EntityCodec = ReprCodec()
         self.evicting = False
         self.timed_ids = False
         self.healed = False
@@ -74,6 +88,8 @@ class World:
         self.cas_base = chance.choice((1, 1_000))
         self.config = self._config(chance, plain, **more)
         self.broker = Broker(self.clock)
+        if seed % CODEC_SHARE == CODEC_REST:
+            self._use_the_real_codec()
         self.machines: dict[int, Machine] = {}
         self.faults = Faults()
         self.clocks_were_set = False
@@ -95,11 +111,20 @@ class World:
         self.indexers = self._make_indexers()
         self.clients: list[Client] = []
         self.writers: list[DdlWriter] = []
+        if seed % METER_SHARE == METER_REST and not plain:
+            self.calls_per_ms = CALLS_PER_MS // chance.choice((1, 10, 40))
         for machine in self.machines.values():
             self.clock.at(chance.randint(0, 150), machine.start)
         if not plain:
             self._populate()
             self._plan()
+
+    def _use_the_real_codec(self) -> None:
+        """Everything that travels or is kept is encoded and decoded, as in production."""
+        self.codec = codec.Codec()
+        self.travels = encoded_and_decoded
+        for partition in self.broker.partitions.values():
+            partition.through = encoded_and_decoded
 
     def _config(self, chance: Any, plain: bool, **more: Any) -> dict[str, Any]:
         config = {
@@ -115,7 +140,6 @@ class World:
             "probe_ms": 400,
             "restart_wait_ms": 500,
             "restart_pause_ms": 1_500,
-            "stall_ms": 8_000,
             "scrub_ms": 4_000,
             "copy_wait_ms": 1_500,
         }
@@ -282,6 +306,7 @@ class World:
 
     def acknowledge(self, record: Any, extra_ms: int) -> None:
         """Send a record on `acks`; only masters heed it."""
+        record = self.travels(record)
         for machine in self.machines.values():
             self.clock.at(
                 self.clock.delay() + extra_ms + machine.slow(), machine.hear, ACKS, record
@@ -289,6 +314,7 @@ class World:
 
     def tell_streams(self, record: Any) -> None:
         """Send a record on `hw`; only masters read it."""
+        record = self.travels(record)
         for machine in self.machines.values():
             self.clock.at(self.clock.delay() + machine.slow(), machine.hear, HW, record)
 
@@ -297,6 +323,7 @@ class World:
         self._spread(HEARTBEAT, record, extra_ms)
 
     def _spread(self, topic: str, record: Any, extra_ms: int) -> None:
+        record = self.travels(record)
         for machine in self.machines.values():
             delay_ms = self.clock.delay() + extra_ms + machine.slow()
             self.clock.at(delay_ms, machine.hear, topic, record)
@@ -434,6 +461,11 @@ class World:
             for machine in self.living:
                 self.come_back(machine)
             self.clock.run(self.clock.now + 100)
+
+
+def encoded_and_decoded(record: Any) -> Any:
+    """Return a record as its reader gets it."""
+    return record if isinstance(record, Unreadable) else codec.decode(codec.encode(record))
 
 
 def streamed_or_ready(state: StateContext) -> list[Index]:

@@ -1,0 +1,18 @@
+"""The base of the worlds that nobody has run before, drawn once a run, and printed."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+
+FIRST, LAST = 1_000_000, 9_000_000
+"""Below are the seeds that are run always, above those made for a pair of step and fault."""
+
+BASE = int(os.environ.get("SIMULATION_BASE") or random.randrange(FIRST, LAST))
+os.environ["SIMULATION_BASE"] = str(BASE)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    terminalreporter.write_line(f"SIMULATION_BASE={BASE}")
