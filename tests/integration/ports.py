@@ -33,7 +33,8 @@ from coordinator.core.types import TxnId
 from coordinator.kafka.producers import EVENT_HEADER, PlainProducer, TransactionalProducer
 from coordinator.kafka.readers import consumer, watermarks
 from coordinator.kafka.topics import ensure_topics, topic_name, transactional_id
-from coordinator.store import Store, StoreError
+from coordinator.store import StoreError
+from tests.observed_store import ObservedStore
 from tests.simulation.broker import Broker as SimulatedLog
 from tests.simulation.clock import Clock
 from tests.simulation.disk import Disk
@@ -371,17 +372,18 @@ class RocksStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.store = Store(folder)
+        self.store = ObservedStore(folder)
         self._synced: dict[str, int] = {}
         self._ballast = folder.parent / "ballast"
         self._copies: list[RocksStore] = []
 
     def save(self, effect: fx.Save) -> bool:
+        before = self.store.all_syncs
         try:
             self.store.save(effect)
         except StoreError:
             return False
-        if effect.sync or effect.wipe:
+        if self.store.all_syncs > before:
             self._synced = {log.name: log.stat().st_size for log in self.folder.glob("*.log")}
         return True
 

@@ -64,6 +64,8 @@ class LoneNode:
         self.written: list[Any] = []
         self.halted: fx.Halt | None = None
         self.held: set[type] = set()
+        self.replaced: dict[type, Callable[[Any], None]] = {}
+        """How effects of a type are carried out instead."""
         self.kept: list[fx.Effect] = []
         self.saves: list[fx.Save] = []
         self.longest_s = 0.0
@@ -170,6 +172,10 @@ class LoneNode:
     def carry_out(self, effect: fx.Effect) -> None:
         if type(effect) in self.held:
             self.kept.append(effect)
+            return
+        instead = self.replaced.get(type(effect))
+        if instead is not None:
+            instead(effect)
             return
         handler = CARRY_OUT.get(type(effect))
         if handler is not None:

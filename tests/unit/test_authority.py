@@ -1,4 +1,4 @@
-"""Rules of the Authority's fold about leaving, resigning and reform."""
+"""Rules of the Authority's fold, each by a record that breaks it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,20 @@ from typing import Any
 import pytest
 from immutables import Map
 
-from coordinator.core.authority import fold
+from coordinator.core.authority import SNAPSHOTS_MAX, fold, is_alarming
 from coordinator.core.authority_state import AuthorityState, Member, OpenTransaction
 from coordinator.core.records import (
     ClusterReformed,
     MasterClaimed,
     MasterResigned,
+    MemberAdmitted,
     MemberLeft,
+    Mutation,
     ProjectorRegistered,
+    SnapshotKept,
+    TransactionCommitted,
     TransactionProposed,
+    TransactionRolledBack,
 )
 from coordinator.core.types import TxnId
 
@@ -130,3 +135,96 @@ def test_projectors_have_ids_from_0_to_250() -> None:
     assert folded(STATE, record).projectors[250].address == "x"
     assert fold(STATE, 100, replace(record, projector=251)).void
     assert fold(STATE, 100, replace(record, epoch=3)).void
+
+
+# -- claims, verdicts, admissions: each rule by a record that breaks it alone ---------------------
+
+
+def committed(**more: Any) -> TransactionCommitted:
+    return replace(TransactionCommitted(TxnId(4, 8), 99, (1, 2), (60,), 77, 0), **more)
+
+
+def admitted(**more: Any) -> MemberAdmitted:
+    return replace(MemberAdmitted(4, 9, 90, "n9", 50, 9, 0), **more)
+
+
+def rolled_back(**more: Any) -> TransactionRolledBack:
+    return replace(TransactionRolledBack(TxnId(4, 8), 99, "no", 0), **more)
+
+
+ONE_CHANGE = (Mutation("SettingDeleted", "config/k", None, None),)
+OPENED = fold(STATE, 99, TransactionProposed(TxnId(4, 8), 50, 9, (1, 2, 3), ONE_CHANGE)).state
+
+BREAKING = [
+    (STATE, replace(claim(2), cas=49), "a claim at another CAS"),
+    (STATE, replace(claim(2), digest=8), "a claim with another digest"),
+    (STATE, replace(claim(2), epoch=6), "a claim that skips an epoch"),
+    (STATE, replace(claim(2), epoch=4), "a claim of an epoch that is taken"),
+    (STATE, claim(3), "a claim of one that did not accept the last transaction"),
+    (OPEN, committed(proposal_offset=98), "a commit of another offset"),
+    (OPEN, committed(txn=TxnId(4, 7)), "a commit of another number"),
+    (OPEN, committed(txn=TxnId(3, 8)), "a commit of another epoch"),
+    (OPEN, committed(cas=(60, 61)), "a commit with more CAS than changes"),
+    (OPEN, committed(cas=()), "a commit without a CAS"),
+    (OPEN, committed(cas=(50,)), "a commit whose CAS does not ascend"),
+    (STATE, committed(), "a commit of nothing open"),
+    (OPEN, rolled_back(proposal_offset=98), "a rollback of another offset"),
+    (OPEN, rolled_back(txn=TxnId(3, 8)), "a rollback of another epoch"),
+    (STATE, admitted(cas=49), "an admission at another CAS"),
+    (STATE, admitted(digest=8), "an admission with another digest"),
+    (STATE, admitted(epoch=3), "an admission in another epoch"),
+    (OPEN, admitted(), "an admission inside a transaction"),
+]
+
+
+@pytest.mark.parametrize(
+    ("state", "record"), [row[:2] for row in BREAKING], ids=[row[2] for row in BREAKING]
+)
+def test_a_record_that_breaks_a_rule_changes_nothing(state: AuthorityState, record: Any) -> None:
+    after = fold(state, 100, record)
+    assert after.void
+    assert after.state == state
+
+
+@pytest.mark.parametrize(
+    ("state", "record"),
+    [(STATE, claim(2)), (OPENED, committed()), (OPENED, rolled_back()), (STATE, admitted())],
+    ids=["claim", "commit", "rollback", "admission"],
+)
+def test_the_same_records_count_where_no_rule_is_broken(state: AuthorityState, record: Any) -> None:
+    assert folded(state, record) != state
+
+
+def test_a_void_commit_is_an_alarm_and_nothing_else_is() -> None:
+    alarming = {type(row[1]) for row in BREAKING if is_alarming(row[1])}
+    assert alarming == {TransactionCommitted}
+
+
+@pytest.mark.parametrize("record", [resigned(), claim(2)], ids=["resignation", "claim"])
+def test_what_ends_a_mastership_rolls_its_open_transaction_back(record: Any) -> None:
+    state = folded(STATE, TransactionProposed(TxnId(4, 8), 50, 9, (1, 2, 3), ()))
+    assert state.open is not None
+    after = folded(state, record)
+    assert after.open is None
+    assert [row.status for row in after.newest(1)] == ["rollback"]
+    assert fold(after, 101, committed(proposal_offset=100)).void
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        SnapshotKept(3, 7, 40, 9, 0, 20, 0),
+        SnapshotKept(4, 7, 51, 9, 0, 20, 0),
+        SnapshotKept(4, 7, 40, 9, 0, 100, 0),
+    ],
+    ids=["epoch", "a later state", "a later snapshot"],
+)
+def test_a_copy_that_cannot_be_is_not_noted(record: SnapshotKept) -> None:
+    assert fold(STATE, 100, record).void
+
+
+def test_the_newest_copies_are_noted() -> None:
+    state = STATE
+    for number in range(SNAPSHOTS_MAX + 3):
+        state = folded(state, SnapshotKept(4, number, 40, 9, number, number, 0))
+    assert [info.copy for info in state.snapshots] == list(range(3, SNAPSHOTS_MAX + 3))

@@ -11,6 +11,7 @@ import pytest
 from coordinator.codec import Codec, encode
 from coordinator.core import ddl
 from coordinator.core.commands import (
+    BuildIndexes,
     Command,
     CreateIndex,
     DeleteSetting,
@@ -418,3 +419,32 @@ def test_footprints_of_independent_commands_do_not_meet(ready: Bench) -> None:
     other = ddl.footprint(state, replace(CREATE, name="b"), "r2")
     assert not one & other
     assert ddl.footprint(state, DropIndex(index_id=ready.index().id)) & ddl.footprint(state, CREATE)
+
+
+@pytest.mark.parametrize("offset", [-1, 1])
+def test_a_drop_under_another_cas_is_refused(ready: Bench, offset: int) -> None:
+    index = ready.index()
+    cas = ready.state.cas_of(index.key)
+    by = {"by id": DropIndex(index_id=index.id), "by name": DropIndex(0, "travel", "by_city")}
+    for command in by.values():
+        decision = ready.decide(command, expected_cas=cas + offset)
+        assert isinstance(decision, Answered)
+        assert decision.outcome.code == "cas_mismatch"
+        assert decision.outcome.details == {"expected": cas + offset, "actual": cas}
+    assert isinstance(ready.decide(by["by id"], expected_cas=cas), Accepted)
+
+
+@pytest.mark.parametrize("offset", [-1, 1])
+def test_a_build_under_another_cas_is_refused(ready: Bench, offset: int) -> None:
+    index = ready.index()
+    cas = ready.state.cas_of(index.key)
+    command = BuildIndexes((index.id,))
+    assert ready.refusal(command, expected_cas=cas + offset) == "cas_mismatch"
+    assert isinstance(ready.decide(command, expected_cas=cas), Accepted)
+
+
+def test_a_creation_that_expects_an_older_one_is_refused(ready: Bench) -> None:
+    cas = ready.state.cas_of(ready.index().key)
+    assert ready.refusal(CREATE, expected_cas=cas + 1) == "cas_mismatch"
+    assert ready.refusal(replace(CREATE, name="other"), expected_cas=7) == "cas_mismatch"
+    assert isinstance(ready.decide(replace(CREATE, name="other"), expected_cas=0), Accepted)

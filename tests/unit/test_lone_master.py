@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from coordinator.core import effects as fx
 from coordinator.core import inputs as inp
+from coordinator.core import state as states
 from coordinator.core.commands import (
     OK,
     REFUSED,
@@ -17,7 +19,7 @@ from coordinator.core.commands import (
     PutSetting,
     RewriteEntities,
 )
-from coordinator.core.records import ProposalAnswered
+from coordinator.core.records import ProposalAnswered, TransactionCommitted
 from tests.unit.lone_node import LoneNode
 
 GROUP_BYTES = 512 * 1024
@@ -221,3 +223,75 @@ def test_another_process_under_a_members_number_is_no_copy(lone: LoneNode) -> No
     own = ProposalAnswered(1, 7, attempt.proposal.txn, attempt.offset, "accepted", "")
     attempt.take(own)
     assert attempt.missing == ()
+
+
+# -- what a node refuses to believe ---------------------------------------------------------------
+
+
+def alter(lone: LoneNode, kind: type, **more: object) -> None:
+    """Change the next record of a kind on its way to the log."""
+    conclude = lone._conclude
+
+    def altered(effect: fx.Conclude) -> None:
+        records = tuple(replace(r, **more) if isinstance(r, kind) else r for r in effect.records)
+        conclude(replace(effect, records=records))
+
+    lone.replaced[fx.Conclude] = altered
+
+
+def test_a_verdict_with_another_digest_stops_the_node(lone: LoneNode) -> None:
+    alter(lone, TransactionCommitted, state_digest=1)
+    lone.send(PutSetting("k", "1"))
+    assert lone.halted is not None
+    assert (lone.halted.code, lone.halted.rebuild) == ("digest_mismatch", True)
+
+
+def test_a_verdict_with_another_digest_of_the_outcomes_stops_the_node(lone: LoneNode) -> None:
+    alter(lone, TransactionCommitted, outcomes_digest=1)
+    lone.send(PutSetting("k", "1"), id="r", recorded=True)
+    assert lone.halted is not None
+    assert (lone.halted.code, lone.halted.rebuild) == ("digest_mismatch", True)
+
+
+def test_a_void_verdict_stops_the_node(lone: LoneNode) -> None:
+    alter(lone, TransactionCommitted, proposal_offset=0)
+    lone.send(PutSetting("k", "1"))
+    assert lone.halted is not None
+    assert lone.halted.code == "void_commit"
+
+
+@pytest.mark.parametrize("what", ["cas", "digest", "outcomes"])
+def test_a_store_that_holds_something_else_is_not_trusted(lone: LoneNode, what: str) -> None:
+    lone.ask(PutSetting("k", "1"), "r1")
+    node = lone.node
+    restored = inp.Restored(
+        node.applied, node.authority, node.state, None, tuple(node.outcomes.rows())
+    )
+    fresh = LoneNode(log=list(lone.log))
+    if what == "outcomes":
+        restored = replace(restored, outcomes=())
+    elif what == "digest":
+        restored = replace(restored, state=node.state._replace(digest=1))
+    else:
+        restored = replace(restored, state=states.without(node.state, ["config/k"]))
+    fresh.feed(inp.Started(restored, 0, len(lone.log)))
+    assert fresh.halted is not None
+    assert fresh.halted.rebuild
+
+
+def test_a_proposal_that_builds_on_another_state_is_not_accepted(lone: LoneNode) -> None:
+    """The fold would not open it; a node that stands elsewhere all the same says so, and ends."""
+    lone.ask(PutSetting("k", "1"))
+    lone.held.add(fx.Save)
+    lone.send(PutSetting("k", "2"))
+    node = lone.node
+    assert node.log is not None
+    node.state = node.state._replace(cas=node.state.cas - 1)
+    answers: list[ProposalAnswered] = []
+    take = lone.master.answered
+    lone.master.answered = lambda record: (answers.append(record), take(record))[1]  # type: ignore
+    (saved,) = (e for e in lone.kept if isinstance(e, fx.Save) and e.sync)
+    lone.feed(inp.Stored(saved.token))
+    assert [answer.answer for answer in answers] in ([], ["behind"])
+    assert lone.halted is not None
+    assert lone.halted.code == "gap"
