@@ -255,7 +255,6 @@ def test_a_master_that_is_cut_off_from_kafka_is_replaced_and_confirms_nothing(
             one.join(60)
 
 
-@pytest.mark.matrix
 def test_a_broker_that_is_killed_or_stopped_costs_time_and_nothing_else(
     arena: Arena, tmp_path: Path
 ) -> None:

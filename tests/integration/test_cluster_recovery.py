@@ -74,7 +74,6 @@ def test_a_restart_of_every_process_keeps_the_state(cluster: Cluster) -> None:
         assert client.put_config("after", 1)["cas"] > before["cas"]
 
 
-@pytest.mark.matrix
 def test_kill_of_every_process_keeps_what_was_acknowledged(cluster: Cluster) -> None:
     with cluster.client() as client:
         answers = {n: client.put_config(f"killed/{n}", n)["cas"] for n in range(20)}

@@ -108,7 +108,6 @@ def _is_well(topics: Topics) -> None:
     assert topics.read(RESTART) == []
 
 
-@pytest.mark.matrix
 def test_of_two_applications_the_newer_one_goes_on(broker: Broker, make: Make) -> None:
     topics = Topics(broker.bootstrap_servers)
     streams = topics.bucket(**SETTINGS).begin().sync(10)
@@ -125,7 +124,6 @@ def test_of_two_applications_the_newer_one_goes_on(broker: Broker, make: Make) -
     _is_well(topics)
 
 
-@pytest.mark.matrix
 def test_it_goes_on_when_kafka_was_away(tmp_path: Path, make: Make) -> None:
     with Broker(tmp_path / "kafka") as broker:
         topics = Topics(broker.bootstrap_servers)

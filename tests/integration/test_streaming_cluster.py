@@ -18,11 +18,12 @@ from tests.integration.streaming import (
     outcome,
 )
 
-pytestmark = [pytest.mark.integration, pytest.mark.matrix, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 SETTINGS = {"period_ms": 300, "sync_missing_ms": 3_600_000}
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_same_input_gives_the_same_output_on_worker_processes_as_in_one(
     broker: Broker, tmp_path: Path, workers: int

@@ -24,6 +24,8 @@ from coordinator.core.records import (
     ClusterReformed,
     MasterClaimed,
     MasterResigned,
+    TransactionCommitted,
+    TransactionProposed,
     TransactionRolledBack,
 )
 from coordinator.core.roles import BOOTSTRAP, REPLICA
@@ -31,6 +33,7 @@ from coordinator.core.types import TxnId
 from tests.simulation.actors import Operator
 from tests.simulation.machine import Machine
 from tests.simulation.test_scenarios import (
+    Caller,
     ask,
     master_of,
     records,
@@ -105,16 +108,25 @@ def test_a_stopping_master_hands_over_first(world: World) -> None:
 
 
 def test_a_resignation_waits_for_the_transaction_under_way(world: World) -> None:
-    replica = replicas_of(world)[0]
-    replica.pause()
+    """A replica is silent: the transaction stays open while the master asks it again."""
+    silent, heir = replicas_of(world)
+    silent.pause()
     old = master_of(world)
-    writer = Operator(world, old, Leave(99))
-    run_until(world, lambda: writer.outcome is not None)
-    operator = Operator(world, old, StepDown(replicas_of(world)[1].number))
-    outcome = ask(world, PUT)
-    assert outcome.status in (OK, UNKNOWN)
+    caller = Caller(world, PUT)
+    run_until(world, lambda: world.judge.truth.open is not None)
+    operator = Operator(world, old, StepDown(heir.number))
+    assert world.judge.truth.open is not None
     run_until(world, lambda: operator.outcome is not None)
-    replica.resume()
+    silent.resume()
+    assert operator.outcome is not None
+    assert operator.outcome.status == OK
+    run_until(world, lambda: caller.outcome is not None)
+    assert caller.outcome is not None
+    assert caller.outcome.status == OK, "it was committed, and told, before the end"
+    ends = (TransactionProposed, TransactionCommitted, TransactionRolledBack, MasterResigned)
+    order = [type(record) for _, record in records(world, *ends)]
+    resigned = order.index(MasterResigned)
+    assert order[resigned - 2 : resigned] == [TransactionProposed, TransactionCommitted]
 
 
 def test_a_node_leaves_and_returns_when_it_is_started_again(world: World) -> None:
