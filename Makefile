@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run test quick bench simulate chaos setup java schemas lock format clean
+.PHONY: help run test quick bench simulate chaos mutants setup java schemas lock format clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,6 +63,9 @@ simulate: $(STAMP) ## Run the simulator over many seeds (SEEDS=1000)
 chaos: java $(STAMP) ## Hurt a real cluster, round after round (ROUNDS=10; ARGS="--brokers 3")
 	@$(BIN)/python -m tests.faults --rounds $(ROUNDS) $(ARGS)
 	@MATRIX=1 $(BIN)/pytest -q -m matrix tests/integration tests/faults
+
+mutants: java $(STAMP) ## Plant bugs one by one, and see that a test notices (ARGS="NAME")
+	@exec $(BIN)/python -m tests.mutants $(ARGS)
 
 setup: $(STAMP) ## Make .venv with the pinned dependencies, and nothing else
 

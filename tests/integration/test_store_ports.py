@@ -108,6 +108,19 @@ def test_what_was_saved_is_restored_with_log_and_rows(store: StorePort) -> None:
     assert restored.state.digest == states.recomputed_digest(restored.state)
 
 
+def test_groups_of_outcomes_come_and_go_with_their_batches(store: StorePort) -> None:
+    """In ascending order of their CAS, whatever that looks like as text."""
+    assert store.save(batch(1, outcomes=((9, b"nine"), (10, b"ten"), (2**40, b"late"))))
+    assert store.save(batch(2, outcomes=((9, None), (300, b"three hundred")), sync=True))
+    restored = store.restore()
+    assert restored is not None
+    assert restored.outcomes == ((10, b"ten"), (300, b"three hundred"), (2**40, b"late"))
+    assert store.save(batch(3, wipe=True, outcomes=((7, b"alone"),)))
+    restored = store.restore()
+    assert restored is not None
+    assert restored.outcomes == ((7, b"alone"),)
+
+
 def test_a_crash_leaves_whole_batches_and_all_that_was_synced(store: StorePort) -> None:
     """Each batch moves the offset, an entity and the log together; none is ever torn."""
     whole = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 
 from coordinator.embedded.broker import Broker
 from coordinator.embedded.ports import pick_free
@@ -26,6 +26,25 @@ def test_topics_are_made_once_and_found_again(broker: Broker, cluster: str) -> N
     metadata = AdminClient({"bootstrap.servers": broker.bootstrap_servers}).list_topics(timeout=10)
     for topic in TOPICS:
         assert len(metadata.topics[topic_name(cluster, topic.name)].partitions) == topic.partitions
+
+
+DURABLE = {
+    "flush.messages": "1",
+    "unclean.leader.election.enable": "false",
+    "min.insync.replicas": "1",
+}
+
+
+@pytest.mark.parametrize("name", ["commit", "statecontext", "history"])
+def test_what_is_authoritative_survives_the_loss_of_power_on_a_single_broker(
+    broker: Broker, cluster: str, name: str
+) -> None:
+    """The page cache is its only copy: each message is flushed."""
+    ensure_topics(broker.bootstrap_servers, cluster)
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+    resource = ConfigResource(ResourceType.TOPIC, topic_name(cluster, name))
+    found = admin.describe_configs([resource])[resource].result(20)
+    assert {key: found[key].value for key in DURABLE} == DURABLE
 
 
 WRONG: list[tuple[str, int, dict[str, str], str]] = [

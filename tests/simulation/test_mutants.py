@@ -145,6 +145,12 @@ MUTANTS: list[tuple[Plant, Worlds, int, set[str]]] = [
         {"events-in-the-same-transaction"},
     ),
     (
+        c.unsynced_batches_are_trusted_after_a_failed_sync,
+        focus("fail_sync", "power_cut"),
+        2,
+        {"a-disk-holds-one-offset"},
+    ),
+    (
         c.log_is_trimmed_too_early,
         configured(snapshot_bytes=960),
         5,

@@ -50,6 +50,7 @@ class Bench:
         self.window = OutcomeWindow(Codec())
         self.seq = 0
         self.wall_ms = 1_000_000
+        self.forgotten_ms = 0
 
     def decide(self, command: Command, **terms: Any) -> Decision:
         self.seq += 1
@@ -57,6 +58,7 @@ class Bench:
         given = Circumstances(
             *(TxnId(1, self.seq), 100 + self.seq, self.wall_ms, INDEXERS, {}, 600_000),
             remembered=remembered,
+            forgotten_ms=self.forgotten_ms,
         )
         return ddl.decide(self.state, Request(command, **terms), given)
 
@@ -351,6 +353,18 @@ def test_a_time_ordered_id_older_than_the_window_is_refused(
     else:
         assert isinstance(decision, Answered)
         assert decision.outcome.code == code
+
+
+def test_an_id_that_the_log_has_forgotten_is_refused_by_a_master_whose_clock_is_behind(
+    bench: Bench,
+) -> None:
+    """Its outcome was remembered, and is not any more: it would execute again."""
+    bench.wall_ms = 1_800_000_000_000
+    bench.forgotten_ms = bench.wall_ms - 1_000
+    for age_ms, code in ((1_001, "request_expired"), (1_000, "request_expired"), (999, "")):
+        text = f"{bench.wall_ms - age_ms:012x}" + "7" + "0" * 19
+        decision = bench.decide(PutSetting("k", "1"), id=text, recorded=True)
+        assert (decision.outcome.code if isinstance(decision, Answered) else "") == code
 
 
 @pytest.mark.parametrize(("ahead_ms", "code"), [(300_000, None), (300_001, "clock_ahead")])

@@ -19,7 +19,8 @@ from coordinator.core.commands import (
     PutSetting,
     RewriteEntities,
 )
-from coordinator.core.records import ProposalAnswered, TransactionCommitted
+from coordinator.core.records import IndexerHeartbeat, ProposalAnswered, TransactionCommitted
+from coordinator.core.saving import UNSYNCED_SAVES_MAX
 from tests.unit.lone_node import LoneNode
 
 GROUP_BYTES = 512 * 1024
@@ -295,3 +296,18 @@ def test_a_proposal_that_builds_on_another_state_is_not_accepted(lone: LoneNode)
     assert [answer.answer for answer in answers] in ([], ["behind"])
     assert lone.halted is not None
     assert lone.halted.code == "gap"
+
+
+def test_not_everything_waits_for_a_proposal_to_be_synced(lone: LoneNode) -> None:
+    """What is only installed need not be synced at once, but is now and then."""
+    since = longest = 0
+    for number in range(3 * UNSYNCED_SAVES_MAX):
+        seen = len(lone.saves)
+        beat = IndexerHeartbeat(3, 5, f"http://{number}", "", 1, 0, 0, 0, lone.wall_ms)
+        lone.feed(inp.BeatsRead((beat,)))
+        lone.run(50)
+        for save in lone.saves[seen:]:
+            since = 0 if save.sync else since + 1
+            longest = max(longest, since)
+    assert len(lone.saves) > 3 * UNSYNCED_SAVES_MAX
+    assert longest < UNSYNCED_SAVES_MAX

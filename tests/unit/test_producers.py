@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError
 
 from coordinator.core import effects, inputs
 from coordinator.core.records import ReadBarrier
-from coordinator.kafka import producers
+from coordinator.kafka import endings, producers
 from coordinator.kafka.producers import PlainProducer, never_connected
 
 TRANSPORT = KafkaError._TRANSPORT
@@ -72,3 +72,21 @@ def test_a_failed_append_may_be_sent_again_at_once(monkeypatch: pytest.MonkeyPat
     plain.append(effects.Append(2, ReadBarrier(1, 1)))
     plain.serve()
     assert sorted(seen) == [1, 2, 3, 4]
+
+
+def test_what_durability_rests_on_is_set() -> None:
+    settings = producers.plain_settings("k:1")
+    assert settings["acks"] == "all"
+    assert settings["socket.timeout.ms"] > producers.END_TIMEOUT_S * 1_000, (
+        "a request that times out in the client is repeated by it"
+    )
+    assert endings.REPEATED_AFTER_S < producers.END_TIMEOUT_S
+
+
+@pytest.mark.parametrize(
+    ("took_s", "doubtful"), [(0.0, False), (0.399, False), (0.4, True), (2.0, True)]
+)
+def test_an_end_that_took_as_long_as_the_shortest_pause_may_have_been_repeated(
+    took_s: float, doubtful: bool
+) -> None:
+    assert endings.may_be_repeated(took_s) is doubtful

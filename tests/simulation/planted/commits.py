@@ -170,6 +170,17 @@ def repeated_end_of_a_transaction_is_believed(patch: Patch) -> None:
     patch.setattr(endings, "may_be_repeated", lambda took_s: False)
 
 
+def unsynced_batches_are_trusted_after_a_failed_sync(patch: Patch) -> None:
+    """Only what failed is written again, and not what the failed sync should have secured."""
+    failed = Keeper.store_failed
+
+    def trusting(self: Keeper, event: Any) -> None:
+        self._in_flight = [held for held in self._in_flight if held.token >= event.token]
+        failed(self, event)
+
+    patch.setattr(Keeper, "store_failed", trusting)
+
+
 def log_is_trimmed_too_early(patch: Patch) -> None:
     patch.setattr(Copies, "_durable", lambda self: 10**9)
 

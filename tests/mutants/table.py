@@ -1,0 +1,451 @@
+"""Bugs that a tired person could write: each a change of a line or two, and who must notice it.
+
+Each stands for a rule that durability or correctness rests on. `make mutants` plants them one by
+one in a copy of the tree and runs the tests that are named; none may survive. A test of `make test`
+sees to it that each of them can still be planted. Bugs of the protocol as a whole, which take a
+world to show, are planted by the simulator: `tests/simulation/planted`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Mutant(NamedTuple):
+    """Where `old` stands, once, `new` is put; then one of the `tests` must fail."""
+
+    name: str
+    path: str
+    old: str
+    new: str
+    tests: str
+
+
+STORE, SAVING = "coordinator/store.py", "coordinator/core/saving.py"
+NODE, MASTER = "coordinator/core/node.py", "coordinator/core/master.py"
+AUTHORITY, DDL = "coordinator/core/authority.py", "coordinator/core/ddl.py"
+OUTCOMES, FULL_SYNC = "coordinator/core/outcomes.py", "coordinator/core/full_sync.py"
+SYNCHRONISER, SCRUBBER = "coordinator/core/synchroniser.py", "coordinator/core/scrubber.py"
+PRODUCERS, TOPICS = "coordinator/kafka/producers.py", "coordinator/kafka/topics.py"
+SOURCES, SHELL = "coordinator/kafka/sources.py", "coordinator/shell.py"
+
+SYNCS = "tests/unit/test_store_syncs.py"
+LONE = "tests/unit/test_lone_master.py"
+RULES = "tests/unit/test_authority.py"
+UNIT_DDL = "tests/unit/test_ddl.py"
+WINDOW = "tests/unit/test_outcomes.py"
+PORTS = "tests/integration/test_store_ports.py"
+LATE = "tests/integration/test_late_end_txn.py"
+ON_TOPICS = "tests/integration/test_topics.py"
+ON_SOURCES = "tests/integration/test_sources.py"
+SCENARIOS = "tests/simulation/test_scenarios.py"
+
+MUTANTS: tuple[Mutant, ...] = (
+    # -- what must be on the disk --------------------------------------------------------------
+    Mutant("sync-means-nothing", STORE, "self._sync.sync = True", "self._sync.sync = False", SYNCS),
+    Mutant(
+        "a-batch-is-never-synced",
+        STORE,
+        "self._db.write(batch, self._sync if effect.sync else self._plain)",
+        "self._db.write(batch, self._plain)",
+        SYNCS,
+    ),
+    Mutant(
+        "every-batch-is-synced",
+        STORE,
+        "self._db.write(batch, self._sync if effect.sync else self._plain)",
+        "self._db.write(batch, self._sync)",
+        SYNCS,
+    ),
+    Mutant(
+        "a-wipe-is-not-synced",
+        STORE,
+        '            batch.delete_range(prefix, prefix[:-1] + b"0")\n'
+        "        self._db.write(batch, self._sync)",
+        '            batch.delete_range(prefix, prefix[:-1] + b"0")\n'
+        "        self._db.write(batch, self._plain)",
+        SYNCS,
+    ),
+    Mutant(
+        "whose-folder-it-is-is-not-synced",
+        STORE,
+        "self._db.put(IDENTITY, identity.encode(), self._sync)",
+        "self._db.put(IDENTITY, identity.encode(), self._plain)",
+        SYNCS,
+    ),
+    Mutant(
+        "a-rebuild-is-not-synced",
+        STORE,
+        'self._db.put(REBUILD, b"1", self._sync)',
+        'self._db.put(REBUILD, b"1", self._plain)',
+        SYNCS,
+    ),
+    Mutant(
+        "a-probe-does-not-sync",
+        STORE,
+        'self._db.put(b"probe", b"x" * 4096, self._sync)\n'
+        '            self._db.delete(b"probe", self._sync)',
+        'self._db.put(b"probe", b"x" * 4096, self._plain)\n'
+        '            self._db.delete(b"probe", self._plain)',
+        SYNCS,
+    ),
+    Mutant(
+        "a-proposal-is-saved-without-a-sync",
+        SAVING,
+        "self._log_token = self.save(node.log, sync=True)",
+        "self._log_token = self.save(node.log)",
+        SCENARIOS,
+    ),
+    Mutant(
+        "what-is-installed-is-never-synced",
+        SAVING,
+        "sync = sync or len(self._in_flight) >= UNSYNCED_SAVES_MAX",
+        "sync = bool(sync)",
+        LONE,
+    ),
+    Mutant(
+        "accepted-before-the-store-has-it",
+        SHELL,
+        "            self._store.save(effect)\n        except StoreError as error:",
+        "            if effect.sync:\n"
+        "                self.feed(inputs.Stored(effect.token))\n"
+        "            self._store.save(effect)\n"
+        "        except StoreError as error:",
+        "tests/integration/test_power_cut.py",
+    ),
+    Mutant(
+        "forgotten-outcomes-stay-in-the-store",
+        STORE,
+        "batch.delete(OUTCOMES + NUMBER.pack(cas))",
+        "pass",
+        PORTS,
+    ),
+    Mutant(
+        "a-wipe-leaves-the-outcomes",
+        STORE,
+        "for prefix in (ENTITY, OUTCOMES, ROW):",
+        "for prefix in (ENTITY, ROW):",
+        PORTS,
+    ),
+    # -- what a node refuses to believe --------------------------------------------------------
+    Mutant(
+        "installed-without-comparing-the-digest",
+        NODE,
+        "self._compare(after.digest, record.state_digest, str(record.txn))",
+        "pass",
+        LONE,
+    ),
+    Mutant(
+        "outcomes-are-not-compared",
+        NODE,
+        "if not self.outcomes.agrees(digest):",
+        "if not self.outcomes.agrees(digest) and False:",
+        LONE,
+    ),
+    Mutant(
+        "a-store-is-believed",
+        NODE,
+        'self._compare(self.state.digest, self.authority.digest, "the store")',
+        "pass",
+        LONE,
+    ),
+    Mutant(
+        "outcomes-in-the-store-are-believed",
+        NODE,
+        'self.outcomes.digest, self.authority.outcomes_digest, "outcomes in the store"',
+        'self.outcomes.digest, self.outcomes.digest, "outcomes in the store"',
+        LONE,
+    ),
+    Mutant(
+        "a-void-commit-is-no-alarm",
+        AUTHORITY,
+        "return isinstance(record, TransactionCommitted)",
+        "return False",
+        LONE,
+    ),
+    Mutant(
+        "a-claim-at-any-cas-and-digest",
+        AUTHORITY,
+        "    if (record.cas, record.digest) != (state.last_cas, state.digest):\n"
+        '        return Folded(state, f"node {record.node} stands at {record.cas}, not '
+        '{state.last_cas}")\n    if state.open is not None:',
+        "    if state.open is not None:",
+        RULES,
+    ),
+    Mutant(
+        "anybody-claims",
+        AUTHORITY,
+        "if record.node not in state.eligible:",
+        "if record.node not in state.roster:",
+        RULES,
+    ),
+    Mutant(
+        "a-commit-of-any-offset",
+        AUTHORITY,
+        "if (opened.txn, opened.offset) != (txn, offset):",
+        "if opened.txn != txn:",
+        RULES,
+    ),
+    Mutant(
+        "a-commit-with-any-cas",
+        AUTHORITY,
+        "if not record.cas or len(record.cas) != opened.count or record.cas[0] <= state.last_cas:",
+        "if not record.cas:",
+        RULES,
+    ),
+    Mutant(
+        "a-resignation-leaves-the-transaction-open",
+        AUTHORITY,
+        '        state = _close(state, ROLLBACK, 0, f"node {record.node} resigned")',
+        "        pass",
+        RULES,
+    ),
+    Mutant(
+        "an-admission-inside-a-transaction",
+        AUTHORITY,
+        "        _of_another_epoch(state, record.epoch)\n"
+        '        or (f"{state.open.txn} is open" if state.open else "")\n'
+        '        or (\n            ""\n'
+        "            if (record.cas, record.digest) == (state.last_cas, state.digest)\n"
+        '            else f"node {record.node} stands',
+        "        _of_another_epoch(state, record.epoch)\n"
+        '        or (\n            ""\n'
+        "            if (record.cas, record.digest) == (state.last_cas, state.digest)\n"
+        '            else f"node {record.node} stands',
+        RULES,
+    ),
+    Mutant(
+        "accepted-at-another-cas",
+        SAVING,
+        "if answer == ACCEPTED and (node.state.cas, node.state.digest) != (",
+        "if answer == REFUSED and (node.state.cas, node.state.digest) != (",
+        LONE,
+    ),
+    Mutant(
+        "any-process-under-a-number-is-a-copy",
+        "coordinator/core/transaction.py",
+        "if self.lives.get(answer.node) != answer.incarnation:",
+        "if self.lives.get(answer.node) is None:",
+        LONE,
+    ),
+    # -- what is decided -----------------------------------------------------------------------
+    Mutant(
+        "a-drop-does-not-compare-its-cas",
+        DDL,
+        "    if request.expected_cas is not None and request.expected_cas != held.cas:\n"
+        "        return Answered(mismatch(request.expected_cas, held.cas))\n"
+        "    dropping",
+        "    dropping",
+        UNIT_DDL,
+    ),
+    Mutant(
+        "a-build-does-not-compare-its-cas",
+        "coordinator/core/builds.py",
+        "if cas != request.expected_cas:",
+        "if cas < request.expected_cas:",
+        UNIT_DDL,
+    ),
+    Mutant(
+        "ids-come-from-any-future",
+        DDL,
+        "if born_ms > given.wall_ms + AHEAD_MS_MAX:",
+        "if born_ms > given.wall_ms * 2:",
+        UNIT_DDL,
+    ),
+    Mutant(
+        "what-the-log-has-forgotten-is-taken-for-new",
+        DDL,
+        "max(given.wall_ms - given.request_window_ms, given.forgotten_ms + 1)",
+        "given.wall_ms - given.request_window_ms",
+        UNIT_DDL,
+    ),
+    Mutant(
+        "another-command-under-a-used-id",
+        DDL,
+        "if recorded.fingerprint != request.fingerprint:",
+        "if not recorded.fingerprint:",
+        UNIT_DDL,
+    ),
+    Mutant(
+        "an-index-may-not-grow",
+        MASTER,
+        "whole = size + _growth(mutations) if decision.waits_for else size",
+        "whole = size",
+        LONE,
+    ),
+    Mutant(
+        "upkeep-is-dropped",
+        MASTER,
+        "if too_large and not request.key:",
+        "if too_large:",
+        LONE,
+    ),
+    Mutant(
+        "the-queue-has-no-bound-of-bytes",
+        MASTER,
+        "if self._callers >= config.queue_max or self.queue.size_bytes > config.queue_bytes_max:",
+        "if self._callers >= config.queue_max:",
+        LONE,
+    ),
+    Mutant(
+        "the-queue-has-no-bound-of-callers",
+        MASTER,
+        "if self._callers >= config.queue_max or self.queue.size_bytes > config.queue_bytes_max:",
+        "if self.queue.size_bytes > config.queue_bytes_max:",
+        LONE,
+    ),
+    Mutant(
+        "readers-have-no-bound",
+        NODE,
+        "if len(self._waiters) >= self.config.readers_max:",
+        "if len(self._waiters) < 0:",
+        LONE,
+    ),
+    Mutant(
+        "linearizable-readers-have-no-bound",
+        MASTER,
+        "if len(self._behind) + len(self._behind_next) >= self.node.config.readers_max:",
+        "if len(self._behind) < 0:",
+        LONE,
+    ),
+    # -- outcomes ------------------------------------------------------------------------------
+    Mutant(
+        "the-window-ignores-the-clients-clock",
+        OUTCOMES,
+        "until_ms = max(group.at_ms, group.born_ms) + window_ms",
+        "until_ms = group.at_ms + window_ms",
+        WINDOW,
+    ),
+    Mutant(
+        "the-window-trusts-the-wall-clock",
+        OUTCOMES,
+        "if until_ms >= now.wall_ms or group.since_ms + window_ms >= now.mono_ms:",
+        "if until_ms >= now.wall_ms:",
+        WINDOW,
+    ),
+    Mutant(
+        "a-window-is-whole-too-early",
+        OUTCOMES,
+        "self.is_whole = digest == digests.EMPTY",
+        "self.is_whole = True",
+        WINDOW,
+    ),
+    # -- finding the state ---------------------------------------------------------------------
+    Mutant(
+        "only-one-source",
+        FULL_SYNC,
+        "self._left = deque((Source(COMPACTED), *kept, Source(HISTORY), Source(COPY)))",
+        "self._left = deque((Source(COMPACTED),))",
+        "tests/simulation/test_sources.py",
+    ),
+    Mutant(
+        "no-copy-is-asked-for",
+        FULL_SYNC,
+        "self._left = deque((Source(COMPACTED), *kept, Source(HISTORY), Source(COPY)))",
+        "self._left = deque((Source(COMPACTED), *kept, Source(HISTORY)))",
+        "tests/simulation/test_sources.py",
+    ),
+    Mutant(
+        "a-stray-at-the-end-is-waited-for",
+        SYNCHRONISER,
+        "if self.settled or known[-1][0] >= self.seen_cas:",
+        "if known[-1][0] >= self.seen_cas:",
+        "tests/simulation/test_sources.py",
+    ),
+    Mutant(
+        "the-tail-begins-too-late",
+        SOURCES,
+        "                high = middle\n            else:\n"
+        "                low = int(message.offset() or 0) + 1",
+        "                high = middle\n            else:\n"
+        "                low = int(message.offset() or 0) + 3",
+        ON_SOURCES,
+    ),
+    Mutant(
+        "a-copy-is-not-read-back",
+        SOURCES,
+        "if found.digest != state.digest:",
+        "if found is None:",
+        ON_SOURCES,
+    ),
+    Mutant(
+        "foreign-bytes-stop-the-reading",
+        "coordinator/kafka/readers.py",
+        "                        bad(message, str(problem))",
+        "                        raise KafkaException(KafkaError(KafkaError._FAIL)) from problem",
+        ON_SOURCES,
+    ),
+    Mutant(
+        "strays-are-not-seen",
+        SCRUBBER,
+        "(holes if held is not None and held.cas > cas else strays).append(key)",
+        "holes.append(key) if held is not None and held.cas > cas else None",
+        "tests/unit/test_scrubber.py",
+    ),
+    Mutant(
+        "what-is-missing-altogether-is-not-seen",
+        SCRUBBER,
+        "holes += [key for key in self._state.entities if key not in known]",
+        "holes += []",
+        "tests/unit/test_scrubber.py",
+    ),
+    # -- Kafka ---------------------------------------------------------------------------------
+    Mutant(
+        "an-end-that-was-repeated-is-believed",
+        PRODUCERS,
+        "elif endings.may_be_repeated(took_s):",
+        "elif took_s > 3_600:",
+        LATE,
+    ),
+    Mutant(
+        "an-abort-that-was-repeated-is-believed",
+        PRODUCERS,
+        "                self._end(effect.token, self._producer.abort_transaction)",
+        "                self._producer.abort_transaction(END_TIMEOUT_S)\n"
+        "                self._open = False\n"
+        "                self._feed(inputs.Ended(effect.token))",
+        LATE,
+    ),
+    Mutant(
+        "the-clients-own-pause-is-short",
+        PRODUCERS,
+        '                    "retry.backoff.ms": endings.RETRY_BACKOFF_MS,\n',
+        '                    "retry.backoff.ms": 50,\n',
+        LATE,
+    ),
+    Mutant(
+        "the-socket-gives-up-before-the-end-does",
+        PRODUCERS,
+        "END_TIMEOUT_S = 2.5",
+        "END_TIMEOUT_S = 8.0",
+        "tests/unit/test_producers.py",
+    ),
+    Mutant(
+        "one-copy-is-enough",
+        PRODUCERS,
+        '"acks": "all"',
+        '"acks": "1"',
+        "tests/unit/test_producers.py",
+    ),
+    Mutant(
+        "messages-are-not-flushed",
+        TOPICS,
+        'config["flush.messages"] = "1"',
+        'config["flush.messages"] = "1000"',
+        ON_TOPICS,
+    ),
+    Mutant(
+        "unclean-leaders-are-elected",
+        TOPICS,
+        'config["unclean.leader.election.enable"] = "false"',
+        'config["unclean.leader.election.enable"] = "true"',
+        ON_TOPICS,
+    ),
+    Mutant(
+        "one-copy-in-sync-is-enough",
+        TOPICS,
+        "str(min_insync or max(1, replicas - 1))",
+        "str(min_insync or 1)",
+        "tests/integration/test_embedded_brokers.py::test_every_topic_has_three_copies_and_needs_two",
+    ),
+)
