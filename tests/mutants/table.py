@@ -109,7 +109,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "            self._store.save(effect)\n        except StoreError as error:",
         "            if effect.sync:\n"
         "                self.feed(inputs.Stored(effect.token))\n"
-        "            self._store.save(effect)\n"
+        "            self._loop.call_soon(self._store.save, effect)\n"
         "        except StoreError as error:",
         "tests/integration/test_power_cut.py",
     ),

@@ -33,8 +33,8 @@ def lone() -> LoneNode:
 
 def ranged(size: int) -> CreateIndex:
     """Return an index with 255 bounds that weigh `size` bytes together."""
-    text = "k" * (size // 255 - 12)
-    bounds = [[f"{number:05d}{text}"] for number in range(255)]
+    length, more = divmod(size, 255)
+    bounds = [[f"{n:05d}{'k' * (length - 12 + (n < more))}"] for n in range(255)]
     return CreateIndex(
         *("big", "b", ("name",)),
         slices=0,
@@ -51,10 +51,10 @@ def test_the_largest_index_that_is_admitted_becomes_ready_and_can_be_dropped(
 ) -> None:
     """READY weighs more than INIT: the shards of its hosts come in."""
     low, high = 0, 2 * GROUP_BYTES
-    while high - low > 64:
+    while high - low > 1:
         size = (low + high) // 2
         fresh = LoneNode().start()
-        if fresh.create(ranged(size), "r").status == OK:
+        if fresh.create(ranged(size), "create").status == OK:
             low = size
         else:
             high = size
@@ -181,18 +181,21 @@ def test_commands_on_one_key_do_not_hold_all_others_up(lone: LoneNode) -> None:
     assert other not in lone.replies
 
 
-def test_the_queue_is_bounded_by_bytes_and_by_callers() -> None:
-    lone = LoneNode({"queue_bytes_max": 1_000_000, "queue_max": 50}).start()
+@pytest.mark.parametrize(
+    ("settings", "size", "taken"),
+    [({"queue_bytes_max": 1_000_000}, 60_000, 17), ({"queue_max": 50}, 1, 49)],
+    ids=["bytes", "callers"],
+)
+def test_the_queue_is_bounded(settings: dict[str, int], size: int, taken: int) -> None:
+    lone = LoneNode(settings).start()
     lone.held.add(fx.WriteEvents)
     lone.send(PutSetting("first", "1"))
-    large = [lone.send(PutSetting(f"l{n}", json.dumps("x" * 60_000))) for n in range(30)]
-    refused = [token for token in large if token in lone.replies]
-    assert len(refused) == 13
-    small = [lone.send(PutSetting(f"s{n}", "1")) for n in range(60)]
-    answers = [lone.replies[t] for t in (*refused, *small) if t in lone.replies]
-    assert {(a.status, a.code) for a in answers} == {(UNKNOWN, "overloaded")}
+    sent = [lone.send(PutSetting(f"k{n}", json.dumps("x" * size))) for n in range(80)]
+    refused = [lone.replies[token] for token in sent if token in lone.replies]
+    assert {(a.status, a.code) for a in refused} == {(UNKNOWN, "overloaded")}
+    assert len(sent) - len(refused) == taken
     lone.release()
-    lone.until(lambda: all(t in lone.replies for t in (*large, *small)))
+    lone.until(lambda: all(token in lone.replies for token in sent))
     assert lone.master._callers == 0
     assert lone.ask(PutSetting("again", "1")).status == OK
 
