@@ -42,6 +42,7 @@ class Pulse:
         self._sent_ms = 0
         self._ticked_ms = 0
         self._awake_ms = 0
+        self._has_read = False
         self._read_at = 0
         self._heard_at = 0
         self._examined_at = 0
@@ -75,6 +76,7 @@ class Pulse:
 
     def read(self) -> None:
         """Records of `commit` came."""
+        self._has_read = True
         self._read_at = self._awake_ms
         self._suspected_at = -1
         self._settle()
@@ -142,7 +144,7 @@ class Pulse:
     @property
     def _patience_ms(self) -> int:
         """How long a reader may stand still: longer before it has begun, on a busy machine."""
-        return self.node.config.stall_ms * (1 if self._read_at else START_PATIENCE)
+        return self.node.config.stall_ms * (1 if self._has_read else START_PATIENCE)
 
     def _deaf(self) -> None:
         awake_ms = self._awake_ms - self._heard_at

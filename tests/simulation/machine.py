@@ -146,14 +146,14 @@ class Machine:
             return
         self.life += 1
         self.dead_reader = ""
-        config = NodeConfig(
+        self.config = NodeConfig(
             node=self.number,
             incarnation=self.number * 1_000 + self.life,
             address=f"node{self.number}",
             pid=self.life,
             **world.config,
         )
-        self.node = Node(config, world.codec)
+        self.node = Node(self.config, world.codec)
         world.trace(f"node {self.number} starts, life {self.life}")
         restored = self.disk.restore()
         if restored is not None and not self.flipped:

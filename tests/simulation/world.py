@@ -24,6 +24,7 @@ from coordinator.core.inputs import (
     SyncRead,
 )
 from coordinator.core.ports import EntityCodec
+from coordinator.core.pulse import START_PATIENCE
 from coordinator.core.records import HoldingsRequested, Unreadable
 from coordinator.core.state import DEFERRED, StateContext
 from tests.simulation.actors import Client, DdlWriter, Indexer, Operator
@@ -456,6 +457,10 @@ class World:
 
     def _until(self, done: Any, name: str) -> None:
         limit = self.clock.now + CONVERGED_BY_MS
+        for machine in self.living:
+            if machine.dead_reader:
+                # Who had read nothing before is found out last.
+                limit = self.clock.now + CONVERGED_BY_MS + START_PATIENCE * machine.config.stall_ms
         while not done():
             require(self.clock.now < limit, name, self.unsettled())
             for machine in self.living:

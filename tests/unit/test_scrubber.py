@@ -22,16 +22,22 @@ def events(history: History) -> list[Event]:
 def compacted(history: History, upto: int, choose: st.DataObject) -> History:
     """Return the history as compaction may leave it: the last record of each key, and some more.
 
-    Tombstones of drops after `upto` are too young to go.
+    Tombstones of drops after `upto` are too young to go. An old one goes only once all that came
+    before it under its key is gone.
     """
     last = {mutation.key: cas for mutation, cas in history}
-    kept = []
-    for mutation, cas in history:
-        superseded = last[mutation.key] != cas
-        old_drop = mutation.value is None and not superseded and cas <= upto
-        if not (superseded or old_drop) or choose.draw(st.booleans()):
-            kept.append((mutation, cas))
-    return kept
+    gone = {
+        mutation.key
+        for mutation, cas in history
+        if mutation.value is None
+        and last[mutation.key] == cas <= upto
+        and choose.draw(st.booleans())
+    }
+    return [
+        (mutation, cas)
+        for mutation, cas in history
+        if mutation.key not in gone and (last[mutation.key] == cas or choose.draw(st.booleans()))
+    ]
 
 
 def scrub(history: History, topic: History, upto: int) -> Findings:
