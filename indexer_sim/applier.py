@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 from coordinator.core.stream_records import ConsolidatedStability, StabilityTimestamp
@@ -91,7 +91,7 @@ class Applier:
             elif isinstance(one, Position):
                 positions[one.partition] = one.offset
             elif isinstance(one, Lost):
-                self._until_done(one.bucket, epoch, partial(_lose, offsets=one.offsets))
+                self._until_done(one.bucket, epoch, partial(Bucket.lose, offsets=one.offsets))
             elif isinstance(one, ConsolidatedStability):
                 for timestamp in one.timestamps:
                     self._stability(timestamp, epoch)
@@ -146,12 +146,8 @@ class Applier:
                     bucket.apply(changes, offsets)
                     changes, offsets = [], {}
                 bucket.begin_builds(builds)
-            changes += tracker.take(head, items)
+            changes += tracker.take(head, items, partition)
             offsets[partition] = offset + 1
-            if tracker.amiss:
-                bucket.apply(changes, offsets)
-                bucket.begin_anew(tracker.amiss, offsets)
-                changes, offsets = [], {}
         if offsets:
             bucket.apply(changes, offsets)
         if bucket.published.states != states:
@@ -185,9 +181,3 @@ class Applier:
 def _write_offsets(bucket: Bucket) -> None:
     if bucket.offsets != bucket.written_offsets:
         bucket.apply([], dict(bucket.offsets))
-
-
-def _lose(bucket: Bucket, offsets: Mapping[int, int]) -> None:
-    """A part of what was sent is gone. Raises StorageError."""
-    anew = bucket.tracker.lose()
-    bucket.begin_anew(anew, offsets)

@@ -15,20 +15,24 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rocksdict import WriteBatch
 
-from coordinator.core.stream_records import BuildProgress
+from coordinator.core.stream_records import BuildProgress, ConnectionRead
 from coordinator.core.vectors import Vector
+from coordinator.kafka.topics import STREAM_PARTITIONS
 from indexer_sim.allocation import NONE, Slices
 from indexer_sim.checkpoints import About
 from indexer_sim.database import Database
 from indexer_sim.entries import (
     BACK_HEAD,
+    CHAIN,
+    CHAIN_KEY,
+    CHAIN_VALUE,
     INDEX_KEY,
     MARK,
     MARK_KEY,
@@ -52,7 +56,7 @@ from indexer_sim.entries import (
     unpack_state,
 )
 from indexer_sim.snapshots import Timeline, Undo, Wanted
-from indexer_sim.tracking import Change, Mark, Place, Tracker
+from indexer_sim.tracking import Chain, Change, Mark, Place, Tracker
 
 SHARD_BITS = 48
 
@@ -61,7 +65,8 @@ SHARD_BITS = 48
 class Published:
     """What others may rely on: the high watermarks, and the state of each index.
 
-    `gaps` and `branched` are vbuckets that do not go on; `builds` how far each build is.
+    `gaps` and `branched` are vbuckets that do not go on; `builds` how far each build is, after the
+    records of `read`.
     """
 
     vector: Vector = field(default_factory=lambda: Vector.zero(0))
@@ -69,12 +74,15 @@ class Published:
     gaps: tuple[int, ...] = ()
     branched: tuple[int, ...] = ()
     builds: tuple[BuildProgress, ...] = ()
+    read: tuple[ConnectionRead, ...] = ()
 
 
 class Bucket:
     """The slices of one bucket. `vbuckets` is 0 while their number is not known."""
 
-    def __init__(self, name: str, folder: Path, vbuckets: int = 0) -> None:
+    def __init__(
+        self, name: str, folder: Path, vbuckets: int = 0, partitions: int = STREAM_PARTITIONS
+    ) -> None:
         self.name = name
         self.database = Database(folder)
         self.lock = threading.RLock()
@@ -82,7 +90,7 @@ class Bucket:
         self.shards: dict[int, int] = {}
         self.offsets: dict[int, int] = {}
         self.written_offsets: dict[int, int] = {}
-        self.tracker = Tracker(vbuckets)
+        self.tracker = Tracker(vbuckets, partitions)
         self.published = Published()
         self.timeline = Timeline()
         self.last_persistence = self.last_stability = 0
@@ -121,7 +129,7 @@ class Bucket:
         self.publish()
 
     def _load_tracker(self, indexes: Mapping[int, Any]) -> Tracker:
-        tracker = Tracker(self.vbuckets)
+        tracker = Tracker(self.vbuckets, self.tracker.partitions)
         for index_id in indexes:
             tracker.hold(index_id)
         for key, value in self.database.scan(STATE):
@@ -135,6 +143,10 @@ class Bucket:
             index_id, vbucket = MARK_KEY.unpack(key[len(MARK) :])
             if index_id in indexes:
                 tracker.load_mark(index_id, vbucket, Mark.unpack(value))
+        for key, value in self.database.scan(CHAIN):
+            partition, *connection = CHAIN_KEY.unpack(key[len(CHAIN) :])
+            chain = Chain(*CHAIN_VALUE.unpack(value))
+            tracker.load_chain(partition, (connection[0], connection[1]), chain)
         return tracker
 
     def know(self, vbuckets: int) -> None:
@@ -153,7 +165,7 @@ class Bucket:
             if state.build
         )
         gaps, branched = tuple(tracker.gaps()), tuple(tracker.branched())
-        self.published = Published(tracker.vector(), states, gaps, branched, builds)
+        self.published = Published(tracker.vector(), states, gaps, branched, builds, tracker.read())
 
     # -- slices ------------------------------------------------------------------------------
 
@@ -220,25 +232,13 @@ class Bucket:
         self._put_tracker(batch)
         self.write(batch, sync=False)
 
-    def begin_anew(self, indexes: Iterable[int], offsets: Mapping[int, int]) -> None:
-        """What these indexes hold is lost: each is empty, as another shard. Raises StorageError.
+    def lose(self, offsets: Mapping[int, int]) -> None:
+        """Part of these partitions is gone; reading goes on at these offsets. Raises StorageError.
 
-        Reading goes on at these offsets.
+        What is held stays, and is caught up.
         """
-        batch = WriteBatch(raw_mode=True)
-        shards = {index_id: 1 + secrets.randbits(SHARD_BITS) for index_id in indexes}
-        self.timeline.forget(shards)
-        for index_id, shard in shards.items():
-            erase(batch, index_id)
-            batch.put(SHARD + INDEX_KEY.pack(index_id), INDEX_KEY.pack(shard))
-            self.tracker.forget(index_id)
-            self.tracker.hold(index_id)
-        self.publish()
-        self._put_tracker(batch)
-        put_offsets(batch, offsets)
-        self.write(batch, sync=True)
-        self.shards.update(shards)
-        self._stand(offsets)
+        self.tracker.lose(offsets)
+        self.apply((), offsets)
 
     def apply(self, changes: Sequence[Change], offsets: Mapping[int, int]) -> None:
         """Write changes, what is known and how far that is, as one. Raises StorageError."""
@@ -343,6 +343,13 @@ class Bucket:
         for index_id in dirty.states:
             state = tracker.indexes[index_id].state
             batch.put(STATE + INDEX_KEY.pack(index_id), pack_state(state))
+        for at in dirty.chains:
+            partition, connection = at
+            chain = tracker.chains.get(at)
+            if chain is None:
+                batch.delete(CHAIN + CHAIN_KEY.pack(partition, *connection))
+            else:
+                batch.put(CHAIN + CHAIN_KEY.pack(partition, *connection), CHAIN_VALUE.pack(*chain))
         dirty.clear()
 
     def write(self, batch: Any, *, sync: bool = True) -> None:

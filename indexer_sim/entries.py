@@ -9,6 +9,7 @@
     a   index, vbucket                  how far the build has got (`tracking.Mark`)
     v   vbucket                         high watermark and owner (`tracking.Place`)
     o   partition                       the first offset of `mutations` that is not in here yet
+    c   partition, projector, connection    its last record in here (`tracking.Chain`)
 
 Numbers are big-endian. For each (index, document) there is at most one of `d`, and exactly one
 `b` where there is a `d`: both change in one batch. All that belongs to an index lies in a few
@@ -22,7 +23,7 @@ from typing import NamedTuple
 
 SLICE, SHARD, DATA = b"m", b"s", b"d"
 BACK, TOMBSTONE = b"b", b"t"
-STATE, MARK, PLACE, OFFSET = b"x", b"a", b"v", b"o"
+STATE, MARK, PLACE, OFFSET, CHAIN = b"x", b"a", b"v", b"o", b"c"
 
 INDEX_KEY = struct.Struct(">Q")
 SLICE_KEY = struct.Struct(">QI")
@@ -31,19 +32,16 @@ PLACE_KEY = struct.Struct(">H")
 SEQNO = struct.Struct(">Q")
 BACK_HEAD = struct.Struct(">QI")
 OFFSET_VALUE = struct.Struct(">q")
-STATE_VALUE = struct.Struct(">q??")
+STATE_VALUE = struct.Struct(">q?")
+CHAIN_KEY = struct.Struct(">Hiq")
+CHAIN_VALUE = struct.Struct(">qq")
 
 
 class State(NamedTuple):
-    """What is held of an index: of which build (0: of none yet), and whether it is complete.
-
-    `awaited`: an older build was held, or this one was attached somewhere. So wherever an owner
-    sends it, the word that it is attached must have come before.
-    """
+    """What is held of an index: of which build (0: of none yet), and whether it is complete."""
 
     build: int = 0
     complete: bool = False
-    awaited: bool = False
 
 
 def pack_state(state: State) -> bytes:
@@ -51,7 +49,7 @@ def pack_state(state: State) -> bytes:
 
 
 def unpack_state(raw: bytes) -> State:
-    return State(*STATE_VALUE.unpack(raw))
+    return State(*STATE_VALUE.unpack_from(raw))
 
 
 def entries_prefix(index_id: int, piece: int) -> bytes:

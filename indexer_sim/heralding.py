@@ -126,6 +126,7 @@ class Herald:
             self._queue.free,
             published.builds,
             wall_ms(),
+            published.read,
         )
         self._send(HW, beat, bucket.name)
         if gaps and ask:

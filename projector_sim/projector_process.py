@@ -42,7 +42,7 @@ from projector_sim.following import Follower, Read, Started
 from projector_sim.frames import Kind
 from projector_sim.kv_client import KvOrders, KvStream, KvWatch
 from projector_sim.plan import Route, Routes
-from projector_sim.projector import Action, Carry, Close, Desk, KvBucket, MakeBucket, Open
+from projector_sim.projector import Action, Carry, Close, Desk, KvBucket, MakeBucket, Open, Probe
 from projector_sim.router import GARBAGE, FrameError, Router
 from projector_sim.runs import Run
 from schemas.registry import SchemaError
@@ -303,8 +303,10 @@ class Projector:
                 return
             if isinstance(action, Close):
                 self._finish(line, action.reason)
+            elif isinstance(action, Probe):
+                line.router.probe()
             elif isinstance(action, Carry):
-                line.router.carry(self._routes_of(line.run), action.attached)
+                line.router.carry(self._routes_of(line.run), action.attached, action.vbuckets)
 
     def _routes_of(self, run: Run) -> list[Route]:
         return [self.routes.of(index) for index in run.carried.values()]

@@ -29,6 +29,8 @@ from coordinator.core.key_versions import (
 from coordinator.core.stream_records import (
     BACKFILL,
     MAINTENANCE,
+    NOT_SAID,
+    ConnectionRead,
     ConsolidatedStability,
     KeyVersions,
     StabilityTimestamp,
@@ -60,10 +62,14 @@ def record(
     build: int = 1,
     index_id: int = 1,
     bucket: str = "b",
+    ordinal: int = 0,
+    previous: int = NOT_SAID,
 ) -> bytes:
     raw = b"".join(map(pack, items))
     return codec.encode(
-        KeyVersions(bucket, kind, 1, connection, 0, 1, (index_id,), (build,), raw, 0)
+        KeyVersions(
+            *(bucket, kind, 1, connection, ordinal, 1, (index_id,), (build,), raw, 0, previous)
+        )
     )
 
 
@@ -220,15 +226,28 @@ def test_a_newer_build_begins_from_nothing_in_the_middle_of_a_batch(bench: Bench
     assert bench.news
 
 
-def test_lost_messages_leave_gaps_and_what_was_being_built_is_another_shard(bench: Bench) -> None:
+def test_lost_messages_leave_gaps_and_what_is_held_stays(bench: Bench) -> None:
     bench.built()
-    bench.storage.allocate("b", 2, frozenset({0}), b"")
+    bench.feed(record(MAINTENANCE, upsert(1, b"x")))
     shards = bench.storage.shards
     bench.applier.take([Queued(0, Lost("b", {0: 500}))])
     assert bench.bucket.published.gaps == (0,)
     assert bench.bucket.offsets == {**ENDS, 0: 500}
-    assert bench.storage.shards[1] == shards[1]
-    assert bench.storage.shards[2] != shards[2]
+    assert bench.storage.shards == shards
+    assert bench.documents() == [b"x"]
+    bench.bucket.load()
+    assert bench.bucket.published.gaps == (0,)
+
+
+def test_how_far_connections_are_here_survives_a_restart(bench: Bench) -> None:
+    bench.built()
+    bench.feed(record(MAINTENANCE, upsert(1, b"x"), ordinal=7, previous=0))
+    told = bench.bucket.published.read
+    assert told == (ConnectionRead(1, 1, (7, 0, 0, 0)),)
+    bench.bucket.load()
+    assert bench.bucket.published.read == told
+    bench.feed(record(MAINTENANCE, upsert(2, b"y"), ordinal=9, previous=8))
+    assert bench.bucket.published.gaps == (0,)
 
 
 def test_a_full_disk_delays_what_is_applied_and_nothing_is_lost(bench: Bench) -> None:

@@ -275,6 +275,7 @@ class Life:
             free=1,
             builds=builds,
             at_ms=WALL_MS,
+            read=tracker.read(),
         )
 
     def _say_built(self, bucket: Storage, index: Index) -> None:
