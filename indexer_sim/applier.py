@@ -17,7 +17,7 @@ from functools import partial
 from coordinator.core.stream_records import ConsolidatedStability, StabilityTimestamp
 from indexer_sim.bucket import Bucket
 from indexer_sim.database import StorageError
-from indexer_sim.mutations import Delivery, Lost, MutationQueue, Position, Queued
+from indexer_sim.mutations import Delivery, Follows, Lost, MutationQueue, Position, Queued
 from indexer_sim.storage import Storage
 from indexer_sim.tracking import Change
 
@@ -84,14 +84,20 @@ class Applier:
         current = [queued.one for queued in taken if queued.epoch == epoch]
         deliveries: dict[str, list[Delivery]] = {}
         positions: dict[int, int] = {}
+        epochs: dict[int, int] = {}
         for one in current:
             if isinstance(one, Delivery):
                 deliveries.setdefault(one.head.bucket, []).append(one)
                 positions[one.partition] = one.offset + 1
+                epochs[one.partition] = one.epoch
             elif isinstance(one, Position):
                 positions[one.partition] = one.offset
+                epochs[one.partition] = one.epoch
             elif isinstance(one, Lost):
-                self._until_done(one.bucket, epoch, partial(Bucket.lose, offsets=one.offsets))
+                lose = partial(Bucket.lose, offsets=one.offsets, topic=one.topic)
+                self._until_done(one.bucket, epoch, lose)
+            elif isinstance(one, Follows):
+                self._follow(one.topic, epoch)
             elif isinstance(one, ConsolidatedStability):
                 for timestamp in one.timestamps:
                     self._stability(timestamp, epoch)
@@ -102,9 +108,15 @@ class Applier:
         for bucket in self._storage.buckets():
             with bucket.lock:
                 if self._storage.epoch == epoch:
-                    bucket.offsets.update(
-                        (p, o) for p, o in positions.items() if o > bucket.offsets.get(p, 0)
-                    )
+                    ahead = {p: o for p, o in positions.items() if o > bucket.offsets.get(p, 0)}
+                    bucket.stand(ahead, epochs)
+
+    def _follow(self, topic: str, epoch: int) -> None:
+        """Note which topic is read, where a bucket does not know it yet."""
+        for bucket in self._storage.buckets():
+            with bucket.lock:
+                if self._storage.epoch == epoch:
+                    bucket.topic = bucket.topic or topic
 
     def _until_done(self, name: str, epoch: int, work: Callable[[Bucket], None]) -> None:
         """Do some work on a bucket, as often as it takes; not if it is not held any more."""
@@ -135,21 +147,22 @@ class Applier:
         """Apply the deliveries that the bucket does not have yet. Raises StorageError."""
         changes: list[Change] = []
         offsets: dict[int, int] = {}
+        epochs: dict[int, int] = {}
         tracker = bucket.tracker
         states = bucket.published.states
-        for partition, offset, head, items in deliveries:
+        for partition, offset, head, items, leader_epoch in deliveries:
             if offset < bucket.offsets.get(partition, 0):
                 continue
             builds = tracker.newer_builds(head)
             if builds:
                 if offsets:
-                    bucket.apply(changes, offsets)
+                    bucket.apply(changes, offsets, epochs)
                     changes, offsets = [], {}
                 bucket.begin_builds(builds)
             changes += tracker.take(head, items, partition)
-            offsets[partition] = offset + 1
+            offsets[partition], epochs[partition] = offset + 1, leader_epoch
         if offsets:
-            bucket.apply(changes, offsets)
+            bucket.apply(changes, offsets, epochs)
         if bucket.published.states != states:
             self._news()
 
@@ -180,4 +193,4 @@ class Applier:
 
 def _write_offsets(bucket: Bucket) -> None:
     if bucket.offsets != bucket.written_offsets:
-        bucket.apply([], dict(bucket.offsets))
+        bucket.apply([], dict(bucket.offsets), dict(bucket.epochs))

@@ -36,6 +36,7 @@ from indexer_sim.entries import (
     INDEX_KEY,
     MARK,
     MARK_KEY,
+    NO_EPOCH,
     OFFSET,
     OFFSET_VALUE,
     PLACE,
@@ -45,6 +46,7 @@ from indexer_sim.entries import (
     SLICE,
     SLICE_KEY,
     STATE,
+    TOPIC,
     State,
     back_prefix,
     contents_of,
@@ -53,12 +55,14 @@ from indexer_sim.entries import (
     slice_range,
     tombstone_prefix,
     under,
+    unpack_offset,
     unpack_state,
 )
 from indexer_sim.snapshots import Timeline, Undo, Wanted
 from indexer_sim.tracking import Chain, Change, Mark, Place, Tracker
 
 SHARD_BITS = 48
+NOT_KNOWN: Mapping[int, int] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,10 @@ class Bucket:
         self.slices: dict[int, Slices] = {}
         self.shards: dict[int, int] = {}
         self.offsets: dict[int, int] = {}
+        self.epochs: dict[int, int] = {}
+        """The leader epoch of the record before each offset, where it is known."""
+        self.topic = ""
+        """The id of the topic that these are of; empty while it is not known."""
         self.written_offsets: dict[int, int] = {}
         self.tracker = Tracker(vbuckets, partitions)
         self.published = Published()
@@ -116,14 +124,18 @@ class Bucket:
             INDEX_KEY.unpack(key[len(SHARD) :])[0]: INDEX_KEY.unpack(value)[0]
             for key, value in self.database.scan(SHARD)
         }
-        offsets = {
-            PLACE_KEY.unpack(key[len(OFFSET) :])[0]: OFFSET_VALUE.unpack(value)[0]
+        stands = {
+            PLACE_KEY.unpack(key[len(OFFSET) :])[0]: unpack_offset(value)
             for key, value in self.database.scan(OFFSET)
         }
+        offsets = {p: offset for p, (offset, _) in stands.items()}
+        topics = [value.decode() for _, value in self.database.scan(TOPIC)]
         tracker = self._load_tracker(found)
         self.slices = {index_id: frozenset(numbers) for index_id, numbers in found.items()}
         self.shards, self.tracker = shards, tracker
         self.offsets, self.written_offsets = offsets, dict(offsets)
+        self.epochs = {p: epoch for p, (_, epoch) in stands.items() if epoch != NO_EPOCH}
+        self.topic = topics[0] if topics else ""
         self.timeline = Timeline()
         self.stale = self.damaged = False
         self.publish()
@@ -184,9 +196,9 @@ class Bucket:
         for number in numbers:
             batch.put(SLICE + SLICE_KEY.pack(index_id, number), definition)
         fresh = {p: offset for p, offset in offsets.items() if p not in self.offsets}
-        put_offsets(batch, fresh)
+        put_offsets(batch, fresh, {})
         self.write(batch, sync=True)
-        self._stand(fresh)
+        self._stand(fresh, {})
         self.slices[index_id] = self.slices.get(index_id, NONE) | numbers
         self.shards[index_id] = shard
         self.timeline.forget((index_id,))
@@ -232,24 +244,35 @@ class Bucket:
         self._put_tracker(batch)
         self.write(batch, sync=False)
 
-    def lose(self, offsets: Mapping[int, int]) -> None:
+    def lose(self, offsets: Mapping[int, int], topic: str = "") -> None:
         """Part of these partitions is gone; reading goes on at these offsets. Raises StorageError.
 
-        What is held stays, and is caught up.
+        What is held stays, and is caught up. `topic` is what is read now.
         """
+        self.topic = topic or self.topic
         self.tracker.lose(offsets)
         self.apply((), offsets)
 
-    def apply(self, changes: Sequence[Change], offsets: Mapping[int, int]) -> None:
-        """Write changes, what is known and how far that is, as one. Raises StorageError."""
+    def apply(
+        self,
+        changes: Sequence[Change],
+        offsets: Mapping[int, int],
+        epochs: Mapping[int, int] = NOT_KNOWN,
+    ) -> None:
+        """Write changes, what is known and how far that is, as one. Raises StorageError.
+
+        `epochs` are the leader epochs of what lies before these offsets.
+        """
         batch = WriteBatch(raw_mode=True)
         undone = self._settle(batch, changes) if changes else []
         for index_id in self.tracker.swept():
             batch.delete_range(*under(tombstone_prefix(index_id)))
         self._put_tracker(batch)
-        put_offsets(batch, offsets)
+        put_offsets(batch, offsets, epochs)
+        if self.topic:
+            batch.put(TOPIC, self.topic.encode())
         self.write(batch, sync=False)
-        self._stand(offsets)
+        self._stand(offsets, epochs)
         self.publish()
         self.timeline.add(undone)
         self.snap()
@@ -266,10 +289,18 @@ class Bucket:
         """Return the timestamp of the next snapshot that can be made."""
         return self.timeline.reached(self.tracker) or self.timeline.again(self.tracker)
 
-    def _stand(self, offsets: Mapping[int, int]) -> None:
+    def _stand(self, offsets: Mapping[int, int], epochs: Mapping[int, int]) -> None:
         """These offsets were written."""
-        self.offsets.update(offsets)
+        self.stand(offsets, epochs)
         self.written_offsets.update(offsets)
+
+    def stand(self, offsets: Mapping[int, int], epochs: Mapping[int, int]) -> None:
+        """All below these offsets is here, or is for others; it is written with what comes next."""
+        self.offsets.update(offsets)
+        for partition in offsets:
+            self.epochs.pop(partition, None)
+            if partition in epochs:
+                self.epochs[partition] = epochs[partition]
 
     def about(self) -> About:
         """Return what a checkpoint that is made now is of."""
@@ -359,9 +390,10 @@ class Bucket:
         self.stale = False
 
 
-def put_offsets(batch: Any, offsets: Mapping[int, int]) -> None:
+def put_offsets(batch: Any, offsets: Mapping[int, int], epochs: Mapping[int, int]) -> None:
     for partition, offset in offsets.items():
-        batch.put(OFFSET + PLACE_KEY.pack(partition), OFFSET_VALUE.pack(offset))
+        value = OFFSET_VALUE.pack(offset, epochs.get(partition, NO_EPOCH))
+        batch.put(OFFSET + PLACE_KEY.pack(partition), value)
 
 
 def erase(batch: Any, index_id: int) -> None:

@@ -16,7 +16,7 @@ from coordinator.kafka.following import Voice, ignore
 from coordinator.kafka.producers import PlainProducer
 from indexer_sim.applier import Applier
 from indexer_sim.heralding import Herald
-from indexer_sim.mutations import MutationQueue, MutationReader, Needed
+from indexer_sim.mutations import MutationQueue, MutationReader, Needed, Stand
 from indexer_sim.storage import Storage
 
 KAFKA = "Kafka, for mutations"
@@ -83,7 +83,8 @@ class DataPlane:
     def _needed(self) -> Needed:
         """Return where the buckets go on; those that have to be loaded first are waited for."""
         epoch = self._storage.epoch
-        return Needed(epoch, {bucket.name: bucket.offsets for bucket in self._storage.buckets()})
+        stands = {b.name: Stand(b.offsets, b.epochs, b.topic) for b in self._storage.buckets()}
+        return Needed(epoch, stands)
 
     def _bury(self, message: Message, reason: str) -> None:
         """Put what is no record where somebody can look at it."""

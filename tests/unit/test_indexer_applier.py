@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rocksdict import WriteBatch
 
 from coordinator import codec
 from coordinator.core.collation import EVERYTHING
@@ -38,8 +40,11 @@ from coordinator.core.stream_records import (
 )
 from coordinator.core.vectors import Vector
 from indexer_sim.applier import Applier
+from indexer_sim.entries import INDEX_KEY, OFFSET, OLD_OFFSET_VALUE, PLACE_KEY, STATE, State
 from indexer_sim.mutations import (
+    ITEM_BYTES,
     Delivery,
+    Follows,
     Lost,
     MutationQueue,
     Position,
@@ -239,6 +244,31 @@ def test_lost_messages_leave_gaps_and_what_is_held_stays(bench: Bench) -> None:
     assert bench.bucket.published.gaps == (0,)
 
 
+def test_the_leader_of_what_lies_before_an_offset_is_known_after_a_restart(bench: Bench) -> None:
+    bench.built()
+    bench.applier.take([Queued(0, Follows("topic")), Queued(0, Position(3, 120, 5))])
+    raw = record(MAINTENANCE, upsert(1, b"x"))
+    bench.applier.take([Queued(0, Delivery(0, bench.offset, *read_record(raw), epoch=7))])
+    assert (bench.bucket.topic, bench.bucket.epochs) == ("topic", {3: 5, 0: 7})
+    bench.applier._write_positions()
+    bench.bucket.load()
+    assert (bench.bucket.topic, bench.bucket.epochs) == ("topic", {3: 5, 0: 7})
+    bench.applier.take([Queued(0, Lost("b", {0: 90}, "another"))])
+    bench.bucket.load()
+    assert (bench.bucket.topic, bench.bucket.epochs) == ("another", {3: 5})
+    assert bench.bucket.offsets[0] == 90
+
+
+def test_an_offset_of_a_folder_without_leaders_is_taken_as_it_is(bench: Bench) -> None:
+    batch = WriteBatch(raw_mode=True)
+    batch.put(OFFSET + PLACE_KEY.pack(2), OLD_OFFSET_VALUE.pack(77))
+    batch.put(STATE + INDEX_KEY.pack(1), struct.pack(">q??", 4, True, True))
+    bench.bucket.database.write(batch, sync=False)
+    bench.bucket.load()
+    assert (bench.bucket.offsets[2], bench.bucket.epochs) == (77, {})
+    assert bench.bucket.published.states[1] == State(4, complete=True)
+
+
 def test_how_far_connections_are_here_survives_a_restart(bench: Bench) -> None:
     bench.built()
     bench.feed(record(MAINTENANCE, upsert(1, b"x"), ordinal=7, previous=0))
@@ -349,7 +379,7 @@ def test_another_record_is_none_of_mutations() -> None:
 
 def test_a_queue_is_full_until_something_is_taken() -> None:
     queue = MutationQueue(items_max=3)
-    one = Queued(0, Delivery(0, 1, None, [upsert(1, b"x")] * 2))  # type: ignore[arg-type]
+    one = Queued(0, Delivery(0, 1, *read_record(record(MAINTENANCE, *[upsert(1, b"x")] * 2))))
     assert queue.put([one], 0)
     assert queue.put([one], 0)
     assert (queue.waiting, queue.free) == (4, 0)
@@ -359,6 +389,13 @@ def test_a_queue_is_full_until_something_is_taken() -> None:
     assert queue.put([one], 0)
     assert queue.take(100, 0) == [one, one]
     assert queue.take(100, 0) == []
+
+
+def test_large_items_fill_the_queue_as_several_small_ones_do() -> None:
+    queue = MutationQueue(items_max=20)
+    large = read_record(record(MAINTENANCE, upsert(1, b"x", b"k" * 30 * ITEM_BYTES)))
+    assert queue.put([Queued(0, Delivery(0, 1, *large))], 0)
+    assert queue.free == 0
 
 
 def test_positions_of_a_partition_that_follow_one_another_are_one() -> None:

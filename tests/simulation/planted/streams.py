@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -118,9 +117,9 @@ def offsets_are_written_first(patch: Patch) -> None:
     """How far reading has come, of all streams, is on the disk before the entries are."""
     apply = Bucket.apply
 
-    def ahead(self: Bucket, changes: Any, offsets: Mapping[int, int]) -> Any:
-        apply(self, (), offsets)
-        return apply(self, changes, offsets)
+    def ahead(self: Bucket, changes: Any, *stand: Any) -> Any:
+        apply(self, (), *stand)
+        return apply(self, changes, *stand)
 
     patch.setattr(Bucket, "apply", ahead)
 
