@@ -56,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(options: Options, stopping: threading.Event) -> int:
     """Run an indexer until `stopping` is set; an expected fault is one line on stderr."""
+    from coordinator.threads import ThreadEndedError
     from indexer_sim.database import StorageError
     from indexer_sim.process import Indexer, LogReplacedError, PortTakenError
 
@@ -63,7 +64,7 @@ def run(options: Options, stopping: threading.Event) -> int:
         Indexer(options, stopping).run()
     except LogReplacedError as error:
         return _fail(options, str(error), EX_CONFIG)
-    except PortTakenError as error:
+    except (PortTakenError, ThreadEndedError) as error:
         return _fail(options, str(error), EX_UNUSABLE)
     except StorageError as error:
         final = error.code == "folder_mismatch"

@@ -5,6 +5,9 @@ the offset behind it. What the disk refuses is tried again until it is taken, fr
 database then says; so nothing is lost, and nothing applied twice. Records of a bucket that is not
 held are skipped: nobody promised anything about it yet. Only its newest stability timestamp is
 remembered: where nothing changes any more, no other comes once it is held.
+
+A record that cannot be applied, whatever it does, is buried, and the others are applied without it,
+from what the database says: the next record of its connection tells that it is missing.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from collections.abc import Callable
 from functools import partial
 
 from coordinator.core.stream_records import ConsolidatedStability, StabilityTimestamp
+from coordinator.threads import Threads
 from indexer_sim.bucket import Bucket
 from indexer_sim.database import StorageError
 from indexer_sim.mutations import Delivery, Follows, Lost, MutationQueue, Position, Queued
@@ -30,6 +34,11 @@ drop what is below for what is not read yet."""
 
 Complain = Callable[[str, str], None]
 Settled = Callable[[str], None]
+Bury = Callable[[Delivery, str], None]
+
+
+class PoisonError(Exception):
+    """Records cannot be applied, for this reason."""
 
 
 class Applier:
@@ -42,19 +51,22 @@ class Applier:
         news: Callable[[], None],
         complain: Complain,
         settled: Settled,
+        bury: Bury,
         checkpoint_s: float,
+        threads: Threads,
     ) -> None:
         self._storage = storage
         self._queue = queue
         self._news = news
         self._complain = complain
         self._settled = settled
+        self._bury = bury
         self._newest: dict[str, StabilityTimestamp] = {}
         self._stopping = threading.Event()
         self._checkpoint_s = checkpoint_s
         self._checkpoints_due_s = time.monotonic() + checkpoint_s
         self._positions_due_s = 0.0
-        self._thread = threading.Thread(target=self._run, name="applier", daemon=True)
+        self._thread = threads.make("applier", self._run, self._stopping)
 
     def start(self) -> None:
         self._thread.start()
@@ -104,7 +116,7 @@ class Applier:
             else:
                 self._stability(one, epoch)
         for name, ours in deliveries.items():
-            self._until_done(name, epoch, partial(self._apply, deliveries=ours))
+            self._apply_all(name, epoch, ours)
         for bucket in self._storage.buckets():
             with bucket.lock:
                 if self._storage.epoch == epoch:
@@ -143,8 +155,33 @@ class Applier:
                 self._settled(about)
                 return
 
+    def _apply_all(self, name: str, epoch: int, deliveries: list[Delivery]) -> None:
+        """Apply deliveries; if that cannot be done, one by one, and bury which cannot."""
+        try:
+            self._until_done(name, epoch, partial(self._apply, deliveries=deliveries))
+        except PoisonError:
+            for one in deliveries:
+                try:
+                    self._until_done(name, epoch, partial(self._apply, deliveries=[one]))
+                except PoisonError as error:
+                    self._bury(one, str(error))
+
     def _apply(self, bucket: Bucket, deliveries: list[Delivery]) -> None:
-        """Apply the deliveries that the bucket does not have yet. Raises StorageError."""
+        """Apply the deliveries that the bucket does not have yet.
+
+        Raises StorageError; PoisonError, then only the database tells what the bucket stands at.
+        """
+        try:
+            self._apply_some(bucket, deliveries)
+        except StorageError:
+            raise
+        except Exception as error:
+            # Whatever it is: one record must not stop the others, nor leave half of itself behind.
+            bucket.stale = True
+            raise PoisonError(f"{type(error).__name__}: {error}") from error
+
+    def _apply_some(self, bucket: Bucket, deliveries: list[Delivery]) -> None:
+        """Apply deliveries, as one write where no build begins between them."""
         changes: list[Change] = []
         offsets: dict[int, int] = {}
         epochs: dict[int, int] = {}

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from confluent_kafka import Producer
+from confluent_kafka import KafkaException, Producer
 
 from coordinator import codec
 from coordinator.core.entities import BACKFILL, Index
 from coordinator.core.stream_records import CatchUpRequested, HwHeartbeat, IndexBuilt
 from coordinator.core.vectors import Vector
-from coordinator.kafka.following import wall_ms
+from coordinator.kafka.following import Voice, wall_ms
 from coordinator.kafka.producers import plain_settings
 from coordinator.kafka.topics import ACKS, HW, STREAM_REQUEST, topic_name
+from coordinator.threads import Threads
 from indexer_sim.bucket import Bucket
 from indexer_sim.entries import State
 from indexer_sim.mutations import MutationQueue
@@ -44,7 +45,8 @@ class Herald:
         period_s: float,
         storage: Storage,
         queue: MutationQueue,
-        say: Callable[[str], None],
+        voice: Voice,
+        threads: Threads,
     ) -> None:
         """`life` is the indexer and its incarnation."""
         self._settings = plain_settings(
@@ -56,14 +58,14 @@ class Herald:
         self._period_s = period_s
         self._storage = storage
         self._queue = queue
-        self._say = say
+        self._voice = voice
         self._indexes: Mapping[int, Index] = {}
         self._branched: dict[str, tuple[int, ...]] = {}
         self._requests_due_s = 0.0
         self._producer: Producer | None = None
         self._stopping = threading.Event()
         self._news = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="herald", daemon=True)
+        self._thread = threads.make("herald", self._run, self._stopping)
 
     def start(self) -> None:
         self._thread.start()
@@ -134,7 +136,7 @@ class Herald:
         if branched != self._branched.get(bucket.name, ()):
             self._branched[bucket.name] = branched
             if branched:
-                self._say(f"bucket {bucket.name}: {len(branched)} vbuckets left what is held")
+                self._voice.say(f"bucket {bucket.name}: {len(branched)} vbuckets left what is held")
 
     def _request(self, bucket: str, gaps: tuple[int, ...], vector: Vector) -> None:
         """Ask for what is missing after the high watermarks of these vbuckets."""
@@ -152,6 +154,8 @@ class Herald:
             self._producer.produce(self._topics[topic], codec.encode(record), key.encode(), **more)
         except BufferError:
             self._producer.poll(0)  # Kafka is away; this is said again.
+        except KafkaException as error:
+            self._voice.complain(f"sending {type(record).__name__}", error.args[0].str())
 
 
 def _is_built(index: Index, state: State) -> bool:

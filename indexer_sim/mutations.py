@@ -36,10 +36,12 @@ from coordinator.core.stream_records import (
     KeyVersions,
     StabilityTimestamp,
 )
+from coordinator.core.vectors import Vector
 from coordinator.kafka.following import CALL_TIMEOUT_S, PAUSE_S, passing
 from coordinator.kafka.readers import consumer
 from coordinator.kafka.topics import MUTATIONS, STABILITY, STREAM_PARTITIONS, topic_name
 from coordinator.kafka.vigil import Vigil
+from coordinator.threads import Threads
 from indexer_sim.entries import NO_EPOCH
 from schemas.registry import SchemaError
 
@@ -219,6 +221,20 @@ def read_record(value: bytes) -> tuple[KeyVersions, list[Item]]:
     return record, items
 
 
+def read_stability(value: bytes) -> Stability | None:
+    """Return a record of `stability`, None if it is for others.
+
+    SchemaError, ValueError: it is none, or has no vectors.
+    """
+    record = codec.decode(value)
+    if not isinstance(record, Stability):
+        return None
+    several = record.timestamps if isinstance(record, ConsolidatedStability) else (record,)
+    for timestamp in several:
+        Vector.from_bytes(timestamp.vbuuids, timestamp.seqnos)
+    return record
+
+
 def _check(item: Item, places: int) -> None:
     """Refuse an item that does not fit its record. ValueError."""
     if item.place >= places and item.kind in (*range(ABSENT + 1), ATTACH):
@@ -242,6 +258,7 @@ class MutationReader:
         bury: Callable[[Message, str], None],
         failed: Callable[[str], None],
         well: Callable[[], None],
+        threads: Threads,
     ) -> None:
         """`needed` tells where each bucket goes on; `failed` hears of faults, `well` of none."""
         self._servers = bootstrap_servers
@@ -260,7 +277,7 @@ class MutationReader:
         self._stopping = threading.Event()
         self._epoch = 0
         self._vigil: Vigil
-        self._thread = threading.Thread(target=self._run, name="mutations", daemon=True)
+        self._thread = threads.make("mutations", self._run, self._stopping)
 
     def start(self) -> None:
         self._thread.start()
@@ -430,12 +447,13 @@ class MutationReader:
         is_mutations = message.topic() == self._mutations
         try:
             if not is_mutations:
-                record = codec.decode(value)
-                return record if isinstance(record, Stability) else None
+                return read_stability(value)
             headers = dict(message.headers() or ())
             if headers.get(HEADER, self._mine) == self._mine:
                 return Delivery(partition, offset, *read_record(value), _epoch_of(message))
-        except ValueError as error:
+        except Exception as error:
+            # Whatever a record does to who decodes it: it is none, and others follow. Were it one
+            # after all, the next record of its connection tells that it is missing.
             self._bury(message, f"{type(error).__name__}: {error}")
         return Position(partition, offset + 1, _epoch_of(message)) if is_mutations else None
 

@@ -138,7 +138,9 @@ async def _serve(hub: Hub, arguments: argparse.Namespace) -> int:
     _announce(arguments.announce_file, url)
     log.info("%d nodes at %s", arguments.nodes, url)
     stopped = asyncio.create_task(stopping.wait())
-    await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait((serving, expiring, stopped), return_when=asyncio.FIRST_COMPLETED)
+    if expiring.done():
+        log.critical("documents expire no more: the store ends", exc_info=expiring.exception())
     hub.stop()
     expiring.cancel()
     http.should_exit = True

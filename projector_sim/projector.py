@@ -660,7 +660,8 @@ class Desk:
 
     def _requested(self, request: CatchUpRequested, now_ms: int) -> Run | None:
         source = self.maintenance.get(request.bucket)
-        if source is None or len(request.seqnos) != 8 * len(request.vbuckets):
+        size = 8 * len(request.vbuckets)
+        if source is None or not len(request.seqnos) == len(request.vbuuids) == size:
             return None
         running = {
             vbucket

@@ -5,9 +5,10 @@ from __future__ import annotations
 import resource
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -39,6 +40,8 @@ from coordinator.core.stream_records import (
     Sync,
 )
 from coordinator.core.vectors import Vector
+from coordinator.threads import Threads
+from indexer_sim import bucket
 from indexer_sim.applier import Applier
 from indexer_sim.entries import INDEX_KEY, OFFSET, OLD_OFFSET_VALUE, PLACE_KEY, STATE, State
 from indexer_sim.mutations import (
@@ -54,7 +57,7 @@ from indexer_sim.mutations import (
 from indexer_sim.reading import StorageReading
 from indexer_sim.scan_api import ScanRefused, Wanted
 from indexer_sim.storage import Storage
-from indexer_sim.tracking import Tracker
+from indexer_sim.tracking import Change, Tracker
 
 BRANCH = 9
 ENDS = {0: 100, 1: 100, 2: 100, 3: 100}
@@ -95,8 +98,10 @@ class Bench:
         self.storage.allocate("b", 1, frozenset({0, 1}), b"", ENDS)
         self.complaints: list[str] = []
         self.news = 0
+        self.buried: list[tuple[int, str]] = []
         self.applier = Applier(
-            self.storage, MutationQueue(), self.hear, self.complain, lambda _: None, 3_600
+            *(self.storage, MutationQueue(), self.hear, self.complain, lambda _: None),
+            *(self.bury, 3_600, Threads(lambda: None)),
         )
         self.offset = 100
 
@@ -105,6 +110,9 @@ class Bench:
 
     def complain(self, about: str, message: str) -> None:
         self.complaints.append(f"{about}: {message}")
+
+    def bury(self, one: Delivery, reason: str) -> None:
+        self.buried.append((one.offset, reason))
 
     def delivery(self, raw: bytes, offset: int | None = None) -> Queued:
         """Return a record as it is read; without an offset, it is the next one."""
@@ -295,6 +303,37 @@ def test_a_full_disk_delays_what_is_applied_and_nothing_is_lost(bench: Bench) ->
     assert not worker.is_alive()
     assert bench.documents() == [b"x", b"y"]
     assert bench.bucket.offsets[0] == bench.offset
+
+
+class Poisonous(Tracker):
+    """It cannot take what is about the document `poison`, and only notices half-way."""
+
+    def take(self, record: Any, items: Iterable[Item], partition: int = 0) -> list[Change]:
+        found = super().take(record, items, partition)
+        if any(item.document == b"poison" for item in items):
+            raise RecursionError("too deep")
+        return found
+
+
+def test_a_record_that_cannot_be_applied_is_buried_and_the_others_are_applied(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bucket, "Tracker", Poisonous)
+    bench.built()
+    bench.bucket.load()
+    assert isinstance(bench.bucket.tracker, Poisonous)
+    bench.feed(
+        record(MAINTENANCE, upsert(1, b"a"), ordinal=3, previous=0),
+        record(MAINTENANCE, upsert(2, b"poison"), ordinal=4, previous=3),
+        record(MAINTENANCE, upsert(3, b"b"), ordinal=5, previous=4),
+    )
+    assert bench.buried == [(103, "RecursionError: too deep")]
+    assert bench.documents() == [b"a", b"b"]
+    place = bench.bucket.tracker.places[0]
+    assert (place.seqno, bench.bucket.published.gaps) == (1, (0,)), "it is asked for again"
+    assert bench.bucket.offsets[0] == bench.offset
+    bench.feed(record(MAINTENANCE, upsert(4, b"poison"), ordinal=6, previous=5))
+    assert bench.bucket.offsets[0] == bench.offset, "the last one counts as read, too"
 
 
 def test_an_index_that_is_released_while_the_disk_is_full_stays_released(bench: Bench) -> None:
