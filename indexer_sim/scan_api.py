@@ -35,6 +35,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from coordinator.bodies import BodyTooLongError, read_body
 from coordinator.core.collation import Bounds
 from coordinator.core.scan_pages import BYTES_MAX, ENTRIES_MAX, MEDIA_TYPE, Page, pack
 from coordinator.core.scans import Gathering, Part, rest_of
@@ -322,10 +323,12 @@ class ScanServer:
 
     async def _answer(self, request: Request) -> Response:
         try:
-            body = await request.body()
-            if len(body) > BODY_BYTES_MAX:
-                raise ScanRefused("invalid_request", "the body is too long")
+            body = await read_body(request, BODY_BYTES_MAX)
             page = await self._page(read_scan(body, self._indexer))
+        except BodyTooLongError as error:
+            refused = _refusal(ScanRefused("invalid_request", str(error)))
+            refused.headers["connection"] = "close"
+            return refused
         except ScanRefused as refusal:
             return _refusal(refusal)
         return Response(page, media_type=MEDIA_TYPE)
