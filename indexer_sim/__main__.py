@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coordinator.arguments import cluster, within
+from coordinator.private import keep_private
 from coordinator.stopping import ignore_stops, on_stop
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ thresholds, looking for cycles among them takes as long as reading them."""
 def main(argv: Sequence[str] | None = None) -> int:
     """Run an indexer until SIGTERM or SIGINT, and return its exit code."""
     arguments = parser().parse_args(argv)
+    if trouble := keep_private(arguments.data_dir):
+        print(f"indexer {arguments.id}: {trouble}", file=sys.stderr, flush=True)
     stopping = threading.Event()
     on_stop(stopping.set)
     gc.set_threshold(*GARBAGE)

@@ -36,6 +36,7 @@ from coordinator.core.stream_records import (
 from coordinator.kafka.following import Voice, wall_ms
 from coordinator.kafka.readers import decode_event
 from coordinator.kafka.topics import STREAM_PARTITIONS
+from coordinator.private import keep_private
 from coordinator.stopping import ignore_stops, on_stop
 from coordinator.threads import ThreadEndedError, Threads
 from projector_sim.data_sink import DataSink
@@ -488,6 +489,7 @@ def _mono_ms() -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a projector until SIGTERM or SIGINT, and return its exit code."""
     arguments = parser().parse_args(argv)
+    keep_private()
     stopping, wake = threading.Event(), threading.Event()
 
     def stop() -> None:
