@@ -227,6 +227,8 @@ class Tracker:
         self.indexes: dict[int, Tracked] = {}
         self.chains: dict[ChainKey, Chain] = {}
         """How far connections are here; who was heard last comes last."""
+        self._maintaining: set[ChainKey] = set()
+        """Those of them that do not end."""
         self.dirty = Dirty()
         self.boundaries: dict[int, list[int]] = {}
         """Ends of snapshots of each vbucket, ascending, since somebody took them."""
@@ -244,7 +246,7 @@ class Tracker:
         self._note(vbucket, place)
 
     def load_chain(self, partition: int, connection: Connection, chain: Chain) -> None:
-        self.chains[partition, connection] = chain
+        self._link((partition, connection), chain)
 
     def load_mark(self, index_id: int, vbucket: int, mark: Mark) -> None:
         self.indexes[index_id].marks[vbucket] = mark
@@ -330,22 +332,31 @@ class Tracker:
             self._let_go(partition, record.projector, number)
         else:
             del self.chains[at]
-        self.chains[at] = Chain(record.ordinal, number)
+        self._link(at, Chain(record.ordinal, number))
         self.dirty.chains.add(at)
         return True
+
+    def _link(self, at: ChainKey, chain: Chain) -> None:
+        self.chains[at] = chain
+        if chain.number:
+            self._maintaining.add(at)
+
+    def _unlink(self, at: ChainKey) -> None:
+        self.chains.pop(at, None)
+        self._maintaining.discard(at)
+        self.dirty.chains.add(at)
 
     def _let_go(self, partition: int, projector: int, number: int) -> None:
         """Make room for a connection: what it supersedes is not followed any more."""
         gone = [
             at
-            for at, chain in self.chains.items()
-            if number and at[0] == partition and at[1][0] == projector and 0 < chain.number < number
+            for at in self._maintaining
+            if at[0] == partition and at[1][0] == projector and self.chains[at].number < number
         ]
-        if len(self.chains) - len(gone) >= CHAINS_MAX:
-            gone.append(next(iter(self.chains)))
         for at in gone:
-            self.chains.pop(at, None)
-            self.dirty.chains.add(at)
+            self._unlink(at)
+        if len(self.chains) >= CHAINS_MAX:
+            self._unlink(next(iter(self.chains)))
 
     def _miss(self, record: KeyVersions, partition: int) -> None:
         """What a connection sent before this record is not here: take it for lost.
@@ -725,8 +736,7 @@ class Tracker:
                     self._lose(vbucket, place)
             self._break_off(partition)
             for at in [at for at in self.chains if at[0] == partition]:
-                del self.chains[at]
-                self.dirty.chains.add(at)
+                self._unlink(at)
 
     def _marked(self, index_id: int, vbucket: int) -> None:
         self.dirty.marks.add((index_id, vbucket))
@@ -771,10 +781,11 @@ class Tracker:
     def read(self) -> tuple[ConnectionRead, ...]:
         """Return how far maintenance connections are here."""
         found: dict[Connection, list[int]] = {}
-        for (partition, connection), chain in self.chains.items():
-            if chain.number and partition < self.partitions:
+        for at in self._maintaining:
+            partition, connection = at
+            if partition < self.partitions:
                 ordinals = found.setdefault(connection, [0] * self.partitions)
-                ordinals[partition] = chain.ordinal
+                ordinals[partition] = self.chains[at].ordinal
         return tuple(ConnectionRead(*c, tuple(o)) for c, o in sorted(found.items()))
 
     def vector(self) -> Vector:
