@@ -32,6 +32,7 @@ SOON_S = 0.02
 
 MESSAGE_TIMEOUT_MS = 5_000
 INT_MAX = 2**31 - 1
+SENDING = "telling of high watermarks and builds"
 
 
 class Herald:
@@ -63,6 +64,8 @@ class Herald:
         self._branched: dict[str, tuple[int, ...]] = {}
         self._requests_due_s = 0.0
         self._producer: Producer | None = None
+        self._is_well = True
+        """All that was told last was sent."""
         self._stopping = threading.Event()
         self._news = threading.Event()
         self._thread = threads.make("herald", self._run, self._stopping)
@@ -96,6 +99,7 @@ class Herald:
 
     def _tell(self) -> None:
         indexes = self._indexes
+        self._is_well = True
         ask = time.monotonic() >= self._requests_due_s
         if ask:
             self._requests_due_s = time.monotonic() + REQUEST_PERIOD_S
@@ -107,8 +111,21 @@ class Herald:
                 if index is not None and _is_built(index, state):
                     built = IndexBuilt(self._indexer, self._incarnation, index_id, index.build)
                     self._send(ACKS, built, str(self._indexer), partition=0)
-        if self._producer is not None:
-            self._producer.poll(0)
+        try:
+            if self._producer is not None:
+                self._producer.poll(0)
+        except KafkaException as error:
+            self._failed(error)
+        if self._is_well:
+            self._voice.settled(SENDING)
+
+    def _failed(self, error: KafkaException) -> None:
+        """Say that something was not sent; a client that has failed for good is made anew."""
+        self._is_well = False
+        cause = error.args[0]
+        self._voice.complain(SENDING, cause.str())
+        if cause.fatal():
+            self._producer = None
 
     def _tell_of(self, bucket: Bucket, ask: bool) -> None:
         """Send a bucket's high watermarks, and what it lacks."""
@@ -155,7 +172,7 @@ class Herald:
         except BufferError:
             self._producer.poll(0)  # Kafka is away; this is said again.
         except KafkaException as error:
-            self._voice.complain(f"sending {type(record).__name__}", error.args[0].str())
+            self._failed(error)
 
 
 def _is_built(index: Index, state: State) -> bool:
