@@ -277,6 +277,7 @@ def test_an_index_that_an_owner_forgot_is_caught_up_before_it_is_complete_again(
     indexer.take(maintenance(upsert(3, b"x", b"k3")))
     indexer.take(maintenance(begin(0, 3, BRANCH, []), connection=2, number=2))
     assert not indexer.complete(1)
+    assert indexer.tracker.done_bits(1) == b"\0", "so its projector learns of it"
     indexer.take(maintenance(Item(SYNC, 0, 6), connection=2, number=2))
     indexer.take(maintenance(attach(0, 6, BRANCH, 0), connection=2, number=2))
     place = indexer.tracker.places[0]
@@ -352,6 +353,17 @@ def test_a_catch_up_that_began_before_there_was_a_gap_brings_nothing() -> None:
     indexer.take(catchup(upsert(3, b"x", b"k"), Item(END, 0, 20)))
     assert not indexer.entries.held
     assert indexer.tracker.gaps() == [0]
+
+
+def test_what_a_catch_up_brings_from_below_the_high_watermark_does_not_come_back() -> None:
+    """It may have been read before what has taken it back, and that has left no tombstone."""
+    indexer = built()
+    indexer.take(maintenance(upsert(3, b"x", b"k"), absent(5, b"x")))
+    indexer.take(maintenance(begin(0, 8, BRANCH, [0]), connection=2, number=2))
+    items = (begin(0, 2, BRANCH, [0]), upsert(3, b"x", b"k"), upsert(6, b"y", b"k"))
+    indexer.take(catchup(*items, Item(END, 0, 8)))
+    assert indexer.tracker.gaps() == []
+    assert indexer.entries.held.keys() == {(1, b"y")}
 
 
 def test_messages_that_are_lost_are_caught_up_to_where_the_owner_is_heard_again() -> None:
@@ -522,7 +534,8 @@ def test_a_stream_that_was_cut_off_by_a_loss_does_not_end(kind: str) -> None:
     indexer.take(linked(9, 1 if kind == CATCHUP else 0, begin(0, 5, BRANCH, [0])))
     indexer.take(linked(1, 0, begin(0, 0, BRANCH, [0]), kind=kind, connection=8))
     indexer.tracker.lose([0])
-    indexer.take(linked(2, 1, Item(END, 0, 9), kind=kind, connection=8))
+    # By a projector that does not link its records: nothing but the loss itself tells.
+    indexer.take(record(kind, 8, 1, ONE, Item(END, 0, 9)))
     assert conditions(indexer) == [LOST]
     assert indexer.complete(1) == (kind == CATCHUP)
 

@@ -517,6 +517,21 @@ def test_a_host_that_lacks_something_of_an_index_in_use_is_sent_it() -> None:
     assert given.later() == [], "one pass is enough"
 
 
+def test_how_far_an_older_connection_was_read_tells_nothing_of_the_new_one() -> None:
+    given = Given(an_index(state=MAINTENANCE))
+    given.streaming(1).ordinal = 70
+    given.hw(1, done=0xFF)
+    given.hw(2, done=0b1111_0111, read=5)
+    given.later()
+    given.hw(2, done=0b1111_0111, read=71)
+    run = given.streaming(2)
+    run.ordinal = 2
+    assert given.later() == [Probe(run)]
+    given.hw(2, done=0b1111_0111, read=3)
+    carry, _ = given.later()
+    assert carry == Carry(run, (1,), frozenset({3}))
+
+
 def test_what_a_host_does_not_take_is_sent_again_ever_more_rarely() -> None:
     given = Given(an_index())
     run = given.sent()

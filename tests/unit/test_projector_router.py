@@ -280,7 +280,7 @@ def test_a_probe_is_a_record_for_everybody_after_all_that_waits() -> None:
     last = {(p, who): record for p, who, record in here.sink.sent}
     assert last.keys() == {(p, who) for p in range(PARTITIONS) for who in (1, 2, 3)}
     assert not any(record.items for record in last.values())
-    assert here.items(1, UPSERT)
+    assert here.sink.of(1, UPSERT), "what waited went before"
 
 
 documents = st.fixed_dictionaries(
