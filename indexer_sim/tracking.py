@@ -125,6 +125,8 @@ class Place:
 
     `begun` is where the owner's stream began, or from where on it is whole; `reached` how far it
     has come; `synced` the last end of a snapshot. `floor`: below it, no moment can be told exactly.
+    `partial` is the last seqno of which a part came before the rest: after a restart nobody can
+    take that part back, so that it is a floor then.
     """
 
     number: int = 0
@@ -137,6 +139,7 @@ class Place:
     synced: int = 0
     floor: int = 0
     catchup: Connection = NO_CONNECTION
+    partial: int = 0
 
     def pack(self) -> bytes:
         return PLACE_RECORD.pack(
@@ -148,7 +151,7 @@ class Place:
             self.begun,
             self.reached,
             self.synced,
-            self.floor,
+            max(self.floor, self.partial),
             *self.catchup,
         )
 
@@ -440,8 +443,10 @@ class Tracker:
                 )
             )
         if place is not None:
-            # What is still to come of the last seqno must not be counted as held.
-            self._moved(vbucket, place, seqno - 1 if record.continued else seqno)
+            if record.continued:
+                # What is still to come of the last seqno must not be counted as held.
+                place.partial, seqno = seqno, seqno - 1
+            self._moved(vbucket, place, seqno)
 
     def _owned(
         self,

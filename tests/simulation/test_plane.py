@@ -124,6 +124,11 @@ def test_a_build_ends_though_a_stream_began_anew_below_where_it_was_attached() -
     assert tracker.indexes[7].state.complete
 
 
+def test_a_moment_before_a_seqno_of_which_only_a_part_is_here_is_not_told_after_a_restart() -> None:
+    """A power cut has kept the first of two records of a mutation."""
+    PlaneWorld(725726424).run()
+
+
 CLAIMS = {"hw-holds-what-it-claims", "snapshots-are-exact"}
 
 MUTANTS: list[tuple[Plant, tuple[str, ...], int, set[str]]] = [

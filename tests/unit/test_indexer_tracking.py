@@ -597,6 +597,15 @@ def test_a_seqno_counts_with_its_last_part() -> None:
     assert {(1, b"x"), (2, b"x")} <= indexer.entries.held.keys()
 
 
+def test_after_a_restart_a_part_of_a_seqno_cannot_be_told_from_the_moment_before_it() -> None:
+    indexer = linked_and_built()
+    indexer.take(linked(3, 1, Item(SYNC, 0, 4)))
+    indexer.take(linked(4, 3, upsert(5, b"x", b"k"), continued=True))
+    assert indexer.tracker.places[0].floor < 4, "what came can be taken back"
+    again = restored(indexer.tracker).places[0]
+    assert (again.seqno, again.floor) == (4, 5)
+
+
 def test_a_seqno_of_which_a_part_is_missing_is_caught_up() -> None:
     indexer = linked_and_built()
     indexer.take(linked(3, 1, upsert(5, b"x", b"k"), continued=True))
