@@ -343,10 +343,15 @@ def _nested(**fields_of: type) -> tuple[Callable[[Any], Fields], Callable[..., A
         for name, value in fields.items():
             if type(value) is list:
                 item = fields_of.get(name)
-                fields[name] = tuple(value if item is None else (item(**_whole(v)) for v in value))
+                fields[name] = tuple(value if item is None else (item(**_inner(v)) for v in value))
         return kind(**_whole(fields))
 
     return to_avro, from_avro
+
+
+def _inner(fields: Fields) -> Fields:
+    """Return the fields of a nested record: its lists are tuples of plain values."""
+    return _whole({k: tuple(v) if type(v) is list else v for k, v in fields.items()})
 
 
 def _signed(fields: Fields) -> Fields:
@@ -492,7 +497,10 @@ _NESTED: dict[type, dict[str, type]] = {
     stream_records.FailoverLog: {"branches": stream_records.FailoverBranch},
     stream_records.RollbackEnquiry: {},
     stream_records.ConsolidatedStability: {"timestamps": stream_records.StabilityTimestamp},
-    stream_records.HwHeartbeat: {"builds": stream_records.BuildProgress},
+    stream_records.HwHeartbeat: {
+        "builds": stream_records.BuildProgress,
+        "read": stream_records.ConnectionRead,
+    },
     timestamp_progress.TimestampProgress: {"offsets": timestamp_progress.NextOffset},
     timestamp_progress.TimestampContext: {
         "buckets": entities.Bucket,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coordinator.arguments import cluster, within
+from coordinator.private import keep_private
 from coordinator.stopping import ignore_stops, on_stop
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ thresholds, looking for cycles among them takes as long as reading them."""
 def main(argv: Sequence[str] | None = None) -> int:
     """Run an indexer until SIGTERM or SIGINT, and return its exit code."""
     arguments = parser().parse_args(argv)
+    if trouble := keep_private(arguments.data_dir):
+        print(f"indexer {arguments.id}: {trouble}", file=sys.stderr, flush=True)
     stopping = threading.Event()
     on_stop(stopping.set)
     gc.set_threshold(*GARBAGE)
@@ -56,6 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(options: Options, stopping: threading.Event) -> int:
     """Run an indexer until `stopping` is set; an expected fault is one line on stderr."""
+    from coordinator.threads import ThreadEndedError
     from indexer_sim.database import StorageError
     from indexer_sim.process import Indexer, LogReplacedError, PortTakenError
 
@@ -63,7 +67,7 @@ def run(options: Options, stopping: threading.Event) -> int:
         Indexer(options, stopping).run()
     except LogReplacedError as error:
         return _fail(options, str(error), EX_CONFIG)
-    except PortTakenError as error:
+    except (PortTakenError, ThreadEndedError) as error:
         return _fail(options, str(error), EX_UNUSABLE)
     except StorageError as error:
         final = error.code == "folder_mismatch"

@@ -5,19 +5,23 @@ the offset behind it. What the disk refuses is tried again until it is taken, fr
 database then says; so nothing is lost, and nothing applied twice. Records of a bucket that is not
 held are skipped: nobody promised anything about it yet. Only its newest stability timestamp is
 remembered: where nothing changes any more, no other comes once it is held.
+
+A record that cannot be applied, whatever it does, is buried, and the others are applied without it,
+from what the database says: the next record of its connection tells that it is missing.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 from coordinator.core.stream_records import ConsolidatedStability, StabilityTimestamp
+from coordinator.threads import Threads
 from indexer_sim.bucket import Bucket
 from indexer_sim.database import StorageError
-from indexer_sim.mutations import Delivery, Lost, MutationQueue, Position, Queued
+from indexer_sim.mutations import Delivery, Follows, Lost, MutationQueue, Position, Queued
 from indexer_sim.storage import Storage
 from indexer_sim.tracking import Change
 
@@ -30,6 +34,11 @@ drop what is below for what is not read yet."""
 
 Complain = Callable[[str, str], None]
 Settled = Callable[[str], None]
+Bury = Callable[[Delivery, str], None]
+
+
+class PoisonError(Exception):
+    """Records cannot be applied, for this reason."""
 
 
 class Applier:
@@ -42,19 +51,22 @@ class Applier:
         news: Callable[[], None],
         complain: Complain,
         settled: Settled,
+        bury: Bury,
         checkpoint_s: float,
+        threads: Threads,
     ) -> None:
         self._storage = storage
         self._queue = queue
         self._news = news
         self._complain = complain
         self._settled = settled
+        self._bury = bury
         self._newest: dict[str, StabilityTimestamp] = {}
         self._stopping = threading.Event()
         self._checkpoint_s = checkpoint_s
         self._checkpoints_due_s = time.monotonic() + checkpoint_s
         self._positions_due_s = 0.0
-        self._thread = threading.Thread(target=self._run, name="applier", daemon=True)
+        self._thread = threads.make("applier", self._run, self._stopping)
 
     def start(self) -> None:
         self._thread.start()
@@ -84,27 +96,39 @@ class Applier:
         current = [queued.one for queued in taken if queued.epoch == epoch]
         deliveries: dict[str, list[Delivery]] = {}
         positions: dict[int, int] = {}
+        epochs: dict[int, int] = {}
         for one in current:
             if isinstance(one, Delivery):
                 deliveries.setdefault(one.head.bucket, []).append(one)
                 positions[one.partition] = one.offset + 1
+                epochs[one.partition] = one.epoch
             elif isinstance(one, Position):
                 positions[one.partition] = one.offset
+                epochs[one.partition] = one.epoch
             elif isinstance(one, Lost):
-                self._until_done(one.bucket, epoch, partial(_lose, offsets=one.offsets))
+                lose = partial(Bucket.lose, offsets=one.offsets, topic=one.topic)
+                self._until_done(one.bucket, epoch, lose)
+            elif isinstance(one, Follows):
+                self._follow(one.topic, epoch)
             elif isinstance(one, ConsolidatedStability):
                 for timestamp in one.timestamps:
                     self._stability(timestamp, epoch)
             else:
                 self._stability(one, epoch)
         for name, ours in deliveries.items():
-            self._until_done(name, epoch, partial(self._apply, deliveries=ours))
+            self._apply_all(name, epoch, ours)
         for bucket in self._storage.buckets():
             with bucket.lock:
                 if self._storage.epoch == epoch:
-                    bucket.offsets.update(
-                        (p, o) for p, o in positions.items() if o > bucket.offsets.get(p, 0)
-                    )
+                    ahead = {p: o for p, o in positions.items() if o > bucket.offsets.get(p, 0)}
+                    bucket.stand(ahead, epochs)
+
+    def _follow(self, topic: str, epoch: int) -> None:
+        """Note which topic is read, where a bucket does not know it yet."""
+        for bucket in self._storage.buckets():
+            with bucket.lock:
+                if self._storage.epoch == epoch:
+                    bucket.topic = bucket.topic or topic
 
     def _until_done(self, name: str, epoch: int, work: Callable[[Bucket], None]) -> None:
         """Do some work on a bucket, as often as it takes; not if it is not held any more."""
@@ -131,29 +155,51 @@ class Applier:
                 self._settled(about)
                 return
 
+    def _apply_all(self, name: str, epoch: int, deliveries: list[Delivery]) -> None:
+        """Apply deliveries; if that cannot be done, one by one, and bury which cannot."""
+        try:
+            self._until_done(name, epoch, partial(self._apply, deliveries=deliveries))
+        except PoisonError:
+            for one in deliveries:
+                try:
+                    self._until_done(name, epoch, partial(self._apply, deliveries=[one]))
+                except PoisonError as error:
+                    self._bury(one, str(error))
+
     def _apply(self, bucket: Bucket, deliveries: list[Delivery]) -> None:
-        """Apply the deliveries that the bucket does not have yet. Raises StorageError."""
+        """Apply the deliveries that the bucket does not have yet.
+
+        Raises StorageError; PoisonError, then only the database tells what the bucket stands at.
+        """
+        try:
+            self._apply_some(bucket, deliveries)
+        except StorageError:
+            raise
+        except Exception as error:
+            # Whatever it is: one record must not stop the others, nor leave half of itself behind.
+            bucket.stale = True
+            raise PoisonError(f"{type(error).__name__}: {error}") from error
+
+    def _apply_some(self, bucket: Bucket, deliveries: list[Delivery]) -> None:
+        """Apply deliveries, as one write where no build begins between them."""
         changes: list[Change] = []
         offsets: dict[int, int] = {}
+        epochs: dict[int, int] = {}
         tracker = bucket.tracker
         states = bucket.published.states
-        for partition, offset, head, items in deliveries:
+        for partition, offset, head, items, leader_epoch in deliveries:
             if offset < bucket.offsets.get(partition, 0):
                 continue
             builds = tracker.newer_builds(head)
             if builds:
                 if offsets:
-                    bucket.apply(changes, offsets)
+                    bucket.apply(changes, offsets, epochs)
                     changes, offsets = [], {}
                 bucket.begin_builds(builds)
-            changes += tracker.take(head, items)
-            offsets[partition] = offset + 1
-            if tracker.amiss:
-                bucket.apply(changes, offsets)
-                bucket.begin_anew(tracker.amiss, offsets)
-                changes, offsets = [], {}
+            changes += tracker.take(head, items, partition)
+            offsets[partition], epochs[partition] = offset + 1, leader_epoch
         if offsets:
-            bucket.apply(changes, offsets)
+            bucket.apply(changes, offsets, epochs)
         if bucket.published.states != states:
             self._news()
 
@@ -184,10 +230,4 @@ class Applier:
 
 def _write_offsets(bucket: Bucket) -> None:
     if bucket.offsets != bucket.written_offsets:
-        bucket.apply([], dict(bucket.offsets))
-
-
-def _lose(bucket: Bucket, offsets: Mapping[int, int]) -> None:
-    """A part of what was sent is gone. Raises StorageError."""
-    anew = bucket.tracker.lose()
-    bucket.begin_anew(anew, offsets)
+        bucket.apply([], dict(bucket.offsets), dict(bucket.epochs))

@@ -15,23 +15,28 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rocksdict import WriteBatch
 
-from coordinator.core.stream_records import BuildProgress
+from coordinator.core.stream_records import BuildProgress, ConnectionRead
 from coordinator.core.vectors import Vector
+from coordinator.kafka.topics import STREAM_PARTITIONS
 from indexer_sim.allocation import NONE, Slices
 from indexer_sim.checkpoints import About
 from indexer_sim.database import Database
 from indexer_sim.entries import (
     BACK_HEAD,
+    CHAIN,
+    CHAIN_KEY,
+    CHAIN_VALUE,
     INDEX_KEY,
     MARK,
     MARK_KEY,
+    NO_EPOCH,
     OFFSET,
     OFFSET_VALUE,
     PLACE,
@@ -41,6 +46,7 @@ from indexer_sim.entries import (
     SLICE,
     SLICE_KEY,
     STATE,
+    TOPIC,
     State,
     back_prefix,
     contents_of,
@@ -49,19 +55,22 @@ from indexer_sim.entries import (
     slice_range,
     tombstone_prefix,
     under,
+    unpack_offset,
     unpack_state,
 )
 from indexer_sim.snapshots import Timeline, Undo, Wanted
-from indexer_sim.tracking import Change, Mark, Place, Tracker
+from indexer_sim.tracking import Chain, Change, Mark, Place, Tracker
 
 SHARD_BITS = 48
+NOT_KNOWN: Mapping[int, int] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
     """What others may rely on: the high watermarks, and the state of each index.
 
-    `gaps` and `branched` are vbuckets that do not go on; `builds` how far each build is.
+    `gaps` and `branched` are vbuckets that do not go on; `builds` how far each build is, after the
+    records of `read`.
     """
 
     vector: Vector = field(default_factory=lambda: Vector.zero(0))
@@ -69,20 +78,27 @@ class Published:
     gaps: tuple[int, ...] = ()
     branched: tuple[int, ...] = ()
     builds: tuple[BuildProgress, ...] = ()
+    read: tuple[ConnectionRead, ...] = ()
 
 
 class Bucket:
     """The slices of one bucket. `vbuckets` is 0 while their number is not known."""
 
-    def __init__(self, name: str, folder: Path, vbuckets: int = 0) -> None:
+    def __init__(
+        self, name: str, folder: Path, vbuckets: int = 0, partitions: int = STREAM_PARTITIONS
+    ) -> None:
         self.name = name
         self.database = Database(folder)
         self.lock = threading.RLock()
         self.slices: dict[int, Slices] = {}
         self.shards: dict[int, int] = {}
         self.offsets: dict[int, int] = {}
+        self.epochs: dict[int, int] = {}
+        """The leader epoch of the record before each offset, where it is known."""
+        self.topic = ""
+        """The id of the topic that these are of; empty while it is not known."""
         self.written_offsets: dict[int, int] = {}
-        self.tracker = Tracker(vbuckets)
+        self.tracker = Tracker(vbuckets, partitions)
         self.published = Published()
         self.timeline = Timeline()
         self.last_persistence = self.last_stability = 0
@@ -108,20 +124,24 @@ class Bucket:
             INDEX_KEY.unpack(key[len(SHARD) :])[0]: INDEX_KEY.unpack(value)[0]
             for key, value in self.database.scan(SHARD)
         }
-        offsets = {
-            PLACE_KEY.unpack(key[len(OFFSET) :])[0]: OFFSET_VALUE.unpack(value)[0]
+        stands = {
+            PLACE_KEY.unpack(key[len(OFFSET) :])[0]: unpack_offset(value)
             for key, value in self.database.scan(OFFSET)
         }
+        offsets = {p: offset for p, (offset, _) in stands.items()}
+        topics = [value.decode() for _, value in self.database.scan(TOPIC)]
         tracker = self._load_tracker(found)
         self.slices = {index_id: frozenset(numbers) for index_id, numbers in found.items()}
         self.shards, self.tracker = shards, tracker
         self.offsets, self.written_offsets = offsets, dict(offsets)
+        self.epochs = {p: epoch for p, (_, epoch) in stands.items() if epoch != NO_EPOCH}
+        self.topic = topics[0] if topics else ""
         self.timeline = Timeline()
         self.stale = self.damaged = False
         self.publish()
 
     def _load_tracker(self, indexes: Mapping[int, Any]) -> Tracker:
-        tracker = Tracker(self.vbuckets)
+        tracker = Tracker(self.vbuckets, self.tracker.partitions)
         for index_id in indexes:
             tracker.hold(index_id)
         for key, value in self.database.scan(STATE):
@@ -135,6 +155,10 @@ class Bucket:
             index_id, vbucket = MARK_KEY.unpack(key[len(MARK) :])
             if index_id in indexes:
                 tracker.load_mark(index_id, vbucket, Mark.unpack(value))
+        for key, value in self.database.scan(CHAIN):
+            partition, *connection = CHAIN_KEY.unpack(key[len(CHAIN) :])
+            chain = Chain(*CHAIN_VALUE.unpack(value))
+            tracker.load_chain(partition, (connection[0], connection[1]), chain)
         return tracker
 
     def know(self, vbuckets: int) -> None:
@@ -153,7 +177,7 @@ class Bucket:
             if state.build
         )
         gaps, branched = tuple(tracker.gaps()), tuple(tracker.branched())
-        self.published = Published(tracker.vector(), states, gaps, branched, builds)
+        self.published = Published(tracker.vector(), states, gaps, branched, builds, tracker.read())
 
     # -- slices ------------------------------------------------------------------------------
 
@@ -172,9 +196,9 @@ class Bucket:
         for number in numbers:
             batch.put(SLICE + SLICE_KEY.pack(index_id, number), definition)
         fresh = {p: offset for p, offset in offsets.items() if p not in self.offsets}
-        put_offsets(batch, fresh)
+        put_offsets(batch, fresh, {})
         self.write(batch, sync=True)
-        self._stand(fresh)
+        self._stand(fresh, {})
         self.slices[index_id] = self.slices.get(index_id, NONE) | numbers
         self.shards[index_id] = shard
         self.timeline.forget((index_id,))
@@ -220,36 +244,35 @@ class Bucket:
         self._put_tracker(batch)
         self.write(batch, sync=False)
 
-    def begin_anew(self, indexes: Iterable[int], offsets: Mapping[int, int]) -> None:
-        """What these indexes hold is lost: each is empty, as another shard. Raises StorageError.
+    def lose(self, offsets: Mapping[int, int], topic: str = "") -> None:
+        """Part of these partitions is gone; reading goes on at these offsets. Raises StorageError.
 
-        Reading goes on at these offsets.
+        What is held stays, and is caught up. `topic` is what is read now.
         """
-        batch = WriteBatch(raw_mode=True)
-        shards = {index_id: 1 + secrets.randbits(SHARD_BITS) for index_id in indexes}
-        self.timeline.forget(shards)
-        for index_id, shard in shards.items():
-            erase(batch, index_id)
-            batch.put(SHARD + INDEX_KEY.pack(index_id), INDEX_KEY.pack(shard))
-            self.tracker.forget(index_id)
-            self.tracker.hold(index_id)
-        self.publish()
-        self._put_tracker(batch)
-        put_offsets(batch, offsets)
-        self.write(batch, sync=True)
-        self.shards.update(shards)
-        self._stand(offsets)
+        self.topic = topic or self.topic
+        self.tracker.lose(offsets)
+        self.apply((), offsets)
 
-    def apply(self, changes: Sequence[Change], offsets: Mapping[int, int]) -> None:
-        """Write changes, what is known and how far that is, as one. Raises StorageError."""
+    def apply(
+        self,
+        changes: Sequence[Change],
+        offsets: Mapping[int, int],
+        epochs: Mapping[int, int] = NOT_KNOWN,
+    ) -> None:
+        """Write changes, what is known and how far that is, as one. Raises StorageError.
+
+        `epochs` are the leader epochs of what lies before these offsets.
+        """
         batch = WriteBatch(raw_mode=True)
         undone = self._settle(batch, changes) if changes else []
         for index_id in self.tracker.swept():
             batch.delete_range(*under(tombstone_prefix(index_id)))
         self._put_tracker(batch)
-        put_offsets(batch, offsets)
+        put_offsets(batch, offsets, epochs)
+        if self.topic:
+            batch.put(TOPIC, self.topic.encode())
         self.write(batch, sync=False)
-        self._stand(offsets)
+        self._stand(offsets, epochs)
         self.publish()
         self.timeline.add(undone)
         self.snap()
@@ -266,10 +289,18 @@ class Bucket:
         """Return the timestamp of the next snapshot that can be made."""
         return self.timeline.reached(self.tracker) or self.timeline.again(self.tracker)
 
-    def _stand(self, offsets: Mapping[int, int]) -> None:
+    def _stand(self, offsets: Mapping[int, int], epochs: Mapping[int, int]) -> None:
         """These offsets were written."""
-        self.offsets.update(offsets)
+        self.stand(offsets, epochs)
         self.written_offsets.update(offsets)
+
+    def stand(self, offsets: Mapping[int, int], epochs: Mapping[int, int]) -> None:
+        """All below these offsets is here, or is for others; it is written with what comes next."""
+        self.offsets.update(offsets)
+        for partition in offsets:
+            self.epochs.pop(partition, None)
+            if partition in epochs:
+                self.epochs[partition] = epochs[partition]
 
     def about(self) -> About:
         """Return what a checkpoint that is made now is of."""
@@ -343,6 +374,13 @@ class Bucket:
         for index_id in dirty.states:
             state = tracker.indexes[index_id].state
             batch.put(STATE + INDEX_KEY.pack(index_id), pack_state(state))
+        for at in dirty.chains:
+            partition, connection = at
+            chain = tracker.chains.get(at)
+            if chain is None:
+                batch.delete(CHAIN + CHAIN_KEY.pack(partition, *connection))
+            else:
+                batch.put(CHAIN + CHAIN_KEY.pack(partition, *connection), CHAIN_VALUE.pack(*chain))
         dirty.clear()
 
     def write(self, batch: Any, *, sync: bool = True) -> None:
@@ -352,9 +390,10 @@ class Bucket:
         self.stale = False
 
 
-def put_offsets(batch: Any, offsets: Mapping[int, int]) -> None:
+def put_offsets(batch: Any, offsets: Mapping[int, int], epochs: Mapping[int, int]) -> None:
     for partition, offset in offsets.items():
-        batch.put(OFFSET + PLACE_KEY.pack(partition), OFFSET_VALUE.pack(offset))
+        value = OFFSET_VALUE.pack(offset, epochs.get(partition, NO_EPOCH))
+        batch.put(OFFSET + PLACE_KEY.pack(partition), value)
 
 
 def erase(batch: Any, index_id: int) -> None:

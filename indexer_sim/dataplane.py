@@ -1,22 +1,28 @@
 """The data plane of an indexer: reading, applying, telling; one thread each.
 
 The control loop owns it: it says which indexes there are, and asks where `mutations` ends before
-the first index of a bucket is allocated. What goes wrong here is complained of and tried again;
-none of it ends the process.
+the first index of a bucket is allocated. What goes wrong here is complained of and tried again.
+What nobody has thought of ends the thread, and with it the process (`coordinator.threads`).
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 
 from confluent_kafka import Message
 
+from coordinator import codec
+from coordinator.core.effects import Bury
 from coordinator.core.entities import Index
-from coordinator.kafka.following import Voice, ignore
+from coordinator.core.records import DeadLetter
+from coordinator.kafka.following import Voice, ignore, wall_ms
 from coordinator.kafka.producers import PlainProducer
+from coordinator.kafka.topics import MUTATIONS
+from coordinator.threads import Threads
 from indexer_sim.applier import Applier
 from indexer_sim.heralding import Herald
-from indexer_sim.mutations import MutationQueue, MutationReader, Needed
+from indexer_sim.mutations import Delivery, MutationQueue, MutationReader, Needed, Stand
 from indexer_sim.storage import Storage
 
 KAFKA = "Kafka, for mutations"
@@ -34,18 +40,21 @@ class DataPlane:
         checkpoint_s: float,
         storage: Storage,
         voice: Voice,
+        threads: Threads,
     ) -> None:
         self._servers, self._cluster = bootstrap_servers, cluster
         self._storage = storage
         self._voice = voice
         self._started = False
         self._graves: PlainProducer | None = None
+        self._digging = threading.Lock()
         self.queue = MutationQueue()
         self.herald = Herald(
-            bootstrap_servers, cluster, life, heartbeat_s, storage, self.queue, voice.say
+            bootstrap_servers, cluster, life, heartbeat_s, storage, self.queue, voice, threads
         )
         self.applier = Applier(
-            storage, self.queue, self.herald.news, voice.complain, voice.settled, checkpoint_s
+            *(storage, self.queue, self.herald.news, voice.complain, voice.settled),
+            *(self._bury_delivery, checkpoint_s, threads),
         )
         self.reader = MutationReader(
             bootstrap_servers,
@@ -56,6 +65,7 @@ class DataPlane:
             self._bury,
             lambda message: voice.complain(KAFKA, message),
             lambda: voice.settled(KAFKA),
+            threads,
         )
 
     def know(self, indexes: Mapping[int, Index]) -> None:
@@ -83,7 +93,8 @@ class DataPlane:
     def _needed(self) -> Needed:
         """Return where the buckets go on; those that have to be loaded first are waited for."""
         epoch = self._storage.epoch
-        return Needed(epoch, {bucket.name: bucket.offsets for bucket in self._storage.buckets()})
+        stands = {b.name: Stand(b.offsets, b.epochs, b.topic) for b in self._storage.buckets()}
+        return Needed(epoch, stands)
 
     def _bury(self, message: Message, reason: str) -> None:
         """Put what is no record where somebody can look at it."""
@@ -91,6 +102,21 @@ class DataPlane:
             f"offset {message.offset()} of partition {message.partition()} cannot be read and is a "
             f"dead letter: {reason}"
         )
-        if self._graves is None:
-            self._graves = PlainProducer(self._servers, self._cluster, ignore)
-        self._graves.bury_message(message, reason)
+        self._producer().bury_message(message, reason)
+
+    def _bury_delivery(self, one: Delivery, reason: str) -> None:
+        """Put a record that cannot be applied where somebody can look at it."""
+        self._voice.say(
+            f"offset {one.offset} of partition {one.partition} cannot be applied and is a dead "
+            f"letter: {reason}"
+        )
+        value = codec.encode(one.head)
+        letter = DeadLetter(MUTATIONS, one.partition, one.offset, reason, value, wall_ms())
+        self._producer().bury(Bury(letter))
+
+    def _producer(self) -> PlainProducer:
+        """Return what sends dead letters, for any thread."""
+        with self._digging:
+            if self._graves is None:
+                self._graves = PlainProducer(self._servers, self._cluster, ignore)
+            return self._graves

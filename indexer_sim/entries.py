@@ -8,7 +8,10 @@
     x   index                           build, and whether all of it is here
     a   index, vbucket                  how far the build has got (`tracking.Mark`)
     v   vbucket                         high watermark and owner (`tracking.Place`)
-    o   partition                       the first offset of `mutations` that is not in here yet
+    o   partition                       the first offset of `mutations` that is not in here yet, and
+                                        the leader epoch of what lies before it
+    l   -                               the id of the topic `mutations` that was read
+    c   partition, projector, connection    its last record in here (`tracking.Chain`)
 
 Numbers are big-endian. For each (index, document) there is at most one of `d`, and exactly one
 `b` where there is a `d`: both change in one batch. All that belongs to an index lies in a few
@@ -22,7 +25,9 @@ from typing import NamedTuple
 
 SLICE, SHARD, DATA = b"m", b"s", b"d"
 BACK, TOMBSTONE = b"b", b"t"
-STATE, MARK, PLACE, OFFSET = b"x", b"a", b"v", b"o"
+STATE, MARK, PLACE, OFFSET, CHAIN, TOPIC = b"x", b"a", b"v", b"o", b"c", b"l"
+NO_EPOCH = -1
+"""The leader epoch where none is known."""
 
 INDEX_KEY = struct.Struct(">Q")
 SLICE_KEY = struct.Struct(">QI")
@@ -30,20 +35,26 @@ MARK_KEY = struct.Struct(">QH")
 PLACE_KEY = struct.Struct(">H")
 SEQNO = struct.Struct(">Q")
 BACK_HEAD = struct.Struct(">QI")
-OFFSET_VALUE = struct.Struct(">q")
-STATE_VALUE = struct.Struct(">q??")
+OFFSET_VALUE = struct.Struct(">qi")
+OLD_OFFSET_VALUE = struct.Struct(">q")
+STATE_VALUE = struct.Struct(">q?")
+CHAIN_KEY = struct.Struct(">Hiq")
+CHAIN_VALUE = struct.Struct(">qq")
 
 
 class State(NamedTuple):
-    """What is held of an index: of which build (0: of none yet), and whether it is complete.
-
-    `awaited`: an older build was held, or this one was attached somewhere. So wherever an owner
-    sends it, the word that it is attached must have come before.
-    """
+    """What is held of an index: of which build (0: of none yet), and whether it is complete."""
 
     build: int = 0
     complete: bool = False
-    awaited: bool = False
+
+
+def unpack_offset(raw: bytes) -> tuple[int, int]:
+    """Return an offset, and the leader epoch of what lies before it."""
+    if len(raw) == OLD_OFFSET_VALUE.size:
+        return OLD_OFFSET_VALUE.unpack(raw)[0], NO_EPOCH
+    offset, epoch = OFFSET_VALUE.unpack(raw)
+    return offset, epoch
 
 
 def pack_state(state: State) -> bytes:
@@ -51,7 +62,7 @@ def pack_state(state: State) -> bytes:
 
 
 def unpack_state(raw: bytes) -> State:
-    return State(*STATE_VALUE.unpack(raw))
+    return State(*STATE_VALUE.unpack_from(raw))
 
 
 def entries_prefix(index_id: int, piece: int) -> bytes:

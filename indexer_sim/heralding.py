@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from confluent_kafka import Producer
+from confluent_kafka import KafkaException, Producer
 
 from coordinator import codec
 from coordinator.core.entities import BACKFILL, Index
 from coordinator.core.stream_records import CatchUpRequested, HwHeartbeat, IndexBuilt
 from coordinator.core.vectors import Vector
-from coordinator.kafka.following import wall_ms
+from coordinator.kafka.following import Voice, wall_ms
 from coordinator.kafka.producers import plain_settings
 from coordinator.kafka.topics import ACKS, HW, STREAM_REQUEST, topic_name
+from coordinator.threads import Threads
 from indexer_sim.bucket import Bucket
 from indexer_sim.entries import State
 from indexer_sim.mutations import MutationQueue
@@ -31,6 +32,7 @@ SOON_S = 0.02
 
 MESSAGE_TIMEOUT_MS = 5_000
 INT_MAX = 2**31 - 1
+SENDING = "telling of high watermarks and builds"
 
 
 class Herald:
@@ -44,7 +46,8 @@ class Herald:
         period_s: float,
         storage: Storage,
         queue: MutationQueue,
-        say: Callable[[str], None],
+        voice: Voice,
+        threads: Threads,
     ) -> None:
         """`life` is the indexer and its incarnation."""
         self._settings = plain_settings(
@@ -56,14 +59,16 @@ class Herald:
         self._period_s = period_s
         self._storage = storage
         self._queue = queue
-        self._say = say
+        self._voice = voice
         self._indexes: Mapping[int, Index] = {}
         self._branched: dict[str, tuple[int, ...]] = {}
         self._requests_due_s = 0.0
         self._producer: Producer | None = None
+        self._is_well = True
+        """All that was told last was sent."""
         self._stopping = threading.Event()
         self._news = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="herald", daemon=True)
+        self._thread = threads.make("herald", self._run, self._stopping)
 
     def start(self) -> None:
         self._thread.start()
@@ -94,6 +99,7 @@ class Herald:
 
     def _tell(self) -> None:
         indexes = self._indexes
+        self._is_well = True
         ask = time.monotonic() >= self._requests_due_s
         if ask:
             self._requests_due_s = time.monotonic() + REQUEST_PERIOD_S
@@ -105,8 +111,21 @@ class Herald:
                 if index is not None and _is_built(index, state):
                     built = IndexBuilt(self._indexer, self._incarnation, index_id, index.build)
                     self._send(ACKS, built, str(self._indexer), partition=0)
-        if self._producer is not None:
-            self._producer.poll(0)
+        try:
+            if self._producer is not None:
+                self._producer.poll(0)
+        except KafkaException as error:
+            self._failed(error)
+        if self._is_well:
+            self._voice.settled(SENDING)
+
+    def _failed(self, error: KafkaException) -> None:
+        """Say that something was not sent; a client that has failed for good is made anew."""
+        self._is_well = False
+        cause = error.args[0]
+        self._voice.complain(SENDING, cause.str())
+        if cause.fatal():
+            self._producer = None
 
     def _tell_of(self, bucket: Bucket, ask: bool) -> None:
         """Send a bucket's high watermarks, and what it lacks."""
@@ -126,6 +145,7 @@ class Herald:
             self._queue.free,
             published.builds,
             wall_ms(),
+            published.read,
         )
         self._send(HW, beat, bucket.name)
         if gaps and ask:
@@ -133,7 +153,7 @@ class Herald:
         if branched != self._branched.get(bucket.name, ()):
             self._branched[bucket.name] = branched
             if branched:
-                self._say(f"bucket {bucket.name}: {len(branched)} vbuckets left what is held")
+                self._voice.say(f"bucket {bucket.name}: {len(branched)} vbuckets left what is held")
 
     def _request(self, bucket: str, gaps: tuple[int, ...], vector: Vector) -> None:
         """Ask for what is missing after the high watermarks of these vbuckets."""
@@ -151,6 +171,8 @@ class Herald:
             self._producer.produce(self._topics[topic], codec.encode(record), key.encode(), **more)
         except BufferError:
             self._producer.poll(0)  # Kafka is away; this is said again.
+        except KafkaException as error:
+            self._failed(error)
 
 
 def _is_built(index: Index, state: State) -> bool:

@@ -42,6 +42,7 @@ from coordinator.kafka.topics import (
     STREAM_PARTITIONS,
     topic_name,
 )
+from coordinator.threads import Threads
 from indexer_sim.allocation import NONE, Action, Allocate, Desk, action_id, count
 from indexer_sim.database import StorageError
 from indexer_sim.dataplane import DataPlane
@@ -110,6 +111,7 @@ class Indexer:
         self._asked: HoldingsRequested | None = None
         self._unsaved: dict[int, bytes | None] = {}
         self._saved = self.position
+        self.threads = Threads(stopping.set)
         voice = Voice(f"indexer {options.indexer}")
         self.say, self.complain, self.settled = voice.say, voice.complain, voice.settled
         self._end = 0
@@ -125,18 +127,20 @@ class Indexer:
             options.checkpoint_s,
             self.storage,
             voice,
+            self.threads,
         )
 
     def _scan_server(self) -> ScanServer:
         host, port = self.options.host, self.options.port
         try:
-            return ScanServer(StorageReading(self.storage), self.options.indexer, host, port)
+            reading = StorageReading(self.storage)
+            return ScanServer(reading, self.options.indexer, self.threads, host, port)
         except OSError as error:
             self.storage.close()
             raise PortTakenError(f"{host}:{port}: {error.strerror}") from error
 
     def run(self) -> None:
-        """Serve until told to stop. Raises LogReplacedError and StorageError."""
+        """Serve until told to stop. Raises LogReplacedError, StorageError, ThreadEndedError."""
         self.scans.start()
         try:
             while not self.stopping.is_set():
@@ -154,6 +158,7 @@ class Indexer:
             self.scans.stop()
             self.data.stop()
             self.storage.close()
+        self.threads.check()
 
     # -- following ---------------------------------------------------------------------------
 
@@ -212,8 +217,12 @@ class Indexer:
             try:
                 self._note(message)
             except SchemaError as error:
-                link.bury(message, f"{error.code}: {error}")
-                self.say(f"offset {message.offset()} cannot be read and is a dead letter: {error}")
+                self._bury(link, message, f"{error.code}: {error}")
+            except (StorageError, KafkaException):
+                raise
+            except Exception as error:
+                # Whatever a record does to who reads it: others follow.
+                self._bury(link, message, f"{type(error).__name__}: {error}")
             self.position = int(message.offset() or 0) + 1
             moved = True
         if not base_known and self.cas_base is not None:
@@ -222,6 +231,10 @@ class Indexer:
             self._save()
         if moved and self.desk.complete:
             self._act(link)
+
+    def _bury(self, link: IndexerLink, message: Message, reason: str) -> None:
+        link.bury(message, reason)
+        self.say(f"offset {message.offset()} cannot be read and is a dead letter: {reason}")
 
     def _note(self, message: Message) -> None:
         """Note what one record says. Raises SchemaError."""
@@ -244,8 +257,8 @@ class Indexer:
             return False
         try:
             record = codec.decode(message.value() or b"")
-        except SchemaError:
-            return False  # The nodes read the topic too, and make it a dead letter.
+        except Exception:
+            return False  # Whatever it is: the nodes read the topic too, and make it a dead letter.
         mine = (self.options.indexer, self.incarnation)
         if (
             not isinstance(record, HoldingsRequested)
@@ -463,8 +476,8 @@ def base_in(value: Any) -> int | None:
     """Return the base of all CAS that a record of `commit` carries, if it does."""
     try:
         record = codec.decode(value or b"")
-    except SchemaError:
-        return None
+    except Exception:
+        return None  # Whatever it is: the nodes read the topic too, and say so.
     if isinstance(record, ClusterFormed):
         return record.cas_base
     snapshot = getattr(record, "snapshot", None)

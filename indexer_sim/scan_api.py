@@ -35,11 +35,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from coordinator.bodies import BodyTooLongError, read_body
 from coordinator.core.collation import Bounds
 from coordinator.core.scan_pages import BYTES_MAX, ENTRIES_MAX, MEDIA_TYPE, Page, pack
 from coordinator.core.scans import Gathering, Part, rest_of
 from coordinator.core.vectors import Places
 from coordinator.serving import bound, server
+from coordinator.threads import Threads
 
 READERS = 2
 """Threads that read pages: more would only take the interpreter from the one that applies."""
@@ -275,7 +277,14 @@ def _count(scan: Scan, view: View, bounds: Bounds) -> Page:
 class ScanServer:
     """Serves the scans of one indexer, from a thread of its own, until it is stopped."""
 
-    def __init__(self, reading: Reading, indexer: int, host: str = "127.0.0.1", port: int = 0):
+    def __init__(
+        self,
+        reading: Reading,
+        indexer: int,
+        threads: Threads,
+        host: str = "127.0.0.1",
+        port: int = 0,
+    ):
         """Take the port (0: any that is free). Raises OSError."""
         self._reading = reading
         self._indexer = indexer
@@ -292,13 +301,15 @@ class ScanServer:
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=1,
         )
-        self._thread = threading.Thread(target=self._serve, name="scan-server", daemon=True)
+        self._stopping = threading.Event()
+        self._thread = threads.make("scan-server", self._serve, self._stopping)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
         """Stop answering. What is being read is finished first: its database may be closed then."""
+        self._stopping.set()
         self._server.should_exit = True
         if self._thread.ident is not None:
             self._thread.join(STOP_S)
@@ -312,10 +323,12 @@ class ScanServer:
 
     async def _answer(self, request: Request) -> Response:
         try:
-            body = await request.body()
-            if len(body) > BODY_BYTES_MAX:
-                raise ScanRefused("invalid_request", "the body is too long")
+            body = await read_body(request, BODY_BYTES_MAX)
             page = await self._page(read_scan(body, self._indexer))
+        except BodyTooLongError as error:
+            refused = _refusal(ScanRefused("invalid_request", str(error)))
+            refused.headers["connection"] = "close"
+            return refused
         except ScanRefused as refusal:
             return _refusal(refusal)
         return Response(page, media_type=MEDIA_TYPE)

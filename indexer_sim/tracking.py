@@ -22,6 +22,11 @@ must hold:
   document and took back. So absence leaves a tombstone as long as one of them may come.
 - A document's entry is the one of the highest seqno: `entries` keeps the seqno, and whoever
   applies a change compares. Nothing here depends on a document.
+- Each record names the one before it on its connection, partition and indexer. Where that one is
+  not here, no high watermark moves past what it held: the places that it may have been about are
+  LOST and are caught up, and no backfill ends that may have lost something. What of a build is
+  missing then, nobody here asks for: the heartbeats say how far each build is, and after which
+  records, and its projector sends it again.
 
 Seqnos of two branches are not compared: a stream of another branch than that of the high watermark
 is `branched`, and nothing of it is applied.
@@ -46,7 +51,14 @@ from coordinator.core.key_versions import (
     Item,
     begun,
 )
-from coordinator.core.stream_records import BACKFILL, CATCHUP, MAINTENANCE, KeyVersions
+from coordinator.core.stream_records import (
+    BACKFILL,
+    CATCHUP,
+    MAINTENANCE,
+    NOT_SAID,
+    ConnectionRead,
+    KeyVersions,
+)
 from coordinator.core.vectors import Vector
 from indexer_sim.entries import State
 
@@ -55,6 +67,13 @@ NEVER = 2**64 - 1
 
 BOUNDARIES_MAX = 256
 """So many ends of snapshots of a vbucket are remembered."""
+
+CHAINS_MAX = 8_192
+"""So many connections are followed in all partitions; the one that was silent for longest goes.
+
+There are one maintenance connection for each projector, and a few that end. Should the one that
+goes be heard again, something of it counts as lost, and is streamed once more.
+"""
 
 Connection = tuple[int, int]
 """A projector, and the number of the connection for itself alone."""
@@ -86,12 +105,28 @@ class Change(NamedTuple):
     vbucket: int
 
 
+class Chain(NamedTuple):
+    """How far a connection is here in one partition: up to the record with this ordinal.
+
+    `number` is that of a maintenance connection, 0 for one that ends.
+    """
+
+    ordinal: int
+    number: int
+
+
+ChainKey = tuple[int, Connection]
+"""A partition of `mutations`, and a connection that sends on it."""
+
+
 @dataclass(slots=True)
 class Place:
     """How far a vbucket is held, and by whom it is moved.
 
     `begun` is where the owner's stream began, or from where on it is whole; `reached` how far it
     has come; `synced` the last end of a snapshot. `floor`: below it, no moment can be told exactly.
+    `partial` is the last seqno of which a part came before the rest: after a restart nobody can
+    take that part back, so that it is a floor then.
     """
 
     number: int = 0
@@ -104,6 +139,7 @@ class Place:
     synced: int = 0
     floor: int = 0
     catchup: Connection = NO_CONNECTION
+    partial: int = 0
 
     def pack(self) -> bytes:
         return PLACE_RECORD.pack(
@@ -115,7 +151,7 @@ class Place:
             self.begun,
             self.reached,
             self.synced,
-            self.floor,
+            max(self.floor, self.partial),
             *self.catchup,
         )
 
@@ -172,23 +208,31 @@ class Dirty:
     places: set[int] = field(default_factory=set)
     marks: set[tuple[int, int]] = field(default_factory=set)
     states: set[int] = field(default_factory=set)
+    chains: set[ChainKey] = field(default_factory=set)
 
     def clear(self) -> None:
         self.places.clear()
         self.marks.clear()
         self.states.clear()
+        self.chains.clear()
 
 
 class Tracker:
-    """All that is known of one bucket's streams. `vbuckets` is 0 while that is not known."""
+    """All that is known of one bucket's streams. `vbuckets` is 0 while that is not known.
 
-    def __init__(self, vbuckets: int = 0) -> None:
+    `partitions` is how many `mutations` has: what is sent of vbucket `v` lies in `v % partitions`.
+    """
+
+    def __init__(self, vbuckets: int = 0, partitions: int = 1) -> None:
         self.vbuckets = vbuckets
+        self.partitions = partitions
         self.places: dict[int, Place] = {}
         self.indexes: dict[int, Tracked] = {}
+        self.chains: dict[ChainKey, Chain] = {}
+        """How far connections are here; who was heard last comes last."""
+        self._maintaining: set[ChainKey] = set()
+        """Those of them that do not end."""
         self.dirty = Dirty()
-        self.amiss: set[int] = set()
-        """Indexes of which the word was lost that they are attached: they must begin anew."""
         self.boundaries: dict[int, list[int]] = {}
         """Ends of snapshots of each vbucket, ascending, since somebody took them."""
         self._odd: set[int] = set()
@@ -203,6 +247,9 @@ class Tracker:
         self.places[vbucket] = place
         self.boundaries[vbucket] = [place.synced]
         self._note(vbucket, place)
+
+    def load_chain(self, partition: int, connection: Connection, chain: Chain) -> None:
+        self._link((partition, connection), chain)
 
     def load_mark(self, index_id: int, vbucket: int, mark: Mark) -> None:
         self.indexes[index_id].marks[vbucket] = mark
@@ -220,7 +267,6 @@ class Tracker:
     def forget(self, index_id: int) -> None:
         """An index has no storage here any more, or has lost all that was in it."""
         self.indexes.pop(index_id, None)
-        self.amiss.discard(index_id)
         self.dirty.states.discard(index_id)
         self.dirty.marks = {mark for mark in self.dirty.marks if mark[0] != index_id}
 
@@ -249,18 +295,19 @@ class Tracker:
 
     def begin_build(self, index_id: int, build: int) -> None:
         """An index begins from nothing, under a new build."""
-        held = self.indexes.get(index_id)
         self.forget(index_id)
-        self.indexes[index_id] = Tracked(State(build, awaited=bool(held and held.state.build)))
+        self.indexes[index_id] = Tracked(State(build))
         self.dirty.states.add(index_id)
 
     # -- records -----------------------------------------------------------------------------
 
-    def take(self, record: KeyVersions, items: Iterable[Item]) -> list[Change]:
-        """Take one record; return what is to be applied, in order.
+    def take(self, record: KeyVersions, items: Iterable[Item], partition: int = 0) -> list[Change]:
+        """Take one record from a partition; return what is to be applied, in order.
 
         ItemsError, IndexError: the record is not one. Nothing was changed up to the item.
         """
+        if not self._follow(record, partition):
+            return []
         known: list[tuple[int, Tracked | None]] = []
         for index_id, build in zip(record.indexes, record.builds, strict=True):
             tracked = self.indexes.get(index_id)
@@ -272,6 +319,79 @@ class Tracker:
         elif record.kind in (BACKFILL, CATCHUP):
             self._fill(record, known, items, changes)
         return changes
+
+    def _follow(self, record: KeyVersions, partition: int) -> bool:
+        """Note how far a connection is; False: this record of it is here already."""
+        at = (partition, (record.projector, record.connection))
+        before = self.chains.get(at)
+        reached = before.ordinal if before is not None else 0
+        if record.previous != NOT_SAID:
+            if record.ordinal <= reached:
+                return False
+            if record.previous != reached:
+                self._miss(record, partition)
+        number = record.number if record.kind == MAINTENANCE else 0
+        if before is None:
+            self._let_go(partition, record.projector, number)
+        else:
+            del self.chains[at]
+        self._link(at, Chain(record.ordinal, number))
+        self.dirty.chains.add(at)
+        return True
+
+    def _link(self, at: ChainKey, chain: Chain) -> None:
+        self.chains[at] = chain
+        if chain.number:
+            self._maintaining.add(at)
+
+    def _unlink(self, at: ChainKey) -> None:
+        self.chains.pop(at, None)
+        self._maintaining.discard(at)
+        self.dirty.chains.add(at)
+
+    def _let_go(self, partition: int, projector: int, number: int) -> None:
+        """Make room for a connection: what it supersedes is not followed any more."""
+        gone = [
+            at
+            for at in self._maintaining
+            if at[0] == partition and at[1][0] == projector and self.chains[at].number < number
+        ]
+        for at in gone:
+            self._unlink(at)
+        if len(self.chains) >= CHAINS_MAX:
+            self._unlink(next(iter(self.chains)))
+
+    def _miss(self, record: KeyVersions, partition: int) -> None:
+        """What a connection sent before this record is not here: take it for lost.
+
+        It may have been about each vbucket of the partition that this connection owns, or has
+        taken over from one with a lower number.
+        """
+        connection = (record.projector, record.connection)
+        if record.kind != MAINTENANCE:
+            self._break_off(partition, connection)
+            return
+        for vbucket, place in self.places.items():
+            mine = place.number == record.number and place.owner[0] == record.projector
+            if vbucket % self.partitions == partition and (mine or place.number < record.number):
+                self._lose(vbucket, place)
+
+    def _lose(self, vbucket: int, place: Place) -> None:
+        if place.condition != BRANCHED:
+            place.condition, place.catchup = LOST, NO_CONNECTION
+            self._touch(vbucket, place)
+
+    def _break_off(self, partition: int, connection: Connection | None = None) -> None:
+        """A connection that ends has lost something; None: each of them."""
+        for vbucket, place in self.places.items():
+            if vbucket % self.partitions == partition and _is_of(place.catchup, connection):
+                place.catchup = NO_CONNECTION
+                self.dirty.places.add(vbucket)
+        for index_id, tracked in self.indexes.items():
+            for vbucket, mark in tracked.marks.items():
+                if vbucket % self.partitions == partition and _is_of(mark.source, connection):
+                    mark.source = NO_CONNECTION
+                    self._marked(index_id, vbucket)
 
     def _maintain(
         self,
@@ -295,8 +415,6 @@ class Tracker:
                 if place is not None:
                     self._moved(vbucket, place, seqno)
                 vbucket, place = at, self._owned(record, known, at, number)
-                if place is not None:
-                    self._look_for_marks(vbucket, known)
             elif number != seqno and place is not None and place.condition == WHOLE:
                 place.seqno = seqno if seqno > place.seqno else place.seqno
             seqno = number
@@ -325,6 +443,9 @@ class Tracker:
                 )
             )
         if place is not None:
+            if record.continued:
+                # What is still to come of the last seqno must not be counted as held.
+                place.partial, seqno = seqno, seqno - 1
             self._moved(vbucket, place, seqno)
 
     def _owned(
@@ -351,15 +472,6 @@ class Tracker:
         self.dirty.places.add(vbucket)
         self._carry_held(vbucket, {index_id for index_id, tracked in known if tracked is not None})
         return place
-
-    def _look_for_marks(self, vbucket: int, known: Sequence[tuple[int, Tracked | None]]) -> None:
-        """Note the indexes that the owner of a vbucket sends without having said so before.
-
-        It says so first of all. Where that was lost, the backfill may be lost as well.
-        """
-        for index_id, tracked in known:
-            if tracked is not None and tracked.state.awaited and vbucket not in tracked.marks:
-                self.amiss.add(index_id)
 
     def _moved(self, vbucket: int, place: Place, seqno: int) -> None:
         """All up to this seqno has come from the owner."""
@@ -398,8 +510,6 @@ class Tracker:
                 self._attach(record, known, vbucket, vbuuid, seqno, index_id)
         else:
             place = self._owned(record, known, vbucket, seqno + 1)
-            if place is not None:
-                self._look_for_marks(vbucket, known)
             if place is not None and place.condition != BRANCHED:
                 if item.kind == SYNC and seqno >= place.synced:
                     place.synced = seqno
@@ -489,9 +599,6 @@ class Tracker:
         mark = tracked.marks.setdefault(vbucket, Mark(seqno))
         mark.attached = seqno
         self._marked(index_id, vbucket)
-        if not tracked.state.awaited:
-            tracked.state = tracked.state._replace(awaited=True)
-            self.dirty.states.add(index_id)
         place = self.places[vbucket]
         if place.condition == WHOLE and seqno < place.seqno:
             place.floor = max(place.floor, place.seqno)
@@ -532,8 +639,6 @@ class Tracker:
         for kind, vbucket, number, which, piece, document, payload in items:
             if kind > ABSENT:
                 item = Item(kind, vbucket, number, which, payload=payload)
-                if kind == BEGIN:
-                    self._look_for_listed(record, known, item)
                 if is_backfill:
                     self._backfill_control(connection, known, item)
                 else:
@@ -549,6 +654,8 @@ class Tracker:
                 place = self.places[vbucket]
                 if place.catchup != connection or place.condition not in CATCHING_UP:
                     continue
+                if number <= place.seqno:
+                    continue  # It is here, and what has become of it since may be, too.
                 if number > place.floor:
                     place.floor = number
                     self.dirty.places.add(vbucket)
@@ -556,18 +663,6 @@ class Tracker:
                 piece = -1
                 tracked.tombstones = True
             append(made(Change, (index_id, document, number, piece, payload, True, False, vbucket)))
-
-    def _look_for_listed(
-        self, record: KeyVersions, known: Sequence[tuple[int, Tracked | None]], item: Item
-    ) -> None:
-        """The same, of what a backfill or catch-up begins with: its projector carries it already.
-
-        Nothing may be written to a vbucket for long, and its owner says nothing then.
-        """
-        place = self.places.get(item.vbucket)
-        if place is not None and record.number >= place.number:
-            listed = [known[which] for which in begun(item)[1]]
-            self._look_for_marks(item.vbucket, listed)
 
     def _backfill_control(
         self, connection: Connection, known: Sequence[tuple[int, Tracked | None]], item: Item
@@ -635,16 +730,18 @@ class Tracker:
 
     # -- what follows ------------------------------------------------------------------------
 
-    def lose(self) -> set[int]:
-        """Part of what was sent is gone: no stream is whole. Return what must begin anew.
+    def lose(self, partitions: Iterable[int]) -> None:
+        """Part of these partitions is gone, nobody knows what: nothing that is sent there is whole.
 
-        An index that is being built may have lost the word that it was attached.
+        What is complete stays so: it lacks what comes after the high watermarks, and no more.
         """
-        for vbucket, place in self.places.items():
-            if place.condition != BRANCHED:
-                place.condition, place.catchup = LOST, NO_CONNECTION
-                self._touch(vbucket, place)
-        return {i for i, tracked in self.indexes.items() if not tracked.state.complete}
+        for partition in partitions:
+            for vbucket, place in self.places.items():
+                if vbucket % self.partitions == partition:
+                    self._lose(vbucket, place)
+            self._break_off(partition)
+            for at in [at for at in self.chains if at[0] == partition]:
+                self._unlink(at)
 
     def _marked(self, index_id: int, vbucket: int) -> None:
         self.dirty.marks.add((index_id, vbucket))
@@ -686,6 +783,16 @@ class Tracker:
         self._odd = {v for v in self._odd if self.places[v].condition != WHOLE}
         return sorted(v for v in self._odd if self.places[v].condition in conditions)
 
+    def read(self) -> tuple[ConnectionRead, ...]:
+        """Return how far maintenance connections are here."""
+        found: dict[Connection, list[int]] = {}
+        for at in self._maintaining:
+            partition, connection = at
+            if partition < self.partitions:
+                ordinals = found.setdefault(connection, [0] * self.partitions)
+                ordinals[partition] = self.chains[at].ordinal
+        return tuple(ConnectionRead(*c, tuple(o)) for c, o in sorted(found.items()))
+
     def vector(self) -> Vector:
         """Return the high watermarks."""
         return Vector(self._vbuuids, self._seqnos)
@@ -695,12 +802,17 @@ class Tracker:
         return bool(np.all(self._seqnos >= vector.seqnos))
 
     def done_bits(self, index_id: int) -> bytes:
-        """Return a bit for each vbucket of which all of an index is here."""
+        """Return a bit for each vbucket of which all of an index is here, and goes on to come."""
         tracked = self.indexes[index_id]
         if tracked.done is None or len(tracked.done) != -(-self.vbuckets // 8):
             bits = bytearray(-(-self.vbuckets // 8))
             for vbucket, mark in tracked.marks.items():
-                if mark.done != NEVER and vbucket < self.vbuckets:
+                if mark.done != NEVER and mark.lacks == NEVER and vbucket < self.vbuckets:
                     bits[vbucket // 8] |= 1 << vbucket % 8
             tracked.done = bytes(bits)
         return tracked.done
+
+
+def _is_of(held: Connection, connection: Connection | None) -> bool:
+    """Tell whether what is held is this connection, or any if none is named."""
+    return held == connection if connection is not None else held != NO_CONNECTION

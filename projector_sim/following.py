@@ -27,6 +27,7 @@ from coordinator.kafka.topics import (
     SYNC,
     topic_name,
 )
+from coordinator.threads import Threads
 
 NEEDED = (
     *(ACKS, HEARTBEAT, DEAD_LETTER, HW, STREAM_REQUEST),
@@ -59,6 +60,7 @@ class Follower:
         hand_over: Callable[[Started | Read], None],
         stopping: threading.Event,
         voice: Voice,
+        threads: Threads,
     ) -> None:
         self.state = ""
         self.watermarks = topic_name(cluster, HW)
@@ -68,8 +70,7 @@ class Follower:
         self._stopping = stopping
         self._voice = voice
         self._link: Link | None = None
-        self._thread = threading.Thread(target=self._run, name="following", daemon=True)
-        self._thread.start()
+        self._thread = threads.start("following", self._run, stopping)
 
     def answer(self, record: AckRecord) -> None:
         """Send an answer; without Kafka it is lost, as all that is repeated may be."""

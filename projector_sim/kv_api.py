@@ -17,7 +17,15 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from projector_sim.errors import KvError
-from projector_sim.kv_documents import Loader, document_key, dump, expiry_of, packed
+from projector_sim.kv_documents import (
+    DocumentError,
+    Loader,
+    document_key,
+    dump,
+    expiry_of,
+    loads,
+    packed,
+)
 from projector_sim.kv_errors import (
     BoundedBodies,
     Refusal,
@@ -44,7 +52,8 @@ def build_app(hub: Hub) -> FastAPI:
 
     @app.exception_handler(ValueError)
     async def invalid(request: Request, error: ValueError) -> Response:
-        return error_response(KvError("invalid_request", str(error)))
+        code = error.code if isinstance(error, DocumentError) else "invalid_request"
+        return error_response(KvError(code, str(error)))
 
     _add_buckets(app, hub)
     _add_documents(app, hub)
@@ -182,7 +191,7 @@ def _add_documents(app: FastAPI, hub: Hub) -> None:
     ) -> Response:
         """Write a document: the body."""
         bucket = hub.store.bucket(name)
-        value = packed(orjson.loads(await request.body()))
+        value = packed(loads(await request.body()))
         placed = bucket.upsert(document_key(key), value, expiry_of(expires_in_s, now_ms()))
         return _placed(hub, name, key, *placed)
 

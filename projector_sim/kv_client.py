@@ -20,6 +20,7 @@ import httpx
 
 from coordinator.core.stream_records import FailoverBranch
 from coordinator.kafka.following import Voice
+from coordinator.threads import Threads
 from projector_sim.frames import HEAD, Kind
 from projector_sim.projector import KvBucket
 from projector_sim.runs import Run
@@ -118,8 +119,9 @@ class KvStream:
             self._read()
         except (httpx.HTTPError, OSError, ValueError) as error:
             self.reason = self.reason or f"{type(error).__name__}: {error}"
-        except Exception as error:
-            # A response that is closed while it is read: whatever the client makes of that.
+        except BaseException as error:
+            # A response that is closed while it is read: whatever the client makes of that. Nobody
+            # else would hear of it: who reads the frames is told, and asks for what is missing.
             self.reason = self.reason or repr(error)
         finally:
             self._ended.set()
@@ -169,6 +171,7 @@ class KvWatch:
         node: int,
         seen: Callable[[dict[str, KvBucket] | None], None],
         stopping: threading.Event,
+        threads: Threads,
     ) -> None:
         self._kv = kv
         self._node = node
@@ -176,7 +179,7 @@ class KvWatch:
         self._stopping = stopping
         self._response: httpx.Response | None = None
         self.trouble = ""
-        threading.Thread(target=self._run, name="kv-watch", daemon=True).start()
+        threads.start("kv-watch", self._run, stopping)
 
     def close(self) -> None:
         """Break off; does not wait."""
@@ -235,14 +238,14 @@ class KvWatch:
 class KvOrders:
     """What is asked of the store without waiting for it, one after the other."""
 
-    def __init__(self, kv: str, voice: Voice) -> None:
+    def __init__(self, kv: str, voice: Voice, stopping: threading.Event, threads: Threads) -> None:
         self._voice = voice
         self._client = httpx.Client(
             base_url=kv, timeout=httpx.Timeout(CALL_TIMEOUT_S), trust_env=False
         )
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._making: set[str] = set()
-        threading.Thread(target=self._run, name="kv-orders", daemon=True).start()
+        threads.start("kv-orders", self._run, stopping)
 
     def make_bucket(self, name: str, vbuckets: int) -> None:
         """Have a bucket made; nothing, if that is under way."""

@@ -22,6 +22,9 @@ BODY_BYTES_MAX = 4 * 1024 * 1024
 
 STATUS: Mapping[str, int] = {
     "invalid_request": 400,
+    "invalid_json": 400,
+    "too_deep": 400,
+    "number_out_of_range": 400,
     "not_found": 404,
     "method_not_allowed": 405,
     "exists": 409,

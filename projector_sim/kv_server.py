@@ -21,6 +21,7 @@ from pathlib import Path
 
 import uvloop
 
+from coordinator.private import keep_private
 from coordinator.serving import bound, server
 from coordinator.stopping import ignore_stops, on_stop_in
 from projector_sim.errors import KvError
@@ -48,6 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s kv %(levelname)s %(message)s"
     )
+    if trouble := keep_private(arguments.data_dir):
+        log.warning("%s", trouble)
     try:
         with _locked(arguments.data_dir):
             return _run(arguments)
@@ -88,7 +91,7 @@ def _locked(folder: Path) -> Generator[None, None, None]:
     """Hold the folder. KvError `locked`, `unusable`."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         text = f"{folder} cannot be used: {error.strerror}"
         raise KvError("unusable", text) from None
@@ -138,7 +141,9 @@ async def _serve(hub: Hub, arguments: argparse.Namespace) -> int:
     _announce(arguments.announce_file, url)
     log.info("%d nodes at %s", arguments.nodes, url)
     stopped = asyncio.create_task(stopping.wait())
-    await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait((serving, expiring, stopped), return_when=asyncio.FIRST_COMPLETED)
+    if expiring.done():
+        log.critical("documents expire no more: the store ends", exc_info=expiring.exception())
     hub.stop()
     expiring.cancel()
     http.should_exit = True

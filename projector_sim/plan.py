@@ -44,6 +44,9 @@ def route(index: Index) -> Route:
         topology = topology_of(index)
     except (ExpressionError, ValueError) as error:
         raise RouteError(str(error)) from error
+    except Exception as error:
+        # Whatever it is: an index must not stop the others.
+        raise RouteError(f"{type(error).__name__}: {error}") from error
     get_partition = topology.get_partition
     return Route(
         index,

@@ -7,6 +7,9 @@ whatever was missed in between. What it holds:
   number opens one connection at most.
 - A vbucket is backfilled for a build once for each maintenance number it has here, unless all hosts
   have it already; up to a seqno that maintenance had reached when it carried the index.
+- It is attached and backfilled again when a host says that it does not have it, after it has read a
+  maintenance record that was sent later. So what an indexer lacks of a build comes until it is
+  there, whatever was lost, and whether or not the index is in use already.
 - An index leaves a pass that goes on only if nobody can take the END of that pass for its build's.
 - An index is answered only while it is pending, and carried for every vbucket that is owned here.
 """
@@ -45,6 +48,13 @@ LISTEN_MS = 2_000
 PAUSE_MS, PAUSE_MS_MAX = 250, 10_000
 """After a connection that brought nothing, doubled each time."""
 
+LOOK_MS = 1_000
+"""So often it is looked whether hosts lack something that was sent to all of them."""
+
+AGAIN_MS, AGAIN_MS_MAX = 2_000, 60_000
+"""So long nothing of a build is sent again after it was, doubled each time: a host that cannot take
+it, as its branch is another one, must not keep its projector busy."""
+
 Build = tuple[int, int]
 """An index and the number of its build."""
 
@@ -82,23 +92,62 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Carry:
-    """The indexes of this connection have changed; say so of those that are `attached`."""
+    """The indexes of this connection have changed; say so of those that are `attached`.
+
+    To these `vbuckets`, None: to all.
+    """
 
     run: Run
     attached: tuple[int, ...] = ()
+    vbuckets: frozenset[int] | None = None
 
 
-Action = MakeBucket | Open | Close | Carry
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Send something to all who read this connection: what they say next, they say after it."""
+
+    run: Run
+
+
+Action = MakeBucket | Open | Close | Carry | Probe
 
 
 @dataclass(slots=True)
 class _Backfill:
-    """How far a build is here: vbuckets by the maintenance number that they were sent under."""
+    """How far a build is here: vbuckets by the maintenance number that they were sent under.
+
+    `after` has, of those that a host lacks, the ordinal that maintenance had under `number` when
+    they had been sent. `again` are those that are sent once more, not before `again_ms`; `repeats`
+    is how often that was.
+    """
 
     sent_under: dict[int, int] = field(default_factory=dict)
     sent: int = 0
     total: int = 0
     sent_ms: int = 0
+    number: int = 0
+    after: dict[int, int] = field(default_factory=dict)
+    again: set[int] = field(default_factory=set)
+    again_ms: int = 0
+    repeats: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Host:
+    """What an indexer has: vbuckets as bits, by build; after which ordinals of which connection."""
+
+    done: Mapping[Build, bytes]
+    read: Mapping[tuple[int, int], tuple[int, ...]]
+
+    def has(self, build: Build, vbucket: int) -> bool:
+        byte, bit = divmod(vbucket, 8)
+        done = self.done.get(build, b"")
+        return byte < len(done) and bool(done[byte] >> bit & 1)
+
+    def has_read(self, connection: tuple[int, int], vbucket: int) -> int:
+        """Return the ordinal up to which this has read what is sent of a vbucket."""
+        read = self.read.get(connection)
+        return read[vbucket % len(read)] if read else 0
 
 
 @dataclass(slots=True)
@@ -140,8 +189,9 @@ class Desk:
         self.listening_since_ms = listening_since_ms
         self._unseen: set[str] = set()
         self._used: dict[str, int] = {}
-        self._heard: dict[tuple[str, int], HwHeartbeat] = {}
+        self._heard: dict[tuple[str, int], _Host] = {}
         self._backfills: dict[Build, _Backfill] = {}
+        self._looked_ms: dict[str, int] = {}
         self._patience: dict[str, _Patience] = {}
         self._requests: list[CatchUpRequested] = []
 
@@ -189,7 +239,9 @@ class Desk:
 
     def hear(self, record: HwHeartbeat) -> None:
         """Note what an indexer has."""
-        self._heard[record.bucket, record.indexer] = record
+        done = {(b.index_id, b.build): b.done for b in record.builds}
+        read = {(r.projector, r.connection): r.ordinals for r in record.read}
+        self._heard[record.bucket, record.indexer] = _Host(done, read)
 
     def request(self, record: CatchUpRequested) -> None:
         """Note that an indexer wants something again."""
@@ -396,13 +448,14 @@ class Desk:
             return []
         if not source.is_settled() and now_ms - source.heard_ms < BEGIN_TIMEOUT_MS:
             return []
-        builds = [i for i in streamed.values() if i.state == BACKFILL and i.id in source.carried]
+        actions = self._look(source, streamed, now_ms)
+        builds = [i for i in streamed.values() if self._is_wanted(i) and i.id in source.carried]
         if not builds or not self._has_listened(builds, now_ms):
-            return []
+            return actions
         owed = {index.id: self._owed(index, source, now_ms) for index in builds}
         vbuckets = tuple(sorted(set().union(*owed.values())))
         if not vbuckets:
-            return []
+            return actions
         carried = {index.id: index for index in builds if owed[index.id]}
         shares = {v: frozenset(i for i in carried if v in owed[i]) for v in vbuckets}
         run = Run(
@@ -421,7 +474,86 @@ class Desk:
             progress = self._backfills.setdefault((index.id, index.build), _Backfill())
             progress.total = progress.sent + sum(run.until[v] for v in owed[index.id])
         self.passes[bucket] = run
-        return [Open(run)]
+        return [*actions, Open(run)]
+
+    def _is_wanted(self, index: Index) -> bool:
+        """Tell whether there may be something to backfill for an index."""
+        known = self._backfills.get((index.id, index.build))
+        return index.state == BACKFILL or (
+            index.state == MAINTENANCE and known is not None and bool(known.again)
+        )
+
+    def _look(self, source: Run, streamed: dict[int, Index], now_ms: int) -> list[Action]:
+        """Look whether hosts lack what was sent; have attached again what is to be sent again.
+
+        No pass runs, so all that passes have sent was handed over before the next record of
+        maintenance.
+        """
+        if now_ms < self._looked_ms.get(source.bucket, 0) + LOOK_MS:
+            return []
+        self._looked_ms[source.bucket] = now_ms
+        kv = self._kv(source.bucket)
+        count = kv.vbuckets if kv is not None else 0
+        whole = ((1 << count) - 1).to_bytes(-(-count // 8), "little")
+        again: dict[int, set[int]] = {}
+        waits = False
+        for index in streamed.values():
+            carried = source.carried.get(index.id)
+            if carried is None or carried.build != index.build:
+                continue
+            hosts = self._incomplete(index, whole)
+            known = self._backfills.get((index.id, index.build))
+            if hosts:
+                known = self._backfills.setdefault((index.id, index.build), _Backfill())
+                again[index.id] = self._missed(index, known, source, hosts, now_ms)
+                waits = waits or bool(known.after)
+            elif known is not None:
+                known.after.clear()
+                known.again.clear()
+                known.repeats = 0
+        attached = tuple(index_id for index_id, missed in again.items() if missed)
+        actions: list[Action] = []
+        if attached:
+            actions.append(Carry(source, attached, frozenset().union(*again.values())))
+        if waits:
+            actions.append(Probe(source))
+        return actions
+
+    def _incomplete(self, index: Index, whole: bytes) -> list[_Host]:
+        """Return the hosts that have said what they have, and that it is not all of a build."""
+        if index.state not in (BACKFILL, MAINTENANCE):
+            return []
+        build = (index.id, index.build)
+        heard = (self._heard.get((index.bucket, host)) for host in index.hosts)
+        return [host for host in heard if host is not None and host.done.get(build) != whole]
+
+    def _missed(
+        self, index: Index, known: _Backfill, source: Run, hosts: Iterable[_Host], now_ms: int
+    ) -> set[int]:
+        """Return the vbuckets that hosts lack though they have read all; they are owed again."""
+        if known.number != source.number:
+            known.number, known.again = source.number, set()
+            known.after.clear()
+        build, connection = (index.id, index.build), (self.projector, source.connection)
+        missed: set[int] = set()
+        for vbucket in source.positions.keys() - source.departed - known.again:
+            is_sent = known.sent_under.get(vbucket) == source.number or index.state == MAINTENANCE
+            lack = [host for host in hosts if is_sent and not host.has(build, vbucket)]
+            if lack:
+                after = known.after.setdefault(vbucket, source.ordinal)
+                if any(host.has_read(connection, vbucket) > after for host in lack):
+                    missed.add(vbucket)
+            else:
+                known.after.pop(vbucket, None)
+        if not missed or now_ms < known.again_ms:
+            return set()
+        known.again |= missed
+        known.again_ms = now_ms + min(AGAIN_MS << min(known.repeats, 10), AGAIN_MS_MAX)
+        known.repeats += 1
+        for vbucket in missed:
+            del known.after[vbucket]
+            known.sent_under.pop(vbucket, None)
+        return missed
 
     def _has_listened(self, builds: Iterable[Index], now_ms: int) -> bool:
         """Tell whether the hosts have said what they have, or had the time for it."""
@@ -433,6 +565,8 @@ class Desk:
         """Return the vbuckets that are still to be sent for a build."""
         known = self._backfills.setdefault((index.id, index.build), _Backfill())
         begun = source.positions.keys() - source.departed
+        if index.state == MAINTENANCE:
+            return begun & known.again
         if now_ms < known.sent_ms + LISTEN_MS:
             begun -= known.sent_under.keys()
         return {
@@ -443,16 +577,9 @@ class Desk:
 
     def _is_done(self, index: Index, vbucket: int) -> bool:
         """Tell whether all hosts of an index have said that they have this vbucket."""
-        byte, bit = divmod(vbucket, 8)
-        for host in index.hosts:
-            record = self._heard.get((index.bucket, host))
-            done = b""
-            for build in record.builds if record else ():
-                if (build.index_id, build.build) == (index.id, index.build):
-                    done = build.done
-            if byte >= len(done) or not done[byte] >> bit & 1:
-                return False
-        return True
+        heard = (self._heard.get((index.bucket, host)) for host in index.hosts)
+        build = (index.id, index.build)
+        return all(host is not None and host.has(build, vbucket) for host in heard)
 
     def _tend_pass(self, run: Run, now_ms: int) -> list[Action]:
         """Let a pass carry what is still wanted of it; end one that could be misunderstood."""
@@ -460,7 +587,7 @@ class Desk:
         wanted: dict[int, Index] = {}
         for index_id, begun in run.carried.items():
             index = self.indexes.get(index_id)
-            if index is not None and index.state == BACKFILL and index.build == begun.build:
+            if index is not None and self._is_wanted(index) and index.build == begun.build:
                 wanted[index_id] = index
         if any(self._is_begun_anew(build) for build in run.builds):
             return [self._close(run, "a build was begun anew", now_ms)]
@@ -486,6 +613,7 @@ class Desk:
             for build in run.builds:
                 backfill = self._backfills.get(build)
                 if backfill is not None and (share is None or build[0] in share):
+                    backfill.again.discard(vbucket)
                     backfill.sent_under[vbucket] = run.number
                     backfill.sent_ms = now_ms
                     backfill.sent += run.until[vbucket]
@@ -532,7 +660,8 @@ class Desk:
 
     def _requested(self, request: CatchUpRequested, now_ms: int) -> Run | None:
         source = self.maintenance.get(request.bucket)
-        if source is None or len(request.seqnos) != 8 * len(request.vbuckets):
+        size = 8 * len(request.vbuckets)
+        if source is None or not len(request.seqnos) == len(request.vbuuids) == size:
             return None
         running = {
             vbucket

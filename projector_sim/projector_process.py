@@ -36,13 +36,15 @@ from coordinator.core.stream_records import (
 from coordinator.kafka.following import Voice, wall_ms
 from coordinator.kafka.readers import decode_event
 from coordinator.kafka.topics import STREAM_PARTITIONS
+from coordinator.private import keep_private
 from coordinator.stopping import ignore_stops, on_stop
+from coordinator.threads import ThreadEndedError, Threads
 from projector_sim.data_sink import DataSink
 from projector_sim.following import Follower, Read, Started
 from projector_sim.frames import Kind
 from projector_sim.kv_client import KvOrders, KvStream, KvWatch
 from projector_sim.plan import Route, Routes
-from projector_sim.projector import Action, Carry, Close, Desk, KvBucket, MakeBucket, Open
+from projector_sim.projector import Action, Carry, Close, Desk, KvBucket, MakeBucket, Open, Probe
 from projector_sim.router import GARBAGE, FrameError, Router
 from projector_sim.runs import Run
 from schemas.registry import SchemaError
@@ -64,6 +66,7 @@ PLAN_PERIOD_S = 0.02
 REPORT_PERIOD_S = 10.0
 FLUSH_TIMEOUT_S = 1.0
 PROJECTOR_ID_MAX = 250
+EX_UNUSABLE = 1
 PRIORITY = {MAINTENANCE: 0, CATCHUP: 1}
 
 
@@ -139,6 +142,7 @@ class Projector:
         )
         self._stopping = stopping
         self._wake = wake or threading.Event()
+        self._threads = Threads(self._end)
         self._voice = Voice(f"projector {options.projector}")
         self._inbox: deque[Note] = deque()
         self._lines: list[Line] = []
@@ -152,10 +156,12 @@ class Projector:
             self._hand_over,
             stopping,
             self._voice,
+            self._threads,
         )
-        self._orders = KvOrders(options.kv, self._voice)
+        self._orders = KvOrders(options.kv, self._voice, stopping, self._threads)
         self._watch = KvWatch(
-            options.kv, options.projector, lambda kv: self._hand_over(KvSeen(kv)), stopping
+            *(options.kv, options.projector, lambda kv: self._hand_over(KvSeen(kv))),
+            *(stopping, self._threads),
         )
         self._dirty = True
         self._planned_s = 0.0
@@ -168,7 +174,7 @@ class Projector:
         self._waited: tuple[object, ...] = ()
 
     def run(self) -> None:
-        """Serve until told to stop."""
+        """Serve until told to stop. Raises ThreadEndedError."""
         try:
             while not self._stopping.is_set():
                 self._wake.clear()
@@ -183,6 +189,12 @@ class Projector:
                     self._wake.wait(self._idle_s())
         finally:
             self._stop()
+        self._threads.check()
+
+    def _end(self) -> None:
+        """A thread that is needed has ended."""
+        self._stopping.set()
+        self._wake.set()
 
     def _hand_over(self, note: Note) -> None:
         """Take what another thread has read."""
@@ -240,11 +252,17 @@ class Projector:
                 else:
                     self._note_indexer(codec.decode(message.value() or b""))
             except SchemaError as error:
-                follower.bury(message, f"{error.code}: {error}")
-                where = f"{message.topic()} offset {message.offset()}"
-                self._voice.say(f"{where} cannot be read and is a dead letter: {error}")
+                self._bury(message, f"{error.code}: {error}")
+            except Exception as error:
+                # Whatever a record does to who reads it: others follow.
+                self._bury(message, f"{type(error).__name__}: {error}")
         if read.at_end and not self.desk.complete:
             self.desk.caught_up()
+
+    def _bury(self, message: Message, reason: str) -> None:
+        self._follower.bury(message, reason)
+        where = f"{message.topic()} offset {message.offset()}"
+        self._voice.say(f"{where} cannot be read and is a dead letter: {reason}")
 
     def _note_state(self, message: Message) -> None:
         """Note what one record of the state says. Raises SchemaError."""
@@ -303,8 +321,10 @@ class Projector:
                 return
             if isinstance(action, Close):
                 self._finish(line, action.reason)
+            elif isinstance(action, Probe):
+                line.router.probe()
             elif isinstance(action, Carry):
-                line.router.carry(self._routes_of(line.run), action.attached)
+                line.router.carry(self._routes_of(line.run), action.attached, action.vbuckets)
 
     def _routes_of(self, run: Run) -> list[Route]:
         return [self.routes.of(index) for index in run.carried.values()]
@@ -469,6 +489,7 @@ def _mono_ms() -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a projector until SIGTERM or SIGINT, and return its exit code."""
     arguments = parser().parse_args(argv)
+    keep_private()
     stopping, wake = threading.Event(), threading.Event()
 
     def stop() -> None:
@@ -486,7 +507,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.sync_ms,
         arguments.repeat_ms,
     )
-    Projector(options, stopping, wake).run()
+    try:
+        Projector(options, stopping, wake).run()
+    except ThreadEndedError as error:
+        Voice(f"projector {options.projector}").say(str(error))
+        return EX_UNUSABLE
     ignore_stops()
     return 0
 

@@ -1,10 +1,11 @@
 """The router: mutations of one connection to items for the indexers (seed 004, step 19).
 
 It has, for each index, the registry of its subscribers: (partition of `mutations`, indexer) pairs.
-What it holds: items leave in the order of the stream; those of one seqno leave in one message;
-each indexer that hosts a slice of an index has exactly one item of each mutation and index, unless
-in a backfill, where what is absent is not said; what a SYNC or an END promises was handed to the
-sink before it.
+What it holds: items leave in the order of the stream; each indexer that hosts a slice of an index
+has exactly one item of each mutation and index, unless in a backfill, where what is absent is not
+said; what a SYNC or an END promises was handed to the sink before it. Each record names the one
+before it on its partition and for its indexer, and says if items of its last seqno follow in the
+next one: so a reader knows when something is missing, and when a seqno is over.
 
 No I/O: frames come in, records go to a `Sink`. What a frame is: `projector_sim.frames`.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import orjson
@@ -29,6 +30,7 @@ from coordinator.core.key_versions import (
     Item,
     attach,
     begin,
+    is_of_one_mutation,
     pack,
 )
 from coordinator.core.stream_records import (
@@ -49,6 +51,13 @@ from projector_sim.runs import Run
 
 FLUSH_BYTES = 64 * 1024
 """So much a message may hold before the next mutation is begun, about."""
+
+RECORD_BYTES_MAX = 512 * 1024
+"""So many bytes of items one record holds at most; the items of one mutation may be several.
+
+A mutation has an item for each index, of up to 4 KiB and more: with many indexes they fit into no
+message (`MESSAGE_BYTES_MAX`). Half a MiB also fits into `dead-letter`, which takes 1 MiB.
+"""
 
 VBUCKET = struct.Struct(">H")
 BEGIN_HEAD = struct.Struct(">HQQH")
@@ -111,15 +120,18 @@ class Router:
         projector: int,
         partitions: int,
         wall_ms: Callable[[], int],
+        record_bytes_max: int = RECORD_BYTES_MAX,
     ) -> None:
         self.run = run
+        self._record_bytes_max = record_bytes_max
         self.errors: Counter[int] = Counter()
         self.documents = 0
         self._sink = sink
         self._projector = projector
         self._partitions = partitions
         self._wall_ms = wall_ms
-        self._ordinal = 0
+        self._previous: dict[tuple[int, int], int] = {}
+        """The ordinal of the last record for each partition and indexer."""
         self._indexes: tuple[int, ...] = ()
         self._builds: tuple[int, ...] = ()
         self._routes: tuple[Route, ...] = ()
@@ -138,14 +150,24 @@ class Router:
 
     # -- which indexes -----------------------------------------------------------------------
 
-    def carry(self, routes: Iterable[Route], attached: Iterable[int] = ()) -> None:
-        """Send the items of these indexes from now on; say so of those that are `attached`."""
+    def carry(
+        self,
+        routes: Iterable[Route],
+        attached: Iterable[int] = (),
+        vbuckets: Container[int] | None = None,
+    ) -> None:
+        """Send the items of these indexes from now on; say so of those that are `attached`.
+
+        In these `vbuckets`, None: in all.
+        """
         self.flush()
         self._lay(routes)
         for index_id in attached:
             place = self._indexes.index(index_id)
             hosts = self._routes[place].indexers
             for vbucket, seqno in self.run.positions.items():
+                if vbuckets is not None and vbucket not in vbuckets:
+                    continue
                 lane = self._lanes[vbucket % self._partitions]
                 item = pack(attach(vbucket, seqno, self.run.vbuuids[vbucket], place))
                 for indexer in hosts & lane.buffers.keys():
@@ -313,14 +335,26 @@ class Router:
     def repeat(self) -> None:
         """Say how far vbuckets have come that were not spoken of since the last call.
 
-        Only to those who follow the control records: for them silence means that something is
-        wrong. Indexers have it in line already.
+        To those who follow the control records: for them silence means that something is wrong.
+        Indexers have it in line already; what they hear is whether that is all there was.
         """
         if self.run.kind != MAINTENANCE:
             return
+        self.probe()
         for vbucket in sorted(self.run.positions.keys() - self._said):
             self._tell(vbucket, Sync, vbuuid=self.run.vbuuids[vbucket], seqno=self._synced[vbucket])
         self._said.clear()
+
+    def probe(self) -> None:
+        """Send a record of no items to each indexer on each partition, after all that waits.
+
+        Who misses something of this connection learns of it. Who has applied the record has
+        applied, or has missed, all that was handed over before it, on whatever connection.
+        """
+        self.flush()
+        for partition, lane in enumerate(self._lanes):
+            for indexer in lane.buffers:
+                self._send(partition, indexer, b"")
 
     def _end(self, body: bytes) -> None:
         vbucket, seqno, reason = END_BODY.unpack_from(body)
@@ -382,27 +416,38 @@ class Router:
 
     def _flush(self, partition: int) -> None:
         lane = self._lanes[partition]
+        is_large = lane.size > self._record_bytes_max
         lane.size = 0
-        run = self.run
         for indexer, buffer in lane.buffers.items():
             if not buffer:
                 continue
-            items = b"".join(buffer)
+            if is_large:
+                for items, continued in _parts(buffer, self._record_bytes_max):
+                    self._send(partition, indexer, items, continued=continued)
+            else:
+                self._send(partition, indexer, b"".join(buffer))
             buffer.clear()
-            self._ordinal += 1
-            record = KeyVersions(
-                run.bucket,
-                run.kind,
-                self._projector,
-                run.connection,
-                self._ordinal,
-                run.number,
-                self._indexes,
-                self._builds,
-                items,
-                self._wall_ms(),
-            )
-            self._sink.items(partition, indexer, record)
+
+    def _send(self, partition: int, indexer: int, items: bytes, *, continued: bool = False) -> None:
+        """Hand a record to the sink; it has the next ordinal, and names the one before it."""
+        run = self.run
+        run.ordinal += 1
+        record = KeyVersions(
+            run.bucket,
+            run.kind,
+            self._projector,
+            run.connection,
+            run.ordinal,
+            run.number,
+            self._indexes,
+            self._builds,
+            items,
+            self._wall_ms(),
+            self._previous.get((partition, indexer), 0),
+            continued,
+        )
+        self._previous[partition, indexer] = run.ordinal
+        self._sink.items(partition, indexer, record)
 
     def _to_all(self, item: bytes, vbucket: int) -> None:
         """Append an item for each indexer that hosts anything of what this vbucket is sent of."""
@@ -418,14 +463,14 @@ class Router:
 
     def _tell(self, vbucket: int, record_type: type, **fields: Any) -> None:
         """Send a control record of this connection; it has the next ordinal."""
-        self._ordinal += 1
+        self.run.ordinal += 1
         if record_type is not ConnectionClosed:
             fields["vbucket"] = vbucket
         record = record_type(
             bucket=self.run.bucket,
             projector=self._projector,
             connection=self.run.connection,
-            ordinal=self._ordinal,
+            ordinal=self.run.ordinal,
             at_ms=self._wall_ms(),
             **fields,
         )
@@ -449,3 +494,16 @@ def _row(route: Route, place: int, adds: dict[int, Add]) -> Row:
         tuple(of(everyone - hosts) for hosts in route.hosts),
         of(everyone),
     )
+
+
+def _parts(items: Sequence[bytes], bytes_max: int) -> Iterator[tuple[bytes, bool]]:
+    """Yield items as records of bounded size, each with whether its last seqno goes on."""
+    part: list[bytes] = []
+    size = 0
+    for item in items:
+        if part and size + len(item) > bytes_max:
+            yield b"".join(part), is_of_one_mutation(part[-1], item)
+            part, size = [], 0
+        part.append(item)
+        size += len(item)
+    yield b"".join(part), False

@@ -21,7 +21,7 @@ class Run:
     `carried` are the indexes whose items are sent; `shares` says of which of them a vbucket is
     sent, where not of all; `builds` are those with which it began. `done` are the vbuckets whose
     bounded stream has come to its end, until the desk has taken note of them. `heard_ms` is when a
-    vbucket last began or ended.
+    vbucket last began or ended. `ordinal` is that of the last record that was handed over.
     """
 
     bucket: str
@@ -43,6 +43,7 @@ class Run:
     done: list[int] = field(default_factory=list)
     heard_ms: int = 0
     builds: tuple[tuple[int, int], ...] = ()
+    ordinal: int = 0
 
     def __post_init__(self) -> None:
         self.heard_ms = self.opened_ms

@@ -156,18 +156,20 @@ class _Lines:
             name = document[self._key]
             if isinstance(name, bool) or not isinstance(name, str | int):
                 raise ValueError(f"{self._key} is neither a string nor a whole number")
-        except (KeyError, TypeError):
-            return self._fail(number, f"there is no field {self._key}")
+        except (KeyError, TypeError, IndexError):
+            return self._fail(number, "invalid_request", f"there is no field {self._key}")
         except json.JSONDecodeError as error:
-            return self._fail(number, f"no JSON: {error.msg}")
+            return self._fail(number, "invalid_json", f"no JSON: {error.msg}")
         except ValueError as error:
-            return self._fail(number, f"{error}")
+            return self._fail(number, "invalid_request", f"{error}")
+        except RecursionError:
+            return self._fail(number, "too_deep", "nested too deeply")
         return b'{"id":%b,"doc":%b}\n' % (json.dumps(str(name)).encode(), line.strip())
 
-    def _fail(self, number: int, message: str) -> bytes:
+    def _fail(self, number: int, code: str, message: str) -> bytes:
         self.failed += 1
         if len(self.errors) < ERRORS_MAX:
-            self.errors.append({"line": number, "message": message})
+            self.errors.append({"line": number, "code": code, "message": message})
         return b"\n"
 
 

@@ -16,8 +16,8 @@ Every item is a head, the id of a document, and a payload:
     SYNC     nothing up to this seqno, the end of a snapshot, is still to come
     END      the vbucket's stream has ended; nothing up to this seqno is still to come
 
-All items of a record are of one connection, in the order of its stream; those of one seqno are
-never split over two records.
+All items of a record are of one connection, in the order of its stream. Those of one seqno may be
+too many for one record; then all but the last record of them say so (`KeyVersions.continued`).
 """
 
 from __future__ import annotations
@@ -77,6 +77,13 @@ def begun(item: Item) -> tuple[int, tuple[int, ...]]:
         raise ItemsError("a BEGIN without its branch")
     vbuuid: int = VBUUID.unpack_from(item.payload)[0]
     return vbuuid, tuple(p for (p,) in PLACE.iter_unpack(item.payload[VBUUID.size :]))
+
+
+def is_of_one_mutation(item: bytes, after: bytes) -> bool:
+    """Tell whether two packed items, one behind the other, are of the same mutation."""
+    kind, vbucket, seqno, *_ = HEAD.unpack_from(item)
+    other, *place = HEAD.unpack_from(after)[:3]
+    return kind <= ABSENT and other <= ABSENT and [vbucket, seqno] == place
 
 
 def unpack(items: bytes) -> Iterator[Item]:

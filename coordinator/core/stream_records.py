@@ -72,13 +72,20 @@ class Sync:
     at_ms: int
 
 
+NOT_SAID = -1
+"""The `previous` of a record whose projector does not link its records."""
+
+
 @dataclass(frozen=True, slots=True)
 class KeyVersions:
     """What a connection sends to one indexer about vbuckets of one partition of `mutations`.
 
     `number` orders the maintenance connections of a vbucket; `indexes` are the ids to which
     `items` refers by place, and `builds` which build of each the items are for. `items` is laid
-    out as `coordinator.core.key_versions` says.
+    out as `coordinator.core.key_versions` says. `previous` is the ordinal of the record before
+    this one that the connection sent to the same indexer on the same partition: 0 if this is the
+    first, `NOT_SAID` from a projector that does not say. `continued`: further items of the last
+    seqno here follow in the connection's next record.
     """
 
     bucket: str
@@ -91,6 +98,8 @@ class KeyVersions:
     builds: tuple[int, ...]
     items: bytes
     at_ms: int
+    previous: int = NOT_SAID
+    continued: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +146,24 @@ class BuildProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class ConnectionRead:
+    """How far an indexer has applied a maintenance connection.
+
+    `ordinals` has the ordinal of the last record on each partition of `mutations`, 0 for none.
+    """
+
+    projector: int
+    connection: int
+    ordinals: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class HwHeartbeat:
     """The high watermarks of an indexer in one bucket (seed: HWHeartbeat).
 
     `indexes` are those that it hosts there. The seqno 0 under the vbuuid 0 means that nothing
     is held of a vbucket. `last_persistence` and `last_stability` are hashes of vectors, 0 for none.
+    `builds` say what is here after the records that `read` names.
     """
 
     indexer: int
@@ -156,6 +178,7 @@ class HwHeartbeat:
     free: int
     builds: tuple[BuildProgress, ...]
     at_ms: int
+    read: tuple[ConnectionRead, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

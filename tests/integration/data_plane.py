@@ -103,6 +103,29 @@ class DataPlane:
         shown: dict[str, Any] = found[0]
         return shown
 
+    def in_the_middle(self, name: str) -> None:
+        """Wait until some of a build was sent, and not all."""
+
+        def middle() -> bool:
+            shown = self.index(name)
+            assert shown["state"] != "maintenance", f"{name} was built before anybody looked"
+            progress = shown["progress"] if shown["state"] == "backfill" else None
+            return progress is not None and 0 < progress["sent"] < progress["total"]
+
+        wait_until(middle, f"{name} is in the middle of its build")
+
+    def delay_backfills(self, delay_ms: int) -> int:
+        """Have each piece of a backfill come late; return the number of that fault."""
+        fault = {"kind": "mutations", "action": "delay", "stream": "backfill"}
+        body = {**fault, "bucket": self.bucket, "delay_ms": delay_ms}
+        answer = self.cluster.http.post(f"{self.kv.url}/v1/faults", json=body)
+        assert answer.is_success, answer.text
+        return int(answer.json()["id"])
+
+    def end_fault(self, number: int) -> None:
+        answer = self.cluster.http.delete(f"{self.kv.url}/v1/faults/{number}")
+        assert answer.is_success, answer.text
+
     def built(self, *names: str, deadline_s: float = 2 * DEADLINE_S) -> None:
         """Wait until indexes take scans."""
         wanted = names or tuple(self.specs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import httpx
@@ -30,6 +30,7 @@ from coordinator.core.stream_records import BACKFILL as BACKFILL_KIND
 from coordinator.core.stream_records import (
     CATCHUP,
     MAINTENANCE,
+    NOT_SAID,
     HwHeartbeat,
     KeyVersions,
     StabilityTimestamp,
@@ -122,26 +123,35 @@ class Connection:
         self.builds = dict(builds)
         self.number = number
         self.connection = next(self.numbers)
+        self.is_linked = True
+        """Its records name the ones before them."""
         self._ordinals = itertools.count(1)
+        self._last: dict[int, int] = {}
 
-    def send(self, *items: Item) -> None:
-        """Send items, each to the partition of its vbucket, in order."""
+    def send(self, *items: Item, lost: Collection[int] = ()) -> None:
+        """Send items, each to the partition of its vbucket, in order; not to those `lost`."""
         for partition in range(STREAM_PARTITIONS):
             ours = [pack(item) for item in items if item.vbucket % STREAM_PARTITIONS == partition]
             if ours:
-                record = KeyVersions(
-                    BUCKET,
-                    self.kind,
-                    1,
-                    self.connection,
-                    next(self._ordinals),
-                    self.number,
-                    tuple(self.builds),
-                    tuple(self.builds.values()),
-                    b"".join(ours),
-                    0,
-                )
-                self.sender.send(record, partition)
+                self._send(partition, b"".join(ours), lost)
+        self.sender.flush()
+
+    def _send(self, partition: int, items: bytes, lost: Collection[int]) -> None:
+        ordinal = next(self._ordinals)
+        previous = self._last.get(partition, 0) if self.is_linked else NOT_SAID
+        record = KeyVersions(
+            *(BUCKET, self.kind, 1, self.connection, ordinal, self.number),
+            *(tuple(self.builds), tuple(self.builds.values()), items, 0),
+            previous,
+        )
+        self._last[partition] = ordinal
+        if partition not in lost:
+            self.sender.send(record, partition)
+
+    def probe(self) -> None:
+        """Send a record of no items on each partition."""
+        for partition in range(STREAM_PARTITIONS):
+            self._send(partition, b"", lost=())
         self.sender.flush()
 
     def begin(self, seqno: int = 0, vbuuid: int = BRANCH) -> Connection:
@@ -154,7 +164,13 @@ class Connection:
         place = list(self.builds).index(index_id)
         self.send(*(attach(v, seqno, BRANCH, place) for v in range(VBUCKETS)))
 
-    def put(self, seqno: int, documents: Mapping[int, tuple[str, str]], index_id: int = 1) -> None:
+    def put(
+        self,
+        seqno: int,
+        documents: Mapping[int, tuple[str, str]],
+        index_id: int = 1,
+        lost: Collection[int] = (),
+    ) -> None:
         """Say of one document in each of these vbuckets which key it has; "" for none."""
         place = list(self.builds).index(index_id)
         items = []
@@ -165,7 +181,7 @@ class Connection:
                 items.append(Item(UPSERT, vbucket, seqno, place, piece, name, key_of(text)))
             else:
                 items.append(Item(ABSENT, vbucket, seqno, place, NO_SLICE, name))
-        self.send(*items)
+        self.send(*items, lost=lost)
 
     def sync(self, seqno: int) -> None:
         self.send(*(Item(SYNC, v, seqno) for v in range(VBUCKETS)))

@@ -25,6 +25,7 @@ from coordinator.core.topology import topology_of
 from coordinator.http.app import build_app
 from coordinator.http.server import HttpServer
 from coordinator.shell import Shell
+from coordinator.threads import Threads
 from indexer_sim.database import Database, Moment
 from indexer_sim.entries import entries_prefix
 from indexer_sim.reading import SlicesView
@@ -97,7 +98,8 @@ class Fleet:
 
     def __init__(self, folder: Path, indexers: int) -> None:
         self.readings = {n: StoredReading(folder / str(n)) for n in range(1, indexers + 1)}
-        self.servers = {n: ScanServer(reading, n) for n, reading in self.readings.items()}
+        threads = Threads(lambda: None)
+        self.servers = {n: ScanServer(reading, n, threads) for n, reading in self.readings.items()}
         for server in self.servers.values():
             server.start()
         self.dead: set[int] = set()

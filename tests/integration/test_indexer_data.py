@@ -237,28 +237,6 @@ def test_a_gap_is_asked_for_until_it_is_caught_up(bench: Bench) -> None:
     assert scans.entries() == {entry("a", "Paris"), entry("c", "Oslo"), entry("d", "Nice")}
 
 
-def test_what_kafka_has_dropped_is_asked_for(bench: Bench) -> None:
-    stream = bench.build({0: ("a", "Paris")})
-    bench.process.stop()
-    for seqno in (11, 12):
-        stream.put(seqno, {v: (f"d{v}", "x" * seqno) for v in range(VBUCKETS)})
-    bench.sender.drop_all()
-    stream.put(13, {1: ("z", "Zug")})
-    bench.process = bench.start()
-    with bench.cluster.listen(STREAM_REQUEST) as requests:
-        asked = requests.hears("a request", lambda r: len(r.vbuckets) == VBUCKETS)
-        seqnos = Vector.from_bytes(asked.vbuuids, asked.seqnos).seqnos.tolist()
-        assert seqnos == [10] * VBUCKETS
-    filling = catchup(bench.sender, {1: 1}).begin(10)
-    filling.put(12, {v: (f"d{v}", "x") for v in range(VBUCKETS)})
-    filling.end(13)
-    stream.put(14, {2: ("y", "Ypern")})
-    bench.watermarks.reach(13, 13, 14, *[13] * 5)
-    expected = {entry("a", "Paris"), entry("z", "Zug"), entry("y", "Ypern")}
-    expected |= {entry(f"d{v}", "x") for v in range(VBUCKETS)}
-    assert bench.scans().entries() == expected
-
-
 def test_a_snapshot_is_exactly_at_its_timestamp(bench: Bench) -> None:
     stream = bench.build({0: ("a", "Paris"), 1: ("b", "Rome")})
     stream.put(12, {0: ("a", "Oslo"), 1: ("b", "")})

@@ -68,7 +68,22 @@ def test_lines_that_are_wrong_are_told_by_their_numbers(
     assert (found["written"], found["failed"]) == (2, 3)
     assert [error["line"] for error in found["errors"]] == [3, 4, 6]
     assert set(kv.documents(bucket)) == {b"a", b"7"}
+    codes = [error["code"] for error in found["errors"]]
+    assert codes == ["invalid_request", "invalid_json", "invalid_request"]
     assert "--key" in run(kv, "load", bucket, str(file)).output
+
+
+def test_a_line_that_is_nested_too_deeply_stops_no_other(
+    kv: KvProcess, bucket: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "lines"
+    deep = ['{"name":"a","x":' + "[" * n + "]" * n + "}" for n in (300, 5_000)]
+    file.write_text("\n".join([*deep, '{"name":"b"}']))
+    result = run(kv, "load", bucket, str(file), "--key", "name", "--json")
+    found = json.loads(result.stdout)
+    told = [(error["line"], error["code"]) for error in found["errors"]]
+    assert told == [(1, "too_deep"), (2, "too_deep")]
+    assert set(kv.documents(bucket)) == {b"b"}
 
 
 def test_what_was_dumped_can_be_loaded_again(kv: KvProcess, bucket: str) -> None:

@@ -348,6 +348,19 @@ def test_a_load_takes_the_good_lines_and_tells_of_the_others(kv: KvProcess, buck
     assert kv.documents(bucket) == {b"a": b'{"x":1}', b"f": b"null"}
 
 
+def test_what_cannot_be_kept_is_refused_at_the_door(kv: KvProcess, bucket: str) -> None:
+    deep, wide = "[" * 300 + "]" * 300, str(2**64)
+    lines = [f'{{"id":"{n}","doc":{doc}}}' for n, doc in enumerate((1, deep, 2, wide, 3))]
+    answer = kv.http.post(f"/buckets/{bucket}/documents", content="\n".join(lines)).json()
+    told = [(error["line"], error["code"]) for error in answer["errors"]]
+    assert told == [(2, "too_deep"), (4, "number_out_of_range")]
+    assert (answer["written"], answer["failed"]) == (3, 2)
+    assert set(kv.documents(bucket)) == {b"0", b"2", b"4"}
+    for doc, code in ((deep, "too_deep"), (wide, "number_out_of_range"), ("{", "invalid_json")):
+        response = kv.http.put(f"/buckets/{bucket}/documents/x", content=doc)
+        assert (response.status_code, response.json()["error"]["code"]) == (400, code)
+
+
 def test_a_document_can_be_written_read_and_deleted(kv: KvProcess, bucket: str) -> None:
     path = f"/buckets/{bucket}/documents/a/b%20ü"
     first = kv.ask("PUT", path, {"x": [1, 2]})
@@ -391,7 +404,7 @@ STREAM = {"bucket": "BUCKET", "node": 0, "kind": "backfill", "connection": "misu
         ("GET", "/buckets/BUCKET/documents?every=0", None, 400, "invalid_request"),
         ("PUT", f"/buckets/BUCKET/documents/{'x' * 251}", {}, 400, "invalid_request"),
         ("PUT", "/buckets/BUCKET/documents/x?expires_in_s=-1", {}, 400, "invalid_request"),
-        ("PUT", "/buckets/BUCKET/documents/x", "x" * 1_100_000, 400, "invalid_request"),
+        ("PUT", "/buckets/BUCKET/documents/x", "x" * 1_100_000, 413, "value_too_large"),
         ("PUT", "/buckets/BUCKET/documents/x", "x" * 4_200_000, 413, "value_too_large"),
         ("POST", "/streams", STREAM | {"bucket": "none"}, 404, "not_found"),
         ("POST", "/streams", STREAM | {"node": 2}, 404, "not_found"),

@@ -21,7 +21,15 @@ from confluent_kafka.admin import (
 )
 
 from coordinator import codec
-from coordinator.core.entities import BACKFILL, DROPPING, MAINTENANCE, PENDING, Bucket, Index
+from coordinator.core.entities import (
+    BACKFILL,
+    DROPPING,
+    MAINTENANCE,
+    PENDING,
+    Bucket,
+    Index,
+    Slice,
+)
 from coordinator.core.key_versions import ABSENT, BEGIN, END, UPSERT, unpack
 from coordinator.core.records import BucketSeen
 from coordinator.core.stream_records import (
@@ -43,6 +51,7 @@ from coordinator.kafka.topics import (
     topic_name,
 )
 from projector_sim.kv import KvStore
+from projector_sim.router import RECORD_BYTES_MAX
 from tests.integration.projectors import (
     BUCKET,
     VBUCKETS,
@@ -468,6 +477,31 @@ def test_what_kafka_refuses_ends_the_streams_and_nothing_comes_after_the_gap(
     limit_message_bytes(cluster, MESSAGE_BYTES_MAX)
     state.renew([life], vector=items.vector())
     items.agree(index, store)
+
+
+def test_a_mutation_whose_keys_fit_into_no_message_arrives(
+    state: State, store: Store, start: Start, beats: Beats, items: Items
+) -> None:
+    """Of each such document an indexer is sent more than 4 MiB."""
+    slices = (Slice(0, 1),)
+    many = [an_index(n, MAINTENANCE, slices=slices) for n in range(1, 1_051)]
+    for at in range(0, len(many), 100):
+        state.write(*many[at : at + 100])
+    projector = begin(state, start, beats)
+
+    def has_begun() -> bool:
+        items.poll()
+        return len(items.held[1, 1, 1].attached) == VBUCKETS
+
+    until("all vbuckets are streamed", has_begun)
+    store.load([(f"d{n}", {"city": str(n) * 4_000}) for n in range(3)])
+    store.load([("small", {"city": "Rome"})])
+    for index in (many[0], many[524], many[-1]):
+        items.agree(index, store)
+    assert any(record.continued for record in items.records)
+    assert max(len(record.items) for record in items.records) <= RECORD_BYTES_MAX
+    assert "begin anew" not in projector.said
+    assert projector.stop() < STOP_S
 
 
 def limit_message_bytes(cluster: Cluster, size: int) -> None:

@@ -343,6 +343,20 @@ def test_indexers_that_are_ahead_go_back_to_the_newest_timestamp_that_all_hold(
     assert (len(body["rows"]), body["consistency"]["number"]) == (18, 8)
 
 
+def test_of_several_timestamps_that_all_hold_the_newest_is_read(
+    fleet: Fleet, http: httpx.Client
+) -> None:
+    index = a_snapped_index(fleet)
+    for reading in fleet.readings.values():
+        reading.snap(8)
+    fleet.fill(index, [((n,), f"newest-{n}") for n in range(9)])
+    for number in (9, 10):
+        fleet.readings[1].snap(number)
+    fleet.readings[2].snap(9)
+    body = scan(http, index, consistency="consistent")
+    assert (len(body["rows"]), body["consistency"]["number"]) == (18, 8)
+
+
 def test_the_pages_of_a_consistent_scan_have_one_timestamp(
     fleet: Fleet, http: httpx.Client
 ) -> None:

@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from coordinator import codec
 from coordinator.core.entities import Setting
 from coordinator.core.stream_records import StreamBegin, Sync, Tick
+from coordinator.core.timestamp_progress import TimestampProgress
 from coordinator.embedded.broker import Broker
 from coordinator.kafka.topics import HW, STREAM_BEGIN, SYNC, TIMESTAMP_STATE, topic_name
 from schemas.registry import FOLDER, MAGIC, Registry, Schema, registry
@@ -205,6 +206,32 @@ def test_without_its_checkpoint_it_goes_on_where_the_state_stands(
     checked(topics.history())
     assert set(seqnos(topics.history()[-1])) == {7}
     assert len(topics.history()) == 2
+
+
+def test_a_batch_that_spark_hands_over_again_counts_once(
+    spark: SparkSession, topics: Topics, tmp_path: Path, read_halfway: Streams
+) -> None:
+    """As if it had been killed when the transaction was committed, and Spark had not noted it."""
+    read_through(spark, topics, tmp_path)
+    before = (outcome(topics), topics.progress(), batches(topics))
+    (generation,) = (tmp_path / "checkpoint").iterdir()
+    noted = sorted((generation / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+    assert len(noted) > 1
+    noted[-1].unlink()
+    read_through(spark, topics, tmp_path)
+    assert noted[-1].exists(), "Spark has handed it over again"
+    assert (outcome(topics), topics.progress(), batches(topics)) == before
+    read_halfway.sync(9)
+    topics.tick(NOW_MS + 10_000)
+    read_through(spark, topics, tmp_path)
+    assert len(batches(topics)) == len(before[2]) + 1
+    assert set(seqnos(topics.history()[-1])) == {9}
+
+
+def batches(topics: Topics) -> list[tuple[str, int]]:
+    """Return the batches that were counted, each as often as it was."""
+    kept = topics.read(TIMESTAMP_STATE)
+    return [(one.query, one.batch) for one in kept if isinstance(one, TimestampProgress)]
 
 
 def test_a_checkpoint_that_knows_more_than_the_state_is_left(

@@ -131,11 +131,12 @@ ONE_OF_EACH: list[Any] = [
     streams.StreamEnd("b", 1023, "maintenance", 1, 2**62, 9, 2**64 - 1, 2**63, "closed", 5),
     streams.ConnectionClosed("b", "maintenance", 1, 2**62, 10, "gone", 5),
     streams.Sync("b", 7, 1, 2**62, 3, 2**63, 2**64 - 1, 5),
-    streams.KeyVersions("b", "maintenance", 1, 2**62, 4, 3, (77, 78), (1, 2), b"items", 5),
+    streams.KeyVersions("b", "maintenance", 1, 2**62, 4, 3, (77, 78), (1, 2), b"items", 5, 3, True),
     streams.CatchUpRequested(1, 2, "b", (0, 7), U64, U64, 5),
     streams.FailoverLog("b", 7, (streams.FailoverBranch(2**64 - 1, 2**63),), 5),
     streams.HwHeartbeat(
-        1, 2, "b", (77,), U64, U64, 1, 2, 3, 4, (streams.BuildProgress(77, 1, b"\x01"),), 5
+        *(1, 2, "b", (77,), U64, U64, 1, 2, 3, 4, (streams.BuildProgress(77, 1, b"\x01"),), 5),
+        (streams.ConnectionRead(1, 2**62, (4, 0, 0, 17)),),
     ),
     streams.StabilityTimestamp("b", 4, U64, U64, 5),
     streams.ConsolidatedStability((streams.StabilityTimestamp("b", 4, U64, U64, 5),)),
@@ -178,6 +179,7 @@ def test_every_record_of_the_core_has_a_schema_and_a_converter() -> None:
     nested |= {"Member", "IndexerInfo", "ProjectorInfo", "Source", "FailoverBranch"}
     nested |= {"BucketCurrent", "StreamOwner", "SnapshotInfo", "SnapshotEntry", "RecordedOutcome"}
     nested |= {"BucketSeen", "BackfillProgress", "BuildProgress", "StreamAwaited", "NextOffset"}
+    nested |= {"ConnectionRead"}
     of_their_own = set(registry().current) - nested - {"DdlCommand"}
     assert {kind.__name__ for kind in codec.TO_AVRO} == of_their_own
     assert set(codec.FROM_AVRO) == of_their_own

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import resource
+import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rocksdict import WriteBatch
 
 from coordinator import codec
 from coordinator.core.collation import EVERYTHING
@@ -29,15 +32,22 @@ from coordinator.core.key_versions import (
 from coordinator.core.stream_records import (
     BACKFILL,
     MAINTENANCE,
+    NOT_SAID,
+    ConnectionRead,
     ConsolidatedStability,
     KeyVersions,
     StabilityTimestamp,
     Sync,
 )
 from coordinator.core.vectors import Vector
+from coordinator.threads import Threads
+from indexer_sim import bucket
 from indexer_sim.applier import Applier
+from indexer_sim.entries import INDEX_KEY, OFFSET, OLD_OFFSET_VALUE, PLACE_KEY, STATE, State
 from indexer_sim.mutations import (
+    ITEM_BYTES,
     Delivery,
+    Follows,
     Lost,
     MutationQueue,
     Position,
@@ -47,7 +57,7 @@ from indexer_sim.mutations import (
 from indexer_sim.reading import StorageReading
 from indexer_sim.scan_api import ScanRefused, Wanted
 from indexer_sim.storage import Storage
-from indexer_sim.tracking import Tracker
+from indexer_sim.tracking import Change, Tracker
 
 BRANCH = 9
 ENDS = {0: 100, 1: 100, 2: 100, 3: 100}
@@ -60,10 +70,14 @@ def record(
     build: int = 1,
     index_id: int = 1,
     bucket: str = "b",
+    ordinal: int = 0,
+    previous: int = NOT_SAID,
 ) -> bytes:
     raw = b"".join(map(pack, items))
     return codec.encode(
-        KeyVersions(bucket, kind, 1, connection, 0, 1, (index_id,), (build,), raw, 0)
+        KeyVersions(
+            *(bucket, kind, 1, connection, ordinal, 1, (index_id,), (build,), raw, 0, previous)
+        )
     )
 
 
@@ -84,8 +98,10 @@ class Bench:
         self.storage.allocate("b", 1, frozenset({0, 1}), b"", ENDS)
         self.complaints: list[str] = []
         self.news = 0
+        self.buried: list[tuple[int, str]] = []
         self.applier = Applier(
-            self.storage, MutationQueue(), self.hear, self.complain, lambda _: None, 3_600
+            *(self.storage, MutationQueue(), self.hear, self.complain, lambda _: None),
+            *(self.bury, 3_600, Threads(lambda: None)),
         )
         self.offset = 100
 
@@ -94,6 +110,9 @@ class Bench:
 
     def complain(self, about: str, message: str) -> None:
         self.complaints.append(f"{about}: {message}")
+
+    def bury(self, one: Delivery, reason: str) -> None:
+        self.buried.append((one.offset, reason))
 
     def delivery(self, raw: bytes, offset: int | None = None) -> Queued:
         """Return a record as it is read; without an offset, it is the next one."""
@@ -220,15 +239,53 @@ def test_a_newer_build_begins_from_nothing_in_the_middle_of_a_batch(bench: Bench
     assert bench.news
 
 
-def test_lost_messages_leave_gaps_and_what_was_being_built_is_another_shard(bench: Bench) -> None:
+def test_lost_messages_leave_gaps_and_what_is_held_stays(bench: Bench) -> None:
     bench.built()
-    bench.storage.allocate("b", 2, frozenset({0}), b"")
+    bench.feed(record(MAINTENANCE, upsert(1, b"x")))
     shards = bench.storage.shards
     bench.applier.take([Queued(0, Lost("b", {0: 500}))])
     assert bench.bucket.published.gaps == (0,)
     assert bench.bucket.offsets == {**ENDS, 0: 500}
-    assert bench.storage.shards[1] == shards[1]
-    assert bench.storage.shards[2] != shards[2]
+    assert bench.storage.shards == shards
+    assert bench.documents() == [b"x"]
+    bench.bucket.load()
+    assert bench.bucket.published.gaps == (0,)
+
+
+def test_the_leader_of_what_lies_before_an_offset_is_known_after_a_restart(bench: Bench) -> None:
+    bench.built()
+    bench.applier.take([Queued(0, Follows("topic")), Queued(0, Position(3, 120, 5))])
+    raw = record(MAINTENANCE, upsert(1, b"x"))
+    bench.applier.take([Queued(0, Delivery(0, bench.offset, *read_record(raw), epoch=7))])
+    assert (bench.bucket.topic, bench.bucket.epochs) == ("topic", {3: 5, 0: 7})
+    bench.applier._write_positions()
+    bench.bucket.load()
+    assert (bench.bucket.topic, bench.bucket.epochs) == ("topic", {3: 5, 0: 7})
+    bench.applier.take([Queued(0, Lost("b", {0: 90}, "another"))])
+    bench.bucket.load()
+    assert (bench.bucket.topic, bench.bucket.epochs) == ("another", {3: 5})
+    assert bench.bucket.offsets[0] == 90
+
+
+def test_an_offset_of_a_folder_without_leaders_is_taken_as_it_is(bench: Bench) -> None:
+    batch = WriteBatch(raw_mode=True)
+    batch.put(OFFSET + PLACE_KEY.pack(2), OLD_OFFSET_VALUE.pack(77))
+    batch.put(STATE + INDEX_KEY.pack(1), struct.pack(">q??", 4, True, True))
+    bench.bucket.database.write(batch, sync=False)
+    bench.bucket.load()
+    assert (bench.bucket.offsets[2], bench.bucket.epochs) == (77, {})
+    assert bench.bucket.published.states[1] == State(4, complete=True)
+
+
+def test_how_far_connections_are_here_survives_a_restart(bench: Bench) -> None:
+    bench.built()
+    bench.feed(record(MAINTENANCE, upsert(1, b"x"), ordinal=7, previous=0))
+    told = bench.bucket.published.read
+    assert told == (ConnectionRead(1, 1, (7, 0, 0, 0)),)
+    bench.bucket.load()
+    assert bench.bucket.published.read == told
+    bench.feed(record(MAINTENANCE, upsert(2, b"y"), ordinal=9, previous=8))
+    assert bench.bucket.published.gaps == (0,)
 
 
 def test_a_full_disk_delays_what_is_applied_and_nothing_is_lost(bench: Bench) -> None:
@@ -246,6 +303,37 @@ def test_a_full_disk_delays_what_is_applied_and_nothing_is_lost(bench: Bench) ->
     assert not worker.is_alive()
     assert bench.documents() == [b"x", b"y"]
     assert bench.bucket.offsets[0] == bench.offset
+
+
+class Poisonous(Tracker):
+    """It cannot take what is about the document `poison`, and only notices half-way."""
+
+    def take(self, record: Any, items: Iterable[Item], partition: int = 0) -> list[Change]:
+        found = super().take(record, items, partition)
+        if any(item.document == b"poison" for item in items):
+            raise RecursionError("too deep")
+        return found
+
+
+def test_a_record_that_cannot_be_applied_is_buried_and_the_others_are_applied(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bucket, "Tracker", Poisonous)
+    bench.built()
+    bench.bucket.load()
+    assert isinstance(bench.bucket.tracker, Poisonous)
+    bench.feed(
+        record(MAINTENANCE, upsert(1, b"a"), ordinal=3, previous=0),
+        record(MAINTENANCE, upsert(2, b"poison"), ordinal=4, previous=3),
+        record(MAINTENANCE, upsert(3, b"b"), ordinal=5, previous=4),
+    )
+    assert bench.buried == [(103, "RecursionError: too deep")]
+    assert bench.documents() == [b"a", b"b"]
+    place = bench.bucket.tracker.places[0]
+    assert (place.seqno, bench.bucket.published.gaps) == (1, (0,)), "it is asked for again"
+    assert bench.bucket.offsets[0] == bench.offset
+    bench.feed(record(MAINTENANCE, upsert(4, b"poison"), ordinal=6, previous=5))
+    assert bench.bucket.offsets[0] == bench.offset, "the last one counts as read, too"
 
 
 def test_an_index_that_is_released_while_the_disk_is_full_stays_released(bench: Bench) -> None:
@@ -330,7 +418,7 @@ def test_another_record_is_none_of_mutations() -> None:
 
 def test_a_queue_is_full_until_something_is_taken() -> None:
     queue = MutationQueue(items_max=3)
-    one = Queued(0, Delivery(0, 1, None, [upsert(1, b"x")] * 2))  # type: ignore[arg-type]
+    one = Queued(0, Delivery(0, 1, *read_record(record(MAINTENANCE, *[upsert(1, b"x")] * 2))))
     assert queue.put([one], 0)
     assert queue.put([one], 0)
     assert (queue.waiting, queue.free) == (4, 0)
@@ -340,6 +428,13 @@ def test_a_queue_is_full_until_something_is_taken() -> None:
     assert queue.put([one], 0)
     assert queue.take(100, 0) == [one, one]
     assert queue.take(100, 0) == []
+
+
+def test_large_items_fill_the_queue_as_several_small_ones_do() -> None:
+    queue = MutationQueue(items_max=20)
+    large = read_record(record(MAINTENANCE, upsert(1, b"x", b"k" * 30 * ITEM_BYTES)))
+    assert queue.put([Queued(0, Delivery(0, 1, *large))], 0)
+    assert queue.free == 0
 
 
 def test_positions_of_a_partition_that_follow_one_another_are_one() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -19,9 +19,28 @@ from coordinator.core.key_versions import (
     attach,
     begin,
 )
-from coordinator.core.stream_records import BACKFILL, CATCHUP, MAINTENANCE, KeyVersions
+from coordinator.core.stream_records import (
+    BACKFILL,
+    CATCHUP,
+    MAINTENANCE,
+    NOT_SAID,
+    ConnectionRead,
+    KeyVersions,
+)
+from indexer_sim import tracking
 from indexer_sim.entries import State
-from indexer_sim.tracking import BRANCHED, GAP, NEVER, WHOLE, Change, Mark, Place, Tracker
+from indexer_sim.tracking import (
+    BRANCHED,
+    GAP,
+    LOST,
+    NEVER,
+    WHOLE,
+    Chain,
+    Change,
+    Mark,
+    Place,
+    Tracker,
+)
 from tests.conftest import PROFILE
 
 BRANCH = 77
@@ -45,9 +64,13 @@ def record(
     builds: dict[int, int],
     *items: Item,
     projector: int = 1,
+    ordinal: int = 0,
+    previous: int = NOT_SAID,
+    continued: bool = False,
 ) -> Record:
     head = KeyVersions(
-        "b", kind, projector, connection, 0, number, tuple(builds), tuple(builds.values()), b"", 0
+        *("b", kind, projector, connection, ordinal, number),
+        *(tuple(builds), tuple(builds.values()), b"", 0, previous, continued),
     )
     return Record(head, items)
 
@@ -81,7 +104,7 @@ class Entries:
 
 def restored(tracker: Tracker) -> Tracker:
     """Return the tracker that a restart makes of what was written."""
-    made = Tracker(tracker.vbuckets)
+    made = Tracker(tracker.vbuckets, tracker.partitions)
     for index_id, tracked in tracker.indexes.items():
         made.hold(index_id)
         made.load_state(index_id, State(*tracked.state), tracked.tombstones)
@@ -89,6 +112,8 @@ def restored(tracker: Tracker) -> Tracker:
             made.load_mark(index_id, vbucket, Mark.unpack(mark.pack()))
     for vbucket, place in tracker.places.items():
         made.load_place(vbucket, Place.unpack(place.pack()))
+    for (partition, connection), chain in tracker.chains.items():
+        made.load_chain(partition, connection, Chain(*chain))
     return made
 
 
@@ -98,21 +123,14 @@ class Indexer:
     def __init__(self, *indexes: int, vbuckets: int = VBUCKETS) -> None:
         self.tracker = Tracker(vbuckets)
         self.entries = Entries()
-        self.renewed: set[int] = set()
-        """What lost its storage, and must be built again."""
         for index_id in indexes:
             self.tracker.hold(index_id)
 
-    def take(self, message: Record) -> None:
+    def take(self, message: Record, partition: int = 0) -> None:
         for index_id, build in self.tracker.newer_builds(message.head).items():
             self.tracker.begin_build(index_id, build)
             self.entries.forget(index_id)
-        self.entries.apply(self.tracker.take(message.head, message.items))
-        for index_id in list(self.tracker.amiss):
-            self.tracker.forget(index_id)
-            self.tracker.hold(index_id)
-            self.entries.forget(index_id)
-            self.renewed.add(index_id)
+        self.entries.apply(self.tracker.take(message.head, message.items, partition))
         for index_id in self.tracker.swept():
             self.entries.sweep(index_id)
 
@@ -259,6 +277,7 @@ def test_an_index_that_an_owner_forgot_is_caught_up_before_it_is_complete_again(
     indexer.take(maintenance(upsert(3, b"x", b"k3")))
     indexer.take(maintenance(begin(0, 3, BRANCH, []), connection=2, number=2))
     assert not indexer.complete(1)
+    assert indexer.tracker.done_bits(1) == b"\0", "so its projector learns of it"
     indexer.take(maintenance(Item(SYNC, 0, 6), connection=2, number=2))
     indexer.take(maintenance(attach(0, 6, BRANCH, 0), connection=2, number=2))
     place = indexer.tracker.places[0]
@@ -271,7 +290,7 @@ def test_an_index_that_an_owner_forgot_is_caught_up_before_it_is_complete_again(
 def test_what_was_sent_while_messages_were_lost_is_caught_up() -> None:
     indexer = built()
     indexer.take(maintenance(upsert(3, b"x", b"k3")))
-    assert indexer.tracker.lose() == set()
+    indexer.tracker.lose([0])
     assert indexer.tracker.gaps() == [0]
     unheard = maintenance(upsert(8, b"y", b"k"), connection=5, number=4)
     indexer.take(unheard)
@@ -284,7 +303,7 @@ def test_what_was_sent_while_messages_were_lost_is_caught_up() -> None:
 
 def test_an_idle_vbucket_that_was_caught_up_takes_whoever_sends_next() -> None:
     indexer = built()
-    indexer.tracker.lose()
+    indexer.tracker.lose([0])
     indexer.take(catchup(begin(0, 0, BRANCH, [0]), upsert(5, b"x", b"k"), Item(END, 0, 7)))
     assert indexer.tracker.gaps() == []
     indexer.take(maintenance(upsert(8, b"y", b"k"), connection=5, number=4))
@@ -336,9 +355,20 @@ def test_a_catch_up_that_began_before_there_was_a_gap_brings_nothing() -> None:
     assert indexer.tracker.gaps() == [0]
 
 
+def test_what_a_catch_up_brings_from_below_the_high_watermark_does_not_come_back() -> None:
+    """It may have been read before what has taken it back, and that has left no tombstone."""
+    indexer = built()
+    indexer.take(maintenance(upsert(3, b"x", b"k"), absent(5, b"x")))
+    indexer.take(maintenance(begin(0, 8, BRANCH, [0]), connection=2, number=2))
+    items = (begin(0, 2, BRANCH, [0]), upsert(3, b"x", b"k"), upsert(6, b"y", b"k"))
+    indexer.take(catchup(*items, Item(END, 0, 8)))
+    assert indexer.tracker.gaps() == []
+    assert indexer.entries.held.keys() == {(1, b"y")}
+
+
 def test_messages_that_are_lost_are_caught_up_to_where_the_owner_is_heard_again() -> None:
     indexer = built()
-    indexer.tracker.lose()
+    indexer.tracker.lose([0])
     indexer.take(maintenance(upsert(8, b"y", b"k"), connection=5, number=4))
     indexer.take(catchup(begin(0, 0, BRANCH, [0]), Item(END, 0, 6)))
     assert indexer.tracker.gaps() == [0]
@@ -369,33 +399,12 @@ def test_an_index_that_is_attached_below_the_high_watermark_takes_it_back() -> N
     assert indexer.entries.held == {(2, b"x"): (3, 0, b"k")}
 
 
-def test_an_index_whose_attachment_was_lost_begins_anew() -> None:
-    indexer = Indexer(1, vbuckets=2)
-    indexer.take(maintenance(begin(0, 0, BRANCH, [0]), begin(1, 0, BRANCH, [0])))
-    indexer.take(maintenance(attach(0, 0, BRANCH, 0), builds={1: 2}))
-    assert not indexer.renewed
-    indexer.take(maintenance(upsert(1, b"x", b"k", vbucket=1), builds={1: 2}))
-    assert indexer.renewed == {1}
-    assert indexer.tracker.indexes[1].state.build == 0
-
-
-def test_a_catch_up_tells_of_an_attachment_that_was_lost_where_nothing_is_written() -> None:
-    indexer = Indexer(1, vbuckets=2)
-    indexer.take(maintenance(begin(0, 0, BRANCH, [0]), begin(1, 0, BRANCH, [0])))
-    indexer.take(maintenance(attach(0, 0, BRANCH, 0), builds={1: 2}))
-    indexer.take(record(CATCHUP, 9, 1, {1: 2}, begin(0, 0, BRANCH, [0])))
-    assert not indexer.renewed
-    indexer.take(record(CATCHUP, 9, 1, {1: 2}, begin(1, 0, BRANCH, [0])))
-    assert indexer.renewed == {1}
-
-
 def test_storage_that_is_new_takes_no_notice_of_a_build_that_began_before_it() -> None:
     indexer = Indexer(*INDEXES, vbuckets=1)
     both = {1: 1, 2: 1}
     indexer.take(maintenance(begin(0, 0, BRANCH, [0])))
     for seqno in (1, 2):
         indexer.take(maintenance(upsert(seqno, b"x", b"k", place=1), builds=both))
-    assert not indexer.renewed
     assert not indexer.entries.held
 
 
@@ -414,13 +423,195 @@ def test_a_build_ends_though_a_stream_began_anew_below_where_it_was_attached() -
 
 def test_who_holds_nothing_misses_nothing() -> None:
     indexer = built()
-    indexer.tracker.lose()
+    indexer.tracker.lose([0])
     indexer.tracker.forget(1)
     indexer.tracker.hold(1)
     assert indexer.tracker.gaps() == []
     indexer.take(maintenance(attach(0, 8, BRANCH, 0), connection=5, number=4, builds={1: 2}))
     place = indexer.tracker.places[0]
     assert (place.condition, place.seqno, place.owner) == (WHOLE, 8, (1, 5))
+
+
+# -- records that are missing --------------------------------------------------------------------
+
+
+def linked(
+    ordinal: int,
+    previous: int,
+    *items: Item,
+    kind: str = MAINTENANCE,
+    connection: int = 1,
+    number: int = 1,
+    **more: Any,
+) -> Record:
+    """Return a record that names the one before it."""
+    links = {"ordinal": ordinal, "previous": previous}
+    return record(kind, connection, number, ONE, *items, **links, **more)
+
+
+def linked_and_built(vbuckets: int = 1, partitions: int = 1) -> Indexer:
+    """Return an indexer that has all of index 1, by records that are linked."""
+    indexer = Indexer(1, vbuckets=vbuckets)
+    indexer.tracker.partitions = partitions
+    everywhere = range(vbuckets)
+    for partition in range(partitions):
+        here = [v for v in everywhere if v % partitions == partition]
+        begins = [begin(v, 0, BRANCH, [0]) for v in here]
+        ends = [Item(END, v, 0) for v in here]
+        indexer.take(linked(1, 0, *begins), partition)
+        indexer.take(linked(1, 0, *begins, *ends, kind=BACKFILL, connection=2), partition)
+    assert indexer.complete(1)
+    return indexer
+
+
+def conditions(indexer: Indexer) -> list[int]:
+    return [place.condition for _, place in sorted(indexer.tracker.places.items())]
+
+
+def test_a_record_that_is_missing_holds_the_high_watermark_back_until_it_is_caught_up() -> None:
+    indexer = linked_and_built()
+    indexer.take(linked(3, 1, upsert(2, b"x", b"k")))
+    indexer.take(linked(9, 5, upsert(6, b"y", b"k")))
+    place = indexer.tracker.places[0]
+    assert (place.condition, place.seqno, place.begun) == (GAP, 2, 5)
+    again = (begin(0, 2, BRANCH, [0]), absent(4, b"x"), Item(END, 0, 6))
+    indexer.take(linked(1, 0, *again, kind=CATCHUP, connection=8))
+    assert (place.condition, place.seqno) == (WHOLE, 6)
+    assert indexer.entries.held.keys() == {(1, b"y")}
+    indexer.take(linked(12, 9, Item(SYNC, 0, 7)))
+    assert (place.condition, place.seqno) == (WHOLE, 7)
+
+
+def test_a_record_of_no_items_tells_that_one_is_missing_where_nothing_is_written() -> None:
+    indexer = linked_and_built()
+    indexer.take(linked(7, 6))
+    assert conditions(indexer) == [LOST]
+    assert indexer.tracker.gaps() == [0]
+
+
+def test_where_the_begin_of_a_connection_is_missing_it_is_the_owner_and_is_caught_up() -> None:
+    indexer = linked_and_built()
+    indexer.take(linked(4, 3, upsert(8, b"y", b"k"), connection=5, number=2))
+    place = indexer.tracker.places[0]
+    assert (place.condition, place.owner, place.seqno) == (GAP, (1, 5), 0)
+
+
+def test_what_is_missing_of_a_superseded_connection_is_not_missed() -> None:
+    indexer = linked_and_built()
+    indexer.take(linked(1, 0, begin(0, 0, BRANCH, [0]), connection=5, number=2))
+    indexer.take(linked(8, 7, upsert(3, b"y", b"k")))
+    assert conditions(indexer) == [WHOLE]
+
+
+def test_what_is_missing_in_one_partition_leaves_the_others_whole() -> None:
+    indexer = linked_and_built(vbuckets=4, partitions=2)
+    indexer.take(linked(9, 8), 1)
+    assert conditions(indexer) == [WHOLE, LOST, WHOLE, LOST]
+    indexer.tracker.lose([0])
+    assert conditions(indexer) == [LOST] * 4
+
+
+def test_a_backfill_of_which_a_record_is_missing_does_not_end() -> None:
+    indexer = Indexer(1, vbuckets=1)
+    indexer.take(linked(1, 0, begin(0, 5, BRANCH, [0])))
+    indexer.take(linked(1, 0, begin(0, 0, BRANCH, [0]), kind=BACKFILL, connection=2))
+    indexer.take(linked(3, 2, Item(END, 0, 5), kind=BACKFILL, connection=2))
+    assert not indexer.complete(1)
+    assert indexer.tracker.done_bits(1) == b"\0"
+
+
+def test_a_catch_up_of_which_a_record_is_missing_does_not_end() -> None:
+    indexer = linked_and_built()
+    indexer.take(linked(9, 5, Item(SYNC, 0, 6)))
+    indexer.take(linked(1, 0, begin(0, 0, BRANCH, [0]), kind=CATCHUP, connection=8))
+    indexer.take(linked(3, 2, Item(END, 0, 6), kind=CATCHUP, connection=8))
+    assert conditions(indexer) == [GAP]
+
+
+@pytest.mark.parametrize("kind", [BACKFILL, CATCHUP])
+def test_a_stream_that_was_cut_off_by_a_loss_does_not_end(kind: str) -> None:
+    indexer = linked_and_built() if kind == CATCHUP else Indexer(1, vbuckets=1)
+    indexer.take(linked(9, 1 if kind == CATCHUP else 0, begin(0, 5, BRANCH, [0])))
+    indexer.take(linked(1, 0, begin(0, 0, BRANCH, [0]), kind=kind, connection=8))
+    indexer.tracker.lose([0])
+    # By a projector that does not link its records: nothing but the loss itself tells.
+    indexer.take(record(kind, 8, 1, ONE, Item(END, 0, 9)))
+    assert conditions(indexer) == [LOST]
+    assert indexer.complete(1) == (kind == CATCHUP)
+
+
+def test_a_record_that_comes_twice_counts_once() -> None:
+    indexer = linked_and_built()
+    for _ in range(2):
+        indexer.take(linked(3, 1, upsert(2, b"x", b"k")))
+    indexer.take(linked(4, 3, absent(3, b"x")))
+    indexer.take(linked(3, 1, upsert(2, b"x", b"k")))
+    assert conditions(indexer) == [WHOLE]
+    assert not indexer.entries.held
+
+
+def test_a_loss_does_not_take_back_what_is_complete() -> None:
+    indexer = linked_and_built()
+    indexer.tracker.lose([0])
+    assert indexer.complete(1)
+    assert indexer.tracker.done_bits(1) == b"\1"
+
+
+def test_it_is_told_how_far_each_maintenance_connection_is_here() -> None:
+    indexer = linked_and_built(vbuckets=4, partitions=2)
+    indexer.take(linked(9, 1), 1)
+    assert indexer.tracker.read() == (ConnectionRead(1, 1, (1, 9)),)
+    indexer.take(linked(4, 0, connection=7, number=2), 0)
+    told = (ConnectionRead(1, 1, (0, 9)), ConnectionRead(1, 7, (4, 0)))
+    assert indexer.tracker.read() == told
+    assert restored(indexer.tracker).read() == told
+
+
+def test_no_more_connections_are_followed_than_the_bound_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tracking, "CHAINS_MAX", 3)
+    indexer = linked_and_built()
+    for connection in range(10, 15):
+        indexer.take(linked(1, 0, kind=CATCHUP, connection=connection))
+        indexer.take(linked(connection, connection - 1 if connection > 10 else 1))
+    kept = [connection for _, (_, connection) in indexer.tracker.chains]
+    assert len(kept) == 3
+    assert 1 in kept, "who was heard last stays"
+
+
+# -- seqnos with more items than a record holds --------------------------------------------------
+
+
+def test_a_seqno_counts_with_its_last_part() -> None:
+    indexer = Indexer(*INDEXES, vbuckets=1)
+    both = {1: 1, 2: 1}
+    indexer.take(maintenance(begin(0, 0, BRANCH, [0, 1]), builds=both))
+    indexer.take(backfill(begin(0, 0, BRANCH, [0, 1]), Item(END, 0, 0), builds=both))
+    place = indexer.tracker.places[0]
+    first = (upsert(1, b"w", b"k"), upsert(5, b"x", b"k"))
+    indexer.take(record(MAINTENANCE, 1, 1, both, *first, continued=True))
+    assert (place.seqno, place.reached) == (4, 4)
+    indexer.take(record(MAINTENANCE, 1, 1, both, upsert(5, b"x", b"k", place=1)))
+    assert (place.seqno, place.reached) == (5, 5)
+    assert {(1, b"x"), (2, b"x")} <= indexer.entries.held.keys()
+
+
+def test_after_a_restart_a_part_of_a_seqno_cannot_be_told_from_the_moment_before_it() -> None:
+    indexer = linked_and_built()
+    indexer.take(linked(3, 1, Item(SYNC, 0, 4)))
+    indexer.take(linked(4, 3, upsert(5, b"x", b"k"), continued=True))
+    assert indexer.tracker.places[0].floor < 4, "what came can be taken back"
+    again = restored(indexer.tracker).places[0]
+    assert (again.seqno, again.floor) == (4, 5)
+
+
+def test_a_seqno_of_which_a_part_is_missing_is_caught_up() -> None:
+    indexer = linked_and_built()
+    indexer.take(linked(3, 1, upsert(5, b"x", b"k"), continued=True))
+    indexer.take(linked(7, 6, Item(SYNC, 0, 9)))
+    place = indexer.tracker.places[0]
+    assert (place.condition, place.seqno) == (GAP, 4)
 
 
 # -- everything at once --------------------------------------------------------------------------
@@ -475,12 +666,18 @@ class Connection:
         self.builds = dict(builds)
         self.at = dict(starts)
         self.until = {v: max(world.store.high[v], s) for v, s in starts.items()}
+        self.ordinal = 0
         self.pending: dict[int, list[tuple[int, bytes, int]]] = {v: [] for v in starts}
         self.ends: dict[int, int] = dict(starts)
         self.begun: set[int] = set()
 
     def send(self, *items: Item) -> None:
-        message = record(self.kind, self.connection, self.number, self.builds, *items)
+        self.ordinal += 1
+        message = record(
+            *(self.kind, self.connection, self.number, self.builds, *items),
+            ordinal=self.ordinal,
+            previous=self.ordinal - 1,
+        )
         self.world.log.append(message)
 
     def step(self, vbucket: int, count: int) -> None:
@@ -646,6 +843,8 @@ class World:
             for _ in range(4):
                 for vbucket in range(VBUCKETS):
                     connection.step(vbucket, 100)
+        if self.live is not None and self.live.begun:
+            self.live.send()
         while self.log:
             self.indexer.take(self.log.pop(0))
             self.check()
@@ -653,11 +852,22 @@ class World:
     def restart(self, _: int, __: int) -> None:
         self.indexer.tracker = restored(self.indexer.tracker)
 
-    def lose(self, a: int, _: int) -> None:
-        """The log is cut off ahead of the indexer; what was being built must begin anew."""
-        del self.log[: 1 + a % 8]
-        for index_id in self.indexer.tracker.lose():
-            self.drop(INDEXES.index(index_id), 0)
+    def lose(self, a: int, b: int) -> None:
+        """Some of the log is gone: ahead of the indexer, which is told, or anywhere, unheard."""
+        at = 0 if b % 2 else b % (1 + len(self.log))
+        del self.log[at : at + 1 + a % 8]
+        if b % 2:
+            self.indexer.tracker.lose([0])
+
+    def send_again(self) -> None:
+        """What the indexer lacks of a build, though it has read everything, is attached again."""
+        live, tracker = self.live, self.indexer.tracker
+        if self.log or live is None:
+            return
+        for index_id in INDEXES:
+            tracked = tracker.indexes[index_id]
+            if not tracked.state.complete or tracked.state.build != self.builds[index_id]:
+                live.attach(index_id, self.builds[index_id])
 
     # What must hold.
 
@@ -682,9 +892,9 @@ class World:
         """Let everything come to its end: then all is built, caught up and the same."""
         self.renew(0, 0)
         for round_number in range(12):
-            for index_id in self.indexer.renewed | (set(INDEXES) - self.builds.keys()):
-                self.indexer.renewed.discard(index_id)
+            for index_id in set(INDEXES) - self.builds.keys():
                 self.build(INDEXES.index(index_id), 0)
+            self.send_again()
             if round_number in (1, 4, 8):
                 self.backfill(3, 0)
             self.calm(0, 0)

@@ -11,11 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from projector_sim import frames
+from projector_sim import frames, kv_documents
 from projector_sim.bucket import Bucket, make_bucket
 from projector_sim.failover import Branch
 from projector_sim.frames import Decoder, Reason
-from projector_sim.kv_documents import LINE_BYTES_MAX, Loader, dump
+from projector_sim.kv_documents import (
+    DEPTH_MAX,
+    DOCUMENT_BYTES_MAX,
+    ERRORS_MAX,
+    LINE_BYTES_MAX,
+    DocumentError,
+    Loader,
+    dump,
+    loads,
+)
 from projector_sim.kv_faults import Faults
 from projector_sim.layout import Change
 from projector_sim.tail import Tail
@@ -164,6 +173,94 @@ def test_a_load_does_the_same_wherever_it_is_cut(bucket: Bucket) -> None:
         assert [error["line"] for error in loaded.errors] == [4]
         assert {m.key: m.value for m in bucket.documents()} == {b"b": '"ü"'.encode()}
         assert bucket.count() == 1
+
+
+def nested(depth: int, inner: str = "") -> str:
+    return "[" * depth + inner + "]" * depth
+
+
+def test_a_document_that_cannot_be_kept_is_refused_and_its_neighbours_are_written(
+    bucket: Bucket,
+) -> None:
+    documents = {
+        "too_deep": (nested(DEPTH_MAX + 1), nested(300), nested(2_000), nested(1_020, "1" * 20)),
+        "number_out_of_range": (
+            str(2**64),
+            str(-(2**63) - 1),
+            "9" * 5_000,
+            "1e400",
+            f'{{"a":[{{"b":{2**64}}}]}}',
+            nested(200, str(2**64)),
+            f"[0.{'1' * 30},{2**65}]",
+            f'{{"{"7" * 20}":"-{"8" * 19}","x":{-(2**80)}}}',
+        ),
+        "invalid_json": ("nonsense", '"\\ud800"'),
+        "value_too_large": (json.dumps("x" * DOCUMENT_BYTES_MAX),),
+    }
+    wrong = [(code, text) for code, texts in documents.items() for text in texts]
+    lines, codes = [], {}
+    for number, (code, text) in enumerate(wrong):
+        lines += [f'{{"id":"w{number}","doc":{text}}}', f'{{"id":"g{number}","doc":{number}}}']
+        codes[2 * number + 1] = code
+    loader = Loader(bucket, 0)
+    loader.feed("\n".join(lines).encode())
+    loaded = loader.finish()
+    assert (loaded.written, loaded.failed) == (len(wrong), len(wrong))
+    assert {m.key for m in bucket.documents()} == {b"g%d" % n for n in range(len(wrong))}
+    told = [(error["line"], error["code"]) for error in loaded.errors]
+    assert told == list(codes.items())[:ERRORS_MAX]
+    for _, text in wrong:
+        with pytest.raises(DocumentError):
+            kv_documents.packed(loads(text.encode()))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        nested(DEPTH_MAX),
+        str(2**64 - 1),
+        str(-(2**63)),
+        f'{{"text":"{"1" * 40}","-{"2" * 30}":1700000000000000000}}',
+        f"[0.{'1' * 30},1e{'0' * 25}5,-0.{'0' * 25}1,123456789012345678]",
+        "1e30",
+        "-1.5e300",
+    ],
+)
+def test_what_can_be_kept_is_kept_as_it_is(text: str) -> None:
+    assert json.loads(kv_documents.packed(loads(text.encode()))) == json.loads(text)
+
+
+@given(
+    value=st.integers(-(2**70), 2**70),
+    before=st.text(alphabet='0123456789.-ex "\\[', max_size=40),
+    width=st.integers(0, 20),
+)
+def test_an_integer_is_kept_exactly_or_refused_wherever_it_stands(
+    value: int, before: str, width: int
+) -> None:
+    text = json.dumps({"s": before, "p": "x" * width, "n": [value]}).encode()
+    if -(2**63) <= value < 2**64:
+        (kept,) = loads(text)["n"]
+        assert (type(kept), kept) == (int, value)
+    else:
+        with pytest.raises(DocumentError, match="does not fit"):
+            loads(text)
+
+
+def test_a_line_that_fails_in_a_way_nobody_thought_of_stops_no_other(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def odd(text: str) -> bytes:
+        if text == "odd":
+            raise RuntimeError("nobody knows")
+        return text.encode()
+
+    monkeypatch.setattr(kv_documents, "document_key", odd)
+    loader = Loader(bucket, 0)
+    loader.feed(b'{"id":"odd","doc":1}\n{"id":"a","doc":1}\n')
+    loaded = loader.finish()
+    assert (loaded.written, loaded.failed) == (1, 1)
+    assert "nobody knows" in loaded.errors[0]["message"]
 
 
 def test_a_line_that_never_ends_is_not_kept(bucket: Bucket) -> None:

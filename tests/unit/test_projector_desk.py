@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import count
+from itertools import count, pairwise
 from typing import Any
 
 import pytest
@@ -23,11 +23,19 @@ from coordinator.core.entities import (
     Stream,
 )
 from coordinator.core.records import BucketSeen, StreamAwaited
-from coordinator.core.stream_records import BuildProgress, CatchUpRequested, HwHeartbeat
+from coordinator.core.stream_records import (
+    BuildProgress,
+    CatchUpRequested,
+    ConnectionRead,
+    HwHeartbeat,
+)
 from coordinator.core.vectors import Vector
 from projector_sim.projector import (
+    AGAIN_MS,
+    AGAIN_MS_MAX,
     BEGIN_TIMEOUT_MS,
     LISTEN_MS,
+    LOOK_MS,
     PAUSE_MS,
     Action,
     Carry,
@@ -36,6 +44,7 @@ from projector_sim.projector import (
     KvBucket,
     MakeBucket,
     Open,
+    Probe,
 )
 from projector_sim.runs import Run
 
@@ -118,11 +127,28 @@ class Given:
             run.ended[vbucket] = 0
             run.done.append(vbucket)
 
-    def hw(self, indexer: int, done: int, build: int = 1) -> None:
-        """An indexer says of index 1 which vbuckets it has: bits."""
+    def hw(self, indexer: int, done: int, build: int = 1, read: int = 0) -> None:
+        """An indexer says of index 1 which vbuckets it has: bits; and how far it has read."""
         progress = (BuildProgress(1, build, bytes([done])),)
-        record = HwHeartbeat(indexer, 3, "b", (1,), b"", b"", 0, 0, 0, 0, progress, 1)
+        connection = self.desk.maintenance["b"].connection if "b" in self.desk.maintenance else 0
+        reads = (ConnectionRead(ME, connection, (read, read)),)
+        record = HwHeartbeat(indexer, 3, "b", (1,), b"", b"", 0, 0, 0, 0, progress, 1, reads)
         self.desk.hear(record)
+
+    def sent(self, *indexes: Index) -> Run:
+        """Return maintenance of which everything was sent, up to the ordinal 50."""
+        run = self.streaming(1)
+        run.ordinal = 50
+        for index in self.plan(Open):
+            self.finish(index.run)
+            self.desk.closed(index.run, self.now)
+        self.later()
+        return run
+
+    def later(self) -> list[Any]:
+        """Return what is done when it is time to look at what hosts have."""
+        self.now += LOOK_MS
+        return self.plan()
 
     def waiting(self) -> list[int]:
         return [awaited.number for awaited in self.desk.waiting(self.now)]
@@ -443,6 +469,85 @@ def test_a_host_that_says_nothing_is_not_waited_for_for_ever() -> None:
     assert given.plan(Open) == []
     given.now += LISTEN_MS
     assert given.opened().vbuckets == (0, 1, 2, 3)
+
+
+def test_what_a_host_lacks_after_it_has_read_everything_is_attached_and_sent_again() -> None:
+    given = Given(an_index())
+    run = given.sent()
+    given.hw(1, done=0xFF, read=50)
+    given.hw(2, done=0b0111_1101, read=50)
+    assert given.later() == [Probe(run)], "it may not have read what was sent last"
+    run.ordinal = 54
+    given.hw(2, done=0b0111_1101, read=50)
+    assert given.later() == [Probe(run)]
+    given.hw(2, done=0b0111_1101, read=51)
+    carry, opened = given.later()
+    assert carry == Carry(run, (1,), frozenset({1})), "the other one is somebody else's"
+    assert (opened.run.kind, opened.run.vbuckets) == ("backfill", (1,))
+    assert opened.run.until == {1: 10}, "not below where it is attached"
+
+
+def test_a_host_that_says_nothing_is_sent_nothing_again() -> None:
+    given = Given(an_index())
+    given.sent()
+    given.hw(1, done=0xFF, read=99)
+    assert given.later() == []
+
+
+def test_what_is_lacking_is_no_longer_when_the_host_says_that_it_has_it() -> None:
+    given = Given(an_index())
+    run = given.sent()
+    given.hw(2, done=0b1111_1110, read=50)
+    assert given.later() == [Probe(run)]
+    given.hw(2, done=0xFF, read=60)
+    assert given.later() == []
+
+
+def test_a_host_that_lacks_something_of_an_index_in_use_is_sent_it() -> None:
+    given = Given(an_index(state=MAINTENANCE))
+    run = given.streaming(1)
+    given.hw(1, done=0xFF)
+    given.hw(2, done=0b1111_0111, read=5)
+    run.ordinal = 7
+    assert given.later() == [Probe(run)]
+    given.hw(2, done=0b1111_0111, read=8)
+    carry, opened = given.later()
+    assert carry == Carry(run, (1,), frozenset({3}))
+    assert opened.run.vbuckets == (3,)
+    assert given.later() == [], "one pass is enough"
+
+
+def test_how_far_an_older_connection_was_read_tells_nothing_of_the_new_one() -> None:
+    given = Given(an_index(state=MAINTENANCE))
+    given.streaming(1).ordinal = 70
+    given.hw(1, done=0xFF)
+    given.hw(2, done=0b1111_0111, read=5)
+    given.later()
+    given.hw(2, done=0b1111_0111, read=71)
+    run = given.streaming(2)
+    run.ordinal = 2
+    assert given.later() == [Probe(run)]
+    given.hw(2, done=0b1111_0111, read=3)
+    carry, _ = given.later()
+    assert carry == Carry(run, (1,), frozenset({3}))
+
+
+def test_what_a_host_does_not_take_is_sent_again_ever_more_rarely() -> None:
+    given = Given(an_index())
+    run = given.sent()
+    times: list[int] = []
+    while given.now < 10 * AGAIN_MS_MAX:
+        run.ordinal += 1
+        given.hw(2, done=0b1111_1110, read=run.ordinal)
+        for action in given.later():
+            if isinstance(action, Open):
+                times.append(given.now)
+                given.finish(action.run)
+                given.desk.closed(action.run, given.now)
+    waits = [after - before for before, after in pairwise(times)]
+    assert waits == sorted(waits)
+    assert waits[0] <= AGAIN_MS + 2 * LOOK_MS
+    assert AGAIN_MS_MAX <= waits[-1] <= AGAIN_MS_MAX + 3 * LOOK_MS
 
 
 def test_indexes_in_one_pass_may_lack_different_vbuckets() -> None:

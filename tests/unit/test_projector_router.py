@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import orjson
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator import codec
 from coordinator.core.collation import encode_key
 from coordinator.core.entities import BACKFILL, Index, Slice
 from coordinator.core.key_versions import (
@@ -26,6 +28,7 @@ from coordinator.core.key_versions import (
     VBUUID,
     Item,
     begun,
+    pack,
     unpack,
 )
 from coordinator.core.stream_records import (
@@ -43,7 +46,7 @@ from projector_sim.failover import Branch
 from projector_sim.frames import HEAD, Kind, Reason
 from projector_sim.kv_client import split
 from projector_sim.plan import Route, RouteError, Routes, route
-from projector_sim.router import GARBAGE, FrameError, Router
+from projector_sim.router import GARBAGE, RECORD_BYTES_MAX, FrameError, Router, _parts
 from projector_sim.runs import Run
 from tests.conftest import examples
 from tests.unit.test_projector_desk import an_index
@@ -204,19 +207,80 @@ def test_indexes_of_which_a_vbucket_is_not_sent_have_no_items_of_it() -> None:
     assert {i.vbucket: begun(i)[1] for i in here.items(1, BEGIN)} == {1: (0, 1), 2: (1,)}
 
 
-def test_items_of_one_seqno_are_never_split() -> None:
-    many = [an_index(n, expressions=("a",), slices=(Slice(0, 1),)) for n in range(1, 40)]
-    here = Given(*many)
+def many(count: int) -> list[Index]:
+    slices = (Slice(0, 1, (2,)),)
+    return [an_index(n, expressions=("a",), slices=slices) for n in range(1, count + 1)]
+
+
+def test_items_of_one_seqno_that_fit_into_a_record_are_in_one() -> None:
+    here = Given(*many(40))
     here.begin(0)
     here.mutate(0, *((n, f"d{n}", {"a": "x" * 900}) for n in range(1, 50)))
     here.router.flush()
     seqnos: dict[int, set[int]] = defaultdict(set)
-    for place, (_, _, record) in enumerate(here.sink.sent):
+    for place, (_, indexer, record) in enumerate(here.sink.sent):
+        assert not record.continued
         for item in unpack(record.items):
-            if item.kind == UPSERT:
+            if item.kind == UPSERT and indexer == 1:
                 seqnos[item.seqno].add(place)
     assert len(here.sink.sent) > 10
     assert set(map(len, seqnos.values())) == {1}
+
+
+def test_a_mutation_of_more_items_than_a_record_holds_goes_on_in_the_next_ones() -> None:
+    here = Given(*many(1_000))
+    here.begin(0)
+    for seqno in (1, 2):
+        here.mutate(0, (seqno, f"d{seqno}", {"a": "x" * 4_000}))
+    for indexer in (1, 2):
+        records = [record for _, who, record in here.sink.sent if who == indexer]
+        assert max(len(codec.encode(record)) for record in records) < 1024 * 1024
+        assert max(len(record.items) for record in records) <= RECORD_BYTES_MAX
+        items = [[(i.seqno, i.place) for i in unpack(r.items) if i.kind == UPSERT] for r in records]
+        assert list(chain(*items)) == [(n, place) for n in (1, 2) for place in range(1_000)]
+        for record, held, after in zip(records, items, items[1:], strict=False):
+            assert record.continued == bool(held and after and held[-1][0] == after[0][0])
+        assert sum(record.continued for record in records) > 10
+        assert not records[-1].continued
+
+
+@examples(30)
+@given(sizes=st.lists(st.integers(0, 40), max_size=30), bytes_max=st.integers(1, 200))
+def test_the_parts_of_what_is_sent_are_all_of_it_in_its_order(
+    sizes: list[int], bytes_max: int
+) -> None:
+    items = [pack(Item(UPSERT, 0, n // 3, payload=b"k" * size)) for n, size in enumerate(sizes)]
+    parts = list(_parts(items, bytes_max))
+    assert b"".join(part for part, _ in parts) == b"".join(items)
+    ends = [list(unpack(part)) for part, _ in parts if part]
+    for (_, continued), held, after in zip(parts, ends, ends[1:], strict=False):
+        assert continued == (held[-1].seqno == after[0].seqno)
+    for held in ends:
+        assert len(held) == 1 or sum(len(pack(item)) for item in held) <= bytes_max
+
+
+def test_each_record_names_the_one_before_it_on_its_partition_and_for_its_indexer() -> None:
+    here = Given(ONE, TWO)
+    here.begin(0, 1)
+    for seqno in range(1, 5):
+        here.mutate(seqno % 2, (seqno, f"d{seqno}", {"a": seqno, "b": 2}))
+        here.take(frames.sync([(seqno % 2, seqno)]))
+    last: dict[tuple[int, int], int] = {}
+    for partition, indexer, record in here.sink.sent:
+        assert record.previous == last.get((partition, indexer), 0)
+        last[partition, indexer] = record.ordinal
+    assert len(last) == 6
+
+
+def test_a_probe_is_a_record_for_everybody_after_all_that_waits() -> None:
+    here = Given(ONE, TWO)
+    here.begin(0)
+    here.mutate(0, (1, "d", {"a": 1, "b": 2}))
+    here.router.probe()
+    last = {(p, who): record for p, who, record in here.sink.sent}
+    assert last.keys() == {(p, who) for p in range(PARTITIONS) for who in (1, 2, 3)}
+    assert not any(record.items for record in last.values())
+    assert here.sink.of(1, UPSERT), "what waited went before"
 
 
 documents = st.fixed_dictionaries(
@@ -342,6 +406,17 @@ def test_where_nothing_changes_the_last_sync_is_repeated_but_not_to_the_indexers
     syncs = [(r.vbucket, r.seqno) for r in here.sink.records if isinstance(r, Sync)]
     assert syncs == [(0, 5), (1, 3), (2, 3), (1, 7), (0, 5)]
     assert [i.seqno for i in here.items(1, SYNC)] == [5, 7]
+
+
+def test_where_nothing_changes_indexers_hear_that_this_is_all() -> None:
+    here = Given(ONE)
+    here.begin(0)
+    here.router.flush()
+    here.router.repeat()
+    ordinals = [record.ordinal for p, who, record in here.sink.sent if (p, who) == (0, 1)]
+    assert here.sink.sent[-1][2].items == b""
+    assert ordinals == sorted(set(ordinals))
+    assert {p for p, who, record in here.sink.sent if not record.items} == {0, 1, 2, 3}
 
 
 def test_a_backfill_sends_no_sync() -> None:

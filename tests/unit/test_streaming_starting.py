@@ -1,14 +1,15 @@
-"""Where a new query begins: where the books stand, and what is said when the topic has not that."""
+"""Where a query begins, and which of Spark's batches count: those that the books have not yet."""
 
 from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from coordinator.core.timestamp_progress import NextOffset, TimestampProgress
-from streaming.application import Application, Options
+from streaming.application import Application, GapError, Options
 from streaming.books import Books
 from streaming.source import BEGINNING
 
@@ -39,3 +40,52 @@ def test_a_query_begins_where_the_books_stand_or_says_why_not(
     spoken = "".join(capsys.readouterr())
     assert said in spoken
     assert bool(said) == bool(spoken)
+
+
+class ReadError(Exception):
+    """The records of a batch were asked for."""
+
+
+class Frame:
+    """A batch of Spark that tells when it is read."""
+
+    def toArrow(self) -> Any:  # noqa: N802
+        raise ReadError
+
+
+@pytest.fixture
+def after_batch_3(tmp_path: Path) -> Application:
+    """An application whose books have the batches 0 to 3 of the query that runs."""
+    options = Options("c", "127.0.0.1:1", tmp_path, tick_ms=0)
+    application = Application(options, threading.Event(), threading.Event())
+    application._books = Books("c", TimestampProgress("query", 3, 0, 1, (NextOffset(*SYNC, 5),)))
+    application._query_id = "query"
+    return application
+
+
+@pytest.mark.parametrize("batch", [0, 2, 3])
+def test_a_batch_that_the_books_have_is_not_read_again(
+    after_batch_3: Application, batch: int
+) -> None:
+    before = after_batch_3._books
+    assert after_batch_3._carry_out(Frame(), batch) is False  # type: ignore[arg-type]
+    assert after_batch_3._books is before
+
+
+def test_the_next_batch_is_read(after_batch_3: Application) -> None:
+    with pytest.raises(ReadError):
+        after_batch_3._carry_out(Frame(), 4)  # type: ignore[arg-type]
+
+
+def test_a_batch_that_does_not_follow_is_a_gap(after_batch_3: Application) -> None:
+    with pytest.raises(GapError, match="batch 5, and the state at batch 3 of this query"):
+        after_batch_3._carry_out(Frame(), 5)  # type: ignore[arg-type]
+
+
+def test_of_another_query_only_its_first_batch_follows(after_batch_3: Application) -> None:
+    after_batch_3._query_id = "another"
+    with pytest.raises(ReadError):
+        after_batch_3._carry_out(Frame(), 0)  # type: ignore[arg-type]
+    for batch in (3, 4):
+        with pytest.raises(GapError, match="of another query"):
+            after_batch_3._carry_out(Frame(), batch)  # type: ignore[arg-type]

@@ -119,6 +119,23 @@ def _away_for_retention(world: PlaneWorld) -> None:
     world.clock.at(1_300, indexer.start)
 
 
+def _records_lost(world: PlaneWorld) -> None:
+    """Some records of a partition are gone, and those behind them are not."""
+    log, chance = world.clock.chance.choice(world.mutations), world.clock.chance
+    world.indexers_were_hurt = True
+    begin = log.end - chance.choice((1, 3, 10, 30))
+    world.trace(f"records of mutations are lost, from {begin} on")
+    log.hole(begin, chance.choice((1, 1, 3, 20)))
+
+
+def _log_truncated(world: PlaneWorld) -> None:
+    """A leader without the last records is elected; what is sent next takes their place."""
+    log, chance = world.clock.chance.choice(world.mutations), world.clock.chance
+    world.indexers_were_hurt = True
+    world.trace("the end of mutations is cut off")
+    log.truncate(chance.choice((1, 3, 10)))
+
+
 def _generation_without_an_indexer(world: PlaneWorld) -> None:
     """While an indexer is away, a projector dies with what it had for it; the others go on."""
     indexer, clock = world.clock.chance.choice(world.shells), world.clock
@@ -183,6 +200,8 @@ ACTIONS: dict[str, Callable[[PlaneWorld], None]] = {
     "disk_full": _disk_full,
     "retention": _retention,
     "away_for_retention": _away_for_retention,
+    "records_lost": _records_lost,
+    "log_truncated": _log_truncated,
     "generation_without_an_indexer": _generation_without_an_indexer,
     "connections_closed": _connections_closed,
     "frames_lost": _frames_lost,

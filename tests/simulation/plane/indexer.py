@@ -24,6 +24,7 @@ from coordinator.core.stream_records import (
     HwHeartbeat,
     IndexBuilt,
 )
+from coordinator.threads import Threads
 from indexer_sim.allocation import Allocate, Desk
 from indexer_sim.applier import Applier
 from indexer_sim.bucket import Bucket as Storage
@@ -72,10 +73,9 @@ class Life:
         self.applier = Applier(
             self.storage,  # type: ignore[arg-type]
             MutationQueue(),
-            _nothing,
-            _nothing,
-            _nothing,
+            *(_nothing, _nothing, _nothing, _nothing),
             NEVER_S,
+            Threads(_nothing),
         )
         self.applier._stopping = Never()  # type: ignore[assignment]
         self.indexes: dict[int, Index] = {}
@@ -275,6 +275,7 @@ class Life:
             free=1,
             builds=builds,
             at_ms=WALL_MS,
+            read=tracker.read(),
         )
 
     def _say_built(self, bucket: Storage, index: Index) -> None:

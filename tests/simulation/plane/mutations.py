@@ -1,4 +1,4 @@
-"""The topic `mutations`: partitions that lose their head to retention, and producers.
+"""The topic `mutations`: partitions that lose records, and producers.
 
 What a producer was handed lies in its queues until it is in the log; a process that ends takes with
 it what lies there. In each partition that is an end of the queue, in each another one.
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from tests.simulation.plane.world import PlaneWorld
 
 PARTITIONS = 2
+NOBODY = -1
+"""Who is meant by a record that is gone, and has left its offset."""
 
 
 class Message(NamedTuple):
@@ -49,6 +51,15 @@ class Partition:
         if offset > self.start:
             del self._messages[: offset - self.start]
             self.start = offset
+
+    def hole(self, offset: int, count: int) -> None:
+        """Lose records in the middle: nobody is told."""
+        for at in range(max(0, offset - self.start), min(self.end, offset + count) - self.start):
+            self._messages[at] = self._messages[at]._replace(indexer=NOBODY)
+
+    def truncate(self, count: int) -> None:
+        """Lose the last records: what comes next has their offsets."""
+        del self._messages[max(0, len(self._messages) - count) :]
 
 
 class Producer:

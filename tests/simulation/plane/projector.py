@@ -24,7 +24,7 @@ from coordinator.core.stream_records import (
 )
 from projector_sim.frames import Kind
 from projector_sim.plan import Route, Routes
-from projector_sim.projector import Action, Carry, Close, Desk, KvBucket, Open
+from projector_sim.projector import Action, Carry, Close, Desk, KvBucket, Open, Probe
 from projector_sim.router import Router
 from projector_sim.runs import Run
 from tests.simulation.clock import WALL_MS
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 PERIOD_MS = 250
 PLAN_MS = 20
+REPEAT_PERIODS = 8
 PRIORITY = {MAINTENANCE: 0, CATCHUP: 1, BACKFILL: 2}
 
 
@@ -69,6 +70,7 @@ class Life:
         self._end = world.broker["statecontext"].stable
         self._plan_due = self._turn_due = False
         self._answers: set[tuple[int, int, str]] = set()
+        self._periods = 0
         world.clock.at(world.clock.delay() + 1, self.read_state)
         world.clock.at(world.clock.delay() + 1, self.see)
         self._period()
@@ -141,14 +143,16 @@ class Life:
     def _carry_out(self, action: Action) -> None:
         if isinstance(action, Open):
             self._open(action.run)
-        elif isinstance(action, Close | Carry):
+        elif isinstance(action, Close | Carry | Probe):
             line = next((line for line in self.lines if line.run is action.run), None)
             if line is None:
                 return
             if isinstance(action, Close):
                 self._finish(line, action.reason)
+            elif isinstance(action, Probe):
+                line.router.probe()
             else:
-                line.router.carry(self._routes_of(line.run), action.attached)
+                line.router.carry(self._routes_of(line.run), action.attached, action.vbuckets)
 
     def _routes_of(self, run: Run) -> list[Route]:
         return [self.routes.of(index) for index in run.carried.values()]
@@ -162,7 +166,8 @@ class Life:
         if run.kind == MAINTENANCE:
             world.witness.connected(self, run)
         router = Router(
-            run, self._routes_of(run), self.producer, self.number, PARTITIONS, world.wall_ms
+            *(run, self._routes_of(run), self.producer, self.number, PARTITIONS),
+            *(world.wall_ms, world.record_bytes_max),
         )
         stream = Connection(world.store, run, self.number, self._turn_soon)
         self.lines.append(Line(run, stream, router))
@@ -241,6 +246,10 @@ class Life:
         if self.paused:
             return
         self._plan_soon()
+        self._periods += 1
+        if self._periods % REPEAT_PERIODS == 0:
+            for line in self.lines:
+                line.router.repeat()
         for answer in sorted(self._answers):
             self._answer(*answer)
         beat = ProjectorHeartbeat(

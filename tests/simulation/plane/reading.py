@@ -12,7 +12,7 @@ from indexer_sim.allocation import NONE, Slices
 from indexer_sim.bucket import Bucket as Storage
 from indexer_sim.mutations import Delivery, Lost, Position, Queued, Read
 from tests.simulation.plane.disk import MemoryDatabase
-from tests.simulation.plane.mutations import PARTITIONS
+from tests.simulation.plane.mutations import PARTITIONS, Partition
 
 if TYPE_CHECKING:
     from tests.simulation.plane.world import PlaneWorld
@@ -33,7 +33,7 @@ class Buckets:
                 self._discard(name)
 
     def _opened(self, name: str) -> Storage:
-        bucket = Storage(name, Path("nowhere"), self.vbuckets.get(name, 0))
+        bucket = Storage(name, Path("nowhere"), self.vbuckets.get(name, 0), PARTITIONS)
         bucket.database = self._disks[name]  # type: ignore[assignment]
         return bucket
 
@@ -90,6 +90,10 @@ class Buckets:
         del self._buckets[name], self._disks[name]
 
 
+def nearest(at: int, log: Partition) -> int:
+    return min(max(at, log.start), log.end)
+
+
 class Reader:
     """Reads `mutations` for all buckets at once, as `indexer_sim.mutations` does."""
 
@@ -108,7 +112,7 @@ class Reader:
             self._epoch = -1
             return []
         logs = self.world.mutations
-        gone = any(at < logs[p].start for p, at in self._at.items())
+        gone = any(not logs[p].start <= at <= logs[p].end for p, at in self._at.items())
         if self._epoch != self.storage.epoch or gone:
             found += self._assign()
         order = self.world.clock.chance.sample(range(PARTITIONS), PARTITIONS)
@@ -124,7 +128,7 @@ class Reader:
             for bucket in self.storage.buckets():
                 at = bucket.offsets.get(partition, log.end)
                 if not log.start <= at <= log.end:
-                    at = lost.setdefault(bucket.name, {})[partition] = log.start
+                    at = lost.setdefault(bucket.name, {})[partition] = nearest(at, log)
                 places.append(at)
             self._at[partition] = min(places)
         for name, offsets in lost.items():

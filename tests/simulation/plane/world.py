@@ -10,6 +10,7 @@ from collections import Counter
 from typing import Any
 
 from coordinator.core.stream_records import CatchUpRequested, HwHeartbeat
+from projector_sim.router import RECORD_BYTES_MAX
 from tests.simulation.clock import WALL_MS
 from tests.simulation.plane.clients import IndexClient, Writer
 from tests.simulation.plane.disk import installed
@@ -56,6 +57,8 @@ class PlaneWorld(World):
         self.indexers = self.shells  # type: ignore[assignment]
         self.projectors_ = [Projector(self, number) for number in NODES]
         self.projectors = self.projectors_  # type: ignore[assignment]
+        self.record_bytes_max = chance.choice((RECORD_BYTES_MAX, RECORD_BYTES_MAX, 1, 90))
+        """In some worlds a record holds one item, or two."""
         self.think_ms = chance.choice((300, 700, 2_000))
         self.clients += [IndexClient(self, n, chance.randint(2, 6)) for n in range(2)]
         self.writer = Writer(self, FAULTS_UNTIL_MS + chance.choice((-3_000, 0, 1_500)))

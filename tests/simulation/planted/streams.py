@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 from coordinator.core import restarting
 from coordinator.core.timestamps import Restart
 from coordinator.core.vectors import Vector
-from indexer_sim import bucket
 from indexer_sim.bucket import Bucket
 from indexer_sim.tracking import GAP, NEVER, WHOLE, Tracker
 from projector_sim.projector import Desk
@@ -116,20 +114,20 @@ def streams_begin_at_the_largest(patch: Patch) -> None:
 
 
 def offsets_are_written_first(patch: Patch) -> None:
-    """How far reading has come is on the disk before the entries are."""
+    """How far reading has come, of all streams, is on the disk before the entries are."""
     apply = Bucket.apply
 
-    def ahead(self: Bucket, changes: Any, offsets: Mapping[int, int]) -> Any:
-        batch = bucket.WriteBatch(raw_mode=True)
-        bucket.put_offsets(batch, offsets)
-        self.write(batch, sync=False)
-        return apply(self, changes, offsets)
+    def ahead(self: Bucket, changes: Any, *stand: Any) -> Any:
+        apply(self, (), *stand)
+        return apply(self, changes, *stand)
 
     patch.setattr(Bucket, "apply", ahead)
 
 
 def what_retention_took_is_not_missed(patch: Patch) -> None:
-    patch.setattr(Tracker, "lose", lambda self: set())
+    """Neither when it is told, nor when the next record of a connection tells of it."""
+    patch.setattr(Tracker, "lose", lambda self, partitions: None)
+    patch.setattr(Tracker, "_miss", lambda *_: None)
 
 
 def older_build_is_kept(patch: Patch) -> None:
@@ -144,3 +142,20 @@ def older_build_is_kept(patch: Patch) -> None:
         return {}
 
     patch.setattr(Tracker, "newer_builds", kept)
+
+
+def what_a_build_lacks_is_not_sent_again(patch: Patch) -> None:
+    patch.setattr(Desk, "_missed", lambda *_: set())
+
+
+def what_is_missing_of_a_connection_is_not_noticed(patch: Patch) -> None:
+    patch.setattr(Tracker, "_miss", lambda *_: None)
+
+
+def part_of_a_seqno_counts_for_all_of_it(patch: Patch) -> None:
+    take = Tracker.take
+
+    def hasty(self: Tracker, record: Any, *rest: Any) -> Any:
+        return take(self, replace(record, continued=False), *rest)
+
+    patch.setattr(Tracker, "take", hasty)

@@ -1,0 +1,49 @@
+"""A process of which one thread dies of something odd: `NAME` of the thread, and its arguments."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from indexer_sim import __main__ as indexer
+from indexer_sim.applier import Applier
+from indexer_sim.heralding import Herald
+from indexer_sim.mutations import MutationReader
+from indexer_sim.scan_api import ScanServer
+from projector_sim import kv_server, projector_process
+from projector_sim.following import Follower
+from projector_sim.kv_client import KvOrders, KvWatch
+
+PARTS: dict[str, tuple[Any, str, Callable[[list[str]], int]]] = {
+    "mutations": (MutationReader, "_run", indexer.main),
+    "applier": (Applier, "_run", indexer.main),
+    "herald": (Herald, "_run", indexer.main),
+    "scan-server": (ScanServer, "_serve", indexer.main),
+    "following": (Follower, "_run", projector_process.main),
+    "kv-watch": (KvWatch, "_run", projector_process.main),
+    "kv-orders": (KvOrders, "_run", projector_process.main),
+    "expiry": (kv_server, "_expire", kv_server.main),
+}
+
+
+class Odd(BaseException):
+    """What nobody has thought of."""
+
+
+def die(*_: Any) -> None:
+    raise Odd("planted")
+
+
+async def die_in_the_loop(*_: Any) -> None:
+    raise RuntimeError("planted")
+
+
+def main() -> int:
+    where, name, run = PARTS[sys.argv[1]]
+    setattr(where, name, die_in_the_loop if sys.argv[1] == "expiry" else die)
+    return run(sys.argv[2:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

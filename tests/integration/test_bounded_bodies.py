@@ -1,0 +1,86 @@
+"""A POST without an end is answered once it is too long, and nobody reads on."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from indexer_sim.scan_api import BODY_BYTES_MAX
+from projector_sim.kv_errors import BODY_BYTES_MAX as STORE_BODY_BYTES_MAX
+from tests.integration.projectors import Store
+from tests.integration.test_indexer import (  # noqa: F401
+    ACKS,
+    HEARTBEAT,
+    Cluster,
+    Start,
+    an_index,
+    cluster,
+    start,
+)
+
+pytestmark = pytest.mark.integration
+
+PIECE = b"10000\r\n" + b"x" * 65_536 + b"\r\n"
+SENT_BYTES_MAX = 150 * 1024 * 1024
+TIMEOUT_S = 10
+
+
+def send_for_ever(address: str, method: str, path: str) -> tuple[int, bytes]:
+    """Send pieces of a body until there is an answer; return how much was sent, and the answer."""
+    url = httpx.URL(address)
+    with socket.create_connection((url.host, url.port), TIMEOUT_S) as connection:
+        head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        connection.sendall(head.encode())
+        sent = 0
+        with suppress(BrokenPipeError, ConnectionResetError):
+            while sent < SENT_BYTES_MAX:
+                connection.sendall(PIECE)
+                sent += len(PIECE)
+        answer = b""
+        with suppress(ConnectionResetError):
+            answer = connection.recv(4_096)
+    return sent, answer
+
+
+def rss(pid: int) -> int:
+    return int(psutil.Process(pid).memory_info().rss)
+
+
+def test_an_indexer_does_not_keep_a_body_without_an_end(
+    cluster: Cluster,  # noqa: F811
+    start: Start,  # noqa: F811
+) -> None:
+    process = start()
+    pid = process.process.pid
+    with cluster.listen(HEARTBEAT) as beats:
+        address = beats.hears("a heartbeat", lambda beat: beat.pid == pid).address
+    before = rss(pid)
+    sent, _ = send_for_ever(address, "POST", "/v1/slices/scan")
+    assert sent < SENT_BYTES_MAX, "it stops reading, and the client can send no more"
+    assert rss(pid) - before < 8 * BODY_BYTES_MAX
+    announced = httpx.post(f"{address}/v1/slices/scan", content=b"x" * (BODY_BYTES_MAX + 1))
+    assert announced.status_code == 400
+    assert announced.json()["error"]["code"] == "invalid_request"
+    assert announced.headers["connection"] == "close"
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "/v1/streams"), ("PUT", "/v1/buckets/b/documents/x")]
+)
+def test_the_store_does_not_keep_a_body_without_an_end(
+    tmp_path: Path, method: str, path: str
+) -> None:
+    store = Store(tmp_path / "kv")
+    try:
+        store.call("PUT", "/v1/buckets/b", {"vbuckets": 4})
+        before = rss(store.process.pid)
+        send_for_ever(store.url, method, path)
+        assert rss(store.process.pid) - before < 8 * STORE_BODY_BYTES_MAX
+        assert store.call("GET", "/v1/buckets")
+    finally:
+        store.close()

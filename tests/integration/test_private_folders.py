@@ -1,0 +1,53 @@
+"""The folders of an indexer and of the store are open to their own user alone."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from coordinator.core.entities import INIT
+from tests.integration.projectors import Store
+from tests.integration.test_indexer import (  # noqa: F401
+    ACKS,
+    Cluster,
+    Start,
+    an_index,
+    cluster,
+    start,
+)
+
+pytestmark = pytest.mark.integration
+
+
+def open_to_others(folder: Path) -> list[str]:
+    """Return what others may do anything with, of a folder and all that is in it."""
+    everything = (folder, *folder.rglob("*"))
+    return [str(p) for p in everything if stat.S_IMODE(p.lstat().st_mode) & 0o077]
+
+
+def test_what_an_indexer_writes_is_private(
+    cluster: Cluster,  # noqa: F811
+    start: Start,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "indexer"
+    folder.mkdir(mode=0o755)
+    start(folder)
+    with cluster.listen(ACKS) as acks:
+        cluster.write(an_index(1, INIT))
+        acks.answer(1, "allocated")
+    assert len(list(folder.rglob("*"))) > 5
+    assert open_to_others(folder) == []
+
+
+def test_what_the_store_writes_is_private(tmp_path: Path) -> None:
+    store = Store(tmp_path / "kv")
+    try:
+        store.call("PUT", "/v1/buckets/b", {"vbuckets": 4})
+        store.load([("d", {"a": 1})], "b")
+        assert len(list((tmp_path / "kv").rglob("*"))) > 5
+        assert open_to_others(tmp_path / "kv") == []
+    finally:
+        store.close()

@@ -1,0 +1,48 @@
+"""What a process writes is for its own user alone."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coordinator.private import keep_private
+
+
+@pytest.fixture(autouse=True)
+def _umask() -> Iterator[None]:
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_what_is_made_afterwards_is_private(tmp_path: Path) -> None:
+    assert keep_private(tmp_path / "new") == ""
+    (tmp_path / "new" / "inner").mkdir(parents=True)
+    (tmp_path / "new" / "file").write_text("x")
+    assert mode(tmp_path / "new") == mode(tmp_path / "new" / "inner") == 0o700
+    assert mode(tmp_path / "new" / "file") == 0o600
+
+
+def test_a_folder_that_is_there_becomes_private(tmp_path: Path) -> None:
+    folder = tmp_path / "old"
+    folder.mkdir(mode=0o755)
+    assert keep_private(folder) == ""
+    assert mode(folder) == 0o700
+
+
+def test_a_folder_that_cannot_be_made_private_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(1, "not yours")
+
+    monkeypatch.setattr(Path, "chmod", refused)
+    assert "not yours" in keep_private(tmp_path)
