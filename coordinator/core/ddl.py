@@ -12,8 +12,9 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
-from coordinator.core import timestamp_settings
+from coordinator.core import json_text, timestamp_settings
 from coordinator.core.builds import BUILD_DECIDERS, begin_build, named
 from coordinator.core.commands import (
     AdoptBucket,
@@ -93,6 +94,9 @@ REQUEST_ID_LENGTH_MAX = 128
 PRINCIPAL_LENGTH_MAX = 256
 PROBLEM_LENGTH_MAX = 300
 VBUCKETS = 1_024
+
+ANSWER_DEPTH_MAX = json_text.DEPTH_MAX + 8
+"""An answer, or the details of a refusal, may have a setting's value inside."""
 
 
 def decide(state: StateContext, request: Request, given: Circumstances) -> Decision:
@@ -188,11 +192,19 @@ def outcome_of(recorded: RequestOutcome, cas: int) -> Outcome:
     """Return the answer that `recorded`, whose entity has `cas`, stands for."""
     txn = str(TxnId(recorded.txn_epoch, recorded.txn_seq))
     if recorded.status == OUTCOME_REFUSED:
-        details = json.loads(recorded.error_details_json)
+        details = _object(recorded.error_details_json)
         return Outcome("refused", recorded.error_code, recorded.error_message, details)
-    return Outcome(
-        "ok", answer=json.loads(recorded.answer_json), cas=cas - recorded.distance, txn=txn
-    )
+    answer = _object(recorded.answer_json)
+    return Outcome("ok", answer=answer, cas=cas - recorded.distance, txn=txn)
+
+
+def _object(recorded_json: str) -> dict[str, Any]:
+    """Return a recorded object; an empty one if it was written before depth had a bound."""
+    try:
+        found: dict[str, Any] = json_text.parse(recorded_json, ANSWER_DEPTH_MAX)
+    except ValueError:
+        return {}
+    return found
 
 
 def time_of_uuid7(request_id: str) -> int | None:
@@ -439,13 +451,17 @@ def _put_setting(state: StateContext, request: Request, given: Circumstances) ->
                 limit=SETTING_BYTES_MAX,
             )
         )
+    try:
+        value = json_text.parse(command.value_json)
+    except ValueError as error:
+        return Answered(refused("invalid_request", f"the value is no JSON: {error}"))
     if problem := _invalid_setting(command):
         return Answered(refused("invalid_request", problem, key=command.name))
     held = state.setting(command.name)
     if clash := _clash(request, held):
         return Answered(clash)
     setting = Setting(command.name, command.value_json)
-    answer = {"key": command.name, "value": json.loads(command.value_json)}
+    answer = {"key": command.name, "value": value}
     return accepted(request, given, (Change("SettingWritten", setting.key, setting),), answer)
 
 
@@ -478,7 +494,7 @@ def _clash(request: Request, held: Versioned | None) -> Outcome | None:
         return None
     outcome = mismatch(request.expected_cas, actual)
     if held is not None and isinstance(held.entity, Setting):
-        outcome.details["value"] = json.loads(held.entity.value_json)
+        outcome.details["value"] = json_text.shown(held.entity.value_json)
     return outcome
 
 
