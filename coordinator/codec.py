@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from hashlib import blake2b
-from typing import Any
+from typing import Any, get_args
 
 from immutables import Map
 
@@ -40,13 +40,33 @@ def encode(record: Any) -> bytes:
 
 def decode(data: bytes) -> Any:
     """Return the record or entity that `data` encodes. Raises SchemaError."""
+    return _built(*registry().decode(data))
+
+
+def decode_entity(data: bytes) -> entities.Entity:
+    """Return the entity that `data` encodes: nothing that has records inside. Raises SchemaError.
+
+    What a mutation carries is read by this. A mutation inside of a mutation would be read as deep
+    as somebody cared to nest them.
+    """
     name, fields = registry().decode(data)
+    if name not in _ENTITIES:
+        raise SchemaError("bad_body", f"an entity belongs here, not {name}")
+    entity: entities.Entity = _built(name, fields)
+    return entity
+
+
+_ENTITIES = frozenset(kind.__name__ for kind in get_args(entities.Entity))
+
+
+def _built(name: str, fields: Fields) -> Any:
+    """Return the record of these fields. Whatever is odd about them is a SchemaError."""
     builder = FROM_AVRO.get(name)
     if builder is None:
         raise SchemaError("unknown_schema", f"{name} is no record of its own")
     try:
         return builder(fields)
-    except (KeyError, TypeError, ValueError) as error:
+    except Exception as error:
         raise SchemaError("bad_body", f"{name}: {type(error).__name__}: {error}") from error
 
 
@@ -121,7 +141,7 @@ def _mutation_from(fields: Fields) -> Mutation:
         fields["event"],
         fields["key"],
         value,
-        None if value is None else decode(value),
+        None if value is None else decode_entity(value),
         fields["request"],
         fields["principal"],
         fields["at_ms"],
@@ -344,7 +364,7 @@ def decode_ddl(data: bytes, position: commands.Position) -> commands.Request:
         raise SchemaError("bad_body", f"a request id has 1 to {REQUEST_ID_LENGTH_MAX} characters")
     if len(fields["principal"]) > PRINCIPAL_LENGTH_MAX:
         raise SchemaError("bad_body", f"a principal has at most {PRINCIPAL_LENGTH_MAX} characters")
-    command = FROM_AVRO[_DDL[given[0][0]].__name__](given[0][1])
+    command = _built(_DDL[given[0][0]].__name__, given[0][1])
     return commands.Request(
         command=command,
         id=fields["request"],
