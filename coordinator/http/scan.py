@@ -35,6 +35,7 @@ from coordinator.core.scans import Cursor, ScanError, cover_of, row_of, scan_dig
 from coordinator.core.stream_records import StabilityTimestamp
 from coordinator.core.vectors import Places
 from coordinator.http import views
+from coordinator.http.aside import BODIES
 from coordinator.http.calls import Calls
 from coordinator.http.errors import ApiError
 from coordinator.http.scatter import Asked, Found, ScanFailed, Scatter, aside
@@ -49,6 +50,8 @@ SCANS_MAX = 64
 """So many scans at once; more are refused, so that the node keeps up with what it is for."""
 
 BLOCK = 256
+LIGHT_MAX = 100
+"""Values of so many parts are dealt with in the loop; handing them over would cost more."""
 
 ASK_PAUSE_S = 1.0
 """A scan that waits for a timestamp says so each second."""
@@ -156,7 +159,7 @@ def add_scans(app: FastAPI, shell: Shell) -> None:
     async def answered(body: ScanBody) -> tuple[bytes, int]:
         if running > SCANS_MAX:
             raise ApiError("overloaded", f"{SCANS_MAX} scans are being answered")
-        plan = _plan(shell, body)
+        plan = await _plan(shell, body)
         scatter = Scatter(calls, plan.asked, address)
         try:
             async with _hurrying(shell, body, plan.asked):
@@ -167,10 +170,36 @@ def add_scans(app: FastAPI, shell: Shell) -> None:
         return await aside(size, lambda: _answer(body, plan, found)), plan.cas
 
 
-def _plan(shell: Shell, body: ScanBody) -> _Plan:
-    """Return what is to be scanned. Raises ApiError."""
+async def _plan(shell: Shell, body: ScanBody) -> _Plan:
+    """Return what is to be scanned. Raises ApiError.
+
+    What is covered may be large, and is made into bytes beside the loop then.
+    """
+    cas, began = shell.node.state.cas, time.monotonic()
     index = _ready(shell, _index(shell, body))
     _check_vbuckets(shell, index, body)
+    if _is_light(body.scan):
+        return _planned(index, body, cas, began)
+    return await BODIES.run(lambda: _planned(index, body, cas, began))
+
+
+def _is_light(value: Any) -> bool:
+    """Tell whether a value is quickly encoded; finding out takes no longer than that."""
+    waiting, weight = [value], 0
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, dict | list):
+            weight += len(item)
+            if weight <= LIGHT_MAX:
+                waiting.extend(item.values() if isinstance(item, dict) else item)
+        elif isinstance(item, str):
+            weight += len(item) // 64
+        if weight > LIGHT_MAX:
+            return False
+    return True
+
+
+def _planned(index: Index, body: ScanBody, cas: int, began: float) -> _Plan:
     order = order_of(index)
     descending = body.order == "desc"
     try:
@@ -188,9 +217,9 @@ def _plan(shell: Shell, body: ScanBody) -> _Plan:
         descending=descending,
         limit=body.limit,
         consistency=_consistency(body, cursor),
-        deadline=time.monotonic() + body.timeout_ms / 1000,
+        deadline=began + body.timeout_ms / 1000,
     )
-    return _Plan(asked, order, digest, shell.node.state.cas)
+    return _Plan(asked, order, digest, cas)
 
 
 def _consistency(body: ScanBody, cursor: Cursor | None) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +13,7 @@ from coordinator.core.handshake import Handshake
 from coordinator.core.node import Node
 from coordinator.core.progress import Progress
 from coordinator.core.state import StateContext, Versioned
+from coordinator.http.encoding import Raw
 
 
 def state(node: int, authority: AuthorityState | None, context: StateContext) -> dict[str, Any]:
@@ -38,12 +38,17 @@ def state(node: int, authority: AuthorityState | None, context: StateContext) ->
 def config(context: StateContext) -> dict[str, Any]:
     """Return every setting with its CAS, by key."""
     held = {v.entity.name: v for v in context.of_kind("config") if isinstance(v.entity, Setting)}
-    return {n: {"value": setting_value(held[n]), "cas": held[n].cas} for n in sorted(held)}
+    return {n: Raw(_setting(held[n])) for n in sorted(held)}
 
 
-def setting_value(versioned: Versioned) -> Any:
-    assert isinstance(versioned.entity, Setting)
-    return json.loads(versioned.entity.value_json)
+def _setting(held: Versioned) -> str:
+    return f'{{"value":{setting_value(held)},"cas":{held.cas}}}'
+
+
+def setting_value(held: Versioned) -> Raw:
+    """Return a setting's value: the text that was written, which was JSON then."""
+    assert isinstance(held.entity, Setting)
+    return Raw(held.entity.value_json)
 
 
 def _index(index: Index, cas: int) -> dict[str, Any]:
@@ -100,9 +105,9 @@ def topology(context: StateContext) -> dict[str, Any]:
     }
 
 
-def transactions(node: Node, limit: int) -> dict[str, Any]:
+def transactions(authority: AuthorityState | None, limit: int) -> dict[str, Any]:
     """Return the newest rows of the rolling log of transactions, newest first."""
-    rows = node.authority.newest(limit) if node.authority else ()
+    rows = authority.newest(limit) if authority else ()
     return {
         "transactions": [
             {
