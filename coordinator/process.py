@@ -24,9 +24,11 @@ from coordinator.codec import Codec
 from coordinator.core.config import NodeConfig
 from coordinator.core.inputs import Started
 from coordinator.core.node import Node
+from coordinator.guarding import add_allowed_host, warn_unless_local
 from coordinator.kafka.errors import KafkaRefusal, explain
 from coordinator.kafka.readers import watermarks
 from coordinator.kafka.topics import COMMIT, ensure_topics, topic_name
+from coordinator.private import private_folder
 from coordinator.shell import EXIT_FAILED, EXIT_REFUSED, Shell
 from coordinator.stopping import ignore_stops, on_stop_in
 from coordinator.store import Store, StoreError, open_or_replace
@@ -87,6 +89,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True, help="of the HTTP API")
+    add_allowed_host(parser)
     parser.add_argument("--replication-factor", type=int, default=1)
     parser.add_argument("--not-durable", action="store_true", help="let Kafka flush when it likes")
     parser.add_argument(
@@ -136,6 +139,10 @@ def _run(arguments: argparse.Namespace) -> int:
         replication_factor=arguments.replication_factor,
         durable=not arguments.not_durable,
     )
+    try:
+        private_folder(arguments.data_dir)
+    except OSError as error:
+        raise StoreError("store_unusable", f"{arguments.data_dir}: {error.strerror}") from error
     store, damage = open_or_replace(arguments.data_dir)
     if damage:
         log.error("%s: synchronising in full [store_damaged]", damage)
@@ -165,7 +172,8 @@ async def _serve(arguments: argparse.Namespace, store: Store, started: Started) 
     )
     loop = asyncio.get_running_loop()
     on_stop_in(loop, shell.stop)
-    app = build_app(shell)
+    warn_unless_local(arguments.host, log)
+    app = build_app(shell, arguments.allowed_host)
     server = HttpServer(app, arguments.host, arguments.port)
     if not await server.start():
         message = f"port {arguments.port} is taken: choose another with --http-port"

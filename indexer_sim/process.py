@@ -77,6 +77,7 @@ class Options:
     host: str = "127.0.0.1"
     port: int = 0
     checkpoint_s: float = 10.0
+    allowed_hosts: tuple[str, ...] = ()
 
 
 class LogReplacedError(Exception):
@@ -130,7 +131,8 @@ class Indexer:
     def _scan_server(self) -> ScanServer:
         host, port = self.options.host, self.options.port
         try:
-            return ScanServer(StorageReading(self.storage), self.options.indexer, host, port)
+            reading, allowed = StorageReading(self.storage), self.options.allowed_hosts
+            return ScanServer(reading, self.options.indexer, host, port, allowed)
         except OSError as error:
             self.storage.close()
             raise PortTakenError(f"{host}:{port}: {error.strerror}") from error

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from coordinator.private import private_folder
+
 from .brokers import brokers_without_data
 from .errors import EmbeddedError
 from .files import FileLock, write_json
@@ -48,12 +50,12 @@ class ClusterFile:
 
 @contextmanager
 def locked(data_dir: Path) -> Iterator[FileLock]:
-    """Hold the folder's lock, making the folder if it is missing.
+    """Hold the folder's lock, making the folder if it is missing; only its owner can look into it.
 
     Raises EmbeddedError: `data_folder_in_use`, `data_folder_unusable`.
     """
     try:
-        data_dir.mkdir(parents=True, exist_ok=True)
+        private_folder(data_dir)
         lock = FileLock(data_dir / LOCK_FILE)
         held = lock.acquire(timeout_s=LOCK_TIMEOUT_S)
     except OSError as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -26,6 +27,7 @@ from coordinator.core.ddl import PRINCIPAL_LENGTH_MAX, SETTING_BYTES_MAX
 from coordinator.core.types import CAS_MAX
 from coordinator.ddl_commands import normalised
 from coordinator.examining import ExaminingError
+from coordinator.guarding import Guard, host_of, own_hosts
 from coordinator.http import models, views
 from coordinator.http.aside import DEFINITIONS, VIEWS, Turns
 from coordinator.http.encoding import Raw, encoded
@@ -48,14 +50,16 @@ CAS_DIGITS_MAX = len(str(CAS_MAX))
 Consistency = Literal["local", "linearizable"] | None
 
 
-def build_app(shell: Shell) -> FastAPI:
-    """Return the ASGI application of one node."""
+def build_app(shell: Shell, allowed_hosts: Iterable[str] = ()) -> FastAPI:
+    """Return the ASGI application of one node, which is known by its address and these hosts."""
     app = FastAPI(
         title="Index Coordinator",
         version="1",
         description="DDL, topology and settings of distributed secondary indexes.",
         responses={"default": {"model": models.ErrorAnswer, "description": "An error"}},
     )
+    address = host_of(shell.node.config.address)
+    app.add_middleware(Guard, hosts=own_hosts(address, *allowed_hosts))
     app.router.route_class = BoundedRoute
     _serve_description(app)
     _handle_errors(app)

@@ -7,6 +7,7 @@ from typing import Any
 
 from starlette.responses import Response
 
+from coordinator import guarding
 from coordinator.core.commands import Outcome
 from coordinator.http.encoding import encoded
 
@@ -30,6 +31,7 @@ STATUS: Mapping[str, int] = {
     "cas_mismatch": 412,
     "value_too_large": 413,
     "request_mismatch": 422,
+    **guarding.STATUS,
     "internal": 500,
     "no_master": 503,
     "unavailable": 503,

@@ -28,6 +28,7 @@ from coordinator.core.entities import (
     PENDING,
     Bucket,
     Index,
+    Slice,
 )
 from coordinator.core.inputs import StabilityRequired
 from coordinator.core.key_order import KeyOrder, order_of
@@ -55,6 +56,10 @@ LIGHT_MAX = 100
 
 ASK_PAUSE_S = 1.0
 """A scan that waits for a timestamp says so each second."""
+
+ARRIVAL_S, ARRIVAL_PAUSE_S = 3.0, 0.05
+"""So long a scan waits for an indexer that is heard to be registered: the master does that at once,
+unless it waits for a restart timestamp."""
 
 SCAN_SECONDS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.25, 0.5, 1, 2, 4, 8, 16)
 
@@ -134,10 +139,7 @@ def add_scans(app: FastAPI, shell: Shell) -> None:
     running = 0
 
     def address(indexer: int) -> str | None:
-        peer = shell.node.indexers.get(indexer)
-        if peer is None or not shell.node.alive(peer) or not peer.beat.address.startswith("http"):
-            return None
-        return str(peer.beat.address)
+        return views.scan_address(shell.node, indexer)
 
     @app.post("/v1/scan")
     async def scan(body: ScanBody) -> Response:
@@ -160,6 +162,7 @@ def add_scans(app: FastAPI, shell: Shell) -> None:
         if running > SCANS_MAX:
             raise ApiError("overloaded", f"{SCANS_MAX} scans are being answered")
         plan = await _plan(shell, body)
+        await _arrived(shell, plan.asked)
         scatter = Scatter(calls, plan.asked, address)
         try:
             async with _hurrying(shell, body, plan.asked):
@@ -168,6 +171,24 @@ def add_scans(app: FastAPI, shell: Shell) -> None:
             raise ApiError(failure.code, failure.message, failure.details) from failure
         size = sum(map(len, found.entries))
         return await aside(size, lambda: _answer(body, plan, found)), plan.cas
+
+
+async def _arrived(shell: Shell, asked: Asked) -> None:
+    """Wait a moment, where a slice has no host that can be asked, but one that was just started.
+
+    It is heard before it is registered, and is not asked before that.
+    """
+    until_s = min(asked.deadline, time.monotonic() + ARRIVAL_S)
+    pieces = [piece for piece in asked.index.slices if piece.number in asked.slices]
+    while time.monotonic() < until_s and any(_is_arriving(shell, piece) for piece in pieces):
+        await asyncio.sleep(ARRIVAL_PAUSE_S)
+
+
+def _is_arriving(shell: Shell, piece: Slice) -> bool:
+    node = shell.node
+    if any(views.scan_address(node, host) for host in piece.hosts):
+        return False
+    return any(node.alive(node.indexers.get(host)) for host in piece.hosts)
 
 
 async def _plan(shell: Shell, body: ScanBody) -> _Plan:

@@ -123,7 +123,11 @@ def transactions(authority: AuthorityState | None, limit: int) -> dict[str, Any]
 
 
 def members(node: Node) -> dict[str, Any]:
-    """Return every node of the roster, as the Authority and the heartbeats have it."""
+    """Return every node of the roster, as the Authority and the heartbeats have it.
+
+    Clients write where an address leads: it is the one with which a node was admitted, and never
+    one that only a heartbeat names, which anybody can have sent.
+    """
     authority = node.authority
     roster = authority.roster if authority else node.config.roster
     known = set(roster) | set(node.peers) | {node.config.node}
@@ -143,7 +147,7 @@ def members(node: Node) -> dict[str, Any]:
                 "state": beat.state if beat else "unknown",
                 "cas": beat.cas if beat else 0,
                 "digest": digests.text(beat.digest) if beat else "",
-                "address": beat.address if beat else member.address if member else "",
+                "address": node.config.address if own else member.address if member else "",
                 "pid": beat.pid if beat else 0,
                 "alive": own or node.alive(peer),
                 "reason": beat.reason if beat else "",
@@ -165,6 +169,18 @@ def members(node: Node) -> dict[str, Any]:
     }
 
 
+def scan_address(node: Node, indexer: int) -> str | None:
+    """Return where a live indexer is asked for scans: the address that is registered for the life
+    of it that is heard. None: it is not alive, or its heartbeats name another one."""
+    info = node.authority.indexers.get(indexer) if node.authority else None
+    peer = node.indexers.get(indexer)
+    if info is None or peer is None or not node.alive(peer):
+        return None
+    said = (peer.beat.incarnation, peer.beat.address)
+    known = said == (info.incarnation, info.address) and info.address.startswith("http")
+    return info.address if known else None
+
+
 def indexers(node: Node) -> dict[str, Any]:
     """Return every indexer that is registered or was heard, with its load."""
     registered = node.authority.indexers if node.authority else {}
@@ -177,7 +193,7 @@ def indexers(node: Node) -> dict[str, Any]:
         rows.append(
             {
                 "id": number,
-                "address": beat.address if beat else info.address if info else "",
+                "address": info.address if info else "",
                 "zone": beat.zone if beat else info.zone if info else "",
                 "registered": info is not None,
                 "alive": info is not None and node.alive(peer),
@@ -215,11 +231,11 @@ def projectors(node: Node) -> dict[str, Any]:
         rows.append(
             {
                 "id": number,
-                "address": beat.address if beat else info.address if info else "",
+                "address": info.address if info else "",
                 "registered": info is not None,
                 "alive": info is not None and node.alive(peer),
                 "pid": beat.pid if beat else 0,
-                "kv": beat.kv if beat else "",
+                "kv": beat.kv if beat and info and beat.incarnation == info.incarnation else "",
                 "buckets": {b.name: b.vbuckets for b in beat.buckets} if beat else {},
                 "waiting": sorted(w.bucket for w in beat.waiting) if beat else [],
             }

@@ -42,6 +42,10 @@ from coordinator.store import Store
 
 T = TypeVar("T")
 
+JSON = {"Content-Type": "application/json"}
+LINES = {"Content-Type": "application/x-ndjson"}
+"""What the body of a POST is: without that it is refused."""
+
 DEADLINE_S = 45.0
 IMPATIENCE_S = 0.002
 POLL_S = 0.02
