@@ -199,8 +199,7 @@ def status(session: Session) -> None:
     """
     from coordinator.cli import status as view
 
-    probe_s = min(session.timeout_s or view.PROBE_DEADLINE_S, view.PROBE_DEADLINE_S)
-    with session.connect() as client, session.connect(probe_s) as probe:
+    with session.connect() as client, session.probe() as probe:
         found = view.gather(client, probe)
     if session.json:
         print_json(found)

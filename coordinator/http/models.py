@@ -178,8 +178,9 @@ class MastershipModel(BaseModel):
 
 
 class MembersAnswer(BaseModel):
-    """`minimum` is how many copies a transaction needs."""
+    """`node` is who answers; `minimum` is how many copies a transaction needs."""
 
+    node: int
     epoch: int
     master: int | None
     mastership: MastershipModel

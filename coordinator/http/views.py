@@ -155,6 +155,7 @@ def members(node: Node) -> dict[str, Any]:
         )
     standing = node.election.mastership
     return {
+        "node": node.config.node,
         "epoch": authority.epoch if authority else 0,
         "master": (authority.master or None) if authority else None,
         "mastership": {
