@@ -20,7 +20,13 @@ from coordinator.core.commands import Outcome
 from coordinator.core.config import NodeConfig
 from coordinator.core.entities import Index
 from coordinator.core.node import Node
-from coordinator.core.records import ALLOCATED, IndexerHeartbeat, NodeHeartbeat, SliceAnswered
+from coordinator.core.records import (
+    ALLOCATED,
+    IndexerHeartbeat,
+    NodeHeartbeat,
+    ReadBarrier,
+    SliceAnswered,
+)
 from coordinator.core.types import Instant
 from coordinator.examining import Examiner
 from coordinator.http.app import build_app
@@ -52,6 +58,8 @@ class LoneNode:
         self.letters: list[Any] = []
         self.halted: fx.Halt | None = None
         self.heard: Callable[[int, Outcome], None] = self.replies.__setitem__
+        self.holds_barriers = False
+        """Whether barriers, and nothing else, are not read back."""
         self._serves = serves
         self._commit = self._statecontext = 0
         self._inbox: deque[inp.Input] = deque([inp.Started(None, 0, 0)])
@@ -94,7 +102,8 @@ class LoneNode:
     def _carried_out(self, effect: fx.Effect) -> Iterable[inp.Input]:
         match effect:
             case fx.Append():
-                return [self.read(effect.record)]
+                held = self.holds_barriers and isinstance(effect.record, ReadBarrier)
+                return [] if held else [self.read(effect.record)]
             case fx.Save():
                 return [inp.Stored(effect.token)] if effect.sync else []
             case fx.Beat():
