@@ -65,9 +65,33 @@ def _built(name: str, fields: Fields) -> Any:
     if builder is None:
         raise SchemaError("unknown_schema", f"{name} is no record of its own")
     try:
-        return builder(fields)
+        record = builder(fields)
     except Exception as error:
         raise SchemaError("bad_body", f"{name}: {type(error).__name__}: {error}") from error
+    if type(record) in _VECTORED:
+        _check_vector(name, record)
+    elif type(record) is stream_records.ConsolidatedStability:
+        for timestamp in record.timestamps:
+            _check_vector(name, timestamp)
+    return record
+
+
+_VECTORED = frozenset(
+    {
+        entities.Stream,
+        stream_records.CatchUpRequested,
+        stream_records.HwHeartbeat,
+        stream_records.RestartTimestamp,
+        stream_records.StabilityTimestamp,
+    }
+)
+"""Records whose `vbuuids` and `seqnos` are a vector: 8 bytes a vbucket each."""
+
+
+def _check_vector(name: str, record: Any) -> None:
+    vbuuids, seqnos = len(record.vbuuids), len(record.seqnos)
+    if vbuuids != seqnos or seqnos % 8:
+        raise SchemaError("bad_body", f"{name}: {vbuuids} and {seqnos} bytes are no vector")
 
 
 class Codec:

@@ -29,7 +29,7 @@ from coordinator.ddl_commands import normalised
 from coordinator.examining import ExaminingError
 from coordinator.guarding import Guard, host_of, own_hosts
 from coordinator.http import models, views
-from coordinator.http.aside import DEFINITIONS, VIEWS, Turns
+from coordinator.http.aside import DEFINITIONS, READS, VIEWS, Turns
 from coordinator.http.encoding import Raw, encoded
 from coordinator.http.errors import ApiError, error_response, json_response, raise_unless_ok
 from coordinator.http.membership import add_membership
@@ -355,11 +355,13 @@ async def _settle(shell: Shell, consistency: Consistency, at_least: int) -> None
     deadline = shell.now().mono_ms + DEADLINE_MS
     linearizable = consistency == "linearizable" or (consistency is None and node.master)
     if linearizable:
-        raise_unless_ok(await shell.ask(lambda token: inputs.ReadRequested(token, deadline, True)))
+        with READS.one():
+            asked = shell.ask(lambda token: inputs.ReadRequested(token, deadline, True))
+            raise_unless_ok(await asked)
     if at_least > node.state.cas:
-        raise_unless_ok(
-            await shell.ask(lambda token: inputs.ReadRequested(token, deadline, False, at_least))
-        )
+        with READS.one():
+            asked = shell.ask(lambda token: inputs.ReadRequested(token, deadline, False, at_least))
+            raise_unless_ok(await asked)
 
 
 def _add_reads(app: FastAPI, shell: Shell) -> None:

@@ -7,9 +7,9 @@ whoever wants many answers at once would only get all of them later.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import TypeVar
 
 from coordinator.http.errors import ApiError
@@ -36,6 +36,24 @@ class Aside:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
         finally:
             self._waiting -= 1
+
+
+class Seats:
+    """How many requests may wait for the node at a time: it looks at each with every commit."""
+
+    def __init__(self, seats: int) -> None:
+        self._free = seats
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Hold a seat. ApiError `overloaded`: all are taken."""
+        if self._free <= 0:
+            raise ApiError("overloaded", "too many requests wait for this node: retry")
+        self._free -= 1
+        try:
+            yield
+        finally:
+            self._free += 1
 
 
 class Turns:
@@ -65,6 +83,9 @@ class Turns:
         finally:
             self._turn.release()
 
+
+READS = Seats(1_024)
+"""Reads that wait for a barrier, or until a CAS is applied."""
 
 BODIES = Aside("bodies", 64)
 """Reads what clients sent, if it is long."""

@@ -99,6 +99,11 @@ class LoneNode:
         self._commit += 1
         return inp.CommitRead((entry,))
 
+    def end_of_commit(self) -> int:
+        """Return the offset of the next record of `commit`, which somebody else writes."""
+        self._commit += 1
+        return self._commit - 1
+
     def _carried_out(self, effect: fx.Effect) -> Iterable[inp.Input]:
         match effect:
             case fx.Append():

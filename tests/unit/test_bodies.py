@@ -13,8 +13,9 @@ from starlette.requests import ClientDisconnect, Request
 from coordinator.bodies import BodyTooLarge, read_body
 from coordinator.core import json_text
 from coordinator.core.ddl import SETTING_BYTES_MAX
+from coordinator.http import app as apps
 from coordinator.http import aside, reading
-from coordinator.http.aside import Aside, Turns
+from coordinator.http.aside import Aside, Seats, Turns
 from coordinator.http.encoding import Raw, encoded
 from coordinator.http.errors import ApiError
 from coordinator.http.models import CreateIndexBody
@@ -270,6 +271,23 @@ def test_large_requests_take_turns_and_do_not_wait_for_ever() -> None:
         await take()
 
     asyncio.run(run())
+
+
+def test_only_so_many_reads_wait_for_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    seats = Seats(1)
+    with seats.one(), pytest.raises(ApiError, match="retry"), seats.one():
+        pass
+    with seats.one():
+        pass
+    monkeypatch.setattr(apps, "READS", Seats(0))
+
+    async def check(shell: LoneShell, http: Any) -> None:
+        assert refusal(await http.get("/v1/state")) == (503, "overloaded")
+        ahead = await http.get("/v1/state?consistency=local&at_least=999")
+        assert refusal(ahead) == (503, "overloaded")
+        assert (await http.get("/v1/state?consistency=local")).status_code == 200
+
+    ask(check)
 
 
 def test_the_bounds_of_work_beside_the_loop_have_names() -> None:
