@@ -13,6 +13,7 @@ PLANE := tests/simulation/test_plane.py
 ARGS ?=
 SEEDS ?= 1000
 ROUNDS ?= 10
+FUZZ_SECONDS ?= 20
 
 # Compiled modules, and tests as pytest rewrites them, are kept for the next process.
 unexport PYTHONDONTWRITEBYTECODE
@@ -60,9 +61,11 @@ bench: java $(STAMP) ## Measure it, on this machine
 simulate: $(STAMP) ## Run the simulator over many seeds (SEEDS=1000)
 	@exec $(BIN)/python -m tests.simulation --seeds $(SEEDS) $(ARGS)
 
-chaos: java $(STAMP) ## Hurt a real cluster, round after round (ROUNDS=10; ARGS="--brokers 3")
+chaos: java $(STAMP) ## Hurt a real cluster, and fuzz (ROUNDS=10 FUZZ_SECONDS=20; ARGS="--brokers 3")
 	@$(BIN)/python -m tests.faults --rounds $(ROUNDS) $(ARGS)
 	@MATRIX=1 $(BIN)/pytest -q -m matrix tests/integration tests/faults
+	@FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/pytest -q -m fuzz tests/unit
+	@ATTACK_S=$(FUZZ_SECONDS) $(BIN)/pytest -q tests/integration/test_hostile_requests.py
 
 mutants: java $(STAMP) ## Plant bugs one by one, and see that a test notices (ARGS="NAME")
 	@exec $(BIN)/python -m tests.mutants $(ARGS)

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from starlette.requests import Request
 
+DIGITS_MAX = 18
+"""A longer length is too large, whatever the limit."""
+
 
 class BodyTooLongError(Exception):
     """The body of a request has more bytes than may be; the rest of it was not read.
@@ -29,8 +32,10 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
     starlette's ClientDisconnect.
     """
     announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced) > limit_bytes:
-        raise BodyTooLongError(limit_bytes)
+    if announced.isascii() and announced.isdigit():
+        digits = announced.lstrip("0") or "0"
+        if len(digits) > DIGITS_MAX or int(digits) > limit_bytes:
+            raise BodyTooLongError(limit_bytes)
     pieces: list[bytes] = []
     size = 0
     async for piece in request.stream():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from hashlib import blake2b
-from typing import Any
+from typing import Any, get_args
 
 from immutables import Map
 
@@ -49,14 +49,58 @@ def encode(record: Any) -> bytes:
 
 def decode(data: bytes) -> Any:
     """Return the record or entity that `data` encodes. Raises SchemaError."""
+    return _built(*registry().decode(data))
+
+
+def decode_entity(data: bytes) -> entities.Entity:
+    """Return the entity that `data` encodes: nothing that has records inside. Raises SchemaError.
+
+    What a mutation carries is read by this. A mutation inside of a mutation would be read as deep
+    as somebody cared to nest them.
+    """
     name, fields = registry().decode(data)
+    if name not in _ENTITIES:
+        raise SchemaError("bad_body", f"an entity belongs here, not {name}")
+    entity: entities.Entity = _built(name, fields)
+    return entity
+
+
+_ENTITIES = frozenset(kind.__name__ for kind in get_args(entities.Entity))
+
+
+def _built(name: str, fields: Fields) -> Any:
+    """Return the record of these fields. Whatever is odd about them is a SchemaError."""
     builder = FROM_AVRO.get(name)
     if builder is None:
         raise SchemaError("unknown_schema", f"{name} is no record of its own")
     try:
-        return builder(fields)
-    except (KeyError, TypeError, ValueError) as error:
+        record = builder(fields)
+    except Exception as error:
         raise SchemaError("bad_body", f"{name}: {type(error).__name__}: {error}") from error
+    if type(record) in _VECTORED:
+        _check_vector(name, record)
+    elif type(record) is stream_records.ConsolidatedStability:
+        for timestamp in record.timestamps:
+            _check_vector(name, timestamp)
+    return record
+
+
+_VECTORED = frozenset(
+    {
+        entities.Stream,
+        stream_records.CatchUpRequested,
+        stream_records.HwHeartbeat,
+        stream_records.RestartTimestamp,
+        stream_records.StabilityTimestamp,
+    }
+)
+"""Records whose `vbuuids` and `seqnos` are a vector: 8 bytes a vbucket each."""
+
+
+def _check_vector(name: str, record: Any) -> None:
+    vbuuids, seqnos = len(record.vbuuids), len(record.seqnos)
+    if vbuuids != seqnos or seqnos % 8:
+        raise SchemaError("bad_body", f"{name}: {vbuuids} and {seqnos} bytes are no vector")
 
 
 class Codec:
@@ -145,7 +189,7 @@ def _mutation_from(fields: Fields) -> Mutation:
         fields["event"],
         fields["key"],
         value,
-        None if value is None else decode(value),
+        None if value is None else decode_entity(value),
         fields["request"],
         fields["principal"],
         fields["at_ms"],
@@ -422,7 +466,7 @@ def decode_ddl(data: bytes, position: commands.Position) -> commands.Request:
         raise SchemaError("bad_body", f"a request id has 1 to {REQUEST_ID_LENGTH_MAX} characters")
     if len(fields["principal"]) > PRINCIPAL_LENGTH_MAX:
         raise SchemaError("bad_body", f"a principal has at most {PRINCIPAL_LENGTH_MAX} characters")
-    command = FROM_AVRO[_DDL[given[0][0]].__name__](given[0][1])
+    command = _built(_DDL[given[0][0]].__name__, given[0][1])
     return commands.Request(
         command=command,
         id=fields["request"],

@@ -24,9 +24,11 @@ from coordinator.codec import Codec
 from coordinator.core.config import NodeConfig
 from coordinator.core.inputs import Started
 from coordinator.core.node import Node
+from coordinator.guarding import add_allowed_host, warn_unless_local
 from coordinator.kafka.errors import KafkaRefusal, explain
 from coordinator.kafka.readers import watermarks
 from coordinator.kafka.topics import COMMIT, ensure_topics, topic_name
+from coordinator.private import keep_private
 from coordinator.shell import EXIT_FAILED, EXIT_REFUSED, Shell
 from coordinator.stopping import ignore_stops, on_stop_in
 from coordinator.store import Store, StoreError, open_or_replace
@@ -53,6 +55,9 @@ LOG_CAPACITY_MAX = 10_000
 """A snapshot of the Authority carries all of it, in one record."""
 
 NODES_MAX = 250
+
+GARBAGE_OBJECTS = 10_000
+"""Python looks for garbage among new objects after so many of them, not after each 700."""
 
 SWITCH_INTERVAL_S = 0.001
 """Threads hand each other small things: Python's default of 5 ms would show as latency."""
@@ -87,6 +92,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True, help="of the HTTP API")
+    add_allowed_host(parser)
     parser.add_argument("--replication-factor", type=int, default=1)
     parser.add_argument("--not-durable", action="store_true", help="let Kafka flush when it likes")
     parser.add_argument(
@@ -136,6 +142,12 @@ def _run(arguments: argparse.Namespace) -> int:
         replication_factor=arguments.replication_factor,
         durable=not arguments.not_durable,
     )
+    if trouble := keep_private(arguments.data_dir):
+        log.warning("%s", trouble)
+    try:
+        arguments.data_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError("store_unusable", f"{arguments.data_dir}: {error.strerror}") from error
     store, damage = open_or_replace(arguments.data_dir)
     if damage:
         log.error("%s: synchronising in full [store_damaged]", damage)
@@ -168,12 +180,14 @@ async def _serve(arguments: argparse.Namespace, store: Store, started: Started) 
     )
     loop = asyncio.get_running_loop()
     on_stop_in(loop, shell.stop)
-    app = build_app(shell)
+    warn_unless_local(arguments.host, log)
+    app = build_app(shell, arguments.allowed_host)
     server = HttpServer(app, arguments.host, arguments.port)
     if not await server.start():
         message = f"port {arguments.port} is taken: choose another with --http-port"
         print(f"error: {message} [port_taken]", file=sys.stderr)
         return EXIT_REFUSED
+    _spare_what_stays()
     running: asyncio.Task[Any] = asyncio.create_task(shell.run(started))
     await shell.stopped.wait()
     await running
@@ -182,6 +196,17 @@ async def _serve(arguments: argparse.Namespace, store: Store, started: Started) 
     await shell.close()
     ignore_stops(loop)
     return shell.exit_code
+
+
+def _spare_what_stays() -> None:
+    """Have Python's search for garbage leave out what there is now: it stays as long as the node.
+
+    The search stops everything else. Modules and the restored state are nearly all that it would
+    look at, and it begins whenever a client has sent many small things.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GARBAGE_OBJECTS)
 
 
 if __name__ == "__main__":

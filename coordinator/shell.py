@@ -28,6 +28,7 @@ from coordinator.core.scrubber import Findings, Scrubber
 from coordinator.core.stream_records import FailoverLog, HwHeartbeat
 from coordinator.core.types import Instant
 from coordinator.ddl_commands import read_command
+from coordinator.examining import Examiner
 from coordinator.kafka.agents import Folds
 from coordinator.kafka.producers import PlainProducer, TransactionalProducer
 from coordinator.kafka.readers import BEGINNING, END, LogProbe, TailReader, watermarks
@@ -53,6 +54,9 @@ from schemas.registry import SchemaError
 log = logging.getLogger("coordinator")
 
 TICK_S = 0.05
+DDL_PORTION = 16
+"""So many commands are examined before the master is given them: those behind may take longer."""
+
 EXAMINE_TIMEOUT_S = 2.0
 HAND_OVER_S = 2.0
 EXIT_FAILED, EXIT_REFUSED = 1, 78
@@ -86,6 +90,7 @@ class Shell:
         self._probe_log = LogProbe(bootstrap_servers)
         self._reading = threading.Event()
         self._sources = Sources(bootstrap_servers, cluster, self._reading, self._bury_unreadable)
+        self.examiner = Examiner()
         self._fold: Folds | None = None
         self._beats: TailReader | None = None
         self._acks: TailReader | None = None
@@ -151,6 +156,9 @@ class Shell:
             if self._fold is not None and self._fold.failure:
                 log.error("the Faust application crashed: %s", self._fold.failure)
                 self._stop(EXIT_FAILED)
+            if any(reader.has_died for reader in self._readers):
+                log.error("a reader has died, and has not said why")
+                self._stop(EXIT_FAILED)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.stopped.wait(), TICK_S)
 
@@ -160,9 +168,9 @@ class Shell:
         if self._watchdog is not None:
             await asyncio.to_thread(self._watchdog.stop)
         self._reading.set()
-        for reader in (self._ddl, self._acks, self._streams, self._beats):
-            if reader is not None:
-                await asyncio.to_thread(reader.stop)
+        await asyncio.to_thread(self.examiner.close)
+        for reader in self._readers:
+            await asyncio.to_thread(reader.stop)
         for task in self._tasks:
             task.cancel()
         if self._fold is not None:
@@ -196,6 +204,9 @@ class Shell:
             self._stop(0)
 
     def _stop(self, exit_code: int) -> None:
+        """Begin to end. What fails from then on, because all else ends, has nothing to say."""
+        if self.stopped.is_set():
+            return
         self.exit_code = exit_code
         for caller in self._callers.values():
             if not caller.done():
@@ -205,7 +216,14 @@ class Shell:
     def _spawn(self, work: Any) -> None:
         task = self._loop.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._task_ended)
+
+    def _task_ended(self, task: asyncio.Task[Any]) -> None:
+        """The node waits for what a task would have fed: one that failed must not go unheard."""
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a task of the node failed", exc_info=error)
+            self._stop(EXIT_FAILED)
 
     # -- callers -----------------------------------------------------------------------------
 
@@ -229,6 +247,12 @@ class Shell:
             caller.set_result(effect.outcome)
 
     # -- reading -----------------------------------------------------------------------------
+
+    @property
+    def _readers(self) -> list[TailReader]:
+        """The readers that there are now: while one of them does not read, the node is deaf."""
+        readers = (self._ddl, self._acks, self._streams, self._beats)
+        return [reader for reader in readers if reader is not None]
 
     def _follow(self, effect: effects.Follow) -> None:
         config = self.node.config
@@ -282,8 +306,10 @@ class Shell:
             self.feed(made(tuple(records)))
 
     def _reader_failed(self, reason: str) -> None:
-        log.error("a reader failed: %s", reason)
-        self._loop.call_soon_threadsafe(self._stop, EXIT_FAILED)
+        if not self.stopped.is_set():
+            log.error("a reader failed: %s", reason)
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._stop, EXIT_FAILED)
 
     def _read_ddl(self, effect: effects.ReadDdl) -> None:
         self._stop_ddl(effects.StopDdl())
@@ -319,9 +345,16 @@ class Shell:
         return master is not None and master.is_behind
 
     def _ddl_read(self, reading: int, messages: list[Message]) -> None:
-        requests = tuple(read_command(_bytes(message), _position(message)) for message in messages)
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._take_ddl, reading, requests)
+        """Read commands, and examine them, which may take a while: in the reader's thread."""
+        for begin in range(0, len(messages), DDL_PORTION):
+            requests = tuple(
+                read_command(_bytes(message), _position(message), self.examiner.examine)
+                for message in messages[begin : begin + DDL_PORTION]
+            )
+            if reading != self._ddl_reading:
+                return
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._take_ddl, reading, requests)
 
     def _take_ddl(self, reading: int, requests: tuple[Request, ...]) -> None:
         """Feed what the reader of now has read: that of an earlier mastership was further on, and

@@ -24,6 +24,10 @@ How a script is read:
 
 sqlglot is slow to import, so it is imported at the first use. Nothing here does I/O. All
 statements of a script are read before any is returned.
+
+Reading is total: whatever the text, it ends in a result or in `SqlError`. sqlglot takes stack for
+each level of an expression and time for each token, so both have bounds that are looked at before
+it is called. What is accepted needs the same stack wherever it is read again.
 """
 
 from __future__ import annotations
@@ -31,14 +35,33 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, fields
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
+from coordinator.core import json_text
+
 if TYPE_CHECKING:
     from sqlglot import Dialect, exp
     from sqlglot.tokenizer_core import Token
+
+SCRIPT_LENGTH_MAX = 1_000_000
+"""So many characters of statements are read at once: they are all kept until the last one."""
+
+TOKENS_MAX = 2_048
+"""So many tokens an expression may have: reading and checking one takes some 60 microseconds. A
+list of 1,000 strings has 2,000."""
+
+NESTING_MAX = 24
+"""So deep brackets, `CASE` and signs before an operand may be nested: sqlglot takes up to 25 calls
+in each other for a level, and Python allows 1,000. An index takes 20 levels anyway."""
+
+TREE_DEPTH_MAX = 100
+"""So deep the tree of an expression may be. Operators in a row make it deep without brackets; those
+of one kind are one level, since sqlglot writes them in a loop."""
 
 PRIMARY_NAME = "#primary"
 
@@ -60,6 +83,7 @@ _RESERVED = frozenset(
     }
 )
 _EXCERPT_WIDTH_MAX = 100
+_CAUSE_LENGTH_MAX = 200
 
 
 class SqlError(Exception):
@@ -183,6 +207,8 @@ def parse_script(text: str) -> list[Statement]:
     Raises `SqlError` at the first place that is not understood.
     """
     source = _Source(text)
+    if len(text) > SCRIPT_LENGTH_MAX:
+        raise source.error(f"at most {SCRIPT_LENGTH_MAX} characters can be read at once", 0)
     options = source.blank_comments_and_options()
     return _Parser(source, options, _tokenize(source)).script()
 
@@ -211,14 +237,23 @@ def normalise_expression(text: str, *, key: bool = False) -> str:
 def parse_expression(text: str, *, key: bool = False) -> exp.Expr:
     """Return the syntax tree of one expression, with `key` an `Ordered`; or raise `SqlError`."""
     source = _Source(text)
-    source.blank_comments_and_options()
-    tokens = _tokenize(source)
+    tokens = _tokens_of_expression(source)
     if not tokens:
         raise source.error("expected an expression", 0)
     for token in tokens:
         if source.visible[token.start] == ";":
             raise source.error("expected the end of the expression, found ;", token.start)
     return _Parser(source, {}, tokens).tree(tokens, key=key)
+
+
+def count_tokens(text: str) -> int:
+    """Return how many tokens an expression has: what reading it costs. Raises `SqlError`."""
+    return len(_tokens_of_expression(_Source(text)))
+
+
+def _tokens_of_expression(source: _Source) -> list[Token]:
+    source.blank_comments_and_options()
+    return _tokenize(source)
 
 
 def _written(tree: exp.Expr) -> str:
@@ -249,14 +284,19 @@ class _Source:
         self.text = text
         self.visible = text
 
+    @functools.cached_property
+    def _lines(self) -> list[int]:
+        """The offsets at which lines begin."""
+        return [0, *(match.end() for match in re.finditer("\n", self.text))]
+
     def error(self, message: str, offset: int) -> SqlError:
         line, column = self.position(offset)
         return SqlError(message, line, column, self.text.split("\n")[line - 1].rstrip("\r"))
 
     def position(self, offset: int) -> tuple[int, int]:
         """Return line and column of `offset`, both from 1; a tab is one column."""
-        before = self.text[:offset]
-        return before.count("\n") + 1, offset - (before.rfind("\n") + 1) + 1
+        line = bisect_right(self._lines, offset)
+        return line, offset - self._lines[line - 1] + 1
 
     def blank_comments_and_options(self) -> dict[int, _Options]:
         """Fill `visible` and return the options after each WITH, by the offset of their `{`.
@@ -312,17 +352,20 @@ class _Options:
         duplicates: list[str] = []
 
         def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-            keys = [key for key, _ in pairs]
-            duplicates.extend(key for key in keys if keys.count(key) > 1)
+            counts = Counter(key for key, _ in pairs)
+            duplicates.extend(key for key, count in counts.items() if count > 1)
             return dict(pairs)
 
         decoder = json.JSONDecoder(object_pairs_hook=unique)
         try:
+            json_text.end_of(source.text, start)  # How deep it is, before it is read.
             value, end = decoder.raw_decode(source.text, start)
+        except json_text.TooDeep:
+            raise source.error("WITH is nested too deeply", start) from None
         except json.JSONDecodeError as error:
             raise source.error(f"WITH is not valid JSON: {error.msg}", error.pos) from None
-        except RecursionError:
-            raise source.error("WITH is nested too deeply", start) from None
+        except ValueError as error:
+            raise source.error(f"WITH is not valid JSON: {error}", start) from None
 
         def at_key(key: str) -> int:
             place = re.compile(re.escape(json.dumps(key, ensure_ascii=False)) + r"\s*:")
@@ -403,13 +446,51 @@ def _dialect() -> Dialect:
 
 
 def _tokenize(source: _Source) -> list[Token]:
-    from sqlglot.errors import TokenError
-
     try:
         return _dialect().tokenize(source.visible)
-    except TokenError as error:
+    except Exception as error:
         cause = str(error.__cause__ or error)
-        raise source.error(f"cannot be read: {cause}", 0) from None
+        raise source.error(f"cannot be read: {cause[:_CAUSE_LENGTH_MAX]}", 0) from None
+
+
+def _nesting_of(texts: Iterable[str]) -> int:
+    """Return how deep brackets, CASE and signs before an operand are nested in each other."""
+    deepest = level = run = 0
+    opened: list[int] = []
+    for text in texts:
+        if text in _SIGNS:
+            run += 1
+        elif text in _OPENING:
+            opened.append(run + 1)
+            level += run + 1
+            run = 0
+        else:
+            run = 0
+            if text in _CLOSING and opened:
+                level -= opened.pop()
+        deepest = max(deepest, level + run)
+    return deepest
+
+
+_SIGNS = frozenset({"not", "-", "+", "~", "!"})
+_OPENING = frozenset({"(", "[", "{", "case"})
+_CLOSING = frozenset({")", "]", "}", "end"})
+
+
+def _depth_of(tree: exp.Expr) -> int:
+    """Return how many levels a tree has; operators of one kind in a row are one."""
+    from sqlglot import exp
+
+    chains = (exp.And, exp.Or, exp.Add, exp.Sub, exp.Mul, exp.Div, exp.DPipe)
+    deepest = 0
+    waiting: list[tuple[exp.Expr, int]] = [(tree, 1)]
+    while waiting:
+        node, level = waiting.pop()
+        deepest = max(deepest, level)
+        for part in node.iter_expressions():
+            same = type(part) is type(node) and isinstance(node, chains)
+            waiting.append((part, level if same else level + 1))
+    return deepest
 
 
 class _Parser:
@@ -567,13 +648,19 @@ class _Parser:
 
         if not tokens:
             raise self._unexpected("an expression")
+        if _nesting_of(map(self._text, tokens)) > NESTING_MAX:
+            raise self._source.error("nested too deeply", tokens[0].start)
+        if len(tokens) > TOKENS_MAX:
+            raise self._source.error(f"more than {TOKENS_MAX} tokens", tokens[0].start)
         parser = _dialect().parser(error_level=ErrorLevel.IMMEDIATE)
         kind = exp.Ordered if key else exp.Condition
         try:
             trees = parser.parse_into(kind, tokens, self._source.visible)
-            tree = trees[0]
-            if len(trees) != 1 or tree is None:
+            tree = trees[0] if len(trees) == 1 else None
+            if tree is None:
                 raise self._source.error("this is not one expression", tokens[0].start)
+            if _depth_of(tree) > TREE_DEPTH_MAX:
+                raise self._source.error("nested too deeply", tokens[0].start)
             if isinstance(tree.this if key else tree, exp.DataType):
                 raise self._source.error("expected an expression, not a type", tokens[0].start)
             self._refuse_what_no_document_has(tree, tokens)
@@ -588,8 +675,12 @@ class _Parser:
                 message = "something is missing"
             shown = self._source.text[place.start : place.end + 1]
             raise self._source.error(f"{message}, at {shown}", place.start) from None
-        except RecursionError:
-            raise self._source.error("nested too deeply", tokens[0].start) from None
+        except SqlError:
+            raise
+        except Exception as error:
+            # sqlglot stumbles over some texts that are not SQL: there is no list of them.
+            what = f"not an expression: {type(error).__name__}"
+            raise self._source.error(what, tokens[0].start) from None
 
     def _refuse_what_no_document_has(self, tree: exp.Expr, tokens: list[Token]) -> None:
         from sqlglot import exp
@@ -623,8 +714,11 @@ class _Parser:
         return self._at < len(self._tokens) and self._is(self._tokens[self._at], words)
 
     def _is(self, token: Token, words: tuple[str, ...]) -> bool:
-        text = self._source.visible[token.start : token.end + 1]
-        return " ".join(text.lower().split()) in words
+        return self._text(token) in words
+
+    def _text(self, token: Token) -> str:
+        """Return a token as it is written, in small letters; what is quoted keeps its quotes."""
+        return " ".join(self._source.visible[token.start : token.end + 1].lower().split())
 
     def _take(self, word: str) -> bool:
         taken = self._peek(word)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import logging
 import sys
 import threading
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coordinator.arguments import cluster, within
+from coordinator.guarding import add_allowed_host, warn_unless_local
 from coordinator.private import keep_private
 from coordinator.stopping import ignore_stops, on_stop
 
@@ -37,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     stopping = threading.Event()
     on_stop(stopping.set)
     gc.set_threshold(*GARBAGE)
+    warn_unless_local(arguments.host, logging.getLogger("indexer"))
     from indexer_sim.process import Options
 
     code = run(
@@ -50,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             arguments.host,
             arguments.port,
             arguments.checkpoint_s,
+            tuple(arguments.allowed_host),
         ),
         stopping,
     )
@@ -97,6 +101,7 @@ def parser() -> argparse.ArgumentParser:
     )
     found.add_argument("--host", default="127.0.0.1", help="where scans are answered")
     found.add_argument("--port", type=within(0, 65_535), default=0, help="0: any that is free")
+    add_allowed_host(found)
     return found
 
 

@@ -78,6 +78,7 @@ class Options:
     host: str = "127.0.0.1"
     port: int = 0
     checkpoint_s: float = 10.0
+    allowed_hosts: tuple[str, ...] = ()
 
 
 class LogReplacedError(Exception):
@@ -133,8 +134,14 @@ class Indexer:
     def _scan_server(self) -> ScanServer:
         host, port = self.options.host, self.options.port
         try:
-            reading = StorageReading(self.storage)
-            return ScanServer(reading, self.options.indexer, self.threads, host, port)
+            return ScanServer(
+                StorageReading(self.storage),
+                self.options.indexer,
+                self.threads,
+                host,
+                port,
+                self.options.allowed_hosts,
+            )
         except OSError as error:
             self.storage.close()
             raise PortTakenError(f"{host}:{port}: {error.strerror}") from error

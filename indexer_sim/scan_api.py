@@ -23,7 +23,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -40,6 +40,7 @@ from coordinator.core.collation import Bounds
 from coordinator.core.scan_pages import BYTES_MAX, ENTRIES_MAX, MEDIA_TYPE, Page, pack
 from coordinator.core.scans import Gathering, Part, rest_of
 from coordinator.core.vectors import Places
+from coordinator.guarding import Guard, own_hosts
 from coordinator.serving import bound, server
 from coordinator.threads import Threads
 
@@ -284,7 +285,8 @@ class ScanServer:
         threads: Threads,
         host: str = "127.0.0.1",
         port: int = 0,
-    ):
+        allowed_hosts: Iterable[str] = (),
+    ) -> None:
         """Take the port (0: any that is free). Raises OSError."""
         self._reading = reading
         self._indexer = indexer
@@ -293,7 +295,10 @@ class ScanServer:
         self._socket = bound(host, port, BACKLOG)
         bound_host, bound_port = self._socket.getsockname()
         self.address = f"http://{bound_host}:{bound_port}"
-        app = Starlette(routes=[Route("/v1/slices/scan", self._answer, methods=["POST"])])
+        app = Guard(
+            Starlette(routes=[Route("/v1/slices/scan", self._answer, methods=["POST"])]),
+            own_hosts(host, bound_host, *allowed_hosts),
+        )
         self._server = server(
             app,
             date_header=False,

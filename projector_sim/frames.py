@@ -153,7 +153,10 @@ class Decoder:
             after = place + HEAD.size + size - 1
             if after > len(data):
                 break
-            yield from _read(kind, data, place + HEAD.size, after)
+            try:
+                yield from _read(kind, data, place + HEAD.size, after)
+            except struct.error as error:
+                raise ValueError(f"a frame of {size} bytes: {error}") from error
             place = after
         self._rest = data[place:]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from coordinator.guarding import JSON, Guard
 from projector_sim.errors import KvError
 from projector_sim.kv_documents import (
     DocumentError,
@@ -44,10 +45,11 @@ EVERY_MAX = 1_000_000
 NDJSON = "application/x-ndjson"
 
 
-def build_app(hub: Hub) -> FastAPI:
-    """Return the ASGI application of the store."""
+def build_app(hub: Hub, hosts: Iterable[str] = ()) -> FastAPI:
+    """Return the ASGI application of the store, which is known by these hosts."""
     app = FastAPI(title="Key-value store", version="1")
     app.add_middleware(BoundedBodies)
+    app.add_middleware(Guard, hosts=hosts, media_types=(JSON, NDJSON))
     handle_errors(app)
 
     @app.exception_handler(ValueError)

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import uvloop
 
+from coordinator.guarding import add_allowed_host, own_hosts, warn_unless_local
 from coordinator.private import keep_private
 from coordinator.serving import bound, server
 from coordinator.stopping import ignore_stops, on_stop_in
@@ -65,6 +66,7 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m projector_sim kv", description="Run the key-value store."
     )
     found.add_argument("--host", default="127.0.0.1")
+    add_allowed_host(found)
     found.add_argument("--port", type=_port, required=True, help="0: any that is free")
     found.add_argument("--data-dir", type=Path, required=True, help="its own folder")
     found.add_argument("--nodes", type=_nodes, default=NODES, help="how many own the vbuckets")
@@ -126,8 +128,9 @@ async def _serve(hub: Hub, arguments: argparse.Namespace) -> int:
     """Answer until a signal comes; streams are told, and cut off if they do not read."""
     listening = _listen(arguments.host, arguments.port)
     url = f"http://{arguments.host}:{listening.getsockname()[1]}"
+    warn_unless_local(arguments.host, log)
     http = server(
-        build_app(hub),
+        build_app(hub, own_hosts(arguments.host, *arguments.allowed_host)),
         timeout_keep_alive=KEEP_ALIVE_S,
         # It takes a stream that is broken on purpose for a fault; we log our own.
         log_level="critical",

@@ -21,9 +21,16 @@ FOLDER = Path(__file__).parent
 MAGIC = b"\xc3\x01"
 HEAD_BYTES = 10
 
+RECORD_BYTES_MAX = 4 * 1024 * 1024
+"""What a record may weigh. No producer of ours sends more, but a batch of a few kilobytes that a
+stranger compressed may hold one of a gigabyte, and decoding holds the interpreter."""
+
 
 class SchemaError(ValueError):
-    """A record that cannot be decoded. `code` is `not_avro`, `unknown_schema` or `bad_body`."""
+    """A record that cannot be decoded.
+
+    `code` is `too_large`, `not_avro`, `unknown_schema` or `bad_body`.
+    """
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -78,8 +85,11 @@ class Registry:
     def decode(self, data: bytes) -> tuple[str, dict[str, Any]]:
         """Return the name and the fields of a record, read into the current schema.
 
-        Raises SchemaError: no Avro frame, a fingerprint that nobody released, a broken body.
+        Total: raises SchemaError, and nothing else. No schema contains itself, so that no record
+        is nested deeper than its schema is; what is behind a count or a length has to be there.
         """
+        if len(data) > RECORD_BYTES_MAX:
+            raise SchemaError("too_large", f"{len(data)} bytes; at most {RECORD_BYTES_MAX}")
         writer = self._by_head.get(bytes(data[:HEAD_BYTES]))
         if writer is None:
             if data[:2] != MAGIC or len(data) < HEAD_BYTES:

@@ -31,6 +31,7 @@ def examples(number: int) -> settings:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "thorough: takes seconds; `make quick` leaves it out")
     config.addinivalue_line("markers", "matrix: a further combination; `make chaos` runs it")
+    config.addinivalue_line("markers", "fuzz: a law of any input; `make chaos` tries it for long")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -15,6 +15,7 @@ from coordinator.cli.session import Session
 
 CONNECT_TIMEOUT_S = 2.0
 ANSWER_TIMEOUT_S = 60.0
+LINES = {"Content-Type": "application/x-ndjson"}
 
 
 class Kv:
@@ -54,7 +55,8 @@ class Kv:
 
     def load(self, bucket: str, content: Iterator[bytes] | bytes) -> Any:
         """Send lines of documents; answer what became of them."""
-        return self._ask("POST", ("buckets", bucket, "documents"), content=content)
+        path = ("buckets", bucket, "documents")
+        return self._ask("POST", path, content=content, headers=LINES)
 
     def documents(self, bucket: str, every: int) -> Iterator[str]:
         """Yield documents as lines: about one of `every`."""

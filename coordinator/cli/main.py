@@ -123,6 +123,14 @@ def run(
             min=1, max=10_000, help="At the first start: transactions that are remembered (1,000)."
         ),
     ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="A further name by which clients reach the cluster, as through a proxy; "
+            "repeat for more.",
+        ),
+    ] = None,
 ) -> None:
     """Run a whole cluster in the foreground, until Ctrl-C.
 
@@ -147,8 +155,20 @@ def run(
         brokers=brokers,
         replication_factor=replication_factor,
         log_capacity=log_capacity,
+        allowed_hosts=tuple(map(_host_name, allowed_host or ())),
     )
     raise typer.Exit(supervisor.run(options))
+
+
+def _host_name(text: str) -> str:
+    from argparse import ArgumentTypeError
+
+    from coordinator.guarding import host_name
+
+    try:
+        return host_name(text)
+    except ArgumentTypeError as error:
+        raise CommandError("usage", f"--allowed-host {text}: {error}") from None
 
 
 @command(app, "reset", local=True)
@@ -179,8 +199,7 @@ def status(session: Session) -> None:
     """
     from coordinator.cli import status as view
 
-    probe_s = min(session.timeout_s or view.PROBE_DEADLINE_S, view.PROBE_DEADLINE_S)
-    with session.connect() as client, session.connect(probe_s) as probe:
+    with session.connect() as client, session.probe() as probe:
         found = view.gather(client, probe)
     if session.json:
         print_json(found)

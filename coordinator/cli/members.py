@@ -1,11 +1,14 @@
 """`indexctl members` and `indexctl step-down`: who is in the cluster, and changing that."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from coordinator.cli.output import print_fields, print_json
 from coordinator.cli.session import Session, command
+
+if TYPE_CHECKING:
+    from coordinator.cli.survey import Survey
 
 app = typer.Typer(help="Show the coordinator nodes, and change which there are.")
 
@@ -18,8 +21,8 @@ def members(session: Session) -> None:
     """Show the coordinator nodes, and change which there are."""
     from coordinator.cli import status as view
 
-    with session.connect() as client:
-        body = client.members()
+    found = _surveyed(session)
+    body = {**found.best, "members": found.rows, "silent": found.silent}
     if session.json:
         print_json(body)
         return
@@ -29,6 +32,7 @@ def members(session: Session) -> None:
             ("master", view.master_text(body)),
             ("roster", _joined(body["roster"])),
             ("active", f"{_joined(body['active'])} (at least {body['minimum']} are needed)"),
+            *view.silent_field(found.silent),
         ]
     )
     view.show_members(body["members"])
@@ -40,9 +44,10 @@ def leave(session: Session, node: Node) -> None:
 
     A master hands the mastership over first. The node returns when it is started again.
     """
+    known = _surveyed(session).best
     with session.connect() as client:
-        if client.members()["master"] == node:
-            client.step_down(reason="leaving")
+        if known["master"] == node:
+            client.step_down(epoch=known["epoch"], reason="leaving")
         body = client.leave(node)
     if session.json:
         print_json(body)
@@ -70,7 +75,8 @@ def reform(
     log, with its reason; with fewer copies, the next loss may lose data.
     """
     with session.connect() as client:
-        body = client.reform(minimum, forget or (), reason=reason, node=node)
+        furthest = node or _furthest(_surveyed(session))
+        body = client.reform(minimum, forget or (), reason=reason, node=furthest)
     if session.json:
         print_json(body)
     else:
@@ -89,12 +95,30 @@ def add_step_down(root: typer.Typer) -> None:
         reason: Reason = "",
     ) -> None:
         """Have the master hand the mastership over; returns once there is another."""
+        epoch = _surveyed(session).best["epoch"]
         with session.connect() as client:
-            body = client.step_down(to, reason=reason)
+            body = client.step_down(to, epoch=epoch, reason=reason)
         if session.json:
             print_json(body)
         else:
             typer.echo(f"node {body['master']} is master, epoch {body['epoch']}")
+
+
+def _furthest(found: "Survey") -> str | None:
+    """Return who is to claim the mastership where there is no master: the one with the highest CAS.
+    None: there is a master, and any node leads to it."""
+    if found.best["mastership"]["state"] == "elected":
+        return None
+    answering = [row for row in found.rows if row.get("alive") and row["address"]]
+    return max(answering, key=lambda row: row["cas"])["address"] if answering else None
+
+
+def _surveyed(session: Session) -> "Survey":
+    """Return what all nodes say: one that has just come back may know of an older master."""
+    from coordinator.cli.survey import survey
+
+    with session.connect() as client, session.probe() as probe:
+        return survey(client, probe)
 
 
 def _joined(nodes: list[int]) -> str:

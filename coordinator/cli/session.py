@@ -67,6 +67,12 @@ class Session:
         url = self.url or os.environ.get("INDEXCTL_URL") or DEFAULT_URLS
         return Client(url, deadline_s=deadline_s, first_contact_s=min(first_s, deadline_s))
 
+    def probe(self) -> "Client":
+        """Return a client for asking single nodes, which may be dead: it does not wait for long."""
+        from coordinator.cli.survey import PROBE_DEADLINE_S
+
+        return self.connect(min(self.timeout_s or PROBE_DEADLINE_S, PROBE_DEADLINE_S))
+
 
 def explained(code: str, message: str) -> str:
     """Return `message`, with what to do where the code says that."""

@@ -6,18 +6,18 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from coordinator.cli.output import print_fields, print_table
+from coordinator.cli.survey import survey
 
 if TYPE_CHECKING:
     from coordinator.client.client import Client
 
-PROBE_DEADLINE_S = 4.0
-
 
 def gather(client: Client, probe: Client) -> dict[str, Any]:
-    """Return the status. `client` asks any node; `probe` asks each for its own state."""
-    state = client.state(consistency="local")
-    members = client.members()
-    nodes = [_node(probe, member) for member in members["members"]]
+    """Return the status, as the node knows it that knows most. `probe` asks each for its own."""
+    found = survey(client, probe)
+    members = found.best
+    state = client.state(consistency="local", node=found.url)
+    nodes = [_node(probe, member) for member in found.rows]
     by_state = Counter(index.get("state", "?") for index in state["indexes"].values())
     return {
         "cluster_id": state["cluster_id"],
@@ -26,6 +26,7 @@ def gather(client: Client, probe: Client) -> dict[str, Any]:
         "mastership": members["mastership"],
         "cas": max([state["cas"], *(n["cas"] for n in nodes if n["cas"] is not None)]),
         "digests": _agreement(nodes),
+        "silent": found.silent,
         "nodes": nodes,
         "indexers": client.indexers()["indexers"],
         "indexes": {"total": sum(by_state.values()), "by_state": dict(sorted(by_state.items()))},
@@ -69,6 +70,7 @@ def show(status: dict[str, Any]) -> None:
             ("cas", status["cas"]),
             ("digests", agreement),
             ("indexes", f"{indexes['total']} ({states})" if states else "none"),
+            *silent_field(status["silent"]),
         ]
     )
     show_members(nodes)
@@ -80,6 +82,11 @@ def master_text(body: dict[str, Any]) -> str:
     standing = body["mastership"]
     master = str(body["master"]) if body["master"] and standing["state"] == "elected" else "none"
     return f"{master} ({standing['message']})" if standing["message"] else master
+
+
+def silent_field(silent: list[Any]) -> list[tuple[str, str]]:
+    """Return the line that names who did not answer; none if all did."""
+    return [("silent", f"node {', '.join(map(str, silent))}")] if silent else []
 
 
 def show_members(members: list[dict[str, Any]]) -> None:

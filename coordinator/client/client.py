@@ -427,8 +427,18 @@ class _Api(Generic[R]):
         """Answer `{"transactions"}`, newest first."""
         return self._run(_plan_read("/v1/transactions", {"limit": limit}))
 
-    def members(self) -> R:
-        """Answer `{"epoch", "master", "members"}`; the client learns the addresses."""
+    @property
+    def nodes(self) -> list[str]:
+        """The URLs of the nodes that the client knows, the one that answered last before others."""
+        return self._route.nodes(for_write=False)
+
+    def members(self, *, node: str | None = None) -> R:
+        """Answer `{"node", "epoch", "master", "members"}`; the client learns the addresses.
+
+        It is what one node knows, `node` if that is given: after a failover, others may know more.
+        """
+        if node is not None:
+            return self._run(_plan_read("/v1/members", node=node))
         return self._run(_plan_members(self._route))
 
     def step_down(

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from coordinator.core import timestamp_settings
+from coordinator.core import json_text, timestamp_settings
 from coordinator.core.builds import BUILD_DECIDERS, begin_build, named
 from coordinator.core.commands import (
     AdoptBucket,
@@ -110,6 +110,8 @@ GROWTH_BYTES = 1_536
 SHARD_BYTES = 24
 """An index grows by this much at most after its creation, and by this much for each host: shards, a
 reason, numbers. It is let in only if it can then still be changed, and dropped."""
+ANSWER_DEPTH_MAX = json_text.DEPTH_MAX + 8
+"""An answer, or the details of a refusal, may have a setting's value inside."""
 
 
 def decide(state: StateContext, request: Request, given: Circumstances) -> Decision:
@@ -227,7 +229,7 @@ def _repeated(state: StateContext, request: Request, found: Found) -> Decision:
     if recorded.fingerprint != request.fingerprint:
         return Answered(MISMATCH)
     if recorded.status == REFUSED:
-        details = json.loads(recorded.error_details_json)
+        details = _object(recorded.error_details_json)
         return Answered(Outcome("refused", recorded.error_code, recorded.error_message, details))
     answer = _answer_again(state, request, recorded)
     return Answered(Outcome("ok", answer=answer, cas=recorded.cas, txn=str(found.txn)))
@@ -238,12 +240,11 @@ def _answer_again(
 ) -> dict[str, Any]:
     command = request.command
     if recorded.answer == SETTING and isinstance(command, PutSetting):
-        return {"key": command.name, "value": json.loads(command.value_json)}
+        return {"key": command.name, "value": json_text.parse(command.value_json)}
     if recorded.answer == SETTING and isinstance(command, DeleteSetting):
         return {"key": command.name, "value": None}
     if recorded.answer == LITERAL:
-        literal: dict[str, Any] = json.loads(recorded.answer_json)
-        return literal
+        return _object(recorded.answer_json)
     shown = [_shown(state, request, index_id) for index_id in recorded.index_ids]
     if recorded.answer == INDEXES:
         return {"indexes": shown}
@@ -251,6 +252,15 @@ def _answer_again(
     if recorded.answer == EXISTED:
         answer["existed"] = bool(shown)
     return answer
+
+
+def _object(recorded_json: str) -> dict[str, Any]:
+    """Return a recorded object; an empty one if it was written before depth had a bound."""
+    try:
+        found: dict[str, Any] = json_text.parse(recorded_json, ANSWER_DEPTH_MAX)
+    except ValueError:
+        return {}
+    return found
 
 
 def _shown(state: StateContext, request: Request, index_id: int) -> dict[str, Any]:
@@ -476,13 +486,17 @@ def _put_setting(state: StateContext, request: Request, given: Circumstances) ->
                 limit=SETTING_BYTES_MAX,
             )
         )
+    try:
+        value = json_text.parse(command.value_json)
+    except ValueError as error:
+        return Answered(refused("invalid_request", f"the value is no JSON: {error}"))
     if problem := _invalid_setting(command):
         return Answered(refused("invalid_request", problem, key=command.name))
     held = state.setting(command.name)
     if clash := _clash(request, held):
         return Answered(clash)
     setting = Setting(command.name, command.value_json)
-    answer = {"key": command.name, "value": json.loads(command.value_json)}
+    answer = {"key": command.name, "value": value}
     change = Change("SettingWritten", setting.key, setting)
     return accepted(request, (change,), answer)
 
@@ -516,7 +530,7 @@ def _clash(request: Request, held: Versioned | None) -> Outcome | None:
         return None
     outcome = mismatch(request.expected_cas, actual)
     if held is not None and isinstance(held.entity, Setting):
-        outcome.details["value"] = json.loads(held.entity.value_json)
+        outcome.details["value"] = json_text.shown(held.entity.value_json)
     return outcome
 
 

@@ -695,19 +695,6 @@ class Node:
             at = (entry.topic, 0, entry.offset)
             self.emit(Bury(DeadLetter(*at, problem, entry.raw, self.now.wall_ms)))
 
-    def watermarks_of(self, bucket: str) -> list[HwHeartbeat] | None:
-        """Return what the live indexers say that they hold of a bucket; None: not a master."""
-        if self.master is None:
-            return None
-        return [
-            beat
-            for (name, indexer), beat in sorted(self.watermarks.items())
-            if name == bucket
-            and (peer := self.indexers.get(indexer)) is not None
-            and self.alive(peer)
-            and peer.beat.incarnation == beat.incarnation
-        ]
-
     # -- losing the mastership ---------------------------------------------------------------
 
     def drop_mastership(self, why: str) -> None:

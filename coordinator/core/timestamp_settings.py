@@ -6,9 +6,10 @@ setting lies over the one of all buckets, and that over the defaults.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, fields, replace
 from typing import Any
+
+from coordinator.core import json_text
 
 PREFIX = "timestamps"
 PROMOTION, HEARTBEAT = ALGORITHMS = ("promotion", "heartbeat")
@@ -38,8 +39,8 @@ NAMES = tuple(field.name for field in fields(TimestampSettings))
 def parse(value_json: str, base: TimestampSettings = DEFAULTS) -> TimestampSettings:
     """Return `base` with the fields that a setting has. ValueError: says what is wrong."""
     try:
-        given = json.loads(value_json)
-    except (ValueError, RecursionError) as error:
+        given = json_text.parse(value_json)
+    except ValueError as error:
         raise ValueError(f"no JSON: {error}") from error
     if not isinstance(given, dict):
         raise ValueError("a JSON object belongs here")

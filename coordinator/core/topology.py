@@ -13,17 +13,19 @@ Pure. A provider is of one index as it stands: make it anew when the index chang
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Any, Protocol
 from zlib import crc32
 
+from coordinator.core import json_text
 from coordinator.core.entities import RANGE, Index, Shard, Slice
 from coordinator.core.key_order import KeyOrder, order_of
 from coordinator.core.key_versions import KEY_BYTES_MAX
 
 HASH_BITS = 32
+BOUNDS_MAX = 255
+"""One less than an index may have slices: what has more is refused before any is looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,15 +113,16 @@ def read_bounds(bounds_json: str, order: KeyOrder) -> list[bytes]:
     """Return the bounds of a range-partitioned index as encoded keys. ValueError: they are none.
 
     Each is an array of the first components of a key, and above the one before it, in the order
-    of the index. The components are no arrays or objects: how deep those may be nested in JSON
-    depends on who reads it, and this must not.
+    of the index. The components are no arrays or objects.
     """
     try:
-        bounds: Any = json.loads(bounds_json)
-    except (ValueError, RecursionError):
-        raise ValueError("bounds are no JSON") from None
+        bounds: Any = json_text.parse(bounds_json)
+    except ValueError as error:
+        raise ValueError(f"bounds are no JSON: {error}") from None
     if not isinstance(bounds, list):
         raise ValueError("bounds are an array of keys")
+    if len(bounds) > BOUNDS_MAX:
+        raise ValueError(f"{len(bounds)} bounds: at most {BOUNDS_MAX}")
     encoded: list[bytes] = []
     for number, bound in enumerate(bounds, 1):
         if not isinstance(bound, list) or not 1 <= len(bound) <= len(order.descending):

@@ -8,6 +8,7 @@ by the supervisor and inherited by its children, so it lasts as long as any of t
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 from collections.abc import Iterator
@@ -15,9 +16,13 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from coordinator.private import keep_private
+
 from .brokers import brokers_without_data
 from .errors import EmbeddedError
 from .files import FileLock, write_json
+
+log = logging.getLogger("indexctl")
 
 FORMAT = 1
 LOCK_TIMEOUT_S = 1.0  # The children of a supervisor that was killed need a moment to die.
@@ -48,10 +53,12 @@ class ClusterFile:
 
 @contextmanager
 def locked(data_dir: Path) -> Iterator[FileLock]:
-    """Hold the folder's lock, making the folder if it is missing.
+    """Hold the folder's lock, making the folder if it is missing; only its owner can look into it.
 
     Raises EmbeddedError: `data_folder_in_use`, `data_folder_unusable`.
     """
+    if trouble := keep_private(data_dir):
+        log.warning("%s", trouble)
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
         lock = FileLock(data_dir / LOCK_FILE)

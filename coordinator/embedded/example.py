@@ -11,6 +11,7 @@ import httpx
 BUCKET = "travel"
 TIMEOUT_S = 60.0
 PIECE_LINES = 500
+LINES = {"Content-Type": "application/x-ndjson"}
 
 
 def load(kv_url: str) -> int:
@@ -24,7 +25,8 @@ def load(kv_url: str) -> int:
         if any(b["name"] == BUCKET and int(b["high_seqnos_sum"]) for b in found):
             return 0
         _checked(client.put(f"/v1/buckets/{BUCKET}"))
-        done = _checked(client.post(f"/v1/buckets/{BUCKET}/documents", content=_lines()))
+        path = f"/v1/buckets/{BUCKET}/documents"
+        done = _checked(client.post(path, content=_lines(), headers=LINES))
     return int(done["written"])
 
 

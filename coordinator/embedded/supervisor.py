@@ -58,6 +58,8 @@ class RunOptions:
     start_timeout_s: float = 180.0
     log_capacity: int | None = None
     """Rows of the rolling log of transactions; fixed when the cluster is formed."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Further names by which clients reach nodes, indexers and the store."""
 
     @property
     def copies(self) -> int:
@@ -245,12 +247,13 @@ def child_specs(
         log = data_dir / LOGS / f"{name}.log"
         return children.ChildSpec(name, argv, log, ready, pass_fds)
 
+    allowed = tuple(part for host in options.allowed_hosts for part in ("--allowed-host", host))
     cluster = options.cluster
     roster = range(1, options.nodes + 1)
     specs = []
     if options.projectors:
         argv = children.kv_argv(port=options.kv_port, data_dir=data_dir, nodes=options.projectors)
-        specs.append(spec("kv", argv, children.kv_ready(options.kv_port)))
+        specs.append(spec("kv", argv + allowed, children.kv_ready(options.kv_port)))
     for node, port in zip(roster, options.http_ports, strict=True):
         argv = children.node_argv(
             node,
@@ -263,13 +266,13 @@ def child_specs(
             replication_factor=options.copies,
             log_capacity=options.log_capacity,
         )
-        specs.append(spec(f"node-{node}", argv, children.node_ready(port)))
+        specs.append(spec(f"node-{node}", argv + allowed, children.node_ready(port)))
     for indexer in range(1, options.indexers + 1):
         argv = children.indexer_argv(
             indexer, cluster=cluster, bootstrap_servers=bootstrap_servers, data_dir=data_dir
         )
         ready = children.indexer_ready(options.http_port, indexer)
-        specs.append(spec(f"indexer-{indexer}", argv, ready))
+        specs.append(spec(f"indexer-{indexer}", argv + allowed, ready))
     for projector in range(options.projectors):
         argv = children.projector_argv(
             projector,

@@ -33,12 +33,23 @@ def check(text: str, *, key: bool) -> None:
 
 
 def compile_expression(text: str, *, key: bool) -> Evaluate:
-    """Return what evaluates one expression, or raise `ExpressionError`."""
+    """Return what evaluates one expression, or raise `ExpressionError`, and nothing else."""
     try:
         tree = parse_expression(text, key=key)
+        return _compiled(tree, key=key)
     except SqlError as error:
         place = f"{error.message} (column {error.column})"
         raise ExpressionError("invalid_expression", place) from None
+    except ExpressionError:
+        raise
+    except Exception as error:
+        # A tree of a shape that no maker expected: there is no list of what sqlglot makes.
+        what = f"cannot be evaluated: {type(error).__name__}"
+        raise ExpressionError("unsupported", what) from None
+
+
+def _compiled(tree: Any, *, key: bool) -> Evaluate:
+    """Return what evaluates a tree, which with `key` is an order around the expression."""
     if not key:
         return compile_tree(tree)
     descending = bool(tree.args.get("desc"))

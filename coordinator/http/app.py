@@ -7,10 +7,10 @@ state, whose CAS each answer carries.
 
 from __future__ import annotations
 
-import json
-import math
+import functools
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -20,37 +20,48 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from coordinator import codec
-from coordinator.core import commands, inputs
+from coordinator.core import commands, inputs, json_text
 from coordinator.core.ddl import PRINCIPAL_LENGTH_MAX, SETTING_BYTES_MAX
 from coordinator.core.types import CAS_MAX
 from coordinator.ddl_commands import normalised
+from coordinator.examining import ExaminingError
+from coordinator.guarding import Guard, host_of, own_hosts
 from coordinator.http import models, views
+from coordinator.http.aside import DEFINITIONS, READS, VIEWS, Turns
+from coordinator.http.encoding import Raw, encoded
 from coordinator.http.errors import ApiError, error_response, json_response, raise_unless_ok
 from coordinator.http.membership import add_membership
+from coordinator.http.reading import PROBLEMS_MAX, BoundedRoute, beside, body_of
 from coordinator.http.scan import add_scans
 from coordinator.http.shared import APPLIED_CAS, DEADLINE_MS, read_answer, read_aside
 from coordinator.http.timestamps import add_timestamps
 from coordinator.shell import Shell
 
-BODY_BYTES_MAX = 1024 * 1024
 TRANSACTIONS_MAX = 1_000
+LARGE_BYTES = 8 * 1024
+LARGE_WAITING_MAX = 64
+"""Values longer than this are decided one after the other: one of 64 KiB may take the loop 20 ms,
+and eight of them in one group would take it eight times as long."""
+
 CAS_DIGITS_MAX = len(str(CAS_MAX))
 
 Consistency = Literal["local", "linearizable"] | None
 
 
-def build_app(shell: Shell) -> FastAPI:
-    """Return the ASGI application of one node."""
+def build_app(shell: Shell, allowed_hosts: Iterable[str] = ()) -> FastAPI:
+    """Return the ASGI application of one node, which is known by its address and these hosts."""
     app = FastAPI(
         title="Index Coordinator",
         version="1",
         description="DDL, topology and settings of distributed secondary indexes.",
         responses={"default": {"model": models.ErrorAnswer, "description": "An error"}},
     )
-    app.add_middleware(_BoundedBodies)
+    address = host_of(shell.node.config.address)
+    app.add_middleware(Guard, hosts=own_hosts(address, *allowed_hosts))
+    app.router.route_class = BoundedRoute
+    _serve_description(app)
     _handle_errors(app)
     _add_indexes(app, shell)
     _add_settings(app, shell)
@@ -62,24 +73,17 @@ def build_app(shell: Shell) -> FastAPI:
     return app
 
 
-class _BoundedBodies:
-    """ASGI middleware: a body that is too long is refused while it comes in, not kept first."""
+def _serve_description(app: FastAPI) -> None:
+    """Serve the OpenAPI document: made once, by the first who asks, and beside the loop."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    @functools.cache
+    def document() -> bytes:
+        return encoded(app.openapi())
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        size = 0
+    async def describe(request: Request) -> Response:
+        return Response(await VIEWS.run(document), media_type="application/json")
 
-        async def bounded() -> Message:
-            nonlocal size
-            message = await receive()
-            size += len(message.get("body", b""))
-            if size > BODY_BYTES_MAX:
-                raise HTTPException(413, f"a body has at most {BODY_BYTES_MAX} bytes")
-            return message
-
-        await self._app(scope, bounded, send)
+    app.router.routes.insert(0, Route("/openapi.json", describe))
 
 
 def _handle_errors(app: FastAPI) -> None:
@@ -94,14 +98,15 @@ def _handle_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         problems = [
-            {"where": ".".join(str(p) for p in e["loc"]), "what": e["msg"]} for e in error.errors()
+            {"where": ".".join(str(p) for p in e["loc"]), "what": e["msg"]}
+            for e in error.errors()[:PROBLEMS_MAX]
         ]
         text = "; ".join(f"{p['where']}: {p['what']}" for p in problems)
         return error_response(ApiError("invalid_request", text, {"problems": problems}))
 
     @app.exception_handler(HTTPException)
     async def other(request: Request, error: HTTPException) -> Response:
-        of_status = {404: "not_found", 405: "method_not_allowed", 413: "value_too_large"}
+        of_status = {404: "not_found", 405: "method_not_allowed"}
         otherwise = "invalid_request" if error.status_code < 500 else "internal"
         return error_response(
             ApiError(of_status.get(error.status_code, otherwise), str(error.detail))
@@ -138,22 +143,30 @@ async def _execute(
     if principal and len(principal) > PRINCIPAL_LENGTH_MAX:
         text = f"X-Principal: a principal has at most {PRINCIPAL_LENGTH_MAX} characters"
         raise ApiError("invalid_request", text)
-    request = normalised(
-        commands.Request(
-            command=command,
-            id=key or "",
-            principal=principal or "",
-            expected_cas=expected,
-            fingerprint=codec.fingerprint(command, expected) if key else 0,
-            recorded=key is not None,
-            deadline_ms=shell.now().mono_ms + DEADLINE_MS,
-        )
+    request = commands.Request(
+        command=command,
+        id=key or "",
+        principal=principal or "",
+        expected_cas=expected,
+        fingerprint=codec.fingerprint(command, expected) if key else 0,
+        recorded=key is not None,
+        deadline_ms=shell.now().mono_ms + DEADLINE_MS,
     )
+    if isinstance(command, commands.CreateIndex) and shell.node.master is not None:
+        request = await _examined(shell, request)
 
     def make(token: int) -> inputs.Input:
         return inputs.Requested(replace(request, token=token))
 
     return raise_unless_ok(await shell.ask(make))
+
+
+async def _examined(shell: Shell, request: commands.Request) -> commands.Request:
+    """Return a request whose definition was read, by the process beside. Raises ApiError."""
+    try:
+        return await DEFINITIONS.run(lambda: normalised(request, shell.examiner.examine))
+    except ExaminingError as error:
+        raise ApiError("unavailable", error.message) from error
 
 
 IdempotencyKey = Annotated[str | None, Header(description="A durable request id: UUIDv7 is best.")]
@@ -259,6 +272,8 @@ def _answer(outcome: commands.Outcome, status: int = 200) -> Response:
 
 
 def _add_settings(app: FastAPI, shell: Shell) -> None:
+    turns = Turns(LARGE_WAITING_MAX, DEADLINE_MS / 1000)
+
     @app.get("/v1/config")
     async def list_settings(
         consistency: Consistency = None, at_least: Annotated[int, Query(ge=0)] = 0
@@ -294,8 +309,18 @@ def _add_settings(app: FastAPI, shell: Shell) -> None:
     )
     async def put_setting(key: str, request: Request) -> Response:
         """Write a setting: the body is the JSON value. Headers as for indexes."""
-        command = commands.PutSetting(key, _json_text(await _body(request)))
-        return _answer(await _execute(shell, command, **_terms(request)))
+        body = await body_of(request, SETTING_BYTES_MAX)
+        text = await beside(body, lambda: _json_text(body))
+        if len(body) <= LARGE_BYTES:
+            return await write(key, text, request)
+        async with turns.one():
+            return await write(key, text, request)
+
+    async def write(key: str, text: str, request: Request) -> Response:
+        command = commands.PutSetting(key, text)
+        outcome = await _execute(shell, command, **_terms(request))
+        # The text is the value's own: nobody has to write it again.
+        return _answer(replace(outcome, answer={"key": key, "value": Raw(text)}))
 
     @app.delete("/v1/config/{key:path}", response_model=models.SettingAnswer)
     async def delete_setting(key: str, request: Request) -> Response:
@@ -312,37 +337,13 @@ def _terms(request: Request) -> dict[str, str | None]:
     }
 
 
-async def _body(request: Request) -> bytes:
-    """Return the body, within bounds."""
-    length = request.headers.get("content-length", "0")
-    if length.isdigit() and int(length) > BODY_BYTES_MAX:
-        raise ApiError("value_too_large", f"a body has at most {BODY_BYTES_MAX} bytes")
-    body = await request.body()
-    if len(body) > SETTING_BYTES_MAX:
-        message = f"a value has at most {SETTING_BYTES_MAX} bytes of JSON"
-        raise ApiError("value_too_large", message, {"limit": SETTING_BYTES_MAX})
-    return body
-
-
 def _json_text(body: bytes) -> str:
     """Return a body that is one JSON value, as text."""
     try:
-        text = body.decode()
-        json.loads(text, parse_constant=_no_constant, parse_float=_finite)
-    except (ValueError, RecursionError) as error:
-        raise ApiError("invalid_request", f"the body is no JSON value: {error}") from error
-    return text
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _finite(digits: str) -> float:
-    number = float(digits)
-    if math.isinf(number):
-        raise ValueError(f"{digits[:40]} is out of range")
-    return number
+        json_text.parse(body)
+    except ValueError as error:
+        raise ApiError("invalid_request", f"the body is no JSON value: {error}"[:300]) from error
+    return body.decode()
 
 
 # -- reads ---------------------------------------------------------------------------------------
@@ -354,11 +355,13 @@ async def _settle(shell: Shell, consistency: Consistency, at_least: int) -> None
     deadline = shell.now().mono_ms + DEADLINE_MS
     linearizable = consistency == "linearizable" or (consistency is None and node.master)
     if linearizable:
-        raise_unless_ok(await shell.ask(lambda token: inputs.ReadRequested(token, deadline, True)))
+        with READS.one():
+            asked = shell.ask(lambda token: inputs.ReadRequested(token, deadline, True))
+            raise_unless_ok(await asked)
     if at_least > node.state.cas:
-        raise_unless_ok(
-            await shell.ask(lambda token: inputs.ReadRequested(token, deadline, False, at_least))
-        )
+        with READS.one():
+            asked = shell.ask(lambda token: inputs.ReadRequested(token, deadline, False, at_least))
+            raise_unless_ok(await asked)
 
 
 def _add_reads(app: FastAPI, shell: Shell) -> None:
@@ -386,7 +389,8 @@ def _add_reads(app: FastAPI, shell: Shell) -> None:
         limit: Annotated[int, Query(ge=1, le=TRANSACTIONS_MAX)] = 50,
     ) -> Response:
         """Show the rolling log of transactions, newest first, as this node has it."""
-        return read_answer(shell, views.transactions(shell.node, limit))
+        authority = shell.node.authority
+        return await read_aside(shell, lambda: views.transactions(authority, limit))
 
 
 # -- health --------------------------------------------------------------------------------------
@@ -413,6 +417,5 @@ def _add_health(app: FastAPI, shell: Shell) -> None:
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Prometheus metrics."""
-        return Response(
-            generate_latest(shell.metrics.registry), 200, media_type=CONTENT_TYPE_LATEST
-        )
+        content = generate_latest(shell.metrics.registry)
+        return Response(content, 200, media_type=CONTENT_TYPE_LATEST)

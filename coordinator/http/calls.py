@@ -13,6 +13,9 @@ CONNECTIONS_MAX = 256
 CONNECT_TIMEOUT_S = 1.0
 KEEP_S = 15.0
 HEADERS = {"Content-Type": "application/json"}
+REPLY_BYTES_MAX = 8 * 1024 * 1024
+"""More than a page of entries ever has, each as long as it may be: what goes on is not listened
+to."""
 
 
 class Silent(Exception):
@@ -54,8 +57,18 @@ class Calls:
     async def _post(
         session: aiohttp.ClientSession, url: str, body: bytes, timeout: aiohttp.ClientTimeout
     ) -> Reply:
-        async with session.post(url, data=body, headers=HEADERS, timeout=timeout) as response:
-            return Reply(response.status, response.content_type, await response.read())
+        # Who was asked answers by itself, or not at all.
+        async with session.post(
+            url, data=body, headers=HEADERS, timeout=timeout, allow_redirects=False
+        ) as response:
+            pieces: list[bytes] = []
+            size = 0
+            async for piece in response.content.iter_any():
+                size += len(piece)
+                if size > REPLY_BYTES_MAX:
+                    raise ValueError(f"an answer of more than {REPLY_BYTES_MAX} bytes")
+                pieces.append(piece)
+            return Reply(response.status, response.content_type, b"".join(pieces))
 
     async def close(self) -> None:
         session, self._session = self._session, None

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from starlette.responses import Response
 
+from coordinator import guarding
 from coordinator.core.commands import Outcome
+from coordinator.http.encoding import encoded
 
 STATUS: Mapping[str, int] = {
     "invalid_request": 400,
+    "clock_ahead": 400,
     "not_found": 404,
     "index_not_found": 404,
     "config_not_found": 404,
@@ -30,6 +32,7 @@ STATUS: Mapping[str, int] = {
     "cas_mismatch": 412,
     "value_too_large": 413,
     "request_mismatch": 422,
+    **guarding.STATUS,
     "internal": 500,
     "no_master": 503,
     "unavailable": 503,
@@ -85,7 +88,5 @@ def error_response(error: ApiError, target: str = "") -> Response:
 def json_response(
     body: Any, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """Return compact JSON; half a surrogate pair, which UTF-8 has no bytes for, is escaped."""
-    text = json.dumps(body, separators=(",", ":"), ensure_ascii=False)
-    content = text.encode("utf-8", "backslashreplace")
-    return Response(content, status, headers, "application/json")
+    """Return an answer that is JSON, as `encoded` writes it."""
+    return Response(encoded(body), status, headers, "application/json")

@@ -7,8 +7,11 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from coordinator.core.commands import BuildIndexes, CreateIndex
+from coordinator.core.ddl import EXPRESSIONS_MAX
 from coordinator.core.decisions import compact
 from coordinator.core.entities import HASH
+from coordinator.core.topology import BOUNDS_MAX
+from coordinator.ddl_commands import NAMED_MAX
 
 
 def _of_whole_characters(text: str) -> str:
@@ -24,6 +27,8 @@ def _of_whole_characters(text: str) -> str:
 Text = Annotated[str, AfterValidator(_of_whole_characters)]
 Count = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 KeyComponent = bool | int | float | str | None
+Key = Annotated[list[KeyComponent], Field(max_length=EXPRESSIONS_MAX)]
+INDEXERS_MAX = 251
 
 
 class CreateIndexBody(BaseModel):
@@ -34,17 +39,19 @@ class CreateIndexBody(BaseModel):
 
     name: Text
     bucket: Text
-    expressions: list[Text] = []
+    expressions: Annotated[list[Text], Field(max_length=EXPRESSIONS_MAX)] = []
     where: Text | None = None
     primary: bool = False
     using: Text = "gsi"
     slices: Count | None = None
     replicas: Count = 0
-    nodes: list[Annotated[int, Field(ge=0, le=250)]] = []
+    nodes: Annotated[
+        list[Annotated[int, Field(ge=0, le=INDEXERS_MAX - 1)]], Field(max_length=INDEXERS_MAX)
+    ] = []
     defer_build: bool = False
     if_not_exists: bool = False
     partitioning: Text = HASH
-    bounds: list[list[KeyComponent]] = []
+    bounds: Annotated[list[Key], Field(max_length=BOUNDS_MAX)] = []
 
     def command(self) -> CreateIndex:
         fields = self.model_dump(exclude={"bounds"})
@@ -61,9 +68,11 @@ class BuildIndexesBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    indexes: list[Annotated[str, Field(pattern=r"^[0-9]{1,19}$")]] = []
+    indexes: Annotated[
+        list[Annotated[str, Field(pattern=r"^[0-9]{1,19}$")]], Field(max_length=NAMED_MAX)
+    ] = []
     bucket: Text = ""
-    names: list[Text] = []
+    names: Annotated[list[Text], Field(max_length=NAMED_MAX)] = []
 
     def command(self) -> BuildIndexes:
         return BuildIndexes(tuple(map(int, self.indexes)), self.bucket, tuple(self.names))
@@ -169,8 +178,9 @@ class MastershipModel(BaseModel):
 
 
 class MembersAnswer(BaseModel):
-    """`minimum` is how many copies a transaction needs."""
+    """`node` is who answers; `minimum` is how many copies a transaction needs."""
 
+    node: int
     epoch: int
     master: int | None
     mastership: MastershipModel

@@ -28,6 +28,7 @@ from coordinator.core.entities import (
     PENDING,
     Bucket,
     Index,
+    Slice,
 )
 from coordinator.core.inputs import StabilityRequired
 from coordinator.core.key_order import KeyOrder, order_of
@@ -35,6 +36,7 @@ from coordinator.core.scans import Cursor, ScanError, cover_of, row_of, scan_dig
 from coordinator.core.stream_records import StabilityTimestamp
 from coordinator.core.vectors import Places
 from coordinator.http import views
+from coordinator.http.aside import BODIES
 from coordinator.http.calls import Calls
 from coordinator.http.errors import ApiError
 from coordinator.http.scatter import Asked, Found, ScanFailed, Scatter, aside
@@ -49,9 +51,15 @@ SCANS_MAX = 64
 """So many scans at once; more are refused, so that the node keeps up with what it is for."""
 
 BLOCK = 256
+LIGHT_MAX = 100
+"""Values of so many parts are dealt with in the loop; handing them over would cost more."""
 
 ASK_PAUSE_S = 1.0
 """A scan that waits for a timestamp says so each second."""
+
+ARRIVAL_S, ARRIVAL_PAUSE_S = 3.0, 0.05
+"""So long a scan waits for an indexer that is heard to be registered: the master does that at once,
+unless it waits for a restart timestamp."""
 
 SCAN_SECONDS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.25, 0.5, 1, 2, 4, 8, 16)
 
@@ -131,10 +139,7 @@ def add_scans(app: FastAPI, shell: Shell) -> None:
     running = 0
 
     def address(indexer: int) -> str | None:
-        peer = shell.node.indexers.get(indexer)
-        if peer is None or not shell.node.alive(peer) or not peer.beat.address.startswith("http"):
-            return None
-        return str(peer.beat.address)
+        return views.scan_address(shell.node, indexer)
 
     @app.post("/v1/scan")
     async def scan(body: ScanBody) -> Response:
@@ -156,7 +161,8 @@ def add_scans(app: FastAPI, shell: Shell) -> None:
     async def answered(body: ScanBody) -> tuple[bytes, int]:
         if running > SCANS_MAX:
             raise ApiError("overloaded", f"{SCANS_MAX} scans are being answered")
-        plan = _plan(shell, body)
+        plan = await _plan(shell, body)
+        await _arrived(shell, plan.asked)
         scatter = Scatter(calls, plan.asked, address)
         try:
             async with _hurrying(shell, body, plan.asked):
@@ -167,10 +173,54 @@ def add_scans(app: FastAPI, shell: Shell) -> None:
         return await aside(size, lambda: _answer(body, plan, found)), plan.cas
 
 
-def _plan(shell: Shell, body: ScanBody) -> _Plan:
-    """Return what is to be scanned. Raises ApiError."""
+async def _arrived(shell: Shell, asked: Asked) -> None:
+    """Wait a moment, where a slice has no host that can be asked, but one that was just started.
+
+    It is heard before it is registered, and is not asked before that.
+    """
+    until_s = min(asked.deadline, time.monotonic() + ARRIVAL_S)
+    pieces = [piece for piece in asked.index.slices if piece.number in asked.slices]
+    while time.monotonic() < until_s and any(_is_arriving(shell, piece) for piece in pieces):
+        await asyncio.sleep(ARRIVAL_PAUSE_S)
+
+
+def _is_arriving(shell: Shell, piece: Slice) -> bool:
+    node = shell.node
+    if any(views.scan_address(node, host) for host in piece.hosts):
+        return False
+    return any(node.alive(node.indexers.get(host)) for host in piece.hosts)
+
+
+async def _plan(shell: Shell, body: ScanBody) -> _Plan:
+    """Return what is to be scanned. Raises ApiError.
+
+    What is covered may be large, and is made into bytes beside the loop then.
+    """
+    cas, began = shell.node.state.cas, time.monotonic()
     index = _ready(shell, _index(shell, body))
     _check_vbuckets(shell, index, body)
+    if _is_light(body.scan):
+        return _planned(index, body, cas, began)
+    return await BODIES.run(lambda: _planned(index, body, cas, began))
+
+
+def _is_light(value: Any) -> bool:
+    """Tell whether a value is quickly encoded; finding out takes no longer than that."""
+    waiting, weight = [value], 0
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, dict | list):
+            weight += len(item)
+            if weight <= LIGHT_MAX:
+                waiting.extend(item.values() if isinstance(item, dict) else item)
+        elif isinstance(item, str):
+            weight += len(item) // 64
+        if weight > LIGHT_MAX:
+            return False
+    return True
+
+
+def _planned(index: Index, body: ScanBody, cas: int, began: float) -> _Plan:
     order = order_of(index)
     descending = body.order == "desc"
     try:
@@ -188,9 +238,9 @@ def _plan(shell: Shell, body: ScanBody) -> _Plan:
         descending=descending,
         limit=body.limit,
         consistency=_consistency(body, cursor),
-        deadline=time.monotonic() + body.timeout_ms / 1000,
+        deadline=began + body.timeout_ms / 1000,
     )
-    return _Plan(asked, order, digest, shell.node.state.cas)
+    return _Plan(asked, order, digest, cas)
 
 
 def _consistency(body: ScanBody, cursor: Cursor | None) -> Any:

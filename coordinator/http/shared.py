@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
 from starlette.responses import Response
 
+from coordinator.http.aside import VIEWS
 from coordinator.http.errors import json_response
 from coordinator.shell import Shell
 
@@ -25,4 +25,4 @@ async def read_aside(shell: Shell, build: Callable[[], Any]) -> Response:
     """Answer with something that may be large: built in a thread, from a state that cannot
     change, so that the node goes on meanwhile."""
     cas = shell.node.state.cas
-    return await asyncio.to_thread(lambda: json_response(build(), 200, {APPLIED_CAS: str(cas)}))
+    return await VIEWS.run(lambda: json_response(build(), 200, {APPLIED_CAS: str(cas)}))

@@ -12,6 +12,8 @@ from starlette.responses import Response
 
 from coordinator.core import timestamp_board as boards
 from coordinator.core.entities import Bucket
+from coordinator.core.node import Node
+from coordinator.core.stream_records import HwHeartbeat
 from coordinator.core.timestamp_board import BucketBoard
 from coordinator.http import models, timestamp_views
 from coordinator.http.errors import ApiError
@@ -39,13 +41,14 @@ def add_timestamps(app: FastAPI, shell: Shell) -> None:
         }
         peer = node.application
         beat = peer.beat if peer is not None and node.alive(peer) else None
+        heard = _watermarks(node)
         rows = [
             timestamp_views.Row(
                 name,
                 buckets[name].vbuckets if name in buckets else None,
                 boards.of(node.timestamps, name),
                 node.state.stream(name),
-                node.watermarks_of(name),
+                None if heard is None else heard.get(name, []),
                 beat,
             )
             for name in sorted({*buckets, *node.timestamps})
@@ -76,6 +79,19 @@ def add_timestamps(app: FastAPI, shell: Shell) -> None:
         return await read_aside(
             shell, lambda: timestamp_views.restart(bucket, known, limit, now_ms)
         )
+
+
+def _watermarks(node: Node) -> dict[str, list[HwHeartbeat]] | None:
+    """Return what the live indexers say that they hold, by bucket, in one pass over all that was
+    heard; None: this node is not the master."""
+    if node.master is None:
+        return None
+    found: dict[str, list[HwHeartbeat]] = {}
+    for (bucket, indexer), beat in sorted(node.watermarks.items(), key=lambda item: item[0]):
+        peer = node.indexers.get(indexer)
+        if peer is not None and node.alive(peer) and peer.beat.incarnation == beat.incarnation:
+            found.setdefault(bucket, []).append(beat)
+    return found
 
 
 def _board(shell: Shell, topic: str, bucket: str) -> BucketBoard:

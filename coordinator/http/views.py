@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +13,7 @@ from coordinator.core.handshake import Handshake
 from coordinator.core.node import Node
 from coordinator.core.progress import Progress
 from coordinator.core.state import StateContext, Versioned
+from coordinator.http.encoding import Raw
 
 
 def state(node: int, authority: AuthorityState | None, context: StateContext) -> dict[str, Any]:
@@ -38,12 +38,17 @@ def state(node: int, authority: AuthorityState | None, context: StateContext) ->
 def config(context: StateContext) -> dict[str, Any]:
     """Return every setting with its CAS, by key."""
     held = {v.entity.name: v for v in context.of_kind("config") if isinstance(v.entity, Setting)}
-    return {n: {"value": setting_value(held[n]), "cas": held[n].cas} for n in sorted(held)}
+    return {n: Raw(_setting(held[n])) for n in sorted(held)}
 
 
-def setting_value(versioned: Versioned) -> Any:
-    assert isinstance(versioned.entity, Setting)
-    return json.loads(versioned.entity.value_json)
+def _setting(held: Versioned) -> str:
+    return f'{{"value":{setting_value(held)},"cas":{held.cas}}}'
+
+
+def setting_value(held: Versioned) -> Raw:
+    """Return a setting's value: the text that was written, which was JSON then."""
+    assert isinstance(held.entity, Setting)
+    return Raw(held.entity.value_json)
 
 
 def _index(index: Index, cas: int) -> dict[str, Any]:
@@ -100,9 +105,9 @@ def topology(context: StateContext) -> dict[str, Any]:
     }
 
 
-def transactions(node: Node, limit: int) -> dict[str, Any]:
+def transactions(authority: AuthorityState | None, limit: int) -> dict[str, Any]:
     """Return the newest rows of the rolling log of transactions, newest first."""
-    rows = node.authority.newest(limit) if node.authority else ()
+    rows = authority.newest(limit) if authority else ()
     return {
         "transactions": [
             {
@@ -118,7 +123,11 @@ def transactions(node: Node, limit: int) -> dict[str, Any]:
 
 
 def members(node: Node) -> dict[str, Any]:
-    """Return every node of the roster, as the Authority and the heartbeats have it."""
+    """Return every node of the roster, as the Authority and the heartbeats have it.
+
+    Clients write where an address leads: it is the one with which a node was admitted, and never
+    one that only a heartbeat names, which anybody can have sent.
+    """
     authority = node.authority
     roster = authority.roster if authority else node.config.roster
     known = set(roster) | set(node.peers) | {node.config.node}
@@ -138,7 +147,7 @@ def members(node: Node) -> dict[str, Any]:
                 "state": beat.state if beat else "unknown",
                 "cas": beat.cas if beat else 0,
                 "digest": digests.text(beat.digest) if beat else "",
-                "address": beat.address if beat else member.address if member else "",
+                "address": node.config.address if own else member.address if member else "",
                 "pid": beat.pid if beat else 0,
                 "alive": own or node.alive(peer),
                 "reason": beat.reason if beat else "",
@@ -146,6 +155,7 @@ def members(node: Node) -> dict[str, Any]:
         )
     standing = node.election.mastership
     return {
+        "node": node.config.node,
         "epoch": authority.epoch if authority else 0,
         "master": (authority.master or None) if authority else None,
         "mastership": {
@@ -160,6 +170,18 @@ def members(node: Node) -> dict[str, Any]:
     }
 
 
+def scan_address(node: Node, indexer: int) -> str | None:
+    """Return where a live indexer is asked for scans: the address that is registered for the life
+    of it that is heard. None: it is not alive, or its heartbeats name another one."""
+    info = node.authority.indexers.get(indexer) if node.authority else None
+    peer = node.indexers.get(indexer)
+    if info is None or peer is None or not node.alive(peer):
+        return None
+    said = (peer.beat.incarnation, peer.beat.address)
+    known = said == (info.incarnation, info.address) and info.address.startswith("http")
+    return info.address if known else None
+
+
 def indexers(node: Node) -> dict[str, Any]:
     """Return every indexer that is registered or was heard, with its load."""
     registered = node.authority.indexers if node.authority else {}
@@ -172,7 +194,7 @@ def indexers(node: Node) -> dict[str, Any]:
         rows.append(
             {
                 "id": number,
-                "address": beat.address if beat else info.address if info else "",
+                "address": info.address if info else "",
                 "zone": beat.zone if beat else info.zone if info else "",
                 "registered": info is not None,
                 "alive": info is not None and node.alive(peer),
@@ -210,11 +232,11 @@ def projectors(node: Node) -> dict[str, Any]:
         rows.append(
             {
                 "id": number,
-                "address": beat.address if beat else info.address if info else "",
+                "address": info.address if info else "",
                 "registered": info is not None,
                 "alive": info is not None and node.alive(peer),
                 "pid": beat.pid if beat else 0,
-                "kv": beat.kv if beat else "",
+                "kv": beat.kv if beat and info and beat.incarnation == info.incarnation else "",
                 "buckets": {b.name: b.vbuckets for b in beat.buckets} if beat else {},
                 "waiting": sorted(w.bucket for w in beat.waiting) if beat else [],
             }

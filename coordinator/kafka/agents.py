@@ -40,6 +40,7 @@ SESSION_TIMEOUT_S = 60.0
 """Long: nobody else waits for this group's partition, and a busy loop must not lose it."""
 
 REPEAT_S = 10.0
+REASON_LENGTH_MAX = 1_000
 NOISY = (
     "aiokafka",
     "aiokafka.conn",
@@ -150,9 +151,14 @@ class Folds:
 
     @property
     def failure(self) -> str:
-        """Return why the application crashed, or an empty text while it has not."""
+        """Return why the application, or one of its agents, is of no more use; empty: all go on.
+
+        Faust starts an agent anew that has raised, and skips the record: here that is the end.
+        """
         reason = self.app.crash_reason
-        return f"{type(reason).__name__}: {reason}" if reason is not None else ""
+        if reason is not None:
+            return f"{type(reason).__name__}: {reason}"
+        return next((a.failure for a in self._agents.values() if a.failure), "")
 
     def is_whole(self, name: str) -> bool:
         """Tell whether all that a topic had, at some time since the start, was fed."""
@@ -182,11 +188,25 @@ class _Agent(Generic[E]):
         self._batch_max = batch_max
         self._pending: list[E] = []
         self._flush_planned = False
+        self.failure = ""
 
     async def run(self, stream: Any) -> None:
+        """Read until the application ends; any other end of it is a `failure`."""
+        why = "it ended by itself"
+        try:
+            await self._read(stream)
+        except asyncio.CancelledError:
+            why = "it was cancelled"
+            raise
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            self.failure = f"the agent of {self._place.topic} reads no more: {why}"
+
+    async def _read(self, stream: Any) -> None:
         loop = asyncio.get_running_loop()
         async for event in stream.events():
-            # Nothing in here may raise: Faust would start the agent anew and skip the record.
             self._pending.append(self._entry(event.message.offset, event.value))
             # A rebalance seeks anew: not to where this life began, which may be long ago.
             self._begin_at[self._place] = event.message.offset + 1
@@ -223,7 +243,9 @@ def _decoded(raw: bytes | None, expected: Any) -> Any:
     try:
         record = codec.decode(raw or b"")
     except SchemaError as error:
-        return Unreadable(f"{error.code}: {error}")
+        return Unreadable(f"{error.code}: {error}"[:REASON_LENGTH_MAX])
+    except Exception as error:
+        return Unreadable(f"unreadable: {type(error).__name__}")
     if not isinstance(record, expected):
         return Unreadable(f"{type(record).__name__} does not belong here")
     return record

@@ -47,6 +47,11 @@ SOCKET_TIMEOUT_MS = 3_000
 """A broker that takes this long hangs: another may lead by now. Shorter than the time after which
 a node that does not hear its own heartbeats starts again."""
 
+LETTER_BYTES_MAX = 256 * 1024
+LETTER_REASON_LENGTH_MAX = 1_000
+"""What a dead letter keeps of a record, and of what is wrong with it. A letter that does not fit
+on its topic would be refused, and whoever wrote it could not go on."""
+
 EVENT_TIMEOUT_MS = 10_000
 FLUSH_TIMEOUT_S = 8.0
 END_TIMEOUT_S = 2.5
@@ -129,6 +134,7 @@ class PlainProducer:
         self._bury(DeadLetter(*where, reason, value if isinstance(value, bytes) else b"", at_ms))
 
     def _bury(self, letter: DeadLetter) -> None:
+        letter = bounded(letter)
         self._send(DEAD_LETTER, codec.encode(letter), key=letter_key(letter))
 
     def serve(self) -> None:
@@ -159,6 +165,18 @@ def _sender(record: Any) -> bytes:
 def full(letter: DeadLetter, cluster: str) -> DeadLetter:
     """Return a letter of the core, which knows topics by their short names, with the full one."""
     return replace(letter, topic=topic_name(cluster, letter.topic))
+
+
+def bounded(letter: DeadLetter) -> DeadLetter:
+    """Return a letter that fits on its topic: of a long record it keeps the beginning.
+
+    The place that it names tells where the rest is.
+    """
+    return replace(
+        letter,
+        value=letter.value[:LETTER_BYTES_MAX],
+        reason=letter.reason[:LETTER_REASON_LENGTH_MAX],
+    )
 
 
 def letter_key(letter: DeadLetter) -> bytes:
@@ -331,7 +349,7 @@ class TransactionalProducer:
         for reply in effect.replies:
             key = reply.request.encode()
             producer.produce(self._names[DDL_REPLIES], codec.encode(reply), key)
-        for letter in (full(one, self._cluster) for one in effect.dead_letters):
+        for letter in (bounded(full(one, self._cluster)) for one in effect.dead_letters):
             topic = self._names[DEAD_LETTER]
             producer.produce(topic, codec.encode(letter), letter_key(letter), partition=0)
         # What is left for the commit is its one request: only so does its time say anything.

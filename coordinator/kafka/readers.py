@@ -57,7 +57,11 @@ def consumer(bootstrap_servers: str, group: str, **more: Any) -> Consumer:
 
 
 class TailReader:
-    """Reads partitions in a thread and hands batches over; `pause_while` holds it back."""
+    """Reads partitions in a thread and hands batches over; `pause_while` holds it back.
+
+    Whatever ends the thread, `failed` is told why; and `has_died` tells who looks now and then,
+    should even that have failed. Who is not read to is deaf, and does not notice by itself.
+    """
 
     def __init__(
         self,
@@ -84,19 +88,28 @@ class TailReader:
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
 
+    @property
+    def has_died(self) -> bool:
+        """Tell whether nothing is read any more, although nobody asked for that."""
+        return not self._thread.is_alive() and not self._stopping.is_set()
+
     def _run(self) -> None:
         try:
-            while not self._stopping.is_set():
-                if self._pause_while():
-                    self._stopping.wait(0.01)
-                    continue
-                batch = self._next()
-                if batch and not self._stopping.is_set():
-                    self._hand_over(batch)
-        except KafkaException as error:
-            self._failed(str(error.args[0]))
+            self._read()
+        except Exception as error:
+            if not self._stopping.is_set():
+                self._failed(_reason(error))
         finally:
             self._consumer.close()
+
+    def _read(self) -> None:
+        while not self._stopping.is_set():
+            if self._pause_while():
+                self._stopping.wait(0.01)
+                continue
+            batch = self._next()
+            if batch and not self._stopping.is_set():
+                self._hand_over(batch)
 
     def _next(self) -> list[Message]:
         messages = available(self._consumer)
@@ -127,6 +140,13 @@ TRANSIENT = frozenset(
     }
 )
 """What is said while a broker is away and another takes over for it."""
+
+
+def _reason(error: Exception) -> str:
+    """Return what to tell of an error, the client's in its own words."""
+    if isinstance(error, KafkaException) and error.args:
+        return str(error.args[0])
+    return f"{type(error).__name__}: {error}"
 
 
 def available(reader: Consumer) -> list[Message]:

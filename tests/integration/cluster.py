@@ -42,6 +42,10 @@ from coordinator.store import Store
 
 T = TypeVar("T")
 
+JSON = {"Content-Type": "application/json"}
+LINES = {"Content-Type": "application/x-ndjson"}
+"""What the body of a POST is: without that it is refused."""
+
 DEADLINE_S = 45.0
 IMPATIENCE_S = 0.002
 POLL_S = 0.02
@@ -536,8 +540,13 @@ class Cluster:
         """Write a plain record to a topic, and return its offset."""
         return self.publish_all(name, [(value, partition)])[0]
 
-    def publish_all(self, name: str, values: Sequence[tuple[bytes, int]]) -> list[int]:
-        """Write plain records, each to its partition, and return their offsets."""
+    def publish_all(
+        self, name: str, values: Sequence[tuple[bytes, int]], key: str = ""
+    ) -> list[int]:
+        """Write plain records, each to its partition, and return their offsets.
+
+        `key` is what their keys begin with, for a topic that is compacted: no two have the same.
+        """
         offsets = [-1] * len(values)
 
         def report(number: int) -> Callable[[KafkaError | None, Message], None]:
@@ -550,7 +559,11 @@ class Cluster:
         producer = Producer({"bootstrap.servers": self.servers, "acks": "all", "log_level": 2})
         for number, (value, partition) in enumerate(values):
             producer.produce(
-                self.topic(name), value, partition=partition, on_delivery=report(number)
+                self.topic(name),
+                value,
+                f"{key}{number}" if key else None,
+                partition=partition,
+                on_delivery=report(number),
             )
         assert producer.flush(DEADLINE_S) == 0
         return offsets

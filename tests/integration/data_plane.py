@@ -17,7 +17,7 @@ from coordinator.core.scans import row_of
 from coordinator.core.stream_records import StabilityTimestamp
 from coordinator.core.vectors import Vector
 from coordinator.kafka.topics import STABILITY
-from tests.integration.cluster import DEADLINE_S, Cluster, wait_until
+from tests.integration.cluster import DEADLINE_S, LINES, Cluster, wait_until
 from tests.oracle import ABSENT, Document, Row, Spec, rows
 
 PAGE = 5_000
@@ -46,7 +46,7 @@ class DataPlane:
             for name, document in changes.items()
         ]
         content = "".join(json.dumps(line) + "\n" for line in lines).encode()
-        answer = self.cluster.http.post(f"{self.path}/documents", content=content)
+        answer = self.cluster.http.post(f"{self.path}/documents", content=content, headers=LINES)
         assert answer.status_code == 200, answer.text
         assert not answer.json()["failed"], answer.text
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import httpx
 
+from tests.integration.cluster import LINES
 from tests.unit.kv_follower import Documents, Follower
 
 DEADLINE_S = 30.0
@@ -82,7 +83,8 @@ class KvProcess:
 
     def load(self, bucket: str, *lines: dict[str, Any]) -> Any:
         content = "".join(json.dumps(line) + "\n" for line in lines)
-        response = self.http.post(f"/buckets/{bucket}/documents", content=content.encode())
+        path = f"/buckets/{bucket}/documents"
+        response = self.http.post(path, content=content.encode(), headers=LINES)
         assert response.is_success, response.text
         return response.json()
 

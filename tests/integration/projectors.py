@@ -42,6 +42,7 @@ from coordinator.kafka.topics import (
     topic_name,
 )
 from coordinator.kafka.topics import SYNC as SYNC_TOPIC
+from tests.integration.cluster import LINES
 from tests.integration.test_indexer import DEADLINE_S, Cluster, until
 
 BUCKET = "travel"
@@ -132,7 +133,8 @@ class Store:
             for i, d in documents
         )
         url = f"/v1/buckets/{bucket}/documents"
-        said = self.client.post(url, content=lines.encode()).raise_for_status().json()
+        answer = self.client.post(url, content=lines.encode(), headers=LINES)
+        said = answer.raise_for_status().json()
         assert not said["errors"], said
 
     def documents(self, bucket: str = BUCKET) -> dict[str, Any]:

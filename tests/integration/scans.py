@@ -16,6 +16,7 @@ import uvloop
 from prometheus_client import CollectorRegistry
 from rocksdict import WriteBatch
 
+from coordinator.core.authority_state import IndexerInfo
 from coordinator.core.entities import HASH, MAINTENANCE, Index, Shard, Slice
 from coordinator.core.key_order import order_of
 from coordinator.core.progress import Progresses
@@ -93,6 +94,9 @@ class StoredReading:
         self.database.close()
 
 
+LIFE = 7
+
+
 class Fleet:
     """Indexers 1 to n, and one node with a state that a test writes."""
 
@@ -107,7 +111,11 @@ class Fleet:
         self.node = SimpleNamespace(
             state=EMPTY,
             indexers={n: self._peer(n) for n in self.readings},
-            alive=lambda peer: peer.beat.indexer not in self.dead,
+            authority=SimpleNamespace(
+                indexers={n: IndexerInfo(n, LIFE, s.address, "") for n, s in self.servers.items()}
+            ),
+            config=SimpleNamespace(address="http://127.0.0.1:0"),
+            alive=lambda peer: peer is not None and peer.beat.indexer not in self.dead,
             progress=Progresses(),
             master=None,
             is_following=True,
@@ -120,7 +128,8 @@ class Fleet:
 
     def _peer(self, indexer: int) -> Any:
         address = self.servers[indexer].address
-        return SimpleNamespace(beat=SimpleNamespace(indexer=indexer, address=address))
+        beat = SimpleNamespace(indexer=indexer, address=address, incarnation=LIFE)
+        return SimpleNamespace(beat=beat)
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Run something in the loop of the node."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from coordinator import codec
+from coordinator.cli.main import app
 from coordinator.client.errors import CoordinatorError
 from coordinator.core.records import (
     ClusterReformed,
@@ -58,6 +62,34 @@ def test_a_terminated_master_hands_over_before_it_ends(cluster: Cluster) -> None
     cluster.nodes[old].start()
     cluster.settled()
     cluster.settled_members()
+
+
+def test_indexctl_shows_the_master_of_now_whoever_is_asked_first(cluster: Cluster) -> None:
+    """The first address may be a node that hangs, or has just come back from that."""
+    old = cluster.master()
+    epoch = cluster.settled()["epoch"]
+    urls = ",".join([cluster.nodes[old].url, *(cluster.nodes[n].url for n in cluster.replicas())])
+
+    def shown(command: str) -> dict[str, Any]:
+        result = CliRunner().invoke(app, [command, "--json", "--url", urls])
+        assert result.exit_code == 0, result.output
+        found: dict[str, Any] = json.loads(result.stdout)
+        return found
+
+    cluster.nodes[old].pause()
+    try:
+        new = cluster.master(other_than=old)
+        for command in ("members", "status"):
+            found = shown(command)
+            assert (found["master"], found["epoch"] > epoch) == (new, True)
+            assert found["silent"] == [old]
+    finally:
+        cluster.nodes[old].resume()
+    for _ in range(3):
+        found = shown("members")
+        assert (found["master"], found["epoch"] > epoch) == (new, True)
+    cluster.settled_members()
+    assert shown("status")["silent"] == []
 
 
 def test_a_node_leaves_and_comes_back(cluster: Cluster) -> None:

@@ -432,6 +432,9 @@ def test_a_run_keeps_its_broker_alive_and_its_state_for_the_next(tmp_path: Path)
     first.process.send_signal(signal.SIGINT)
     assert first.ended() == 0
     assert is_free(port)
+    kept = [tmp_path, *(tmp_path / "kafka").rglob("*"), *(tmp_path / "logs").rglob("*")]
+    assert len(kept) > 50
+    assert [path for path in kept if path.lstat().st_mode & 0o077] == []
 
     second = Run(tmp_path, "c1")
     second.said("Ctrl-C stops everything")

@@ -61,6 +61,7 @@ from indexer_sim.bucket import Bucket
 from indexer_sim.entries import INDEX_KEY, STATE, State, entries_prefix, pack_state
 from indexer_sim.names import folder_name
 from indexer_sim.storage import Storage
+from tests.integration.cluster import JSON
 
 pytestmark = pytest.mark.integration
 
@@ -631,7 +632,8 @@ def test_an_idle_indexer_takes_next_to_nothing(
 
 def scanned(address: str, **asked: Any) -> httpx.Response:
     body = {"begin": "", "end": "ff", "slices": [0, 1], **asked}
-    return httpx.post(f"{address}/v1/slices/scan", content=orjson.dumps(body), trust_env=False)
+    url = f"{address}/v1/slices/scan"
+    return httpx.post(url, content=orjson.dumps(body), headers=JSON, trust_env=False)
 
 
 def test_scans_are_answered_where_heartbeats_say(

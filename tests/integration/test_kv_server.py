@@ -25,6 +25,7 @@ from projector_sim.frames import Reason
 from projector_sim.kv import KvStore
 from projector_sim.kv_server import main
 from projector_sim.vbuckets import vbucket_of
+from tests.integration.cluster import LINES
 from tests.integration.kv import KvProcess, StreamReader, until
 from tests.unit.kv_follower import Follower
 
@@ -159,7 +160,7 @@ def traffic(kv: KvProcess, bucket: str) -> Iterator[None]:
                     )
                 ]
                 content = "".join(json.dumps(line) + "\n" for line in lines)
-                http.post(f"/buckets/{bucket}/documents", content=content.encode())
+                http.post(f"/buckets/{bucket}/documents", content=content.encode(), headers=LINES)
                 if done.is_set():
                     return
 
@@ -337,7 +338,8 @@ def test_a_load_takes_the_good_lines_and_tells_of_the_others(kv: KvProcess, buck
         b'{"id":"e","doc":1,"expires_in_s":-1}',
         b'{"id":"f","doc":null}',
     ]
-    answer = kv.http.post(f"/buckets/{bucket}/documents", content=b"\n".join(lines)).json()
+    path = f"/buckets/{bucket}/documents"
+    answer = kv.http.post(path, content=b"\n".join(lines), headers=LINES).json()
     assert {k: answer[k] for k in ("written", "deleted", "absent", "failed")} == {
         "written": 2,
         "deleted": 0,

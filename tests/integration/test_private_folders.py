@@ -1,4 +1,4 @@
-"""The folders of an indexer and of the store are open to their own user alone."""
+"""What processes keep on disk is for their own user."""
 
 from __future__ import annotations
 

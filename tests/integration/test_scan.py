@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,7 @@ from typer.testing import CliRunner
 
 from coordinator.cli.main import app
 from coordinator.client.client import AsyncClient, Client
+from coordinator.core.authority_state import IndexerInfo
 from coordinator.core.entities import (
     BACKFILL,
     DROPPING,
@@ -29,7 +34,11 @@ from coordinator.core.entities import (
 )
 from coordinator.core.key_order import order_of
 from coordinator.core.scan_pages import unpack
+from coordinator.http.calls import Calls, Silent
+from coordinator.http.scan import ARRIVAL_PAUSE_S
+from coordinator.http.server import HttpServer
 from indexer_sim.scan_api import ScanRefused
+from tests.integration.cluster import JSON
 from tests.integration.scans import Fleet, eventually
 
 pytestmark = pytest.mark.integration
@@ -411,13 +420,136 @@ def test_a_scan_waits_until_the_indexer_has_come_so_far(fleet: Fleet, http: http
     thread.join()
 
 
+@pytest.mark.parametrize("field", ["address", "incarnation"])
+def test_nobody_is_asked_at_an_address_that_only_a_heartbeat_names(
+    fleet: Fleet, http: httpx.Client, field: str
+) -> None:
+    index = fleet.index("a", slices=1)
+    beat = fleet.node.indexers[1].beat
+    registered = getattr(beat, field)
+    asked: list[bytes] = []
+    with _listening(asked) as elsewhere:
+        setattr(beat, field, {"address": elsewhere, "incarnation": 8}[field])
+        try:
+            assert refusal(http, index, timeout_ms=100) == (503, "slice_unavailable")
+        finally:
+            setattr(beat, field, registered)
+    assert asked == []
+    assert scan(http, index)["rows"] == []
+
+
+def test_a_scan_waits_for_an_indexer_that_was_just_started(
+    fleet: Fleet, http: httpx.Client
+) -> None:
+    """It is heard before it is registered."""
+    index = fleet.index("a", slices=1)
+    beat = fleet.node.indexers[1].beat
+    beat.incarnation += 1
+    with ThreadPoolExecutor(1) as thread:
+        scanning = thread.submit(scan, http, index)
+        fleet.run(_turns(3))
+        assert not scanning.done()
+        fleet.run(_registered(fleet, beat))
+        assert scanning.result(10)["rows"] == []
+
+
+async def _turns(number: int) -> None:
+    for _ in range(number):
+        await asyncio.sleep(ARRIVAL_PAUSE_S)
+
+
+async def _registered(fleet: Fleet, beat: Any) -> None:
+    info = IndexerInfo(1, beat.incarnation, beat.address, "")
+    fleet.node.authority.indexers[1] = info
+
+
+@contextmanager
+def _listening(asked: list[bytes]) -> Iterator[str]:
+    """Yield the URL of a server that notes what it is sent, and answers nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.1)
+        done = threading.Event()
+
+        def listen() -> None:
+            while not done.is_set():
+                with suppress(TimeoutError):
+                    connection, _ = server.accept()
+                    asked.append(connection.recv(1_000))
+                    connection.close()
+
+        thread = threading.Thread(target=listen)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        finally:
+            done.set()
+            thread.join()
+
+
+def test_a_redirect_of_an_indexer_is_not_followed(fleet: Fleet) -> None:
+    """Who was asked answers by itself: nobody sends a node elsewhere."""
+    asked: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        asked.append(scope["path"])
+        headers = [(b"location", b"/elsewhere"), (b"content-length", b"0")]
+        await send({"type": "http.response.start", "status": 307, "headers": headers})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def ask() -> int:
+        http = HttpServer(app, "127.0.0.1", 0)
+        assert await http.start()
+        assert http._socket is not None
+        calls = Calls()
+        try:
+            port = http._socket.getsockname()[1]
+            return (await calls.post(f"http://127.0.0.1:{port}/v1/slices/scan", b"", 5)).status
+        finally:
+            await calls.close()
+            await http.stop()
+
+    assert fleet.run(ask()) == 307
+    assert asked == ["/v1/slices/scan"]
+
+
+def test_an_answer_of_an_indexer_is_listened_to_no_further_than_a_page_goes(fleet: Fleet) -> None:
+    pieces, sent = 64, 0
+    ended = asyncio.Event()
+
+    async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (pieces * 2**20))
+        with suppress(ConnectionError):
+            for _ in range(pieces):
+                writer.write(bytes(2**20))
+                await writer.drain()
+                sent += 1
+        ended.set()
+        writer.close()
+
+    async def ask() -> None:
+        server = await asyncio.start_server(babble, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        calls = Calls()
+        try:
+            with pytest.raises(Silent):
+                await calls.post(f"http://127.0.0.1:{port}/v1/slices/scan", b"", 20)
+            await ended.wait()
+        finally:
+            await calls.close()
+            server.close()
+
+    fleet.run(ask())
+    assert 8 <= sent < pieces // 2
+
+
 # -- the indexer's own answers -------------------------------------------------------------------
 
 
 def ask_indexer(fleet: Fleet, number: int, **more: Any) -> httpx.Response:
     body = {"begin": "", "end": "ff", **more}
     url = f"{fleet.servers[number].address}/v1/slices/scan"
-    return httpx.post(url, content=orjson.dumps(body), trust_env=False)
+    return httpx.post(url, content=orjson.dumps(body), headers=JSON, trust_env=False)
 
 
 def test_a_page_of_an_indexer_has_the_entries_of_all_slices_that_were_asked_for(

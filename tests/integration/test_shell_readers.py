@@ -1,4 +1,4 @@
-"""Reading `statecontext`: silence of the broker is not the end of the log."""
+"""Readers on a real broker: silence is not the end of a log, and no reader dies unheard."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from coordinator.core.records import Event, Mutation
 from coordinator.core.types import TxnId
 from coordinator.embedded.broker import Broker
 from coordinator.kafka import readers
+from tests.integration.cluster import wait_until
 
 
 def write_transactions(servers: str, topic: str, aborted_last: bool = False) -> None:
@@ -103,3 +104,71 @@ def test_silence_is_not_the_end_of_the_log(
     real = readers.consumer
     monkeypatch.setattr(readers, "consumer", lambda *a, **k: Halting(real(*a, **k), [answer] * 3))
     assert read(broker.bootstrap_servers, topic) == [1, 2, 4, 5]
+
+
+# -- tails ---------------------------------------------------------------------------------------
+
+
+def produce(servers: str, topic: str, *values: bytes) -> None:
+    producer = Producer({"bootstrap.servers": servers, "log_level": 2})
+    for value in values:
+        producer.produce(topic, value, partition=0)
+    assert producer.flush(20) == 0
+
+
+class Stumble(Exception):
+    """What nobody foresaw."""
+
+
+@pytest.mark.parametrize("error", [Stumble("odd"), IndexError(), RecursionError("deep")])
+def test_whatever_ends_a_reader_is_told(broker: Broker, topic: str, error: Exception) -> None:
+    told: list[str] = []
+
+    def stumble(messages: list[Message]) -> None:
+        raise error
+
+    reader = readers.TailReader(
+        broker.bootstrap_servers, "tail", {(topic, 0): 0}, stumble, told.append
+    )
+    produce(broker.bootstrap_servers, topic, b"x")
+    wait_until(lambda: reader.has_died, "the reader has ended")
+    assert told == [f"{type(error).__name__}: {error}"]
+    reader.stop()
+
+
+def test_a_reader_whose_failure_cannot_be_told_is_seen_to_have_died(
+    broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+
+    def stumble(anything: object) -> None:
+        raise Stumble
+
+    reader = readers.TailReader(broker.bootstrap_servers, "tail", {(topic, 0): 0}, stumble, stumble)
+    assert not reader.has_died
+    produce(broker.bootstrap_servers, topic, b"x")
+    wait_until(lambda: reader.has_died, "the reader has ended")
+
+
+def test_a_reader_that_is_stopped_has_not_died_and_has_nothing_to_tell(
+    broker: Broker, topic: str
+) -> None:
+    told: list[str] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hand_over(messages: list[Message]) -> None:
+        begun.set()
+        go_on.wait(20)
+        raise Stumble
+
+    reader = readers.TailReader(
+        broker.bootstrap_servers, "tail", {(topic, 0): 0}, hand_over, told.append
+    )
+    produce(broker.bootstrap_servers, topic, b"x")
+    assert begun.wait(20)
+    reader.stop(timeout_s=0)
+    go_on.set()
+    reader.stop()
+    assert not reader._thread.is_alive()
+    assert not reader.has_died
+    assert told == []

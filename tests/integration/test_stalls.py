@@ -10,11 +10,12 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from coordinator.client.errors import CoordinatorError
 from coordinator.embedded.broker import Broker
-from tests.integration.cluster import Cluster, NodeChild, wait_until
+from tests.integration.cluster import Cluster, NodeChild, in_parallel, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -96,6 +97,35 @@ def _tried(ended: Callable[[], bool]) -> bool:
         return ended()
     except CoordinatorError:
         return False
+
+
+LINEARIZABLE = ["/v1/config/held", "/v1/config/held?consistency=linearizable", "/v1/state"]
+
+
+def test_a_master_that_cannot_read_the_log_answers_no_linearizable_read(cluster: Cluster) -> None:
+    """It may have been deposed since. What it has applied it still shows, to who asks for that."""
+    master = cluster.master()
+    child = cluster.nodes[master]
+    written = cluster.put("held", 1).json()["cas"]
+    for path in LINEARIZABLE:
+        assert cluster.ask(master, "GET", path).status_code == 200
+    stall(child, "reader")
+    local = cluster.ask(master, "GET", "/v1/config/held?consistency=local")
+    assert (local.status_code, local.json()["cas"]) == (200, written)
+
+    def read(path: str) -> int:
+        """Return the status, 0 where the connection ends without any."""
+        try:
+            return cluster.ask(master, "GET", path, timeout=60.0).status_code
+        except httpx.TransportError:
+            return 0
+
+    statuses = in_parallel(*(functools.partial(read, path) for path in LINEARIZABLE))
+    assert set(statuses) <= {0, 503, 504}
+    assert child.wait(60) == 1
+    child.start()
+    cluster.settled()
+    cluster.settled_members()
 
 
 def test_a_store_that_hangs_ends_the_process(cluster: Cluster) -> None:

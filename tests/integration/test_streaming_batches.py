@@ -11,6 +11,7 @@ from typing import Any
 
 import fastavro
 import pytest
+from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
 from coordinator import codec
@@ -18,7 +19,14 @@ from coordinator.core.entities import Setting
 from coordinator.core.stream_records import StreamBegin, Sync, Tick
 from coordinator.core.timestamp_progress import TimestampProgress
 from coordinator.embedded.broker import Broker
-from coordinator.kafka.topics import HW, STREAM_BEGIN, SYNC, TIMESTAMP_STATE, topic_name
+from coordinator.kafka.topics import (
+    HW,
+    STREAM_BEGIN,
+    STREAM_PARTITIONS,
+    SYNC,
+    TIMESTAMP_STATE,
+    topic_name,
+)
 from schemas.registry import FOLDER, MAGIC, Registry, Schema, registry
 from streaming.inputs import INPUTS
 from streaming.queries import end_session
@@ -102,6 +110,32 @@ def test_syncs_become_stability_and_bad_records_dead_letters(
     assert "not_avro" in reasons[2]
     assert "unknown_schema" in reasons[3]
     assert "bad_body" in reasons[1]
+
+
+def test_what_was_aborted_is_no_input(spark: SparkSession, topics: Topics, tmp_path: Path) -> None:
+    streams = topics.bucket().begin()
+    streams.sync(5)
+    producer = Producer(
+        {
+            "bootstrap.servers": topics.servers,
+            "transactional.id": f"{topics.name}.stranger",
+            "log_level": 2,
+        }
+    )
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    for vbucket in range(VBUCKETS):
+        record = codec.encode(streams.a_sync(vbucket, 99))
+        for partition in range(STREAM_PARTITIONS):
+            producer.produce(topic_name(topics.name, SYNC), record, partition=partition)
+    assert producer.flush(30) == 0
+    producer.abort_transaction(30)
+    streams.sync(7)
+    topics.tick(NOW_MS)
+    read_through(spark, topics, tmp_path)
+    checked(topics.history())
+    assert set(seqnos(topics.history()[-1])) == {7}
+    assert topics.letters() == []
 
 
 def test_writers_of_an_older_and_a_newer_version_are_read_side_by_side(

@@ -27,6 +27,7 @@ from coordinator.core.records import (
     CommitRecord,
     Event,
     IndexerHeartbeat,
+    NodeHeartbeat,
     SliceAnswered,
 )
 from coordinator.core.scrubber import Scrubber
@@ -35,6 +36,8 @@ from coordinator.core.types import Instant
 WALL_MS = 1_700_000_000_000
 PATIENCE_MS = 15_000
 INDEXER = 0
+HOST = "127.0.0.1:8600"
+INDEXER_URL = "http://127.0.0.1:1"
 
 
 @dataclass
@@ -47,12 +50,14 @@ class LoneNode:
     """What `commit` holds; markers are not counted."""
     topic: list[tuple[int, Event]] = field(default_factory=list)
     """The events of `statecontext` with their offsets."""
+    serves: bool = False
+    """Whether its indexer does its part by itself, as time goes by."""
 
     def __post_init__(self) -> None:
         config = NodeConfig(
             node=1,
             roster=(1,),
-            address="http://node",
+            address=f"http://{HOST}",
             pid=1,
             incarnation=7,
             cluster_id="c",
@@ -61,7 +66,10 @@ class LoneNode:
         self.node = Node(config, codec.Codec())
         self.mono_ms = 1_000
         self.replies: dict[int, Outcome] = {}
+        self.heard: Callable[[int, Outcome], None] = self.replies.__setitem__
         self.written: list[Any] = []
+        self.letters: list[Any] = []
+        self.answered: set[int] = set()
         self.halted: fx.Halt | None = None
         self.held: set[type] = set()
         self.replaced: dict[type, Callable[[Any], None]] = {}
@@ -78,14 +86,24 @@ class LoneNode:
 
     def start(self) -> LoneNode:
         """Start it on what the log holds, and let it become master."""
-        self.feed(inp.Started(None, 0, len(self.log)))
+        self.begin()
         return self.until(lambda: self.node.master is not None and self.node.master.active)
+
+    def begin(self) -> LoneNode:
+        """Start it, and no more."""
+        return self.feed(inp.Started(None, 0, len(self.log)))
+
+    @property
+    def now(self) -> Instant:
+        return Instant(self.mono_ms, self.wall_ms)
 
     def run(self, ms: int, step_ms: int = 50) -> LoneNode:
         for _ in range(ms // step_ms):
             self.mono_ms += step_ms
             self.wall_ms += step_ms
             self.feed(inp.Tick())
+            if self.serves:
+                self.indexer_answers()
         return self
 
     def until(self, done: Callable[[], Any], ms: int = 30_000) -> LoneNode:
@@ -97,17 +115,25 @@ class LoneNode:
 
     # -- what goes in ------------------------------------------------------------------------
 
-    def feed(self, event: inp.Input) -> None:
+    def feed(self, event: inp.Input) -> LoneNode:
         self._inbox.append(event)
         if len(self._inbox) > 1:
-            return
-        while self._inbox:
+            return self
+        while self._inbox and self.halted is None:
             began_s = time.perf_counter()
-            found = self.node.step(Instant(self.mono_ms, self.wall_ms), self._inbox[0])
+            found = self.node.step(self.now, self._inbox[0])
             self.longest_s = max(self.longest_s, time.perf_counter() - began_s)
             for effect in found:
                 self.carry_out(effect)
             self._inbox.popleft()
+        self._inbox.clear()
+        return self
+
+    def written_by_others(self, raw: bytes = b"") -> int:
+        """Return the offset at which somebody else has written to `commit`; it is not read yet."""
+        self.log.append(raw)
+        self._read = len(self.log)
+        return self._read - 1
 
     def send(self, command: Command, **terms: Any) -> int:
         """Ask for a command, and return the token under which the answer comes."""
@@ -136,7 +162,7 @@ class LoneNode:
 
     def indexer_answers(self) -> None:
         """The indexer is alive, and has done what the state says."""
-        beat = IndexerHeartbeat(INDEXER, 5, "http://i", "", 1, 0, 0, 0, self.wall_ms)
+        beat = IndexerHeartbeat(INDEXER, 5, INDEXER_URL, "", 1, 0, 0, 0, self.wall_ms)
         self.feed(inp.BeatsRead((beat,)))
         for held in list(self.node.state.of_kind("index")):
             index = held.entity
@@ -255,8 +281,9 @@ class LoneNode:
         self._later(inp.Scrubbed(effect.token, scrubber.findings()))
 
     def _reply(self, effect: fx.Reply) -> None:
-        assert effect.token not in self.replies, "answered twice"
-        self.replies[effect.token] = effect.outcome
+        assert effect.token not in self.answered, "answered twice"
+        self.answered.add(effect.token)
+        self.heard(effect.token, effect.outcome)
 
     def _halt(self, effect: fx.Halt) -> None:
         self.halted = effect
@@ -274,7 +301,15 @@ CARRY_OUT: dict[type, Callable[[LoneNode, Any], None]] = {
     fx.Scrub: LoneNode._scrub,
     fx.Reply: LoneNode._reply,
     fx.Halt: LoneNode._halt,
+    fx.Bury: lambda lone, effect: lone.letters.append(effect.letter),
     fx.OpenProducer: lambda lone, effect: lone._later(inp.ProducerOpened(effect.token)),
     fx.ReadTail: lambda lone, effect: lone._later(inp.TailRead(effect.token, ())),
     fx.TakeSnapshot: lambda lone, effect: lone._later(inp.SnapshotTaken(effect.token, 0)),
 }
+
+
+def other_beat(node: int, **more: Any) -> NodeHeartbeat:
+    """Return a heartbeat that claims to be of some node."""
+    fields = {"incarnation": 1, "state": "replica", "epoch": 0, "cas": 0, "digest": 0}
+    fields |= {"address": "http://127.0.0.1:9", "pid": 1, "reason": "", "at_ms": WALL_MS, **more}
+    return NodeHeartbeat(node, **fields)

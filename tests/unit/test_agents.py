@@ -1,10 +1,19 @@
-"""What a node logs of a broker that is away."""
+"""Agents of a node: what they make of records, how they end, and what is logged meanwhile."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
 
-from coordinator.kafka.agents import REPEAT_S, Sparing
+import pytest
+from faust.types import TP
+
+from coordinator import codec
+from coordinator.core.records import CommitRecord, Unreadable
+from coordinator.kafka.agents import REPEAT_S, Sparing, _Agent, _decoded
 
 
 def record_of(message: str, *arguments: object) -> logging.LogRecord:
@@ -20,3 +29,49 @@ def test_a_fault_that_lasts_is_told_once_in_a_while() -> None:
     now_s = REPEAT_S
     assert sparing.filter(record_of("no answer from %d", 1))
     assert not sparing.filter(record_of("no answer from %d", 1))
+
+
+PLACE = TP("c.commit", 0)
+
+
+class Stream:
+    """Events that are there, and then whatever `end` does."""
+
+    def __init__(self, end: BaseException | None, *values: bytes) -> None:
+        self._end, self._values = end, values
+
+    async def events(self) -> AsyncIterator[Any]:
+        for offset, value in enumerate(self._values):
+            yield SimpleNamespace(message=SimpleNamespace(offset=offset), value=value)
+        if self._end is not None:
+            raise self._end
+
+
+def agent_of(fed: list[Any]) -> _Agent[Any]:
+    return _Agent(PLACE, {PLACE: 0}, lambda offset, raw: (offset, raw), fed.append, 10)
+
+
+@pytest.mark.parametrize("end", [None, IndexError("odd"), asyncio.CancelledError()])
+def test_an_agent_that_reads_no_more_has_failed(end: BaseException | None) -> None:
+    async def run() -> None:
+        fed: list[Any] = []
+        agent = agent_of(fed)
+        assert agent.failure == ""
+        await asyncio.gather(agent.run(Stream(end, b"a", b"b")), return_exceptions=True)
+        assert "c.commit reads no more" in agent.failure
+        await asyncio.sleep(0)
+        assert fed == [((0, b"a"), (1, b"b"))]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("error", [RecursionError("deep"), IndexError("odd"), MemoryError()])
+def test_nothing_that_stands_on_a_topic_ends_an_agent(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stumble(data: bytes) -> Any:
+        raise error
+
+    monkeypatch.setattr(codec, "decode", stumble)
+    found = _decoded(b"anything", CommitRecord)
+    assert found == Unreadable(f"unreadable: {type(error).__name__}")

@@ -450,6 +450,73 @@ def test_status_compares_digests_at_the_same_cas_only(cluster, cas, digest, outc
         other.stop()
 
 
+def row(node: int, url: str | None, **more: Any) -> dict[str, Any]:
+    fields = {"role": "replica", "state": "replica", "cas": 5, "pid": node, "alive": True}
+    return {"node": node, "address": url, "digest": "d", "reason": "", **fields, **more}
+
+
+@pytest.fixture
+def nodes() -> Iterator[Callable[..., list[Node]]]:
+    """Start nodes, each with its own idea of the cluster: epoch, master and CAS."""
+    started: list[Node] = []
+
+    def start(*views: tuple[int, int, int], gone: int = 0) -> list[Node]:
+        urls: list[str] = []
+        for number, (epoch, master, cas) in enumerate(views, 1):
+
+            def answer(request: Request, me=number, view=(epoch, master, cas)) -> Answer | None:
+                if request.path != "/v1/members":
+                    return None
+                rows = [row(n, url, cas=1) for n, url in enumerate(urls, 1)]
+                rows[me - 1]["cas"] = view[2]
+                rows += [row(len(urls) + 1 + n, unused_url()) for n in range(gone)]
+                said = {**AUTHORITY, "node": me, "epoch": view[0], "master": view[1]}
+                return Answer(200, {**said, "members": rows})
+
+            started.append(Node(Cluster(cas=cas, override=answer)))
+            urls.append(started[-1].url)
+        return started
+
+    yield start
+    for node in started:
+        node.stop()
+
+
+def test_the_node_that_came_back_is_not_believed_though_it_is_asked_first(nodes):
+    """It has not read of the failover yet: the others know of a later epoch."""
+    back, new, third = nodes((3, 1, 90), (4, 2, 120), (4, 2, 110))
+    for url in (back.url, f"{back.url},{new.url},{third.url}"):
+        shown = json.loads(indexctl("members", "--json", "--url", url).stdout)
+        assert (shown["epoch"], shown["master"], shown["silent"]) == (4, 2, [])
+        assert [member["cas"] for member in shown["members"]] == [90, 120, 110]
+        status = json.loads(indexctl("status", "--json", "--url", url).stdout)
+        assert (status["epoch"], status["master"], status["silent"]) == (4, 2, [])
+        assert status["cas"] == 120
+    table = indexctl("members", "--url", back.url).stdout
+    assert "silent" not in table
+
+
+def test_of_those_who_know_the_newest_epoch_the_one_with_the_highest_cas_is_believed(nodes):
+    one, *_ = nodes((4, 1, 110), (4, 2, 120), (3, 3, 500))
+    shown = json.loads(indexctl("members", "--json", "--url", one.url).stdout)
+    assert (shown["epoch"], shown["master"]) == (4, 2)
+
+
+def test_who_does_not_answer_is_named(nodes):
+    one, *_ = nodes((4, 2, 110), (4, 2, 120), gone=2)
+    for command in ("members", "status"):
+        shown = json.loads(indexctl(command, "--json", "--url", one.url).stdout)
+        assert shown["silent"] == [3, 4]
+        assert "node 3, 4" in indexctl(command, "--url", one.url).stdout
+
+
+def test_a_step_down_means_the_newest_epoch(nodes):
+    back, new = nodes((3, 1, 90), (4, 2, 120))
+    indexctl("step-down", "--url", back.url)
+    posts = [r for node in (back, new) for r in node.requests if r.method == "POST"]
+    assert json.loads(posts[0].body)["epoch"] == 4
+
+
 @pytest.mark.parametrize(
     ("command", "text"), [("members", "replica"), ("indexers", "a:1"), ("transactions", "n1, n2")]
 )
@@ -564,16 +631,19 @@ def test_run_passes_its_options_on_and_ends_with_its_code(supervisor):
     supervisor.run = lambda options: seen.append(options) or 7
     given = "--nodes 5 --indexers 2 --http-port 9000 --data-dir /d --cluster c --not-durable"
     given += " --projectors 4 --no-example --no-timestamps --brokers 3 --replication-factor 3"
-    given += " --log-capacity 50 --archive"
+    given += " --log-capacity 50 --archive --allowed-host Proxy.example --allowed-host 10.0.0.1"
     assert indexctl("run", *given.split()).exit_code == 7
     assert indexctl("run").exit_code == 7
     chosen = {"nodes": 5, "indexers": 2, "http_port": 9000, "data_dir": Path("/d")}
     chosen |= {"projectors": 4, "example": False, "bootstrap_servers": None}
-    chosen |= {"cluster": "c", "durable": False}
+    chosen |= {"cluster": "c", "durable": False, "allowed_hosts": ("proxy.example", "10.0.0.1")}
     chosen |= {"timestamps": False, "spark_master": "local[2]", "archive": True}
     assert seen[0] == {**chosen, "brokers": 3, "replication_factor": 3, "log_capacity": 50}
     assert (seen[1]["nodes"], seen[1]["http_port"], seen[1]["durable"]) == (3, 8600, True)
     assert not seen[1]["archive"]
+    assert seen[1]["allowed_hosts"] == ()
+    assert indexctl("run", "--allowed-host", "http://proxy").exit_code == 2
+    assert len(seen) == 2
 
 
 def test_run_prints_a_fault_on_one_line(supervisor):
@@ -645,7 +715,7 @@ def test_status_says_why_there_is_no_master(cluster):
 def test_step_down_names_the_mastership_that_it_means(cluster):
     cluster.override = answer_to("/v1/members/step-down", {"epoch": 4, "master": 2, "address": "x"})
     assert "node 2 is master, epoch 4" in indexctl("step-down", "--to", "2").stdout
-    body = json.loads(cluster.seen[-1].body)
+    [body] = [json.loads(r.body) for r in cluster.seen if r.method == "POST"]
     assert (body["epoch"], body["successor"]) == (3, 2)
 
 

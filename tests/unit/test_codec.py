@@ -31,7 +31,14 @@ from coordinator.core.entities import Bucket, Entity, RequestOutcome, Setting, S
 from coordinator.core.outcomes import OutcomesRecorded, RecordedOutcome
 from coordinator.core.snapshots import SnapshotChunk, SnapshotEntry
 from coordinator.core.types import TxnId
-from schemas.registry import FOLDER, Registry, Schema, SchemaError, registry
+from schemas.registry import (
+    FOLDER,
+    RECORD_BYTES_MAX,
+    Registry,
+    Schema,
+    SchemaError,
+    registry,
+)
 from tests.unit.strategies import any_entity, mutations
 
 TXN = TxnId(3, 7)
@@ -224,6 +231,63 @@ def test_a_good_head_with_a_garbage_body_raises_nothing_else(body: bytes, record
     data = codec.encode(record)[:10] + body
     with contextlib.suppress(SchemaError):
         codec.decode(data)
+
+
+def nested(depth: int) -> bytes:
+    """Return an event whose value is an event, and so on; the innermost has a setting."""
+    data = codec.encode(SETTING)
+    for _ in range(depth):
+        fields = codec.TO_AVRO[records.Event](records.Event(MUTATION, TXN, 0, 1, 1))
+        data = registry().current["Event"].encode({**fields, "value": data})
+    return data
+
+
+@pytest.mark.parametrize("depth", [2, 400, 5_000])
+def test_a_mutation_carries_an_entity_and_nothing_that_carries_more(depth: int) -> None:
+    assert isinstance(codec.decode(nested(1)), records.Event)
+    with pytest.raises(SchemaError, match="an entity belongs here, not Event") as caught:
+        codec.decode(nested(depth))
+    assert caught.value.code == "bad_body"
+
+
+def test_a_record_that_is_too_large_is_not_read() -> None:
+    with pytest.raises(SchemaError) as caught:
+        codec.decode(codec.encode(SETTING)[:10] + bytes(RECORD_BYTES_MAX))
+    assert caught.value.code == "too_large"
+
+
+def test_no_schema_contains_itself() -> None:
+    """So that no record is nested deeper than its schema is."""
+    shapes = {path.stem: json.loads(path.read_text()) for path in FOLDER.glob("*.avsc")}
+    inside = {name: _named(shape) & shapes.keys() for name, shape in shapes.items()}
+    while leaves := {name for name, names in inside.items() if not names}:
+        inside = {n: names - leaves for n, names in inside.items() if n not in leaves}
+    assert inside == {}
+
+
+def _named(shape: Any) -> set[str]:
+    """Return the names of the types that a type is made of."""
+    if isinstance(shape, str):
+        return {shape}
+    if isinstance(shape, list):
+        return set().union(*map(_named, shape))
+    parts = [field["type"] for field in shape.get("fields", ())]
+    parts += [shape[part] for part in ("items", "values") if part in shape]
+    own = shape["type"]
+    return set().union(*map(_named, parts), set() if own == "record" else _named(own))
+
+
+@pytest.mark.parametrize("oddity", [OverflowError, AttributeError, RecursionError, MemoryError])
+def test_whatever_is_odd_about_the_fields_is_a_schema_error(
+    oddity: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(fields: Any) -> Any:
+        raise oddity("odd")
+
+    monkeypatch.setitem(codec.FROM_AVRO, "Setting", build)
+    with pytest.raises(SchemaError) as caught:
+        codec.decode(codec.encode(SETTING))
+    assert caught.value.code == "bad_body"
 
 
 # -- commands from the ddl topic -----------------------------------------------------------------

@@ -245,3 +245,11 @@ def test_topics_that_were_made_without_flushing_say_how_to_go_on(
     with pytest.raises(EmbeddedError, match="made with --not-durable: run it with that") as caught:
         supervisor._make_topics(RunOptions(), tmp_path, kept, "k:1")
     assert caught.value.code == "topic_mismatch"
+
+
+def test_allowed_hosts_go_to_all_who_serve_http() -> None:
+    options = RunOptions(nodes=1, indexers=1, allowed_hosts=("proxy.example", "10.0.0.1"))
+    given = ("--allowed-host", "proxy.example", "--allowed-host", "10.0.0.1")
+    specs = {s.name: s.argv for s in supervisor.child_specs(options, DATA, "k:1")}
+    serving = {name for name, argv in specs.items() if argv[-4:] == given}
+    assert serving == {"kv", "node-1", "indexer-1"}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.embedded.data_folder import locked
 from coordinator.private import keep_private
 
 
@@ -46,3 +47,14 @@ def test_a_folder_that_cannot_be_made_private_is_told_of(
 
     monkeypatch.setattr(Path, "chmod", refused)
     assert "not yours" in keep_private(tmp_path)
+
+
+def test_the_folder_of_a_run_is_private_and_so_is_all_that_its_children_make(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "data"
+    with locked(folder):
+        assert mode(folder) == 0o700
+        assert mode(folder / "run.lock") == 0o600
+        os.system(f"touch {folder}/log")
+        assert mode(folder / "log") == 0o600

@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from coordinator.core import effects, inputs
-from coordinator.core.records import ReadBarrier
+from coordinator.core.records import DeadLetter, ReadBarrier
 from coordinator.kafka import endings, producers
 from coordinator.kafka.producers import PlainProducer, never_connected
 
@@ -90,3 +90,13 @@ def test_an_end_that_took_as_long_as_the_shortest_pause_may_have_been_repeated(
     took_s: float, doubtful: bool
 ) -> None:
     assert endings.may_be_repeated(took_s) is doubtful
+
+
+def test_a_dead_letter_fits_on_its_topic_however_long_the_record_was() -> None:
+    letter = DeadLetter("c.stability", 0, 3, "x" * 5_000, b"y" * (4 * 1024 * 1024), 5)
+    kept = producers.bounded(letter)
+    assert (kept.topic, kept.partition, kept.offset) == ("c.stability", 0, 3)
+    assert kept.value == b"y" * producers.LETTER_BYTES_MAX
+    assert kept.reason == "x" * producers.LETTER_REASON_LENGTH_MAX
+    short = DeadLetter("c.stability", 0, 3, "why", b"y", 5)
+    assert producers.bounded(short) == short

@@ -14,7 +14,7 @@ from coordinator.codec import Codec
 from coordinator.core import inputs
 from coordinator.core.commands import Position, Request, SkipRecord
 from coordinator.core.config import NodeConfig
-from coordinator.core.effects import ReadDdl, StopDdl
+from coordinator.core.effects import Examine, ReadDdl, StopDdl
 from coordinator.core.node import Node
 from coordinator.shell import EXIT_FAILED, STOPPING, Shell
 from coordinator.store import Store
@@ -89,5 +89,87 @@ def test_a_signal_does_not_hide_a_failure(tmp_path: Path) -> None:
         shell._stop(EXIT_FAILED)
         shell.stop()
         assert shell.exit_code == EXIT_FAILED
+
+    with_shell(tmp_path, check)
+
+
+class DeadReader:
+    has_died = True
+
+    def stop(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("name", ["_beats", "_acks", "_streams", "_ddl"])
+def test_a_node_with_a_dead_reader_ends_with_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    async def check(shell: Shell) -> None:
+        monkeypatch.setattr(shell, name, DeadReader())
+        await asyncio.wait_for(shell._tick(), 5)
+        assert shell.exit_code == EXIT_FAILED
+
+    with_shell(tmp_path, check)
+
+
+def test_a_task_that_failed_ends_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node waits for what the task would have fed."""
+
+    def fail(*_: object) -> int:
+        raise RuntimeError("the consumer is closed")
+
+    async def check(shell: Shell) -> None:
+        monkeypatch.setattr(shell._probe_log, "end", fail)
+        shell._examine(Examine(1))
+        await asyncio.wait_for(shell.stopped.wait(), 5)
+        assert shell.exit_code == EXIT_FAILED
+
+    with_shell(tmp_path, check)
+
+
+def test_what_fails_while_all_ends_changes_no_exit_code(tmp_path: Path) -> None:
+    async def check(shell: Shell) -> None:
+        shell._stop(0)
+        shell._reader_failed("its consumer is closed")
+        await asyncio.sleep(0)
+        assert shell.exit_code == 0
+
+    with_shell(tmp_path, check)
+
+
+class Record:
+    """A message of the client, as far as readers look at it."""
+
+    def __init__(self, offset: int, value: bytes) -> None:
+        self._offset, self._value = offset, value
+
+    def topic(self) -> str:
+        return "c.ddl"
+
+    def partition(self) -> int:
+        return 0
+
+    def offset(self) -> int:
+        return self._offset
+
+    def value(self) -> bytes:
+        return self._value
+
+
+def test_commands_are_handed_over_as_they_are_examined_and_none_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that stand behind slow ones need not wait with them, nor those before."""
+
+    async def check(shell: Shell) -> None:
+        fed: list[inputs.DdlRead] = []
+        monkeypatch.setattr(shell, "feed", fed.append)
+        number = 2 * shells.DDL_PORTION + 1
+        messages: list[Any] = [Record(n, b"no command") for n in range(number)]
+        await asyncio.to_thread(shell._ddl_read, shell._ddl_reading, messages)
+        await asyncio.sleep(0)
+        assert [len(read.requests) for read in fed] == [shells.DDL_PORTION] * 2 + [1]
+        offsets = [r.position.offset for read in fed for r in read.requests if r.position]
+        assert offsets == list(range(number))
 
     with_shell(tmp_path, check)

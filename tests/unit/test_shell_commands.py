@@ -1,13 +1,29 @@
-"""Commands from outside: what is too long is refused without being parsed."""
+"""Commands from outside: what is too much is refused without being looked at."""
 
 from __future__ import annotations
 
 import pytest
 
-from coordinator import sql
-from coordinator.core.commands import CreateIndex, Position, Request, SkipRecord
+from coordinator import codec, sql
+from coordinator.core.commands import (
+    BuildIndexes,
+    CreateIndex,
+    DropIndex,
+    Position,
+    Request,
+    SkipRecord,
+)
 from coordinator.core.ddl import EXPRESSION_LENGTH_MAX, EXPRESSIONS_MAX
-from coordinator.ddl_commands import COMMAND_BYTES_MAX, normalised, read_command
+from coordinator.ddl_commands import (
+    BOUNDS_LENGTH_MAX,
+    COMMAND_BYTES_MAX,
+    DEFINITION_LENGTH_MAX,
+    NAME_LENGTH_MAX,
+    NAMED_MAX,
+    Definition,
+    normalised,
+    read_command,
+)
 
 
 @pytest.mark.parametrize(
@@ -34,3 +50,65 @@ def test_of_an_oversized_record_a_letter_keeps_the_beginning() -> None:
     assert isinstance(command, SkipRecord)
     assert command.reason.startswith("too_large")
     assert len(command.value) == COMMAND_BYTES_MAX
+
+
+PLACE = Position(0, 7)
+
+
+def refuse(definition: Definition) -> Definition | str:
+    raise AssertionError("it was examined")
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        (CreateIndex("i", "b", ("a" * 4_000,) * 9), f"more than {DEFINITION_LENGTH_MAX}"),
+        (CreateIndex("i", "b", ("a",), bounds_json=" " * (BOUNDS_LENGTH_MAX + 1)), "of bounds"),
+        (CreateIndex("i", "b", ("a",), nodes=(1,) * (NAMED_MAX + 1)), "are named"),
+        (CreateIndex("i" * (NAME_LENGTH_MAX + 1), "b", ("a",)), "a name has at most"),
+        (CreateIndex("i", "b" * (NAME_LENGTH_MAX + 1), ("a",)), "a name has at most"),
+        (CreateIndex("i", "b", ("a",), using="u" * (NAME_LENGTH_MAX + 1)), "a name has at most"),
+        (DropIndex(name="i" * (NAME_LENGTH_MAX + 1)), "a name has at most"),
+        (BuildIndexes(tuple(range(NAMED_MAX + 1))), "are named"),
+        (BuildIndexes((), "b", ("i",) * (NAMED_MAX + 1)), "are named"),
+        (BuildIndexes((), "b", ("i" * (NAME_LENGTH_MAX + 1),)), "a name has at most"),
+    ],
+    ids=lambda given: str(given)[:30],
+)
+def test_what_takes_time_by_its_size_is_refused_and_not_kept(
+    command: CreateIndex | DropIndex | BuildIndexes, why: str
+) -> None:
+    request = read_command(codec.encode_ddl("r", command), PLACE, refuse)
+    assert why in request.objection
+    assert request.fingerprint == codec.fingerprint(command, None)
+    assert len(str(request.command)) < 400
+    assert normalised(Request(command), refuse).objection == request.objection
+
+
+@pytest.mark.parametrize(
+    "error", [IndexError("odd"), RecursionError(), MemoryError(), AttributeError()]
+)
+def test_whatever_a_definition_stumbles_over_is_an_objection(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stumble(*_: object, **__: object) -> str:
+        raise error
+
+    monkeypatch.setattr(sql, "normalise_expression", stumble)
+    data = codec.encode_ddl("r", CreateIndex("i", "b", ("a",)))
+    assert type(error).__name__ in read_command(data, PLACE).objection
+
+
+def test_a_definition_is_examined_by_who_is_given_and_an_index_without_one_is_not() -> None:
+    asked: list[Definition] = []
+
+    def examine(definition: Definition) -> Definition | str:
+        asked.append(definition)
+        return Definition(("x",), "y") if definition.where else "no"
+
+    request = Request(CreateIndex("i", "b", ("a",), where="b"))
+    assert normalised(request, examine).command == CreateIndex("i", "b", ("x",), where="y")
+    assert normalised(Request(CreateIndex("i", "b", ("a",))), examine).objection == "no"
+    assert asked == [Definition(("a",), "b"), Definition(("a",))]
+    primary = Request(CreateIndex("i", "b", primary=True))
+    assert normalised(primary, refuse) is primary

@@ -1,7 +1,10 @@
 """The DDL parser: what it reads, what it refuses and where, and that quoting round-trips."""
 
+import inspect
 import subprocess
 import sys
+from contextlib import suppress
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.sql import (
+    NESTING_MAX,
     BuildIndex,
     CreateIndex,
     DropIndex,
@@ -174,6 +178,93 @@ def test_a_bad_statement_is_refused_where_it_is_wrong(text, line, column, messag
     assert (caught.value.line, caught.value.column) == (line, column)
     assert message in caught.value.message
     assert "sqlglot" not in str(caught.value)
+
+
+WORDS = [
+    *("a", "(", ")", "[", "]", "{", "}", "'x'", "1", ",", ";", ".", "*", "-", "+", "=", "<", "%"),
+    *("||", "::", "@x", ":p", "?", "NOT", "AND", "OR", "LIKE", "IN", "IS", "NULL", "CASE", "WHEN"),
+    *("THEN", "ELSE", "END", "BETWEEN", "ASC", "DESC", "ANY", "ARRAY", "FOR", "RETURNING"),
+    *("ESCAPE", "COLLATE", "OVER", "INTERVAL", "CAST", "EXTRACT", "DATE", "USING", "EXCEPT"),
+    *("UNION", "SELECT", "FROM", "WITH", "VALUES", "META()", "STRUCT", "EXISTS", "PRIOR"),
+]
+
+
+@pytest.mark.parametrize("key", [True, False], ids=["key", "where"])
+def test_no_pair_of_words_ends_in_anything_but_a_result_or_a_refusal(key: bool):
+    for text in (" ".join(words) for number in (1, 2) for words in product(WORDS, repeat=number)):
+        with suppress(SqlError):
+            normalise_expression(text, key=key)
+
+
+@pytest.mark.parametrize("text", ["ELSE", "ELSE a", "THEN", "WHEN a"])
+def test_a_word_that_begins_no_expression_is_refused(text):
+    for key in (True, False):
+        with pytest.raises(SqlError):
+            normalise_expression(text, key=key)
+    with pytest.raises(SqlError):
+        parse_script(f"CREATE INDEX i ON b({text})")
+
+
+def test_what_stumbles_over_a_text_is_a_refusal(monkeypatch):
+    def stumble(*_, **__):
+        raise KeyError("odd")
+
+    monkeypatch.setattr("sqlglot.Parser.parse_into", stumble)
+    with pytest.raises(SqlError, match="not an expression: KeyError"):
+        normalise_expression("a")
+    monkeypatch.setattr("sqlglot.Dialect.tokenize", stumble)
+    with pytest.raises(SqlError, match="cannot be read"):
+        normalise_expression("a")
+
+
+NESTS = {
+    "paren": ("(", ")"), "function": ("LOWER(", ")"), "case": ("CASE WHEN a THEN ", " END"),
+    "condition": ("CASE WHEN ", " THEN 1 END"), "not": ("NOT ", ""), "minus": ("- ", ""),
+    "negated": ("NOT (", ")"), "between": ("(a BETWEEN 1 AND ", ")"), "in": ("(a IN (", " ))"),
+    "argument": ("COALESCE(1, ", ")"), "element": ("a[", "]"), "or": ("(a OR ", ")"),
+}  # fmt: skip
+ROWS = {
+    "names": ".a", "elements": "[0]", "mixed": " + a - a", "remainder": " % a", "is": " IS NULL",
+    "compared": " = a < a", "sum": " + a", "both": " AND a", "text": " || a", "product": " * a",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*NESTS, *ROWS])
+def test_what_is_accepted_takes_little_stack_wherever_it_is_read_again(name):
+    if name in NESTS:
+        opening, closing = NESTS[name]
+        texts = [opening * number + "a" + closing * number for number in range(1, 2 * NESTING_MAX)]
+    else:
+        texts = ["a" + ROWS[name] * number for number in (1, 50, 99, 101, 320, 680)]
+    accepted = {text for text in texts if _is_expression(text)}
+    assert texts[0] in accepted
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack(0)) + 600)
+    try:
+        assert {text for text in texts if _is_expression(text)} == accepted
+    finally:
+        sys.setrecursionlimit(before)
+
+
+def _is_expression(text):
+    try:
+        normalise_expression(text)
+    except SqlError:
+        return False
+    return True
+
+
+def test_too_many_tokens_are_refused_before_they_are_read(monkeypatch):
+    monkeypatch.setattr("sqlglot.Parser.parse_into", lambda *_: pytest.fail("it was read"))
+    with pytest.raises(SqlError, match="more than 2048 tokens"):
+        normalise_expression("+".join(["a"] * 1_025))
+    with pytest.raises(SqlError, match="nested too deeply"):
+        normalise_expression("(" * (NESTING_MAX + 1) + "a" + ")" * (NESTING_MAX + 1))
+
+
+def test_a_script_that_is_too_long_is_not_read():
+    with pytest.raises(SqlError, match="at most 1000000 characters"):
+        parse_script(" " * 1_000_001)
 
 
 def test_an_error_shows_its_line_with_a_caret():

@@ -1,0 +1,97 @@
+"""How requests with a body are read: no further than they may be long, and beside the loop.
+
+FastAPI reads, parses and validates a body in the loop, however large it is. The routes here hand
+it the finished model instead. What a model may have at most, its lists say themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from coordinator.bodies import BodyTooLongError, read_body
+from coordinator.core import json_text
+from coordinator.http.aside import BODIES
+from coordinator.http.errors import ApiError
+
+BODY_BYTES_MAX = 256 * 1024
+"""The longest body of a request: a vector of 6,000 vbuckets, or an index with all it may have. A
+megabyte of JSON holds the interpreter for a tenth of a second, in whatever thread it is read."""
+
+INLINE_BYTES_MAX = 4 * 1024
+"""What is no longer than this is read in the loop: handing it over would cost more."""
+
+PROBLEMS_MAX = 20
+"""So many problems of a body are told. A body can have as many as it has bytes."""
+
+
+async def body_of(request: Request, limit: int = BODY_BYTES_MAX) -> bytes:
+    """Return the body of a request. Raises ApiError."""
+    try:
+        return await read_body(request, limit)
+    except BodyTooLongError as error:
+        raise ApiError("value_too_large", str(error), {"limit": error.limit_bytes}) from None
+    except ClientDisconnect:
+        raise ApiError("invalid_request", "the body came to no end") from None
+
+
+async def beside(body: bytes, work: Callable[[], Any]) -> Any:
+    """Return what `work` on a body returns: done in a thread, if the body is long."""
+    return work() if len(body) <= INLINE_BYTES_MAX else await BODIES.run(work)
+
+
+class BoundedRoute(APIRoute):
+    """A route whose body is read within bounds, and handed to FastAPI as a model."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+        field = self.body_field
+        model = field.field_info.annotation if field is not None else None
+        if not isinstance(model, type) or not issubclass(model, BaseModel):
+            return handle
+
+        async def bounded(request: Request) -> Response:
+            body = await body_of(request)
+            if not body:
+                return await handle(_Read(request, body, None))
+            return await handle(_Read(request, body, await beside(body, lambda: read(body, model))))
+
+        return bounded
+
+
+class _Read(Request):
+    """A request whose body has been read, and made into a model."""
+
+    def __init__(self, request: Request, body: bytes, model: BaseModel | None) -> None:
+        super().__init__(request.scope, request.receive)
+        self._given = body
+        self._model = model
+
+    async def body(self) -> bytes:
+        return self._given
+
+    async def json(self) -> Any:
+        return self._model
+
+
+def read(body: bytes, model: type[BaseModel]) -> BaseModel:
+    """Return the model that a body is. Raises ApiError, RequestValidationError."""
+    try:
+        return model.model_validate(json_text.parse(body))
+    except ValidationError as error:
+        if error.error_count() > PROBLEMS_MAX:
+            text = f"the body has {error.error_count()} problems"
+            raise ApiError("invalid_request", text) from None
+        problems = error.errors(include_url=False, include_input=False)
+        raise RequestValidationError(
+            [{**problem, "loc": ("body", *problem["loc"])} for problem in problems]
+        ) from None
+    except ValueError as error:
+        raise ApiError("invalid_request", f"the body is no JSON: {error}"[:300]) from None
