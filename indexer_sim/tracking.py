@@ -430,7 +430,8 @@ class Tracker:
             elif number <= place.seqno:
                 continue
             else:
-                guarded = not whole
+                # Up to the floor, a catch-up may have brought what the owner has still to send.
+                guarded = not whole or number <= place.floor
                 if guarded and number > place.floor:
                     place.floor = number
             if kind == ABSENT:

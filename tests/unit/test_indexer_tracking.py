@@ -85,7 +85,8 @@ class Entries:
     def apply(self, changes: list[Change]) -> None:
         for change in changes:
             at = (change.index_id, change.document)
-            newest = max(self.held.get(at, (0,))[0], self.tombstones.get(at, 0))
+            buried = self.tombstones.get(at, 0) if change.guarded else 0
+            newest = max(self.held.get(at, (0,))[0], buried)
             if change.seqno <= newest:
                 continue
             self.held.pop(at, None)
@@ -201,6 +202,30 @@ def test_what_was_deleted_during_a_build_stays_deleted_and_tombstones_go() -> No
     indexer.take(backfill(Item(END, 0, 6)))
     assert indexer.complete(1)
     assert not indexer.entries.tombstones
+
+
+def test_what_a_catch_up_took_back_early_does_not_come_back_with_the_owner() -> None:
+    """A catch-up brings the last of each document, also beyond the point that it was asked for.
+
+    The owner sends the same later, step by step. The tombstone is kept for another vbucket's gap.
+    """
+    indexer = Indexer(1, vbuckets=2)
+    indexer.take(maintenance(begin(0, 0, BRANCH, [0]), begin(1, 0, BRANCH, [0])))
+    both = [item for v in (0, 1) for item in (begin(v, 0, BRANCH, [0]), Item(END, v, 0))]
+    indexer.take(backfill(*both))
+    assert indexer.complete(1)
+    two: dict[str, int] = {"connection": 2, "number": 2}
+    indexer.take(maintenance(begin(0, 4, BRANCH, [0]), begin(1, 9, BRANCH, [0]), **two))
+    indexer.take(catchup(begin(0, 0, BRANCH, [0]), absent(8, b"x"), Item(END, 0, 8)))
+    assert indexer.tracker.places[0].condition == WHOLE
+    assert indexer.tracker.gaps() == [1]
+    indexer.take(maintenance(upsert(5, b"x", b"k"), **two))
+    indexer.take(maintenance(begin(0, 7, BRANCH, [0]), absent(8, b"x"), connection=3, number=3))
+    indexer.take(
+        catchup(begin(0, 5, BRANCH, [0]), absent(8, b"x"), Item(END, 0, 8), connection=201)
+    )
+    assert indexer.tracker.places[0].seqno == 8
+    assert not indexer.entries.held
 
 
 def test_a_superseded_connection_is_ignored() -> None:
