@@ -16,12 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import commit, data_plane, failover, fold, timestamps
+from benchmarks import commit, data_plane, failover, fold, size, timestamps
 from benchmarks.cluster import cluster
 
 RESULTS = Path(__file__).parent / "results"
 ALL = (
     "fold",
+    "size",
     "simulator",
     "latency",
     "throughput",
@@ -29,6 +30,7 @@ ALL = (
     "synchronisation",
     "bootstrap",
     "failover",
+    "failover_with_outcomes",
     "build",
     "scan",
     "maintenance",
@@ -38,6 +40,9 @@ ALL = (
     "restart",
     "growth",
 )
+ALONE = ("fold", "size", "simulator", "failover_with_outcomes")
+"""These need no cluster, or one of their own."""
+
 DATA_PLANE: dict[str, Callable[[data_plane.DataPlane], Any]] = {
     "build": data_plane.build,
     "scan": data_plane.scan,
@@ -65,12 +70,15 @@ def main() -> int:
         _show(seen, "fold", fold.rates)
     if "simulator" in wanted:
         _show(seen, "simulator", simulator)
-    if set(wanted) - {"fold", "simulator", *DATA_PLANE, *TIMESTAMPS}:
+    if "size" in wanted:
+        _show(seen, "size", size.size)
+    if set(wanted) - {*ALONE, *DATA_PLANE, *TIMESTAMPS}:
         with cluster() as running:
             if "latency" in wanted:
                 _show(seen, "latency", lambda: commit.latency(running))
             if "throughput" in wanted:
                 _show(seen, "throughput", lambda: commit.throughput(running))
+                _show(seen, "by_connections", lambda: commit.by_connections(running))
             if "memory" in wanted:
                 _show(seen, "rss_mib", running.rss_mib)
             if "synchronisation" in wanted:
@@ -82,6 +90,8 @@ def main() -> int:
             if "failover" in wanted:
                 _show(seen, "failover", lambda: failover.failover(running))
                 _show(seen, "hand_over", lambda: failover.hand_over(running))
+    if "failover_with_outcomes" in wanted:
+        _show(seen, "failover_with_outcomes", failover.with_outcomes)
     if "throughput" in wanted:
         _compare_with_etcd(seen)
     if set(wanted) & set(DATA_PLANE):
@@ -128,8 +138,16 @@ def _data_plane(seen: dict[str, Any], wanted: list[str]) -> None:
 
 
 def _compare_with_etcd(seen: dict[str, Any]) -> None:
-    """The same load on etcd, when it is installed, and the ratio."""
+    """The same loads on etcd, when it is installed, and the ratios."""
     _show(seen, "etcd", commit.etcd)
+    if seen["etcd"] and seen["by_connections"]:
+        for ids, rows in seen["by_connections"].items():
+            ratios = {
+                ours["connections"]: round(ours["per_second"] / theirs["per_second"], 2)
+                for ours, theirs in zip(rows, seen["etcd"]["by_connections"], strict=True)
+            }
+            seen[f"ratio_to_etcd_{ids}"] = ratios
+            print(f"ratio to etcd by connections, {ids}: {ratios}")
     if seen["etcd"]:
         ours = seen["throughput"]["committed_per_second"]
         seen["ratio_to_etcd"] = round(ours / seen["etcd"]["committed_per_second"], 2)

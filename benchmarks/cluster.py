@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,7 +109,9 @@ def free_ports(count: int) -> int:
 
 
 @contextlib.contextmanager
-def cluster(nodes: int = 3, indexers: int = 3, projectors: int = 0) -> Iterator[Cluster]:
+def cluster(
+    nodes: int = 3, indexers: int = 3, projectors: int = 0, options: Sequence[str] = ()
+) -> Iterator[Cluster]:
     """Run a cluster until the block ends; nothing of it is left then."""
     folder = Path(tempfile.mkdtemp(prefix="bench-"))
     port = free_ports(nodes + 1)
@@ -117,7 +119,7 @@ def cluster(nodes: int = 3, indexers: int = 3, projectors: int = 0) -> Iterator[
     command = [sys.executable, "-m", "coordinator.cli.main", "run"]
     command += ["--nodes", str(nodes), "--indexers", str(indexers)]
     command += ["--projectors", str(projectors), "--no-example", "--no-timestamps"]
-    command += ["--http-port", str(port), "--data-dir", str(folder / "data")]
+    command += ["--http-port", str(port), "--data-dir", str(folder / "data"), *options]
     process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
     urls = [f"http://127.0.0.1:{port + number}" for number in range(nodes)]
     try:

@@ -8,11 +8,13 @@ read back from all nodes; etcd, where it is installed, takes the same load in th
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
 import tempfile
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ import uvloop
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from benchmarks import load
+from benchmarks import compiled, load
 from benchmarks.cluster import Cluster, free_ports
 
 ROUNDS, PER_ROUND, WARM_UP = 12, 40, 100
@@ -154,11 +156,40 @@ def read_back(cluster: Cluster, result: load.Result) -> str:
     return f"{len(last)} keys equal on {len(cluster.nodes)} nodes"
 
 
+def by_connections(cluster: Cluster) -> dict[str, Any] | None:
+    """Writes by a compiled client, without ids and with; None where `wrk` is not installed."""
+    if not compiled.is_here():
+        return None
+    master = cluster.master
+    return {
+        "without_ids": compiled.coordinator(master, ids=False),
+        "with_ids": compiled.coordinator(master, ids=True),
+    }
+
+
 def etcd(*, clients: int = 64, seconds: float = 10.0) -> dict[str, Any] | None:
-    """Run the same load on three local etcd nodes; None where etcd is not installed."""
+    """Run the same loads on three local etcd nodes; None where etcd is not installed."""
     binary = shutil.which("etcd")
     if binary is None:
         return None
+    with _etcd_cluster(binary) as urls:
+        write = load.etcd(urls)
+        uvloop.run(load.run(write, clients=clients, seconds=2.0, prefix="warm"))
+        result = uvloop.run(load.run(write, clients=clients, seconds=seconds))
+        by_wrk = compiled.etcd(_leader(urls)) if compiled.is_here() else None
+    return {
+        "clients": clients,
+        "committed_per_second": round(result.per_second),
+        "p50_ms": round(result.quantile_ms(0.5), 1),
+        "p99_ms": round(result.quantile_ms(0.99), 1),
+        "errors": len(result.errors),
+        "by_connections": by_wrk,
+    }
+
+
+@contextlib.contextmanager
+def _etcd_cluster(binary: str) -> Iterator[list[str]]:
+    """Run three nodes of etcd with their defaults; yield where they answer."""
     folder = Path(tempfile.mkdtemp(prefix="bench-etcd-"))
     port = free_ports(6)
     urls = [f"http://127.0.0.1:{port + number}" for number in range(6)]
@@ -182,21 +213,21 @@ def etcd(*, clients: int = 64, seconds: float = 10.0) -> dict[str, Any] | None:
     ]
     try:
         _wait_healthy(urls[:3])
-        write = load.etcd(urls[:3])
-        uvloop.run(load.run(write, clients=clients, seconds=2.0, prefix="warm"))
-        result = uvloop.run(load.run(write, clients=clients, seconds=seconds))
+        yield urls[:3]
     finally:
         for process in processes:
             process.kill()
             process.wait()
         shutil.rmtree(folder, ignore_errors=True)
-    return {
-        "clients": clients,
-        "committed_per_second": round(result.per_second),
-        "p50_ms": round(result.quantile_ms(0.5), 1),
-        "p99_ms": round(result.quantile_ms(0.99), 1),
-        "errors": len(result.errors),
-    }
+
+
+def _leader(urls: list[str]) -> str:
+    """Return where etcd's leader answers: our master is asked directly, too."""
+    for url in urls:
+        status = httpx.post(f"{url}/v3/maintenance/status", json={}, timeout=5).json()
+        if status["leader"] == status["header"]["member_id"]:
+            return url
+    raise RuntimeError("etcd has no leader")
 
 
 def _wait_healthy(urls: list[str]) -> None:

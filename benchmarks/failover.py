@@ -15,13 +15,17 @@ from typing import Any
 
 import httpx
 
-from benchmarks.cluster import Cluster
+from benchmarks import compiled
+from benchmarks.cluster import Cluster, cluster
 from coordinator.client.client import Client
 from coordinator.client.errors import CoordinatorError
 
 WRITERS = 4
 KILLS = 20
 WAIT_S = 60.0
+
+WINDOW_MS = 4 * 3_600_000
+FILL_S, FILL_TIMEOUT_S = 20, 3_600
 
 
 class Writers:
@@ -70,13 +74,13 @@ class Writers:
             thread.join()
 
 
-def failover(cluster: Cluster) -> dict[str, Any]:
+def failover(running: Cluster) -> dict[str, Any]:
     """SIGKILL the master `KILLS` times; seconds from each kill to the next acknowledged write."""
-    writers = Writers(cluster.nodes)
+    writers = Writers(running.nodes)
     gaps: list[float] = []
     try:
         for _ in range(KILLS):
-            master = _whole(cluster)
+            master = _whole(running)
             writers.first_after(time.monotonic())
             os.kill(master["pid"], signal.SIGKILL)
             killed = time.monotonic()
@@ -92,14 +96,39 @@ def failover(cluster: Cluster) -> dict[str, Any]:
     }
 
 
-def hand_over(cluster: Cluster, count: int = 10) -> dict[str, Any]:
+def with_outcomes(wanted: int = 400_000) -> dict[str, Any] | None:
+    """The same, with so many outcomes of requests remembered; None where `wrk` is not installed.
+
+    They are remembered for as long as it takes, instead of ten minutes.
+    """
+    if not compiled.is_here():
+        return None
+    with cluster(options=("--request-window-ms", str(WINDOW_MS))) as running:
+        began = time.monotonic()
+        while (held := _outcomes(running)) < wanted:
+            if time.monotonic() - began > FILL_TIMEOUT_S:
+                raise RuntimeError(f"{held} of {wanted} outcomes after {FILL_TIMEOUT_S} s")
+            compiled.fill(running.master, FILL_S)
+        filled_s = time.monotonic() - began
+        return {"outcomes": held, "filled_in_s": round(filled_s), **failover(running)}
+
+
+def _outcomes(running: Cluster) -> int:
+    """Return how many outcomes the master remembers."""
+    text = httpx.get(running.master + "/metrics", timeout=30).text
+    match = re.search(r"^coordinator_outcomes_remembered (\S+)", text, re.MULTILINE)
+    assert match is not None
+    return int(float(match[1]))
+
+
+def hand_over(running: Cluster, count: int = 10) -> dict[str, Any]:
     """The same gap where the master steps down instead."""
-    writers = Writers(cluster.nodes)
+    writers = Writers(running.nodes)
     gaps: list[float] = []
     try:
-        with Client(cluster.nodes) as client:
+        with Client(running.nodes) as client:
             for _ in range(count):
-                _whole(cluster)
+                _whole(running)
                 writers.first_after(time.monotonic())
                 began = time.monotonic()
                 client.step_down()
@@ -115,13 +144,13 @@ def hand_over(cluster: Cluster, count: int = 10) -> dict[str, Any]:
     }
 
 
-def _whole(cluster: Cluster) -> dict[str, Any]:
+def _whole(running: Cluster) -> dict[str, Any]:
     """Wait until every node is a member; return the master's row."""
     end = time.monotonic() + WAIT_S
     while time.monotonic() < end:
-        for node in range(len(cluster.nodes)):
+        for node in range(len(running.nodes)):
             with contextlib.suppress(httpx.HTTPError):
-                body = cluster.get("/v1/members", node)
+                body = running.get("/v1/members", node)
                 rows = body["members"]
                 standing = sorted(row["state"] for row in rows)
                 if standing == ["master", *["replica"] * (len(rows) - 1)]:

@@ -52,7 +52,11 @@ class Guard:
             return
         code, message = refusal
         body = json.dumps({"error": {"code": code, "message": message, "details": {}}}).encode()
-        headers = [(b"content-type", JSON.encode()), (b"content-length", b"%d" % len(body))]
+        headers = [
+            (b"content-type", JSON.encode()),
+            (b"content-length", b"%d" % len(body)),
+            (b"connection", b"close"),  # Its body was not read, and may have no end.
+        ]
         await send({"type": "http.response.start", "status": STATUS[code], "headers": headers})
         await send({"type": "http.response.body", "body": body})
 

@@ -49,6 +49,9 @@ class NodeMetrics(Collector):
         yield standing
         waiting = len(node.master.queue) if node.master else 0
         yield GaugeMetricFamily("coordinator_commands_waiting", "Commands in the queue", waiting)
+        yield GaugeMetricFamily(
+            "coordinator_outcomes_remembered", "Outcomes of requests", len(node.outcomes)
+        )
         members = len(authority.members) if authority else 0
         yield GaugeMetricFamily("coordinator_active_members", "Length of the active list", members)
         for item in fields(node.counters):

@@ -123,6 +123,13 @@ def run(
             min=1, max=10_000, help="At the first start: transactions that are remembered (1,000)."
         ),
     ] = None,
+    request_window_ms: Annotated[
+        int | None,
+        typer.Option(
+            min=1_000,
+            help="At the first start: so long the outcome of each request is remembered (600,000).",
+        ),
+    ] = None,
     allowed_host: Annotated[
         list[str] | None,
         typer.Option(
@@ -155,6 +162,7 @@ def run(
         brokers=brokers,
         replication_factor=replication_factor,
         log_capacity=log_capacity,
+        request_window_ms=request_window_ms,
         allowed_hosts=tuple(map(_host_name, allowed_host or ())),
     )
     raise typer.Exit(supervisor.run(options))

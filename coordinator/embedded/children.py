@@ -40,6 +40,7 @@ def node_argv(
     durable: bool,
     replication_factor: int = 1,
     log_capacity: int | None = None,
+    request_window_ms: int | None = None,
 ) -> tuple[str, ...]:
     """Return the command of IndexManager node `node`; `http_port` is that of node 1."""
     return (
@@ -51,6 +52,7 @@ def node_argv(
         *("--replication-factor", str(replication_factor)),
         *(() if durable else ("--not-durable",)),
         *(() if log_capacity is None else ("--log-capacity", str(log_capacity))),
+        *(() if request_window_ms is None else ("--request-window-ms", str(request_window_ms))),
     )
 
 

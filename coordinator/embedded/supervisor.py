@@ -58,6 +58,8 @@ class RunOptions:
     start_timeout_s: float = 180.0
     log_capacity: int | None = None
     """Rows of the rolling log of transactions; fixed when the cluster is formed."""
+    request_window_ms: int | None = None
+    """So long outcomes of requests are remembered; fixed when the cluster is formed."""
     allowed_hosts: tuple[str, ...] = ()
     """Further names by which clients reach nodes, indexers and the store."""
 
@@ -265,6 +267,7 @@ def child_specs(
             durable=options.durable,
             replication_factor=options.copies,
             log_capacity=options.log_capacity,
+            request_window_ms=options.request_window_ms,
         )
         specs.append(spec(f"node-{node}", argv + allowed, children.node_ready(port)))
     for indexer in range(1, options.indexers + 1):

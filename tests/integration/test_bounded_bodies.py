@@ -25,16 +25,21 @@ from tests.integration.test_indexer import (  # noqa: F401
 
 pytestmark = pytest.mark.integration
 
+JSON = {"Content-Type": "application/json"}
 PIECE = b"10000\r\n" + b"x" * 65_536 + b"\r\n"
 SENT_BYTES_MAX = 150 * 1024 * 1024
 TIMEOUT_S = 10
 
 
-def send_for_ever(address: str, method: str, path: str) -> tuple[int, bytes]:
-    """Send pieces of a body until there is an answer; return how much was sent, and the answer."""
+def send_for_ever(address: str, method: str, path: str, host: str = "") -> tuple[int, bytes]:
+    """Send pieces of a body until there is an answer; return how much was sent, and the answer.
+
+    Under the `Host` of the address, or another one.
+    """
     url = httpx.URL(address)
     with socket.create_connection((url.host, url.port), TIMEOUT_S) as connection:
-        head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        head = f"{method} {path} HTTP/1.1\r\nHost: {host or url.netloc.decode()}\r\n"
+        head += "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
         connection.sendall(head.encode())
         sent = 0
         with suppress(BrokenPipeError, ConnectionResetError):
@@ -60,10 +65,13 @@ def test_an_indexer_does_not_keep_a_body_without_an_end(
     with cluster.listen(HEARTBEAT) as beats:
         address = beats.hears("a heartbeat", lambda beat: beat.pid == pid).address
     before = rss(pid)
-    sent, _ = send_for_ever(address, "POST", "/v1/slices/scan")
-    assert sent < SENT_BYTES_MAX, "it stops reading, and the client can send no more"
+    for host in ("", "stranger.example"):
+        sent, _ = send_for_ever(address, "POST", "/v1/slices/scan", host)
+        assert sent < SENT_BYTES_MAX, "it stops reading, and the client can send no more"
     assert rss(pid) - before < 8 * BODY_BYTES_MAX
-    announced = httpx.post(f"{address}/v1/slices/scan", content=b"x" * (BODY_BYTES_MAX + 1))
+    announced = httpx.post(
+        f"{address}/v1/slices/scan", content=b"x" * (BODY_BYTES_MAX + 1), headers=JSON
+    )
     assert announced.status_code == 400
     assert announced.json()["error"]["code"] == "invalid_request"
     assert announced.headers["connection"] == "close"

@@ -298,6 +298,9 @@ def test_a_repeat_gets_the_first_answer_from_the_next_master(cluster: Cluster) -
         victim = cluster.master()
         cluster.nodes[victim].kill()
         assert cluster.master() != victim
-        assert ask() == first
+        created, dropped, put = ask()
+        assert [created, put] == [first[0], first[2]]
+        assert (dropped["cas"], dropped["txn"]) == (first[1]["cas"], first[1]["txn"])
+        assert (dropped["index"]["id"], dropped["index"]["state"]) == (doomed, "dropped")
         mismatch = cluster.put("repeated", 2, **{"Idempotency-Key": keys[0]})
         assert (mismatch.status_code, error_of(mismatch)) == (422, "request_mismatch")

@@ -631,14 +631,20 @@ def test_run_passes_its_options_on_and_ends_with_its_code(supervisor):
     supervisor.run = lambda options: seen.append(options) or 7
     given = "--nodes 5 --indexers 2 --http-port 9000 --data-dir /d --cluster c --not-durable"
     given += " --projectors 4 --no-example --no-timestamps --brokers 3 --replication-factor 3"
-    given += " --log-capacity 50 --archive --allowed-host Proxy.example --allowed-host 10.0.0.1"
+    given += " --log-capacity 50 --request-window-ms 2000 --archive --allowed-host Proxy.example --allowed-host 10.0.0.1"
     assert indexctl("run", *given.split()).exit_code == 7
     assert indexctl("run").exit_code == 7
     chosen = {"nodes": 5, "indexers": 2, "http_port": 9000, "data_dir": Path("/d")}
     chosen |= {"projectors": 4, "example": False, "bootstrap_servers": None}
     chosen |= {"cluster": "c", "durable": False, "allowed_hosts": ("proxy.example", "10.0.0.1")}
     chosen |= {"timestamps": False, "spark_master": "local[2]", "archive": True}
-    assert seen[0] == {**chosen, "brokers": 3, "replication_factor": 3, "log_capacity": 50}
+    assert seen[0] == {
+        **chosen,
+        "brokers": 3,
+        "replication_factor": 3,
+        "log_capacity": 50,
+        "request_window_ms": 2000,
+    }
     assert (seen[1]["nodes"], seen[1]["http_port"], seen[1]["durable"]) == (3, 8600, True)
     assert not seen[1]["archive"]
     assert seen[1]["allowed_hosts"] == ()
