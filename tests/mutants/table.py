@@ -38,6 +38,7 @@ PORTS = "tests/integration/test_store_ports.py"
 LATE = "tests/integration/test_late_end_txn.py"
 ON_TOPICS = "tests/integration/test_topics.py"
 ON_SOURCES = "tests/integration/test_sources.py"
+ISOLATION = "tests/integration/test_isolation.py"
 SCENARIOS = "tests/simulation/test_scenarios.py"
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -447,5 +448,102 @@ MUTANTS: tuple[Mutant, ...] = (
         "str(min_insync or max(1, replicas - 1))",
         "str(min_insync or 1)",
         "tests/integration/test_embedded_brokers.py::test_every_topic_has_three_copies_and_needs_two",
+    ),
+    # -- what is read --------------------------------------------------------------------------
+    Mutant(
+        "a-master-reads-locally-by-default",
+        "coordinator/http/app.py",
+        'consistency == "linearizable" or (consistency is None and node.master)',
+        'consistency == "linearizable"',
+        "tests/unit/test_reads.py",
+    ),
+    Mutant(
+        "scans-take-the-oldest-common-timestamp",
+        "coordinator/http/scatter.py",
+        "max(common, default=0)",
+        "min(common, default=0)",
+        "tests/integration/test_scan.py"
+        "::test_of_several_timestamps_that_all_hold_the_newest_is_read",
+    ),
+    Mutant(
+        "readers-see-what-was-not-committed",
+        "coordinator/kafka/readers.py",
+        '"isolation.level": "read_committed"',
+        '"isolation.level": "read_uncommitted"',
+        ISOLATION,
+    ),
+    Mutant(
+        "agents-see-what-was-not-committed",
+        "coordinator/kafka/faust_transport.py",
+        'consumer._isolation_level = "read_committed"',
+        'consumer._isolation_level = "read_uncommitted"',
+        ISOLATION,
+    ),
+    Mutant(
+        "spark-sees-what-was-not-committed",
+        "streaming/source.py",
+        '"kafka.isolation.level": "read_committed"',
+        '"kafka.isolation.level": "read_uncommitted"',
+        "tests/integration/test_streaming_batches.py",
+    ),
+    Mutant(
+        "a-batch-of-spark-counts-twice",
+        "streaming/application.py",
+        "if batch <= progress.batch:",
+        "if batch < progress.batch:",
+        "tests/unit/test_streaming_starting.py",
+    ),
+    Mutant(
+        "a-lost-acknowledgement-doubles-a-record",
+        "projector_sim/data_sink.py",
+        """                "enable.idempotence": True,
+                "enable.gapless.guarantee": True,
+""",
+        """                "enable.idempotence": False,
+""",
+        "tests/integration/test_data_sink.py",
+    ),
+    Mutant(
+        "an-owner-passes-over-tombstones",
+        "indexer_sim/tracking.py",
+        "guarded = not whole or number <= place.floor",
+        "guarded = not whole",
+        "tests/unit/test_indexer_tracking.py",
+    ),
+    Mutant(
+        "a-reader-that-dies-at-once-is-waited-for",
+        "coordinator/core/pulse.py",
+        "(1 if self._has_read else START_PATIENCE)",
+        "(1 if self._read_at else START_PATIENCE)",
+        "tests/unit/test_pulse.py",
+    ),
+    # -- what is let in ------------------------------------------------------------------------
+    Mutant(
+        "any-page-may-ask",
+        "coordinator/guarding.py",
+        'if not _is_of(origin.decode("latin-1").lower(), own):',
+        "if False:",
+        "tests/unit/test_guarding.py",
+    ),
+    Mutant(
+        "json-of-one-level-more",
+        "coordinator/core/json_text.py",
+        "levels.max() > depth_max",
+        "levels.max() > depth_max + 1",
+        "tests/unit/test_json_text.py",
+    ),
+    Mutant(
+        "a-body-is-read-to-its-end",
+        "coordinator/bodies.py",
+        "if size > limit_bytes:",
+        "if False:",
+        "tests/unit/test_bodies.py",
+    ),
+    Mutant(
+        "folders-are-open-to-all",
+        "coordinator/private.py",
+        "UMASK = 0o077",
+        "UMASK = 0o022",
+        "tests/unit/test_private.py",
     ),
 )

@@ -631,7 +631,8 @@ def test_run_passes_its_options_on_and_ends_with_its_code(supervisor):
     supervisor.run = lambda options: seen.append(options) or 7
     given = "--nodes 5 --indexers 2 --http-port 9000 --data-dir /d --cluster c --not-durable"
     given += " --projectors 4 --no-example --no-timestamps --brokers 3 --replication-factor 3"
-    given += " --log-capacity 50 --request-window-ms 2000 --archive --allowed-host Proxy.example --allowed-host 10.0.0.1"
+    given += " --log-capacity 50 --request-window-ms 2000 --archive"
+    given += " --allowed-host Proxy.example --allowed-host 10.0.0.1"
     assert indexctl("run", *given.split()).exit_code == 7
     assert indexctl("run").exit_code == 7
     chosen = {"nodes": 5, "indexers": 2, "http_port": 9000, "data_dir": Path("/d")}

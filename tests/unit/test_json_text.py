@@ -147,5 +147,5 @@ def test_what_is_let_in_may_stand_inside_an_answer() -> None:
         json_text.parse(value)
         answer = '{"details":{"value":' + value + "}}"
         json_text.parse(answer, json_text.DEPTH_MAX + 2)
-        with pytest.raises(ValueError, match="at most|nested deeper"):
+        with pytest.raises(ValueError, match=r"at most|nested deeper"):
             json_text.parse(answer)
