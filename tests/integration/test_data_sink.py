@@ -16,42 +16,45 @@ from coordinator.embedded.ports import pick_free
 from coordinator.kafka.readers import consumer
 from coordinator.kafka.topics import MUTATIONS, ensure_topics, topic_name
 from projector_sim.data_sink import DataSink
-from tests.integration.dropping_proxy import DroppingProxy
+from tests.integration.kafka_proxy import DELIVER_AND_CUT, KafkaProxy, only_once
 from tests.integration.test_indexer import until
 
 pytestmark = pytest.mark.integration
 
 CLUSTER = "dropping"
+PRODUCE = 0
 RECORDS = 300
 LOST_EVERY = 50
 
 
 @pytest.fixture
-def proxy(tmp_path: Path) -> Iterator[DroppingProxy]:
+def proxy(tmp_path: Path) -> Iterator[KafkaProxy]:
     """A proxy through which alone clients reach a broker."""
-    made = DroppingProxy()
+    made = KafkaProxy()
     advertised = {"advertised.listeners": f"PLAINTEXT://127.0.0.1:{made.port}"}
     port = pick_free()
     with Broker(tmp_path / "kafka", port=port, settings=advertised) as broker:
-        made.start(broker.port)
-        ensure_topics(f"127.0.0.1:{made.port}", CLUSTER, durable=False)
+        made.serve(broker.port)
+        ensure_topics(made.bootstrap_servers, CLUSTER, durable=False)
         yield made
-        made.stop()
+        made.close()
 
 
-def test_a_record_whose_acknowledgement_is_lost_is_in_the_log_once(proxy: DroppingProxy) -> None:
-    servers = f"127.0.0.1:{proxy.port}"
+def test_a_record_whose_acknowledgement_is_lost_is_in_the_log_once(proxy: KafkaProxy) -> None:
+    servers = proxy.bootstrap_servers
     sink = DataSink(servers, CLUSTER, threading.Event(), lambda: None)
     for ordinal in range(1, RECORDS + 1):
         record = KeyVersions("b", MAINTENANCE, 0, 1, ordinal, 1, (), (), b"", 0, ordinal - 1)
         sink.items(0, 1, record)
         if ordinal % LOST_EVERY == 0:
-            before = proxy.dropped
-            proxy.to_drop = 1
-            until("an answer is lost", lambda b=before: proxy.dropped > b or sink.serve())
+            before = len(proxy.times(PRODUCE))
+            proxy.rule = only_once(PRODUCE, DELIVER_AND_CUT)
+            until(
+                "an answer is lost, and the record is sent again",
+                lambda b=before: len(proxy.times(PRODUCE)) > b + 1 or sink.serve(),
+            )
     sink.finish(20)
     assert sink.failed == ""
-    assert proxy.dropped >= RECORDS // LOST_EVERY
     reader = consumer(servers, "reader", **{"enable.partition.eof": True})
     reader.assign([TopicPartition(topic_name(CLUSTER, MUTATIONS), 0, 0)])
     found: list[int] = []
