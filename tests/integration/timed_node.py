@@ -1,7 +1,8 @@
 """A node's process that measures how long its loop does not turn: `FILE` and the node's arguments.
 
 At SIGUSR1 it writes the longest pauses since the last time into the file, in milliseconds, the
-longest first.
+longest first. What the loop's thread waited for a processor, since others had all of them, is not
+counted, where the kernel tells it: that is the machine's pause.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 from coordinator import process
 from coordinator.shell import Shell
 
+SCHEDSTAT = Path("/proc/thread-self/schedstat")
 STEP_S = 0.001
 KEPT = 20
 
@@ -34,14 +36,23 @@ class Timed(Shell):
             clock.cancel()
 
 
+def starved_s() -> float:
+    """Return for how long this thread was ready to run and had no processor, since it began."""
+    try:
+        return int(SCHEDSTAT.read_text().split()[1]) / 1e9
+    except (OSError, IndexError):
+        return 0.0
+
+
 async def measure() -> None:
     """Note for how long the loop did not come round to this."""
-    last_s = time.perf_counter()
+    last_s, last_starved_s = time.perf_counter(), starved_s()
     while True:
         await asyncio.sleep(STEP_S)
-        now_s = time.perf_counter()
-        pauses_ms.append(round((now_s - last_s - STEP_S) * 1000, 2))
-        last_s = now_s
+        now_s, now_starved_s = time.perf_counter(), starved_s()
+        pause_s = now_s - last_s - STEP_S - (now_starved_s - last_starved_s)
+        pauses_ms.append(round(pause_s * 1000, 2))
+        last_s, last_starved_s = now_s, now_starved_s
         if len(pauses_ms) > 10 * KEPT:
             pauses_ms[:] = sorted(pauses_ms, reverse=True)[:KEPT]
 
