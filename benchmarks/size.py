@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import random
 import time
-import uuid
 from typing import Any
 
 from coordinator import codec
+from coordinator.client.request_ids import uuid7
 from coordinator.core import effects as fx
 from coordinator.core import inputs as inp
 from coordinator.core.commands import PutSetting
@@ -81,14 +81,6 @@ class Topics(LoneNode):
         self._trimmed = effect.offset
 
 
-def request_id(wall_ms: int, chance: random.Random) -> str:
-    """Return a UUIDv7 of a simulated moment."""
-    bits = wall_ms << 80 | chance.getrandbits(80)
-    bits = bits & ~(0xF << 76) | 0x7 << 76
-    bits = bits & ~(0x3 << 62) | 0x2 << 62
-    return str(uuid.UUID(int=bits))
-
-
 def size(hours: int = 6) -> dict[str, Any]:
     """Return what the topics hold after some hours of `RATE` writes a second, and the month's sum.
 
@@ -108,7 +100,7 @@ def size(hours: int = 6) -> dict[str, Any]:
             value = json.dumps({"n": writes, "s": "x" * 80})
             command = PutSetting(f"month/{chance.randrange(KEYS):05d}", value)
             print_ = codec.fingerprint(command, None)
-            name = request_id(node.wall_ms, chance)
+            name = uuid7(node.wall_ms, chance.getrandbits(80))
             node.send(command, id=name, recorded=True, fingerprint=print_)
             writes += 1
         node.count()

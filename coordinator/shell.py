@@ -54,6 +54,7 @@ from schemas.registry import SchemaError
 log = logging.getLogger("coordinator")
 
 TICK_S = 0.05
+DDL_PAUSE_S = 0.01
 DDL_PORTION = 16
 """So many commands are examined before the master is given them: those behind may take longer."""
 
@@ -351,6 +352,8 @@ class Shell:
                 read_command(_bytes(message), _position(message), self.examiner.examine)
                 for message in messages[begin : begin + DDL_PORTION]
             )
+            while reading == self._ddl_reading and self._ddl_is_behind():
+                time.sleep(DDL_PAUSE_S)
             if reading != self._ddl_reading:
                 return
             with contextlib.suppress(RuntimeError):
@@ -453,7 +456,7 @@ class Shell:
         topic = topic_name(self._cluster, COMMIT)
         try:
             await asyncio.to_thread(delete_records, self._servers, topic, offset)
-        except KafkaException as error:
+        except (KafkaException, TimeoutError) as error:
             log.warning("%s could not be trimmed to %d: %s", topic, offset, error)
 
     def _bury_unreadable(self, message: Message, reason: str) -> None:

@@ -188,6 +188,7 @@ def _separated(state: AuthorityState, offset: int, record: OutcomesSeparated) ->
             digest=record.state_digest,
             outcomes_apart=True,
             outcomes_digest=record.outcomes_digest,
+            outcomes_forgotten_ms=max(state.outcomes_forgotten_ms, record.forgotten_ms),
         )
     )
 

@@ -74,6 +74,7 @@ from coordinator.core.entities import (
 )
 from coordinator.core.key_order import PRIMARY, order_of_expressions
 from coordinator.core.outcomes import (
+    AHEAD_MS_MAX,
     DONE,
     EXISTED,
     INDEX,
@@ -102,9 +103,9 @@ PRINCIPAL_LENGTH_MAX = 256
 PROBLEM_LENGTH_MAX = 300
 VBUCKETS = 1_024
 
-AHEAD_MS_MAX = 300_000
-"""A request id may come from so far in the future: by then a client's clock is wrong, and its
-outcome would have to be kept for as much longer."""
+BELIEVED_MS_MAX = 24 * 3_600_000
+"""What was forgotten says how old an id may be, also to a clock that is behind. From further ahead
+than this it says that a clock was wrong then, for which nobody shall be refused for ever."""
 
 GROWTH_BYTES = 1_536
 SHARD_BYTES = 24
@@ -130,20 +131,24 @@ def footprint(state: StateContext, command: Command, request_id: str = "") -> fr
     keys = {f"request/{request_id}"} if request_id else set()
     match command:
         case CreateIndex():
-            keys.add(f"name/{command.bucket}/{command.name}")
+            keys.add(name_key(command.bucket, command.name))
             if state.bucket(command.bucket) is None:
                 keys.add(bucket_key(command.bucket))
         case DropIndex():
             found = _dropped(state, command)
-            if found is None:
-                keys.add(f"name/{command.bucket}/{command.name}/{command.index_id}")
-            else:
+            if found is not None:
                 keys |= _keys_of_index(found)
+            if command.index_id:
+                keys.add(index_key(command.index_id))
+            else:
+                keys.add(name_key(command.bucket, command.name))
         case PutSetting() | DeleteSetting():
             keys.add(setting_key(command.name))
         case BuildIndexes():
             for one in named(state, command):
-                keys |= {f"name/{one}"} if isinstance(one, str) else _keys_of_index(one)
+                keys |= set() if isinstance(one, str) else _keys_of_index(one)
+            keys |= {index_key(one) for one in command.indexes}
+            keys |= {name_key(command.bucket, one) for one in command.names}
         case RenewStream():
             keys |= {stream_key(command.bucket), bucket_key(command.bucket)}
         case AdoptBucket():
@@ -166,10 +171,15 @@ def footprint(state: StateContext, command: Command, request_id: str = "") -> fr
     return frozenset(keys)
 
 
+def name_key(bucket: str, name: str) -> str:
+    """Return what stands for a name, whether or not an index has it."""
+    return f"name/{bucket}/{name}"
+
+
 def _keys_of_index(held: Versioned) -> set[str]:
     index = held.entity
     assert isinstance(index, Index)
-    keys = {index.key, f"name/{index.bucket}/{index.name}"}
+    keys = {index.key, name_key(index.bucket, index.name)}
     return keys | ({request_key(index.request)} if index.request else set())
 
 
@@ -193,6 +203,9 @@ def _remembered(state: StateContext, request: Request, given: Circumstances) -> 
     return _out_of_time(request, given)
 
 
+OF_ITS_TIME = ("request_expired", "clock_ahead")
+"""Refusals that say something of the moment alone: they are not remembered."""
+
 MISMATCH = refused("request_mismatch", "this request id was used for another command")
 
 
@@ -201,7 +214,9 @@ def _out_of_time(request: Request, given: Circumstances) -> Decision | None:
     born_ms = time_of_uuid7(request.id)
     if born_ms is None:
         return None
-    oldest_ms = max(given.wall_ms - given.request_window_ms, given.forgotten_ms + 1)
+    oldest_ms = given.wall_ms - given.request_window_ms
+    if given.forgotten_ms <= given.wall_ms + BELIEVED_MS_MAX:
+        oldest_ms = max(oldest_ms, given.forgotten_ms + 1)
     if born_ms < oldest_ms:
         return Answered(
             refused(

@@ -28,6 +28,9 @@ from coordinator.core.synchroniser import Mismatch, Sealed, Synchroniser
 if TYPE_CHECKING:
     from coordinator.core.node import Node
 
+DOUBLED_MAX = 6
+"""The patience with a peer's copy is doubled so many times: from 5 s to five minutes."""
+
 COMPACTED, SNAPSHOT, HISTORY, COPY = "statecontext", "snapshot", "history", "copy"
 
 
@@ -52,6 +55,8 @@ class FullSync:
         self._left: deque[Source] = deque()
         self._round = 0
         self._asked_ms = 0
+        self._tried = 0
+        """So many copies were asked for."""
 
     @property
     def is_active(self) -> bool:
@@ -94,19 +99,26 @@ class FullSync:
     # -- a peer's copy -----------------------------------------------------------------------
 
     def _ask(self) -> None:
-        """Ask a peer for a copy of its state, another one each time."""
+        """Ask a peer that has the state for a copy of it, another one each time."""
         node = self.node
+        assert self._synchroniser is not None
         self._asked_ms = node.now.mono_ms
-        alive = [n for n in sorted(node.peers) if node.alive(node.peers[n])]
-        others = [n for n in alive if n != node.config.node]
+        base_cas = self._synchroniser.base_cas
+        others = [
+            number
+            for number, peer in sorted(node.peers.items())
+            if number != node.config.node and node.alive(peer) and peer.beat.cas >= base_cas
+        ]
         if not others:
             return
-        assert self._synchroniser is not None
+        self._tried += 1
         giver = others[self._round % len(others)]
         self._round += 1
         node.note(f"asking node {giver} for a copy of the state")
-        cas, config = self._synchroniser.base_cas, node.config
-        node.emit(Beat(CopyRequested(config.node, config.incarnation, giver, self._token, cas)))
+        config = node.config
+        node.emit(
+            Beat(CopyRequested(config.node, config.incarnation, giver, self._token, base_cas))
+        )
 
     def offered(self, record: CopyOffered) -> None:
         """A peer has written the copy that was asked for."""
@@ -125,7 +137,9 @@ class FullSync:
         """A copy that does not come is asked for again, of another peer."""
         if not self.is_active or self._source.kind != COPY:
             return
-        if self.node.now.mono_ms - self._asked_ms > self.node.config.copy_wait_ms:
+        # A large state takes long to copy: each time that nothing came, it is given twice as long.
+        times = min(max(0, self._tried - 1), DOUBLED_MAX)
+        if self.node.now.mono_ms - self._asked_ms > self.node.config.copy_wait_ms << times:
             self._next()
 
     # -- what is read ------------------------------------------------------------------------

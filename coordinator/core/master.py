@@ -467,13 +467,19 @@ class Master:
         """Go through the queue until the group is full, and not further than a bound.
 
         What cannot go in now stays where it was. A group thus costs what goes into it, however many
-        wait.
+        wait. Those behind one that holds up its partition are passed over unseen: nobody else
+        waits for them.
         """
         left: list[Request] = []
-        for _ in range(min(len(self.queue), self.node.config.examined_max)):
-            if not self._has_room(group):
+        examined = 0
+        for _ in range(len(self.queue)):
+            if examined >= self.node.config.examined_max or not self._has_room(group):
                 break
             request = self.queue.pop()
+            if request.position is not None and request.position.partition in group.partitions:
+                left.append(request)
+                continue
+            examined += 1
             if not self._enlist(group, request):
                 left.append(request)
         self.queue.push_front(left)
@@ -556,7 +562,9 @@ class Master:
         record = None
         if request.id and not isinstance(request.command, SkipRecord):
             known = self.node.outcomes.find(request.id) is not None
-            record = None if known else decisions.recorded(request, outcome)
+            known = known or request.id in self.node.state.pending
+            timed_out = outcome.code in ddl.OF_ITS_TIME
+            record = None if known or timed_out else decisions.recorded(request, outcome)
             group.touched.add(request_key(request.id))
         first = len(group.mutations)
         group.enlisted.append(Enlisted(request, outcome, first, -1, record=record))

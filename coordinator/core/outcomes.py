@@ -14,6 +14,7 @@ groups of the window, of the bytes as they were written.
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -45,7 +46,11 @@ GROUPS_FORGOTTEN_MAX = 1_024
 """So many groups at most one transaction forgets; it adds one."""
 
 KEY = "outcomes"
-HEXADECIMAL = frozenset("0123456789abcdefABCDEF")
+UUID7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}", re.I)
+
+AHEAD_MS_MAX = 300_000
+"""A request id may come from so far in the future: by then a client's clock is wrong, and its
+outcome would have to be kept for as much longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +167,7 @@ class OutcomeWindow:
         group = self._codec.decode_outcomes(value)
         ids = tuple(one.id for one in group.outcomes)
         born_ms = max((time_of_uuid7(one) or 0 for one in ids), default=0)
+        born_ms = min(born_ms, group.at_ms + AHEAD_MS_MAX)
         self._groups.append(_Group(cas, value, ids, born_ms, group.at_ms, now.mono_ms))
         self._values[cas] = value
         self._cas_of.update(dict.fromkeys(ids, cas))
@@ -188,12 +194,15 @@ class OutcomeWindow:
 
         By the wall clock, from when they were recorded or from when a client says that it made the
         request, whichever is later; and by this node's monotonic clock: a wall clock that ran ahead
-        must not forget what a client may still repeat.
+        must not forget what a client may still repeat. Nor must one that ran ahead when they were
+        recorded keep them for ever: the monotonic clock alone decides in the end.
         """
         found = 0
         for group, _ in zip(self._groups, range(GROUPS_FORGOTTEN_MAX), strict=False):
             until_ms = max(group.at_ms, group.born_ms) + window_ms
-            if until_ms >= now.wall_ms or group.since_ms + window_ms >= now.mono_ms:
+            held_ms = now.mono_ms - group.since_ms
+            outlived = until_ms < now.wall_ms and held_ms > window_ms
+            if not outlived and held_ms <= window_ms + AHEAD_MS_MAX:
                 break
             found = group.cas
         return found
@@ -217,8 +226,10 @@ class OutcomeWindow:
 
 
 def time_of_uuid7(request_id: str) -> int | None:
-    """Return the Unix time in ms that a UUIDv7 carries (RFC 9562, 5.7), None for other ids."""
-    digits = request_id.replace("-", "")
-    if len(digits) != 32 or digits[12] != "7" or not HEXADECIMAL.issuperset(digits):
+    """Return the Unix time in ms that a UUIDv7 carries (RFC 9562, 5.7), None for other ids.
+
+    Only the form with dashes counts: hex digits alone may be of any digest.
+    """
+    if UUID7.fullmatch(request_id) is None:
         return None
-    return int(digits, 16) >> 80
+    return int(request_id[:8] + request_id[9:13], 16)

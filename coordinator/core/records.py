@@ -138,7 +138,8 @@ class OutcomesSeparated:
     """From here on outcomes are no entities: what a new version does first to an older cluster.
 
     It counts at this CAS and digest alone. The state without such entities has `state_digest`; they
-    stand in `groups` now, as far as they fit.
+    stand in `groups` now, as far as they fit. Of those that do not, none is of a request that was
+    made after `forgotten_ms`, as far as their ids tell.
     """
 
     epoch: int
@@ -148,6 +149,7 @@ class OutcomesSeparated:
     groups: tuple[bytes, ...]
     outcomes_digest: int
     at_ms: int
+    forgotten_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,14 @@ from __future__ import annotations
 from coordinator.core import outcomes
 from coordinator.core import state as states
 from coordinator.core.entities import RequestOutcome
-from coordinator.core.outcomes import LITERAL, OutcomesRecorded, OutcomeWindow, RecordedOutcome
+from coordinator.core.outcomes import (
+    AHEAD_MS_MAX,
+    LITERAL,
+    OutcomesRecorded,
+    OutcomeWindow,
+    RecordedOutcome,
+    time_of_uuid7,
+)
 from coordinator.core.ports import EntityCodec
 from coordinator.core.records import OutcomesSeparated
 from coordinator.core.state import StateContext
@@ -34,16 +41,17 @@ def separation(
     """Return the record that takes the outcomes out of `state`; the newest go on in the window."""
     held = sorted(state.of_kind("request"), key=lambda one: one.cas, reverse=True)
     groups: list[bytes] = []
-    size = 0
-    for cas, entity in ((one.cas, one.entity) for one in held[:TAKEN_MAX]):
+    size = forgotten_ms = 0
+    for cas, entity in ((one.cas, one.entity) for one in held):
         assert isinstance(entity, RequestOutcome)
         if entity.status == PENDING:
             continue
-        value = codec.encode_outcomes(_group(entity, cas))
-        size += len(value)
-        if size > TAKEN_BYTES_MAX:
-            break
-        groups.append(value)
+        if len(groups) < TAKEN_MAX and size < TAKEN_BYTES_MAX:
+            groups.append(codec.encode_outcomes(_group(entity, cas)))
+            size += len(groups[-1])
+        else:
+            born_ms = min(time_of_uuid7(entity.id) or 0, entity.at_ms + AHEAD_MS_MAX)
+            forgotten_ms = max(forgotten_ms, born_ms)
     groups.reverse()
     window = OutcomeWindow(codec)
     window.restore(((codec.decode_outcomes(value).cas, value) for value in groups), now)
@@ -55,6 +63,7 @@ def separation(
         tuple(groups),
         window.digest,
         now.wall_ms,
+        forgotten_ms,
     )
 
 

@@ -21,7 +21,41 @@ JITTER = 0.2
 
 REPEATED_AFTER_S = RETRY_BACKOFF_MS * (1 - JITTER) / 1000
 
+RETRY_BACKOFF_MS_MAX = 2_000
+"""Where every end takes long, each producer that was given up is followed by one that pauses twice
+as long, up to this: else there would be no master for as long as the broker is slow."""
 
-def may_be_repeated(took_s: float) -> bool:
-    """Tell whether the client may have sent an EndTxn again that was answered after `took_s`."""
-    return took_s >= REPEATED_AFTER_S
+QUICK_ENDS = 1_000
+"""After so many quick ends in a row the next producer pauses as usual again."""
+
+
+def may_be_repeated(took_s: float, pause_ms: int = RETRY_BACKOFF_MS) -> bool:
+    """Tell whether a client that pauses so long may have sent an EndTxn again by `took_s`."""
+    return took_s >= pause_ms * (1 - JITTER) / 1000
+
+
+class Patience:
+    """How long the producers of one process pause before they repeat: one after the other."""
+
+    def __init__(self) -> None:
+        self.pause_ms = RETRY_BACKOFF_MS
+        """Of the producer that is now."""
+        self._next_ms = RETRY_BACKOFF_MS
+        self._quick = 0
+
+    def begin(self) -> int:
+        """A producer is made: return its pause in ms."""
+        self.pause_ms = self._next_ms
+        return self.pause_ms
+
+    def ended(self, took_s: float) -> bool:
+        """An end was answered, or given up, after `took_s`; tell whether it may arrive again."""
+        doubtful = may_be_repeated(took_s, self.pause_ms)
+        if doubtful:
+            self._quick = 0
+            self._next_ms = min(2 * self.pause_ms, RETRY_BACKOFF_MS_MAX)
+            return True
+        self._quick = self._quick + 1 if took_s < REPEATED_AFTER_S / 2 else 0
+        if self._quick >= QUICK_ENDS:
+            self._next_ms = RETRY_BACKOFF_MS
+        return False

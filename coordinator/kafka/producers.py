@@ -188,6 +188,7 @@ class TransactionalProducer:
     """Carries out the effects that need the cluster's one transactional producer, in order."""
 
     def __init__(self, bootstrap_servers: str, cluster: str, feed: Feed) -> None:
+        self._patience = endings.Patience()
         self._bootstrap_servers = bootstrap_servers
         self._cluster = cluster
         self._feed = feed
@@ -263,6 +264,7 @@ class TransactionalProducer:
         self._disconnected = False
         name = transactional_id(self._cluster)
         end_open_transaction(self._bootstrap_servers, name, TRANSACTION_TIMEOUT_MS)
+        pause_ms = self._patience.begin()
         producer = Producer(
             plain_settings(
                 self._bootstrap_servers,
@@ -270,8 +272,8 @@ class TransactionalProducer:
                     "transactional.id": name,
                     "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
                     "message.timeout.ms": EVENT_TIMEOUT_MS,
-                    "retry.backoff.ms": endings.RETRY_BACKOFF_MS,
-                    "retry.backoff.max.ms": endings.RETRY_BACKOFF_MS,
+                    "retry.backoff.ms": pause_ms,
+                    "retry.backoff.max.ms": pause_ms,
                     "error_cb": self._on_error,
                 },
             )
@@ -364,13 +366,16 @@ class TransactionalProducer:
         """
         self._disconnected = False
         began_s = time.monotonic()
-        end(END_TIMEOUT_S)
-        took_s = time.monotonic() - began_s
+        try:
+            end(END_TIMEOUT_S)
+        finally:
+            took_s = time.monotonic() - began_s
+            doubtful = self._patience.ended(took_s)
         self._pacing.committed(began_s + took_s)
         self._open = False
         if self._disconnected:
             self._fail(token, "the broker was disconnected during the end of a transaction")
-        elif endings.may_be_repeated(took_s):
+        elif doubtful:
             self._fail(token, f"the end of a transaction took {took_s:.3f} s: it may arrive again")
         else:
             self._feed(inputs.Ended(token))

@@ -7,6 +7,7 @@ not have is an error that the caller hears of. What is read is handed over raw.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -32,6 +33,8 @@ BATCH_MAX = 1_000
 FETCH_WAIT_MS = 100
 END_WAIT_MS = 5
 """For who reads to an end and stops there: the broker tells the end after this wait."""
+
+END_LOST_S = 5.0
 
 
 def consumer(bootstrap_servers: str, group: str, **more: Any) -> Consumer:
@@ -230,8 +233,9 @@ def read_events(
     """Yield batches of the events of `statecontext` above a CAS, up to its last stable offset.
 
     Reads until the last stable offset lies beyond `at_least_cas`, measures it again, and reads up
-    to that: the markers of one transaction become visible partition by partition. A record that is
-    no event is passed over, after `bad` was told. Raises KafkaException.
+    to that: the markers of one transaction become visible partition by partition. A topic that ends
+    before and does not go on for `END_LOST_S` has lost its end: what it has must do. A record that
+    is no event is passed over, after `bad` was told. Raises KafkaException.
     """
     settings = {"enable.partition.eof": True, "fetch.wait.max.ms": END_WAIT_MS}
     reader = consumer(bootstrap_servers, "synchronise", **settings)
@@ -242,16 +246,20 @@ def read_events(
         reader.assign([TopicPartition(topic, 0, begin)])
         target = max(_stable(reader, place), at_least_cas - cas_base + 1)
         reached, measured_again = begin, False
+        moved_s, at_end = time.monotonic(), begin >= _stable(reader, place)
         while not stopping.is_set():
             if reached >= target:
                 if measured_again:
                     return
                 target, measured_again = max(target, _stable(reader, place)), True
                 continue
+            if at_end and time.monotonic() - moved_s > END_LOST_S:
+                return
             batch: list[Event] = []
             for message in available(reader):
                 error = message.error()
                 if error is None:
+                    moved_s, at_end = time.monotonic(), False
                     reached = max(reached, int(message.offset() or 0) + 1)
                     try:
                         batch.append(decode_event(message, cas_base))
@@ -260,6 +268,7 @@ def read_events(
                 elif error.code() == KafkaError._PARTITION_EOF:
                     # Only this steps over markers at the end; silence says nothing.
                     reached = max(reached, int(message.offset() or 0))
+                    at_end = True
                 elif not passing(error):
                     raise KafkaException(error)
             if batch:

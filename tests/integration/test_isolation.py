@@ -35,7 +35,8 @@ from coordinator.kafka.topics import (
     ensure_topics,
     topic_name,
 )
-from indexer_sim.mutations import MutationQueue, MutationReader, Needed
+from coordinator.threads import Threads
+from indexer_sim.mutations import MutationQueue, MutationReader, Needed, Stand
 from streaming.ledger import bounds, read_all
 from tests.integration.cluster import value_of, wait_until
 
@@ -132,8 +133,15 @@ def read_nothing(reason: str) -> None:
 
 def test_a_synchronisation_reads_what_was_committed(plant: Plant) -> None:
     log = plant.log(STATECONTEXT, event)
-    terms = {"cas_base": 1, "above_cas": 0, "at_least_cas": 0, "stopping": threading.Event()}
-    batches = read_events(plant.servers, log.topic, **terms)  # type: ignore[arg-type]
+    batches = read_events(
+        plant.servers,
+        log.topic,
+        cas_base=1,
+        above_cas=0,
+        at_least_cas=0,
+        stopping=threading.Event(),
+        bad=lambda message, reason: read_nothing(reason),
+    )
     assert numbers_of([one for batch in batches for one in batch]) == [COMMITTED]
 
 
@@ -205,10 +213,11 @@ def test_an_indexer_reads_key_versions_and_timestamps_that_were_committed(plant:
         plant.cluster,
         1,
         MutationQueue(),
-        lambda: Needed(0, {"b": dict.fromkeys(range(4), 0)}),
+        lambda: Needed(0, {"b": Stand(dict.fromkeys(range(4), 0))}),
         bury,
         read_nothing,
         lambda: None,
+        Threads(lambda: None),
     )
     reader.start()
     try:

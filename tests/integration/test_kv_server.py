@@ -353,7 +353,9 @@ def test_a_load_takes_the_good_lines_and_tells_of_the_others(kv: KvProcess, buck
 def test_what_cannot_be_kept_is_refused_at_the_door(kv: KvProcess, bucket: str) -> None:
     deep, wide = "[" * 300 + "]" * 300, str(2**64)
     lines = [f'{{"id":"{n}","doc":{doc}}}' for n, doc in enumerate((1, deep, 2, wide, 3))]
-    answer = kv.http.post(f"/buckets/{bucket}/documents", content="\n".join(lines)).json()
+    answer = kv.http.post(
+        f"/buckets/{bucket}/documents", content="\n".join(lines), headers=LINES
+    ).json()
     told = [(error["line"], error["code"]) for error in answer["errors"]]
     assert told == [(2, "too_deep"), (4, "number_out_of_range")]
     assert (answer["written"], answer["failed"]) == (3, 2)

@@ -116,7 +116,7 @@ def test_without_a_new_initialisation_a_late_abort_takes_the_next_events_away(
     proxy: KafkaProxy, writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the rule is for: the broker takes the old request for the new transaction."""
-    monkeypatch.setattr(endings, "may_be_repeated", lambda took_s: False)
+    monkeypatch.setattr(endings, "may_be_repeated", lambda *_: False)
     writer.begin(1)
     proxy.rule = only_once(END_TXN, HOLD_AND_CUT)
     assert isinstance(writer.order(end_of(1, "abort")), inp.Ended)
@@ -129,7 +129,7 @@ def test_without_a_new_initialisation_a_late_abort_takes_the_next_events_away(
 def test_without_a_new_initialisation_a_late_commit_shows_events_of_no_verdict(
     proxy: KafkaProxy, writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(endings, "may_be_repeated", lambda took_s: False)
+    monkeypatch.setattr(endings, "may_be_repeated", lambda *_: False)
     writer.begin(1)
     proxy.rule = only_once(END_TXN, HOLD_AND_CUT)
     assert isinstance(writer.order(end_of(1, "commit")), inp.Ended)
@@ -168,6 +168,26 @@ def test_an_end_that_takes_longer_than_the_clients_pause_gives_the_producer_up(
     )
     proxy.release()
     assert isinstance(writer.heard(), inp.ProducerFailed)
+
+
+def test_where_every_end_is_slow_a_later_producer_is_patient_enough(
+    proxy: KafkaProxy, writer: Writer
+) -> None:
+    """Else nobody could lead for as long as a broker takes that long."""
+    slow_s = 1.5 * endings.REPEATED_AFTER_S
+    answers = []
+    for number in (1, 2):
+        writer.begin(number)
+        proxy.reset()
+        proxy.rule = only_once(END_TXN, HOLD)
+        writer.begin_order(end_of(number, "commit"))
+        held = proxy.wait_for_held()
+        wait_until(lambda since=held.since_s: time.monotonic() - since > slow_s, "it is late")
+        proxy.release()
+        answers.append(type(writer.heard()))
+        if number == 1:
+            assert isinstance(writer.order(fx.OpenProducer(2)), inp.ProducerOpened)
+    assert answers == [inp.ProducerFailed, inp.Ended]
 
 
 def test_the_client_waits_as_long_before_a_repeat_as_the_rule_assumes(proxy: KafkaProxy) -> None:

@@ -135,7 +135,7 @@ def test_what_is_no_record_of_a_topic_is_told_and_passed_over(log: Log) -> None:
 def test_a_copy_that_is_not_the_state_is_no_copy(log: Log) -> None:
     """It is read back before the log tells of it, and before anything is trimmed behind it."""
     log.commit(event(1))
-    spoilt = replace(log.state, digest=log.state.digest ^ 1)
+    spoilt = log.state._replace(digest=log.state.digest ^ 1)
     with pytest.raises(SnapshotLost, match="read back"):
         log.sources.write_copy(7, spoilt)
 

@@ -256,8 +256,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "what-the-log-has-forgotten-is-taken-for-new",
         DDL,
-        "max(given.wall_ms - given.request_window_ms, given.forgotten_ms + 1)",
-        "given.wall_ms - given.request_window_ms",
+        "oldest_ms = max(oldest_ms, given.forgotten_ms + 1)",
+        "pass",
         UNIT_DDL,
     ),
     Mutant(
@@ -320,9 +320,37 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "the-window-trusts-the-wall-clock",
         OUTCOMES,
-        "if until_ms >= now.wall_ms or group.since_ms + window_ms >= now.mono_ms:",
-        "if until_ms >= now.wall_ms:",
+        "outlived = until_ms < now.wall_ms and held_ms > window_ms",
+        "outlived = until_ms < now.wall_ms",
         WINDOW,
+    ),
+    Mutant(
+        "a-clock-that-was-ahead-keeps-the-window-for-ever",
+        OUTCOMES,
+        "if not outlived and held_ms <= window_ms + AHEAD_MS_MAX:",
+        "if not outlived:",
+        WINDOW,
+    ),
+    Mutant(
+        "an-id-of-any-year-keeps-the-window-for-ever",
+        OUTCOMES,
+        "born_ms = min(born_ms, group.at_ms + AHEAD_MS_MAX)",
+        "pass",
+        WINDOW,
+    ),
+    Mutant(
+        "a-drop-overtakes-a-creation",
+        DDL,
+        "keys.add(name_key(command.bucket, command.name))\n            if state.bucket",
+        "if state.bucket",
+        LONE,
+    ),
+    Mutant(
+        "who-waits-in-one-partition-holds-up-all",
+        MASTER,
+        "left.append(request)\n                continue\n",
+        "left.append(request)\n",
+        LONE,
     ),
     Mutant(
         "a-window-is-whole-too-early",
@@ -394,7 +422,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "an-end-that-was-repeated-is-believed",
         PRODUCERS,
-        "elif endings.may_be_repeated(took_s):",
+        "elif doubtful:",
         "elif took_s > 3_600:",
         LATE,
     ),
@@ -410,7 +438,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "the-clients-own-pause-is-short",
         PRODUCERS,
-        '                    "retry.backoff.ms": endings.RETRY_BACKOFF_MS,\n',
+        '                    "retry.backoff.ms": pause_ms,\n',
         '                    "retry.backoff.ms": 50,\n',
         LATE,
     ),

@@ -47,6 +47,7 @@ class ProducerThread:
         self._stalled = False
         self._history: tuple[Any, ...] = ()
         self.end_patience_ms = END_PATIENCE_MS
+        self.patience = endings.Patience()
         self.cut_at_the_end = False
         """The next end of a transaction is delayed on its way, and its connection is cut."""
 
@@ -73,6 +74,7 @@ class ProducerThread:
 
         def work() -> None:
             number = self.machine.number
+            self.patience.begin()
             self._call(effect.token, lambda back: self.broker.initialise(number, back), opened)
 
         self._enqueue(work)
@@ -248,6 +250,7 @@ class Ending:
         self._status = status
         self._generation = generation
         self._began_ms = self._machine.mono_ms
+        self._pause_ms = thread.patience.pause_ms
         self._settled = False
         self._clock.at(thread.end_patience_ms, self._settle, "the broker does not answer")
 
@@ -272,10 +275,8 @@ class Ending:
     def _disconnected(self, surely: bool = False) -> None:
         """The client notices at once, or never."""
         if surely or self._clock.hit(0.5):
-            pause = endings.RETRY_BACKOFF_MS * (
-                1 + endings.JITTER * (2 * self._clock.chance.random() - 1)
-            )
-            self._clock.at(max(int(pause), int(1000 * endings.REPEATED_AFTER_S)), self.send)
+            pause = self._pause_ms * (1 + endings.JITTER * (2 * self._clock.chance.random() - 1))
+            self._clock.at(int(max(pause, self._pause_ms * (1 - endings.JITTER))), self.send)
 
     def _arrive(self) -> None:
         """A copy has reached the broker, whatever has become of who sent it."""
@@ -302,6 +303,6 @@ class Ending:
             return
         self._settled = True
         took_s = (self._machine.mono_ms - self._began_ms) / 1000
-        if not problem and endings.may_be_repeated(took_s):
+        if self._thread.patience.ended(took_s) and not problem:
             problem = f"the end of a transaction took {took_s:.3f} s"
         self._thread.ended(self._generation, self._token, problem)

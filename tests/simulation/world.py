@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from coordinator import codec
+from coordinator.client.request_ids import uuid7
 from coordinator.core.commands import OK, Outcome, PutSetting, Request
 from coordinator.core.effects import Effect
 from coordinator.core.entities import READY, STREAMED, Index
@@ -344,8 +345,7 @@ class World:
         if stale:
             born_ms -= self.ahead_ms + self.config["request_window_ms"]
             born_ms -= 2_000 if self.evicting else 4 * DAY_MS
-        digits = f"{born_ms:012x}7{self.token():019x}"
-        made = "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+        made = uuid7(born_ms, self.token())
         if stale:
             self.judge.stale.add(made)
         return made, stale

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from typing import Any
+from uuid import UUID
 
 import pytest
 
+from coordinator.client.request_ids import uuid7
 from coordinator.codec import Codec, encode
 from coordinator.core import ddl
 from coordinator.core.commands import (
@@ -345,7 +347,7 @@ def test_a_time_ordered_id_older_than_the_window_is_refused(
 ) -> None:
     bench.wall_ms = 1_800_000_000_000
     born = bench.wall_ms - age_ms
-    text = f"{born:012x}" + "7" + "0" * 19
+    text = uuid7(born, 0)
     assert time_of_uuid7(text) == born
     decision = bench.decide(PutSetting("k", "1"), id=text, recorded=True)
     if code is None:
@@ -362,8 +364,16 @@ def test_an_id_that_the_log_has_forgotten_is_refused_by_a_master_whose_clock_is_
     bench.wall_ms = 1_800_000_000_000
     bench.forgotten_ms = bench.wall_ms - 1_000
     for age_ms, code in ((1_001, "request_expired"), (1_000, "request_expired"), (999, "")):
-        text = f"{bench.wall_ms - age_ms:012x}" + "7" + "0" * 19
+        text = uuid7(bench.wall_ms - age_ms, 0)
         decision = bench.decide(PutSetting("k", "1"), id=text, recorded=True)
+        assert (decision.outcome.code if isinstance(decision, Answered) else "") == code
+
+
+def test_what_was_forgotten_under_a_clock_far_ahead_refuses_nobody(bench: Bench) -> None:
+    bench.wall_ms = 1_800_000_000_000
+    for ahead_ms, code in ((24 * 3_600_000, "request_expired"), (24 * 3_600_000 + 1, "")):
+        bench.forgotten_ms = bench.wall_ms + ahead_ms
+        decision = bench.decide(PutSetting("k", "1"), id=uuid7(bench.wall_ms, 0), recorded=True)
         assert (decision.outcome.code if isinstance(decision, Answered) else "") == code
 
 
@@ -372,7 +382,7 @@ def test_an_id_from_the_future_is_refused_beyond_a_bound(
     bench: Bench, ahead_ms: int, code: str | None
 ) -> None:
     bench.wall_ms = 1_800_000_000_000
-    text = f"{bench.wall_ms + ahead_ms:012x}" + "7" + "0" * 19
+    text = uuid7(bench.wall_ms + ahead_ms, 0)
     decision = bench.decide(PutSetting("k", "1"), id=text, recorded=True)
     if code is None:
         assert isinstance(decision, Accepted)
@@ -421,7 +431,11 @@ def test_what_is_remembered_of_a_creation_does_not_hold_the_index_again(bench: B
 
 
 @pytest.mark.parametrize(
-    "text", ["", "x", "z" * 32, "0" * 12 + "4" + "0" * 19, "1_" * 6 + "7" + "0" * 19]
+    "text",
+    [
+        *("", "x", "z" * 32, "0" * 12 + "4" + "0" * 19, "1_" * 6 + "7" + "0" * 19),
+        *("0" * 12 + "7" + "0" * 19, "00000000-0000-7000-0000-000000000000", str(UUID(int=1))),
+    ],
 )
 def test_other_ids_carry_no_time(text: str) -> None:
     assert time_of_uuid7(text) is None

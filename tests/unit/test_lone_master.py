@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from coordinator import codec
+from coordinator.client.request_ids import uuid7
 from coordinator.core import effects as fx
 from coordinator.core import inputs as inp
 from coordinator.core import state as states
@@ -14,12 +16,21 @@ from coordinator.core.commands import (
     OK,
     REFUSED,
     UNKNOWN,
+    BuildIndexes,
+    Command,
     CreateIndex,
     DropIndex,
+    Position,
     PutSetting,
+    Request,
     RewriteEntities,
 )
-from coordinator.core.records import IndexerHeartbeat, ProposalAnswered, TransactionCommitted
+from coordinator.core.records import (
+    DdlReply,
+    IndexerHeartbeat,
+    ProposalAnswered,
+    TransactionCommitted,
+)
 from coordinator.core.saving import UNSYNCED_SAVES_MAX
 from tests.unit.lone_node import LoneNode
 
@@ -88,11 +99,6 @@ def test_what_the_master_itself_has_to_do_is_never_dropped(lone: LoneNode) -> No
 
 
 # -- outcomes ------------------------------------------------------------------------------------
-
-
-def uuid7(at_ms: int, number: int) -> str:
-    digits = f"{at_ms:012x}7{number:019x}"
-    return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
 
 def test_a_client_whose_clock_is_ahead_overwrites_nobody_after_the_window(lone: LoneNode) -> None:
@@ -314,3 +320,83 @@ def test_not_everything_waits_for_a_proposal_to_be_synced(lone: LoneNode) -> Non
             longest = max(longest, since)
     assert len(lone.saves) > 3 * UNSYNCED_SAVES_MAX
     assert longest < UNSYNCED_SAVES_MAX
+
+
+# -- order, and who is held up -------------------------------------------------------------------
+
+
+def published(number: int, command: Command, request_id: str = "") -> Request:
+    """Return a command as it stands on partition 0 of the `ddl` topic."""
+    print_ = codec.fingerprint(command, None)
+    place = Position(0, number)
+    name = request_id or f"r{number}"
+    return Request(command, name, fingerprint=print_, recorded=True, position=place)
+
+
+def replies(lone: LoneNode) -> dict[str, tuple[str, str]]:
+    found = [r for r in lone.written if isinstance(r, DdlReply)]
+    return {r.request: (r.status, r.error_code) for r in found}
+
+
+@pytest.mark.parametrize(
+    ("then", "left"),
+    [
+        (DropIndex(bucket="b", name="x"), []),
+        (BuildIndexes(bucket="b", names=("x",)), ["pending"]),
+    ],
+)
+def test_what_stands_behind_a_creation_in_its_partition_is_decided_after_it(
+    then: Command, left: list[str]
+) -> None:
+    """Also if both are read at once, as they are under load and after a failover."""
+    lone = LoneNode(serves=True).start()
+    lone.run(1_000)
+    creation = CreateIndex("x", "b", ("a",), defer_build=True)
+    lone.feed(inp.DdlRead((published(0, creation), published(1, then))))
+    lone.until(lambda: len(replies(lone)) == 2)
+    lone.run(2_000)
+    assert replies(lone) == {"r0": (OK, ""), "r1": (OK, "")}
+    assert [held.entity.state for held in lone.node.state.of_kind("index")] == left
+
+
+def test_another_command_under_the_id_of_a_creation_does_not_hide_it(lone: LoneNode) -> None:
+    """Its refusal is told, and not remembered: under that id something takes effect."""
+    lone.indexer_answers()
+    lone.until(lambda: lone.node.authority and lone.node.authority.indexers)
+    creation = CreateIndex("x", "b", ("a",))
+    print_ = codec.fingerprint(creation, None)
+    first = lone.send(creation, id="X", recorded=True, fingerprint=print_)
+    lone.run(500)
+    lone.feed(inp.DdlRead((published(0, DropIndex(bucket="b", name="z"), "X"),)))
+    lone.until(lambda: "X" in replies(lone))
+    assert replies(lone)["X"] == (REFUSED, "request_mismatch")
+    second = lone.send(creation, id="X", recorded=True, fingerprint=print_)
+    lone.serves = True
+    lone.until(lambda: {first, second} <= lone.replies.keys())
+    assert [lone.replies[token].status for token in (first, second)] == [OK, OK]
+    assert lone.ask(creation, "X").status == OK
+
+
+def test_a_refusal_for_the_time_of_an_id_is_not_remembered(lone: LoneNode) -> None:
+    ahead = uuid7(lone.wall_ms + 10**12, 0)
+    lone.feed(inp.DdlRead((published(0, DropIndex(bucket="b", name="z"), ahead),)))
+    lone.until(lambda: ahead in replies(lone))
+    assert replies(lone)[ahead] == (REFUSED, "clock_ahead")
+    assert len(lone.node.outcomes) == 0
+
+
+def test_a_partition_that_is_held_up_holds_up_nobody_else(lone: LoneNode) -> None:
+    """However many commands stand behind a creation that no indexer answers."""
+    lone.indexer_answers()
+    lone.until(lambda: lone.node.authority and lone.node.authority.indexers)
+    again = CreateIndex("x", "b", ("a",), if_not_exists=True)
+    lone.feed(inp.DdlRead((published(0, CreateIndex("x", "b", ("a",))), published(1, again))))
+    lone.run(200)
+    behind = lone.node.config.examined_max + 500
+    drop = DropIndex(bucket="b", name="z", if_exists=True)
+    lone.feed(inp.DdlRead(tuple(published(2 + n, drop) for n in range(behind))))
+    lone.run(200)
+    assert len(lone.master.queue) >= behind
+    token = lone.send(PutSetting("k", "1"))
+    lone.run(500)
+    assert lone.replies[token].status == OK

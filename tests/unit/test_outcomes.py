@@ -5,8 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator.client.request_ids import uuid7
 from coordinator.codec import Codec
 from coordinator.core.outcomes import (
+    AHEAD_MS_MAX,
     GROUPS_FORGOTTEN_MAX,
     OutcomesRecorded,
     OutcomeWindow,
@@ -24,10 +26,6 @@ def group(cas: int, *ids: str, at_ms: int = WALL_MS) -> bytes:
     return CODEC.encode_outcomes(OutcomesRecorded(TxnId(1, cas), cas, at_ms, outcomes))
 
 
-def uuid7(at_ms: int, number: int = 0) -> str:
-    return f"{at_ms:012x}7{number:019x}"
-
-
 def window(*groups: tuple[int, bytes], mono_ms: int = 0) -> OutcomeWindow:
     made = OutcomeWindow(CODEC)
     for cas, value in groups:
@@ -35,7 +33,7 @@ def window(*groups: tuple[int, bytes], mono_ms: int = 0) -> OutcomeWindow:
     return made
 
 
-def due(made: OutcomeWindow, wall_ms: int, mono_ms: int = 10**9) -> int:
+def due(made: OutcomeWindow, wall_ms: int, mono_ms: int = WINDOW_MS + 100_000) -> int:
     return made.due(Instant(mono_ms, wall_ms), WINDOW_MS)
 
 
@@ -58,7 +56,7 @@ def test_groups_go_when_the_window_has_passed_and_not_before() -> None:
 def test_an_outcome_outlives_the_window_of_the_clients_clock() -> None:
     """Else a repeat would be neither remembered nor too old, and execute again."""
     ahead_ms = 60_000
-    made = window((5, group(5, uuid7(WALL_MS + ahead_ms))))
+    made = window((5, group(5, uuid7(WALL_MS + ahead_ms, 0))))
     assert due(made, WALL_MS + WINDOW_MS + ahead_ms) == 0
     assert due(made, WALL_MS + WINDOW_MS + ahead_ms + 1) == 5
 
@@ -67,6 +65,21 @@ def test_a_wall_clock_that_runs_ahead_forgets_nothing() -> None:
     made = window((5, group(5, "a")), mono_ms=1_000)
     assert due(made, WALL_MS + 10**9, mono_ms=1_000 + WINDOW_MS) == 0
     assert due(made, WALL_MS + 10**9, mono_ms=1_001 + WINDOW_MS) == 5
+
+
+def test_what_a_clock_that_ran_ahead_has_recorded_goes_by_the_monotonic_clock() -> None:
+    """Else it would be remembered for as long as the clock was ahead, and what comes after it."""
+    made = window((5, group(5, "a", at_ms=WALL_MS + 10**12)), (9, group(9, "b")), mono_ms=1_000)
+    assert due(made, WALL_MS, mono_ms=1_000 + WINDOW_MS + AHEAD_MS_MAX) == 0
+    assert due(made, WALL_MS, mono_ms=1_001 + WINDOW_MS + AHEAD_MS_MAX) == 9
+
+
+def test_an_id_of_a_far_year_is_believed_within_a_bound() -> None:
+    """A published command may come with any id."""
+    made = window((5, group(5, uuid7(WALL_MS + 10**12, 0))))
+    assert made.forgotten_ms(5) == WALL_MS + AHEAD_MS_MAX
+    assert due(made, WALL_MS + WINDOW_MS + AHEAD_MS_MAX) == 0
+    assert due(made, WALL_MS + WINDOW_MS + AHEAD_MS_MAX + 1) == 5
 
 
 def test_so_many_groups_at_most_are_forgotten_at_once() -> None:

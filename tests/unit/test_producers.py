@@ -92,6 +92,21 @@ def test_an_end_that_took_as_long_as_the_shortest_pause_may_have_been_repeated(
     assert endings.may_be_repeated(took_s) is doubtful
 
 
+def test_patience_with_ends_doubles_and_falls_again() -> None:
+    patience = endings.Patience()
+    assert patience.begin() == endings.RETRY_BACKOFF_MS
+    for expected in (1_000, 2_000, 2_000):
+        took_s = patience.pause_ms / 1000
+        assert patience.ended(took_s), "as long as the pause"
+        assert patience.begin() == expected
+    assert not patience.ended(1.5)
+    for _ in range(endings.QUICK_ENDS):
+        assert not patience.ended(0.01)
+    assert patience.pause_ms == 2_000, "of the producer that is"
+    assert patience.begin() == endings.RETRY_BACKOFF_MS
+    assert endings.RETRY_BACKOFF_MS_MAX * (1 - endings.JITTER) / 1_000 < producers.END_TIMEOUT_S
+
+
 def test_a_dead_letter_fits_on_its_topic_however_long_the_record_was() -> None:
     letter = DeadLetter("c.stability", 0, 3, "x" * 5_000, b"y" * (4 * 1024 * 1024), 5)
     kept = producers.bounded(letter)

@@ -14,10 +14,14 @@ from typing import Any
 import pytest
 
 from coordinator import codec
+from coordinator.client.request_ids import uuid7
 from coordinator.core import state as states
 from coordinator.core.commands import OK, CreateIndex, DeleteSetting, PutSetting
-from coordinator.core.records import OutcomesSeparated
+from coordinator.core.entities import RequestOutcome
+from coordinator.core.records import Mutation, OutcomesSeparated
+from coordinator.core.separation import separation
 from coordinator.core.state import EMPTY
+from coordinator.core.types import Instant
 from tests.unit.lone_node import LoneNode
 
 DATA = json.loads(
@@ -81,3 +85,24 @@ def test_who_reads_the_log_later_comes_to_the_same(upgraded: LoneNode) -> None:
     assert later.node.state.digest == upgraded.node.state.digest
     assert later.node.outcomes.digest == upgraded.node.outcomes.digest
     assert later.ask(COMMANDS["order-1"], "order-1").cas == DATA["answers"]["order-1"][0]
+
+
+def test_what_an_upgrade_leaves_out_is_refused_and_never_executed_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of too many outcomes the oldest are left out; how young they were, the log knows."""
+    monkeypatch.setattr("coordinator.core.separation.TAKEN_MAX", 2)
+    wall_ms = 1_800_000_000_000
+    changes = []
+    for number in range(4):
+        made_ms = wall_ms - 10_000 + 1_000 * number
+        outcome = RequestOutcome(
+            *(uuid7(made_ms, number), "done", 7, 0, 1, number, 0, "{}", "", "", "", False, made_ms)
+        )
+        mutation = Mutation("RequestDone", outcome.key, codec.encode(outcome), outcome)
+        changes.append((mutation, 10 + number))
+    state = states.evolve(EMPTY, changes)
+    record = separation(state, codec.Codec(), 1, Instant(0, wall_ms))
+    assert len(record.groups) == 2
+    assert record.forgotten_ms == wall_ms - 9_000
+    assert codec.decode(codec.encode(record)) == record

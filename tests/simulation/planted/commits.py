@@ -167,7 +167,7 @@ def holes_are_left(patch: Patch) -> None:
 
 def repeated_end_of_a_transaction_is_believed(patch: Patch) -> None:
     """The client has sent EndTxn twice, and the second answer counts for the first."""
-    patch.setattr(endings, "may_be_repeated", lambda took_s: False)
+    patch.setattr(endings, "may_be_repeated", lambda *_: False)
 
 
 def unsynced_batches_are_trusted_after_a_failed_sync(patch: Patch) -> None:
