@@ -37,6 +37,12 @@ def begin(client: Client, bucket: str | None, names: Sequence[str]) -> dict[str,
     return client.build_indexes(bucket=bucket, names=rest)
 
 
+def underway(client: Client, bucket: str) -> list[dict[str, Any]]:
+    """Return the indexes of a bucket that are being built, whoever asked for it."""
+    indexes: list[dict[str, Any]] = client.list_indexes(bucket)["indexes"]
+    return [index for index in indexes if index["state"] in ("pending", "backfill")]
+
+
 def watch(
     client: Client, indexes: Sequence[dict[str, Any]], *, deadline_s: float | None, quiet: bool
 ) -> list[dict[str, Any]]:

@@ -331,7 +331,8 @@ def build(
 ) -> None:
     """Build indexes: those named, or all deferred ones of --bucket.
 
-    With --wait, --timeout is how long to wait; ends with 1 if a build failed.
+    With --wait, also those of the bucket that are being built already; --timeout is how long to
+    wait; ends with 1 if a build failed.
     """
     from coordinator.cli import build as builds
 
@@ -339,6 +340,10 @@ def build(
         body = builds.begin(client, bucket, names or ())
         found = body["indexes"]
         if wait:
+            if bucket and not names:
+                known = {index["id"] for index in found}
+                more = builds.underway(client, bucket)
+                found = [*found, *(index for index in more if index["id"] not in known)]
             found = builds.watch(client, found, deadline_s=session.timeout_s, quiet=session.json)
     if session.json:
         print_json({**body, "indexes": found})

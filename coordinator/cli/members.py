@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coordinator.cli.output import print_fields, print_json
+from coordinator.cli.output import CommandError, print_fields, print_json
 from coordinator.cli.session import Session, command
 
 if TYPE_CHECKING:
@@ -45,6 +45,10 @@ def leave(session: Session, node: Node) -> None:
     A master hands the mastership over first. The node returns when it is started again.
     """
     known = _surveyed(session).best
+    left = [n for n in known["active"] if n != node]
+    if known["master"] == node and len(left) < known["minimum"]:
+        text = f"{len(left)} nodes would be left, {known['minimum']} copies are needed"
+        raise CommandError("leave_impossible", f"{text}: start another node first, or reform")
     with session.connect() as client:
         if known["master"] == node:
             client.step_down(epoch=known["epoch"], reason="leaving")

@@ -320,16 +320,28 @@ class Membership:
         elif self.resigning is not None:
             outcome = unknown("no_master", "the master is stepping down already: retry")
         elif not others or (command.successor and command.successor not in others):
-            whom = f"node {command.successor}" if command.successor else "any other node"
             outcome = refused(
-                "no_successor",
-                f"{whom} cannot take the mastership now: {others} could",
-                candidates=others,
+                "no_successor", self._why_no_successor(command.successor, others), candidates=others
             )
         else:
             self.resigning = event
             return
         self._tell(event, outcome)
+
+    def _why_no_successor(self, wanted: int, others: list[int]) -> str:
+        """Say why the wanted node (0: any other) cannot take the mastership, and who can."""
+        last = self._authority.last_txn
+        if not others:
+            return f"no other node is alive that has accepted the last transaction ({last})"
+        who = ", ".join(map(str, others))
+        if wanted == self.master.node.config.node:
+            return f"node {wanted} is the master; of the others these can follow: {who}"
+        if wanted not in self._authority.members:
+            return f"node {wanted} is no active member; these can follow: {who}"
+        return (
+            f"node {wanted} has not accepted the last transaction ({last}) yet, or is silent: "
+            f"it can follow after the next write; now these can: {who}"
+        )
 
     def resignation(self, event: MembershipRequested) -> MasterResigned:
         """Return the record by which this master gives the mastership up."""

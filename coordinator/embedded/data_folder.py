@@ -57,9 +57,9 @@ def locked(data_dir: Path) -> Iterator[FileLock]:
 
     Raises EmbeddedError: `data_folder_in_use`, `data_folder_unusable`.
     """
-    if trouble := keep_private(data_dir):
-        log.warning("%s", trouble)
     try:
+        if trouble := keep_private(data_dir if _is_for_us(data_dir) else None):
+            log.warning("%s", trouble)
         data_dir.mkdir(parents=True, exist_ok=True)
         lock = FileLock(data_dir / LOCK_FILE)
         held = lock.acquire(timeout_s=LOCK_TIMEOUT_S)
@@ -78,6 +78,14 @@ def locked(data_dir: Path) -> Iterator[FileLock]:
         yield lock
     finally:
         lock.release()
+
+
+def _is_for_us(data_dir: Path) -> bool:
+    """Tell whether a folder has a cluster in it, or nothing but our lock."""
+    if not data_dir.is_dir():
+        return False
+    held = set(os.listdir(data_dir))
+    return CLUSTER_FILE in held or held <= {LOCK_FILE}
 
 
 def claim(data_dir: Path, wanted: ClusterFile) -> ClusterFile:

@@ -338,7 +338,8 @@ def _ready(shell: Shell, index: Index) -> Index:
         raise ApiError("index_building", f"{name} is being built", details)
     if index.state == ERROR:
         raise ApiError("index_failed", f"{name} cannot be built: {index.reason}", details)
-    raise ApiError("index_not_ready", f"{name} has not been built: it is {index.state}", details)
+    text = f"{name} is not built yet (it is {index.state}): have it built"
+    raise ApiError("index_not_ready", text, details)
 
 
 def _answer(body: ScanBody, plan: _Plan, found: Found) -> bytes:

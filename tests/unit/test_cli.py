@@ -732,6 +732,36 @@ def test_a_node_that_leaves_is_named_in_the_path(cluster):
     assert "node 2 has left: 1, 3 of 1, 3" in indexctl("members", "leave", "2").stdout
 
 
+def test_a_master_that_may_not_leave_keeps_the_mastership(cluster):
+    body = {**AUTHORITY, "master": 1, "active": [1, 2], "minimum": 2, "members": []}
+    cluster.override = lambda r: Answer(200, body) if r.path == "/v1/members" else None
+    result = indexctl("members", "leave", "1")
+    assert result.exit_code == 1
+    assert "[leave_impossible]" in result.stderr
+    assert not [r for r in cluster.seen if r.method == "POST"]
+
+
+def test_build_waits_for_what_is_being_built_already(cluster):
+    """The same command again, after Ctrl-C or a timeout."""
+    indexctl(*CITY)
+    cluster.indexes["1"]["state"] = "backfill"
+    shown = []
+
+    def override(request):
+        if (request.method, request.path) == ("POST", "/v1/indexes/build"):
+            return Answer(200, {"indexes": [], "cas": 107, "txn": "1-7"})
+        if request.path == "/v1/indexes/1":
+            shown.append(cluster.indexes["1"]["state"])
+            cluster.indexes["1"]["state"] = "maintenance"
+        return None
+
+    cluster.override = override
+    result = indexctl("build", "--bucket", "travel", "--wait")
+    assert result.exit_code == 0, result.output
+    assert shown[0] == "backfill"
+    assert "maintenance" in result.stdout
+
+
 def test_reform_without_a_master_asks_the_node_that_is_furthest(cluster):
     standing = {"state": "no_eligible_node", "message": "", "waiting_for": [1]}
     both = [{"node": n, "alive": True, "cas": n, "address": cluster.url} for n in (2, 3)]

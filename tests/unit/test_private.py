@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.embedded.data_folder import locked
+from coordinator.embedded.errors import EmbeddedError
 from coordinator.private import keep_private
 
 
@@ -47,6 +48,20 @@ def test_a_folder_that_cannot_be_made_private_is_told_of(
 
     monkeypatch.setattr(Path, "chmod", refused)
     assert "not yours" in keep_private(tmp_path)
+
+
+def test_what_is_somebody_elses_keeps_its_mode(tmp_path: Path) -> None:
+    """A wrong --data-dir must not shut others out of a folder, or make a file executable."""
+    file = tmp_path / "README.md"
+    file.write_text("x")
+    file.chmod(0o644)
+    tmp_path.chmod(0o755)
+    with pytest.raises(EmbeddedError, match="cannot be used"), locked(file):
+        pass
+    assert keep_private(file) == ""
+    with locked(tmp_path):
+        pass
+    assert (mode(file), mode(tmp_path)) == (0o644, 0o755)
 
 
 def test_the_folder_of_a_run_is_private_and_so_is_all_that_its_children_make(
