@@ -52,6 +52,7 @@ from indexer_sim.storage import Storage
 from schemas.registry import SchemaError
 
 SIZE_PERIOD_S = 2.0
+ACT_S = 0.2
 AWAY_MS_MAX = 12 * HOUR_MS
 """After this long, tombstones past the position may be gone: half of `delete.retention.ms`."""
 
@@ -111,6 +112,8 @@ class Indexer:
         self.cas_base = self.storage.cas_base()
         self._asked: HoldingsRequested | None = None
         self._unsaved: dict[int, bytes | None] = {}
+        self._is_behind = False
+        """There is more to do than was done at once."""
         self._saved = self.position
         self.threads = Threads(stopping.set)
         voice = Voice(f"indexer {options.indexer}")
@@ -177,9 +180,12 @@ class Indexer:
         self.storage.bind("kafka", f"Kafka cluster {kafka_id}")
         self._begin(link)
         while not self.stopping.is_set():
-            messages = link.read(max(0.0, self._beat_due_s - time.monotonic()))
+            wait_s = 0.0 if self._is_behind else self._beat_due_s - time.monotonic()
+            messages = link.read(max(0.0, wait_s))
             if messages:
                 self._take(link, messages)
+            if self._is_behind:
+                self._act(link)
             if not self.desk.complete and (link.at_end or (self.position or 0) >= self._end):
                 self._caught_up()
                 self._act(link)
@@ -341,9 +347,18 @@ class Indexer:
     # -- acting ------------------------------------------------------------------------------
 
     def _act(self, link: IndexerLink) -> None:
-        """Do what there is to do and answer what there is to answer."""
+        """Do what there is to do, for a moment, and answer what there is to answer.
+
+        What is left waits until the heartbeat is sent and others are heard: opening many buckets
+        takes long, and an indexer that says nothing counts as dead.
+        """
+        until_s = time.monotonic() + ACT_S
+        self._is_behind = False
         for action in self.desk.plan():
+            if self._is_behind:
+                break
             self._carry_out(action, link)
+            self._is_behind = time.monotonic() > until_s
         self.desk.hold(self.storage.held, self.storage.shards)
         for reply in self.desk.replies():
             link.answer(

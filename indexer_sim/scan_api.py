@@ -37,6 +37,7 @@ from starlette.routing import Route
 
 from coordinator.bodies import BodyTooLongError, read_body
 from coordinator.core.collation import Bounds
+from coordinator.core.ddl import SLICES_MAX
 from coordinator.core.scan_pages import BYTES_MAX, ENTRIES_MAX, MEDIA_TYPE, Page, pack
 from coordinator.core.scans import Gathering, Part, rest_of
 from coordinator.core.vectors import Places
@@ -184,6 +185,8 @@ def read_scan(body: bytes, indexer: int) -> Scan:
         )
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise ScanRefused("invalid_request", f"no scan: {error}") from error
+    if len(scan.slices) > SLICES_MAX or len(set(scan.slices)) < len(scan.slices):
+        raise ScanRefused("invalid_request", f"at most {SLICES_MAX} slices, each once")
     if not scan.slices or (scan.count and len(scan.slices) > 1):
         raise ScanRefused("invalid_request", "a scan is of some slices, a count of one")
     return scan

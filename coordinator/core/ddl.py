@@ -203,9 +203,6 @@ def _remembered(state: StateContext, request: Request, given: Circumstances) -> 
     return _out_of_time(request, given)
 
 
-OF_ITS_TIME = ("request_expired", "clock_ahead")
-"""Refusals that say something of the moment alone: they are not remembered."""
-
 MISMATCH = refused("request_mismatch", "this request id was used for another command")
 
 

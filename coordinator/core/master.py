@@ -563,8 +563,7 @@ class Master:
         if request.id and not isinstance(request.command, SkipRecord):
             known = self.node.outcomes.find(request.id) is not None
             known = known or request.id in self.node.state.pending
-            timed_out = outcome.code in ddl.OF_ITS_TIME
-            record = None if known or timed_out else decisions.recorded(request, outcome)
+            record = None if known else decisions.recorded(request, outcome)
             group.touched.add(request_key(request.id))
         first = len(group.mutations)
         group.enlisted.append(Enlisted(request, outcome, first, -1, record=record))

@@ -25,6 +25,7 @@ from coordinator.core.commands import (
     Request,
     RewriteEntities,
 )
+from coordinator.core.outcomes import AHEAD_MS_MAX
 from coordinator.core.records import (
     DdlReply,
     IndexerHeartbeat,
@@ -377,11 +378,15 @@ def test_another_command_under_the_id_of_a_creation_does_not_hide_it(lone: LoneN
     assert lone.ask(creation, "X").status == OK
 
 
-def test_a_refusal_for_the_time_of_an_id_is_not_remembered(lone: LoneNode) -> None:
+def test_an_id_of_a_far_year_is_refused_for_good_and_forgotten_in_time() -> None:
+    """Published again when its year has come it would take effect, after a refusal was told."""
+    lone = LoneNode({"request_window_ms": 2_000}).start()
     ahead = uuid7(lone.wall_ms + 10**12, 0)
     lone.feed(inp.DdlRead((published(0, DropIndex(bucket="b", name="z"), ahead),)))
     lone.until(lambda: ahead in replies(lone))
     assert replies(lone)[ahead] == (REFUSED, "clock_ahead")
+    assert len(lone.node.outcomes) == 1
+    lone.run(AHEAD_MS_MAX + 10_000, 500)
     assert len(lone.node.outcomes) == 0
 
 

@@ -27,6 +27,7 @@ from coordinator.core.scans import (
     slices_of,
 )
 from coordinator.core.topology import topology_of
+from indexer_sim.scan_api import SLICES_MAX, ScanRefused, read_scan
 
 scalars = st.none() | st.booleans() | st.integers(-3, 3) | st.text("ab\0\1é", max_size=3)
 keys = st.tuples(scalars, scalars)
@@ -317,3 +318,13 @@ def test_going_on_after_each_page_visits_every_entry_once(
         found, more = whole.page(Part((0,), after), size, descending)
         seen.extend(found)
     assert seen == sorted(entries, reverse=descending)
+
+
+def test_a_page_is_asked_for_of_each_slice_once_and_of_so_many_at_most() -> None:
+    """Slices that are named a hundred thousand times would hold both threads that read."""
+    asked = {"index": 1, "slices": [0], "begin": "", "end": "ff", "build": 1}
+    assert read_scan(json.dumps(asked).encode(), 1).slices == (0,)
+    for slices in ([0, 0], list(range(SLICES_MAX + 1)), [0] * 100_000):
+        with pytest.raises(ScanRefused, match="each once") as caught:
+            read_scan(json.dumps({**asked, "slices": slices}).encode(), 1)
+        assert caught.value.code == "invalid_request"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 from hypothesis import strategies as st
 
+from coordinator import serving
 from coordinator.serving import HEAD_BYTES_MAX, PIPELINED_MAX, bound, server
 from tests.unit.fuzzing import holds
 
@@ -78,6 +80,62 @@ def serve(check: Callable[[Served], Awaitable[None]]) -> None:
 
 
 LAST = GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+
+
+def test_who_does_not_get_on_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that says nothing, half a head, a body that stands still, in any number."""
+    monkeypatch.setattr(serving, "REQUEST_S", 0.3)
+    half = LAST[: len(LAST) // 2]
+    body = b"POST /x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nx"
+
+    async def check(served: Served) -> None:
+        began_s = time.monotonic()
+        cut = [served.talk(*pieces) for pieces in ((), (half,), (GET, half)) for _ in range(20)]
+        found = await asyncio.gather(*cut)
+        assert found[:40] == [b""] * 40
+        assert all(answer.endswith(b"ok") for answer in found[40:])
+        served.go_on.clear()
+        assert b"200" not in await served.talk(body)
+        assert time.monotonic() - began_s < PATIENCE_S
+        served.go_on.set()
+        assert await served.answers()
+
+    serve(check)
+
+
+def test_a_body_that_gets_on_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "REQUEST_S", 0.2)
+    monkeypatch.setattr(serving, "BODY_BYTES_PER_S", 1_000)
+    head = (
+        b"POST /x HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 1000\r\n\r\n"
+    )
+
+    async def check(served: Served) -> None:
+        served.go_on.clear()
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        writer.write(head)
+        for _ in range(10):
+            writer.write(b"x" * 100)
+            await asyncio.sleep(0.05)
+        served.go_on.set()
+        assert (await asyncio.wait_for(reader.read(), PATIENCE_S)).endswith(b"ok")
+        writer.close()
+
+    serve(check)
+
+
+def test_so_many_connections_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "CONNECTIONS_MAX", 5)
+
+    async def check(served: Served) -> None:
+        held = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(5)]
+        assert await served.talk(LAST) == b""
+        for _, writer in held:
+            writer.close()
+        while not await served.talk(LAST):
+            await asyncio.sleep(0.01)
+
+    serve(check)
 
 
 def test_requests_are_answered_also_those_that_wait_for_one_another() -> None:
