@@ -175,7 +175,7 @@ MUTANTS: list[tuple[Plant, Worlds, int, set[str]]] = [
         {"a-node-shows-what-is-committed"},
     ),
     (c.silent_damage_is_believed, focus("flip"), 3, {"nodes-agree", "digest-of-the-log"}),
-    (c.groups_have_no_bound, configured(group_bytes_max=3_000), 125, {"a-group-is-bounded"}),
+    (c.groups_have_no_bound, configured(group_bytes_max=3_000), 1945, {"a-group-is-bounded"}),
     (
         a.act_before_the_claim_is_read_back,
         anywhere,

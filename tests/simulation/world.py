@@ -262,6 +262,8 @@ class World:
             arm = armed[0]
             arm.wait -= 1
             if arm.wait < 0 and KINDS[arm.fault](self, machine):
+                # Some strike within the next moments, when the node has gone on to another step.
+                coverage.pairs[step, arm.fault] += 1
                 self.trace(f"fault: {arm.fault} at {step!r}, node {machine.number}")
                 self.arms[step] = [a for a in self.arms.get(step, ()) if a is not arm]
 
