@@ -72,6 +72,8 @@ class Witness:
         self._last: dict[tuple[int, str, int], tuple[tuple[int, int], int]] = {}
         self._position = 0
         self._backfilled_ms: dict[int, int] = {}
+        self._went_back_ms: dict[tuple[int, str, int], int] = {}
+        """When the high watermark of an indexer's vbucket went back last."""
         world.broker["statecontext"].listeners.append(self._state_moved)
 
     # -- connections, and the state ----------------------------------------------------------
@@ -108,7 +110,14 @@ class Witness:
             if not since or world.clock.now - min(since) < SPOKEN_MS:
                 continue
             held = bucket.tracker.vector()
-            behind = [v for v in range(len(vector)) if vector.seqnos[v] > held.seqnos[v]]
+            behind = [
+                v
+                for v in range(len(vector))
+                if vector.seqnos[v] > held.seqnos[v]
+                and world.clock.now
+                - self._went_back_ms.get((indexer.number, stream.bucket, v), -SPOKEN_MS)
+                >= SPOKEN_MS
+            ]
             require(
                 not behind,
                 "nobody-alive-is-left-behind",
@@ -164,6 +173,9 @@ class Witness:
         tracker = bucket.tracker
         for vbucket, (vbuuid, seqno) in before.seqnos.items():
             place = tracker.places[vbucket]
+            if place.seqno < seqno:
+                at = (life.number, bucket.name, vbucket)
+                self._went_back_ms[at] = self.world.clock.now
             now = _marked(tracker.indexes, vbucket)
             kept = any(was is tracked for was in before.marks[vbucket] for tracked in now)
             found = place.condition in (WHOLE, GAP) and (bucket.name, vbucket) in begun
