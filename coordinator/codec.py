@@ -353,7 +353,7 @@ def _snapshot_chunk_to(chunk: snapshots.SnapshotChunk) -> Fields:
 
 def _snapshot_chunk_from(fields: Fields) -> snapshots.SnapshotChunk:
     fields["entries"] = tuple(
-        snapshots.SnapshotEntry(e["key"], e["cas"], e["value"], decode(e["value"]))
+        snapshots.SnapshotEntry(e["key"], e["cas"], e["value"], decode_entity(e["value"]))
         for e in fields["entries"]
     )
     chunk: snapshots.SnapshotChunk = _chunk_from(snapshots.SnapshotChunk, fields)

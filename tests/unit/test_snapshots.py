@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator import codec
 from coordinator.core import snapshots
 from coordinator.core import state as states
 from coordinator.core.entities import Setting
 from coordinator.core.records import Mutation
-from coordinator.core.snapshots import Assembly, chunks
+from coordinator.core.snapshots import Assembly, SnapshotChunk, SnapshotEntry, chunks
 from coordinator.core.state import EMPTY
+from schemas.registry import SchemaError
 from tests.unit.strategies import histories
 
 History = list[tuple[Mutation, int]]
@@ -50,3 +53,13 @@ def test_a_copy_without_its_last_chunk_is_not_whole() -> None:
     assert not assembly.is_whole
     assert assembly.take(found[0]) == ()
     assert assembly.is_whole
+
+
+def test_a_copy_holds_entities_and_nothing_that_has_records_inside() -> None:
+    """A chunk inside of a chunk would be read as deep as somebody cared to nest them."""
+    inner = codec.encode(SnapshotChunk(1, 5, 6, 0, True, ()))
+    chunk = SnapshotChunk(
+        1, 5, 6, 0, True, (SnapshotEntry("config/k", 3, inner, Setting("k", "1")),)
+    )
+    with pytest.raises(SchemaError, match="an entity belongs here"):
+        codec.decode(codec.encode(chunk))
