@@ -12,7 +12,6 @@ from confluent_kafka import TopicPartition
 from coordinator import codec
 from coordinator.core.stream_records import MAINTENANCE, KeyVersions
 from coordinator.embedded.broker import Broker
-from coordinator.embedded.ports import pick_free
 from coordinator.kafka.readers import consumer
 from coordinator.kafka.topics import MUTATIONS, ensure_topics, topic_name
 from projector_sim.data_sink import DataSink
@@ -31,9 +30,8 @@ LOST_EVERY = 50
 def proxy(tmp_path: Path) -> Iterator[KafkaProxy]:
     """A proxy through which alone clients reach a broker."""
     made = KafkaProxy()
-    advertised = {"advertised.listeners": f"PLAINTEXT://127.0.0.1:{made.port}"}
-    port = pick_free()
-    with Broker(tmp_path / "kafka", port=port, settings=advertised) as broker:
+    advertised = {"advertised.listeners": f"PLAINTEXT://{made.bootstrap_servers}"}
+    with Broker(tmp_path / "kafka", settings=advertised) as broker:
         made.serve(broker.port)
         ensure_topics(made.bootstrap_servers, CLUSTER, durable=False)
         yield made
