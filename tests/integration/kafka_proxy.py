@@ -137,6 +137,9 @@ class KafkaProxy:
                         self._held.append(Held(api, frame, broker, time.monotonic()))
                         self._changed.notify_all()
                 kept = kept or action != PASS
+                if action == DELIVER_AND_CUT:
+                    # Before the broker hears of it: its answer must not be quicker.
+                    _end(client)
                 if action in (PASS, DELIVER_AND_CUT):
                     broker.sendall(frame)
                 if action in (HOLD_AND_CUT, DELIVER_AND_CUT):
