@@ -54,9 +54,8 @@ class FullSync:
         self._source = Source(COMPACTED)
         self._left: deque[Source] = deque()
         self._round = 0
-        self._asked_ms = 0
-        self._tried = 0
         """So many copies were asked for."""
+        self._asked_ms = 0
 
     @property
     def is_active(self) -> bool:
@@ -111,7 +110,6 @@ class FullSync:
         ]
         if not others:
             return
-        self._tried += 1
         giver = others[self._round % len(others)]
         self._round += 1
         node.note(f"asking node {giver} for a copy of the state")
@@ -138,7 +136,7 @@ class FullSync:
         if not self.is_active or self._source.kind != COPY:
             return
         # A large state takes long to copy: each time that nothing came, it is given twice as long.
-        times = min(max(0, self._tried - 1), DOUBLED_MAX)
+        times = min(max(0, self._round - 1), DOUBLED_MAX)
         if self.node.now.mono_ms - self._asked_ms > self.node.config.copy_wait_ms << times:
             self._next()
 
