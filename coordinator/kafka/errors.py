@@ -2,7 +2,29 @@
 
 from __future__ import annotations
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
+
+TRANSIENT = frozenset(
+    {
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._TRANSPORT,
+        KafkaError._TIMED_OUT,
+        KafkaError._TIMED_OUT_QUEUE,
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.NETWORK_EXCEPTION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.REPLICA_NOT_AVAILABLE,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.NOT_CONTROLLER,
+    }
+)
+"""What is said while a broker is away and another takes over for it."""
 
 
 class KafkaRefusal(Exception):
@@ -12,6 +34,14 @@ class KafkaRefusal(Exception):
         super().__init__(message)
         self.code = code
         self.message = message
+
+
+def may_pass(error: BaseException) -> bool:
+    """Tell whether asking again may help: a new topic is not known to every broker at once."""
+    if not isinstance(error, KafkaException):
+        return False
+    code = error.args[0].code()
+    return code in TRANSIENT or code == KafkaError.UNKNOWN_TOPIC_OR_PART
 
 
 def explain(error: KafkaException, bootstrap_servers: str) -> KafkaRefusal:

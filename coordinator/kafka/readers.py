@@ -17,6 +17,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_expone
 
 from coordinator import codec
 from coordinator.core.records import Event
+from coordinator.kafka.errors import TRANSIENT, may_pass
 from coordinator.kafka.producers import (
     EVENT_HEADER,
     RECONNECT_BACKOFF_MS_MAX,
@@ -123,28 +124,6 @@ class TailReader:
         return [m for m in messages if m.error() is None]
 
 
-TRANSIENT = frozenset(
-    {
-        KafkaError._ALL_BROKERS_DOWN,
-        KafkaError._TRANSPORT,
-        KafkaError._TIMED_OUT,
-        KafkaError._TIMED_OUT_QUEUE,
-        KafkaError.REQUEST_TIMED_OUT,
-        KafkaError.NETWORK_EXCEPTION,
-        KafkaError.LEADER_NOT_AVAILABLE,
-        KafkaError.NOT_LEADER_FOR_PARTITION,
-        KafkaError.REPLICA_NOT_AVAILABLE,
-        KafkaError.FENCED_LEADER_EPOCH,
-        KafkaError.UNKNOWN_LEADER_EPOCH,
-        KafkaError.OFFSET_NOT_AVAILABLE,
-        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-        KafkaError.COORDINATOR_NOT_AVAILABLE,
-        KafkaError.NOT_COORDINATOR,
-    }
-)
-"""What is said while a broker is away and another takes over for it."""
-
-
 def _reason(error: Exception) -> str:
     """Return what to tell of an error, the client's in its own words."""
     if isinstance(error, KafkaException) and error.args:
@@ -181,7 +160,7 @@ def watermarks(
 def bounds(reader: Consumer, place: TopicPartition, timeout_s: float = 10.0) -> tuple[int, int]:
     """Return the first offset and the last stable one, trying until `timeout_s`."""
     attempts = Retrying(
-        retry=retry_if_exception(_may_pass),
+        retry=retry_if_exception(may_pass),
         wait=wait_exponential(multiplier=0.02, max=0.5),
         stop=stop_after_delay(timeout_s),
         reraise=True,
@@ -211,13 +190,6 @@ class LogProbe:
     def close(self) -> None:
         if self._reader is not None:
             self._reader.close()
-
-
-def _may_pass(error: BaseException) -> bool:
-    if not isinstance(error, KafkaException):
-        return False
-    code = error.args[0].code()
-    return code in TRANSIENT or code == KafkaError.UNKNOWN_TOPIC_OR_PART
 
 
 def read_events(

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
-from tenacity import Retrying, retry_if_not_result, stop_after_delay, wait_exponential
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential
 
-from coordinator.kafka.errors import KafkaRefusal, explain
+from coordinator.kafka.errors import KafkaRefusal, explain, may_pass
 
 COMMIT, STATECONTEXT, HISTORY = "commit", "statecontext", "history"
 SNAPSHOTS = "snapshots"
@@ -119,21 +119,34 @@ def ensure_topics(
 
     `min_insync_replicas` of 0 means one less than the replication factor, at least 1. If `durable`,
     and if all replicas are on `one_machine`, so that they lose power together, the authoritative
-    topics are flushed at every message; a single replica always counts so. Raises KafkaRefusal,
-    whose `code` is `topic_mismatch` or `kafka_unavailable`.
+    topics are flushed at every message; a single replica always counts so. What may pass, as while
+    brokers start or change, is tried again until `deadline_s`. Raises KafkaRefusal, whose `code` is
+    `topic_mismatch`, `kafka_unavailable` or `kafka_error`; only the first is final.
     """
     flushed = durable and (one_machine or replication_factor == 1)
     admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 2})
     wanted = [
         _complete(topic, replication_factor, min_insync_replicas, flushed) for topic in TOPICS
     ]
+    attempts = Retrying(
+        retry=retry_if_exception(may_pass),
+        wait=wait_exponential(multiplier=0.02, max=0.5),
+        stop=stop_after_delay(deadline_s),
+        reraise=True,
+    )
     try:
-        metadata = admin.list_topics(timeout=deadline_s)
-        missing = [t for t in wanted if topic_name(cluster, t.name) not in metadata.topics]
-        _create(admin, cluster, missing, replication_factor, deadline_s)
-        _check(admin, cluster, wanted, replication_factor, deadline_s)
+        return attempts(_make_and_check, admin, cluster, wanted, replication_factor, deadline_s)
     except KafkaException as error:
         raise explain(error, bootstrap_servers) from error
+
+
+def _make_and_check(
+    admin: AdminClient, cluster: str, wanted: list[Topic], replicas: int, deadline_s: float
+) -> str:
+    metadata = admin.list_topics(timeout=deadline_s)
+    missing = [t for t in wanted if topic_name(cluster, t.name) not in metadata.topics]
+    _create(admin, cluster, missing, replicas, deadline_s)
+    _check(admin, cluster, wanted, replicas, deadline_s)
     return str(metadata.cluster_id or "")
 
 
@@ -167,31 +180,34 @@ def _create(
         )
         for topic in topics
     ]
-    for name, future in admin.create_topics(new, operation_timeout=deadline_s).items():
+    answers = admin.create_topics(new, operation_timeout=deadline_s, request_timeout=deadline_s)
+    for name, future in answers.items():
         try:
-            future.result(timeout=deadline_s)
+            future.result()
         except KafkaException as error:
+            if may_pass(error):
+                raise
             if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
                 raise KafkaRefusal("topic_mismatch", f"{name}: {error.args[0].str()}") from error
 
 
 def _metadata_of(admin: AdminClient, names: list[str], deadline_s: float) -> Any:
-    """Return metadata that has all topics with their leaders: a new one takes a moment."""
+    """Return metadata that has all topics with their leaders.
 
-    def complete(metadata: Any) -> bool:
-        found = [metadata.topics.get(name) for name in names]
-        return all(
-            t is not None and t.error is None and all(p.leader >= 0 for p in t.partitions.values())
-            for t in found
-        )
+    Raises KafkaException where one is not there yet: a new topic takes a moment.
+    """
+    metadata = admin.list_topics(timeout=deadline_s)
+    for name in names:
+        topic = metadata.topics.get(name)
+        if topic is None or topic.error is not None:
+            raise KafkaException(topic.error if topic else _not_yet(name, "is not there"))
+        if any(p.leader < 0 for p in topic.partitions.values()):
+            raise KafkaException(_not_yet(name, "has no leader"))
+    return metadata
 
-    attempts = Retrying(
-        retry=retry_if_not_result(complete),
-        wait=wait_exponential(multiplier=0.02, max=0.5),
-        stop=stop_after_delay(deadline_s),
-        retry_error_callback=lambda state: state.outcome.result() if state.outcome else None,
-    )
-    return attempts(admin.list_topics, timeout=deadline_s)
+
+def _not_yet(name: str, what: str) -> KafkaError:
+    return KafkaError(KafkaError.LEADER_NOT_AVAILABLE, f"{name} {what}")
 
 
 def _check(
@@ -202,13 +218,10 @@ def _check(
     metadata = _metadata_of(admin, names, deadline_s)
     resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
     answers = admin.describe_configs(resources, request_timeout=deadline_s)
-    configs = {resource.name: future.result(deadline_s) for resource, future in answers.items()}
+    configs = {resource.name: future.result() for resource, future in answers.items()}
     problems: list[str] = []
     for topic, name in zip(topics, names, strict=True):
-        seen = metadata.topics.get(name)
-        if seen is None or seen.error is not None:
-            problems.append(f"{name} is not there")
-            continue
+        seen = metadata.topics[name]
         if len(seen.partitions) != topic.partitions:
             problems.append(f"{name} has {len(seen.partitions)} partitions, not {topic.partitions}")
         copies = min(len(p.replicas) for p in seen.partitions.values())

@@ -464,7 +464,18 @@ class Cluster:
                 return None
             return shown[0]
 
-        return wait_until(agreed, f"nodes {list(nodes) or 'all'} agree", deadline_s)
+        try:
+            return wait_until(agreed, f"nodes {list(nodes) or 'all'} agree", deadline_s)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self._last_words()}") from None
+
+    def _last_words(self) -> str:
+        """Return what each process that has ended said at last."""
+        ended = [c for c in self.children if c.process is not None and not c.runs]
+        return "\n".join(
+            f"{c.name} ended with {c.process.returncode if c.process else None}: {c.said[-800:]}"
+            for c in ended
+        )
 
     def settled_members(self) -> None:
         """Wait until every node is an active member, whatever else goes on."""

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 LOOPBACK = "127.0.0.1"
-END_TXN = 26
+CREATE_TOPICS, END_TXN, DESCRIBE_CONFIGS = 19, 26, 32
 HEAD = struct.Struct(">ihhi")
 BACKLOG = 128
 WAIT_S = 30.0

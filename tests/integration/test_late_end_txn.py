@@ -27,7 +27,9 @@ from coordinator.kafka.producers import TransactionalProducer
 from coordinator.kafka.topics import ensure_topics, topic_name
 from tests.integration.cluster import Cluster, read_partition, value_of, wait_until
 from tests.integration.kafka_proxy import (
+    CREATE_TOPICS,
     DELIVER_AND_CUT,
+    DESCRIBE_CONFIGS,
     END_TXN,
     HOLD,
     HOLD_AND_CUT,
@@ -239,3 +241,13 @@ def test_a_cluster_loses_nothing_when_an_end_is_late_or_doubled(
     }
     said = (shown["cas"], shown["digest"])
     assert cluster.digest_by_statecontext(shown["cas"]) == said == cluster.digest_by_history()
+
+
+@pytest.mark.parametrize("api", [CREATE_TOPICS, DESCRIBE_CONFIGS])
+def test_topics_are_made_though_a_connection_is_cut_meanwhile(proxy: KafkaProxy, api: int) -> None:
+    """Their first node would end for good, and nobody would start it again."""
+    cluster = f"cut-{uuid.uuid4().hex[:8]}"
+    proxy.rule = only_once(api, DELIVER_AND_CUT)
+    ensure_topics(proxy.bootstrap_servers, cluster)
+    assert proxy.times(api)
+    assert ensure_topics(proxy.bootstrap_servers, cluster)
