@@ -4,14 +4,16 @@ Each `Save` is one WriteBatch, so that the parts never disagree. A write that fa
 store until `probe` has reopened it: RocksDB must not take a later batch without the earlier one.
 Nothing here knows the protocol.
 
-Keys: `e/<entity key>` (CAS, then the value as it was written), `o/<CAS>` (a group of outcomes of
-requests), `t/<number>` (a row of the rolling log of transactions), `a` (the Authority), `l` (the
-local log), `m` (applied offset, CAS).
+Keys: `e/<entity key>` (CAS, then the value as it was written), `g/<CAS>` (a group of outcomes of
+requests: when it was made and recorded, the ids, then the group as it was written), `t/<number>`
+(a row of the rolling log of transactions), `a` (the Authority), `l` (the local log), `m` (applied
+offset, CAS).
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import struct
 from collections.abc import Iterator
@@ -27,14 +29,17 @@ from coordinator.core import state as states
 from coordinator.core.authority_state import AuthorityState, TransactionStatus
 from coordinator.core.effects import Save
 from coordinator.core.inputs import LocalLog, Restored
+from coordinator.core.outcomes import KeptGroup
 from coordinator.core.state import Versioned
 
-ENTITY, OUTCOMES, ROW = b"e/", b"o/", b"t/"
+ENTITY, GROUP, ROW = b"e/", b"g/", b"t/"
 AUTHORITY, LOG, META, IDENTITY, REBUILD = b"a", b"l", b"m", b"identity", b"rebuild"
 
 CAS = struct.Struct("<q")
 NUMBER = struct.Struct(">q")
 META_FIELDS = struct.Struct("<qq")
+GROUP_HEAD = struct.Struct("<qqI")
+"""When its newest request was made, when the group was recorded, how many bytes its ids take."""
 
 WRITE_BUFFER_BYTES = 8 * 1024 * 1024
 CHUNK_BYTES = 4 * 1024 * 1024
@@ -118,7 +123,7 @@ class Store:
         batch = WriteBatch(raw_mode=True)
         for key in (META, AUTHORITY, LOG, REBUILD):
             batch.delete(key)
-        for prefix in (ENTITY, OUTCOMES, ROW):
+        for prefix in (ENTITY, GROUP, ROW):
             batch.delete_range(prefix, prefix[:-1] + b"0")
         self._db.write(batch, self._sync)
 
@@ -168,9 +173,12 @@ class Store:
                 Versioned(CAS.unpack_from(held)[0], value, codec.decode(value)),
             )
 
-    def _outcomes(self) -> Iterator[tuple[int, bytes]]:
-        for key, value in self._scan(OUTCOMES):
-            yield NUMBER.unpack(key[len(OUTCOMES) :])[0], value
+    def _outcomes(self) -> Iterator[KeptGroup]:
+        for key, held in self._scan(GROUP):
+            born_ms, at_ms, size = GROUP_HEAD.unpack_from(held)
+            end = GROUP_HEAD.size + size
+            ids = tuple(json.loads(held[GROUP_HEAD.size : end]))
+            yield KeptGroup(NUMBER.unpack(key[len(GROUP) :])[0], held[end:], ids, born_ms, at_ms)
 
     def _authority(self, encoded: bytes) -> AuthorityState:
         """Return the Authority with the newest rows of its log."""
@@ -243,11 +251,13 @@ def _put_entity(batch: Any, key: str, versioned: Versioned | None) -> None:
 
 
 def _put_outcomes(batch: Any, effect: Save) -> None:
-    for cas, value in effect.outcomes:
-        if value is None:
-            batch.delete(OUTCOMES + NUMBER.pack(cas))
+    for cas, group in effect.outcomes:
+        if group is None:
+            batch.delete(GROUP + NUMBER.pack(cas))
         else:
-            batch.put(OUTCOMES + NUMBER.pack(cas), value)
+            ids = json.dumps(group.ids).encode()
+            head = GROUP_HEAD.pack(group.born_ms, group.at_ms, len(ids))
+            batch.put(GROUP + NUMBER.pack(cas), head + ids + group.value)
 
 
 def _put_head(batch: Any, effect: Save) -> None:

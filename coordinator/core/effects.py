@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from coordinator.core.authority_state import AuthorityState, TransactionStatus
 from coordinator.core.commands import Outcome
 from coordinator.core.inputs import LocalLog
+from coordinator.core.outcomes import KeptGroup
 from coordinator.core.records import (
     AckRecord,
     CommitRecord,
@@ -81,7 +82,7 @@ class Save:
     changes: tuple[tuple[str, Versioned | None], ...] = ()
     wipe: bool = False
     sync: bool = False
-    outcomes: tuple[tuple[int, bytes | None], ...] = ()
+    outcomes: tuple[tuple[int, KeptGroup | None], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

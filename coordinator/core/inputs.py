@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from coordinator.core.authority_state import AuthorityState
 from coordinator.core.commands import MembershipCommand, Request
+from coordinator.core.outcomes import KeptGroup
 from coordinator.core.records import (
     AckRecord,
     CommitRecord,
@@ -41,7 +42,7 @@ class Restored:
     authority: AuthorityState | None
     state: StateContext
     log: LocalLog | None
-    outcomes: tuple[tuple[int, bytes], ...] = ()
+    outcomes: tuple[KeptGroup, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

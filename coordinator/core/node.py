@@ -454,8 +454,7 @@ class Node:
         self._forget_outcomes(forgotten, record.outcomes_digest)
 
     def _add_outcomes(self, cas: int, value: bytes) -> None:
-        self.outcomes.add(cas, value, self.now)
-        self.keeper.unsaved.outcomes[cas] = value
+        self.keeper.unsaved.outcomes[cas] = self.outcomes.add(cas, value, self.now)
 
     def _forget_outcomes(self, up_to: int, digest: int) -> None:
         gone = self.outcomes.forget(up_to)

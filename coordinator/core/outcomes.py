@@ -91,11 +91,11 @@ class Found(NamedTuple):
     outcome: RecordedOutcome
 
 
-class _Group(NamedTuple):
-    """A group in the window.
+class KeptGroup(NamedTuple):
+    """A group as it was written, with what has to be known of it before anybody asks for it.
 
     `born_ms` is when the newest of its requests says that it was made, `at_ms` when the group was
-    recorded, by the wall clock; `since_ms` when it came here, by the monotonic one.
+    recorded, both by the wall clock. A store keeps all of it: nothing is parsed at a start.
     """
 
     cas: int
@@ -103,6 +103,12 @@ class _Group(NamedTuple):
     ids: tuple[str, ...]
     born_ms: int
     at_ms: int
+
+
+class _Group(NamedTuple):
+    """A group in the window; `since_ms` is when it came here, by the monotonic clock."""
+
+    kept: KeptGroup
     since_ms: int
 
 
@@ -127,7 +133,7 @@ class OutcomeWindow:
     @property
     def oldest_cas(self) -> int:
         """The CAS of the oldest group, 0 if there is none."""
-        return self._groups[0].cas if self._groups else 0
+        return self._groups[0].kept.cas if self._groups else 0
 
     def find(self, request_id: str) -> Found | None:
         """Return what became of a request, if it is remembered."""
@@ -138,9 +144,9 @@ class OutcomeWindow:
         found = next(one for one in group.outcomes if one.id == request_id)
         return Found(group.txn, found)
 
-    def rows(self) -> Iterator[tuple[int, bytes]]:
-        """Yield each group as the store keeps it: its CAS, and its bytes."""
-        return ((group.cas, group.value) for group in self._groups)
+    def kept(self) -> Iterator[KeptGroup]:
+        """Yield each group, the oldest first."""
+        return (group.kept for group in self._groups)
 
     # -- what changes it ---------------------------------------------------------------------
 
@@ -157,27 +163,33 @@ class OutcomeWindow:
         self.is_whole = self.is_whole or digest == self.digest
         return not self.is_whole or digest == self.digest
 
-    def restore(self, rows: Iterable[tuple[int, bytes]], now: Instant) -> None:
+    def restore(self, groups: Iterable[KeptGroup], now: Instant) -> None:
         """Take what the store held; the window was empty before."""
-        for cas, value in rows:
-            self.add(cas, value, now)
+        for group in groups:
+            self._take(group, now)
 
-    def add(self, cas: int, value: bytes, now: Instant) -> None:
-        """A transaction brought this group."""
+    def add(self, cas: int, value: bytes, now: Instant) -> KeptGroup:
+        """Take the group that a transaction brought, and return what to keep of it."""
         group = self._codec.decode_outcomes(value)
         ids = tuple(one.id for one in group.outcomes)
         born_ms = max((time_of_uuid7(one) or 0 for one in ids), default=0)
         born_ms = min(born_ms, group.at_ms + AHEAD_MS_MAX)
-        self._groups.append(_Group(cas, value, ids, born_ms, group.at_ms, now.mono_ms))
+        kept = KeptGroup(cas, value, ids, born_ms, group.at_ms)
+        self._take(kept, now)
+        return kept
+
+    def _take(self, kept: KeptGroup, now: Instant) -> None:
+        cas, value = kept.cas, kept.value
+        self._groups.append(_Group(kept, now.mono_ms))
         self._values[cas] = value
-        self._cas_of.update(dict.fromkeys(ids, cas))
+        self._cas_of.update(dict.fromkeys(kept.ids, cas))
         self.digest = (self.digest + digests.weight(KEY, cas, value)) & digests.MODULUS_MASK
 
     def forget(self, up_to: int) -> list[int]:
         """Forget the groups up to this CAS, and return the CAS of each."""
         gone: list[int] = []
-        while self._groups and self._groups[0].cas <= up_to:
-            group = self._groups.popleft()
+        while self._groups and self._groups[0].kept.cas <= up_to:
+            group = self._groups.popleft().kept
             del self._values[group.cas]
             for request_id in group.ids:
                 if self._cas_of.get(request_id) == group.cas:
@@ -198,9 +210,9 @@ class OutcomeWindow:
         recorded keep them for ever: the monotonic clock alone decides in the end.
         """
         found = 0
-        for group, _ in zip(self._groups, range(GROUPS_FORGOTTEN_MAX), strict=False):
+        for (group, since_ms), _ in zip(self._groups, range(GROUPS_FORGOTTEN_MAX), strict=False):
             until_ms = max(group.at_ms, group.born_ms) + window_ms
-            held_ms = now.mono_ms - group.since_ms
+            held_ms = now.mono_ms - since_ms
             outlived = until_ms < now.wall_ms and held_ms > window_ms
             if not outlived and held_ms <= window_ms + AHEAD_MS_MAX:
                 break
@@ -212,13 +224,13 @@ class OutcomeWindow:
 
         A master whose clock is behind would take an older one for new; so the log tells all.
         """
-        older = takewhile(lambda group: group.cas <= up_to, self._groups)
+        older = takewhile(lambda group: group.cas <= up_to, self.kept())
         return max((group.born_ms for group in older), default=0)
 
     def digest_after(self, cas: int, value: bytes, forgotten: int) -> int:
         """Return the digest that the window would have after this group, and after forgetting."""
         digest = self.digest + (digests.weight(KEY, cas, value) if value else 0)
-        for group in self._groups:
+        for group in self.kept():
             if group.cas > forgotten:
                 break
             digest -= digests.weight(KEY, group.cas, group.value)

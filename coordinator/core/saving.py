@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from coordinator.core.authority_state import AuthorityState
 from coordinator.core.effects import Answer, Probe, Save
 from coordinator.core.inputs import LocalLog, Stored, StoreFailed
+from coordinator.core.outcomes import KeptGroup
 from coordinator.core.records import ACCEPTED, BEHIND, REFUSED, ProposalAnswered
 from coordinator.core.state import StateContext, Versioned
 
@@ -30,7 +31,7 @@ class Unsaved:
     changes: dict[str, Versioned | None] = field(default_factory=dict)
     wipe: bool = False
     needed: bool = False
-    outcomes: dict[int, bytes | None] = field(default_factory=dict)
+    outcomes: dict[int, KeptGroup | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class Keeper:
         self._log_token = 0
         if self.node.log is not None:
             self._before_log = None
-        outcomes: dict[int, bytes | None] = dict(self.node.outcomes.rows())
+        outcomes: dict[int, KeptGroup | None] = {one.cas: one for one in self.node.outcomes.kept()}
         self.unsaved = Unsaved(dict(state.entities.items()), True, True, outcomes)
         self.save(self.node.log)
         self.save_log()

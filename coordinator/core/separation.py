@@ -54,7 +54,8 @@ def separation(
             forgotten_ms = max(forgotten_ms, born_ms)
     groups.reverse()
     window = OutcomeWindow(codec)
-    window.restore(((codec.decode_outcomes(value).cas, value) for value in groups), now)
+    for value in groups:
+        window.add(codec.decode_outcomes(value).cas, value, now)
     return OutcomesSeparated(
         epoch,
         state.cas,

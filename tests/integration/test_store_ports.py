@@ -16,6 +16,7 @@ from coordinator.core.authority_state import AuthorityState, TransactionStatus
 from coordinator.core.effects import Save
 from coordinator.core.entities import Setting
 from coordinator.core.inputs import LocalLog, Restored
+from coordinator.core.outcomes import KeptGroup
 from coordinator.core.records import TransactionProposed
 from coordinator.core.state import Versioned
 from coordinator.core.types import TxnId
@@ -110,15 +111,18 @@ def test_what_was_saved_is_restored_with_log_and_rows(store: StorePort) -> None:
 
 def test_groups_of_outcomes_come_and_go_with_their_batches(store: StorePort) -> None:
     """In ascending order of their CAS, whatever that looks like as text."""
-    assert store.save(batch(1, outcomes=((9, b"nine"), (10, b"ten"), (2**40, b"late"))))
-    assert store.save(batch(2, outcomes=((9, None), (300, b"three hundred")), sync=True))
+    nine, ten = KeptGroup(9, b"nine", ("a",), 1, 2), KeptGroup(10, b"ten", ("b", "é\n,"), 3, 4)
+    late, more = KeptGroup(2**40, b"late", (), 0, 5), KeptGroup(300, b"", ("c" * 300,), 2**42, 6)
+    alone = KeptGroup(7, b"alone", ("d",), 7, 8)
+    assert store.save(batch(1, outcomes=((9, nine), (10, ten), (2**40, late))))
+    assert store.save(batch(2, outcomes=((9, None), (300, more)), sync=True))
     restored = store.restore()
     assert restored is not None
-    assert restored.outcomes == ((10, b"ten"), (300, b"three hundred"), (2**40, b"late"))
-    assert store.save(batch(3, wipe=True, outcomes=((7, b"alone"),)))
+    assert restored.outcomes == (ten, more, late)
+    assert store.save(batch(3, wipe=True, outcomes=((7, alone),)))
     restored = store.restore()
     assert restored is not None
-    assert restored.outcomes == ((7, b"alone"),)
+    assert restored.outcomes == (alone,)
 
 
 def test_a_crash_leaves_whole_batches_and_all_that_was_synced(store: StorePort) -> None:

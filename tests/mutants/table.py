@@ -117,14 +117,14 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "forgotten-outcomes-stay-in-the-store",
         STORE,
-        "batch.delete(OUTCOMES + NUMBER.pack(cas))",
+        "batch.delete(GROUP + NUMBER.pack(cas))",
         "pass",
         PORTS,
     ),
     Mutant(
         "a-wipe-leaves-the-outcomes",
         STORE,
-        "for prefix in (ENTITY, OUTCOMES, ROW):",
+        "for prefix in (ENTITY, GROUP, ROW):",
         "for prefix in (ENTITY, ROW):",
         PORTS,
     ),

@@ -60,9 +60,9 @@ def _compare_nodes(judge: Judge) -> None:
             f"node {machine.number}",
         )
         require(
-            dict(node.outcomes.rows()) == judge.remembered,
+            {one.cas: one.value for one in node.outcomes.kept()} == judge.remembered,
             "outcomes-agree",
-            f"node {machine.number} remembers {[cas for cas, _ in node.outcomes.rows()]}",
+            f"node {machine.number} remembers {[one.cas for one in node.outcomes.kept()]}",
         )
         names = dict(node.state.names.items())
         require(names == judge.names, "names-agree", f"node {machine.number}")

@@ -121,7 +121,7 @@ class Disk:
         rows = {n: content.rows[n] for n in range(first, authority.log_next) if n in content.rows}
         authority = replace(authority, log=Map(rows))
         state = states.restore(content.cas, content.entities.items())
-        outcomes = tuple(sorted(content.outcomes.items()))
+        outcomes = tuple(group for _, group in sorted(content.outcomes.items()))
         return inp.Restored(content.applied, authority, state, content.log, outcomes)
 
     def flip(self, choose: Any) -> bool:

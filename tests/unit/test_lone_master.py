@@ -276,7 +276,7 @@ def test_a_store_that_holds_something_else_is_not_trusted(lone: LoneNode, what: 
     lone.ask(PutSetting("k", "1"), "r1")
     node = lone.node
     restored = inp.Restored(
-        node.applied, node.authority, node.state, None, tuple(node.outcomes.rows())
+        node.applied, node.authority, node.state, None, tuple(node.outcomes.kept())
     )
     fresh = LoneNode(log=list(lone.log))
     if what == "outcomes":

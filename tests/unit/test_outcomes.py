@@ -132,9 +132,11 @@ def test_the_digest_that_a_verdict_says_is_that_of_the_window_after_it(
         made.forget(forgotten)
         assert made.digest == said
     restored = OutcomeWindow(CODEC)
-    restored.restore(made.rows(), Instant(0, WALL_MS))
+    restored.restore(made.kept(), Instant(0, WALL_MS))
     assert restored.digest == made.digest
     assert len(restored) == len(made)
+    assert list(restored.kept()) == list(made.kept())
+    assert all(restored.find(one) == made.find(one) for g in made.kept() for one in g.ids)
 
 
 def test_a_changed_byte_changes_the_digest() -> None:
