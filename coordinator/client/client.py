@@ -37,9 +37,14 @@ DEFAULT_URL = "http://127.0.0.1:8600"
 DEADLINE_S = 30.0
 CONNECT_TIMEOUT_S = 2.0
 MEMBERS_TIMEOUT_S = 2.0
+SHARE = 0.6
+"""Of the deadline, for one node: more than the 15 s of 30 after which a node itself gives up."""
 BACKOFF_FIRST_S = 0.05
 BACKOFF_MAX_S = 0.5
 """A new master is elected within seconds: a longer pause would only be added to that."""
+LIMIT = "limit_s"
+"""The extension of a request that carries its call's limit to the clock of the attempts."""
+
 REDIRECTS_MAX = 5
 CONNECTIONS_MAX = 256
 SCAN_PAGE = 2_000
@@ -74,7 +79,8 @@ def default_urls() -> list[str]:
 class Call:
     """One request of the API. `node` pins it to the node of that URL: no other, no retry.
 
-    `reads`: it changes nothing, whatever its method, and any node answers it.
+    `reads`: it changes nothing, whatever its method, and any node answers it. `limit_s` is how long
+    one node may take at most: less than its share of the deadline, where an answer takes no time.
     """
 
     method: str
@@ -84,11 +90,14 @@ class Call:
     content: bytes | None = None
     node: str | None = None
     reads: bool = False
+    limit_s: float | None = None
 
     @property
     def writes(self) -> bool:
         return self.method != "GET" and not self.reads
 
+
+MEMBERS = Call("GET", "/v1/members", limit_s=MEMBERS_TIMEOUT_S)
 
 Plan = Generator[Call, Body, Body]
 Outcome = httpx.Response | httpx.TransportError
@@ -184,9 +193,7 @@ class _Route:
     def _learn(self) -> Round:
         """Ask for the members' addresses, once; a failure changes nothing."""
         assert self._last is not None
-        request = _request(Call("GET", "/v1/members"), self._last)
-        request.extensions["timeout"] = httpx.Timeout(MEMBERS_TIMEOUT_S).as_dict()
-        outcome = yield request
+        outcome = yield _request(MEMBERS, self._last)
         if isinstance(outcome, httpx.Response) and outcome.status_code == 200:
             self.learn_from(_body_of(outcome))
         return {}
@@ -219,6 +226,7 @@ def _request(call: Call, node: str, target: httpx.URL | None = None) -> httpx.Re
         params=None if target else query or None,
         headers={"Accept": "application/json", **call.headers},
         content=call.content,
+        extensions={LIMIT: call.limit_s},
     )
 
 
@@ -280,11 +288,11 @@ class _Attempts:
         limit = self._deadline_s if self._route.has_answered else self._first_contact_s
         return time.monotonic() - self._start + state.upcoming_sleep >= limit
 
-    def timeout(self) -> httpx.Timeout:
+    def timeout(self, limit_s: float | None = None) -> httpx.Timeout:
         """Return the limits of the next request: a hung node may not use up the deadline."""
         self.count += 1
         left_s = max(self._deadline_s - (time.monotonic() - self._start), 0.001)
-        share_s = min(left_s, self._deadline_s / 2)
+        share_s = min(left_s, limit_s or self._deadline_s * SHARE)
         return httpx.Timeout(share_s, connect=min(share_s, CONNECT_TIMEOUT_S))
 
     def failure(self, transient: _Transient) -> CoordinatorError:
@@ -302,7 +310,8 @@ class _Attempts:
         return UnavailableError(error.code, message, details)
 
     def prepare(self, request: httpx.Request) -> httpx.Request:
-        request.extensions.setdefault("timeout", self.timeout().as_dict())
+        limit_s = request.extensions.pop(LIMIT, None)
+        request.extensions["timeout"] = self.timeout(limit_s).as_dict()
         return request
 
 
@@ -621,7 +630,7 @@ def _plan_drop(
 
 
 def _plan_members(route: _Route) -> Plan:
-    body = yield Call("GET", "/v1/members")
+    body = yield MEMBERS
     route.learn_from(body)
     return body
 

@@ -7,13 +7,14 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from coordinator.client import client as client_module
 from coordinator.client.client import AsyncClient, Client, default_urls
 from coordinator.client.errors import (
     ConflictError,
@@ -306,6 +307,24 @@ def test_a_hung_node_does_not_use_up_the_deadline(serve, run):
     try:
         assert run([hung.url, healthy.url], create, deadline_s=1.0) == [CREATED.body]
         assert hung.keys() == healthy.keys()
+    finally:
+        release.set()
+
+
+def test_a_node_that_says_who_is_a_member_must_be_quick_about_it(serve, run, monkeypatch):
+    """Whoever looks at a cluster in trouble does not wait for the node that is the trouble."""
+    monkeypatch.setattr(client_module, "MEMBERS", replace(client_module.MEMBERS, limit_s=0.2))
+    release = threading.Event()
+
+    def hang(_: Request) -> Answer:
+        release.wait(30)
+        return members()
+
+    hung, healthy = serve(hang), serve(always(members()))
+    try:
+        began = time.monotonic()
+        run([hung.url, healthy.url], lambda client: client.members(), deadline_s=20.0)
+        assert time.monotonic() - began < 5
     finally:
         release.set()
 
