@@ -15,6 +15,7 @@ PLANE := tests/simulation/test_plane.py $(wildcard tests/unit/test_fuzz_*.py tes
 ARGS ?=
 SEEDS ?= 1000
 ROUNDS ?= 10
+JOBS ?= 2
 FUZZ_SECONDS ?= 20
 
 # Compiled modules, and tests as pytest rewrites them, are kept for the next process.
@@ -31,11 +32,12 @@ help: ## List the targets
 run: java $(STAMP) ## Run a whole cluster in the foreground; Ctrl-C stops it (ARGS="--nodes 5")
 	@exec $(BIN)/indexctl run $(ARGS)
 
-test: java quick ## Everything: the quick checks, then the tests with a real broker (ARGS for pytest)
-	@echo "integration tests"
-	@$(BIN)/pytest -q --durations 15 --ignore tests/unit --ignore tests/simulation $(ARGS)
+test: java quick ## Everything: the quick checks, then tests with a real broker (JOBS=2; ARGS for pytest)
+	@echo "integration tests, in $(JOBS) processes"
+	@$(BIN)/pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations 15 \
+	    --ignore tests/unit --ignore tests/simulation $(ARGS)
 
-test: export SIMULATION_SEEDS ?= 1000
+test: export SIMULATION_SEEDS ?= 700
 test: export HYPOTHESIS_PROFILE ?= thorough
 quick: $(STAMP) ## Under a minute: lint, types, import rules, unit tests, simulator
 	@echo "lint, format, types, imports, unit tests, simulator"

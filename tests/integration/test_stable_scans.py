@@ -403,7 +403,8 @@ TOLD = {"closed": ASKED, "killed": ASKED, "no-end": ASKED, "begin-end": "begin_h
 """What Spark tells of a fault if nothing else happens: an answer to the master, or by itself."""
 
 QUICK = {
-    *((fault, victim) for fault in FAULTS for victim in ("", "master")),
+    *((fault, "") for fault in FAULTS),
+    ("begin-end", "master"),
     ("no-end", "spark"),
     ("killed", "spark and master"),
 }

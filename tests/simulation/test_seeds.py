@@ -21,7 +21,7 @@ SEEDS = int(os.environ.get("SIMULATION_SEEDS", "300"))
 BATCH = 50
 
 ENOUGH_FOR_EACH = 150
-ENOUGH_FOR_PAIRS = 1_000
+ENOUGH_FOR_PAIRS = 700
 
 MET = Found()
 """What all seeds of this run met together."""
