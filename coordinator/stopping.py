@@ -3,11 +3,17 @@
 Ctrl-C reaches a whole process group, and its supervisor then asks each process to stop, too. The
 second signal may come when handlers are gone already: Python and the event loop put the default
 back as they end, and the default kills, with an exit code that looks like a crash.
+
+A handler runs between two steps of the main thread, wherever that stands: also where it holds the
+lock of an event, which the handler of a second signal would then wait for without end. So a handler
+takes no lock.
 """
 
 from __future__ import annotations
 
+import queue
 import signal
+import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,9 +24,17 @@ STOPS = (signal.SIGTERM, signal.SIGINT)
 
 
 def on_stop(stop: Callable[[], object]) -> None:
-    """Call `stop` at every such signal, between two steps of the main thread."""
+    """Call `stop` at every such signal, in a thread of its own: it may take locks."""
+    told: queue.SimpleQueue[None] = queue.SimpleQueue()  # Its `put` may interrupt itself.
+
+    def wait() -> None:
+        while True:
+            told.get()
+            stop()
+
+    threading.Thread(target=wait, name="stopping", daemon=True).start()
     for number in STOPS:
-        signal.signal(number, lambda *_: stop())
+        signal.signal(number, lambda *_: told.put(None))
 
 
 def on_stop_in(loop: asyncio.AbstractEventLoop, stop: Callable[[], object]) -> None:

@@ -7,11 +7,14 @@ return is never taken for an outcome: the log alone tells.
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -20,6 +23,7 @@ from coordinator import codec
 from coordinator.core import effects, inputs
 from coordinator.core.records import DeadLetter, Event
 from coordinator.kafka import endings
+from coordinator.kafka.errors import TRANSIENT
 from coordinator.kafka.fencing import connect, end_open_transaction
 from coordinator.kafka.pacing import Pacing
 from coordinator.kafka.topics import (
@@ -52,6 +56,9 @@ LETTER_REASON_LENGTH_MAX = 1_000
 """What a dead letter keeps of a record, and of what is wrong with it. A letter that does not fit
 on its topic would be refused, and whoever wrote it could not go on."""
 
+LETTERS_WAITING_MAX = 100
+"""So many dead letters wait for a broker that is away; then the oldest goes."""
+
 EVENT_TIMEOUT_MS = 10_000
 FLUSH_TIMEOUT_S = 8.0
 END_TIMEOUT_S = 2.5
@@ -61,6 +68,8 @@ repeated by the client, and both copies may arrive."""
 OPEN_TIMEOUT_S = 8.0
 
 Feed = Callable[[inputs.Input], None]
+
+log = logging.getLogger(__name__)
 
 
 def plain_settings(bootstrap_servers: str, **more: Any) -> dict[str, Any]:
@@ -83,7 +92,7 @@ class PlainProducer:
 
     They are fed when the client's callbacks are over: what follows may send again, and the client
     aborts the process if a callback polls. `written` is the offset of the last record of `commit`
-    that Kafka acknowledged, or -1.
+    that Kafka acknowledged, or -1. A dead letter is nobody's to send again: it waits here.
     """
 
     def __init__(self, bootstrap_servers: str, cluster: str, feed: Feed) -> None:
@@ -91,6 +100,7 @@ class PlainProducer:
         self._cluster = cluster
         self.written = -1
         self._failed: list[inputs.AppendFailed] = []
+        self._letters: deque[DeadLetter] = deque(maxlen=LETTERS_WAITING_MAX)
         self._producer = Producer(
             plain_settings(
                 bootstrap_servers, **{"enable.idempotence": True, "message.timeout.ms": 5_000}
@@ -134,12 +144,41 @@ class PlainProducer:
         self._bury(DeadLetter(*where, reason, value if isinstance(value, bytes) else b"", at_ms))
 
     def _bury(self, letter: DeadLetter) -> None:
-        letter = bounded(letter)
-        self._send(DEAD_LETTER, codec.encode(letter), key=letter_key(letter))
+        self._letters.append(bounded(letter))
+        self._send_letters()
+        self.serve()
+
+    def _send_letters(self) -> None:
+        """Send what waits; a letter that does not arrive waits again, until Kafka refuses it."""
+        waiting = list(self._letters)
+        self._letters.clear()
+        for number, letter in enumerate(waiting):
+            try:
+                self._producer.produce(
+                    self._topics[DEAD_LETTER],
+                    codec.encode(letter),
+                    partition=0,
+                    key=letter_key(letter),
+                    on_delivery=partial(self._letter_sent, letter),
+                )
+            except BufferError:
+                self._letters.extend(waiting[number:])
+                return
+
+    def _letter_sent(self, letter: DeadLetter, error: KafkaError | None, _: Any) -> None:
+        if error is None:
+            return
+        if error.code() in LATE:
+            self._letters.append(letter)
+        else:
+            where = f"{letter.topic}-{letter.partition} at {letter.offset}"
+            log.error("the dead letter for %s is lost: %s", where, error.str())
 
     def serve(self) -> None:
         """Run the delivery callbacks that are due; call it often, it never blocks."""
         self._producer.poll(0)
+        if self._letters:
+            self._send_letters()
         failed, self._failed = self._failed, []
         for failure in failed:
             self._feed(failure)
@@ -151,9 +190,13 @@ class PlainProducer:
         try:
             self._producer.produce(self._topics[topic], value, partition=0, **more)
         except BufferError:
-            # The broker is away and the buffer is full. Whatever this was, it is sent again.
+            # The broker is away and the buffer is full. Who wants this sends it again.
             self.serve()
         self.serve()
+
+
+LATE = TRANSIENT | {KafkaError._MSG_TIMED_OUT, KafkaError._QUEUE_FULL}
+"""What a delivery fails with while a broker is away; what else there is, is a refusal."""
 
 
 def _sender(record: Any) -> bytes:

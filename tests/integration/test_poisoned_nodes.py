@@ -32,6 +32,8 @@ TOPICS = [COMMIT, ACKS, HEARTBEAT, HW, FAILOVER_LOG, DDL, STABILITY, RESTART]
 BURIED = [name for name in TOPICS if name != COMMIT]
 """What cannot be used on `commit` is void there: it stays where it is, and every node sees it."""
 
+FROM_THE_END = [HEARTBEAT, HW]
+
 LARGE = 900_000
 
 
@@ -50,8 +52,23 @@ def poisons() -> list[bytes]:
     ]
 
 
+def reads(cluster: Cluster, name: str) -> None:
+    """Wait until a topic is read: until what cannot be used of it is a dead letter.
+
+    A reader that begins at the end of a topic passes over what is there before it knows the end.
+    """
+
+    def buried() -> bool:
+        cluster.publish(name, b"garbage")
+        return any(letter.topic == cluster.topic(name) for letter in cluster.records(DEAD_LETTER))
+
+    wait_until(buried, f"{name} is read")
+
+
 def test_no_record_on_any_topic_stops_a_node(cluster: Cluster) -> None:
     lives = {node: child.pid for node, child in cluster.nodes.items()}
+    for name in FROM_THE_END:
+        reads(cluster, name)
     epoch = cluster.settled()["epoch"]
     bad = poisons()
     where: dict[str, list[int]] = {}

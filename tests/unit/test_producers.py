@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError
 
+from coordinator import codec
 from coordinator.core import effects, inputs
 from coordinator.core.records import DeadLetter, ReadBarrier
 from coordinator.kafka import endings, producers
@@ -72,6 +74,79 @@ def test_a_failed_append_may_be_sent_again_at_once(monkeypatch: pytest.MonkeyPat
     plain.append(effects.Append(2, ReadBarrier(1, 1)))
     plain.serve()
     assert sorted(seen) == [1, 2, 3, 4]
+
+
+class Away(Client):
+    """A client whose broker is away until `comes_back`, with room for `room` records."""
+
+    room = 3
+    code = KafkaError._MSG_TIMED_OUT
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        super().__init__(settings)
+        self.is_back = False
+        self.arrived: list[bytes] = []
+        self.waiting: list[tuple[bytes, Callable[[KafkaError | None, Any], None]]] = []
+
+    def produce(self, topic: str, value: bytes, **more: Any) -> None:
+        if len(self.waiting) >= self.room:
+            raise BufferError
+        self.waiting.append((value, more["on_delivery"]))
+
+    def poll(self, timeout_s: float) -> None:
+        waiting, self.waiting = self.waiting, []
+        for value, delivered in waiting:
+            if self.is_back:
+                self.arrived.append(value)
+            delivered(None if self.is_back else KafkaError(self.code), None)
+
+
+def letters(plain: PlainProducer, numbers: range) -> list[bytes]:
+    """Bury a record at each of these offsets; return what is to be on the topic afterwards."""
+    buried = [DeadLetter("c.hw", 0, number, "why", b"", 5) for number in numbers]
+    for letter in buried:
+        plain.bury(effects.Bury(replace(letter, topic="hw")))
+    return [codec.encode(letter) for letter in buried]
+
+
+def test_a_dead_letter_waits_for_a_broker_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producers, "Producer", Away)
+    plain = PlainProducer("", "c", lambda _: None)
+    client: Any = plain._producer
+    wanted = letters(plain, range(8))
+    for _ in range(3):
+        plain.serve()
+    assert not client.arrived
+    client.is_back = True
+    for _ in range(8):
+        plain.serve()
+    assert sorted(client.arrived) == sorted(wanted), "each of them, and once"
+
+
+def test_not_more_letters_wait_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producers, "Producer", Away)
+    plain = PlainProducer("", "c", lambda _: None)
+    client: Any = plain._producer
+    letters(plain, range(3 * producers.LETTERS_WAITING_MAX))
+    client.is_back = True
+    for _ in range(producers.LETTERS_WAITING_MAX):
+        plain.serve()
+    most = producers.LETTERS_WAITING_MAX + client.room
+    assert producers.LETTERS_WAITING_MAX <= len(client.arrived) <= most
+
+
+def test_a_letter_that_kafka_refuses_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(producers, "Producer", Away)
+    monkeypatch.setattr(Away, "code", KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    plain = PlainProducer("", "c", lambda _: None)
+    letters(plain, range(7, 8))
+    assert "the dead letter for c.hw-0 at 7 is lost" in caplog.text
+    client: Any = plain._producer
+    client.is_back = True
+    plain.serve()
+    assert not client.arrived
 
 
 def test_what_durability_rests_on_is_set() -> None:

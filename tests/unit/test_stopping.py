@@ -1,0 +1,49 @@
+"""A signal to stop is heard wherever the main thread stands, and however often it comes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from coordinator.stopping import STOPS, on_stop
+
+DEADLINE_S = 10.0
+
+
+@pytest.fixture(autouse=True)
+def _handlers() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in STOPS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", STOPS)
+def test_a_signal_may_come_while_the_main_thread_holds_the_lock_that_stopping_takes(
+    number: signal.Signals,
+) -> None:
+    """An event's `set` and `wait` hold its lock for a moment: a handler must not wait for it."""
+    lock, stops = threading.Lock(), threading.Semaphore(0)
+
+    def stop() -> None:
+        assert lock.acquire(timeout=DEADLINE_S), "whoever has the lock waits for this handler"
+        lock.release()
+        stops.release()
+
+    on_stop(stop)
+    with lock:
+        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), number)
+    assert stops.acquire(timeout=DEADLINE_S)
+
+
+def test_however_many_signals_come_the_process_goes_on_to_its_end() -> None:
+    stopping = threading.Event()
+    on_stop(stopping.set)
+    for _ in range(5_000):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert stopping.wait(DEADLINE_S)
