@@ -12,7 +12,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
-from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential
+from tenacity import RetryCallState, Retrying, retry_if_exception, wait_exponential
 
 from coordinator.kafka.errors import KafkaRefusal, explain, may_pass
 
@@ -105,6 +105,10 @@ def transactional_id(cluster: str) -> str:
     return f"{cluster}.master"
 
 
+BROKERS_COME_S = 10.0
+"""Brokers that start together are all there by then. If not, there are too few of them."""
+
+
 def ensure_topics(
     bootstrap_servers: str,
     cluster: str,
@@ -120,7 +124,8 @@ def ensure_topics(
     `min_insync_replicas` of 0 means one less than the replication factor, at least 1. If `durable`,
     and if all replicas are on `one_machine`, so that they lose power together, the authoritative
     topics are flushed at every message; a single replica always counts so. What may pass, as while
-    brokers start or change, is tried again until `deadline_s`. Raises KafkaRefusal, whose `code` is
+    brokers start or change, is tried again until `deadline_s`; that there are too few of them, for
+    `BROKERS_COME_S` at most. Raises KafkaRefusal, whose `code` is
     `topic_mismatch`, `kafka_unavailable` or `kafka_error`; only the first is final.
     """
     flushed = durable and (one_machine or replication_factor == 1)
@@ -129,15 +134,30 @@ def ensure_topics(
         _complete(topic, replication_factor, min_insync_replicas, flushed) for topic in TOPICS
     ]
     attempts = Retrying(
-        retry=retry_if_exception(may_pass),
+        retry=retry_if_exception(lambda error: may_pass(error) or _lacks_brokers(error)),
         wait=wait_exponential(multiplier=0.02, max=0.5),
-        stop=stop_after_delay(deadline_s),
+        stop=lambda state: _is_over(state, deadline_s),
         reraise=True,
     )
     try:
         return attempts(_make_and_check, admin, cluster, wanted, replication_factor, deadline_s)
     except KafkaException as error:
+        if _lacks_brokers(error):
+            raise KafkaRefusal("topic_mismatch", error.args[0].str()) from error
         raise explain(error, bootstrap_servers) from error
+
+
+def _lacks_brokers(error: BaseException) -> bool:
+    """Tell whether Kafka has not as many brokers as a topic is to have copies, or not yet."""
+    refused = isinstance(error, KafkaException)
+    return refused and error.args[0].code() == KafkaError.INVALID_REPLICATION_FACTOR
+
+
+def _is_over(state: RetryCallState, deadline_s: float) -> bool:
+    error = state.outcome.exception() if state.outcome is not None else None
+    if error is not None and _lacks_brokers(error):
+        deadline_s = min(deadline_s, BROKERS_COME_S)
+    return (state.seconds_since_start or 0.0) >= deadline_s
 
 
 def _make_and_check(
@@ -185,7 +205,7 @@ def _create(
         try:
             future.result()
         except KafkaException as error:
-            if may_pass(error):
+            if may_pass(error) or _lacks_brokers(error):
                 raise
             if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
                 raise KafkaRefusal("topic_mismatch", f"{name}: {error.args[0].str()}") from error

@@ -81,7 +81,7 @@ def _make(broker: Broker, cluster: str, name: str, partitions: int, change: dict
 
 def test_more_copies_than_there_are_brokers_are_refused(broker: Broker, cluster: str) -> None:
     with pytest.raises(KafkaRefusal, match="replication factor") as caught:
-        ensure_topics(broker.bootstrap_servers, cluster, replication_factor=3)
+        ensure_topics(broker.bootstrap_servers, cluster, replication_factor=3, deadline_s=1)
     assert caught.value.code == "topic_mismatch"
 
 
