@@ -544,6 +544,7 @@ _NESTED: dict[type, dict[str, type]] = {
     stream_records.HwHeartbeat: {
         "builds": stream_records.BuildProgress,
         "read": stream_records.ConnectionRead,
+        "taken": stream_records.GenerationTaken,
     },
     timestamp_progress.TimestampProgress: {"offsets": timestamp_progress.NextOffset},
     timestamp_progress.TimestampContext: {

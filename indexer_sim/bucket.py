@@ -22,7 +22,7 @@ from typing import Any
 
 from rocksdict import WriteBatch
 
-from coordinator.core.stream_records import BuildProgress, ConnectionRead
+from coordinator.core.stream_records import BuildProgress, ConnectionRead, GenerationTaken
 from coordinator.core.vectors import Vector
 from coordinator.kafka.topics import STREAM_PARTITIONS
 from indexer_sim.allocation import NONE, Slices
@@ -70,7 +70,7 @@ class Published:
     """What others may rely on: the high watermarks, and the state of each index.
 
     `gaps` and `branched` are vbuckets that do not go on; `builds` how far each build is, after the
-    records of `read`.
+    records of `read`; `taken` under which numbers of generations vbuckets are taken.
     """
 
     vector: Vector = field(default_factory=lambda: Vector.zero(0))
@@ -79,6 +79,7 @@ class Published:
     branched: tuple[int, ...] = ()
     builds: tuple[BuildProgress, ...] = ()
     read: tuple[ConnectionRead, ...] = ()
+    taken: tuple[GenerationTaken, ...] = ()
 
 
 class Bucket:
@@ -177,7 +178,8 @@ class Bucket:
             if state.build
         )
         gaps, branched = tuple(tracker.gaps()), tuple(tracker.branched())
-        self.published = Published(tracker.vector(), states, gaps, branched, builds, tracker.read())
+        read, taken = tracker.read(), tracker.taken()
+        self.published = Published(tracker.vector(), states, gaps, branched, builds, read, taken)
 
     # -- slices ------------------------------------------------------------------------------
 

@@ -146,6 +146,7 @@ class Herald:
             published.builds,
             wall_ms(),
             published.read,
+            published.taken,
         )
         self._send(HW, beat, bucket.name)
         if gaps and ask:

@@ -57,6 +57,7 @@ from coordinator.core.stream_records import (
     MAINTENANCE,
     NOT_SAID,
     ConnectionRead,
+    GenerationTaken,
     KeyVersions,
 )
 from coordinator.core.vectors import Vector
@@ -74,6 +75,9 @@ CHAINS_MAX = 8_192
 There are one maintenance connection for each projector, and a few that end. Should the one that
 goes be heard again, something of it counts as lost, and is streamed once more.
 """
+
+TAKEN_MAX = 64
+"""So many numbers of generations are told of, the highest: each projector has one, as a rule."""
 
 Connection = tuple[int, int]
 """A projector, and the number of the connection for itself alone."""
@@ -239,6 +243,7 @@ class Tracker:
         """All vbuckets that are not WHOLE, and perhaps some that are again: hardly ever any."""
         self._vbuuids = np.zeros(vbuckets, np.uint64)
         self._seqnos = np.zeros(vbuckets, np.uint64)
+        self._numbers = np.zeros(vbuckets, np.int64)
 
     # -- what was written before -------------------------------------------------------------
 
@@ -276,6 +281,7 @@ class Tracker:
             self.vbuckets = vbuckets
             self._vbuuids = np.zeros(vbuckets, np.uint64)
             self._seqnos = np.zeros(vbuckets, np.uint64)
+            self._numbers = np.zeros(vbuckets, np.int64)
             for vbucket, place in self.places.items():
                 self._note(vbucket, place)
             for index_id in self.indexes:
@@ -470,7 +476,7 @@ class Tracker:
         place.number, place.owner = record.number, connection
         place.begun = place.reached = max(0, seqno - 1)
         place.condition = GAP if place.condition == LOST else WHOLE
-        self.dirty.places.add(vbucket)
+        self._touch(vbucket, place)
         self._carry_held(vbucket, {index_id for index_id, tracked in known if tracked is not None})
         return place
 
@@ -492,6 +498,7 @@ class Tracker:
         if vbucket < len(self._seqnos):
             self._vbuuids[vbucket] = place.vbuuid
             self._seqnos[vbucket] = place.seqno
+            self._numbers[vbucket] = place.number
 
     # -- control on a maintenance connection -------------------------------------------------
 
@@ -793,6 +800,15 @@ class Tracker:
                 ordinals = found.setdefault(connection, [0] * self.partitions)
                 ordinals[partition] = self.chains[at].ordinal
         return tuple(ConnectionRead(*c, tuple(o)) for c, o in sorted(found.items()))
+
+    def taken(self) -> tuple[GenerationTaken, ...]:
+        """Return under which numbers vbuckets are taken, the highest number first."""
+        numbers = np.unique(self._numbers)[::-1][:TAKEN_MAX].tolist()
+        return tuple(
+            GenerationTaken(n, np.packbits(self._numbers == n, bitorder="little").tobytes())
+            for n in numbers
+            if n > 0
+        )
 
     def vector(self) -> Vector:
         """Return the high watermarks."""

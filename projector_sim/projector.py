@@ -45,6 +45,9 @@ BEGIN_TIMEOUT_MS = 5_000
 LISTEN_MS = 2_000
 """So long, at most, the indexers have to say what they have, before they are sent it again."""
 
+IGNORED_MS = 2_000
+"""After so long it is certain that an indexer ignores what is sent under a number."""
+
 PAUSE_MS, PAUSE_MS_MAX = 250, 10_000
 """After a connection that brought nothing, doubled each time."""
 
@@ -134,20 +137,27 @@ class _Backfill:
 
 @dataclass(frozen=True, slots=True)
 class _Host:
-    """What an indexer has: vbuckets as bits, by build; after which ordinals of which connection."""
+    """What an indexer has: vbuckets as bits, by build; after which ordinals of which connection.
+
+    `taken`: numbers of generations, and the vbuckets, as bits, of which it takes nothing lower.
+    """
 
     done: Mapping[Build, bytes]
     read: Mapping[tuple[int, int], tuple[int, ...]]
+    taken: Mapping[int, bytes]
 
     def has(self, build: Build, vbucket: int) -> bool:
-        byte, bit = divmod(vbucket, 8)
-        done = self.done.get(build, b"")
-        return byte < len(done) and bool(done[byte] >> bit & 1)
+        return _has_bit(self.done.get(build, b""), vbucket)
 
     def has_read(self, connection: tuple[int, int], vbucket: int) -> int:
         """Return the ordinal up to which this has read what is sent of a vbucket."""
         read = self.read.get(connection)
         return read[vbucket % len(read)] if read else 0
+
+
+def _has_bit(bits: bytes, vbucket: int) -> bool:
+    byte, bit = divmod(vbucket, 8)
+    return byte < len(bits) and bool(bits[byte] >> bit & 1)
 
 
 @dataclass(slots=True)
@@ -193,6 +203,7 @@ class Desk:
         self._backfills: dict[Build, _Backfill] = {}
         self._looked_ms: dict[str, int] = {}
         self._patience: dict[str, _Patience] = {}
+        self._ignored_since_ms: dict[str, int] = {}
         self._requests: list[CatchUpRequested] = []
 
     # -- what is heard -----------------------------------------------------------------------
@@ -241,7 +252,8 @@ class Desk:
         """Note what an indexer has."""
         done = {(b.index_id, b.build): b.done for b in record.builds}
         read = {(r.projector, r.connection): r.ordinals for r in record.read}
-        self._heard[record.bucket, record.indexer] = _Host(done, read)
+        taken = {t.number: t.vbuckets for t in record.taken}
+        self._heard[record.bucket, record.indexer] = _Host(done, read, taken)
 
     def request(self, record: CatchUpRequested) -> None:
         """Note that an indexer wants something again."""
@@ -384,7 +396,32 @@ class Desk:
         here = set(run.positions) | run.refused.keys()
         if now_ms - run.heard_ms < BEGIN_TIMEOUT_MS:
             here |= set(run.vbuckets) - run.ended.keys()
-        return set(kv.owned) - (here - run.departed)
+        here -= run.departed
+        return set(kv.owned) - here or self._ignored(run, here & kv.owned, now_ms)
+
+    def _ignored(self, run: Run, vbuckets: set[int], now_ms: int) -> set[int]:
+        """Return the vbuckets that are streamed here under a number that an indexer does not take.
+
+        Another projector had them under a higher one, and lost them before this one, which read the
+        state late, opened its connection. It counts only after a while: the store may tell late,
+        too, that they are the other's now.
+        """
+        stream = self.streams.get(run.bucket)
+        newest = stream.number if stream is not None else 0
+        found = {
+            vbucket
+            for (bucket, _), host in self._heard.items()
+            if bucket == run.bucket
+            for number, bits in host.taken.items()
+            if run.number < number <= newest
+            for vbucket in vbuckets
+            if _has_bit(bits, vbucket)
+        }
+        if not found:
+            self._ignored_since_ms.pop(run.bucket, None)
+            return found
+        since = self._ignored_since_ms.setdefault(run.bucket, now_ms)
+        return found if now_ms - since >= IGNORED_MS else set()
 
     def waiting(self, now_ms: int) -> tuple[StreamAwaited, ...]:
         """Return the buckets that need a new generation of streams here."""

@@ -158,12 +158,24 @@ class ConnectionRead:
 
 
 @dataclass(frozen=True, slots=True)
+class GenerationTaken:
+    """Of these vbuckets an indexer takes what comes under this number, or a higher one.
+
+    Bit `v % 8` of byte `v // 8` is vbucket `v`.
+    """
+
+    number: int
+    vbuckets: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class HwHeartbeat:
     """The high watermarks of an indexer in one bucket (seed: HWHeartbeat).
 
     `indexes` are those that it hosts there. The seqno 0 under the vbuuid 0 means that nothing
     is held of a vbucket. `last_persistence` and `last_stability` are hashes of vectors, 0 for none.
-    `builds` say what is here after the records that `read` names.
+    `builds` say what is here after the records that `read` names. `taken` has the newest numbers
+    under which vbuckets are taken; what comes under a lower one is ignored.
     """
 
     indexer: int
@@ -179,6 +191,7 @@ class HwHeartbeat:
     builds: tuple[BuildProgress, ...]
     at_ms: int
     read: tuple[ConnectionRead, ...] = ()
+    taken: tuple[GenerationTaken, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

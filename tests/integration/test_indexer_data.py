@@ -19,7 +19,12 @@ from coordinator.core.entities import (
     Bucket,
 )
 from coordinator.core.records import IndexerHeartbeat
-from coordinator.core.stream_records import CatchUpRequested, IndexBuilt, KeyVersions
+from coordinator.core.stream_records import (
+    CatchUpRequested,
+    GenerationTaken,
+    IndexBuilt,
+    KeyVersions,
+)
 from coordinator.core.vectors import Vector
 from coordinator.kafka.topics import ACKS, DEAD_LETTER, HEARTBEAT, STREAM_REQUEST
 from tests.integration.indexing import (
@@ -48,6 +53,9 @@ from tests.integration.test_indexer import (  # noqa: F401
 )
 
 pytestmark = pytest.mark.integration
+
+ALL = ((1 << VBUCKETS) - 1).to_bytes(VBUCKETS // 8, "little")
+"""All vbuckets, as bits."""
 
 
 class Bench:
@@ -118,8 +126,9 @@ def test_an_index_is_built_and_kept_up_to_date(bench: Bench) -> None:
     assert scans.entries() == {entry("a", "Paris"), entry("b", "Rome"), entry("c", "Berlin")}
     stream.put(11, {0: ("a", "Oslo"), 1: ("b", ""), 2: ("d", "Nice")})
     stream.sync(11)
-    bench.watermarks.reach(11)
+    beat = bench.watermarks.reach(11)
     assert scans.entries() == {entry("a", "Oslo"), entry("c", "Berlin"), entry("d", "Nice")}
+    assert beat.taken == (GenerationTaken(1, ALL),), "what would come under 0 is ignored"
 
 
 def test_who_waits_for_an_index_that_is_dropped_waits_in_vain_and_the_other_goes_on(

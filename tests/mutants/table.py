@@ -522,6 +522,23 @@ MUTANTS: tuple[Mutant, ...] = (
         "tests/unit/test_streaming_starting.py",
     ),
     Mutant(
+        "a-stream-that-indexers-ignore-goes-on",
+        "projector_sim/projector.py",
+        "return set(kv.owned) - here or self._ignored(run, here & kv.owned, now_ms)",
+        "return set(kv.owned) - here",
+        "tests/unit/test_projector_desk.py",
+    ),
+    Mutant(
+        "an-indexer-does-not-say-which-numbers-it-takes",
+        "indexer_sim/heralding.py",
+        """            published.read,
+            published.taken,
+""",
+        """            published.read,
+""",
+        "tests/integration/test_indexer_data.py",
+    ),
+    Mutant(
         "a-lost-acknowledgement-doubles-a-record",
         "projector_sim/data_sink.py",
         """                "enable.idempotence": True,

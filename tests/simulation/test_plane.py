@@ -98,6 +98,11 @@ def test_a_build_ends_though_retention_took_what_an_indexer_was_sent_of_it(
     PlaneWorld(seed, focus=faults).run()
 
 
+def test_a_stream_that_began_under_a_number_that_nobody_takes_any_more_begins_again() -> None:
+    """A projector reads the state late, and gets back vbuckets that another had meanwhile."""
+    PlaneWorld(8590164).run()
+
+
 def test_a_build_ends_though_a_stream_began_anew_below_where_it_was_attached() -> None:
     """One indexer heard where the first stream began, at 5; the next begins for others at 3.
 

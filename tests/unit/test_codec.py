@@ -144,6 +144,7 @@ ONE_OF_EACH: list[Any] = [
     streams.HwHeartbeat(
         *(1, 2, "b", (77,), U64, U64, 1, 2, 3, 4, (streams.BuildProgress(77, 1, b"\x01"),), 5),
         (streams.ConnectionRead(1, 2**62, (4, 0, 0, 17)),),
+        (streams.GenerationTaken(2**62, b"\x01"),),
     ),
     streams.StabilityTimestamp("b", 4, U64, U64, 5),
     streams.ConsolidatedStability((streams.StabilityTimestamp("b", 4, U64, U64, 5),)),
@@ -186,7 +187,7 @@ def test_every_record_of_the_core_has_a_schema_and_a_converter() -> None:
     nested |= {"Member", "IndexerInfo", "ProjectorInfo", "Source", "FailoverBranch"}
     nested |= {"BucketCurrent", "StreamOwner", "SnapshotInfo", "SnapshotEntry", "RecordedOutcome"}
     nested |= {"BucketSeen", "BackfillProgress", "BuildProgress", "StreamAwaited", "NextOffset"}
-    nested |= {"ConnectionRead"}
+    nested |= {"ConnectionRead", "GenerationTaken"}
     of_their_own = set(registry().current) - nested - {"DdlCommand"}
     assert {kind.__name__ for kind in codec.TO_AVRO} == of_their_own
     assert set(codec.FROM_AVRO) == of_their_own

@@ -34,6 +34,7 @@ from indexer_sim.tracking import (
     GAP,
     LOST,
     NEVER,
+    TAKEN_MAX,
     WHOLE,
     Chain,
     Change,
@@ -590,6 +591,26 @@ def test_it_is_told_how_far_each_maintenance_connection_is_here() -> None:
     told = (ConnectionRead(1, 1, (0, 9)), ConnectionRead(1, 7, (4, 0)))
     assert indexer.tracker.read() == told
     assert restored(indexer.tracker).read() == told
+
+
+def test_it_is_told_under_which_numbers_vbuckets_are_taken() -> None:
+    indexer = linked_and_built(vbuckets=4, partitions=2)
+    (taken,) = indexer.tracker.taken()
+    assert taken.number == 1
+    indexer.take(linked(1, 0, begin(2, 0, BRANCH, [0]), connection=7, number=5), 0)
+    told = indexer.tracker.taken()
+    assert [one.number for one in told] == [5, 1]
+    assert told[0].vbuckets == b"\4"
+    assert told[1].vbuckets == bytes([taken.vbuckets[0] & ~4])
+    assert restored(indexer.tracker).taken() == told
+
+
+def test_of_many_numbers_the_highest_are_told() -> None:
+    tracker = Tracker(4 * TAKEN_MAX)
+    for vbucket in range(4 * TAKEN_MAX):
+        tracker.load_place(vbucket, Place(number=1 + vbucket))
+    told = tracker.taken()
+    assert [one.number for one in told] == list(range(4 * TAKEN_MAX, 3 * TAKEN_MAX, -1))
 
 
 def test_no_more_connections_are_followed_than_the_bound_says(

@@ -27,6 +27,7 @@ from coordinator.core.stream_records import (
     BuildProgress,
     CatchUpRequested,
     ConnectionRead,
+    GenerationTaken,
     HwHeartbeat,
 )
 from coordinator.core.vectors import Vector
@@ -34,6 +35,7 @@ from projector_sim.projector import (
     AGAIN_MS,
     AGAIN_MS_MAX,
     BEGIN_TIMEOUT_MS,
+    IGNORED_MS,
     LISTEN_MS,
     LOOK_MS,
     PAUSE_MS,
@@ -152,6 +154,18 @@ class Given:
 
     def waiting(self) -> list[int]:
         return [awaited.number for awaited in self.desk.waiting(self.now)]
+
+    def takes(self, number: int, *vbuckets: int, bucket: str = "b") -> None:
+        """An indexer says that of these vbuckets it takes nothing under a lower number."""
+        taken = (GenerationTaken(number, bytes([sum(1 << v for v in vbuckets)])),)
+        record = HwHeartbeat(1, 3, bucket, (1,), b"", b"", 0, 0, 0, 0, (), 1, (), taken)
+        self.desk.hear(record)
+
+    def waits_when_it_is_certain(self) -> list[int]:
+        """Return for what it waits once it has been so for long enough."""
+        assert self.waiting() == []
+        self.now += IGNORED_MS
+        return self.waiting()
 
 
 # -- maintenance -----------------------------------------------------------------------------------
@@ -469,6 +483,58 @@ def test_a_host_that_says_nothing_is_not_waited_for_for_ever() -> None:
     assert given.plan(Open) == []
     given.now += LISTEN_MS
     assert given.opened().vbuckets == (0, 1, 2, 3)
+
+
+def test_what_indexers_take_from_another_only_is_streamed_again_under_a_higher_number() -> None:
+    """It read the state late: another one had vbucket 2 under 5, which it learns afterwards."""
+    given = Given(an_index())
+    given.streaming(4)
+    given.renew(5, mine=4)
+    given.takes(5, 2, 7)
+    assert given.waits_when_it_is_certain() == [4]
+    given.renew(6)
+    run = given.opened()
+    given.begun(run)
+    given.now += IGNORED_MS
+    assert given.waiting() == []
+
+
+def test_what_an_indexer_takes_under_this_number_or_is_not_here_is_not_ignored() -> (
+    None
+):
+    given = Given(an_index())
+    given.streaming(4)
+    given.renew(5, mine=4)
+    given.takes(4, 0, 1, 2, 3)
+    assert given.waits_when_it_is_certain() == []
+    given.takes(5, 4, 7)
+    assert given.waits_when_it_is_certain() == []
+    given.takes(5, 2, bucket="another")
+    assert given.waits_when_it_is_certain() == []
+    given.takes(5, 2)
+    assert given.waiting() == []
+    given.own(OWNED - {2})
+    given.now += IGNORED_MS
+    assert given.waiting() == [], "the store has told that it went"
+
+
+def test_a_number_that_nobody_has_committed_counts_for_nothing() -> None:
+    given = Given(an_index())
+    given.streaming(4)
+    given.takes(2**62, 2)
+    assert given.waits_when_it_is_certain() == []
+
+
+def test_what_was_ignored_for_a_moment_only_is_not_asked_for_again() -> None:
+    given = Given(an_index())
+    given.streaming(4)
+    given.renew(5, mine=4)
+    for _ in range(3):
+        given.takes(5, 2)
+        assert given.waiting() == []
+        given.takes(4, 2)
+        given.now += IGNORED_MS
+        assert given.waiting() == []
 
 
 def test_what_a_host_lacks_after_it_has_read_everything_is_attached_and_sent_again() -> None:

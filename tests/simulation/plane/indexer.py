@@ -276,6 +276,7 @@ class Life:
             builds=builds,
             at_ms=WALL_MS,
             read=tracker.read(),
+            taken=tracker.taken(),
         )
 
     def _say_built(self, bucket: Storage, index: Index) -> None:
