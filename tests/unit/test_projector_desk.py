@@ -499,9 +499,7 @@ def test_what_indexers_take_from_another_only_is_streamed_again_under_a_higher_n
     assert given.waiting() == []
 
 
-def test_what_an_indexer_takes_under_this_number_or_is_not_here_is_not_ignored() -> (
-    None
-):
+def test_what_an_indexer_takes_under_this_number_or_is_not_here_is_not_ignored() -> None:
     given = Given(an_index())
     given.streaming(4)
     given.renew(5, mine=4)
