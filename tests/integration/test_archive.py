@@ -20,7 +20,7 @@ from coordinator.embedded.broker import Broker
 from coordinator.kafka.topics import HISTORY, topic_name
 from streaming import archive_manifest
 from streaming.archive_manifest import ARCHIVE
-from streaming.ledger import AFTER, CRASH_POINTS, WITHIN
+from streaming.ledger import CRASH_POINTS, WITHIN
 from tests.integration.cluster import Child, wait_until
 from tests.integration.streaming import NOW_MS, Topics, jvm_of
 
@@ -123,8 +123,8 @@ def job(broker: Broker, folder: Path) -> Iterator[tuple[Job, History]]:
 
 @pytest.mark.parametrize(
     "points",
-    [(WITHIN, AFTER), pytest.param(CRASH_POINTS, marks=pytest.mark.matrix)],
-    ids=["two", "all"],
+    [(WITHIN,), pytest.param(CRASH_POINTS, marks=pytest.mark.matrix)],
+    ids=["one", "all"],
 )
 def test_whatever_is_killed_when_every_event_is_archived_once(
     broker: Broker, tmp_path: Path, points: tuple[str, ...]

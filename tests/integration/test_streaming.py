@@ -15,7 +15,7 @@ from confluent_kafka import KafkaException
 
 from coordinator.embedded.broker import Broker
 from coordinator.kafka.topics import RESTART
-from streaming.ledger import AFTER, CRASH_POINTS, WITHIN
+from streaming.ledger import CRASH_POINTS, WITHIN
 from tests.integration.cluster import wait_until
 from tests.integration.streaming import BUCKET, READY_S, Timestamps, Topics, checked, jvm_of
 
@@ -48,8 +48,8 @@ def gone(process: psutil.Process) -> bool:
 
 @pytest.mark.parametrize(
     "points",
-    [(WITHIN, AFTER), pytest.param(CRASH_POINTS, marks=pytest.mark.matrix)],
-    ids=["two", "all"],
+    [(WITHIN,), pytest.param(CRASH_POINTS, marks=pytest.mark.matrix)],
+    ids=["one", "all"],
 )
 def test_whatever_is_killed_when_nothing_is_lost_or_doubled(
     broker: Broker, make: Make, points: tuple[str, ...]

@@ -41,7 +41,14 @@ def test_the_same_input_gives_the_same_output_on_worker_processes_as_in_one(
     assert outcomes[0] == outcomes[1]
 
 
-def test_a_worker_that_is_killed_costs_nothing(broker: Broker, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "victims",
+    [("worker",), pytest.param(("executor", "worker"), marks=pytest.mark.matrix)],
+    ids=["worker", "executor and worker"],
+)
+def test_a_worker_that_is_killed_costs_nothing(
+    broker: Broker, tmp_path: Path, victims: tuple[str, ...]
+) -> None:
     topics = Topics(broker.bootstrap_servers)
     streams = topics.bucket(**SETTINGS).begin().sync(10)
     checkpoint = (tmp_path / "elsewhere").as_uri()
@@ -51,7 +58,7 @@ def test_a_worker_that_is_killed_costs_nothing(broker: Broker, tmp_path: Path) -
             application.begin(*spark.options(), "--checkpoint", checkpoint)
             topics.reaches(10)
             seqno = 10
-            for victim in ("executor", "worker"):
+            for victim in victims:
                 running = [w for w in spark.workers if w.executors()]
                 if victim == "executor":
                     running[0].executors()[0].kill()
