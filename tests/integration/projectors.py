@@ -377,6 +377,7 @@ class Beats:
 
     def __init__(self, cluster: Cluster) -> None:
         self._listener = cluster.listen(HEARTBEAT)
+        self._told: set[tuple[int, int, int]] = set()
 
     def __enter__(self) -> Beats:
         return self
@@ -395,15 +396,20 @@ class Beats:
         return found
 
     def waits(self, number: int, under: int, but_not: Sequence[int] = ()) -> tuple[int, int]:
-        """Wait until a life of a projector cannot stream under a number; return who it is."""
+        """Wait until a life of a projector cannot stream under a number; return who it is.
+
+        It says so until it has heard of a new one: of each life and number it is told once.
+        """
         beat = self.hears(
             f"projector {number} waits under {under}",
             number,
             lambda beat: (
                 beat.incarnation not in but_not
+                and (number, beat.incarnation, under) not in self._told
                 and any((w.bucket, w.number) == (BUCKET, under) for w in beat.waiting)
             ),
         )
+        self._told.add((number, beat.incarnation, under))
         return number, beat.incarnation
 
 
