@@ -13,6 +13,7 @@ offset, CAS).
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import shutil
 import struct
@@ -38,6 +39,9 @@ AUTHORITY, LOG, META, IDENTITY, REBUILD = b"a", b"l", b"m", b"identity", b"rebui
 CAS = struct.Struct("<q")
 NUMBER = struct.Struct(">q")
 META_FIELDS = struct.Struct("<qq")
+GROUP_CHECK_BYTES = 8
+"""Before a group's head: a hash of its CAS, head and ids, which no digest of the log covers."""
+
 GROUP_HEAD = struct.Struct("<qqI")
 """When its newest request was made, when the group was recorded, how many bytes its ids take."""
 
@@ -175,9 +179,12 @@ class Store:
 
     def _outcomes(self) -> Iterator[KeptGroup]:
         for key, held in self._scan(GROUP):
-            born_ms, at_ms, size = GROUP_HEAD.unpack_from(held)
-            end = GROUP_HEAD.size + size
-            ids = tuple(json.loads(held[GROUP_HEAD.size : end]))
+            born_ms, at_ms, size = GROUP_HEAD.unpack_from(held, GROUP_CHECK_BYTES)
+            begin = GROUP_CHECK_BYTES + GROUP_HEAD.size
+            end = begin + size
+            if held[:GROUP_CHECK_BYTES] != _check(key, held[GROUP_CHECK_BYTES:end]):
+                raise ValueError(f"the outcomes under {key!r} are damaged")
+            ids = tuple(json.loads(held[begin:end]))
             yield KeptGroup(NUMBER.unpack(key[len(GROUP) :])[0], held[end:], ids, born_ms, at_ms)
 
     def _authority(self, encoded: bytes) -> AuthorityState:
@@ -255,9 +262,13 @@ def _put_outcomes(batch: Any, effect: Save) -> None:
         if group is None:
             batch.delete(GROUP + NUMBER.pack(cas))
         else:
-            ids = json.dumps(group.ids).encode()
-            head = GROUP_HEAD.pack(group.born_ms, group.at_ms, len(ids))
-            batch.put(GROUP + NUMBER.pack(cas), head + ids + group.value)
+            key, ids = GROUP + NUMBER.pack(cas), json.dumps(group.ids).encode()
+            head = GROUP_HEAD.pack(group.born_ms, group.at_ms, len(ids)) + ids
+            batch.put(key, _check(key, head) + head + group.value)
+
+
+def _check(key: bytes, head: bytes) -> bytes:
+    return hashlib.blake2b(key + head, digest_size=GROUP_CHECK_BYTES).digest()
 
 
 def _put_head(batch: Any, effect: Save) -> None:

@@ -7,17 +7,15 @@ What nobody has thought of ends the thread, and with it the process (`coordinato
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 
 from confluent_kafka import Message
 
 from coordinator import codec
-from coordinator.core.effects import Bury
 from coordinator.core.entities import Index
 from coordinator.core.records import DeadLetter
-from coordinator.kafka.following import Voice, ignore, wall_ms
-from coordinator.kafka.producers import PlainProducer
+from coordinator.kafka.following import Voice, wall_ms
+from coordinator.kafka.producers import DeadLetters
 from coordinator.kafka.topics import MUTATIONS
 from coordinator.threads import Threads
 from indexer_sim.applier import Applier
@@ -41,13 +39,12 @@ class DataPlane:
         storage: Storage,
         voice: Voice,
         threads: Threads,
+        letters: DeadLetters,
     ) -> None:
-        self._servers, self._cluster = bootstrap_servers, cluster
         self._storage = storage
         self._voice = voice
         self._started = False
-        self._graves: PlainProducer | None = None
-        self._digging = threading.Lock()
+        self._letters = letters
         self.queue = MutationQueue()
         self.herald = Herald(
             bootstrap_servers, cluster, life, heartbeat_s, storage, self.queue, voice, threads
@@ -102,7 +99,7 @@ class DataPlane:
             f"offset {message.offset()} of partition {message.partition()} cannot be read and is a "
             f"dead letter: {reason}"
         )
-        self._producer().bury_message(message, reason)
+        self._letters.bury_message(message, reason)
 
     def _bury_delivery(self, one: Delivery, reason: str) -> None:
         """Put a record that cannot be applied where somebody can look at it."""
@@ -112,11 +109,4 @@ class DataPlane:
         )
         value = codec.encode(one.head)
         letter = DeadLetter(MUTATIONS, one.partition, one.offset, reason, value, wall_ms())
-        self._producer().bury(Bury(letter))
-
-    def _producer(self) -> PlainProducer:
-        """Return what sends dead letters, for any thread."""
-        with self._digging:
-            if self._graves is None:
-                self._graves = PlainProducer(self._servers, self._cluster, ignore)
-            return self._graves
+        self._letters.bury(letter)

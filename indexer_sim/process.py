@@ -29,7 +29,8 @@ from coordinator.core.records import (
     Mutation,
     SliceAnswered,
 )
-from coordinator.kafka.following import PAUSE_S, Link, Voice, wall_ms
+from coordinator.kafka.following import CALL_TIMEOUT_S, PAUSE_S, Link, Voice, ignore, wall_ms
+from coordinator.kafka.producers import DeadLetters, PlainProducer
 from coordinator.kafka.readers import decode_event
 from coordinator.kafka.topics import (
     ACKS,
@@ -122,6 +123,7 @@ class Indexer:
         self._beat_due_s = 0.0
         self._size: tuple[float, int] = (0.0, 0)
         self._ahead_since: dict[int, float] = {}
+        self._letters = DeadLetters(options.cluster)
         self.scans = self._scan_server()
         self.data = DataPlane(
             options.bootstrap_servers,
@@ -132,6 +134,7 @@ class Indexer:
             self.storage,
             voice,
             self.threads,
+            self._letters,
         )
 
     def _scan_server(self) -> ScanServer:
@@ -154,7 +157,7 @@ class Indexer:
         self.scans.start()
         try:
             while not self.stopping.is_set():
-                link = IndexerLink(self.options)
+                link = IndexerLink(self.options, self._letters)
                 try:
                     self._serve(link)
                 except KafkaException as error:
@@ -167,8 +170,16 @@ class Indexer:
             self._save()
             self.scans.stop()
             self.data.stop()
+            self._send_letters()
             self.storage.close()
         self.threads.check()
+
+    def _send_letters(self) -> None:
+        """Send the dead letters that were written last; where Kafka is away, they are lost."""
+        if self._letters:
+            options = self.options
+            last = PlainProducer(options.bootstrap_servers, options.cluster, ignore, self._letters)
+            last.close(CALL_TIMEOUT_S)
 
     # -- following ---------------------------------------------------------------------------
 
@@ -452,12 +463,13 @@ class Indexer:
 class IndexerLink(Link):
     """The connection of an indexer, which listens to the master, too."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, letters: DeadLetters) -> None:
         super().__init__(
             options.bootstrap_servers,
             options.cluster,
             f"indexer-{options.indexer}",
             (COMMIT, ACKS, HEARTBEAT, DEAD_LETTER, MUTATIONS, STABILITY),
+            letters,
         )
         self.commit = topic_name(options.cluster, COMMIT)
         self.heartbeat = topic_name(options.cluster, HEARTBEAT)

@@ -76,8 +76,8 @@ There are one maintenance connection for each projector, and a few that end. Sho
 goes be heard again, something of it counts as lost, and is streamed once more.
 """
 
-TAKEN_MAX = 64
-"""So many numbers of generations are told of, the highest: each projector has one, as a rule."""
+TAKEN_MAX = 512
+"""So many generations are told of, the newest: each projector has one, as a rule."""
 
 Connection = tuple[int, int]
 """A projector, and the number of the connection for itself alone."""
@@ -244,6 +244,7 @@ class Tracker:
         self._vbuuids = np.zeros(vbuckets, np.uint64)
         self._seqnos = np.zeros(vbuckets, np.uint64)
         self._numbers = np.zeros(vbuckets, np.int64)
+        self._projectors = np.zeros(vbuckets, np.int64)
 
     # -- what was written before -------------------------------------------------------------
 
@@ -282,6 +283,7 @@ class Tracker:
             self._vbuuids = np.zeros(vbuckets, np.uint64)
             self._seqnos = np.zeros(vbuckets, np.uint64)
             self._numbers = np.zeros(vbuckets, np.int64)
+            self._projectors = np.zeros(vbuckets, np.int64)
             for vbucket, place in self.places.items():
                 self._note(vbucket, place)
             for index_id in self.indexes:
@@ -499,6 +501,7 @@ class Tracker:
             self._vbuuids[vbucket] = place.vbuuid
             self._seqnos[vbucket] = place.seqno
             self._numbers[vbucket] = place.number
+            self._projectors[vbucket] = place.owner[0]
 
     # -- control on a maintenance connection -------------------------------------------------
 
@@ -802,13 +805,16 @@ class Tracker:
         return tuple(ConnectionRead(*c, tuple(o)) for c, o in sorted(found.items()))
 
     def taken(self) -> tuple[GenerationTaken, ...]:
-        """Return under which numbers vbuckets are taken, the highest number first."""
-        numbers = np.unique(self._numbers)[::-1][:TAKEN_MAX].tolist()
-        return tuple(
-            GenerationTaken(n, np.packbits(self._numbers == n, bitorder="little").tobytes())
-            for n in numbers
-            if n > 0
-        )
+        """Return under which numbers vbuckets are taken, and from whom; the highest first."""
+        found: list[GenerationTaken] = []
+        for number in np.unique(self._numbers)[::-1].tolist():
+            if number <= 0 or len(found) >= TAKEN_MAX:
+                break
+            here = self._numbers == number
+            for projector in np.unique(self._projectors[here]).tolist():
+                bits = np.packbits(here & (self._projectors == projector), bitorder="little")
+                found.append(GenerationTaken(number, projector, bits.tobytes()))
+        return tuple(found)
 
     def vector(self) -> Vector:
         """Return the high watermarks."""

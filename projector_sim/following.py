@@ -13,6 +13,7 @@ from confluent_kafka import OFFSET_END, KafkaException, Message, TopicPartition
 
 from coordinator.core.records import AckRecord, Heartbeat
 from coordinator.kafka.following import PAUSE_S, Link, Voice
+from coordinator.kafka.producers import DeadLetters
 from coordinator.kafka.topics import (
     ACKS,
     DEAD_LETTER,
@@ -66,6 +67,7 @@ class Follower:
         self.watermarks = topic_name(cluster, HW)
         self.requests = topic_name(cluster, STREAM_REQUEST)
         self._who = (bootstrap_servers, cluster, who)
+        self._letters = DeadLetters(cluster)
         self._hand_over = hand_over
         self._stopping = stopping
         self._voice = voice
@@ -84,15 +86,14 @@ class Follower:
 
     def bury(self, message: Message, reason: str) -> None:
         """Make a record that cannot be used a dead letter."""
-        if (link := self._link) is not None:
-            link.bury(message, reason)
+        self._letters.bury_message(message, reason)
 
     def join(self, timeout_s: float) -> None:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            link = Link(*self._who, NEEDED)
+            link = Link(*self._who, NEEDED, self._letters)
             try:
                 self._follow(link)
             except KafkaException as error:

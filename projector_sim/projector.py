@@ -45,8 +45,9 @@ BEGIN_TIMEOUT_MS = 5_000
 LISTEN_MS = 2_000
 """So long, at most, the indexers have to say what they have, before they are sent it again."""
 
-IGNORED_MS = 2_000
-"""After so long it is certain that an indexer ignores what is sent under a number."""
+IGNORED_MS, IGNORED_MS_MAX = 2_000, 300_000
+"""After so long it is certain that an indexer ignores what is sent under a number; doubled each
+time that a new number was of no use."""
 
 PAUSE_MS, PAUSE_MS_MAX = 250, 10_000
 """After a connection that brought nothing, doubled each time."""
@@ -139,12 +140,12 @@ class _Backfill:
 class _Host:
     """What an indexer has: vbuckets as bits, by build; after which ordinals of which connection.
 
-    `taken`: numbers of generations, and the vbuckets, as bits, of which it takes nothing lower.
+    `taken`: numbers of generations with who streams, and the vbuckets, as bits, that it takes so.
     """
 
     done: Mapping[Build, bytes]
     read: Mapping[tuple[int, int], tuple[int, ...]]
-    taken: Mapping[int, bytes]
+    taken: Mapping[tuple[int, int], bytes]
 
     def has(self, build: Build, vbucket: int) -> bool:
         return _has_bit(self.done.get(build, b""), vbucket)
@@ -170,6 +171,15 @@ class _Patience:
     def failed(self, now_ms: int) -> None:
         self.until_ms = now_ms + min(PAUSE_MS << min(self.failures, 10), PAUSE_MS_MAX)
         self.failures += 1
+
+
+@dataclass(slots=True)
+class _Ignorance:
+    """Since when indexers ignore what is sent of a bucket under a number, and the how many-th."""
+
+    number: int
+    since_ms: int
+    times: int = 0
 
 
 class Desk:
@@ -203,7 +213,7 @@ class Desk:
         self._backfills: dict[Build, _Backfill] = {}
         self._looked_ms: dict[str, int] = {}
         self._patience: dict[str, _Patience] = {}
-        self._ignored_since_ms: dict[str, int] = {}
+        self._ignorance: dict[str, _Ignorance] = {}
         self._requests: list[CatchUpRequested] = []
 
     # -- what is heard -----------------------------------------------------------------------
@@ -252,7 +262,7 @@ class Desk:
         """Note what an indexer has."""
         done = {(b.index_id, b.build): b.done for b in record.builds}
         read = {(r.projector, r.connection): r.ordinals for r in record.read}
-        taken = {t.number: t.vbuckets for t in record.taken}
+        taken = {(t.number, t.projector): t.vbuckets for t in record.taken}
         self._heard[record.bucket, record.indexer] = _Host(done, read, taken)
 
     def request(self, record: CatchUpRequested) -> None:
@@ -400,28 +410,32 @@ class Desk:
         return set(kv.owned) - here or self._ignored(run, here & kv.owned, now_ms)
 
     def _ignored(self, run: Run, vbuckets: set[int], now_ms: int) -> set[int]:
-        """Return the vbuckets that are streamed here under a number that an indexer does not take.
+        """Return the vbuckets that are streamed here and that an indexer takes from another.
 
-        Another projector had them under a higher one, and lost them before this one, which read the
-        state late, opened its connection. It counts only after a while: the store may tell late,
-        too, that they are the other's now.
+        The other had them under a higher number, and lost them before this one, which read the
+        state late, opened its connection. Or both have the same number, and what the other sent
+        first came last. It counts only after a while: the store may tell late, too, that they are
+        the other's now.
         """
-        stream = self.streams.get(run.bucket)
-        newest = stream.number if stream is not None else 0
         found = {
             vbucket
             for (bucket, _), host in self._heard.items()
             if bucket == run.bucket
-            for number, bits in host.taken.items()
-            if run.number < number <= newest
+            for (number, projector), bits in host.taken.items()
+            if number > run.number or (number == run.number and projector != self.projector)
             for vbucket in vbuckets
             if _has_bit(bits, vbucket)
         }
         if not found:
-            self._ignored_since_ms.pop(run.bucket, None)
+            self._ignorance.pop(run.bucket, None)
             return found
-        since = self._ignored_since_ms.setdefault(run.bucket, now_ms)
-        return found if now_ms - since >= IGNORED_MS else set()
+        known = self._ignorance.setdefault(run.bucket, _Ignorance(run.number, now_ms))
+        if known.number != run.number:
+            # A new number was of no use: whoever says so may say it of every number.
+            known.number, known.since_ms = run.number, now_ms
+            known.times += 1
+        patience_ms = min(IGNORED_MS << min(known.times, 10), IGNORED_MS_MAX)
+        return found if now_ms - known.since_ms >= patience_ms else set()
 
     def waiting(self, now_ms: int) -> tuple[StreamAwaited, ...]:
         """Return the buckets that need a new generation of streams here."""

@@ -23,6 +23,7 @@ import os
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import quote
@@ -143,7 +144,8 @@ class _Route:
         lost: CoordinatorError | None = None
         for node in nodes:
             try:
-                body = _body_of((yield from self._ask(call, node)))
+                answer = yield from self._ask(call, node)
+                body = _body_of(answer, writes=call.writes)
             except _Silent:
                 continue
             except _Transient as transient:
@@ -195,13 +197,18 @@ class _Route:
         assert self._last is not None
         outcome = yield _request(MEMBERS, self._last)
         if isinstance(outcome, httpx.Response) and outcome.status_code == 200:
-            self.learn_from(_body_of(outcome))
+            with suppress(CoordinatorError, _Transient):
+                self.learn_from(_body_of(outcome))
         return {}
 
     def learn_from(self, members: Body) -> None:
         """Keep the addresses of a body of `GET /v1/members`."""
-        addresses = [m.get("address") for m in members.get("members", [])]
-        self._learnt = [_origin(a) for a in addresses if isinstance(a, str) and a]
+        listed = members.get("members")
+        addresses = [m.get("address") for m in listed or () if isinstance(m, dict)]
+        self._learnt = []
+        for address in addresses:
+            with suppress(CoordinatorError):
+                self._learnt.append(_origin(str(address or "")))
         self._has_learnt = True
 
 
@@ -230,8 +237,11 @@ def _request(call: Call, node: str, target: httpx.URL | None = None) -> httpx.Re
     )
 
 
-def _body_of(response: httpx.Response) -> Body:
-    """Return the body of a success; raise what a refusal says, as `_Transient` where it is."""
+def _body_of(response: httpx.Response, *, writes: bool = False) -> Body:
+    """Return the body of a success; raise what a refusal says, as `_Transient` where it is.
+
+    What is no refusal of a write leaves open whether it was done: UnavailableError.
+    """
     try:
         body = response.json()
     except ValueError:
@@ -241,6 +251,9 @@ def _body_of(response: httpx.Response) -> Body:
     error = _error_of(response, body)
     if error.code in _TRANSIENT:
         raise _Transient(error)
+    status = response.status_code
+    if writes and (response.is_success or status == 408 or status >= 500):
+        raise UnavailableError(error.code, error.message, error.details)
     raise error
 
 

@@ -159,12 +159,14 @@ class ConnectionRead:
 
 @dataclass(frozen=True, slots=True)
 class GenerationTaken:
-    """Of these vbuckets an indexer takes what comes under this number, or a higher one.
+    """Of these vbuckets an indexer takes what this projector sends under this number.
 
-    Bit `v % 8` of byte `v // 8` is vbucket `v`.
+    What comes under a lower one is ignored, and so is what another projector sends under this one,
+    which both may have: who began last is taken. Bit `v % 8` of byte `v // 8` is vbucket `v`.
     """
 
     number: int
+    projector: int
     vbuckets: bytes
 
 
@@ -175,7 +177,7 @@ class HwHeartbeat:
     `indexes` are those that it hosts there. The seqno 0 under the vbuuid 0 means that nothing
     is held of a vbucket. `last_persistence` and `last_stability` are hashes of vectors, 0 for none.
     `builds` say what is here after the records that `read` names. `taken` has the newest numbers
-    under which vbuckets are taken; what comes under a lower one is ignored.
+    under which vbuckets are taken.
     """
 
     indexer: int

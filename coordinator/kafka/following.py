@@ -18,7 +18,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from coordinator.core.effects import Answer, Beat
 from coordinator.core.records import AckRecord, Heartbeat
-from coordinator.kafka.producers import PlainProducer
+from coordinator.kafka.producers import DeadLetters, PlainProducer
 from coordinator.kafka.readers import consumer
 from coordinator.kafka.topics import STATECONTEXT, topic_name
 from coordinator.kafka.vigil import Vigil
@@ -36,11 +36,17 @@ class Link:
     """One connection to Kafka: a consumer, a producer, and what they are used for."""
 
     def __init__(
-        self, bootstrap_servers: str, cluster: str, who: str, topics: Iterable[str], **more: Any
+        self,
+        bootstrap_servers: str,
+        cluster: str,
+        who: str,
+        topics: Iterable[str],
+        letters: DeadLetters | None = None,
+        **more: Any,
     ) -> None:
         """`topics` are those that must be there before anything begins; `more` is for the client.
 
-        `statecontext` is always one of them.
+        `statecontext` is always one of them. `letters` wait here, and for the next connection.
         """
         self.topic = topic_name(cluster, STATECONTEXT)
         self.at_end = False
@@ -55,6 +61,7 @@ class Link:
         }
         self._consumer = consumer(bootstrap_servers, who, **settings)
         self._vigil = Vigil(self._consumer)
+        self._letters = letters if letters is not None else DeadLetters(cluster)
         self._producer: PlainProducer | None = None
 
     def connect(self, stopping: threading.Event) -> str | None:
@@ -62,7 +69,7 @@ class Link:
         while not stopping.is_set():
             metadata = self._consumer.list_topics(timeout=CALL_TIMEOUT_S)
             if self._needed <= metadata.topics.keys():
-                self._producer = PlainProducer(self._servers, self._cluster, ignore)
+                self._producer = PlainProducer(self._servers, self._cluster, ignore, self._letters)
                 return str(metadata.cluster_id)
             stopping.wait(PAUSE_S)
         return None
@@ -111,12 +118,11 @@ class Link:
             self._producer.beat(Beat(record))
 
     def bury(self, message: Message, reason: str) -> None:
-        if self._producer is not None:
-            self._producer.bury_message(message, reason)
+        self._letters.bury_message(message, reason)
 
     def close(self) -> None:
         if self._producer is not None:
-            self._producer.flush(CALL_TIMEOUT_S / 2)
+            self._producer.close(CALL_TIMEOUT_S / 2)
         self._consumer.close()
 
 

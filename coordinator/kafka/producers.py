@@ -56,8 +56,11 @@ LETTER_REASON_LENGTH_MAX = 1_000
 """What a dead letter keeps of a record, and of what is wrong with it. A letter that does not fit
 on its topic would be refused, and whoever wrote it could not go on."""
 
-LETTERS_WAITING_MAX = 100
-"""So many dead letters wait for a broker that is away; then the oldest goes."""
+LETTERS_BYTES_MAX = 32 * 1024 * 1024
+"""So much of dead letters waits for a broker that is away; then the oldest go."""
+
+LETTER_OVERHEAD_BYTES = 500
+"""What a letter weighs besides the record and the reason."""
 
 EVENT_TIMEOUT_MS = 10_000
 FLUSH_TIMEOUT_S = 8.0
@@ -92,23 +95,28 @@ class PlainProducer:
 
     They are fed when the client's callbacks are over: what follows may send again, and the client
     aborts the process if a callback polls. `written` is the offset of the last record of `commit`
-    that Kafka acknowledged, or -1. A dead letter is nobody's to send again: it waits here.
+    that Kafka acknowledged, or -1. A dead letter is nobody's to send again: it waits in `letters`.
     """
 
-    def __init__(self, bootstrap_servers: str, cluster: str, feed: Feed) -> None:
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        cluster: str,
+        feed: Feed,
+        letters: DeadLetters | None = None,
+    ) -> None:
+        """`letters` are those that wait, where they are to outlive this producer."""
         self._feed = feed
-        self._cluster = cluster
+        self._letters = letters if letters is not None else DeadLetters(cluster)
         self.written = -1
         self._failed: list[inputs.AppendFailed] = []
-        self._letters: deque[DeadLetter] = deque(maxlen=LETTERS_WAITING_MAX)
         self._producer = Producer(
             plain_settings(
                 bootstrap_servers, **{"enable.idempotence": True, "message.timeout.ms": 5_000}
             )
         )
         self._topics = {
-            name: topic_name(cluster, name)
-            for name in (COMMIT, ACKS, HEARTBEAT, DEAD_LETTER, RESTART_REQUEST)
+            name: topic_name(cluster, name) for name in (COMMIT, ACKS, HEARTBEAT, RESTART_REQUEST)
         }
 
     def append(self, effect: effects.Append) -> None:
@@ -134,57 +142,31 @@ class PlainProducer:
         self._send(RESTART_REQUEST, codec.encode(record), key=record.bucket.encode())
 
     def bury(self, effect: effects.Bury) -> None:
-        self._bury(full(effect.letter, self._cluster))
+        self._letters.bury(effect.letter)
+        self.serve()
 
     def bury_message(self, message: Message, reason: str) -> None:
         """Send a record that could not be used to `dead-letter`, as it came."""
-        where = (str(message.topic()), int(message.partition() or 0), int(message.offset() or 0))
-        value = message.value()
-        at_ms = time.time_ns() // 1_000_000
-        self._bury(DeadLetter(*where, reason, value if isinstance(value, bytes) else b"", at_ms))
-
-    def _bury(self, letter: DeadLetter) -> None:
-        self._letters.append(bounded(letter))
-        self._send_letters()
+        self._letters.bury_message(message, reason)
         self.serve()
-
-    def _send_letters(self) -> None:
-        """Send what waits; a letter that does not arrive waits again, until Kafka refuses it."""
-        waiting = list(self._letters)
-        self._letters.clear()
-        for number, letter in enumerate(waiting):
-            try:
-                self._producer.produce(
-                    self._topics[DEAD_LETTER],
-                    codec.encode(letter),
-                    partition=0,
-                    key=letter_key(letter),
-                    on_delivery=partial(self._letter_sent, letter),
-                )
-            except BufferError:
-                self._letters.extend(waiting[number:])
-                return
-
-    def _letter_sent(self, letter: DeadLetter, error: KafkaError | None, _: Any) -> None:
-        if error is None:
-            return
-        if error.code() in LATE:
-            self._letters.append(letter)
-        else:
-            where = f"{letter.topic}-{letter.partition} at {letter.offset}"
-            log.error("the dead letter for %s is lost: %s", where, error.str())
 
     def serve(self) -> None:
         """Run the delivery callbacks that are due; call it often, it never blocks."""
         self._producer.poll(0)
-        if self._letters:
-            self._send_letters()
+        self._letters.send(self._producer)
         failed, self._failed = self._failed, []
         for failure in failed:
             self._feed(failure)
 
     def flush(self, timeout_s: float) -> None:
+        self._letters.send(self._producer)
         self._producer.flush(timeout_s)
+
+    def close(self, timeout_s: float) -> None:
+        """Send what can be sent in time; dead letters that cannot wait again."""
+        self.flush(timeout_s)
+        self._producer.purge()
+        self._producer.poll(0)
 
     def _send(self, topic: str, value: bytes, **more: Any) -> None:
         try:
@@ -195,7 +177,92 @@ class PlainProducer:
         self.serve()
 
 
-LATE = TRANSIENT | {KafkaError._MSG_TIMED_OUT, KafkaError._QUEUE_FULL}
+class DeadLetters:
+    """Dead letters on their way: they wait for a broker that is away.
+
+    They outlive producers, which come and go with connections. Any thread may bury; whoever serves
+    a producer sends.
+    """
+
+    def __init__(self, cluster: str) -> None:
+        self._cluster = cluster
+        self._topic = topic_name(cluster, DEAD_LETTER)
+        self._waiting: deque[DeadLetter] = deque()
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        """How many wait."""
+        return len(self._waiting)
+
+    def bury(self, letter: DeadLetter) -> None:
+        """Take a letter of the core, which knows topics by their short names."""
+        self._wait(bounded(full(letter, self._cluster)))
+
+    def bury_message(self, message: Message, reason: str) -> None:
+        """Take a record that could not be used, as it came."""
+        where = (str(message.topic()), int(message.partition() or 0), int(message.offset() or 0))
+        value = message.value()
+        at_ms = time.time_ns() // 1_000_000
+        letter = DeadLetter(*where, reason, value if isinstance(value, bytes) else b"", at_ms)
+        self._wait(bounded(letter))
+
+    def send(self, producer: Producer) -> None:
+        """Send what waits; a letter that does not arrive waits again, until Kafka refuses it."""
+        for _ in range(len(self._waiting)):
+            letter = self._oldest()
+            if letter is None:
+                return  # Another thread was quicker.
+            try:
+                producer.produce(
+                    self._topic,
+                    codec.encode(letter),
+                    partition=0,
+                    key=letter_key(letter),
+                    on_delivery=partial(self._sent, letter),
+                )
+            except BufferError:
+                self._wait(letter)
+                return
+
+    def _sent(self, letter: DeadLetter, error: KafkaError | None, _: Any) -> None:
+        if error is not None and error.code() in LATE:
+            self._wait(letter)
+        elif error is not None:
+            _lost(letter, error.str())
+
+    def _wait(self, letter: DeadLetter) -> None:
+        with self._lock:
+            self._waiting.append(letter)
+            self._bytes += _weight(letter)
+        while self._bytes > LETTERS_BYTES_MAX and (oldest := self._oldest()) is not None:
+            _lost(oldest, "too many wait")
+
+    def _oldest(self) -> DeadLetter | None:
+        """Take the oldest out."""
+        with self._lock:
+            if not self._waiting:
+                return None
+            letter = self._waiting.popleft()
+            self._bytes -= _weight(letter)
+            return letter
+
+
+def _weight(letter: DeadLetter) -> int:
+    return len(letter.value) + len(letter.reason) + LETTER_OVERHEAD_BYTES
+
+
+def _lost(letter: DeadLetter, why: str) -> None:
+    where = f"{letter.topic}-{letter.partition} at {letter.offset}"
+    log.error("the dead letter for %s is lost: %s", where, why)
+
+
+LATE = TRANSIENT | {
+    KafkaError._MSG_TIMED_OUT,
+    KafkaError._QUEUE_FULL,
+    KafkaError._PURGE_QUEUE,
+    KafkaError._PURGE_INFLIGHT,
+}
 """What a delivery fails with while a broker is away; what else there is, is a refusal."""
 
 

@@ -134,9 +134,9 @@ def ensure_topics(
         _complete(topic, replication_factor, min_insync_replicas, flushed) for topic in TOPICS
     ]
     attempts = Retrying(
-        retry=retry_if_exception(lambda error: may_pass(error) or _lacks_brokers(error)),
+        retry=retry_if_exception(lambda error: _may_pass(error) or _lacks_brokers(error)),
         wait=wait_exponential(multiplier=0.02, max=0.5),
-        stop=lambda state: _is_over(state, deadline_s),
+        stop=_Deadline(deadline_s),
         reraise=True,
     )
     try:
@@ -153,11 +153,45 @@ def _lacks_brokers(error: BaseException) -> bool:
     return refused and error.args[0].code() == KafkaError.INVALID_REPLICATION_FACTOR
 
 
-def _is_over(state: RetryCallState, deadline_s: float) -> bool:
-    error = state.outcome.exception() if state.outcome is not None else None
-    if error is not None and _lacks_brokers(error):
-        deadline_s = min(deadline_s, BROKERS_COME_S)
-    return (state.seconds_since_start or 0.0) >= deadline_s
+REFUSED = frozenset(
+    {
+        KafkaError.INVALID_CONFIG,
+        KafkaError.INVALID_PARTITIONS,
+        KafkaError.INVALID_REPLICA_ASSIGNMENT,
+        KafkaError.INVALID_REQUEST,
+        KafkaError.POLICY_VIOLATION,
+        KafkaError.TOPIC_EXCEPTION,
+    }
+)
+"""What Kafka says of a topic that it will never make like that."""
+
+BUSY = frozenset(
+    {
+        KafkaError.BROKER_NOT_AVAILABLE,
+        KafkaError.KAFKA_STORAGE_ERROR,
+        KafkaError.THROTTLING_QUOTA_EXCEEDED,
+        KafkaError.UNKNOWN,
+    }
+)
+"""What it says of a topic that it cannot make now."""
+
+
+def _may_pass(error: BaseException) -> bool:
+    return may_pass(error) or (isinstance(error, KafkaException) and error.args[0].code() in BUSY)
+
+
+class _Deadline:
+    """When to give up: after `deadline_s`, or `BROKERS_COME_S` after brokers were lacking first."""
+
+    def __init__(self, deadline_s: float) -> None:
+        self._deadline_s = deadline_s
+
+    def __call__(self, state: RetryCallState) -> bool:
+        error = state.outcome.exception() if state.outcome is not None else None
+        since_s = state.seconds_since_start or 0.0
+        if error is not None and _lacks_brokers(error):
+            self._deadline_s = min(self._deadline_s, since_s + BROKERS_COME_S)
+        return since_s >= self._deadline_s
 
 
 def _make_and_check(
@@ -205,10 +239,11 @@ def _create(
         try:
             future.result()
         except KafkaException as error:
-            if may_pass(error) or _lacks_brokers(error):
-                raise
-            if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
+            code = error.args[0].code()
+            if code in REFUSED:
                 raise KafkaRefusal("topic_mismatch", f"{name}: {error.args[0].str()}") from error
+            if code != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise
 
 
 def _metadata_of(admin: AdminClient, names: list[str], deadline_s: float) -> Any:

@@ -522,6 +522,22 @@ MUTANTS: tuple[Mutant, ...] = (
         "tests/unit/test_streaming_starting.py",
     ),
     Mutant(
+        "what-is-known-of-a-group-is-believed-unchecked",
+        STORE,
+        "if held[:GROUP_CHECK_BYTES] != _check(key, held[GROUP_CHECK_BYTES:end]):",
+        "if not held:",
+        "tests/unit/test_store.py",
+    ),
+    Mutant(
+        "a-dead-letter-that-cannot-be-sent-is-forgotten",
+        PRODUCERS,
+        """        if error is not None and error.code() in LATE:
+            self._wait(letter)
+        elif""",
+        """        if""",
+        "tests/unit/test_producers.py",
+    ),
+    Mutant(
         "a-stream-that-indexers-ignore-goes-on",
         "projector_sim/projector.py",
         "return set(kv.owned) - here or self._ignored(run, here & kv.owned, now_ms)",

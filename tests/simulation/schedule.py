@@ -85,7 +85,8 @@ def directed(pair: tuple[str, str], attempt: int) -> int:
 
 def pair_of(seed: int) -> tuple[str, str] | None:
     """Return the pair that a seed's world is made for; None for an ordinary one."""
-    return PAIRS[(seed - DIRECTED) // TRIES] if seed >= DIRECTED else None
+    number = (seed - DIRECTED) // TRIES
+    return PAIRS[number] if 0 <= number < len(PAIRS) else None
 
 
 def arm(world: World) -> None:

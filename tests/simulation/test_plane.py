@@ -103,6 +103,12 @@ def test_a_stream_that_began_under_a_number_that_nobody_takes_any_more_begins_ag
     PlaneWorld(8590164).run()
 
 
+def test_of_two_streams_under_one_number_the_one_that_owns_the_vbucket_goes_on() -> None:
+    """What the other one sent while it owned it arrives last."""
+    faults = ("stray_events", "projector_paused", "projector_replaced", "vbuckets_moved")
+    PlaneWorld(772312, focus=(*faults, "master_crashes")).run()
+
+
 def test_a_build_ends_though_a_stream_began_anew_below_where_it_was_attached() -> None:
     """One indexer heard where the first stream began, at 5; the next begins for others at 3.
 

@@ -358,6 +358,40 @@ def test_an_answer_that_is_not_the_apis_is_no_success(serve, run, body):
     assert caught.value.code == "bad_response"
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        refusal(500, "internal"),
+        Answer(500, "<html>a proxy</html>"),
+        Answer(408, "<html>a proxy</html>"),
+        Answer(200, "<html>a proxy</html>"),
+        Answer(200, [1]),
+    ],
+)
+def test_a_write_that_was_answered_without_a_refusal_may_have_been_done(serve, run, answer):
+    node = serve(always(answer))
+    with pytest.raises(UnavailableError):
+        run(node.url, create)
+    assert len(node.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        Answer(200, "<html>a proxy</html>"),
+        Answer(200, {"members": "nonsense"}),
+        Answer(
+            200, {"members": [7, {"address": 7}, {"address": "ftp://x"}, {"address": "http://:1"}]}
+        ),
+        Answer(503, {}),
+    ],
+)
+def test_whatever_a_node_says_of_its_members_the_answer_stays_the_answer(serve, run, listed):
+    done = Answer(200, {"cas": 7})
+    node = serve(lambda request: listed if request.path == "/v1/members" else done)
+    assert run(node.url, create) == [{"cas": 7}]
+
+
 def test_drop_by_name_looks_up_the_id(serve, run):
     def script(request: Request) -> Answer:
         if request.method == "DELETE":

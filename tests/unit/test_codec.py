@@ -144,7 +144,7 @@ ONE_OF_EACH: list[Any] = [
     streams.HwHeartbeat(
         *(1, 2, "b", (77,), U64, U64, 1, 2, 3, 4, (streams.BuildProgress(77, 1, b"\x01"),), 5),
         (streams.ConnectionRead(1, 2**62, (4, 0, 0, 17)),),
-        (streams.GenerationTaken(2**62, b"\x01"),),
+        (streams.GenerationTaken(2**62, 250, b"\x01"),),
     ),
     streams.StabilityTimestamp("b", 4, U64, U64, 5),
     streams.ConsolidatedStability((streams.StabilityTimestamp("b", 4, U64, U64, 5),)),

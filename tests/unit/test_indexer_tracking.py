@@ -25,6 +25,7 @@ from coordinator.core.stream_records import (
     MAINTENANCE,
     NOT_SAID,
     ConnectionRead,
+    GenerationTaken,
     KeyVersions,
 )
 from indexer_sim import tracking
@@ -599,10 +600,18 @@ def test_it_is_told_under_which_numbers_vbuckets_are_taken() -> None:
     assert taken.number == 1
     indexer.take(linked(1, 0, begin(2, 0, BRANCH, [0]), connection=7, number=5), 0)
     told = indexer.tracker.taken()
-    assert [one.number for one in told] == [5, 1]
+    assert [(one.number, one.projector) for one in told] == [(5, 1), (1, 1)]
     assert told[0].vbuckets == b"\4"
     assert told[1].vbuckets == bytes([taken.vbuckets[0] & ~4])
     assert restored(indexer.tracker).taken() == told
+
+
+def test_under_one_number_it_is_told_from_whom_vbuckets_are_taken() -> None:
+    tracker = Tracker(8)
+    for vbucket in range(8):
+        tracker.load_place(vbucket, Place(number=7, owner=(vbucket % 2, 1)))
+    told = tracker.taken()
+    assert told == (GenerationTaken(7, 0, b"\x55"), GenerationTaken(7, 1, b"\xaa"))
 
 
 def test_of_many_numbers_the_highest_are_told() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,7 +15,7 @@ from coordinator import codec
 from coordinator.core import effects, inputs
 from coordinator.core.records import DeadLetter, ReadBarrier
 from coordinator.kafka import endings, producers
-from coordinator.kafka.producers import PlainProducer, never_connected
+from coordinator.kafka.producers import DeadLetters, PlainProducer, never_connected
 
 TRANSPORT = KafkaError._TRANSPORT
 
@@ -94,11 +96,20 @@ class Away(Client):
         self.waiting.append((value, more["on_delivery"]))
 
     def poll(self, timeout_s: float) -> None:
+        self._end(self.code)
+
+    def flush(self, timeout_s: float) -> None:
+        """Nothing comes back in this time."""
+
+    def purge(self) -> None:
+        self.code = KafkaError._PURGE_QUEUE
+
+    def _end(self, code: int) -> None:
         waiting, self.waiting = self.waiting, []
         for value, delivered in waiting:
             if self.is_back:
                 self.arrived.append(value)
-            delivered(None if self.is_back else KafkaError(self.code), None)
+            delivered(None if self.is_back else KafkaError(code), None)
 
 
 def letters(plain: PlainProducer, numbers: range) -> list[bytes]:
@@ -123,16 +134,66 @@ def test_a_dead_letter_waits_for_a_broker_that_is_away(monkeypatch: pytest.Monke
     assert sorted(client.arrived) == sorted(wanted), "each of them, and once"
 
 
-def test_not_more_letters_wait_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_letters_that_no_room_is_for_are_told_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(producers, "LETTERS_BYTES_MAX", 20 * producers.LETTER_OVERHEAD_BYTES)
     monkeypatch.setattr(producers, "Producer", Away)
     plain = PlainProducer("", "c", lambda _: None)
     client: Any = plain._producer
-    letters(plain, range(3 * producers.LETTERS_WAITING_MAX))
+    letters(plain, range(50))
     client.is_back = True
-    for _ in range(producers.LETTERS_WAITING_MAX):
+    for _ in range(50):
         plain.serve()
-    most = producers.LETTERS_WAITING_MAX + client.room
-    assert producers.LETTERS_WAITING_MAX <= len(client.arrived) <= most
+    assert len(client.arrived) + len(caplog.records) == 50
+    assert 10 < len(client.arrived) <= 20 + client.room
+
+
+def test_letters_outlive_the_producer_that_could_not_send_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(producers, "Producer", Away)
+    waiting = DeadLetters("c")
+    first = PlainProducer("", "c", lambda _: None, waiting)
+    wanted = letters(first, range(8))
+    first.close(0.1)
+    assert len(waiting) == 8
+    second = PlainProducer("", "c", lambda _: None, waiting)
+    client: Any = second._producer
+    client.is_back = True
+    for _ in range(8):
+        second.serve()
+    assert sorted(client.arrived) == sorted(wanted)
+
+
+def test_several_threads_bury_and_send_and_each_letter_goes_once() -> None:
+    class Sink:
+        def __init__(self) -> None:
+            self.got: list[bytes] = []
+
+        def produce(self, topic: str, value: bytes, **_: Any) -> None:
+            self.got.append(value)
+
+    waiting, sink, number = DeadLetters("c"), Sink(), 2_000
+    client: Any = sink
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+
+    def work(first: int) -> None:
+        for offset in range(first, first + number):
+            waiting.bury(DeadLetter("hw", 0, offset, "why", b"", 5))
+            waiting.send(client)
+
+    try:
+        threads = [threading.Thread(target=work, args=(n * number,)) for n in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    waiting.send(client)
+    assert len(sink.got) == len(set(sink.got)) == 3 * number
 
 
 def test_a_letter_that_kafka_refuses_is_told_of(
@@ -142,6 +203,7 @@ def test_a_letter_that_kafka_refuses_is_told_of(
     monkeypatch.setattr(Away, "code", KafkaError.TOPIC_AUTHORIZATION_FAILED)
     plain = PlainProducer("", "c", lambda _: None)
     letters(plain, range(7, 8))
+    plain.serve()
     assert "the dead letter for c.hw-0 at 7 is lost" in caplog.text
     client: Any = plain._producer
     client.is_back = True

@@ -155,9 +155,9 @@ class Given:
     def waiting(self) -> list[int]:
         return [awaited.number for awaited in self.desk.waiting(self.now)]
 
-    def takes(self, number: int, *vbuckets: int, bucket: str = "b") -> None:
-        """An indexer says that of these vbuckets it takes nothing under a lower number."""
-        taken = (GenerationTaken(number, bytes([sum(1 << v for v in vbuckets)])),)
+    def takes(self, number: int, *vbuckets: int, bucket: str = "b", by: int = 0) -> None:
+        """An indexer says that it takes these vbuckets from another under this number."""
+        taken = (GenerationTaken(number, by, bytes([sum(1 << v for v in vbuckets)])),)
         record = HwHeartbeat(1, 3, bucket, (1,), b"", b"", 0, 0, 0, 0, (), 1, (), taken)
         self.desk.hear(record)
 
@@ -503,7 +503,7 @@ def test_what_an_indexer_takes_under_this_number_or_is_not_here_is_not_ignored()
     given = Given(an_index())
     given.streaming(4)
     given.renew(5, mine=4)
-    given.takes(4, 0, 1, 2, 3)
+    given.takes(4, 0, 1, 2, 3, by=ME)
     assert given.waits_when_it_is_certain() == []
     given.takes(5, 4, 7)
     assert given.waits_when_it_is_certain() == []
@@ -516,11 +516,28 @@ def test_what_an_indexer_takes_under_this_number_or_is_not_here_is_not_ignored()
     assert given.waiting() == [], "the store has told that it went"
 
 
-def test_a_number_that_nobody_has_committed_counts_for_nothing() -> None:
+def test_of_two_under_the_same_number_the_one_that_is_ignored_begins_again() -> None:
+    """What the other sent before it lost the vbucket arrived after what this one sent."""
+    given = Given(an_index())
+    given.streaming(4)
+    given.takes(4, 2)
+    assert given.waits_when_it_is_certain() == [4]
+
+
+def test_a_number_that_no_renewal_exceeds_costs_ever_fewer_of_them() -> None:
+    """Nobody has committed it: somebody made it up."""
     given = Given(an_index())
     given.streaming(4)
     given.takes(2**62, 2)
-    assert given.waits_when_it_is_certain() == []
+    assert given.waits_when_it_is_certain() == [4]
+    renewals = 0
+    for _ in range(3_600):
+        if given.waiting():
+            renewals += 1
+            given.renew(4 + renewals)
+            given.begun(given.opened())
+        given.now += 1_000
+    assert 10 < renewals < 25
 
 
 def test_what_was_ignored_for_a_moment_only_is_not_asked_for_again() -> None:
@@ -530,7 +547,7 @@ def test_what_was_ignored_for_a_moment_only_is_not_asked_for_again() -> None:
     for _ in range(3):
         given.takes(5, 2)
         assert given.waiting() == []
-        given.takes(4, 2)
+        given.takes(4, 2, by=ME)
         given.now += IGNORED_MS
         assert given.waiting() == []
 

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.store import Store, StoreError, open_or_replace
+from coordinator.core.authority_state import AuthorityState
+from coordinator.core.effects import Save
+from coordinator.core.outcomes import KeptGroup
+from coordinator.store import GROUP, GROUP_CHECK_BYTES, Store, StoreError, open_or_replace
 
 
 def damage(folder: Path, pattern: str) -> None:
@@ -68,3 +71,24 @@ def test_a_folder_in_use_is_a_fault_and_is_not_moved(tmp_path: Path) -> None:
     assert caught.value.code == "store_unusable"
     store.close()
     assert folder.is_dir()
+
+
+@pytest.mark.parametrize("place", ["check", "born_ms", "ids"])
+def test_a_byte_that_flips_in_what_is_known_of_a_group_is_noticed(
+    tmp_path: Path, place: str
+) -> None:
+    """The ids of requests and their times are believed without a look at the group itself."""
+    authority = AuthorityState("c", 1, (1,), 1, 100, 600_000)
+    group = KeptGroup(9, b"value", ("a-request",), 1_000, 1_001)
+    store = Store(tmp_path / "node-1")
+    store.save(Save(1, 1, authority, (), None, 9, 0, outcomes=((9, group),), sync=True))
+    restored = store.restore()
+    assert restored is not None
+    assert restored.outcomes == (group,)
+    (key, held), *_ = store._scan(GROUP)
+    at = {"check": 0, "born_ms": GROUP_CHECK_BYTES, "ids": held.index(b"request")}[place]
+    store._db[key] = held[:at] + bytes([held[at] ^ 1]) + held[at + 1 :]
+    with pytest.raises(StoreError) as refused:
+        store.restore()
+    assert refused.value.code == "store_damaged"
+    store.close()

@@ -15,13 +15,16 @@ TOO_FEW = KafkaException(KafkaError(KafkaError.INVALID_REPLICATION_FACTOR, "2 ar
 
 
 class Starting:
-    """A Kafka that says `error` for the first `times`."""
+    """A Kafka that says these errors, the last one for `times`, and is there then."""
 
-    def __init__(self, error: KafkaException, times: int) -> None:
+    def __init__(self, error: KafkaException, times: int, *before: KafkaException) -> None:
         self.error = error
         self.times = times
+        self.before = list(before)
 
     def __call__(self, *_: Any) -> str:
+        if self.before:
+            raise self.before.pop(0)
         self.times -= 1
         if self.times >= 0:
             raise self.error
@@ -39,6 +42,23 @@ def test_brokers_that_do_not_come_are_a_final_refusal(monkeypatch: pytest.Monkey
     with pytest.raises(KafkaRefusal, match="2 are registered") as refused:
         ensure_topics("k:1", "c", replication_factor=3, deadline_s=30)
     assert refused.value.code == "topic_mismatch"
+
+
+def test_the_wait_for_brokers_begins_when_the_first_one_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nobody = KafkaException(KafkaError(KafkaError._TRANSPORT, "nobody"))
+    monkeypatch.setattr(topics, "_make_and_check", Starting(TOO_FEW, 1, *[nobody] * 6))
+    monkeypatch.setattr(topics, "BROKERS_COME_S", 1.0)
+    assert ensure_topics("k:1", "c", replication_factor=3, deadline_s=60) == "id"
+
+
+@pytest.mark.parametrize("code", sorted(topics.BUSY))
+def test_a_topic_that_cannot_be_made_now_is_made_later(
+    monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    monkeypatch.setattr(topics, "_make_and_check", Starting(KafkaException(KafkaError(code)), 2))
+    assert ensure_topics("k:1", "c") == "id"
 
 
 def test_what_never_passes_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
