@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -272,3 +273,27 @@ def test_a_row_fits_the_columns_that_are_promised() -> None:
     table = archive_files.table_of(rows)
     assert table["cas"].to_pylist() == [1, 2]
     assert table["at_utc"].to_pylist()[0].isoformat() == "2023-11-14T22:13:20"
+
+
+def test_the_last_cas_again_is_not_archived_again(tmp_path: Path) -> None:
+    archive = opened(tmp_path)
+    archive.append([row(0, 10), row(1, 12)], 2)
+    assert archive.append([row(2, 12)], 3) == 0
+    assert cases(tmp_path) == [10, 12]
+
+
+def test_a_table_is_on_the_disk_before_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        synced.append(os.fstat(descriptor).st_ino)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    opened(tmp_path).append([row(0)], 1)
+    tables = [path.stat().st_ino for path in tmp_path.rglob("*.parquet")]
+    assert tables
+    assert set(tables) <= set(synced)

@@ -311,3 +311,21 @@ def test_pieces_make_the_same_json(value: Any) -> None:
 
 def test_text_that_is_json_is_put_in_as_it_is() -> None:
     assert encoded({"a": Raw("[1, 2]"), "b": {"c": Raw("1.50")}}) == b'{"a":[1, 2],"b":{"c":1.50}}'
+
+
+def test_a_seat_is_free_again_whatever_becomes_of_who_had_it() -> None:
+    seats = Seats(1)
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError), seats.one():
+            raise ZeroDivisionError
+
+
+def test_a_turn_is_over_whatever_becomes_of_who_had_it() -> None:
+    async def take() -> None:
+        turns = Turns(2, 0.2)
+        for _ in range(3):
+            with pytest.raises(ZeroDivisionError):
+                async with turns.one():
+                    raise ZeroDivisionError
+
+    asyncio.run(take())

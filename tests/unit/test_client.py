@@ -506,3 +506,18 @@ def test_request_ids_are_uuids_of_version_7_that_carry_the_time():
     assert len(set(ids)) == len(ids)
     assert {(i.version, i.variant) for i in ids} == {(7, uuid.RFC_4122)}
     assert all(before <= i.int >> 80 <= after for i in ids)
+
+
+def test_a_reform_without_a_master_is_asked_of_the_node_that_has_the_most():
+    plan = client_module._plan_reform(client_module._Route(["http://a:1"]), {}, None)
+    next(plan)
+    listed = [{"node": n, "alive": True, "cas": n, "address": f"http://n{n}:1"} for n in (2, 3)]
+    call = plan.send({"mastership": {"state": "no_eligible_node"}, "members": listed})
+    assert call.node == "http://n3:1"
+
+
+def test_no_request_outlives_the_deadline_of_its_call():
+    attempts = client_module._Attempts(client_module._Route(["http://a:1"]), 1.0, 1.0)
+    attempts._start -= 0.9
+    assert attempts.timeout().read <= 0.1
+    assert attempts.timeout(5.0).read <= 0.1

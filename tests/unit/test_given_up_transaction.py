@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -102,3 +103,42 @@ def test_an_opening_that_was_given_up_while_it_waited_fences_nobody(
     writer.close()
     assert fenced == ["ahead"]
     assert fed.empty()
+
+
+def told(monkeypatch: pytest.MonkeyPatch, *orders: effects.Effect) -> list[str]:
+    """Return what a producer without a broker says to these orders."""
+    monkeypatch.setattr(producers, "Producer", Client)
+    monkeypatch.setattr(producers, "end_open_transaction", lambda *given: None)
+    monkeypatch.setattr(Client, "written", [], raising=False)
+    monkeypatch.setattr(Client, "flush", lambda *given: 0, raising=False)
+    fed: Any = queue.SimpleQueue()
+    writer = TransactionalProducer("", "c", fed.put)
+    said: list[str] = []
+    for order in orders:
+        writer.order(order)
+        if not isinstance(order, effects.WriteHistory):
+            said.append(type(fed.get(timeout=5)).__name__)
+    writer.close()
+    return said
+
+
+def test_what_was_abandoned_does_not_go_with_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    conclude = effects.Conclude(3, (CLAIM,))
+    told(
+        monkeypatch,
+        *(effects.OpenProducer(1), effects.WriteHistory((LOST,)), effects.Abandon(2), conclude),
+    )
+    assert Client.written == ["c.commit"]
+
+
+def test_where_every_end_is_slow_the_next_producer_gives_none_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else a slow broker would leave a cluster without any master."""
+    monkeypatch.setattr(Client, "commit_transaction", lambda *given: time.sleep(0.5))
+    said = told(
+        monkeypatch,
+        *(effects.OpenProducer(1), effects.Conclude(2, (CLAIM,))),
+        *(effects.OpenProducer(3), effects.Conclude(4, (CLAIM,))),
+    )
+    assert said == ["ProducerOpened", "ProducerFailed", "ProducerOpened", "Ended"]

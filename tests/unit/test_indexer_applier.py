@@ -443,3 +443,26 @@ def test_positions_of_a_partition_that_follow_one_another_are_one() -> None:
         queue.put([Queued(0, Position(0, offset))], 0)
     queue.put([Queued(0, Position(1, 7))], 0)
     assert [queued.one for queued in queue.take(10, 0)] == [Position(0, 4), Position(1, 7)]
+
+
+def test_what_was_absent_first_stays_so_within_one_batch(tmp_path: Path) -> None:
+    """The owner took the document back before the backfill brought it."""
+    bench = Bench(tmp_path)
+    bench.feed(record(MAINTENANCE, begin(0, 0, BRANCH, [0])))
+    bench.feed(record(BACKFILL, begin(0, 0, BRANCH, [0]), connection=2))
+    bench.feed(
+        record(MAINTENANCE, Item(ABSENT, 0, 5, 0, NO_SLICE, b"x")),
+        record(BACKFILL, upsert(3, b"x"), Item(END, 0, 5), connection=2),
+    )
+    assert bench.documents() == []
+    bench.storage.close()
+
+
+def test_who_led_before_a_place_that_was_never_read_is_not_known(tmp_path: Path) -> None:
+    bench = Bench(tmp_path).built()
+    raw = record(MAINTENANCE, upsert(1, b"x"))
+    bench.applier.take([Queued(0, Delivery(0, bench.offset, *read_record(raw), epoch=7))])
+    assert bench.bucket.epochs == {0: 7}
+    bench.applier.take([Queued(0, Lost("b", {0: 500}))])
+    assert bench.bucket.epochs == {}
+    bench.storage.close()

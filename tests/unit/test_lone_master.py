@@ -9,6 +9,7 @@ import pytest
 
 from coordinator import codec
 from coordinator.client.request_ids import uuid7
+from coordinator.core import effects, inputs
 from coordinator.core import effects as fx
 from coordinator.core import inputs as inp
 from coordinator.core import state as states
@@ -19,6 +20,7 @@ from coordinator.core.commands import (
     BuildIndexes,
     Command,
     CreateIndex,
+    DeleteSetting,
     DropIndex,
     Position,
     PutSetting,
@@ -29,6 +31,7 @@ from coordinator.core.outcomes import AHEAD_MS_MAX
 from coordinator.core.records import (
     DdlReply,
     IndexerHeartbeat,
+    MemberLeft,
     ProposalAnswered,
     TransactionCommitted,
 )
@@ -405,3 +408,36 @@ def test_a_partition_that_is_held_up_holds_up_nobody_else(lone: LoneNode) -> Non
     token = lone.send(PutSetting("k", "1"))
     lone.run(500)
     assert lone.replies[token].status == OK
+
+
+def test_a_reader_does_not_share_a_barrier_that_was_sent_before_it_came() -> None:
+    """Another node may have committed in between: what the reader sees would be stale."""
+    lone = LoneNode().start()
+    lone.held = {effects.Append}
+    for token in (901, 902):
+        lone.feed(inputs.ReadRequested(token, lone.mono_ms + 15_000, True))
+    lone.release_first()
+    assert set(lone.replies) & {901, 902} == {901}
+    lone.release_first()
+    assert set(lone.replies) >= {901, 902}
+
+
+def test_who_was_refused_waits_no_more() -> None:
+    """A count that only rises would answer `overloaded` to everybody in the end."""
+    lone = LoneNode(settings={"queue_max": 3}).start()
+    for _ in range(5):
+        assert lone.ask(DeleteSetting("nobody")).code == "config_not_found"
+
+
+def test_statecontext_is_compared_again_and_again() -> None:
+    lone = LoneNode(settings={"scrub_ms": 5_000}).start()
+    lone.ask(PutSetting("k", "1"))
+    lone.until(lambda: lone.node.counters.scrubs == 2)
+
+
+def test_a_life_that_has_left_says_nothing_of_the_one_after_it() -> None:
+    """A wiped node folds the whole log: its earlier life has left, this one has not."""
+    lone = LoneNode().start()
+    entry = inputs.Entry(len(lone.log), MemberLeft(1, 1, 6, "operator", 0), b"")
+    lone.node._on_membership(entry, None)
+    assert not lone.node.has_left

@@ -13,6 +13,7 @@ from coordinator.core.outcomes import (
     OutcomesRecorded,
     OutcomeWindow,
     RecordedOutcome,
+    time_of_uuid7,
 )
 from coordinator.core.types import Instant, TxnId
 
@@ -146,3 +147,13 @@ def test_a_changed_byte_changes_the_digest() -> None:
         damaged[place] ^= 1
         made = OutcomeWindow(CODEC)
         assert made.digest_after(5, bytes(damaged), 0) != made.digest_after(5, value, 0)
+
+
+def test_a_group_is_as_young_as_its_youngest_request() -> None:
+    made = window((5, group(5, uuid7(WALL_MS, 0), uuid7(WALL_MS + 60_000, 0))))
+    assert made.forgotten_ms(5) == WALL_MS + 60_000
+    assert due(made, WALL_MS + WINDOW_MS + 60_000) == 0
+
+
+def test_the_time_of_an_id_does_not_depend_on_its_case() -> None:
+    assert time_of_uuid7(uuid7(WALL_MS, 0).upper()) == WALL_MS

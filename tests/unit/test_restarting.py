@@ -153,3 +153,38 @@ def test_no_indexer_is_registered_while_an_answer_is_awaited(
     assert membership.due() == []
     master.answer()
     assert [type(record) for record in membership.due()] == [IndexerRegistered]
+
+
+def test_what_is_answered_counts_and_not_only_what_is_held_here() -> None:
+    master: Any = Master()
+    restarting = Restarting(master)
+    assert restarting.vector("travel", 2, [HELD], (1,)) is None
+    said = Vector([7, 7], [5, 3])
+    round_ = master.asked[-1].record.round
+    record = RestartTimestamp("travel", 1, round_, (0, 1), *said.to_bytes(), (), (), "asked", 1)
+    master.node.timestamps = fold(master.node.timestamps, record, master.node.now).board
+    assert restarting.vector("travel", 2, [HELD], (1,)) == said
+
+
+def test_an_answer_is_not_taken_for_a_loss_that_nobody_asked_about() -> None:
+    master: Any = Master()
+    restarting = Restarting(master)
+    restarting.vector("travel", 2, [HELD], (1,))
+    master.answer()
+    assert restarting.told("travel", 0) is None
+
+
+def test_what_an_indexer_held_in_another_life_does_not_count() -> None:
+    master: Any = Master()
+    building = a_building(master, an_index(1, MAINTENANCE, 1), live=(1,))
+    says(building, 1, HELD)
+    assert building._watermark("travel", 1, 2) is not None
+    master.node.indexers[1].beat.incarnation = 2
+    assert building._watermark("travel", 1, 2) is None
+
+
+def test_a_host_of_two_indexes_surely_holds_something_if_one_of_them_is_built() -> None:
+    master: Any = Master()
+    indexes = an_index(1, MAINTENANCE, 1), an_index(2, PENDING, 1)
+    building = a_building(master, *indexes, live=(1,))
+    assert building._hosts("travel") == [(1, True)]

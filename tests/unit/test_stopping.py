@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from coordinator.stopping import STOPS, on_stop
+from coordinator.stopping import STOPS, ignore_stops, on_stop
 
 DEADLINE_S = 10.0
 
@@ -47,3 +47,12 @@ def test_however_many_signals_come_the_process_goes_on_to_its_end() -> None:
     for _ in range(5_000):
         os.kill(os.getpid(), signal.SIGTERM)
     assert stopping.wait(DEADLINE_S)
+
+
+def test_ctrl_c_and_a_supervisor_are_both_heard() -> None:
+    assert set(STOPS) == {signal.SIGTERM, signal.SIGINT}
+
+
+def test_who_ends_hears_neither() -> None:
+    ignore_stops()
+    assert {signal.getsignal(number) for number in STOPS} == {signal.SIG_IGN}

@@ -6,10 +6,12 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from coordinator import codec
+from coordinator import store as stores
 from coordinator.core.authority_state import AuthorityState
 from coordinator.core.effects import Save
 from coordinator.core.entities import Setting
@@ -122,3 +124,28 @@ def test_what_a_start_finds_is_durable_from_then_on(tmp_path: Path) -> None:
     assert found is not None
     assert left is not None
     assert (found.applied, left.applied) == (2, 2)
+
+
+def test_what_wipes_nothing_is_one_batch_however_large(
+    store: ObservedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crash between two parts would leave an offset with half of its changes."""
+    monkeypatch.setattr(stores, "CHUNK_BYTES", 64)
+    settings = [Setting(f"s{number}", "1") for number in range(20)]
+    changes = tuple((s.key, Versioned(2, codec.encode(s), s)) for s in settings)
+    written: list[object] = []
+    real = store._db
+
+    class Counting:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+        def write(self, *given: Any) -> None:
+            written.append(given)
+            real.write(*given)
+
+    counting: Any = Counting()
+    store._db = counting
+    store.save(replace(batch(2, sync=False), changes=changes))
+    store._db = real
+    assert len(written) == 1

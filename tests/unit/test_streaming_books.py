@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from coordinator.core.stream_records import (
     Tick,
 )
 from coordinator.core.types import TxnId
+from coordinator.core.vectors import Vector
 from coordinator.kafka.topics import (
     DEAD_LETTER,
     HW,
@@ -48,6 +50,7 @@ from streaming.books import (
     turn,
 )
 from streaming.inputs import INPUTS
+from streaming.ledger import _published
 from streaming.rows import RawRow, Rows, SyncRows
 
 CLUSTER = "c"
@@ -351,3 +354,14 @@ def test_a_query_that_begins_again_changes_nothing_but_its_generation() -> None:
     assert done.books.progress.generation == run.books.progress.generation + 1
     assert done.books.progress.offsets == run.books.progress.offsets
     assert (done.books.progress.query, done.books.progress.batch) == ("", -1)
+
+
+def test_a_consolidated_timestamp_that_is_older_does_not_count() -> None:
+    def one(number: int) -> StabilityTimestamp:
+        return StabilityTimestamp("b", number, *Vector([1], [number]).to_bytes(), 0)
+
+    def message(made: Any) -> Any:
+        return SimpleNamespace(value=lambda: codec.encode(made))
+
+    found = _published([message(one(7)), message(ConsolidatedStability((one(3),)))])
+    assert found["b"].number == 7

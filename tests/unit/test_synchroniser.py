@@ -63,3 +63,8 @@ def test_events_that_are_ahead_of_the_commits_read_so_far_are_waited_for() -> No
 
 def test_a_log_that_has_no_committed_state_is_a_mismatch() -> None:
     assert isinstance(synchroniser(folded(ONE, TWO), ONE).resolve(), Mismatch)
+
+
+def test_two_strays_on_one_key_are_told_apart_from_what_was_committed() -> None:
+    base = folded(ONE, TWO)
+    assert synchroniser(base, ONE, TWO, STRAY, (put("a", "another stray"), 4)).resolve() == base

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -69,3 +70,48 @@ def test_what_never_passes_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> N
         ensure_topics("k:1", "c", deadline_s=30)
     assert refused.value.code == "kafka_error"
     assert kafka.times == 10_000 - 1
+
+
+class Answer:
+    """What a broker answers to one question."""
+
+    def __init__(self, value: Any = None, error: Exception | None = None) -> None:
+        self.value, self.error = value, error
+
+    def result(self, *_: Any) -> Any:
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+
+def test_a_topic_that_another_node_has_just_made_is_there() -> None:
+    error = KafkaException(KafkaError(KafkaError.TOPIC_ALREADY_EXISTS, "there"))
+    answers = {"c.commit": Answer(error=error)}
+    admin: Any = SimpleNamespace(create_topics=lambda *_, **__: answers)
+    topics._create(admin, "c", [topics.TOPICS[0]], 1, 1)
+
+
+@pytest.mark.parametrize("code", sorted(topics.REFUSED))
+def test_a_topic_that_kafka_will_never_make_is_a_final_refusal(code: int) -> None:
+    answers = {"c.commit": Answer(error=KafkaException(KafkaError(code, "never")))}
+    admin: Any = SimpleNamespace(create_topics=lambda *_, **__: answers)
+    with pytest.raises(KafkaRefusal) as refused:
+        topics._create(admin, "c", [topics.TOPICS[0]], 1, 1)
+    assert refused.value.code == "topic_mismatch"
+
+
+def test_transactions_whose_state_has_too_few_copies_are_refused() -> None:
+    wanted = topics._complete(topics.TOPICS[0], 3, 0, False)
+
+    def seen(copies: int) -> Any:
+        part = SimpleNamespace(leader=1, replicas=list(range(copies)))
+        return SimpleNamespace(error=None, partitions={0: part})
+
+    found = {"c.commit": seen(3), topics.TRANSACTION_STATE: seen(1)}
+    config = {key: SimpleNamespace(value=value) for key, value in wanted.config.items()}
+    admin: Any = SimpleNamespace(
+        list_topics=lambda **_: SimpleNamespace(topics=found),
+        describe_configs=lambda asked, **_: {asked[0]: Answer(config)},
+    )
+    with pytest.raises(KafkaRefusal, match="__transaction_state has replication factor 1, not 3"):
+        topics._check(admin, "c", [wanted], 3, 1)

@@ -1,0 +1,35 @@
+"""A reader to which nothing comes although there is something is noticed, be it one record."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaException, TopicPartition
+
+from coordinator.kafka import vigil as vigils
+from coordinator.kafka.vigil import Vigil
+
+
+@pytest.mark.parametrize(("end", "stands_still"), [(7, False), (8, True)])
+def test_one_record_that_does_not_come_is_enough(
+    monkeypatch: pytest.MonkeyPatch, end: int, stands_still: bool
+) -> None:
+    now_s = [0.0]
+    monkeypatch.setattr(vigils.time, "monotonic", lambda: now_s[0])
+    client: Any = SimpleNamespace(get_watermark_offsets=lambda *_: (0, end))
+    vigil = Vigil(client, 1.0)
+    vigil.assigned([TopicPartition("t", 0)])
+    message: Any = SimpleNamespace(
+        topic=lambda: "t", partition=lambda: 0, offset=lambda: 6, error=lambda: None
+    )
+    vigil.heard(message)
+    now_s[0] = 2.0
+    vigil.look()
+    now_s[0] = 4.0
+    if stands_still:
+        with pytest.raises(KafkaException):
+            vigil.look()
+    else:
+        vigil.look()
