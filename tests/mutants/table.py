@@ -538,6 +538,19 @@ MUTANTS: tuple[Mutant, ...] = (
         "tests/unit/test_producers.py",
     ),
     Mutant(
+        "a-lower-number-takes-over",
+        "indexer_sim/tracking.py",
+        """        if record.number < place.number:
+            return False
+        place.number, place.owner = record.number, (record.projector, record.connection)
+        place.reached = seqno
+""",
+        """        place.number, place.owner = record.number, (record.projector, record.connection)
+        place.reached = seqno
+""",
+        "tests/unit/test_indexer_tracking.py",
+    ),
+    Mutant(
         "a-stream-that-indexers-ignore-goes-on",
         "projector_sim/projector.py",
         "return set(kv.owned) - here or self._ignored(run, here & kv.owned, now_ms)",

@@ -103,10 +103,12 @@ def test_a_stream_that_began_under_a_number_that_nobody_takes_any_more_begins_ag
     PlaneWorld(8590164).run()
 
 
+TAKEN_OVER = "stray_events", "projector_paused", "projector_replaced", "vbuckets_moved"
+
+
 def test_of_two_streams_under_one_number_the_one_that_owns_the_vbucket_goes_on() -> None:
     """What the other one sent while it owned it arrives last."""
-    faults = ("stray_events", "projector_paused", "projector_replaced", "vbuckets_moved")
-    PlaneWorld(772312, focus=(*faults, "master_crashes")).run()
+    PlaneWorld(772312, focus=(*TAKEN_OVER, "master_crashes")).run()
 
 
 def test_a_build_ends_though_a_stream_began_anew_below_where_it_was_attached() -> None:
@@ -141,7 +143,7 @@ CLAIMS = {"hw-holds-what-it-claims", "snapshots-are-exact"}
 MUTANTS: list[tuple[Plant, tuple[str, ...], int, set[str]]] = [
     (s.high_watermark_passes_over_a_gap, ("generation_without_an_indexer",), 0, CLAIMS),
     (s.absence_leaves_no_tombstone, (), 0, CLAIMS),
-    (s.lower_number_takes_over, ("projector_replaced", "projector_slow"), 82, {"converges"}),
+    (s.what_indexers_ignore_goes_on, (*TAKEN_OVER, "master_crashes"), 772312, {"converges"}),
     (s.catch_up_ends_early, ("away_for_retention", "retention"), 9, CLAIMS),
     (s.build_is_complete_in_some_vbuckets, (), 2, {"a-build-ends-when-it-is-complete"}),
     (s.backfill_ends_too_low, (), 0, CLAIMS),
@@ -166,7 +168,7 @@ MUTANTS: list[tuple[Plant, tuple[str, ...], int, set[str]]] = [
 ]
 """A mutant, the faults of worlds that can show it (none: any), one that does, who may name it."""
 
-SLOW = {s.lower_number_takes_over}
+SLOW = {s.what_indexers_ignore_goes_on}
 """A world that never comes to rest takes long."""
 
 
