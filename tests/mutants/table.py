@@ -537,6 +537,256 @@ MUTANTS: tuple[Mutant, ...] = (
         """        if""",
         "tests/unit/test_producers.py",
     ),
+    # -- what a planter found that no test noticed ------------------------------------------------
+    Mutant(
+        "a-group-is-as-old-as-its-oldest-request",
+        "coordinator/core/outcomes.py",
+        "born_ms = max((time_of_uuid7(one) or 0 for one in ids), default=0)",
+        "born_ms = min((time_of_uuid7(one) or 0 for one in ids), default=0)",
+        "tests/unit/test_outcomes.py",
+    ),
+    Mutant(
+        "an-id-in-capitals-has-no-time",
+        "coordinator/core/outcomes.py",
+        '-[0-9a-f]{12}", re.I)',
+        '-[0-9a-f]{12}")',
+        "tests/unit/test_outcomes.py",
+    ),
+    Mutant(
+        "of-two-failed-batches-the-older-counts",
+        "coordinator/core/saving.py",
+        "for batch in reversed(self._in_flight):",
+        "for batch in self._in_flight:",
+        "tests/unit/test_saving.py",
+    ),
+    Mutant(
+        "a-failed-wipe-is-forgotten",
+        "coordinator/core/saving.py",
+        "return Unsaved(older.changes, older.wipe, True, older.outcomes)",
+        "return Unsaved(older.changes, newer.wipe, True, older.outcomes)",
+        "tests/unit/test_saving.py",
+    ),
+    Mutant(
+        "failed-rows-are-forgotten",
+        "coordinator/core/saving.py",
+        """        self._in_flight.clear()
+        self._saved_rows = 0
+""",
+        """        self._in_flight.clear()
+""",
+        "tests/unit/test_saving.py",
+    ),
+    Mutant(
+        "a-large-batch-is-torn",
+        "coordinator/store.py",
+        "if batch.size_in_bytes() > CHUNK_BYTES and effect.wipe:",
+        "if batch.size_in_bytes() > CHUNK_BYTES:",
+        "tests/unit/test_store_syncs.py",
+    ),
+    Mutant(
+        "what-was-abandoned-goes-with-the-next",
+        "coordinator/kafka/producers.py",
+        """        elif isinstance(effect, effects.Abandon):
+            self._history = ()
+""",
+        """        elif isinstance(effect, effects.Abandon):
+""",
+        "tests/unit/test_given_up_transaction.py",
+    ),
+    Mutant(
+        "a-slow-broker-leaves-no-master",
+        "coordinator/kafka/producers.py",
+        "            doubtful = self._patience.ended(took_s)",
+        "            doubtful = endings.may_be_repeated(took_s)",
+        "tests/unit/test_given_up_transaction.py",
+    ),
+    Mutant(
+        "transactions-with-one-copy-are-accepted",
+        "coordinator/kafka/topics.py",
+        "if state is not None and state.partitions:",
+        "if state is not None and not state.partitions:",
+        "tests/unit/test_topics.py",
+    ),
+    Mutant(
+        "one-record-that-does-not-come-is-not-missed",
+        "coordinator/kafka/vigil.py",
+        "            if end <= reached:",
+        "            if end <= reached + 1:",
+        "tests/unit/test_vigil.py",
+    ),
+    Mutant(
+        "a-reform-is-asked-of-the-node-that-has-the-least",
+        "coordinator/client/client.py",
+        'node = max(alive, key=lambda m: m["cas"])["address"] if alive else None',
+        'node = min(alive, key=lambda m: m["cas"])["address"] if alive else None',
+        "tests/unit/test_client.py",
+    ),
+    Mutant(
+        "a-request-outlives-its-deadline",
+        "coordinator/client/client.py",
+        "share_s = min(left_s, limit_s or self._deadline_s * SHARE)",
+        "share_s = limit_s or self._deadline_s * SHARE",
+        "tests/unit/test_client.py",
+    ),
+    Mutant(
+        "ctrl-c-is-not-heard",
+        "coordinator/stopping.py",
+        "STOPS = (signal.SIGTERM, signal.SIGINT)",
+        "STOPS = (signal.SIGTERM,)",
+        "tests/unit/test_stopping.py",
+    ),
+    Mutant(
+        "a-second-signal-kills",
+        "coordinator/stopping.py",
+        "        signal.signal(number, signal.SIG_IGN)",
+        "        signal.signal(number, signal.SIG_DFL)",
+        "tests/unit/test_stopping.py",
+    ),
+    Mutant(
+        "a-reader-shares-an-older-barrier",
+        "coordinator/core/master.py",
+        "        self._behind_next.append(Behind(token, Outcome(OK), deadline_ms))",
+        """        (self._behind if self._nonce else self._behind_next).append(
+            Behind(token, Outcome(OK), deadline_ms)
+        )""",
+        "tests/unit/test_lone_master.py",
+    ),
+    Mutant(
+        "statecontext-is-compared-once",
+        "coordinator/core/scrubbing.py",
+        """        self._token = 0
+        self._due_ms = node.now""",
+        "        self._due_ms = node.now",
+        "tests/unit/test_lone_master.py",
+    ),
+    Mutant(
+        "two-strays-on-one-key-are-one",
+        "coordinator/core/synchroniser.py",
+        "if event.cas > self.base_cas and mutation.key not in self.overwritten:",
+        "if event.cas > self.base_cas:",
+        "tests/unit/test_synchroniser.py",
+    ),
+    Mutant(
+        "a-dead-life-holds-something",
+        "coordinator/core/building.py",
+        "if record is None or peer is None or peer.beat.incarnation != record.incarnation:",
+        "if record is None or peer is None:",
+        "tests/unit/test_restarting.py",
+    ),
+    Mutant(
+        "the-last-index-says-whether-a-host-holds",
+        "coordinator/core/building.py",
+        "sure[host] = sure.get(host, False) or certain",
+        "sure[host] = certain",
+        "tests/unit/test_restarting.py",
+    ),
+    Mutant(
+        "an-answer-of-spark-is-not-read",
+        "coordinator/core/restarting.py",
+        "return restart([*held, _whole(answer, held[0])], logs).vector",
+        "return restart(held, logs).vector",
+        "tests/unit/test_restarting.py",
+    ),
+    Mutant(
+        "an-answer-is-taken-for-a-loss",
+        "coordinator/core/restarting.py",
+        """            if read.record.round == 0:
+""",
+        """            if True:
+""",
+        "tests/unit/test_restarting.py",
+    ),
+    Mutant(
+        "an-old-leader-epoch-stays",
+        "indexer_sim/bucket.py",
+        """            self.epochs.pop(partition, None)
+""",
+        "",
+        "tests/unit/test_indexer_applier.py",
+    ),
+    Mutant(
+        "what-was-absent-comes-back-in-a-batch",
+        "indexer_sim/bucket.py",
+        """                    buried[at] = seqno
+""",
+        "",
+        "tests/unit/test_indexer_applier.py",
+    ),
+    Mutant(
+        "an-older-timestamp-counts",
+        "streaming/ledger.py",
+        "if known is None or known.number <= one.number:",
+        "if True:",
+        "tests/unit/test_streaming_books.py",
+    ),
+    Mutant(
+        "the-last-event-is-archived-again",
+        "streaming/archive_files.py",
+        "if row.cas <= self.manifest.last_cas])",
+        "if row.cas < self.manifest.last_cas])",
+        "tests/unit/test_archive.py",
+    ),
+    Mutant(
+        "a-table-is-named-before-it-is-on-the-disk",
+        "streaming/archive_files.py",
+        """    with temporary.open("rb") as file:
+        os.fsync(file.fileno())
+""",
+        "",
+        "tests/unit/test_archive.py",
+    ),
+    Mutant(
+        "a-failed-reader-keeps-its-seat",
+        "coordinator/http/aside.py",
+        """        try:
+            yield
+        finally:
+            self._free += 1""",
+        """        yield
+        self._free += 1""",
+        "tests/unit/test_bodies.py",
+    ),
+    Mutant(
+        "a-failed-body-keeps-its-turn",
+        "coordinator/http/aside.py",
+        """        try:
+            yield
+        finally:
+            self._turn.release()""",
+        """        yield
+        self._turn.release()""",
+        "tests/unit/test_bodies.py",
+    ),
+    Mutant(
+        "who-was-refused-counts-as-waiting",
+        "coordinator/core/master.py",
+        """                self._callers -= 1
+                self._behind_next""",
+        "                self._behind_next",
+        "tests/unit/test_lone_master.py",
+    ),
+    Mutant(
+        "an-earlier-life-leaves-for-this-one",
+        "coordinator/core/node.py",
+        "if isinstance(record, MemberLeft) and (record.node, record.incarnation) == mine:",
+        "if isinstance(record, MemberLeft) and record.node == mine[0]:",
+        "tests/unit/test_lone_master.py",
+    ),
+    Mutant(
+        "an-indexer-that-is-behind-agrees",
+        "coordinator/core/handshake.py",
+        "held.agreed = not difference and not difference.unclear and report.cas >= held.asked_cas",
+        "held.agreed = not difference and not difference.unclear",
+        "tests/unit/test_handshake.py",
+    ),
+    Mutant(
+        "a-stranger-refuses-an-index",
+        "coordinator/core/prepare.py",
+        "if wait is None or answer.indexer not in wait.hosts:",
+        "if wait is None:",
+        "tests/unit/test_handshake.py",
+    ),
+    # -- who streams ------------------------------------------------------------------------------
     Mutant(
         "a-lower-number-takes-over",
         "indexer_sim/tracking.py",
