@@ -47,7 +47,7 @@ NDJSON = "application/x-ndjson"
 
 def build_app(hub: Hub, hosts: Iterable[str] = ()) -> FastAPI:
     """Return the ASGI application of the store, which is known by these hosts."""
-    app = FastAPI(title="Key-value store", version="1")
+    app = FastAPI(title="Key-value store", version="1", redirect_slashes=False)
     app.add_middleware(BoundedBodies)
     app.add_middleware(Guard, hosts=hosts, media_types=(JSON, NDJSON))
     handle_errors(app)

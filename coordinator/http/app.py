@@ -57,6 +57,7 @@ def build_app(shell: Shell, allowed_hosts: Iterable[str] = ()) -> FastAPI:
         version="1",
         description="DDL, topology and settings of distributed secondary indexes.",
         responses={"default": {"model": models.ErrorAnswer, "description": "An error"}},
+        redirect_slashes=False,
     )
     address = host_of(shell.node.config.address)
     app.add_middleware(Guard, hosts=own_hosts(address, *allowed_hosts))

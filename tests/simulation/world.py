@@ -457,13 +457,22 @@ class World:
         self.coverage.operations = len(self.judge.ops) + len(self.judge.readings)
         self.coverage.events = self.steps
 
+    @property
+    def _left(self) -> int:
+        """How many operations clients have still to begin."""
+        return sum(client.left for client in self.clients)
+
     def _until(self, done: Any, name: str) -> None:
         limit = self.clock.now + CONVERGED_BY_MS
         for machine in self.living:
             if machine.dead_reader:
                 # Who had read nothing before is found out last.
                 limit = self.clock.now + CONVERGED_BY_MS + START_PATIENCE * machine.config.stall_ms
+        left = self._left
         while not done():
+            if self._left < left:
+                # A client that reads at a node which stays down is slow, and not stuck.
+                left, limit = self._left, max(limit, self.clock.now + CONVERGED_BY_MS)
             require(self.clock.now < limit, name, self.unsettled())
             for machine in self.living:
                 self.come_back(machine)

@@ -252,6 +252,8 @@ STRAYS = [
     httpx.Request("GET", f"{URL}/v1/indexes?at_least={'9' * 30}"),
     httpx.Request("GET", f"{URL}/v1/indexes?bucket=%00&name=%ff"),
     httpx.Request("GET", f"{URL}/v1/config/%ff%fe"),
+    httpx.Request("GET", f"{URL}/v1/status/"),
+    httpx.Request("POST", f"{URL}/v1/indexes/", headers=JSON),
     httpx.Request("PUT", f"{URL}/v1/config/k", content=b"1", headers={"if-match": "9" * 4_000}),
     httpx.Request(
         "POST",
