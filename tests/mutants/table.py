@@ -786,6 +786,113 @@ MUTANTS: tuple[Mutant, ...] = (
         "if wait is None:",
         "tests/unit/test_handshake.py",
     ),
+    Mutant(
+        "too-many-members-are-expired",
+        "coordinator/core/membership.py",
+        "if reason and len(found) < spare:",
+        "if reason and len(found) <= spare:",
+        "tests/unit/test_membership.py",
+    ),
+    Mutant(
+        "who-leaves-leaves-too-few-heirs",
+        "coordinator/core/membership.py",
+        "elif not why and node in authority.eligible and len(heirs) < authority.minimum:",
+        "elif not why and node in authority.eligible and not heirs:",
+        "tests/unit/test_membership.py",
+    ),
+    Mutant(
+        "who-has-left-is-admitted-again",
+        "coordinator/core/membership.py",
+        """            self._gone.add((record.node, record.incarnation))
+""",
+        "",
+        "tests/unit/test_membership.py",
+    ),
+    Mutant(
+        "an-operator-hears-ok-for-anothers-wish",
+        "coordinator/core/membership.py",
+        "ClusterReformed) and record.epoch == self.master.epoch",
+        "ClusterReformed)",
+        "tests/unit/test_membership.py",
+    ),
+    Mutant(
+        "an-old-heartbeat-renews-streams-again",
+        "coordinator/core/building.py",
+        "if sources.get((beat.projector, beat.incarnation), 0) == awaited.number:",
+        "if sources.get((beat.projector, beat.incarnation), 0) >= awaited.number:",
+        "tests/unit/test_restarting.py",
+    ),
+    Mutant(
+        "a-copy-lacks-what-was-asked-for",
+        "coordinator/core/copies.py",
+        "if meant and node.is_following and node.state.cas >= question.cas:",
+        "if meant and node.is_following:",
+        "tests/unit/test_restarting.py",
+    ),
+    Mutant(
+        "a-build-counts-from-below-its-owner",
+        "indexer_sim/tracking.py",
+        "mark.done = max(item.seqno, place.reached, place.seqno)",
+        "mark.done = item.seqno",
+        "tests/unit/test_indexer_tracking.py",
+    ),
+    Mutant(
+        "a-moment-is-told-below-where-an-index-is-carried-again",
+        "indexer_sim/tracking.py",
+        """            place.floor = max(place.floor, place.seqno, place.reached)
+            place.seqno = min(place.seqno, lacks)""",
+        "            place.seqno = min(place.seqno, lacks)",
+        "tests/unit/test_indexer_tracking.py",
+    ),
+    Mutant(
+        "a-moment-is-told-below-where-an-index-was-attached",
+        "indexer_sim/tracking.py",
+        """            place.floor = max(place.floor, place.seqno)
+            place.seqno = seqno
+""",
+        """            place.seqno = seqno
+""",
+        "tests/unit/test_indexer_tracking.py",
+    ),
+    Mutant(
+        "a-moment-is-told-within-a-catch-up",
+        "indexer_sim/tracking.py",
+        """                if number > place.floor:
+                    place.floor = number
+                    self.dirty.places.add(vbucket)
+""",
+        "",
+        "tests/unit/test_indexer_tracking.py",
+    ),
+    Mutant(
+        "a-snapshot-of-an-older-build-is-shown",
+        "indexer_sim/reading.py",
+        "if s.builds.get(index_id) == build}",
+        "if index_id in s.builds}",
+        "tests/unit/test_indexer_reading.py",
+    ),
+    Mutant(
+        "what-was-sent-of-one-index-counts-for-another",
+        "projector_sim/projector.py",
+        "if backfill is not None and (share is None or build[0] in share):",
+        "if backfill is not None:",
+        "tests/unit/test_projector_desk.py",
+    ),
+    Mutant(
+        "a-broker-that-is-away-ends-all-streams",
+        "projector_sim/data_sink.py",
+        '"message.timeout.ms": 0,',
+        '"message.timeout.ms": 5_000,',
+        "tests/unit/test_data_sink.py",
+    ),
+    Mutant(
+        "a-dead-letter-is-read-again",
+        "streaming/archive.py",
+        "self.archive.append(rows, records[-1][0] + 1)",
+        "self.archive.append(rows, (rows[-1].offset if rows else records[-1][0]) + 1)",
+        "tests/unit/test_archive.py",
+    ),
+    # -- who streams ------------------------------------------------------------------------------
     # -- who streams ------------------------------------------------------------------------------
     Mutant(
         "a-lower-number-takes-over",

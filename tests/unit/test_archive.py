@@ -8,6 +8,8 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -297,3 +299,13 @@ def test_a_table_is_on_the_disk_before_it_is_named(
     tables = [path.stat().st_ino for path in tmp_path.rglob("*.parquet")]
     assert tables
     assert set(tables) <= set(synced)
+
+
+def test_a_dead_letter_at_the_end_of_a_batch_is_not_read_again() -> None:
+    said: list[tuple[int, int]] = []
+    buried: list[Any] = []
+    archive = SimpleNamespace(append=lambda rows, end: said.append((len(rows), end)))
+    archiver: Any = SimpleNamespace(topic="c.history", _bury=buried.extend, archive=archive)
+    Archiver._archive(archiver, [(0, event(1, Bucket("b", 64))), (1, b"x")])
+    assert said == [(1, 2)]
+    assert [letter.offset for letter in buried] == [1]

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rocksdict import WriteBatch
@@ -144,3 +146,15 @@ def test_a_view_ends_when_the_database_is_closed_and_it_opens_again(storage: Sto
         bucket.load()
     with view(storage, 0) as seen:
         assert len(list(seen.entries(0, EVERYTHING, backwards=False))) == len(KEYS)
+
+
+def test_a_snapshot_of_an_older_build_is_not_shown(storage: Storage) -> None:
+    complete(storage)
+    bucket = storage.bucket_of(INDEX)
+    assert bucket is not None
+    older: Any = SimpleNamespace(number=3, builds={INDEX: BUILD - 1})
+    bucket.timeline.kept = (older,)
+    reading = StorageReading(storage)
+    with pytest.raises(ScanRefused) as refused:
+        reading.view(INDEX, (0,), shard=0, build=0, wanted=Wanted(timestamp=3))
+    assert refused.value.code == "no_stability_timestamp"

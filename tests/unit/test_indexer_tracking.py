@@ -984,3 +984,53 @@ def test_whatever_happens_entries_are_those_of_the_store(seed: int) -> None:
         chance.choice(events)(world, chance.randrange(8), chance.randrange(8))
         world.check()
     world.settle()
+
+
+# -- the floor below which no moment can be told --------------------------------------------------
+
+
+def test_a_build_counts_from_where_the_owner_is_and_not_from_where_its_backfill_ended() -> None:
+    """Between the two, the entries are those of neither moment."""
+    tracker = Tracker(1)
+    tracker.hold(1)
+    for message in (
+        record(MAINTENANCE, 1, 1, {1: 0}, begin(0, 0, BRANCH, [0])),
+        record(BACKFILL, 2, 1, {1: 0}, begin(0, 0, BRANCH, [0])),
+        record(MAINTENANCE, 1, 1, {1: 0}, Item(ABSENT, 0, 9, 0, document=b"d")),
+        record(BACKFILL, 2, 1, {1: 0}, Item(END, 0, 4)),
+    ):
+        tracker.take(message.head, message.items)
+    assert tracker.indexes[1].marks[0].done == 9
+
+
+def test_below_what_was_held_when_an_index_was_attached_lower_no_moment_is_told() -> None:
+    tracker = Tracker(1)
+    tracker.hold(1)
+    tracker.load_place(0, Place(1, (1, 1), BRANCH, 9, reached=9))
+    tracker.places[0].floor = 0
+    tracker._mark(0, 1, 5)
+    assert (tracker.places[0].seqno, tracker.places[0].floor) == (5, 9)
+
+
+@pytest.mark.parametrize("condition", [WHOLE, GAP])
+def test_below_what_was_held_when_an_index_is_carried_again_no_moment_is_told(
+    condition: int,
+) -> None:
+    tracker = Tracker(1)
+    tracker.hold(1)
+    tracker.load_place(0, Place(1, (1, 1), BRANCH, 9, condition, reached=12))
+    tracker.load_mark(1, 0, Mark(0, 0, lacks=5))
+    tracker.places[0].floor = 0
+    tracker._resume(0, 1, 9)
+    assert (tracker.places[0].seqno, tracker.places[0].floor) == (5, 12)
+
+
+def test_what_a_catch_up_brings_is_a_floor_at_once() -> None:
+    """It may not come to its end."""
+    tracker = Tracker(1)
+    tracker.hold(1)
+    tracker.load_place(0, Place(1, (1, 1), BRANCH, 5, GAP, begun=9, reached=9, catchup=(1, 3)))
+    tracker.load_mark(1, 0, Mark(0, 0))
+    message = record(CATCHUP, 3, 1, {1: 0}, Item(ABSENT, 0, 7, 0, document=b"d"))
+    tracker.take(message.head, message.items)
+    assert tracker.places[0].floor == 7

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from coordinator.core.building import Building
-from coordinator.core.entities import MAINTENANCE, PENDING, Bucket, Index, Slice
+from coordinator.core.copies import Copies
+from coordinator.core.entities import MAINTENANCE, PENDING, Bucket, Index, Slice, Source, Stream
 from coordinator.core.membership import Membership
-from coordinator.core.records import IndexerHeartbeat, IndexerRegistered, Mutation
+from coordinator.core.records import IndexerHeartbeat, IndexerRegistered, Mutation, StreamAwaited
 from coordinator.core.restarting import Restarting
 from coordinator.core.state import StateContext, evolve
 from coordinator.core.stream_records import HwHeartbeat, RestartTimestamp
@@ -188,3 +189,37 @@ def test_a_host_of_two_indexes_surely_holds_something_if_one_of_them_is_built() 
     indexes = an_index(1, MAINTENANCE, 1), an_index(2, PENDING, 1)
     building = a_building(master, *indexes, live=(1,))
     assert building._hosts("travel") == [(1, True)]
+
+
+def test_who_waits_under_a_number_that_was_renewed_already_waits_no_more() -> None:
+    """A heartbeat from before the renewal would bring another one."""
+    master: Any = Master()
+    building = a_building(master, an_index(1, MAINTENANCE, 1), live=(1,))
+    stream = Stream("travel", 4, (Source(0, 5, 4),), b"", b"", "")
+    change = (Mutation("StreamRenewed", stream.key, b"", stream), 9)
+    master.node.state = evolve(master.node.state, [change])
+
+    def waiting(number: int) -> Any:
+        beat: Any = SimpleNamespace(
+            projector=0, incarnation=5, waiting=(StreamAwaited("travel", number),)
+        )
+        return building._waiting([beat])
+
+    assert waiting(3) == {}
+    assert waiting(4) == {"travel": (4, [(0, 5)])}
+
+
+def test_nobody_gives_a_copy_that_has_not_what_is_asked_for() -> None:
+    given: list[Any] = []
+    node: Any = SimpleNamespace(
+        config=SimpleNamespace(node=1, incarnation=7),
+        state=SimpleNamespace(cas=8, digest=0),
+        is_following=True,
+        token=lambda: 1,
+        emit=given.append,
+    )
+    copies = Copies(node)
+    for cas in (9, 8):
+        question: Any = SimpleNamespace(of=1, node=2, cas=cas)
+        copies.asked(question)
+        assert bool(given) is (cas == 8)

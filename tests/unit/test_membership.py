@@ -1,0 +1,89 @@
+"""Who is expired, who may leave, and whom an operator's wish is answered for."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from coordinator.core.commands import Leave, Outcome
+from coordinator.core.effects import Reply
+from coordinator.core.inputs import MembershipRequested
+from coordinator.core.membership import Membership
+from coordinator.core.records import JoinRequested, MemberLeft
+
+TIMEOUT_MS = 1_500
+
+
+class Given:
+    """Node 1 is the master of epoch 3; of the others, nothing was heard for long."""
+
+    def __init__(self, members: int, minimum: int, accepted: tuple[int, ...] = ()) -> None:
+        nodes = tuple(range(1, members + 1))
+        self.said: list[Any] = []
+        beat = SimpleNamespace(incarnation=7)
+        self.authority = SimpleNamespace(
+            roster=(*nodes, members + 1),
+            members={n: SimpleNamespace(incarnation=7) for n in nodes},
+            active=nodes,
+            eligible=accepted or nodes,
+            minimum=minimum,
+            master=1,
+            open=None,
+            last_txn="3-9",
+            shape={},
+        )
+        self.node = SimpleNamespace(
+            config=SimpleNamespace(node=1, election_timeout_ms=TIMEOUT_MS, admission_hold_ms=0),
+            now=SimpleNamespace(mono_ms=10_000, wall_ms=5),
+            hearing_ms=10_000,
+            peers={n: SimpleNamespace(heard_ms=0, beat=beat) for n in (*nodes, members + 1)},
+            alive=lambda peer: True,
+            emit=self.said.append,
+        )
+        master: Any = SimpleNamespace(node=self.node, authority=self.authority, epoch=3)
+        self.membership = Membership(master)
+
+    def expired(self) -> list[int]:
+        return [record.node for record in self.membership._lapsed()]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("members", "minimum", "expired"), [(3, 3, []), (3, 2, [2]), (4, 2, [2, 3]), (2, 2, [])]
+)
+def test_no_more_members_are_expired_than_leave_enough_copies(
+    members: int, minimum: int, expired: list[int]
+) -> None:
+    assert Given(members, minimum).expired() == expired
+
+
+@pytest.mark.parametrize(("accepted", "may"), [((1, 2, 3), True), ((1, 3), False)])
+def test_who_leaves_must_leave_enough_who_accepted_the_last_transaction(
+    accepted: tuple[int, ...], may: bool
+) -> None:
+    given = Given(3, 2, accepted)
+    why = given.membership._why_not_leave(3)
+    assert ("have accepted 3-9" in why) is not may
+
+
+def test_who_has_left_is_not_admitted_by_an_older_wish_of_its_own() -> None:
+    given = Given(2, 1)
+    wish = JoinRequested(3, 7, "http://x", 0, 0)
+    given.membership.join_requested(wish)
+    assert given.membership.joiners
+    given.membership.changed(MemberLeft(3, 3, 7, "operator", 0))
+    given.membership.join_requested(wish)
+    assert not given.membership.joiners
+
+
+def test_an_operator_is_answered_for_what_was_written_in_this_epoch() -> None:
+    given = Given(3, 1)
+    given.membership.requested(MembershipRequested(17, Leave(3), "operator"))
+    given.membership.changed(MemberLeft(4, 3, 7, "operator", 0))
+    assert given.said == []
+    given.membership.changed(MemberLeft(3, 3, 7, "operator", 0))
+    (reply,) = given.said
+    assert isinstance(reply, Reply)
+    assert reply.token == 17
+    assert isinstance(reply.outcome, Outcome)
