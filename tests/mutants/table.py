@@ -893,6 +893,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "tests/unit/test_archive.py",
     ),
     # -- who streams ------------------------------------------------------------------------------
+    Mutant(
+        "a-stray-above-the-state-stays",
+        "coordinator/core/scrubbing.py",
+        "strays = (*found.strays, *found.later) if quiet else found.strays",
+        "strays = found.strays",
+        "tests/unit/test_lone_master.py",
+    ),
+    # -- who streams ------------------------------------------------------------------------------
     # -- who streams ------------------------------------------------------------------------------
     Mutant(
         "a-lower-number-takes-over",

@@ -441,3 +441,19 @@ def test_a_life_that_has_left_says_nothing_of_the_one_after_it() -> None:
     entry = inputs.Entry(len(lone.log), MemberLeft(1, 1, 6, "operator", 0), b"")
     lone.node._on_membership(entry, None)
     assert not lone.node.has_left
+
+
+def test_a_stray_above_all_that_was_committed_is_mended_while_nothing_happens() -> None:
+    """It would be taken for the state of its entity by whoever reads `statecontext` alone."""
+    lone = LoneNode(settings={"scrub_ms": 5_000}).start()
+    lone.ask(PutSetting("k", "1"))
+    offset, event = lone.topic[-1]
+    stray = replace(event, cas=event.cas + 1)
+    lone.topic.append((offset + 1, stray))
+    lone._end = offset + 2
+    lone.until(lambda: lone.node.counters.strays_found)
+    lone.until(lambda: lone.topic[-1][1].cas > stray.cas)
+    assert lone.topic[-1][1].mutation.key == "config/k"
+    scrubs = lone.node.counters.scrubs
+    lone.until(lambda: lone.node.counters.scrubs > scrubs)
+    assert lone.node.counters.strays_found == 1
