@@ -2,7 +2,8 @@
 
 At SIGUSR1 it writes the longest pauses since the last time into the file, in milliseconds, the
 longest first. What the loop's thread waited for a processor, since others had all of them, is not
-counted, where the kernel tells it: that is the machine's pause.
+counted, where the kernel tells it: that is the machine's pause. Nor is a pause longer than what the
+process used of processors meanwhile: whichever thread held the loop then, did not get one.
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ def starved_s() -> float:
 
 async def measure() -> None:
     """Note for how long the loop did not come round to this."""
-    last_s, last_starved_s = time.perf_counter(), starved_s()
+    last_s, last_starved_s, last_used_s = time.perf_counter(), starved_s(), time.process_time()
     while True:
         await asyncio.sleep(STEP_S)
-        now_s, now_starved_s = time.perf_counter(), starved_s()
+        now_s, now_starved_s, used_s = time.perf_counter(), starved_s(), time.process_time()
         pause_s = now_s - last_s - STEP_S - (now_starved_s - last_starved_s)
-        pauses_ms.append(round(pause_s * 1000, 2))
-        last_s, last_starved_s = now_s, now_starved_s
+        pauses_ms.append(round(min(pause_s, used_s - last_used_s) * 1000, 2))
+        last_s, last_starved_s, last_used_s = now_s, now_starved_s, used_s
         if len(pauses_ms) > 10 * KEPT:
             pauses_ms[:] = sorted(pauses_ms, reverse=True)[:KEPT]
 

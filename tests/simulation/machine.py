@@ -91,6 +91,19 @@ class Machine:
         """Let the monotonic clock run at this rate from now on."""
         self._mono_ms, self._mono_since_ms, self._rate = self.mono_ms, self.clock.now, rate
 
+    def after(self, pause_ms: int, call: Callable[[], None]) -> None:
+        """Call after so long by this machine's own clock, whatever becomes of its rate."""
+        until_ms = self.mono_ms + pause_ms
+
+        def look() -> None:
+            left_ms = until_ms - self.mono_ms
+            if left_ms > 0:
+                self.clock.at(max(1, int(left_ms / self._rate)), look)
+            else:
+                call()
+
+        look()
+
     # -- the network -------------------------------------------------------------------------
 
     @property

@@ -276,7 +276,8 @@ class Ending:
         """The client notices at once, or never."""
         if surely or self._clock.hit(0.5):
             pause = self._pause_ms * (1 + endings.JITTER * (2 * self._clock.chance.random() - 1))
-            self._clock.at(int(max(pause, self._pause_ms * (1 - endings.JITTER))), self.send)
+            shortest = self._pause_ms * (1 - endings.JITTER)
+            self._machine.after(int(max(pause, shortest)), self.send)
 
     def _arrive(self) -> None:
         """A copy has reached the broker, whatever has become of who sent it."""
