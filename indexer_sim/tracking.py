@@ -243,14 +243,14 @@ class Tracker:
         """All vbuckets that are not WHOLE, and perhaps some that are again: hardly ever any."""
         self._vbuuids = np.zeros(vbuckets, np.uint64)
         self._seqnos = np.zeros(vbuckets, np.uint64)
-        self._numbers = np.zeros(vbuckets, np.int64)
-        self._projectors = np.zeros(vbuckets, np.int64)
+        self._taken: tuple[GenerationTaken, ...] | None = None
 
     # -- what was written before -------------------------------------------------------------
 
     def load_place(self, vbucket: int, place: Place) -> None:
         place.floor = max(place.floor, place.seqno)
         self.places[vbucket] = place
+        self._taken = None
         self.boundaries[vbucket] = [place.synced]
         self._note(vbucket, place)
 
@@ -282,8 +282,7 @@ class Tracker:
             self.vbuckets = vbuckets
             self._vbuuids = np.zeros(vbuckets, np.uint64)
             self._seqnos = np.zeros(vbuckets, np.uint64)
-            self._numbers = np.zeros(vbuckets, np.int64)
-            self._projectors = np.zeros(vbuckets, np.int64)
+            self._taken = None
             for vbucket, place in self.places.items():
                 self._note(vbucket, place)
             for index_id in self.indexes:
@@ -476,9 +475,10 @@ class Tracker:
         # Who the owner is, and what it carries, may be among what was lost. All that this one sent
         # since is here, and it lists what it carries.
         place.number, place.owner = record.number, connection
+        self._taken = None
         place.begun = place.reached = max(0, seqno - 1)
         place.condition = GAP if place.condition == LOST else WHOLE
-        self._touch(vbucket, place)
+        self.dirty.places.add(vbucket)
         self._carry_held(vbucket, {index_id for index_id, tracked in known if tracked is not None})
         return place
 
@@ -500,8 +500,6 @@ class Tracker:
         if vbucket < len(self._seqnos):
             self._vbuuids[vbucket] = place.vbuuid
             self._seqnos[vbucket] = place.seqno
-            self._numbers[vbucket] = place.number
-            self._projectors[vbucket] = place.owner[0]
 
     # -- control on a maintenance connection -------------------------------------------------
 
@@ -537,6 +535,7 @@ class Tracker:
         if record.number < place.number:
             return False
         place.number, place.owner = record.number, (record.projector, record.connection)
+        self._taken = None
         place.reached = seqno
         if not self._is_held(vbucket):
             # Nothing is held, so nothing is missing, wherever it begins.
@@ -806,15 +805,16 @@ class Tracker:
 
     def taken(self) -> tuple[GenerationTaken, ...]:
         """Return under which numbers vbuckets are taken, and from whom; the highest first."""
-        found: list[GenerationTaken] = []
-        for number in np.unique(self._numbers)[::-1].tolist():
-            if number <= 0 or len(found) >= TAKEN_MAX:
-                break
-            here = self._numbers == number
-            for projector in np.unique(self._projectors[here]).tolist():
-                bits = np.packbits(here & (self._projectors == projector), bitorder="little")
-                found.append(GenerationTaken(number, projector, bits.tobytes()))
-        return tuple(found)
+        if self._taken is None:
+            found: dict[tuple[int, int], list[int]] = {}
+            for vbucket, place in self.places.items():
+                if place.number:
+                    found.setdefault((-place.number, place.owner[0]), []).append(vbucket)
+            self._taken = tuple(
+                GenerationTaken(-number, projector, self._bits(found[number, projector]))
+                for number, projector in sorted(found)[:TAKEN_MAX]
+            )
+        return self._taken
 
     def vector(self) -> Vector:
         """Return the high watermarks."""
@@ -828,12 +828,20 @@ class Tracker:
         """Return a bit for each vbucket of which all of an index is here, and goes on to come."""
         tracked = self.indexes[index_id]
         if tracked.done is None or len(tracked.done) != -(-self.vbuckets // 8):
-            bits = bytearray(-(-self.vbuckets // 8))
-            for vbucket, mark in tracked.marks.items():
-                if mark.done != NEVER and mark.lacks == NEVER and vbucket < self.vbuckets:
-                    bits[vbucket // 8] |= 1 << vbucket % 8
-            tracked.done = bytes(bits)
+            tracked.done = self._bits(
+                vbucket
+                for vbucket, mark in tracked.marks.items()
+                if mark.done != NEVER and mark.lacks == NEVER
+            )
         return tracked.done
+
+    def _bits(self, vbuckets: Iterable[int]) -> bytes:
+        """Return a bit for each vbucket of the bucket: those of these are set."""
+        bits = bytearray(-(-self.vbuckets // 8))
+        for vbucket in vbuckets:
+            if vbucket < self.vbuckets:
+                bits[vbucket // 8] |= 1 << vbucket % 8
+        return bytes(bits)
 
 
 def _is_of(held: Connection, connection: Connection | None) -> bool:

@@ -204,11 +204,13 @@ class _Route:
     def learn_from(self, members: Body) -> None:
         """Keep the addresses of a body of `GET /v1/members`."""
         listed = members.get("members")
-        addresses = [m.get("address") for m in listed or () if isinstance(m, dict)]
+        found = listed if isinstance(listed, list) else []
+        addresses = [m.get("address") for m in found if isinstance(m, dict)]
         self._learnt = []
         for address in addresses:
-            with suppress(CoordinatorError):
-                self._learnt.append(_origin(str(address or "")))
+            if isinstance(address, str):
+                with suppress(CoordinatorError):
+                    self._learnt.append(_origin(address))
         self._has_learnt = True
 
 

@@ -31,7 +31,10 @@ class ConflictError(CoordinatorError):
 
 
 class UnavailableError(CoordinatorError):
-    """No answer until the deadline. A write may or may not have taken effect."""
+    """No answer until the deadline, or one that neither does nor refuses what was asked.
+
+    A write may or may not have taken effect.
+    """
 
 
 _CLASSES: dict[str, type[CoordinatorError]] = {

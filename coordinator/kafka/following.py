@@ -41,7 +41,7 @@ class Link:
         cluster: str,
         who: str,
         topics: Iterable[str],
-        letters: DeadLetters | None = None,
+        letters: DeadLetters,
         **more: Any,
     ) -> None:
         """`topics` are those that must be there before anything begins; `more` is for the client.
@@ -61,7 +61,7 @@ class Link:
         }
         self._consumer = consumer(bootstrap_servers, who, **settings)
         self._vigil = Vigil(self._consumer)
-        self._letters = letters if letters is not None else DeadLetters(cluster)
+        self._letters = letters
         self._producer: PlainProducer | None = None
 
     def connect(self, stopping: threading.Event) -> str | None:

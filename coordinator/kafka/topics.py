@@ -92,6 +92,32 @@ TOPICS: tuple[Topic, ...] = (
 )
 """Those that this version uses, in the order in which they are made."""
 
+REFUSED = frozenset(
+    {
+        KafkaError.INVALID_CONFIG,
+        KafkaError.INVALID_PARTITIONS,
+        KafkaError.INVALID_REPLICA_ASSIGNMENT,
+        KafkaError.INVALID_REQUEST,
+        KafkaError.POLICY_VIOLATION,
+        KafkaError.TOPIC_EXCEPTION,
+    }
+)
+"""What Kafka says of a topic that it will never make like that."""
+
+BUSY = frozenset(
+    {
+        KafkaError.BROKER_NOT_AVAILABLE,
+        KafkaError.INVALID_REPLICATION_FACTOR,
+        KafkaError.KAFKA_STORAGE_ERROR,
+        KafkaError.THROTTLING_QUOTA_EXCEEDED,
+        KafkaError.UNKNOWN,
+    }
+)
+"""What it says of a topic that it cannot make now, while brokers are lacking or busy."""
+
+BROKERS_COME_S = 10.0
+"""Brokers that start together are all there by then. If not, there are too few of them."""
+
 TUNABLE = ("min.compaction.lag.ms", "delete.retention.ms")
 
 
@@ -103,10 +129,6 @@ def topic_name(cluster: str, name: str) -> str:
 def transactional_id(cluster: str) -> str:
     """Return the one id under which masters write; Kafka fences by it."""
     return f"{cluster}.master"
-
-
-BROKERS_COME_S = 10.0
-"""Brokers that start together are all there by then. If not, there are too few of them."""
 
 
 def ensure_topics(
@@ -134,7 +156,7 @@ def ensure_topics(
         _complete(topic, replication_factor, min_insync_replicas, flushed) for topic in TOPICS
     ]
     attempts = Retrying(
-        retry=retry_if_exception(lambda error: _may_pass(error) or _lacks_brokers(error)),
+        retry=retry_if_exception(_may_pass),
         wait=wait_exponential(multiplier=0.02, max=0.5),
         stop=_Deadline(deadline_s),
         reraise=True,
@@ -151,29 +173,6 @@ def _lacks_brokers(error: BaseException) -> bool:
     """Tell whether Kafka has not as many brokers as a topic is to have copies, or not yet."""
     refused = isinstance(error, KafkaException)
     return refused and error.args[0].code() == KafkaError.INVALID_REPLICATION_FACTOR
-
-
-REFUSED = frozenset(
-    {
-        KafkaError.INVALID_CONFIG,
-        KafkaError.INVALID_PARTITIONS,
-        KafkaError.INVALID_REPLICA_ASSIGNMENT,
-        KafkaError.INVALID_REQUEST,
-        KafkaError.POLICY_VIOLATION,
-        KafkaError.TOPIC_EXCEPTION,
-    }
-)
-"""What Kafka says of a topic that it will never make like that."""
-
-BUSY = frozenset(
-    {
-        KafkaError.BROKER_NOT_AVAILABLE,
-        KafkaError.KAFKA_STORAGE_ERROR,
-        KafkaError.THROTTLING_QUOTA_EXCEEDED,
-        KafkaError.UNKNOWN,
-    }
-)
-"""What it says of a topic that it cannot make now."""
 
 
 def _may_pass(error: BaseException) -> bool:

@@ -26,6 +26,7 @@ from coordinator.core.types import TxnId
 from coordinator.embedded.broker import Broker
 from coordinator.kafka.agents import Folds
 from coordinator.kafka.following import Link
+from coordinator.kafka.producers import DeadLetters
 from coordinator.kafka.readers import LogProbe, TailReader, read_events, watermarks
 from coordinator.kafka.topics import (
     COMMIT,
@@ -184,7 +185,7 @@ def test_the_agents_of_a_node_fold_what_was_committed(plant: Plant, tmp_path: Pa
 def test_who_follows_the_state_reads_what_was_committed(plant: Plant) -> None:
     """Projectors and indexers do."""
     log = plant.log(STATECONTEXT, event)
-    link = Link(plant.servers, plant.cluster, "follower", [])
+    link = Link(plant.servers, plant.cluster, "follower", [], DeadLetters(plant.cluster))
     link.connect(threading.Event())
     assert link.bounds() == (0, log.end)
     link.assign([TopicPartition(log.topic, 0, 0)])

@@ -380,6 +380,7 @@ def test_a_write_that_was_answered_without_a_refusal_may_have_been_done(serve, r
     [
         Answer(200, "<html>a proxy</html>"),
         Answer(200, {"members": "nonsense"}),
+        Answer(200, {"members": 7}),
         Answer(
             200, {"members": [7, {"address": 7}, {"address": "ftp://x"}, {"address": "http://:1"}]}
         ),
@@ -390,6 +391,13 @@ def test_whatever_a_node_says_of_its_members_the_answer_stays_the_answer(serve, 
     done = Answer(200, {"cas": 7})
     node = serve(lambda request: listed if request.path == "/v1/members" else done)
     assert run(node.url, create) == [{"cas": 7}]
+
+
+def test_only_what_is_the_url_of_a_node_is_learnt():
+    route = client_module._Route(["http://a:1"])
+    addresses = [7, None, "", "ftp://x", "http://:1", "http://b:2"]
+    route.learn_from({"members": [{"address": address} for address in addresses]})
+    assert route.nodes(for_write=False) == ["http://a:1", "http://b:2"]
 
 
 def test_drop_by_name_looks_up_the_id(serve, run):
