@@ -784,7 +784,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "coordinator/core/prepare.py",
         "if wait is None or answer.indexer not in wait.hosts:",
         "if wait is None:",
-        "tests/unit/test_handshake.py",
+        "tests/unit/test_prepare.py",
     ),
     Mutant(
         "too-many-members-are-expired",
@@ -827,7 +827,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "coordinator/core/copies.py",
         "if meant and node.is_following and node.state.cas >= question.cas:",
         "if meant and node.is_following:",
-        "tests/unit/test_restarting.py",
+        "tests/unit/test_copies.py",
     ),
     Mutant(
         "a-build-counts-from-below-its-owner",
@@ -908,10 +908,8 @@ MUTANTS: tuple[Mutant, ...] = (
         """        if record.number < place.number:
             return False
         place.number, place.owner = record.number, (record.projector, record.connection)
-        place.reached = seqno
 """,
         """        place.number, place.owner = record.number, (record.projector, record.connection)
-        place.reached = seqno
 """,
         "tests/unit/test_indexer_tracking.py",
     ),

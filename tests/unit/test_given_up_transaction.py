@@ -123,10 +123,10 @@ def told(monkeypatch: pytest.MonkeyPatch, *orders: effects.Effect) -> list[str]:
 
 
 def test_what_was_abandoned_does_not_go_with_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    conclude = effects.Conclude(3, (CLAIM,))
     told(
         monkeypatch,
-        *(effects.OpenProducer(1), effects.WriteHistory((LOST,)), effects.Abandon(2), conclude),
+        *(effects.OpenProducer(1), effects.WriteHistory((LOST,))),
+        *(effects.Abandon(2), effects.Conclude(3, (CLAIM,))),
     )
     assert Client.written == ["c.commit"]
 

@@ -8,17 +8,12 @@ from hypothesis import strategies as st
 from coordinator.core import state as states
 from coordinator.core.entities import DROPPING, INIT, READY, Index, Shard, Slice
 from coordinator.core.handshake import ROUNDS_BEFORE_REREAD, Handshakes, compare, moved_shard
-from coordinator.core.prepare import Prepares
 from coordinator.core.records import (
-    ALLOCATED,
-    REFUSED,
     Holding,
     HoldingsReported,
     IndexerHeartbeat,
-    SliceAnswered,
 )
 from coordinator.core.state import StateContext, Versioned
-from tests.unit import test_restarting as restarting
 
 INDEXER = 2
 PERIOD_MS = 100
@@ -152,14 +147,6 @@ def test_a_difference_that_stays_makes_the_indexer_read_the_state_again() -> Non
         rereads.append(asked.reread)
         handshakes.take(report(asked.round), state)
     assert rereads[:ROUNDS_BEFORE_REREAD] == [False] * (ROUNDS_BEFORE_REREAD - 1) + [True]
-
-
-def test_who_hosts_nothing_of_an_index_neither_refuses_nor_allocates_it() -> None:
-    prepares = Prepares([restarting.an_index(1, "init", 1)], 0)
-    assert prepares.take(SliceAnswered(9, 5, 1, REFUSED, "no room", (0,), 0)) is None
-    due = prepares.take(SliceAnswered(1, 5, 1, ALLOCATED, "", (0,), 7))
-    assert due is not None
-    assert [shard.indexer for shard in due.shards] == [1]
 
 
 def test_an_indexer_that_is_behind_the_question_has_not_answered_it() -> None:

@@ -79,7 +79,7 @@ def test_a_failed_append_may_be_sent_again_at_once(monkeypatch: pytest.MonkeyPat
 
 
 class Away(Client):
-    """A client whose broker is away until `comes_back`, with room for `room` records."""
+    """A client whose broker is away until it `is_back`, with room for `room` records."""
 
     room = 3
     code = KafkaError._MSG_TIMED_OUT
@@ -96,20 +96,17 @@ class Away(Client):
         self.waiting.append((value, more["on_delivery"]))
 
     def poll(self, timeout_s: float) -> None:
-        self._end(self.code)
+        waiting, self.waiting = self.waiting, []
+        for value, delivered in waiting:
+            if self.is_back:
+                self.arrived.append(value)
+            delivered(None if self.is_back else KafkaError(self.code), None)
 
     def flush(self, timeout_s: float) -> None:
         """Nothing comes back in this time."""
 
     def purge(self) -> None:
         self.code = KafkaError._PURGE_QUEUE
-
-    def _end(self, code: int) -> None:
-        waiting, self.waiting = self.waiting, []
-        for value, delivered in waiting:
-            if self.is_back:
-                self.arrived.append(value)
-            delivered(None if self.is_back else KafkaError(code), None)
 
 
 def letters(plain: PlainProducer, numbers: range) -> list[bytes]:

@@ -639,6 +639,10 @@ def test_indexes_in_one_pass_may_lack_different_vbuckets() -> None:
     run = given.opened()
     assert run.vbuckets == (0, 1, 2, 3)
     assert run.shares == {0: frozenset({2})}
+    run.done.append(0)
+    given.plan()
+    sent = {build[0]: known.sent_under for build, known in given.desk._backfills.items()}
+    assert sent == {1: {}, 2: {0: 1}}, "only what was sent of each"
 
 
 def test_a_dropped_index_leaves_the_pass_and_the_last_one_ends_it() -> None:
@@ -755,16 +759,3 @@ def test_a_catch_up_ends_with_the_last_index() -> None:
     actions: list[Action] = given.plan()
     assert Close(run, "no index") in actions
     assert given.desk.catchups == []
-
-
-def test_what_a_pass_sent_of_one_index_was_not_sent_of_another() -> None:
-    given = Given(an_index(1), an_index(2))
-    given.hw(1, done=0b0001)
-    given.hw(2, done=0b0001)
-    given.streaming(1)
-    run = given.opened()
-    assert run.shares == {0: frozenset({2})}
-    run.done.append(0)
-    given.plan()
-    sent = {build[0]: known.sent_under for build, known in given.desk._backfills.items()}
-    assert sent == {1: {}, 2: {0: 1}}

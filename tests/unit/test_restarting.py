@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from coordinator.core.building import Building
-from coordinator.core.copies import Copies
 from coordinator.core.entities import MAINTENANCE, PENDING, Bucket, Index, Slice, Source, Stream
 from coordinator.core.membership import Membership
 from coordinator.core.records import IndexerHeartbeat, IndexerRegistered, Mutation, StreamAwaited
@@ -44,9 +43,9 @@ class Master:
         now = self.node.now
         self.node.now = Instant(mono_ms=now.mono_ms + by_ms, wall_ms=now.wall_ms + by_ms)
 
-    def answer(self) -> None:
+    def answer(self, vector: Vector = HELD) -> None:
         question = self.asked[-1].record
-        vbuuids, seqnos = HELD.to_bytes()
+        vbuuids, seqnos = vector.to_bytes()
         record = RestartTimestamp(
             *("travel", 1, question.round, (0, 1), vbuuids, seqnos, (), (), "asked", 1)
         )
@@ -156,27 +155,22 @@ def test_no_indexer_is_registered_while_an_answer_is_awaited(
     assert [type(record) for record in membership.due()] == [IndexerRegistered]
 
 
-def test_what_is_answered_counts_and_not_only_what_is_held_here() -> None:
-    master: Any = Master()
-    restarting = Restarting(master)
-    assert restarting.vector("travel", 2, [HELD], (1,)) is None
+def test_what_is_answered_counts_and_not_only_what_is_held_here(
+    master: Master, restarting: Restarting
+) -> None:
     said = Vector([7, 7], [5, 3])
-    round_ = master.asked[-1].record.round
-    record = RestartTimestamp("travel", 1, round_, (0, 1), *said.to_bytes(), (), (), "asked", 1)
-    master.node.timestamps = fold(master.node.timestamps, record, master.node.now).board
+    master.answer(said)
     assert restarting.vector("travel", 2, [HELD], (1,)) == said
 
 
-def test_an_answer_is_not_taken_for_a_loss_that_nobody_asked_about() -> None:
-    master: Any = Master()
-    restarting = Restarting(master)
-    restarting.vector("travel", 2, [HELD], (1,))
+def test_an_answer_is_not_taken_for_a_loss_that_nobody_asked_about(
+    master: Master, restarting: Restarting
+) -> None:
     master.answer()
     assert restarting.told("travel", 0) is None
 
 
-def test_what_an_indexer_held_in_another_life_does_not_count() -> None:
-    master: Any = Master()
+def test_what_an_indexer_held_in_another_life_does_not_count(master: Master) -> None:
     building = a_building(master, an_index(1, MAINTENANCE, 1), live=(1,))
     says(building, 1, HELD)
     assert building._watermark("travel", 1, 2) is not None
@@ -184,16 +178,19 @@ def test_what_an_indexer_held_in_another_life_does_not_count() -> None:
     assert building._watermark("travel", 1, 2) is None
 
 
-def test_a_host_of_two_indexes_surely_holds_something_if_one_of_them_is_built() -> None:
-    master: Any = Master()
-    indexes = an_index(1, MAINTENANCE, 1), an_index(2, PENDING, 1)
+@pytest.mark.parametrize("states", [(MAINTENANCE, PENDING), (PENDING, MAINTENANCE)])
+def test_a_host_of_two_indexes_surely_holds_something_if_one_of_them_is_built(
+    master: Master, states: tuple[str, str]
+) -> None:
+    indexes = [an_index(number, state, 1) for number, state in enumerate(states, 1)]
     building = a_building(master, *indexes, live=(1,))
+    # The state has them in no particular order: here, in both.
+    master.node.state = SimpleNamespace(in_phase=lambda *phases: indexes)
     assert building._hosts("travel") == [(1, True)]
 
 
-def test_who_waits_under_a_number_that_was_renewed_already_waits_no_more() -> None:
+def test_who_waits_under_a_number_that_was_renewed_already_waits_no_more(master: Master) -> None:
     """A heartbeat from before the renewal would bring another one."""
-    master: Any = Master()
     building = a_building(master, an_index(1, MAINTENANCE, 1), live=(1,))
     stream = Stream("travel", 4, (Source(0, 5, 4),), b"", b"", "")
     change = (Mutation("StreamRenewed", stream.key, b"", stream), 9)
@@ -207,19 +204,3 @@ def test_who_waits_under_a_number_that_was_renewed_already_waits_no_more() -> No
 
     assert waiting(3) == {}
     assert waiting(4) == {"travel": (4, [(0, 5)])}
-
-
-def test_nobody_gives_a_copy_that_has_not_what_is_asked_for() -> None:
-    given: list[Any] = []
-    node: Any = SimpleNamespace(
-        config=SimpleNamespace(node=1, incarnation=7),
-        state=SimpleNamespace(cas=8, digest=0),
-        is_following=True,
-        token=lambda: 1,
-        emit=given.append,
-    )
-    copies = Copies(node)
-    for cas in (9, 8):
-        question: Any = SimpleNamespace(of=1, node=2, cas=cas)
-        copies.asked(question)
-        assert bool(given) is (cas == 8)
