@@ -17,7 +17,7 @@ from immutables import Map
 from coordinator.core import (
     commands,
     entities,
-    outcomes,
+    outcome_records,
     records,
     snapshots,
     stream_records,
@@ -109,13 +109,13 @@ class Codec:
     def encode_entity(self, entity: entities.Entity) -> bytes:
         return encode(entity)
 
-    def encode_outcomes(self, group: outcomes.OutcomesRecorded) -> bytes:
+    def encode_outcomes(self, group: outcome_records.OutcomesRecorded) -> bytes:
         return encode(group)
 
-    def decode_outcomes(self, value: bytes) -> outcomes.OutcomesRecorded:
+    def decode_outcomes(self, value: bytes) -> outcome_records.OutcomesRecorded:
         """Return the group. Raises SchemaError."""
         group = decode(value)
-        if not isinstance(group, outcomes.OutcomesRecorded):
+        if not isinstance(group, outcome_records.OutcomesRecorded):
             raise SchemaError("bad_body", f"{type(group).__name__} is no group of outcomes")
         return group
 
@@ -325,15 +325,17 @@ def _committed_from(fields: Fields) -> records.TransactionCommitted:
     return verdict
 
 
-def _group_to(group: outcomes.OutcomesRecorded) -> Fields:
+def _group_to(group: outcome_records.OutcomesRecorded) -> Fields:
     fields = _to_common(group)
     fields["outcomes"] = [_plain(outcome) for outcome in group.outcomes]
     return fields
 
 
-def _group_from(fields: Fields) -> outcomes.OutcomesRecorded:
-    found = (outcomes.RecordedOutcome(**_with_tuples(f)) for f in fields["outcomes"])
-    return outcomes.OutcomesRecorded(_txn(fields), fields["cas"], fields["at_ms"], tuple(found))
+def _group_from(fields: Fields) -> outcome_records.OutcomesRecorded:
+    found = (outcome_records.RecordedOutcome(**_with_tuples(f)) for f in fields["outcomes"])
+    return outcome_records.OutcomesRecorded(
+        _txn(fields), fields["cas"], fields["at_ms"], tuple(found)
+    )
 
 
 def _with_tuples(fields: Fields) -> Fields:
@@ -566,7 +568,7 @@ TO_AVRO: dict[type, Callable[[Any], Fields]] = {
         "snapshot": authority_fields(r.snapshot),
     },
     records.TransactionCommitted: _verdict_to,
-    outcomes.OutcomesRecorded: _group_to,
+    outcome_records.OutcomesRecorded: _group_to,
     snapshots.SnapshotChunk: _snapshot_chunk_to,
     records.HoldingsReported: lambda r: {
         **_plain(r),

@@ -40,14 +40,16 @@ class NodeMetrics(Collector):
         yield GaugeMetricFamily("coordinator_entities", "Entities held", len(node.state.entities))
         yield GaugeMetricFamily("coordinator_ready", "1 if ready", not node.why_not_ready)
         yield GaugeMetricFamily("coordinator_is_master", "1 if master", node.master is not None)
-        yield GaugeMetricFamily("coordinator_is_stalled", "1 if stalled", bool(node.pulse.trouble))
+        yield GaugeMetricFamily(
+            "coordinator_is_stalled", "1 if stalled", bool(node.liveness.trouble)
+        )
         standing = GaugeMetricFamily(
             "coordinator_mastership", "1 for how the mastership stands now", labels=["state"]
         )
         for state in MASTERSHIPS:
-            standing.add_metric([state], node.election.mastership.state == state)
+            standing.add_metric([state], node.mastership.state == state)
         yield standing
-        waiting = len(node.master.queue) if node.master else 0
+        waiting = len(node.master.requests.queue) if node.master else 0
         yield GaugeMetricFamily("coordinator_commands_waiting", "Commands in the queue", waiting)
         yield GaugeMetricFamily(
             "coordinator_outcomes_remembered", "Outcomes of requests", len(node.outcomes)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from heapq import nsmallest
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from coordinator.core.commands import (
     AdoptBucket,
@@ -37,6 +37,7 @@ from coordinator.core.entities import (
 from coordinator.core.prepare import REASON_LENGTH_MAX
 from coordinator.core.records import ProjectorHeartbeat
 from coordinator.core.restarting import Restarting
+from coordinator.core.signals import Result, Want
 from coordinator.core.state import StateContext
 from coordinator.core.stream_records import (
     FailoverBranch,
@@ -46,9 +47,7 @@ from coordinator.core.stream_records import (
     IndexRouted,
 )
 from coordinator.core.vectors import Vector
-
-if TYPE_CHECKING:
-    from coordinator.core.master import Master
+from coordinator.core.view import NodeView, authority_of
 
 AUTOMATIC_MAX = 50
 """So many indexes that were not deferred begin to be built at once, if they fit into a group."""
@@ -78,29 +77,14 @@ class Renewal(NamedTuple):
 class Building:
     """The part of a master that has indexes built, and streams opened."""
 
-    def __init__(self, master: Master) -> None:
-        self.master = master
+    def __init__(self, epoch: int) -> None:
         self._routed: dict[int, dict[Life, int]] = {}
         self._built: dict[int, dict[int, int]] = {}
         self._watermarks: dict[tuple[str, int], HwHeartbeat] = {}
         self._logs: dict[str, dict[int, tuple[FailoverBranch, ...]]] = {}
         self._waiting_since_ms: dict[str, int] = {}
         self._streamed_of: tuple[tuple[object, ...], frozenset[str]] = ((), frozenset())
-        self.restarting = Restarting(master)
-
-    @property
-    def underway(self) -> int:
-        """How many indexes are being built."""
-        phases = self._state.phases
-        return sum(len(phases.get(phase, ())) for phase in (PENDING, BACKFILL))
-
-    @property
-    def _state(self) -> StateContext:
-        return self.master.node.state
-
-    def _index(self, index_id: int, *states: str) -> Index | None:
-        """Return an index if it is in one of these states."""
-        return index_in(self._state, index_id, *states)
+        self.restarting = Restarting(epoch)
 
     # -- what is heard -----------------------------------------------------------------------
 
@@ -110,23 +94,23 @@ class Building:
             self._routed.pop(index_id, None)
             self._built.pop(index_id, None)
 
-    def routed(self, record: IndexRouted) -> None:
+    def routed(self, view: NodeView, record: IndexRouted) -> list[Result]:
         """A projector routes a build of an index, or says why it cannot."""
-        index = self._index(record.index_id, PENDING)
+        index = index_in(view.state, record.index_id, PENDING)
         if index is None or index.build != record.build:
-            return
-        if index.bucket in self._misfits(self._projectors()):
-            return  # That is about to be put right.
+            return []
+        if index.bucket in _misfits(view.state, _projectors(view)):
+            return []  # That is about to be put right.
         if record.reason:
             reason = f"projector {record.projector}: {record.reason[:REASON_LENGTH_MAX]}"
-            self._want(index.id, MarkFailed(index.id, index.build, reason))
-        else:
-            life = (record.projector, record.incarnation)
-            self._routed.setdefault(index.id, {})[life] = record.build
+            return [_step_of(index, MarkFailed(index.id, index.build, reason))]
+        life = (record.projector, record.incarnation)
+        self._routed.setdefault(index.id, {})[life] = record.build
+        return []
 
-    def built(self, record: IndexBuilt) -> None:
+    def built(self, view: NodeView, record: IndexBuilt) -> None:
         """An indexer has built its share of an index."""
-        index = self._index(record.index_id, BACKFILL)
+        index = index_in(view.state, record.index_id, BACKFILL)
         if index is not None and index.build == record.build:
             self._built.setdefault(index.id, {})[record.indexer] = record.build
 
@@ -140,114 +124,77 @@ class Building:
 
     # -- what is due -------------------------------------------------------------------------
 
-    def tick(self) -> None:
+    def tick(self, view: NodeView) -> list[Result]:
         """Take every step of a build, and renew every stream, for which all is there."""
-        projectors = self._projectors()
+        projectors, state = _projectors(view), view.state
         if not projectors:
-            return
-        unbuilt = self._unbuilt()
+            return []
+        found: list[Result] = []
+        unbuilt = _unbuilt(view)
         if unbuilt:
-            self.master.want("build", BuildIndexes(unbuilt))
-        for bucket, vbuckets in self._misfits(projectors).items():
-            self.master.want(f"bucket/{bucket}", AdoptBucket(bucket, vbuckets))
-        for index in sorted(self._state.in_phase(PENDING, BACKFILL), key=lambda one: one.id):
-            self._step(index, projectors)
-        self._renew(projectors)
+            found.append(Want("build", BuildIndexes(unbuilt)))
+        for bucket, vbuckets in _misfits(state, projectors).items():
+            found.append(Want(f"bucket/{bucket}", AdoptBucket(bucket, vbuckets)))
+        for index in sorted(state.in_phase(PENDING, BACKFILL), key=lambda one: one.id):
+            found += self._step(index, projectors)
+        return found + self._renew(view, projectors)
 
-    def _unbuilt(self) -> tuple[int, ...]:
-        """Return the indexes that are to be built by themselves: as many as one group takes."""
-        if not self._state.phases.get(READY):
-            return ()
-        left = self.master.node.config.group_bytes_max
-        chosen: list[int] = []
-        for index_id in nsmallest(AUTOMATIC_MAX, (i.id for i in self._state.in_phase(READY))):
-            held = self._state.index_by_id(index_id)
-            left -= len(held.value) + BUILD_BYTES if held else 0
-            if chosen and left < 0:
-                break
-            chosen.append(index_id)
-        return tuple(chosen)
-
-    def _step(self, index: Index, projectors: list[ProjectorHeartbeat]) -> None:
+    def _step(self, index: Index, projectors: list[ProjectorHeartbeat]) -> list[Result]:
+        """Return the next step of a build, if all that it rests on is there."""
         if index.state == PENDING:
             routed = self._routed.get(index.id, {})
             if all(routed.get((p.projector, p.incarnation)) == index.build for p in projectors):
-                self._want(index.id, MarkRouted(index.id, index.build))
+                return [_step_of(index, MarkRouted(index.id, index.build))]
         elif self._has_built(index):
-            self._want(index.id, MarkBuilt(index.id, index.build))
+            return [_step_of(index, MarkBuilt(index.id, index.build))]
+        return []
 
     def _has_built(self, index: Index) -> bool:
         """Tell whether every host has built its share: of this build, not of one before it."""
         built = self._built.get(index.id, {})
         return all(built.get(host) == index.build for host in index.hosts)
 
-    def _want(self, index_id: int, command: MarkRouted | MarkBuilt | MarkFailed) -> None:
-        self.master.want(f"build/{index_id}", command)
-
-    def _projectors(self) -> list[ProjectorHeartbeat]:
-        """Return the last heartbeats of the projectors that are registered and alive."""
-        node, registered = self.master.node, self.master.authority.projectors
-        return [
-            peer.beat
-            for number, peer in sorted(node.projectors.items())
-            if number in registered
-            and registered[number].incarnation == peer.beat.incarnation
-            and node.alive(peer)
-        ]
-
-    def _misfits(self, projectors: Iterable[ProjectorHeartbeat]) -> dict[str, int]:
-        """Return buckets that the store has with another number of vbuckets than was assumed.
-
-        An index may be created before any projector has told of its bucket. Once something was
-        streamed, vectors rest on the number, and it stays.
-        """
-        state = self.master.node.state
-        found: dict[str, int] = {}
-        for seen in (bucket for beat in projectors for bucket in beat.buckets):
-            held = state.bucket(seen.name)
-            entity = held.entity if held else None
-            fits = not isinstance(entity, Bucket) or entity.vbuckets == seen.vbuckets
-            if not fits and state.stream(seen.name) is None:
-                found[seen.name] = seen.vbuckets
-        return found
-
     # -- streams -----------------------------------------------------------------------------
 
-    def _renew(self, projectors: list[ProjectorHeartbeat]) -> None:
+    def _renew(self, view: NodeView, projectors: list[ProjectorHeartbeat]) -> list[Result]:
         """Renew the streams of buckets that projectors wait for: of all who wait at once."""
-        now, config = self.master.node.now.mono_ms, self.master.node.config
-        wanted = self._wanted(projectors)
+        now, config = view.now.mono_ms, view.config
+        wanted = self._wanted(view, projectors)
         for bucket in self._waiting_since_ms.keys() - wanted.keys():
             del self._waiting_since_ms[bucket]
         self.restarting.forget_others(set(wanted))
+        found: list[Result] = []
         for bucket, renewal in wanted.items():
             since = now - self._waiting_since_ms.setdefault(bucket, now)
             if len(renewal.lives) < len(projectors) and since < config.stream_hold_ms:
                 continue
-            vector = self._restart(bucket, since >= config.stream_timeout_ms)
+            vector, asked = self._restart(view, bucket, since >= config.stream_timeout_ms)
+            found += asked
             if vector is not None:
-                self.master.want(f"stream/{bucket}", renewal.command(bucket, vector))
-                if renewal.restart > self._answered(bucket):
-                    self.restarting.renewed(bucket)
+                found.append(Want(f"stream/{bucket}", renewal.command(bucket, vector)))
+                if renewal.restart > _answered(view.state, bucket):
+                    self.restarting.renewed(view, bucket)
+        return found
 
-    def _wanted(self, projectors: list[ProjectorHeartbeat]) -> dict[str, Renewal]:
+    def _wanted(self, view: NodeView, projectors: list[ProjectorHeartbeat]) -> dict[str, Renewal]:
         """Return what streams are to be renewed: for who waits, and for who has lost something."""
+        state = view.state
         found: dict[str, Renewal] = {}
-        for bucket, (number, waiting) in self._waiting(projectors).items():
+        for bucket, (number, waiting) in self._waiting(state, projectors).items():
             why = f"for projectors {', '.join(str(projector) for projector, _ in waiting)}"
-            found[bucket] = Renewal(number, tuple(waiting), why, self._answered(bucket))
+            found[bucket] = Renewal(number, tuple(waiting), why, _answered(state, bucket))
         told_of = {
             bucket: told
-            for bucket in self.master.node.timestamps
-            if (told := self.restarting.told(bucket, self._answered(bucket))) is not None
+            for bucket in view.timestamps
+            if (told := self.restarting.told(view, bucket, _answered(state, bucket))) is not None
         }
         if not told_of:
             return found
-        streamed = self._streamed()
+        streamed = self._streamed(state)
         for bucket, told in told_of.items():
             if bucket not in streamed:
                 continue
-            number, sources = self._sources(bucket)
+            number, sources = _sources(state, bucket)
             lost = {
                 (p.projector, p.incarnation) for p in projectors if p.projector in told.projectors
             }
@@ -257,93 +204,146 @@ class Building:
                 found[bucket] = renewal._replace(lives=lives, restart=told.number)
         return found
 
-    def _streamed(self) -> frozenset[str]:
+    def _streamed(self, state: StateContext) -> frozenset[str]:
         """Return the buckets of which an index is fed by streams.
 
         It looks at all indexes, but only if one of them has moved since.
         """
-        phases = tuple(self._state.phases.get(phase) for phase in sorted(STREAMED))
+        phases = tuple(state.phases.get(phase) for phase in sorted(STREAMED))
         known, buckets = self._streamed_of
         if len(known) != len(phases) or any(a is not b for a, b in zip(known, phases, strict=True)):
-            buckets = frozenset(index.bucket for index in self._state.in_phase(*STREAMED))
+            buckets = frozenset(index.bucket for index in state.in_phase(*STREAMED))
             self._streamed_of = phases, buckets
         return buckets
 
-    def _answered(self, bucket: str) -> int:
-        """Return the number of what a renewal of a bucket's streams has answered last."""
-        held = self.master.node.state.stream(bucket)
-        return held.entity.restart if held and isinstance(held.entity, Stream) else 0
-
-    def _waiting(self, projectors: list[ProjectorHeartbeat]) -> dict[str, tuple[int, list[Life]]]:
+    def _waiting(
+        self, state: StateContext, projectors: list[ProjectorHeartbeat]
+    ) -> dict[str, tuple[int, list[Life]]]:
         """Return the buckets for which projectors wait, with the newest number, and who waits."""
         found: dict[str, tuple[int, list[Life]]] = {}
         if not any(beat.waiting for beat in projectors):
             return found
-        streamed = self._streamed()
+        streamed = self._streamed(state)
         for beat in projectors:
             for awaited in beat.waiting:
                 if awaited.bucket not in streamed:
                     continue
-                number, sources = self._sources(awaited.bucket)
+                number, sources = _sources(state, awaited.bucket)
                 if sources.get((beat.projector, beat.incarnation), 0) == awaited.number:
                     _, lives = found.setdefault(awaited.bucket, (number, []))
                     lives.append((beat.projector, beat.incarnation))
         return found
 
-    def _sources(self, bucket: str) -> tuple[int, dict[Life, int]]:
-        held = self.master.node.state.stream(bucket)
-        stream = held.entity if held else None
-        if not isinstance(stream, Stream):
-            return 0, {}
-        return stream.number, {(s.projector, s.incarnation): s.number for s in stream.sources}
-
-    def _restart(self, bucket: str, overdue: bool) -> tuple[bytes, bytes] | None:
-        """Return where a bucket's streams are to begin again; None: an indexer has yet to say.
+    def _restart(
+        self, view: NodeView, bucket: str, overdue: bool
+    ) -> tuple[tuple[bytes, bytes] | None, Iterable[Result]]:
+        """Return where a bucket's streams are to begin again, and what to ask; None: somebody has
+        yet to say.
 
         Nobody who holds anything must miss anything. An indexer that is away, or does not say
         in time, finds the gap by itself and catches up. Who holds nothing at all, having only just
         come, takes no part: it would send everybody back to the beginning. Empty: nobody holds
         anything.
         """
-        vbuckets = self._vbuckets(bucket)
+        vbuckets = _vbuckets(view.state, bucket)
         held: dict[int, Vector] = {}
-        for indexer, must_say in self._hosts(bucket):
-            vector = self._watermark(bucket, indexer, vbuckets)
+        for indexer, must_say in _hosts(view, bucket):
+            vector = self._watermark(view, bucket, indexer, vbuckets)
             if vector is None and must_say and not overdue:
-                return None
+                return None, ()
             if vector is not None and vector.holds_anything:
                 held[indexer] = vector
         if not held:
-            return b"", b""
-        vector = self.restarting.vector(bucket, vbuckets, list(held.values()), tuple(held))
-        return None if vector is None else vector.to_bytes()
+            return (b"", b""), ()
+        found, asked = self.restarting.vector(view, bucket, held, self._logs.get(bucket, {}))
+        return None if found is None else found.to_bytes(), asked
 
-    def logs(self, bucket: str) -> dict[int, tuple[FailoverBranch, ...]]:
-        """Return what is known of the histories of a bucket's vbuckets."""
-        return self._logs.get(bucket, {})
-
-    def _vbuckets(self, bucket: str) -> int:
-        held = self.master.node.state.bucket(bucket)
-        assert held is not None
-        assert isinstance(held.entity, Bucket)
-        return held.entity.vbuckets
-
-    def _hosts(self, bucket: str) -> list[tuple[int, bool]]:
-        """Return the live indexers that may hold something, and whether they are sure to."""
-        node = self.master.node
-        sure: dict[int, bool] = {}
-        for index in self._state.in_phase(*STREAMED):
-            if index.bucket == bucket:
-                for host in index.hosts:
-                    certain = index.state in (BACKFILL, MAINTENANCE)
-                    sure[host] = sure.get(host, False) or certain
-        return [(host, sure[host]) for host in sorted(sure) if node.alive(node.indexers.get(host))]
-
-    def _watermark(self, bucket: str, indexer: int, vbuckets: int) -> Vector | None:
+    def _watermark(self, view: NodeView, bucket: str, indexer: int, vbuckets: int) -> Vector | None:
         """Return what this life of an indexer says that it holds."""
         record = self._watermarks.get((bucket, indexer))
-        peer = self.master.node.indexers.get(indexer)
+        peer = view.hearing.indexers.get(indexer)
         if record is None or peer is None or peer.beat.incarnation != record.incarnation:
             return None
         whole = len(record.vbuuids) == len(record.seqnos) == 8 * vbuckets
         return Vector.from_bytes(record.vbuuids, record.seqnos) if whole else None
+
+
+def _step_of(index: Index, command: MarkRouted | MarkBuilt | MarkFailed) -> Want:
+    return Want(f"build/{index.id}", command)
+
+
+def _unbuilt(view: NodeView) -> tuple[int, ...]:
+    """Return the indexes that are to be built by themselves: as many as one group takes."""
+    state = view.state
+    if not state.phases.get(READY):
+        return ()
+    left = view.config.group_bytes_max
+    chosen: list[int] = []
+    for index_id in nsmallest(AUTOMATIC_MAX, (i.id for i in state.in_phase(READY))):
+        held = state.index_by_id(index_id)
+        left -= len(held.value) + BUILD_BYTES if held else 0
+        if chosen and left < 0:
+            break
+        chosen.append(index_id)
+    return tuple(chosen)
+
+
+def _projectors(view: NodeView) -> list[ProjectorHeartbeat]:
+    """Return the last heartbeats of the projectors that are registered and alive."""
+    registered = authority_of(view).projectors
+    return [
+        peer.beat
+        for number, peer in sorted(view.hearing.projectors.items())
+        if number in registered
+        and registered[number].incarnation == peer.beat.incarnation
+        and view.hearing.alive(peer)
+    ]
+
+
+def _misfits(state: StateContext, projectors: Iterable[ProjectorHeartbeat]) -> dict[str, int]:
+    """Return buckets that the store has with another number of vbuckets than was assumed.
+
+    An index may be created before any projector has told of its bucket. Once something was
+    streamed, vectors rest on the number, and it stays.
+    """
+    found: dict[str, int] = {}
+    for seen in (bucket for beat in projectors for bucket in beat.buckets):
+        held = state.bucket(seen.name)
+        entity = held.entity if held else None
+        fits = not isinstance(entity, Bucket) or entity.vbuckets == seen.vbuckets
+        if not fits and state.stream(seen.name) is None:
+            found[seen.name] = seen.vbuckets
+    return found
+
+
+def _answered(state: StateContext, bucket: str) -> int:
+    """Return the number of what a renewal of a bucket's streams has answered last."""
+    held = state.stream(bucket)
+    return held.entity.restart if held and isinstance(held.entity, Stream) else 0
+
+
+def _sources(state: StateContext, bucket: str) -> tuple[int, dict[Life, int]]:
+    """Return the generation of a bucket's streams, and that of each life which streams it."""
+    held = state.stream(bucket)
+    stream = held.entity if held else None
+    if not isinstance(stream, Stream):
+        return 0, {}
+    return stream.number, {(s.projector, s.incarnation): s.number for s in stream.sources}
+
+
+def _vbuckets(state: StateContext, bucket: str) -> int:
+    held = state.bucket(bucket)
+    assert held is not None
+    assert isinstance(held.entity, Bucket)
+    return held.entity.vbuckets
+
+
+def _hosts(view: NodeView, bucket: str) -> list[tuple[int, bool]]:
+    """Return the live indexers that may hold something, and whether they are sure to."""
+    sure: dict[int, bool] = {}
+    for index in view.state.in_phase(*STREAMED):
+        if index.bucket == bucket:
+            for host in index.hosts:
+                certain = index.state in (BACKFILL, MAINTENANCE)
+                sure[host] = sure.get(host, False) or certain
+    return [(host, sure[host]) for host in sorted(sure) if view.hearing.indexer_alive(host)]

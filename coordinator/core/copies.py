@@ -13,16 +13,15 @@ recorded before it, since those come from the log alone.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from coordinator.core.authority import SNAPSHOTS_MAX
 from coordinator.core.authority_state import SnapshotInfo
-from coordinator.core.effects import Beat, TakeSnapshot, Trim
+from coordinator.core.counters import Counters
+from coordinator.core.effects import Beat, Note, TakeSnapshot, Trim
 from coordinator.core.inputs import SnapshotTaken
 from coordinator.core.records import CopyOffered, CopyRequested, SnapshotKept
-
-if TYPE_CHECKING:
-    from coordinator.core.node import Node
+from coordinator.core.signals import Result
+from coordinator.core.view import FOLLOWING, NodeView, Tokens, unique
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,70 +39,74 @@ class Order:
 class Copies:
     """The copies that one node writes, one at a time."""
 
-    def __init__(self, node: Node) -> None:
-        self.node = node
+    def __init__(self, tokens: Tokens, counters: Counters) -> None:
+        self._tokens = tokens
+        self._counters = counters
+        self.grown_bytes = 0
+        """By how much the log has grown since a copy was last due."""
         self._kept: SnapshotKept | None = None
         self._order: Order | None = None
         self._trimmed = 0
 
     # -- writing -----------------------------------------------------------------------------
 
-    def asked(self, question: CopyRequested) -> None:
+    def asked(self, view: NodeView, question: CopyRequested) -> list[Result]:
         """A peer asks for a copy: it gets one if this node is meant, and has what is needed."""
-        node = self.node
-        meant = question.of == node.config.node and question.node != node.config.node
-        if meant and node.is_following and node.state.cas >= question.cas:
-            self._take(question=question)
+        number = view.config.node
+        meant = question.of == number and question.node != number
+        if meant and view.phase == FOLLOWING and view.state.cas >= question.cas:
+            return self._take(view, question=question)
+        return []
 
-    def snapshot_read(self, offset: int) -> None:
+    def snapshot_read(self, view: NodeView, offset: int) -> list[Result]:
         """This master's snapshot of the Authority stands at `offset`: copy the state as well."""
-        self._take(commit_offset=offset)
+        return self._take(view, commit_offset=offset)
 
-    def _take(self, *, question: CopyRequested | None = None, commit_offset: int = 0) -> None:
-        node, state = self.node, self.node.state
+    def _take(
+        self, view: NodeView, *, question: CopyRequested | None = None, commit_offset: int = 0
+    ) -> list[Result]:
         if self._order is not None:
-            return
-        token = node.token()
-        copy = (node.config.incarnation << 20) % 2**62 + token
+            return []
+        state, token = view.state, self._tokens.next()
+        copy = unique(view, token)
         self._order = Order(token, copy, state.cas, state.digest, question, commit_offset)
-        node.emit(TakeSnapshot(token, copy, state))
+        return [TakeSnapshot(token, copy, state)]
 
-    def taken(self, event: SnapshotTaken) -> None:
-        """The copy stands there whole, or it does not: then nobody hears of it."""
-        order, node = self._order, self.node
+    def taken(self, view: NodeView, event: SnapshotTaken, epoch: int | None) -> list[Result]:
+        """The copy stands there whole, or it does not: then nobody hears of it.
+
+        `epoch` is the one of which this node is master, None if it is not.
+        """
+        order = self._order
         if order is None or event.token != order.token:
-            return
+            return []
         self._order = None
         if event.problem:
-            node.note(f"no copy of the state was written: {event.problem}")
-            node.counters.copies_failed += 1
-            return
-        node.counters.copies_written += 1
-        config = node.config
+            self._counters.copies_failed += 1
+            return [Note(f"no copy of the state was written: {event.problem}")]
+        self._counters.copies_written += 1
         if order.question is not None:
             asked = order.question
-            node.emit(
-                Beat(
-                    CopyOffered(
-                        config.node,
-                        asked.node,
-                        asked.incarnation,
-                        asked.round,
-                        order.copy,
-                        event.offset,
-                    )
-                )
+            offer = CopyOffered(
+                view.config.node,
+                asked.node,
+                asked.incarnation,
+                asked.round,
+                order.copy,
+                event.offset,
             )
-        elif node.master is not None:
+            return [Beat(offer)]
+        if epoch is not None:
             self._kept = SnapshotKept(
-                node.master.epoch,
+                epoch,
                 order.copy,
                 order.cas,
                 order.digest,
                 event.offset,
                 order.commit_offset,
-                node.now.wall_ms,
+                view.now.wall_ms,
             )
+        return []
 
     def kept_by(self, epoch: int) -> list[SnapshotKept]:
         """Return the copy that was read back in this epoch, and of which the log does not know."""
@@ -112,50 +115,47 @@ class Copies:
 
     # -- the log -----------------------------------------------------------------------------
 
-    @property
-    def is_due(self) -> bool:
+    def is_due(self, view: NodeView) -> bool:
         """Tell whether the log has grown enough for another copy, and has room to note it."""
-        node = self.node
-        enough = max(node.config.snapshot_bytes, node.state.size)
-        if node.unsnapped_bytes < enough or self._order is not None or self._kept is not None:
+        enough = max(view.config.snapshot_bytes, view.state.size)
+        if self.grown_bytes < enough or self._order is not None or self._kept is not None:
             return False
-        return len(self._untrimmed()) < SNAPSHOTS_MAX
+        return len(self._untrimmed(view)) < SNAPSHOTS_MAX
 
-    def _untrimmed(self) -> list[SnapshotInfo]:
+    def _untrimmed(self, view: NodeView) -> list[SnapshotInfo]:
         """Return the copies behind which the log was not trimmed yet, the oldest first."""
-        authority = self.node.authority
-        found = authority.snapshots if authority else ()
+        found = view.authority.snapshots if view.authority else ()
         return [info for info in found if info.commit_offset > self._trimmed]
 
-    def trim(self) -> None:
+    def trim(self, view: NodeView) -> list[Result]:
         """Have the log trimmed as far as nobody needs what comes before."""
-        untrimmed = self._untrimmed()
+        untrimmed = self._untrimmed(view)
         if not untrimmed:
-            return
-        durable, oldest = self._durable(), self.node.outcomes.oldest_cas
+            return []
+        durable, oldest = durable_everywhere(view), view.outcomes.oldest_cas
         free = [
             info
             for info in untrimmed
             if info.commit_offset <= durable and (not oldest or info.cas < oldest)
         ]
-        if free:
-            self._trimmed = free[-1].commit_offset
-            self.node.note(f"trimming the log up to offset {self._trimmed}")
-            self.node.emit(Trim(self._trimmed))
+        if not free:
+            return []
+        self._trimmed = free[-1].commit_offset
+        return [Note(f"trimming the log up to offset {self._trimmed}"), Trim(self._trimmed)]
 
-    def _durable(self) -> int:
-        """Return the offset of `commit` up to which every active node has all on its disk; -1
-        where that is not known, or too few are active."""
-        node = self.node
-        authority = node.authority
-        if authority is None or len(authority.members) < authority.minimum:
+
+def durable_everywhere(view: NodeView) -> int:
+    """Return the offset of `commit` up to which every active node has all on its disk; -1 where
+    that is not known, or too few are active."""
+    authority = view.authority
+    if authority is None or len(authority.members) < authority.minimum:
+        return -1
+    found = view.durable
+    for number, member in authority.members.items():
+        if number == view.config.node:
+            continue
+        peer = view.hearing.nodes.get(number)
+        if peer is None or peer.beat.incarnation != member.incarnation:
             return -1
-        found = node.keeper.durable
-        for number, member in authority.members.items():
-            if number == node.config.node:
-                continue
-            peer = node.peers.get(number)
-            if peer is None or peer.beat.incarnation != member.incarnation:
-                return -1
-            found = min(found, peer.beat.durable)
-        return found
+        found = min(found, peer.beat.durable)
+    return found

@@ -73,8 +73,7 @@ from coordinator.core.entities import (
     stream_key,
 )
 from coordinator.core.key_order import PRIMARY, order_of_expressions
-from coordinator.core.outcomes import (
-    AHEAD_MS_MAX,
+from coordinator.core.outcome_records import (
     DONE,
     EXISTED,
     INDEX,
@@ -82,10 +81,9 @@ from coordinator.core.outcomes import (
     LITERAL,
     REFUSED,
     SETTING,
-    Found,
     RecordedOutcome,
-    time_of_uuid7,
 )
+from coordinator.core.outcomes import AHEAD_MS_MAX, Found, time_of_uuid7
 from coordinator.core.placement import Impossible, place
 from coordinator.core.state import StateContext, Versioned
 from coordinator.core.topology import read_bounds

@@ -12,7 +12,7 @@ from typing import Any
 
 from coordinator.core.commands import OK, CreateIndex, Outcome, Request, refused
 from coordinator.core.entities import TRANSITIONS, Entity, Index
-from coordinator.core.outcomes import (
+from coordinator.core.outcome_records import (
     DETAILS_BYTES_MAX,
     DONE,
     EXISTED,
@@ -22,9 +22,9 @@ from coordinator.core.outcomes import (
     NOTHING,
     REFUSED,
     SETTING,
-    Found,
     RecordedOutcome,
 )
+from coordinator.core.outcomes import Found
 from coordinator.core.placement import Candidate
 from coordinator.core.state import StateContext
 from coordinator.core.types import TxnId

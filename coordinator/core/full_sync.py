@@ -17,16 +17,16 @@ Invariant: no state is taken whose digest is not in the commit topic.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from coordinator.core.effects import Beat, Synchronise
+from coordinator.core.counters import Counters
+from coordinator.core.effects import Beat, Note, Synchronise
 from coordinator.core.inputs import SyncRead
 from coordinator.core.records import CopyOffered, CopyRequested
+from coordinator.core.signals import Result, SendBarrier, Synchronised
 from coordinator.core.state import StateContext
 from coordinator.core.synchroniser import Mismatch, Sealed, Synchroniser
-
-if TYPE_CHECKING:
-    from coordinator.core.node import Node
+from coordinator.core.view import NodeView, Tokens
 
 DOUBLED_MAX = 6
 """The patience with a peer's copy is doubled so many times: from 5 s to five minutes."""
@@ -45,8 +45,9 @@ class Source(NamedTuple):
 class FullSync:
     """The full synchronisation of one node, from its begin until a state is found."""
 
-    def __init__(self, node: Node) -> None:
-        self.node = node
+    def __init__(self, tokens: Tokens, counters: Counters) -> None:
+        self._tokens = tokens
+        self._counters = counters
         self.problem = ""
         """Why the last source was of no use; empty while none has failed."""
         self._synchroniser: Synchroniser | None = None
@@ -63,122 +64,115 @@ class FullSync:
 
     # -- sources -----------------------------------------------------------------------------
 
-    def begin(self) -> None:
+    def begin(self, view: NodeView) -> list[Result]:
         """The log has been folded to its end, and the state is not known: look for it."""
-        authority = self.node.authority
-        assert authority is not None
-        kept = [Source(SNAPSHOT, s.offset, s.copy) for s in reversed(authority.snapshots)]
+        assert view.authority is not None
+        kept = [Source(SNAPSHOT, s.offset, s.copy) for s in reversed(view.authority.snapshots)]
         self._left = deque((Source(COMPACTED), *kept, Source(HISTORY), Source(COPY)))
-        self._next()
+        return self._next(view)
 
-    def _next(self) -> None:
+    def _next(self, view: NodeView) -> list[Result]:
         """Turn to the next source; after the last one begin anew."""
         if not self._left:
-            self.begin()
-            return
-        self._read(self._left.popleft())
+            return self.begin(view)
+        return self._read(view, self._left.popleft())
 
-    def _read(self, source: Source) -> None:
-        node = self.node
-        assert node.authority is not None
-        authority = node.authority
+    def _read(self, view: NodeView, source: Source) -> list[Result]:
+        authority = view.authority
+        assert authority is not None
         self._source = source
         self._synchroniser = Synchroniser(
             authority.last_cas, authority.digest, without_outcomes=authority.outcomes_apart
         )
-        self._token = node.token()
+        self._token = self._tokens.next()
         if source.kind == COPY:
-            self._ask()
-            return
-        node.note(f"full synchronisation to CAS {authority.last_cas} from {source.kind}")
-        node.emit(
-            Synchronise(self._token, source.kind, authority.last_cas, source.offset, source.copy)
-        )
+            return self._ask(view, self._synchroniser.base_cas)
+        return [
+            Note(f"full synchronisation to CAS {authority.last_cas} from {source.kind}"),
+            Synchronise(self._token, source.kind, authority.last_cas, source.offset, source.copy),
+        ]
 
     # -- a peer's copy -----------------------------------------------------------------------
 
-    def _ask(self) -> None:
+    def _ask(self, view: NodeView, base_cas: int) -> list[Result]:
         """Ask a peer that has the state for a copy of it, another one each time."""
-        node = self.node
-        assert self._synchroniser is not None
-        self._asked_ms = node.now.mono_ms
-        base_cas = self._synchroniser.base_cas
+        config, hearing = view.config, view.hearing
+        self._asked_ms = view.now.mono_ms
         others = [
             number
-            for number, peer in sorted(node.peers.items())
-            if number != node.config.node and node.alive(peer) and peer.beat.cas >= base_cas
+            for number, peer in sorted(hearing.nodes.items())
+            if number != config.node and hearing.alive(peer) and peer.beat.cas >= base_cas
         ]
         if not others:
-            return
+            return []
         giver = others[self._round % len(others)]
         self._round += 1
-        node.note(f"asking node {giver} for a copy of the state")
-        config = node.config
-        node.emit(
-            Beat(CopyRequested(config.node, config.incarnation, giver, self._token, base_cas))
-        )
+        question = CopyRequested(config.node, config.incarnation, giver, self._token, base_cas)
+        return [Note(f"asking node {giver} for a copy of the state"), Beat(question)]
 
-    def offered(self, record: CopyOffered) -> None:
+    def offered(self, view: NodeView, record: CopyOffered) -> list[Result]:
         """A peer has written the copy that was asked for."""
-        config = self.node.config
+        config = view.config
         if (record.to, record.incarnation) != (config.node, config.incarnation):
-            return
+            return []
         if self._source.kind != COPY or record.round != self._token or not self.is_active:
-            return
-        node = self.node
+            return []
         self._source = Source(COPY, record.offset, record.copy)
-        node.note(f"full synchronisation from the copy of node {record.node}")
-        node.emit(Synchronise(self._token, COPY, 0, record.offset, record.copy))
-        self._asked_ms = node.now.mono_ms
+        self._asked_ms = view.now.mono_ms
+        return [
+            Note(f"full synchronisation from the copy of node {record.node}"),
+            Synchronise(self._token, COPY, 0, record.offset, record.copy),
+        ]
 
-    def tick(self) -> None:
+    def tick(self, view: NodeView) -> list[Result]:
         """A copy that does not come is asked for again, of another peer."""
         if not self.is_active or self._source.kind != COPY:
-            return
+            return []
         # A large state takes long to copy: each time that nothing came, it is given twice as long.
         times = min(max(0, self._round - 1), DOUBLED_MAX)
-        if self.node.now.mono_ms - self._asked_ms > self.node.config.copy_wait_ms << times:
-            self._next()
+        if view.now.mono_ms - self._asked_ms > view.config.copy_wait_ms << times:
+            return self._next(view)
+        return []
 
     # -- what is read ------------------------------------------------------------------------
 
-    def read(self, event: SyncRead) -> None:
+    def read(self, view: NodeView, event: SyncRead) -> list[Result]:
         """Take what the source has; behind its end a barrier tells which commits there are."""
         if self._synchroniser is None or event.token != self._token:
-            return
-        self._asked_ms = self.node.now.mono_ms
+            return []
+        self._asked_ms = view.now.mono_ms
         self._synchroniser.add_held(event.held)
         self._synchroniser.add_events(event.events, event.done)
-        if event.done:
-            self.node.pulse.send()
-        self.resolve()
+        barrier: list[Result] = [SendBarrier()] if event.done else []
+        return barrier + self.resolve(view)
 
     def add_commit(self, sealed: Sealed) -> None:
         """A commit was folded meanwhile."""
         if self._synchroniser is not None:
             self._synchroniser.add_commit(sealed)
 
-    def barrier_read(self) -> None:
+    def barrier_read(self, view: NodeView) -> list[Result]:
         """All commits were folded that the source can have shown events of."""
-        if self._synchroniser is not None and self._synchroniser.complete:
-            self._synchroniser.settled = True
-            self.resolve()
+        if self._synchroniser is None or not self._synchroniser.complete:
+            return []
+        self._synchroniser.settled = True
+        return self.resolve(view)
 
-    def resolve(self) -> None:
+    def resolve(self, view: NodeView) -> list[Result]:
         """Take the state as soon as it is known to be right; turn to the next source if it is
         known to be wrong."""
         if self._synchroniser is None:
-            return
-        if not self.node.outcomes.is_whole:
+            return []
+        if not view.outcomes.is_whole:
             self.problem = "outcomes of requests are missing that the log does not have"
-            return
+            return []
         result = self._synchroniser.resolve()
         if isinstance(result, Mismatch):
             self.problem = f"{self._source.kind}: {result.message}"
-            self.node.note(f"not to be used: {self.problem}")
-            self.node.counters.sources_rejected += 1
-            self._next()
-        elif isinstance(result, StateContext):
+            self._counters.sources_rejected += 1
+            return [Note(f"not to be used: {self.problem}"), *self._next(view)]
+        if isinstance(result, StateContext):
             self._synchroniser = None
             self.problem = ""
-            self.node.synchronised(result, self._source.kind)
+            return [Synchronised(result, self._source.kind)]
+        return []

@@ -17,30 +17,13 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import takewhile
 from typing import NamedTuple
 
 from coordinator.core import digest as digests
+from coordinator.core.outcome_records import RecordedOutcome
 from coordinator.core.ports import EntityCodec
 from coordinator.core.types import Instant, TxnId
-
-DONE, REFUSED = "done", "refused"
-
-NOTHING, SETTING, INDEX, INDEXES, EXISTED, LITERAL = ANSWERS = (
-    "nothing",
-    "setting",
-    "index",
-    "indexes",
-    "existed",
-    "literal",
-)
-"""What was answered: the setting that the request names; an index, or several; an index that was
-there already; a text as it stands, which only older versions have recorded."""
-
-MESSAGE_LENGTH_MAX = 1_000
-DETAILS_BYTES_MAX = 1_024
-"""Longer details of a refusal are not remembered."""
 
 GROUPS_FORGOTTEN_MAX = 1_024
 """So many groups at most one transaction forgets; it adds one."""
@@ -51,37 +34,6 @@ UUID7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9
 AHEAD_MS_MAX = 300_000
 """A request id may come from so far in the future: by then a client's clock is wrong, and its
 outcome would have to be kept for as much longer."""
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedOutcome:
-    """What became of one request.
-
-    `fingerprint` tells a repeat from another command under the same id. `cas` is that of the
-    effect, 0 where there was none. `index_ids` are the indexes that the answer is about.
-    """
-
-    id: str
-    status: str
-    fingerprint: int
-    answer: str = NOTHING
-    index_ids: tuple[int, ...] = ()
-    cas: int = 0
-    by_topic: bool = False
-    answer_json: str = ""
-    error_code: str = ""
-    error_message: str = ""
-    error_details_json: str = "{}"
-
-
-@dataclass(frozen=True, slots=True)
-class OutcomesRecorded:
-    """The outcomes that one transaction brought; `cas` is that of its last mutation."""
-
-    txn: TxnId
-    cas: int
-    at_ms: int
-    outcomes: tuple[RecordedOutcome, ...]
 
 
 class Found(NamedTuple):

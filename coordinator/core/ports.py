@@ -5,12 +5,10 @@ A pure function behind a protocol: the same entity always gives the same bytes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from coordinator.core.entities import Entity
-
-if TYPE_CHECKING:
-    from coordinator.core.outcomes import OutcomesRecorded
+from coordinator.core.outcome_records import OutcomesRecorded
 
 
 class EntityCodec(Protocol):

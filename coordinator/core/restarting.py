@@ -10,18 +10,28 @@ that gets no answer in time computes it alone, from the same heartbeats: no stre
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from coordinator.core import timestamp_board as boards
 from coordinator.core.effects import Ask
-from coordinator.core.stream_records import SYNC_MISSING, RestartRequested, RestartTimestamp
+from coordinator.core.stream_records import (
+    SYNC_MISSING,
+    FailoverBranch,
+    RestartRequested,
+    RestartTimestamp,
+)
 from coordinator.core.timestamps import restart
 from coordinator.core.vectors import Vector
-
-if TYPE_CHECKING:
-    from coordinator.core.master import Master
+from coordinator.core.view import NodeView
 
 ROUND_BITS = 20
+
+Held = Mapping[int, Vector]
+"""The high watermarks of the indexers that take part, at least one."""
+
+Logs = Mapping[int, tuple[FailoverBranch, ...]]
+"""The histories of a bucket's vbuckets, as far as they are known."""
 
 
 class Told(NamedTuple):
@@ -39,26 +49,32 @@ class Asked(NamedTuple):
     since_ms: int
 
 
+class Found(NamedTuple):
+    """Where a bucket's streams are to begin again, None while an answer is awaited; what to ask."""
+
+    vector: Vector | None
+    results: tuple[Ask, ...] = ()
+
+
 class Restarting:
     """The part of a master that knows from where streams are to begin again."""
 
-    def __init__(self, master: Master) -> None:
-        self.master = master
+    def __init__(self, epoch: int) -> None:
+        self._epoch = epoch
         self._asked: dict[str, Asked] = {}
         self._rounds = 0
         self._quiet_until_ms: dict[str, int] = {}
 
-    @property
-    def is_asking(self) -> bool:
+    def is_asking(self, view: NodeView) -> bool:
         """Tell whether an answer is awaited: who takes part must not change meanwhile."""
         return any(
-            self._may_come(asked) and self._answer(bucket, asked.round) is None
+            _may_come(view, asked) and _answer(view, bucket, asked.round) is None
             for bucket, asked in self._asked.items()
         )
 
-    def told(self, bucket: str, answered: int) -> Told | None:
+    def told(self, view: NodeView, bucket: str, answered: int) -> Told | None:
         """Return what was told of a bucket above the number `answered`, if anything was."""
-        board = boards.of(self.master.node.timestamps, bucket)
+        board = boards.of(view.timestamps, bucket)
         number, reason = answered, ""
         projectors: set[int] = set()
         for read in reversed(board.restarts):
@@ -75,59 +91,53 @@ class Restarting:
                 projectors.add(enquiry.projector)
                 if enquiry.number > number:
                     number, reason = enquiry.number, enquiry.reason
-        now = self.master.node.now.mono_ms
-        if number == answered or now < self._quiet_until_ms.get(bucket, 0):
+        if number == answered or view.now.mono_ms < self._quiet_until_ms.get(bucket, 0):
             return None
         return Told(number, frozenset(projectors), reason)
 
-    def renewed(self, bucket: str) -> None:
+    def renewed(self, view: NodeView, bucket: str) -> None:
         """Note that a bucket's streams are renewed for what was told: not again at once."""
-        config = self.master.node.config
-        self._quiet_until_ms[bucket] = self.master.node.now.mono_ms + config.restart_pause_ms
+        self._quiet_until_ms[bucket] = view.now.mono_ms + view.config.restart_pause_ms
 
-    def vector(
-        self, bucket: str, vbuckets: int, held: list[Vector], participants: tuple[int, ...]
-    ) -> Vector | None:
-        """Return the restart timestamp of a bucket; None: the answer is awaited.
+    def vector(self, view: NodeView, bucket: str, held: Held, logs: Logs) -> Found:
+        """Return the restart timestamp of a bucket, or the question whose answer is awaited.
 
-        `held` are the high watermarks of the `participants`, at least one. What was answered counts
-        as one more: nothing is streamed later than anybody says.
+        What was answered counts as one more that holds something: nothing is streamed later than
+        anybody says. `logs` are the histories of the bucket's vbuckets.
         """
-        node, now = self.master.node, self.master.node.now.mono_ms
-        logs = self.master.building.logs(bucket)
+        now = view.now
+        vectors = list(held.values())
         asked = self._asked.get(bucket)
         if asked is None:
-            if not node.alive(node.application):
-                return restart(held, logs).vector
+            if not view.hearing.alive(view.hearing.application):
+                return Found(restart(vectors, logs).vector)
             self._rounds += 1
-            asked = Asked(self.master.epoch << ROUND_BITS | self._rounds, now)
+            asked = Asked(self._epoch << ROUND_BITS | self._rounds, now.mono_ms)
             self._asked[bucket] = asked
             why = "streams begin again"
             question = RestartRequested(
-                bucket, asked.round, vbuckets, participants, why, node.now.wall_ms
+                bucket, asked.round, len(vectors[0]), tuple(held), why, now.wall_ms
             )
-            node.emit(Ask(question))
-            return None
-        answer = self._answer(bucket, asked.round)
+            return Found(None, (Ask(question),))
+        answer = _answer(view, bucket, asked.round)
         if answer is not None:
-            return restart([*held, _whole(answer, held[0])], logs).vector
-        if self._may_come(asked):
-            return None
-        return restart(held, logs).vector
+            return Found(restart([*vectors, _whole(answer, vectors[0])], logs).vector)
+        return Found(None if _may_come(view, asked) else restart(vectors, logs).vector)
 
     def forget_others(self, buckets: set[str]) -> None:
         """Forget the questions about all buckets but these."""
         for bucket in self._asked.keys() - buckets:
             del self._asked[bucket]
 
-    def _may_come(self, asked: Asked) -> bool:
-        """Tell whether an answer is still waited for."""
-        node = self.master.node
-        return node.now.mono_ms - asked.since_ms < node.config.restart_wait_ms
 
-    def _answer(self, bucket: str, number: int) -> RestartTimestamp | None:
-        board = boards.of(self.master.node.timestamps, bucket)
-        return next((r.record for r in board.restarts if r.record.round == number), None)
+def _may_come(view: NodeView, asked: Asked) -> bool:
+    """Tell whether an answer is still waited for."""
+    return view.now.mono_ms - asked.since_ms < view.config.restart_wait_ms
+
+
+def _answer(view: NodeView, bucket: str, number: int) -> RestartTimestamp | None:
+    board = boards.of(view.timestamps, bucket)
+    return next((r.record for r in board.restarts if r.record.round == number), None)
 
 
 def _whole(answer: RestartTimestamp, like: Vector) -> Vector:

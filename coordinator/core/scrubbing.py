@@ -6,62 +6,59 @@ transaction like any other, so that all who follow the topic see it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from coordinator.core.commands import RewriteEntities
-from coordinator.core.effects import Scrub
+from coordinator.core.counters import Counters
+from coordinator.core.effects import Note, Scrub
 from coordinator.core.inputs import Scrubbed
-
-if TYPE_CHECKING:
-    from coordinator.core.master import Master
-
-UNKNOWN = -1
+from coordinator.core.rewrites import rewrites
+from coordinator.core.signals import Result
+from coordinator.core.types import Instant
+from coordinator.core.view import NodeView, Tokens
 
 FIRST_MS = 1_000
 """A new master serves for this long before it has the topic read."""
 
 
 class Scrubbing:
-    """The part of a master that keeps `statecontext` right."""
+    """The part of a master that keeps `statecontext` right.
 
-    def __init__(self, master: Master) -> None:
-        self.master = master
+    It is told, as `quiet_at`, after how many proposals nothing is in flight; None while a
+    transaction is: its events would be taken for some that nobody committed.
+    """
+
+    def __init__(self, now: Instant, tokens: Tokens, counters: Counters) -> None:
+        self._tokens = tokens
+        self._counters = counters
         self._token = 0
-        self._seq = 0
-        self._due_ms = master.node.now.mono_ms + FIRST_MS
+        self._quiet_at: int | None = None
+        self._due_ms = now.mono_ms + FIRST_MS
 
-    def tick(self) -> None:
+    def tick(self, view: NodeView, quiet_at: int | None) -> list[Result]:
         """Have the topic read when it is time, unless it is being read."""
-        node = self.master.node
-        if self._token or node.now.mono_ms < self._due_ms or not node.state.cas:
-            return
-        self._token = node.token()
-        # Events of a transaction under way would be taken for some that nobody committed.
-        self._seq = self.master.seq if self.master.attempt is None else UNKNOWN
-        node.emit(Scrub(self._token, node.state))
+        if self._token or view.now.mono_ms < self._due_ms or not view.state.cas:
+            return []
+        self._token = self._tokens.next()
+        self._quiet_at = quiet_at
+        return [Scrub(self._token, view.state)]
 
-    def scrubbed(self, event: Scrubbed) -> None:
+    def scrubbed(self, view: NodeView, event: Scrubbed, quiet_at: int | None) -> list[Result]:
         """Write again what differs."""
         if event.token != self._token:
-            return
-        node = self.master.node
+            return []
         self._token = 0
-        self._due_ms = node.now.mono_ms + node.config.scrub_ms
+        self._due_ms = view.now.mono_ms + view.config.scrub_ms
         if event.problem:
-            node.note(f"statecontext was not compared: {event.problem}")
-            return
-        found = event.findings
-        quiet = self.master.seq == self._seq and self.master.attempt is None
+            return [Note(f"statecontext was not compared: {event.problem}")]
+        found, counters = event.findings, self._counters
+        quiet = quiet_at is not None and quiet_at == self._quiet_at
         strays = (*found.strays, *found.later) if quiet else found.strays
-        node.counters.scrubs += 1
-        node.counters.holes_found += len(found.holes)
-        node.counters.strays_found += len(strays)
+        counters.scrubs += 1
+        counters.holes_found += len(found.holes)
+        counters.strays_found += len(strays)
         differing = sorted({*found.holes, *strays})
         if not differing:
-            return
-        node.note(
+            return []
+        note = (
             f"statecontext has {len(found.holes)} holes and {len(strays)} strays: "
             f"rewriting {len(differing)} entities"
         )
-        for number, keys in enumerate(self.master.portions(differing)):
-            self.master.want(f"scrub/{number}", RewriteEntities(keys))
+        return [Note(note), *rewrites(view, "scrub", differing)]

@@ -7,17 +7,11 @@ the newest of them go on in the window. What the log holds before that folds to 
 
 from __future__ import annotations
 
-from coordinator.core import outcomes
+from coordinator.core import outcome_records
 from coordinator.core import state as states
 from coordinator.core.entities import RequestOutcome
-from coordinator.core.outcomes import (
-    AHEAD_MS_MAX,
-    LITERAL,
-    OutcomesRecorded,
-    OutcomeWindow,
-    RecordedOutcome,
-    time_of_uuid7,
-)
+from coordinator.core.outcome_records import LITERAL, OutcomesRecorded, RecordedOutcome
+from coordinator.core.outcomes import AHEAD_MS_MAX, OutcomeWindow, time_of_uuid7
 from coordinator.core.ports import EntityCodec
 from coordinator.core.records import OutcomesSeparated
 from coordinator.core.state import StateContext
@@ -70,12 +64,12 @@ def separation(
 
 def _group(old: RequestOutcome, cas: int) -> OutcomesRecorded:
     """Return an outcome as the window has it. Its CAS was so far below that of its entity."""
-    refused = old.status == outcomes.REFUSED
+    refused = old.status == outcome_records.REFUSED
     taken = RecordedOutcome(
         id=old.id,
-        status=outcomes.REFUSED if refused else outcomes.DONE,
+        status=outcome_records.REFUSED if refused else outcome_records.DONE,
         fingerprint=old.fingerprint,
-        answer=outcomes.NOTHING if refused else LITERAL,
+        answer=outcome_records.NOTHING if refused else LITERAL,
         cas=0 if refused else cas - old.distance,
         by_topic=old.by_topic,
         answer_json=old.answer_json,

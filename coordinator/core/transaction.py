@@ -2,7 +2,7 @@
 
 Pure. The attempt moves along `MOVES`; anything else is a broken invariant. What it knows: where
 its proposal stands (the fold opened it), who answered what, and which CAS its events got. It
-decides nothing about time; the master asks it with the clock at hand.
+decides nothing about time; the committer asks it with the clock at hand.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from coordinator.core.commands import Outcome, Request
-from coordinator.core.outcomes import RecordedOutcome
+from coordinator.core.outcome_records import RecordedOutcome
 from coordinator.core.records import ACCEPTED, REFUSED, ProposalAnswered, TransactionProposed
 from coordinator.core.state import StateContext
 

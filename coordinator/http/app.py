@@ -237,7 +237,7 @@ def _add_indexes(app: FastAPI, shell: Shell) -> None:
         """List indexes, each with its CAS."""
         await _settle(shell, consistency, at_least)
         state = shell.node.state
-        progress = shell.node.progress.all()
+        progress = shell.node.hearing.progress.all()
         return await read_aside(
             shell,
             lambda: {"indexes": views.indexes(state, bucket, name, progress), "cas": state.cas},
@@ -253,7 +253,7 @@ def _add_indexes(app: FastAPI, shell: Shell) -> None:
         if held is None:
             raise ApiError("index_not_found", f"there is no index {index_id}")
         index: Any = held.entity
-        shown = views.index(index, shell.node.progress.all())
+        shown = views.index(index, shell.node.hearing.progress.all())
         return read_answer(shell, {"index": shown, "cas": held.cas})
 
 
@@ -411,7 +411,7 @@ def _add_health(app: FastAPI, shell: Shell) -> None:
         """200 if this node serves; 503 with the reason if it does not."""
         node = shell.node
         reason = node.why_not_ready
-        mastership = node.election.mastership.state
+        mastership = node.mastership.state
         body = {"ready": not reason, "reason": reason, "role": node.role, "mastership": mastership}
         return json_response(body, 503 if reason else 200)
 

@@ -110,13 +110,16 @@ class Fleet:
         self._cas = 0
         self.node = SimpleNamespace(
             state=EMPTY,
-            indexers={n: self._peer(n) for n in self.readings},
+            hearing=SimpleNamespace(
+                indexers={n: self._peer(n) for n in self.readings},
+                alive=lambda peer: peer is not None and peer.beat.indexer not in self.dead,
+                indexer_alive=lambda number: number not in self.dead,
+                progress=Progresses(),
+            ),
             authority=SimpleNamespace(
                 indexers={n: IndexerInfo(n, LIFE, s.address, "") for n, s in self.servers.items()}
             ),
             config=SimpleNamespace(address="http://127.0.0.1:0"),
-            alive=lambda peer: peer is not None and peer.beat.indexer not in self.dead,
-            progress=Progresses(),
             master=None,
             is_following=True,
             why_not_ready="",

@@ -291,7 +291,8 @@ def test_a_restarted_broker_and_a_compacted_log_keep_the_state(
     make_cluster: Make, tmp_path: Path
 ) -> None:
     with Broker(tmp_path, settings={"log.cleaner.backoff.ms": "100"}) as own:
-        cluster = make_cluster(own.bootstrap_servers).start()
+        # Nobody starts a node again here that takes a busy machine for a stalled reader.
+        cluster = make_cluster(own.bootstrap_servers, options=("--stall-ms", "60000")).start()
         _load(cluster)
         before = cluster.settled()
         own.stop()

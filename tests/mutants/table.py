@@ -21,8 +21,8 @@ class Mutant(NamedTuple):
     tests: str
 
 
-STORE, SAVING = "coordinator/store.py", "coordinator/core/saving.py"
-NODE, MASTER = "coordinator/core/node.py", "coordinator/core/master.py"
+STORE, DURABILITY = "coordinator/store.py", "coordinator/core/durability.py"
+FOLLOWER, MASTER = "coordinator/core/follower.py", "coordinator/core/master.py"
 AUTHORITY, DDL = "coordinator/core/authority.py", "coordinator/core/ddl.py"
 OUTCOMES, FULL_SYNC = "coordinator/core/outcomes.py", "coordinator/core/full_sync.py"
 SYNCHRONISER, SCRUBBER = "coordinator/core/synchroniser.py", "coordinator/core/scrubber.py"
@@ -92,16 +92,30 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a-proposal-is-saved-without-a-sync",
-        SAVING,
-        "self._log_token = self.save(node.log, sync=True)",
-        "self._log_token = self.save(node.log)",
+        DURABILITY,
+        "saved = self.save(checkpoint(view, view.log), sync=True)",
+        "saved = self.save(checkpoint(view, view.log))",
+        SCENARIOS,
+    ),
+    Mutant(
+        "refusals-of-a-replica-add-up-for-ever",
+        "coordinator/core/committer.py",
+        "            self._refusals.pop(node, None)",
+        "            self._refusals.get(node, None)",
+        SCENARIOS,
+    ),
+    Mutant(
+        "who-looked-claims-though-the-master-is-back",
+        "coordinator/core/election.py",
+        "if not self._able(view) or not self._out_of_patience(view):",
+        "if not self._able(view):",
         SCENARIOS,
     ),
     Mutant(
         "what-is-installed-is-never-synced",
-        SAVING,
-        "sync = sync or len(self._in_flight) >= UNSYNCED_SAVES_MAX",
-        "sync = bool(sync)",
+        DURABILITY,
+        "sync=sync or len(self._in_flight) >= UNSYNCED_SAVES_MAX",
+        "sync=sync",
         LONE,
     ),
     Mutant(
@@ -131,29 +145,29 @@ MUTANTS: tuple[Mutant, ...] = (
     # -- what a node refuses to believe --------------------------------------------------------
     Mutant(
         "installed-without-comparing-the-digest",
-        NODE,
-        "self._compare(after.digest, record.state_digest, str(record.txn))",
-        "pass",
+        FOLLOWER,
+        "wrong = differs(after.digest, record.state_digest, str(record.txn))",
+        "wrong = []",
         LONE,
     ),
     Mutant(
         "outcomes-are-not-compared",
-        NODE,
-        "if not self.outcomes.agrees(digest):",
-        "if not self.outcomes.agrees(digest) and False:",
+        FOLLOWER,
+        "if self.outcomes.agrees(digest):",
+        "if self.outcomes.agrees(digest) or True:",
         LONE,
     ),
     Mutant(
         "a-store-is-believed",
-        NODE,
-        'self._compare(self.state.digest, self.authority.digest, "the store")',
-        "pass",
+        FOLLOWER,
+        'differs(self.state.digest, authority.digest, "the store")',
+        "[]",
         LONE,
     ),
     Mutant(
         "outcomes-in-the-store-are-believed",
-        NODE,
-        'self.outcomes.digest, self.authority.outcomes_digest, "outcomes in the store"',
+        FOLLOWER,
+        'self.outcomes.digest, authority.outcomes_digest, "outcomes in the store"',
         'self.outcomes.digest, self.outcomes.digest, "outcomes in the store"',
         LONE,
     ),
@@ -217,9 +231,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "accepted-at-another-cas",
-        SAVING,
-        "if answer == ACCEPTED and (node.state.cas, node.state.digest) != (",
-        "if answer == REFUSED and (node.state.cas, node.state.digest) != (",
+        DURABILITY,
+        "if answer == ACCEPTED and at != builds_on:",
+        "if answer == REFUSED and at != builds_on:",
         LONE,
     ),
     Mutant(
@@ -269,44 +283,44 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "an-index-may-not-grow",
-        MASTER,
+        "coordinator/core/group_commit.py",
         "whole = size + _growth(mutations) if decision.waits_for else size",
         "whole = size",
         LONE,
     ),
     Mutant(
         "upkeep-is-dropped",
-        MASTER,
+        "coordinator/core/group_commit.py",
         "if too_large and not request.key:",
         "if too_large:",
         LONE,
     ),
     Mutant(
         "the-queue-has-no-bound-of-bytes",
-        MASTER,
-        "if self._callers >= config.queue_max or self.queue.size_bytes > config.queue_bytes_max:",
-        "if self._callers >= config.queue_max:",
+        "coordinator/core/request_table.py",
+        "if self.callers >= config.queue_max or self.queue.size_bytes > config.queue_bytes_max:",
+        "if self.callers >= config.queue_max:",
         LONE,
     ),
     Mutant(
         "the-queue-has-no-bound-of-callers",
-        MASTER,
-        "if self._callers >= config.queue_max or self.queue.size_bytes > config.queue_bytes_max:",
+        "coordinator/core/request_table.py",
+        "if self.callers >= config.queue_max or self.queue.size_bytes > config.queue_bytes_max:",
         "if self.queue.size_bytes > config.queue_bytes_max:",
         LONE,
     ),
     Mutant(
         "readers-have-no-bound",
-        NODE,
-        "if len(self._waiters) >= self.config.readers_max:",
+        "coordinator/core/local_reads.py",
+        "if len(self._waiters) >= view.config.readers_max:",
         "if len(self._waiters) < 0:",
         LONE,
     ),
     Mutant(
         "linearizable-readers-have-no-bound",
-        MASTER,
-        "if len(self._behind) + len(self._behind_next) >= self.node.config.readers_max:",
-        "if len(self._behind) < 0:",
+        "coordinator/core/read_barriers.py",
+        "if len(self._waiting) + len(self._next) >= view.config.readers_max:",
+        "if len(self._waiting) < 0:",
         LONE,
     ),
     # -- outcomes ------------------------------------------------------------------------------
@@ -347,7 +361,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "who-waits-in-one-partition-holds-up-all",
-        MASTER,
+        "coordinator/core/group_commit.py",
         "left.append(request)\n                continue\n",
         "left.append(request)\n",
         LONE,
@@ -554,27 +568,27 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "of-two-failed-batches-the-older-counts",
-        "coordinator/core/saving.py",
+        "coordinator/core/durability.py",
         "for batch in reversed(self._in_flight):",
         "for batch in self._in_flight:",
-        "tests/unit/test_saving.py",
+        "tests/unit/test_durability.py",
     ),
     Mutant(
         "a-failed-wipe-is-forgotten",
-        "coordinator/core/saving.py",
+        "coordinator/core/durability.py",
         "return Unsaved(older.changes, older.wipe, True, older.outcomes)",
         "return Unsaved(older.changes, newer.wipe, True, older.outcomes)",
-        "tests/unit/test_saving.py",
+        "tests/unit/test_durability.py",
     ),
     Mutant(
         "failed-rows-are-forgotten",
-        "coordinator/core/saving.py",
+        "coordinator/core/durability.py",
         """        self._in_flight.clear()
         self._saved_rows = 0
 """,
         """        self._in_flight.clear()
 """,
-        "tests/unit/test_saving.py",
+        "tests/unit/test_durability.py",
     ),
     Mutant(
         "a-large-batch-is-torn",
@@ -644,10 +658,10 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a-reader-shares-an-older-barrier",
-        "coordinator/core/master.py",
-        "        self._behind_next.append(Behind(token, Outcome(OK), deadline_ms))",
-        """        (self._behind if self._nonce else self._behind_next).append(
-            Behind(token, Outcome(OK), deadline_ms)
+        "coordinator/core/read_barriers.py",
+        "        self._next.append(PendingRead(token, outcome, deadline_ms))",
+        """        (self._waiting if self._nonce else self._next).append(
+            PendingRead(token, outcome, deadline_ms)
         )""",
         "tests/unit/test_lone_master.py",
     ),
@@ -655,8 +669,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "statecontext-is-compared-once",
         "coordinator/core/scrubbing.py",
         """        self._token = 0
-        self._due_ms = node.now""",
-        "        self._due_ms = node.now",
+        self._due_ms = view.now""",
+        "        self._due_ms = view.now",
         "tests/unit/test_lone_master.py",
     ),
     Mutant(
@@ -683,8 +697,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "an-answer-of-spark-is-not-read",
         "coordinator/core/restarting.py",
-        "return restart([*held, _whole(answer, held[0])], logs).vector",
-        "return restart(held, logs).vector",
+        "return Found(restart([*vectors, _whole(answer, vectors[0])], logs).vector)",
+        "return Found(restart(vectors, logs).vector)",
         "tests/unit/test_restarting.py",
     ),
     Mutant(
@@ -760,16 +774,16 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "who-was-refused-counts-as-waiting",
         "coordinator/core/master.py",
-        """                self._callers -= 1
-                self._behind_next""",
-        "                self._behind_next",
+        """            requests.callers -= 1
+            self.barriers""",
+        "            self.barriers",
         "tests/unit/test_lone_master.py",
     ),
     Mutant(
         "an-earlier-life-leaves-for-this-one",
-        "coordinator/core/node.py",
-        "if isinstance(record, MemberLeft) and (record.node, record.incarnation) == mine:",
-        "if isinstance(record, MemberLeft) and record.node == mine[0]:",
+        "coordinator/core/admission.py",
+        "if (record.node, record.incarnation) != (view.config.node, view.config.incarnation):",
+        "if record.node != view.config.node:",
         "tests/unit/test_lone_master.py",
     ),
     Mutant(
@@ -809,9 +823,9 @@ MUTANTS: tuple[Mutant, ...] = (
         "tests/unit/test_membership.py",
     ),
     Mutant(
-        "an-operator-hears-ok-for-anothers-wish",
+        "an-operator-hears-ok-for-anothers-request",
         "coordinator/core/membership.py",
-        "ClusterReformed) and record.epoch == self.master.epoch",
+        "ClusterReformed) and record.epoch == self._epoch",
         "ClusterReformed)",
         "tests/unit/test_membership.py",
     ),
@@ -825,8 +839,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a-copy-lacks-what-was-asked-for",
         "coordinator/core/copies.py",
-        "if meant and node.is_following and node.state.cas >= question.cas:",
-        "if meant and node.is_following:",
+        "if meant and view.phase == FOLLOWING and view.state.cas >= question.cas:",
+        "if meant and view.phase == FOLLOWING:",
         "tests/unit/test_copies.py",
     ),
     Mutant(
@@ -949,10 +963,10 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a-reader-that-dies-at-once-is-waited-for",
-        "coordinator/core/pulse.py",
+        "coordinator/core/liveness.py",
         "(1 if self._has_read else START_PATIENCE)",
         "(1 if self._read_at else START_PATIENCE)",
-        "tests/unit/test_pulse.py",
+        "tests/unit/test_liveness.py",
     ),
     # -- what is let in ------------------------------------------------------------------------
     Mutant(

@@ -20,6 +20,7 @@ from coordinator.core.records import (
     ProjectorHeartbeat,
     ProjectorRegistered,
 )
+from coordinator.core.view import CATCHING_UP
 from tests.simulation.actors import Operator
 from tests.simulation.machine import ACKS, EFFECTS, HEARTBEAT, Machine
 from tests.simulation.test_membership import PUT, operate, standing
@@ -56,7 +57,7 @@ def test_the_expiry_of_the_last_life_does_not_end_the_next(world: World) -> None
     node = master.node
     assert node is not None
     life = again.number * 1_000 + again.life
-    beat = replace(node.peers[again.number].beat, incarnation=life)
+    beat = replace(node.hearing.nodes[again.number].beat, incarnation=life)
     stranger = IndexerHeartbeat(7, 1, "indexer7", "a", 1, 0, 0, 0, 0)
     joiner = JoinRequested(again.number, life, "again", node.state.cas, node.state.digest)
     master.feed(BeatsRead((stranger,)))
@@ -191,7 +192,7 @@ def test_a_reader_that_begins_late_does_not_make_an_empty_state_of_an_unread_log
     late.start()
     world.clock.run(world.clock.now + 4_000)
     assert late.node is not None
-    assert late.node.is_catching_up
+    assert late.node.phase == CATCHING_UP
     monkeypatch.undo()
     late._commit_moved()
     other.start()

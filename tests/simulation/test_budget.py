@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 
 from coordinator.core.commands import OK, Outcome, PutSetting, Request
+from coordinator.core.group_commit import GroupCommit
 from coordinator.core.inputs import Requested
 from coordinator.core.master import Master
+from coordinator.core.signals import Result
+from coordinator.core.view import NodeView
 from tests.simulation.judge import Judge
 from tests.simulation.meter import CALLS_PER_MS
 from tests.simulation.test_scenarios import master_of, run_until, serves, world_has_members
@@ -88,15 +91,15 @@ def test_no_step_is_long(scenario: Any) -> None:
 
 
 def test_a_group_that_looks_at_all_that_waits_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def thorough(self: Master, group: Any) -> None:
-        left = []
-        for _ in range(len(self.queue)):
-            request = self.queue.pop()
-            if not self._enlist(group, request):
+    def thorough(self: GroupCommit, view: NodeView, group: Any) -> None:
+        left, queue = [], self._requests.queue
+        for _ in range(len(queue)):
+            request = queue.pop()
+            if not self._enlist(view, group, request):
                 left.append(request)
-        self.queue.push_front(left)
+        queue.push_front(left)
 
-    monkeypatch.setattr(Master, "_enlist_waiting", thorough)
+    monkeypatch.setattr(GroupCommit, "_enlist_waiting", thorough)
     with pytest.raises(Violation, match="a-step-is-short"):
         flood()
 
@@ -105,14 +108,14 @@ def test_a_group_that_looks_at_all_that_waits_is_noticed(monkeypatch: pytest.Mon
 def test_a_claim_that_looks_at_all_that_is_remembered_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    begin = Master.__init__
+    begin = Master.begin
 
-    def thorough(self: Master, node: Any, epoch: int) -> None:
-        begin(self, node, epoch)
-        for request_id in list(node.outcomes._cas_of):
-            node.outcomes._cas_of.get(request_id)
+    def thorough(self: Master, view: NodeView) -> list[Result]:
+        for request_id in list(view.outcomes._cas_of):
+            view.outcomes._cas_of.get(request_id)
+        return begin(self, view)
 
-    monkeypatch.setattr(Master, "__init__", thorough)
+    monkeypatch.setattr(Master, "begin", thorough)
     with pytest.raises(Violation, match="a-step-is-short"):
         failover_with_many_outcomes()
 

@@ -137,7 +137,7 @@ def test_a_node_leaves_and_returns_when_it_is_started_again(world: World) -> Non
     assert ask(world, PUT).status == OK
     world.clock.run(world.clock.now + 3_000)
     assert leaver.node is not None
-    assert leaver.node.has_left
+    assert leaver.node.admission.has_left
     assert leaver.number not in world.judge.truth.members
     leaver.crash()
     leaver.start()
@@ -152,7 +152,7 @@ def test_the_last_copies_and_the_master_do_not_leave(world: World) -> None:
     first, second = replicas_of(world)
     assert operate(world, master, Leave(first.number)).status == OK
     assert operate(world, master, Leave(second.number)).code == "leave_impossible"
-    run_until(world, lambda: first.node is not None and first.node.has_left)
+    run_until(world, lambda: first.node is not None and first.node.admission.has_left)
 
 
 def test_a_master_alone_goes_on_after_a_reform(world: World) -> None:
@@ -194,7 +194,7 @@ def test_nobody_eligible_is_said_and_a_complete_node_can_be_made_master(world: W
 
 def standing(machine: Machine) -> Any:
     assert machine.node is not None
-    return machine.node.election.mastership
+    return machine.node.mastership
 
 
 def test_a_reform_is_refused_while_there_is_a_master(world: World) -> None:

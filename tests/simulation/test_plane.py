@@ -24,7 +24,7 @@ from tests.simulation.planted.search import search
 BATCH = 10
 SHARE = 20 if PROFILE == "quick" else 4
 SEEDS = max(BATCH, int(os.environ.get("SIMULATION_SEEDS", "400")) // SHARE)
-"""A world with a data plane takes four times as long as one without: a quick run has few."""
+"""A world with a data plane takes twice as long as one without: a quick run has few."""
 ENOUGH = 100
 WORLDS_MAX = 60
 

@@ -69,11 +69,13 @@ def replicas_of(world: World) -> list[Machine]:
     return [m for m in world.machines.values() if m.number != world.judge.truth.master]
 
 
-def run_until(world: World, done: Callable[[], bool], limit_ms: int = 15_000) -> None:
+def run_until(
+    world: World, done: Callable[[], bool], limit_ms: int = 15_000, step_ms: int = 20
+) -> None:
     limit = world.clock.now + limit_ms
     while not done():
         assert world.clock.now < limit, world.unsettled()
-        world.clock.run(world.clock.now + 20)
+        world.clock.run(world.clock.now + step_ms)
 
 
 def ask(world: World, command: Command, **more: Any) -> Outcome:
@@ -122,6 +124,48 @@ def test_a_refusing_replica_rolls_back_and_its_log_is_deleted(world: World) -> N
         assert machine.disk.newest.log is None
     assert replica.number not in world.judge.truth.members, "it kept refusing"
     assert ask(world, PUT).status == OK
+
+
+def test_refusals_with_a_success_between_them_do_not_add_up(world: World) -> None:
+    master, replica = master_of(world), replicas_of(world)[0]
+    assert master.node is not None
+    assert replica.node is not None
+    limit = 6
+    master.node.config = replace(master.node.config, attempts_max=limit)
+    replica.node.config = replace(replica.node.config, probe_ms=1)
+    before = world.judge.rolled_back
+    while world.judge.rolled_back - before <= 2 * limit:
+        rolled_back = world.judge.rolled_back
+        replica.disk.full = True
+        caller = Caller(world, PUT)
+        while world.judge.rolled_back == rolled_back:
+            world.clock.run(world.clock.now + 1)
+        replica.disk.full = False
+        run_until(world, lambda asked=caller: asked.outcome is not None)  # type: ignore[misc]
+        assert caller.outcome is not None
+        assert caller.outcome.status == OK
+        assert replica.number in world.judge.truth.members
+
+
+def test_who_hears_the_master_again_while_it_looks_does_not_claim(world: World) -> None:
+    master, replicas = master_of(world), replicas_of(world)
+    epoch = world.judge.truth.epoch
+    master.pause()
+    looking: list[Machine] = []
+
+    def somebody_looks() -> bool:
+        looking[:] = [m for m in replicas if m.node and m.node.election.candidacy]
+        return bool(looking)
+
+    run_until(world, somebody_looks, step_ms=1)
+    for machine in looking:
+        machine.dead_reader = "commit"
+    master.resume()
+    world.clock.run(world.clock.now + 300)
+    for machine in looking:
+        machine.dead_reader = ""
+    world.clock.run(world.clock.now + 2_000)
+    assert (world.judge.truth.epoch, master_of(world)) == (epoch, master)
 
 
 def test_a_silent_replica_is_expired_and_the_transaction_goes_on(world: World) -> None:

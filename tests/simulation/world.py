@@ -24,8 +24,8 @@ from coordinator.core.inputs import (
     Started,
     SyncRead,
 )
+from coordinator.core.liveness import START_PATIENCE
 from coordinator.core.ports import EntityCodec
-from coordinator.core.pulse import START_PATIENCE
 from coordinator.core.records import HoldingsRequested, Unreadable
 from coordinator.core.state import DEFERRED, StateContext
 from tests.simulation.actors import Client, DdlWriter, Indexer, Operator
@@ -275,7 +275,7 @@ class World:
 
     def come_back(self, machine: Machine) -> None:
         """A node that has left is started again."""
-        if machine.node is not None and machine.node.has_left:
+        if machine.node is not None and machine.node.admission.has_left:
             machine.crash("restart")
             machine.start()
 
@@ -391,6 +391,8 @@ class World:
                 return False
             if (node.state.cas, node.state.digest) != (truth.last_cas, truth.digest):
                 return False
+            if {group.cas for group in node.outcomes.kept()} != self.judge.remembered.keys():
+                return False
         if not truth.master or self.broker.current or self.judge.indexer_differences():
             return False
         master = self.machines[truth.master].node
@@ -403,11 +405,11 @@ class World:
             return False
         leader = master.master
         return not (
-            leader.attempt
-            or leader.queue
-            or leader.upkeep
-            or leader.parked
-            or leader.creators
+            leader.committer.attempt
+            or leader.requests.queue
+            or leader.requests.upkeep
+            or leader.requests.parked
+            or leader.requests.creators
             or len(leader.prepares)
             or (self.projectors and not all(map(is_built, streamed_or_ready(master.state))))
             or (self.application is not None and self.application.unanswered())
@@ -428,12 +430,13 @@ class World:
             leader = node.master
             held = ""
             if leader is not None:
+                attempt, requests = leader.committer.attempt, leader.requests
                 held = (
-                    f" {leader.substate} attempt={leader.attempt and leader.attempt.state}"
-                    f" queue={len(leader.queue)} upkeep={list(leader.upkeep)}"
-                    f" parked={list(leader.parked)} prepares={len(leader.prepares)}"
+                    f" {leader.substate} attempt={attempt and attempt.state}"
+                    f" queue={len(requests.queue)} upkeep={list(requests.upkeep)}"
+                    f" parked={list(requests.parked)} prepares={len(leader.prepares)}"
                     f" building={[(i.id, i.state) for i in streamed_or_ready(node.state)]}"
-                    f" writing={leader._writing}"
+                    f" writing={leader.committer.is_writing}"
                 )
             parts.append(
                 f"node {machine.number}: {node.role} {node.phase} CAS {node.state.cas} "

@@ -28,7 +28,7 @@ from coordinator.core.authority_state import (
 )
 from coordinator.core.bucket_state import TimestampState
 from coordinator.core.entities import Bucket, Entity, RequestOutcome, Setting, Source, Stream
-from coordinator.core.outcomes import OutcomesRecorded, RecordedOutcome
+from coordinator.core.outcome_records import OutcomesRecorded, RecordedOutcome
 from coordinator.core.snapshots import SnapshotChunk, SnapshotEntry
 from coordinator.core.types import TxnId
 from schemas.registry import (

@@ -5,20 +5,19 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from coordinator.core.copies import Copies
+from coordinator.core.counters import Counters
+from coordinator.core.view import FOLLOWING, Tokens
 
 
-def test_nobody_gives_a_copy_that_has_not_what_is_asked_for() -> None:
-    given: list[Any] = []
-    node: Any = SimpleNamespace(
+@pytest.mark.parametrize(("cas", "is_given"), [(9, False), (8, True)])
+def test_nobody_gives_a_copy_that_has_not_what_is_asked_for(cas: int, is_given: bool) -> None:
+    view: Any = SimpleNamespace(
         config=SimpleNamespace(node=1, incarnation=7),
         state=SimpleNamespace(cas=8, digest=0),
-        is_following=True,
-        token=lambda: 1,
-        emit=given.append,
+        phase=FOLLOWING,
     )
-    copies = Copies(node)
-    for cas in (9, 8):
-        question: Any = SimpleNamespace(of=1, node=2, cas=cas)
-        copies.asked(question)
-        assert bool(given) is (cas == 8)
+    question: Any = SimpleNamespace(of=1, node=2, cas=cas)
+    assert bool(Copies(Tokens(), Counters()).asked(view, question)) is is_given

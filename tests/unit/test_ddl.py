@@ -34,7 +34,8 @@ from coordinator.core.decisions import (
     describe_index,
 )
 from coordinator.core.entities import Index, Setting
-from coordinator.core.outcomes import OutcomesRecorded, OutcomeWindow, time_of_uuid7
+from coordinator.core.outcome_records import OutcomesRecorded
+from coordinator.core.outcomes import OutcomeWindow, time_of_uuid7
 from coordinator.core.placement import Candidate
 from coordinator.core.records import Mutation
 from coordinator.core.state import EMPTY, StateContext, evolve

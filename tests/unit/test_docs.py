@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from functools import cache
 from pathlib import Path
@@ -41,6 +42,30 @@ def test_every_test_and_file_that_is_named_exists(page: Path) -> None:
         if plain and name.startswith(FOLDERS) and not (ROOT / name).exists():
             missing.append(name)
     assert missing == []
+
+
+@cache
+def members() -> dict[str, set[str]]:
+    """Return what each class of the product defines, by the name of the class."""
+    found: dict[str, set[str]] = {}
+    for package in ("coordinator", "indexer_sim", "projector_sim", "streaming", "schemas"):
+        for path in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ClassDef):
+                    names = {n.name for n in ast.walk(node) if isinstance(n, ast.FunctionDef)}
+                    names |= {n.name for n in ast.walk(node) if isinstance(n, ast.AsyncFunctionDef)}
+                    names |= {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
+                    names |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+                    found.setdefault(node.name, set()).update(names)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_method_that_is_named_exists(page: Path) -> None:
+    named = (re.match(r"([A-Z]\w+)\.(\w+)", name) for name in quoted(page.read_text()))
+    pairs = {match.groups() for match in named if match}
+    held = members()
+    assert {f"{c}.{m}" for c, m in pairs if c in held and m not in held[c]} == set()
 
 
 def test_every_invariant_and_planted_bug_of_the_protocol_exists() -> None:

@@ -345,7 +345,7 @@ class ScanService(Service):
         )
         held = (Bucket("b", 64), index)
         changes = [(Mutation("x", e.key, encode(e), e), 10 + n) for n, e in enumerate(held)]
-        one.node.state = evolve(one.node.state, changes)
+        one.node.follower.state = evolve(one.node.state, changes)
         return one
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -27,6 +29,8 @@ from coordinator.core.commands import (
     Request,
     RewriteEntities,
 )
+from coordinator.core.durability import UNSYNCED_SAVES_MAX
+from coordinator.core.group_commit import PLAIN_BYTES
 from coordinator.core.outcomes import AHEAD_MS_MAX
 from coordinator.core.records import (
     DdlReply,
@@ -35,7 +39,8 @@ from coordinator.core.records import (
     ProposalAnswered,
     TransactionCommitted,
 )
-from coordinator.core.saving import UNSYNCED_SAVES_MAX
+from coordinator.core.signals import Result
+from coordinator.core.view import NodeView
 from tests.unit.lone_node import LoneNode
 
 GROUP_BYTES = 512 * 1024
@@ -64,11 +69,14 @@ def ranged(size: int) -> CreateIndex:
 def test_the_largest_index_that_is_admitted_becomes_ready_and_can_be_dropped(
     lone: LoneNode,
 ) -> None:
-    """READY weighs more than INIT: the shards of its hosts come in."""
+    """READY weighs more than INIT: the shards of its hosts come in. The bucket is there already."""
+    small = CreateIndex("small", "b", ("name",))
+    lone.create(small, "first")
     low, high = 0, 2 * GROUP_BYTES
     while high - low > 1:
         size = (low + high) // 2
         fresh = LoneNode().start()
+        fresh.create(small, "first")
         if fresh.create(ranged(size), "create").status == OK:
             low = size
         else:
@@ -76,9 +84,14 @@ def test_the_largest_index_that_is_admitted_becomes_ready_and_can_be_dropped(
     assert low > GROUP_BYTES // 2, "and a large one is admitted"
     outcome = lone.create(ranged(low), "create")
     assert outcome.status == OK
-    assert [index.state for index, _ in lone.node.state.indexes()] == ["ready"]
+    assert {index.state for index, _ in lone.node.state.indexes()} == {"ready"}
+    weights: Counter[str] = Counter()
+    for _, event in lone.topic:
+        mutation = event.mutation
+        weights[str(event.txn)] += len(mutation.key) + len(mutation.value or b"") + PLAIN_BYTES
+    assert max(weights.values()) <= GROUP_BYTES
     assert lone.ask(DropIndex(bucket="b", name="big"), "drop").status == OK
-    lone.until(lambda: (lone.indexer_answers(), not lone.node.state.indexes())[1])
+    lone.until(lambda: (lone.indexer_answers(), len(list(lone.node.state.indexes())) == 1)[1])
 
 
 def test_an_index_that_could_not_grow_is_refused_at_the_door(lone: LoneNode) -> None:
@@ -97,8 +110,8 @@ def test_what_the_master_itself_has_to_do_is_never_dropped(lone: LoneNode) -> No
         assert lone.ask(PutSetting(f"k{number}", json.dumps("v" * 60_000))).status == OK
         keys.append(f"config/k{number}")
     before = lone.node.state.cas
-    lone.master.want("rewrite/0", RewriteEntities(tuple(keys)))
-    lone.until(lambda: "rewrite/0" not in lone.master.upkeep)
+    lone.master.requests.want("rewrite/0", RewriteEntities(tuple(keys)))
+    lone.until(lambda: "rewrite/0" not in lone.master.requests.upkeep)
     assert all(lone.node.state.cas_of(key) > before for key in keys)
 
 
@@ -164,13 +177,13 @@ def test_forming_a_group_looks_at_what_goes_into_it_and_not_at_all_that_waits(
     for number in range(waiting):
         lone.send(PutSetting(f"k{number}", value), id=f"r{number}", recorded=True)
     decided = []
-    mutation = lone.master._mutation
+    mutation = lone.master.groups._mutation
 
     def counted(*args: object) -> object:
         decided.append(1)
         return mutation(*args)  # type: ignore[arg-type]
 
-    lone.master._mutation = counted  # type: ignore[method-assign, assignment]
+    lone.master.groups._mutation = counted  # type: ignore[method-assign, assignment]
     lone.release_first()
     group = lone.kept[0]
     assert isinstance(group, fx.WriteEvents)
@@ -206,7 +219,7 @@ def test_the_queue_is_bounded(settings: dict[str, int], size: int, taken: int) -
     assert len(sent) - len(refused) == taken
     lone.release()
     lone.until(lambda: all(token in lone.replies for token in sent))
-    assert lone.master._callers == 0
+    assert lone.master.requests.callers == 0
     assert lone.ask(PutSetting("again", "1")).status == OK
 
 
@@ -227,7 +240,7 @@ def test_readers_that_wait_are_bounded(linearizable: bool) -> None:
 def test_another_process_under_a_members_number_is_no_copy(lone: LoneNode) -> None:
     lone.held.add(fx.WriteEvents)
     lone.send(PutSetting("k", "1"))
-    attempt = lone.master.attempt
+    attempt = lone.master.committer.attempt
     assert attempt is not None
     assert attempt.offset is not None
     attempt.answers.clear()
@@ -300,10 +313,15 @@ def test_a_proposal_that_builds_on_another_state_is_not_accepted(lone: LoneNode)
     lone.send(PutSetting("k", "2"))
     node = lone.node
     assert node.log is not None
-    node.state = node.state._replace(cas=node.state.cas - 1)
+    node.follower.state = node.state._replace(cas=node.state.cas - 1)
     answers: list[ProposalAnswered] = []
     take = lone.master.answered
-    lone.master.answered = lambda record: (answers.append(record), take(record))[1]  # type: ignore
+
+    def answered(view: NodeView, record: Any) -> list[Result]:
+        answers.append(record)
+        return take(view, record)
+
+    lone.master.answered = answered  # type: ignore[method-assign]
     (saved,) = (e for e in lone.kept if isinstance(e, fx.Save) and e.sync)
     lone.feed(inp.Stored(saved.token))
     assert [answer.answer for answer in answers] in ([], ["behind"])
@@ -404,7 +422,7 @@ def test_a_partition_that_is_held_up_holds_up_nobody_else(lone: LoneNode) -> Non
     drop = DropIndex(bucket="b", name="z", if_exists=True)
     lone.feed(inp.DdlRead(tuple(published(2 + n, drop) for n in range(behind))))
     lone.run(200)
-    assert len(lone.master.queue) >= behind
+    assert len(lone.master.requests.queue) >= behind
     token = lone.send(PutSetting("k", "1"))
     lone.run(500)
     assert lone.replies[token].status == OK
@@ -440,7 +458,7 @@ def test_a_life_that_has_left_says_nothing_of_the_one_after_it() -> None:
     lone = LoneNode().start()
     entry = inputs.Entry(len(lone.log), MemberLeft(1, 1, 6, "operator", 0), b"")
     lone.node._on_membership(entry, None)
-    assert not lone.node.has_left
+    assert not lone.node.admission.has_left
 
 
 def test_a_stray_above_all_that_was_committed_is_mended_while_nothing_happens() -> None:

@@ -1,4 +1,4 @@
-"""Who is expired, who may leave, and whom an operator's wish is answered for."""
+"""Who is expired, who may leave, and when an operator is answered."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 
+from coordinator.codec import Codec
 from coordinator.core.commands import Leave, Outcome
+from coordinator.core.copies import Copies
+from coordinator.core.counters import Counters
 from coordinator.core.effects import Reply
 from coordinator.core.inputs import MembershipRequested
-from coordinator.core.membership import Membership
+from coordinator.core.membership import Membership, _why_not_leave
 from coordinator.core.records import JoinRequested, MemberLeft
+from coordinator.core.view import Tokens
 
 TIMEOUT_MS = 1_500
 
@@ -21,9 +25,8 @@ class Given:
 
     def __init__(self, members: int, minimum: int, accepted: tuple[int, ...] = ()) -> None:
         nodes = tuple(range(1, members + 1))
-        self.said: list[Any] = []
         beat = SimpleNamespace(incarnation=7)
-        self.authority = SimpleNamespace(
+        authority = SimpleNamespace(
             roster=(*nodes, members + 1),
             members={n: SimpleNamespace(incarnation=7) for n in nodes},
             active=nodes,
@@ -34,19 +37,22 @@ class Given:
             last_txn="3-9",
             shape={},
         )
-        self.node = SimpleNamespace(
+        self.view: Any = SimpleNamespace(
+            authority=authority,
             config=SimpleNamespace(node=1, election_timeout_ms=TIMEOUT_MS, admission_hold_ms=0),
             now=SimpleNamespace(mono_ms=10_000, wall_ms=5),
-            hearing_ms=10_000,
-            peers={n: SimpleNamespace(heard_ms=0, beat=beat) for n in (*nodes, members + 1)},
-            alive=lambda peer: True,
-            emit=self.said.append,
+            hearing=SimpleNamespace(
+                clock_ms=10_000,
+                nodes={n: SimpleNamespace(heard_ms=0, beat=beat) for n in (*nodes, members + 1)},
+                alive=lambda peer: True,
+                node_alive=lambda number: True,
+            ),
         )
-        master: Any = SimpleNamespace(node=self.node, authority=self.authority, epoch=3)
-        self.membership = Membership(master)
+        self.membership = Membership(self.view, 3, Codec(), Copies(Tokens(), Counters()))
 
     def expired(self) -> list[int]:
-        return [record.node for record in self.membership._lapsed()]  # type: ignore[union-attr]
+        lapsed: list[Any] = self.membership._lapsed(self.view)
+        return [record.node for record in lapsed]
 
 
 @pytest.mark.parametrize(
@@ -63,27 +69,27 @@ def test_who_leaves_must_leave_enough_who_accepted_the_last_transaction(
     accepted: tuple[int, ...], may: bool
 ) -> None:
     given = Given(3, 2, accepted)
-    why = given.membership._why_not_leave(3)
+    why = _why_not_leave(given.view.authority, 3)
     assert ("have accepted 3-9" in why) is not may
 
 
-def test_who_has_left_is_not_admitted_by_an_older_wish_of_its_own() -> None:
+def test_who_has_left_is_not_admitted_by_an_older_request_of_its_own() -> None:
     given = Given(2, 1)
-    wish = JoinRequested(3, 7, "http://x", 0, 0)
-    given.membership.join_requested(wish)
-    assert given.membership.joiners
-    given.membership.changed(MemberLeft(3, 3, 7, "operator", 0))
-    given.membership.join_requested(wish)
-    assert not given.membership.joiners
+    membership, view = given.membership, given.view
+    request = JoinRequested(3, 7, "http://x", 0, 0)
+    membership.join_requested(view, request)
+    assert membership.joiners
+    membership.changed(view, MemberLeft(3, 3, 7, "operator", 0))
+    membership.join_requested(view, request)
+    assert not membership.joiners
 
 
 def test_an_operator_is_answered_for_what_was_written_in_this_epoch() -> None:
     given = Given(3, 1)
-    given.membership.requested(MembershipRequested(17, Leave(3), "operator"))
-    given.membership.changed(MemberLeft(4, 3, 7, "operator", 0))
-    assert given.said == []
-    given.membership.changed(MemberLeft(3, 3, 7, "operator", 0))
-    (reply,) = given.said
+    membership, view = given.membership, given.view
+    membership.requested(view, MembershipRequested(17, Leave(3), "operator"))
+    assert membership.changed(view, MemberLeft(4, 3, 7, "operator", 0)) == []
+    (reply,) = membership.changed(view, MemberLeft(3, 3, 7, "operator", 0))
     assert isinstance(reply, Reply)
     assert reply.token == 17
     assert isinstance(reply.outcome, Outcome)

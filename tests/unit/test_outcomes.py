@@ -7,12 +7,11 @@ from hypothesis import strategies as st
 
 from coordinator.client.request_ids import uuid7
 from coordinator.codec import Codec
+from coordinator.core.outcome_records import OutcomesRecorded, RecordedOutcome
 from coordinator.core.outcomes import (
     AHEAD_MS_MAX,
     GROUPS_FORGOTTEN_MAX,
-    OutcomesRecorded,
     OutcomeWindow,
-    RecordedOutcome,
     time_of_uuid7,
 )
 from coordinator.core.types import Instant, TxnId

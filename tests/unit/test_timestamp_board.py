@@ -208,7 +208,7 @@ def hw(indexer: int, places: list[tuple[int, int]], at_ms: int = 0, last: int = 
 def test_a_node_asks_for_a_timestamp_once_for_all_scans_that_wait() -> None:
     node = Node(NodeConfig(1, (1,), "", 1, 1, "c"), Codec())
     bucket = Bucket("travel", 64)
-    node.state = evolve(node.state, [(Mutation("Changed", bucket.key, b"", bucket), 1)])
+    node.follower.state = evolve(node.state, [(Mutation("Changed", bucket.key, b"", bucket), 1)])
     asked = []
     for at_ms, name in ((0, "travel"), (1, "travel"), (500, "travel"), (600, "unknown")):
         effects = node.step(Instant(9_000 + at_ms, 7_000 + at_ms), StabilityRequired(name, 40))

@@ -125,7 +125,11 @@ class PlaneWorld(World):
     def knows_buckets(self) -> bool:
         """Tell whether the master has heard a projector."""
         machine = self.machines.get(self.judge.truth.master)
-        return machine is not None and machine.node is not None and bool(machine.node.projectors)
+        return (
+            machine is not None
+            and machine.node is not None
+            and bool(machine.node.hearing.projectors)
+        )
 
     # -- the end -----------------------------------------------------------------------------
 

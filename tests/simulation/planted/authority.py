@@ -20,17 +20,20 @@ from coordinator.core.authority_state import (
     OpenTransaction,
     TransactionStatus,
 )
+from coordinator.core.committer import Committer
 from coordinator.core.effects import Conclude, OpenProducer
 from coordinator.core.election import Election
 from coordinator.core.master import Master
-from coordinator.core.membership import Membership
+from coordinator.core.membership import Due, Membership
 from coordinator.core.node import Node
 from coordinator.core.records import (
     MemberAdmitted,
     TransactionProposed,
     TransactionRolledBack,
 )
-from coordinator.core.transaction import Attempt
+from coordinator.core.signals import Elected, Result
+from coordinator.core.transaction import CONCLUDING, Attempt
+from coordinator.core.view import NodeView, authority_of
 from tests.simulation.broker import Broker, Session
 
 Patch = pytest.MonkeyPatch
@@ -43,16 +46,17 @@ def act_before_the_claim_is_read_back(patch: Patch) -> None:
         opened(self, event)
         election = self.election
         if election.candidacy is not None and election.candidacy.step == "reading":
-            election._write_claim()
+            self.run(election._write_claim(self))
         candidacy = election.candidacy
         if candidacy is not None and self.authority is not None:
             election.candidacy = None
-            self.master = Master(self, candidacy.epoch)
+            self._elected(Elected(candidacy.epoch))
+            assert self.master is not None
             self.master.substate = masters.ACTIVE
 
     def kept(self: Node, entry: Any, before: Any) -> None:
         if self.master is not None and self.master.epoch == entry.record.epoch:
-            self.log = None
+            self.follower.drop_prepared()
         else:
             on_claimed(self, entry, before)
 
@@ -86,16 +90,16 @@ def admitted_behind(patch: Patch) -> None:
         member = Member(record.node, record.incarnation, record.address)
         return Folded(replace(state, members=state.members.set(record.node, member)))
 
-    def eager(self: Membership) -> list[Any]:
-        epoch = self.master.epoch
-        found = [
-            MemberAdmitted(epoch, j.node, j.incarnation, j.address, j.cas, j.digest, 0)
+    def eager(self: Membership, view: NodeView, **given: bool) -> Due:
+        found: list[Any] = [
+            MemberAdmitted(self._epoch, j.node, j.incarnation, j.address, j.cas, j.digest, 0)
             for j in self.joiners.values()
         ]
         self.joiners.clear()
-        return found + records(self)
+        records, results = due(self, view, **given)
+        return Due(found + records, results)
 
-    records = Membership.due
+    due = Membership.due
     patch.setattr(Membership, "due", eager)
     patch.setitem(authorities.FOLDS, MemberAdmitted, lax)
 
@@ -117,28 +121,27 @@ def anybody_may_claim(patch: Patch) -> None:
 
 
 def membership_counts_before_it_is_read_back(patch: Patch) -> None:
-    ended = Master.ended
+    ended = Committer.ended
 
-    def trusting(self: Master, event: Any) -> None:
+    def trusting(self: Committer, view: NodeView, event: Any) -> list[Result]:
         if event.token == self._writing:
             self._writing = 0
-        ended(self, event)
+        return ended(self, view, event)
 
-    patch.setattr(Master, "ended", trusting)
+    patch.setattr(Committer, "ended", trusting)
 
 
 def one_epoch_over_two_producers(patch: Patch) -> None:
     failed = Election.producer_failed
 
-    def stubborn(self: Election, event: Any) -> None:
-        leader = self.node.master
+    def stubborn(self: Election, view: Any, event: Any) -> list[Result]:
+        leader = view.master
         if leader is None or self.candidacy is not None:
-            failed(self, event)
-            return
-        self.node.emit(OpenProducer(event.token))
-        leader._writing = 0
-        if leader.attempt is not None:
-            leader._undo(leader.attempt)
+            return failed(self, view, event)
+        committer = leader.committer
+        committer._writing = 0
+        again = committer._undo(view, committer.attempt) if committer.attempt else []
+        return [OpenProducer(event.token), *again]
 
     patch.setattr(Election, "producer_failed", stubborn)
 
@@ -155,40 +158,44 @@ def claim_without_fencing(patch: Patch) -> None:
 def look_waits_for_ever(patch: Patch) -> None:
     tick = Election.tick
 
-    def patient(self: Election) -> None:
+    def patient(self: Election, view: Any) -> list[Result]:
         if self.candidacy is None or self.candidacy.step != elections.LOOKING:
-            tick(self)
+            return tick(self, view)
+        return []
 
     patch.setattr(Election, "tick", patient)
-    patch.setattr(Election, "log_is_held", lambda self: None)
+    patch.setattr(Election, "blocked_at_stable_offset", lambda self, view: [])
 
 
 def join_inside_a_transaction(patch: Patch) -> None:
-    conclude = Master._conclude
+    advance = Master.advance
     admitted = authorities._admitted
 
     def lax(state: Any, offset: int, record: MemberAdmitted) -> Folded:
         folded = admitted(replace(state, open=None), offset, record)
         return Folded(replace(folded.state, open=state.open), folded.void)  # type: ignore[type-var]
 
-    def eager(self: Master, attempt: Attempt, silent: tuple[int, ...]) -> None:
-        conclude(self, attempt, silent)
-        effect = self.node._effects[-1]
-        assert isinstance(effect, Conclude)
-        at = self.authority
+    def eager(self: Master, view: NodeView) -> list[Result]:
+        found, attempt = advance(self, view), self.committer.attempt
+        if attempt is None or attempt.state != CONCLUDING:
+            return found
+        at = authority_of(view)
         joined = tuple(
             MemberAdmitted(self.epoch, j.node, j.incarnation, j.address, at.last_cas, at.digest, 0)
             for j in self.membership.joiners.values()
         )
-        self.membership.joiners.clear()
-        self.node._effects[-1] = replace(effect, records=(*joined, *effect.records))
+        for number, result in enumerate(found):
+            if isinstance(result, Conclude):
+                self.membership.joiners.clear()
+                found[number] = replace(result, records=(*joined, *result.records))
+        return found
 
-    patch.setattr(Master, "_conclude", eager)
+    patch.setattr(Master, "advance", eager)
     patch.setitem(authorities.FOLDS, MemberAdmitted, lax)
 
 
 def second_terminal_status_is_accepted(patch: Patch) -> None:
-    rolled_back, conclude = authorities._rolled_back, Master._conclude
+    rolled_back, conclude = authorities._rolled_back, Committer._conclude
 
     def lax(state: AuthorityState, offset: int, record: TransactionRolledBack) -> Folded:
         folded = rolled_back(state, offset, record)
@@ -200,23 +207,24 @@ def second_terminal_status_is_accepted(patch: Patch) -> None:
                 log = log.set(number, replace(row, status=ROLLBACK))
         return Folded(replace(state, log=log), folded.void)
 
-    def doubting(self: Master, attempt: Attempt, silent: tuple[int, ...]) -> None:
-        conclude(self, attempt, silent)
-        effect = self.node._effects[-1]
+    def doubting(self: Committer, view: NodeView, attempt: Attempt, silent: Any) -> list[Result]:
+        [effect] = conclude(self, view, attempt, silent)
         assert isinstance(effect, Conclude)
         late = TransactionRolledBack(attempt.proposal.txn, attempt.offset or 0, "doubt", 0)
-        self.node._effects[-1] = replace(effect, records=(*effect.records, late))
+        return [replace(effect, records=(*effect.records, late))]
 
-    patch.setattr(Master, "_conclude", doubting)
+    patch.setattr(Committer, "_conclude", doubting)
     patch.setitem(authorities.FOLDS, TransactionRolledBack, lax)
 
 
 def resignation_inside_a_transaction(patch: Patch) -> None:
-    step_down = Membership.step_down
+    requested = Master.membership_requested
 
-    def hasty(self: Membership, event: Any) -> None:
-        step_down(self, event)
-        if self.resigning is not None and self.master.attempt is not None:
-            self.master._write([self.resignation(self.resigning)])
+    def hasty(self: Master, view: NodeView, event: Any) -> list[Result]:
+        found = requested(self, view, event)
+        if self.membership.resigning is None or self.committer.attempt is None:
+            return found
+        records, told = self.membership._resignation(view, self.membership.resigning)
+        return [*found, *told, *self.committer.write(view, records)]
 
-    patch.setattr(Membership, "step_down", hasty)
+    patch.setattr(Master, "membership_requested", hasty)

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
-from coordinator.core import builds, ddl
+from coordinator.core import builds, ddl, restarting
 from coordinator.core.building import Building
 from coordinator.core.commands import MarkBuilt
 from coordinator.core.decisions import Accepted, Circumstances
 from coordinator.core.entities import BACKFILL, PENDING
 from coordinator.core.restarting import Restarting
+from coordinator.core.signals import Result, Want
+from coordinator.core.view import NodeView
 
 Patch = pytest.MonkeyPatch
 
@@ -20,11 +22,10 @@ Patch = pytest.MonkeyPatch
 def built_without_every_indexer(patch: Patch) -> None:
     step = Building._step
 
-    def hasty(self: Building, index: Any, projectors: Any) -> None:
+    def hasty(self: Building, index: Any, projectors: Any) -> list[Result]:
         if index.state == BACKFILL and self._built.get(index.id):
-            self._want(index.id, MarkBuilt(index.id, index.build))
-        else:
-            step(self, index, projectors)
+            return [Want(f"build/{index.id}", MarkBuilt(index.id, index.build))]
+        return step(self, index, projectors)
 
     patch.setattr(Building, "_step", hasty)
 
@@ -32,8 +33,8 @@ def built_without_every_indexer(patch: Patch) -> None:
 def backfill_without_a_router(patch: Patch) -> None:
     step = Building._step
 
-    def blind(self: Building, index: Any, projectors: Any) -> None:
-        step(self, index, [] if index.state == PENDING else projectors)
+    def blind(self: Building, index: Any, projectors: Any) -> list[Result]:
+        return step(self, index, [] if index.state == PENDING else projectors)
 
     patch.setattr(Building, "_step", blind)
 
@@ -64,10 +65,10 @@ def generations_are_counted(patch: Patch) -> None:
 def answer_about_an_older_build_counts(patch: Patch) -> None:
     built = Building.built
 
-    def any_build(self: Building, record: Any) -> None:
-        held = self.master.node.state.index_by_id(record.index_id)
+    def any_build(self: Building, view: NodeView, record: Any) -> None:
+        held = view.state.index_by_id(record.index_id)
         index: Any = held.entity if held else None
-        built(self, replace(record, build=index.build) if index else record)
+        built(self, view, replace(record, build=index.build) if index else record)
 
     patch.setattr(Building, "built", any_build)
 
@@ -83,13 +84,12 @@ def renewal_does_not_say_what_it_answers(patch: Patch) -> None:
 
 
 def answer_is_waited_for_without_end(patch: Patch) -> None:
-    vector = Restarting.vector
+    vector, may_come = Restarting.vector, restarting._may_come
 
     def patient(self: Restarting, *given: Any) -> Any:
-        config = self.master.node.config
-        self.master.node.config = replace(config, restart_wait_ms=10**9)
+        patch.setattr(restarting, "_may_come", lambda view, asked: True)
         found = vector(self, *given)
-        self.master.node.config = config
+        patch.setattr(restarting, "_may_come", may_come)
         return found
 
     patch.setattr(Restarting, "vector", patient)

@@ -3,61 +3,79 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from coordinator.core import master as masters
+from coordinator.core import copies as all_copies
+from coordinator.core import group_commit
 from coordinator.core import node as nodes
 from coordinator.core import state as states
 from coordinator.core.commands import UNKNOWN, Outcome, refused
 from coordinator.core.copies import Copies
-from coordinator.core.effects import Reply
+from coordinator.core.durability import Checkpoint, Durability, checkpoint
+from coordinator.core.effects import Reply, Save
+from coordinator.core.follower import Follower
 from coordinator.core.inputs import Started
 from coordinator.core.master import Master
 from coordinator.core.node import Node
-from coordinator.core.outcomes import OutcomeWindow
 from coordinator.core.records import (
     ACCEPTED,
-    TransactionCommitted,
     TransactionProposed,
 )
-from coordinator.core.saving import Keeper
 from coordinator.core.scrubber import Findings, Scrubber
 from coordinator.core.scrubbing import Scrubbing
+from coordinator.core.signals import LoseMastership, Result
 from coordinator.core.synchroniser import Synchroniser
-from coordinator.core.transaction import Attempt
+from coordinator.core.transaction import CONCLUDING, Attempt
+from coordinator.core.verdicts import dated
+from coordinator.core.view import NodeView
 from coordinator.kafka import endings
 
 Patch = pytest.MonkeyPatch
 
 
+def reply_early(master: Master) -> list[Result]:
+    """Tell the callers of the transaction in flight that all is well."""
+    attempt = master.committer.attempt
+    found: list[Result] = []
+    for held in attempt.enlisted if attempt is not None else ():
+        if attempt is not None and held.request.token and not held.waits_for:
+            outcome = dated(held, attempt.cas, str(attempt.proposal.txn))
+            found += master.requests.reply(held.request, outcome)
+            held.request = replace(held.request, token=0)
+    return found
+
+
+def refuse_early(master: Master, why: str) -> list[Result]:
+    """Tell the callers of the transaction in flight that it did not happen."""
+    attempt = master.committer.attempt
+    found: list[Result] = []
+    for held in attempt.enlisted if attempt is not None else ():
+        if held.request.token:
+            found.append(Reply(held.request.token, refused("unavailable", why)))
+            held.request = replace(held.request, token=0)
+    return found
+
+
 def reply_before_the_commit_is_read_back(patch: Patch) -> None:
-    conclude = Master._conclude
+    advance = Master.advance
 
-    def eager(self: Master, attempt: Attempt, silent: tuple[int, ...]) -> None:
-        conclude(self, attempt, silent)
-        txn = attempt.proposal.txn
-        for held in attempt.enlisted:
-            if held.request.token and not held.waits_for:
-                self._reply(held.request, masters._dated(held, attempt.cas, str(txn)))
-                held.request = replace(held.request, token=0)
+    def eager(self: Master, view: NodeView) -> list[Result]:
+        found, attempt = advance(self, view), self.committer.attempt
+        is_concluding = attempt is not None and attempt.state == CONCLUDING
+        return found + (reply_early(self) if is_concluding else [])
 
-    patch.setattr(Master, "_conclude", eager)
+    patch.setattr(Master, "advance", eager)
 
 
 def reply_before_the_last_acknowledgement(patch: Patch) -> None:
     written = Master.written
 
-    def eager(self: Master, event: Any) -> None:
-        written(self, event)
-        attempt = self.attempt
-        if attempt is not None and attempt.cas:
-            for held in attempt.enlisted:
-                if held.request.token and not held.waits_for:
-                    outcome = masters._dated(held, attempt.cas, str(attempt.proposal.txn))
-                    self._reply(held.request, outcome)
-                    held.request = replace(held.request, token=0)
+    def eager(self: Master, view: NodeView, event: Any) -> list[Result]:
+        found, attempt = written(self, view, event), self.committer.attempt
+        return found + (reply_early(self) if attempt is not None and attempt.cas else [])
 
     patch.setattr(Master, "written", eager)
 
@@ -70,7 +88,8 @@ def install_without_a_verdict(patch: Patch) -> None:
         record = entry.record
         if self.state_known and self.master is None:
             cas = range(self.state.cas + 1, self.state.cas + 1 + len(record.mutations))
-            self.state = states.evolve(self.state, zip(record.mutations, cas, strict=True))
+            after = states.evolve(self.state, zip(record.mutations, cas, strict=True))
+            self.follower.state = after
 
     patch.setitem(nodes.ACTIONS, TransactionProposed, eager)
 
@@ -80,79 +99,74 @@ def commit_without_missing_answers(patch: Patch) -> None:
 
 
 def accept_before_it_is_durable(patch: Patch) -> None:
-    def hasty(self: Keeper) -> None:
-        if self.node.log is None or self._log_answer is not None:
-            return
-        if self.node.state_known and not self.sick:
-            self.save(self.node.log)
-            self.answer(ACCEPTED, "")
+    def hasty(self: Durability, view: NodeView) -> list[Result]:
+        if view.log is None or self._log_answer is not None:
+            return []
+        if not view.state_known or self.sick:
+            return []
+        return [self.save(checkpoint(view, view.log)), *self.answer(view, ACCEPTED, "")]
 
-    patch.setattr(Keeper, "save_log", hasty)
+    patch.setattr(Durability, "save_log", hasty)
 
 
 def ambiguous_commit_is_called_a_refusal(patch: Patch) -> None:
-    drop = Node.drop_mastership
+    lose = Node._lose_mastership
 
-    def sure(self: Node, why: str) -> None:
-        leader = self.master
-        drop(self, why)
-        for held in leader.attempt.enlisted if leader and leader.attempt else ():
-            if held.request.token:
-                self.emit(Reply(held.request.token, refused("unavailable", why)))
-                held.request = replace(held.request, token=0)
+    def sure(self: Node, signal: LoseMastership) -> None:
+        master = self.master
+        lose(self, signal)
+        assert master is not None
+        self.run(refuse_early(master, signal.why))
 
-    patch.setattr(Node, "drop_mastership", sure)
+    patch.setitem(nodes.SIGNALS, LoseMastership, sure)
 
 
 def applied_offset_ahead_of_changes(patch: Patch) -> None:
-    save = Keeper.save
+    save = Durability.save
 
-    def late(self: Keeper, log: Any, sync: bool = False) -> int:
+    def late(self: Durability, at: Checkpoint, sync: bool = False) -> Save:
         held, self.unsaved.changes = self.unsaved.changes, {}
-        token = save(self, log, sync)
+        saved = save(self, at, sync)
         self.unsaved.changes = held if not sync else {}
-        return token
+        return saved
 
-    patch.setattr(Keeper, "save", late)
+    patch.setattr(Durability, "save", late)
 
 
 def digest_is_ignored(patch: Patch) -> None:
-    def careless(self: Node, log: Any, record: TransactionCommitted) -> None:
-        pairs = list(zip(log.proposal.mutations, record.cas, strict=True))
-        kept = [pair for pair in pairs if pair[0].event != "SettingDeleted" or self.master]
-        before = self.state
-        self.state = states.evolve(before, kept)._replace(cas=record.cas[-1])
-        for mutation in log.proposal.mutations:
-            self.keeper.unsaved.changes[mutation.key] = self.state.get(mutation.key)
-        if self.master is not None:
-            self.master.installed(before, log.proposal.mutations)
+    committed = Follower.committed
 
-    patch.setattr(Node, "_install", careless)
+    def careless(self: Follower, view: NodeView, record: Any, computed: Any) -> list[Result]:
+        if self.state_known and self.log is not None and self.holds(record.txn):
+            pairs = list(zip(self.log.proposal.mutations, record.cas, strict=True))
+            kept = [pair for pair in pairs if pair[0].event != "SettingDeleted" or view.is_master]
+            computed = states.evolve(self.state, kept)._replace(cas=record.cas[-1])
+            record = replace(record, state_digest=computed.digest)
+        return committed(self, view, record, computed)
+
+    patch.setattr(Follower, "committed", careless)
 
 
 def rollback_is_the_end_of_a_request_only_once(patch: Patch) -> None:
-    retry = Master._retry
+    rolled_back = Master.rolled_back
 
-    def doubled(self: Master, attempt: Attempt, reason: str) -> None:
-        for held in attempt.enlisted:
-            if held.request.token:
-                self.node.emit(Reply(held.request.token, Outcome(UNKNOWN, "unavailable")))
-        retry(self, attempt, reason)
+    def doubled(self: Master, view: NodeView, record: Any) -> list[Result]:
+        attempt = self.committer.attempt
+        tokens = [held.request.token for held in attempt.enlisted] if attempt else []
+        told = [Reply(token, Outcome(UNKNOWN, "unavailable")) for token in tokens if token]
+        return [*told, *rolled_back(self, view, record)]
 
-    patch.setattr(Master, "_retry", doubled)
+    patch.setattr(Master, "rolled_back", doubled)
 
 
 def stray_events_are_left(patch: Patch) -> None:
     tail_read = Master.tail_read
 
-    def blind(self: Master, event: Any) -> None:
-        tail_read(self, replace(event, events=()))
+    def blind(self: Master, view: NodeView, event: Any) -> list[Result]:
+        return tail_read(self, view, replace(event, events=()))
 
-    patch.setattr(Scrubbing, "scrubbed", lambda self, event: None)
+    patch.setattr(Scrubbing, "scrubbed", lambda *_: [])
     patch.setattr(Master, "tail_read", blind)
-    patch.setitem(
-        nodes.HANDLERS, nodes.TailRead, lambda self, e: self.master and blind(self.master, e)
-    )
 
 
 def holes_are_left(patch: Patch) -> None:
@@ -172,27 +186,36 @@ def repeated_end_of_a_transaction_is_believed(patch: Patch) -> None:
 
 def unsynced_batches_are_trusted_after_a_failed_sync(patch: Patch) -> None:
     """Only what failed is written again, and not what the failed sync should have secured."""
-    failed = Keeper.store_failed
+    failed = Durability.store_failed
 
-    def trusting(self: Keeper, event: Any) -> None:
+    def trusting(self: Durability, view: NodeView, event: Any) -> list[Result]:
         self._in_flight = [held for held in self._in_flight if held.token >= event.token]
-        failed(self, event)
+        return failed(self, view, event)
 
-    patch.setattr(Keeper, "store_failed", trusting)
+    patch.setattr(Durability, "store_failed", trusting)
 
 
 def log_is_trimmed_too_early(patch: Patch) -> None:
-    patch.setattr(Copies, "_durable", lambda self: 10**9)
+    patch.setattr(all_copies, "durable_everywhere", lambda view: 10**9)
 
 
 def outcomes_are_trimmed_away(patch: Patch) -> None:
     trim = Copies.trim
 
-    def blind(self: Copies) -> None:
-        window = self.node.outcomes
-        self.node.outcomes = OutcomeWindow(self.node.codec)
-        trim(self)
-        self.node.outcomes = window
+    class Forgetful:
+        """A view of a node that remembers no request."""
+
+        outcomes = SimpleNamespace(oldest_cas=0)
+
+        def __init__(self, view: NodeView) -> None:
+            self._view = view
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._view, name)
+
+    def blind(self: Copies, view: NodeView) -> list[Result]:
+        forgetful: Any = Forgetful(view)
+        return trim(self, forgetful)
 
     patch.setattr(Copies, "trim", blind)
 
@@ -208,28 +231,16 @@ def synchronised_without_a_digest(patch: Patch) -> None:
 
 
 def reply_from_the_producers_return_code(patch: Patch) -> None:
-    ended, failed = Master.ended, Node.drop_mastership
+    ended = Master.ended
 
-    def trusting(self: Master, event: Any) -> None:
-        attempt = self.attempt
-        if attempt is not None and event.token == attempt.token and attempt.state == "concluding":
-            for held in attempt.enlisted:
-                if held.request.token and not held.waits_for:
-                    outcome = masters._dated(held, attempt.cas, str(attempt.proposal.txn))
-                    self._reply(held.request, outcome)
-                    held.request = replace(held.request, token=0)
-        ended(self, event)
-
-    def sure(self: Node, why: str) -> None:
-        attempt = self.master.attempt if self.master else None
-        failed(self, why)
-        for held in attempt.enlisted if attempt else ():
-            if held.request.token:
-                self.emit(Reply(held.request.token, refused("unavailable", why)))
-                held.request = replace(held.request, token=0)
+    def trusting(self: Master, view: NodeView, event: Any) -> list[Result]:
+        attempt = self.committer.attempt
+        is_its_end = attempt is not None and event.token == attempt.token
+        told = reply_early(self) if is_its_end and attempt.state == CONCLUDING else []
+        return [*told, *ended(self, view, event)]
 
     patch.setattr(Master, "ended", trusting)
-    patch.setattr(Node, "drop_mastership", sure)
+    ambiguous_commit_is_called_a_refusal(patch)
 
 
 def cas_as_a_maximum_over_records(patch: Patch) -> None:
@@ -258,4 +269,4 @@ def silent_damage_is_believed(patch: Patch) -> None:
 
 
 def groups_have_no_bound(patch: Patch) -> None:
-    patch.setattr(masters, "_weight", lambda mutations: 0)
+    patch.setattr(group_commit, "_weight", lambda mutations: 0)

@@ -8,31 +8,34 @@ from typing import Any
 import pytest
 
 from coordinator.core import ddl
-from coordinator.core.commands import MarkReady, Outcome
+from coordinator.core.commands import OK, MarkReady, Outcome
 from coordinator.core.decisions import Accepted
-from coordinator.core.effects import Reply
+from coordinator.core.effects import ReadDdl, Reply
+from coordinator.core.group_commit import GroupCommit
 from coordinator.core.master import Master
 from coordinator.core.outcomes import OutcomeWindow
 from coordinator.core.prepare import Prepares
+from coordinator.core.read_barriers import ReadBarriers
+from coordinator.core.signals import Result
+from coordinator.core.view import NodeView
 
 Patch = pytest.MonkeyPatch
 
 
 def refusal_without_a_barrier(patch: Patch) -> None:
-    answer = Master._enlist_answer
+    send = ReadBarriers.send
 
-    def hasty(self: Master, group: Any, request: Any, outcome: Outcome) -> bool:
-        if request.position is None and request.token:
-            self._reply(request, outcome)
-            return True
-        return answer(self, group, request, outcome)
+    def hasty(self: ReadBarriers, view: NodeView) -> list[Result]:
+        refused = [one for one in self._next if one.outcome.status != OK]
+        self._next = [one for one in self._next if one.outcome.status == OK]
+        return [*(Reply(one.token, one.outcome) for one in refused), *send(self, view)]
 
-    patch.setattr(Master, "_enlist_answer", hasty)
+    patch.setattr(ReadBarriers, "send", hasty)
 
 
 def read_without_a_barrier(patch: Patch) -> None:
-    def hasty(self: Master, token: int, deadline_ms: int) -> None:
-        self.node.emit(Reply(token, Outcome("ok", cas=self.node.state.cas)))
+    def hasty(self: Master, view: NodeView, token: int, deadline_ms: int) -> list[Result]:
+        return [Reply(token, Outcome(OK, cas=view.state.cas))]
 
     patch.setattr(Master, "read_requested", hasty)
 
@@ -42,16 +45,17 @@ def outcomes_are_forgotten(patch: Patch) -> None:
 
 
 def later_ddl_overtakes_a_parked_command(patch: Patch) -> None:
-    form_group = Master._form_group
+    form = GroupCommit.form
 
-    def forgetful(self: Master) -> Any:
-        parked, self.parked = self.parked, {}
-        group = form_group(self)
+    def forgetful(self: GroupCommit, view: NodeView, txn: Any) -> Any:
+        table = self._requests
+        parked, table.parked = table.parked, {}
+        group = form(self, view, txn)
         for number, requests in parked.items():
-            self.parked[number] = requests + self.parked.get(number, [])
+            table.parked[number] = requests + table.parked.get(number, [])
         return group
 
-    patch.setattr(Master, "_form_group", forgetful)
+    patch.setattr(GroupCommit, "form", forgetful)
 
 
 def names_are_decided_apart(patch: Patch) -> None:
@@ -114,12 +118,13 @@ def dropped_index_keeps_its_name(patch: Patch) -> None:
 def one_partition_of_ddl_is_read_twice(patch: Patch) -> None:
     tail_read = Master.tail_read
 
-    def forgetful(self: Master, event: Any) -> None:
-        tail_read(self, event)
-        for number, effect in enumerate(self.node._effects):
-            if type(effect).__name__ == "ReadDdl":
-                kept = tuple(pair for pair in effect.consumed if pair[0] != 1)  # type: ignore
-                self.node._effects[number] = replace(effect, consumed=kept)  # type: ignore
+    def forgetful(self: Master, view: NodeView, event: Any) -> list[Result]:
+        found = tail_read(self, view, event)
+        for number, result in enumerate(found):
+            if isinstance(result, ReadDdl):
+                kept = tuple(pair for pair in result.consumed if pair[0] != 1)
+                found[number] = replace(result, consumed=kept)
                 self._taken.pop(1, None)
+        return found
 
     patch.setattr(Master, "tail_read", forgetful)

@@ -6,7 +6,7 @@ import pytest
 
 from coordinator.core import effects as fx
 from coordinator.core import inputs as inp
-from coordinator.core.pulse import START_PATIENCE
+from coordinator.core.liveness import START_PATIENCE
 from tests.unit.lone_node import LoneNode
 
 NOTICED_MS = 5_000
