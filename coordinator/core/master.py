@@ -69,6 +69,7 @@ from coordinator.core.scrubbing import Scrubbing
 from coordinator.core.signals import LoseMastership, Result, Want
 from coordinator.core.state import StateContext
 from coordinator.core.stream_records import FailoverLog, HwHeartbeat, IndexRouted
+from coordinator.core.transaction import Attempt
 from coordinator.core.types import TxnId
 from coordinator.core.view import NodeView, Tokens, authority_of
 
@@ -390,10 +391,12 @@ class Master:
         ]
 
     def rolled_back(self, view: NodeView, record: TransactionRolledBack) -> list[Result]:
-        """The verdict *rollback* was read back: try again, within bounds."""
+        """The verdict *rollback* was read back: try again, within bounds, if it still leads."""
         attempt = self.committer.take(record.txn)
         if attempt is None:
             return []
+        if self._is_deposed:
+            return self._tell_rolled_back(attempt, record.reason)
         return self.requests.rolled_back(view.config, attempt.enlisted, record.reason)
 
     # -- the end -----------------------------------------------------------------------------
@@ -415,9 +418,11 @@ class Master:
     def settle_rolled_back(self, why: str) -> list[Result]:
         """A newer claim closed the transaction of this former master: it never happened."""
         attempt, self.committer.attempt = self.committer.attempt, None
+        return self._tell_rolled_back(attempt, why) if attempt is not None else []
+
+    def _tell_rolled_back(self, attempt: Attempt, why: str) -> list[Result]:
         outcome = unknown("unavailable", f"rolled back: {why}")
-        enlisted = attempt.enlisted if attempt else ()
-        return [r for held in enlisted for r in self.requests.reply(held.request, outcome)]
+        return [r for held in attempt.enlisted for r in self.requests.reply(held.request, outcome)]
 
 
 def _is_lost(results: Iterable[Result]) -> bool:

@@ -361,8 +361,9 @@ class Node:
         record = entry.record
         assert isinstance(record, TransactionRolledBack)
         self.follower.rolled_back(record.txn)
-        if self.master is not None:
-            self.run(self.master.rolled_back(self, record))
+        leader = self.master or self._former
+        if leader is not None:
+            self.run(leader.rolled_back(self, record))
 
     def _on_forgotten(self, entry: Entry, before: AuthorityState | None) -> None:
         assert isinstance(entry.record, OutcomesForgotten)

@@ -240,8 +240,9 @@ class LoneNode:
         if found:
             self._later(inp.CommitRead(tuple(found)))
 
-    def _append(self, effect: fx.Append) -> None:
-        self.log.append(codec.encode(effect.record))
+    def append(self, record: CommitRecord) -> None:
+        """Write a record to `commit`, and have it read."""
+        self.log.append(codec.encode(record))
         self._deliver()
 
     def _conclude(self, effect: fx.Conclude) -> None:
@@ -291,7 +292,7 @@ class LoneNode:
 
 CARRY_OUT: dict[type, Callable[[LoneNode, Any], None]] = {
     fx.Follow: LoneNode._follow,
-    fx.Append: LoneNode._append,
+    fx.Append: lambda lone, effect: lone.append(effect.record),
     fx.Conclude: LoneNode._conclude,
     fx.WriteEvents: LoneNode._write_events,
     fx.Abandon: LoneNode._abandon,

@@ -38,6 +38,7 @@ from coordinator.core.records import (
     MemberLeft,
     ProposalAnswered,
     TransactionCommitted,
+    TransactionRolledBack,
 )
 from coordinator.core.signals import Result
 from coordinator.core.view import NodeView
@@ -475,3 +476,19 @@ def test_a_stray_above_all_that_was_committed_is_mended_while_nothing_happens() 
     scrubs = lone.node.counters.scrubs
     lone.until(lambda: lone.node.counters.scrubs > scrubs)
     assert lone.node.counters.strays_found == 1
+
+
+def test_a_deposed_master_tells_its_callers_that_their_transaction_was_rolled_back() -> None:
+    """It wrote the verdict and lost its producer before it read it: no need to wait for a claim."""
+    lone = LoneNode().start()
+    lone.held |= {fx.Conclude, fx.OpenProducer}
+    token = lone.send(PutSetting("k", "1"))
+    attempt = lone.master.committer.attempt
+    assert attempt is not None
+    lone.feed(inp.ProducerFailed(attempt.token, "cut off"))
+    assert lone.node.master is None
+    assert token not in lone.replies
+    verdict = TransactionRolledBack(attempt.proposal.txn, len(lone.log) - 1, "refused", 0)
+    lone.append(verdict)
+    assert lone.replies[token].status == UNKNOWN
+    assert lone.replies[token].code == "unavailable"
