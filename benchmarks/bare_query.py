@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from streaming.session import SparkOptions, start
-from streaming.source import KAFKA, starting_offsets
+from streaming.spark.kafka_source import KAFKA, starting_offsets
+from streaming.spark.session import SparkOptions, start
 
 
 def main() -> None:

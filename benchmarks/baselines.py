@@ -19,12 +19,12 @@ from typing import Any
 import orjson
 from rocksdict import WriteBatch
 
-from coordinator.core.entities import READY, Index, Slice
-from indexer_sim.database import Database
-from indexer_sim.entries import SEQNO, back_prefix, entries_prefix, pack_back
-from projector_sim.generator import Generator
-from projector_sim.plan import Route, route
-from projector_sim.vbuckets import VBUCKETS, vbucket_of
+from coordinator.core.model.entities import READY, Index, Slice
+from indexer_sim.bucket.database import Database
+from indexer_sim.bucket.entries import SEQNO, back_prefix, entries_prefix, pack_back
+from projector_sim.kv.generator import Generator
+from projector_sim.kv.vbuckets import VBUCKETS, vbucket_of
+from projector_sim.projector.evaluation_plan import Route, route
 
 BATCH = 1_000
 BLOCK = 10_000

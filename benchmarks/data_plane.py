@@ -23,11 +23,11 @@ import orjson
 from benchmarks.baselines import IndexSpec, Sqlite, bulk_write
 from benchmarks.cluster import Cluster
 from benchmarks.commit import quantile_ms
-from coordinator.core.key_order import order_of_expressions
-from coordinator.core.scan_pages import ENTRIES_MAX, unpack
-from coordinator.core.scans import cover_of
-from projector_sim.generator import Generator
-from projector_sim.layout import Change
+from coordinator.core.keys.key_order import order_of_expressions
+from coordinator.core.keys.scan_pages import ENTRIES_MAX, unpack
+from coordinator.core.keys.scans import cover_of
+from projector_sim.kv.generator import Generator
+from projector_sim.kv.layout import Change
 
 DOCUMENTS = int(os.environ.get("BENCH_DOCUMENTS", "1000000"))
 SEED = 15

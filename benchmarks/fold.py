@@ -19,10 +19,11 @@ from confluent_kafka import Producer
 
 from benchmarks.cluster import free_ports
 from coordinator import codec
-from coordinator.core import authority as authorities
-from coordinator.core import effects, inputs
-from coordinator.core.entities import INIT, READY, Index, Setting, Shard, Slice
-from coordinator.core.records import (
+from coordinator.core.catalog.state import EMPTY, StateContext, evolve
+from coordinator.core.consensus import authority as authorities
+from coordinator.core.consensus import effects, inputs
+from coordinator.core.model.entities import INIT, READY, Index, Setting, Shard, Slice
+from coordinator.core.model.records import (
     ClusterFormed,
     Event,
     MasterClaimed,
@@ -30,8 +31,7 @@ from coordinator.core.records import (
     TransactionCommitted,
     TransactionProposed,
 )
-from coordinator.core.state import EMPTY, StateContext, evolve
-from coordinator.core.types import TxnId
+from coordinator.core.model.types import TxnId
 from coordinator.kafka.producers import TransactionalProducer
 from coordinator.kafka.topics import COMMIT, ensure_topics, topic_name
 

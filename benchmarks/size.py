@@ -13,10 +13,10 @@ from typing import Any
 
 from coordinator import codec
 from coordinator.client.request_ids import uuid7
-from coordinator.core import effects as fx
-from coordinator.core import inputs as inp
-from coordinator.core.commands import PutSetting
-from coordinator.core.snapshots import chunks
+from coordinator.core.catalog.snapshots import chunks
+from coordinator.core.consensus import effects as fx
+from coordinator.core.consensus import inputs as inp
+from coordinator.core.model.commands import PutSetting
 from tests.unit.lone_node import LoneNode
 
 RATE = 10

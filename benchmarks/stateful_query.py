@@ -18,15 +18,16 @@ from pyspark.sql import functions as f
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from coordinator import codec
-from coordinator.core.bucket_state import BucketState
-from coordinator.core.stability import Batch, Syncs, fold, pack, unpack
-from coordinator.core.stream_records import StabilityTimestamp
-from coordinator.core.timestamp_settings import TimestampSettings
+from coordinator.core.model.stream_records import StabilityTimestamp
+from coordinator.core.timestamps.bucket_state import BucketState
+from coordinator.core.timestamps.settings import TimestampSettings
 from coordinator.kafka.topics import FAILOVER_LOG, STREAM_BEGIN, STREAM_END, SYNC, topic_name
-from streaming.inputs import INPUTS
-from streaming.rows import SyncRows, rows_of
-from streaming.session import SparkOptions, start
-from streaming.source import KAFKA, place_in
+from streaming.spark.kafka_source import KAFKA
+from streaming.spark.session import SparkOptions, start
+from streaming.stability.fold import Batch, Syncs, fold, pack, unpack
+from streaming.timestamps.inputs import INPUTS
+from streaming.timestamps.rows import SyncRows, rows_of
+from streaming.timestamps.source import place_in
 
 TOPICS = (SYNC, STREAM_BEGIN, STREAM_END, FAILOVER_LOG)
 SETTINGS = TimestampSettings(period_ms=1_000, sync_missing_ms=3_600_000)

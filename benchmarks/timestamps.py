@@ -28,10 +28,9 @@ from confluent_kafka import Consumer, Message, Producer, TopicPartition
 
 from benchmarks.commit import quantile_ms, summary
 from coordinator import codec
-from coordinator.core.bucket_state import TimestampState
-from coordinator.core.entities import Bucket, Entity, Setting
-from coordinator.core.records import Event, Mutation
-from coordinator.core.stream_records import (
+from coordinator.core.model.entities import Bucket, Entity, Setting
+from coordinator.core.model.records import Event, Mutation
+from coordinator.core.model.stream_records import (
     MAINTENANCE,
     FailoverBranch,
     FailoverLog,
@@ -41,8 +40,9 @@ from coordinator.core.stream_records import (
     StreamEnd,
     Sync,
 )
-from coordinator.core.timestamp_progress import TimestampProgress
-from coordinator.core.types import TxnId
+from coordinator.core.model.types import TxnId
+from coordinator.core.timestamps.bucket_state import TimestampState
+from coordinator.core.timestamps.progress import TimestampProgress
 from coordinator.embedded.broker import Broker
 from coordinator.kafka.topics import (
     FAILOVER_LOG,

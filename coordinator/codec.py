@@ -14,16 +14,10 @@ from typing import Any, get_args
 
 from immutables import Map
 
-from coordinator.core import (
-    commands,
-    entities,
-    outcome_records,
-    records,
-    snapshots,
-    stream_records,
-    timestamp_progress,
-)
-from coordinator.core.authority_state import (
+from coordinator.core.catalog import snapshots
+from coordinator.core.catalog.ddl import PRINCIPAL_LENGTH_MAX, REQUEST_ID_LENGTH_MAX
+from coordinator.core.model import commands, entities, outcome_records, records, stream_records
+from coordinator.core.model.authority_state import (
     AuthorityState,
     IndexerInfo,
     Member,
@@ -32,10 +26,10 @@ from coordinator.core.authority_state import (
     SnapshotInfo,
     TransactionStatus,
 )
-from coordinator.core.bucket_state import TimestampState
-from coordinator.core.ddl import PRINCIPAL_LENGTH_MAX, REQUEST_ID_LENGTH_MAX
-from coordinator.core.records import Event, Mutation
-from coordinator.core.types import TxnId
+from coordinator.core.model.records import Event, Mutation
+from coordinator.core.model.types import TxnId
+from coordinator.core.timestamps import progress as timestamp_progress
+from coordinator.core.timestamps.bucket_state import TimestampState
 from schemas.registry import SchemaError, registry
 
 Fields = dict[str, Any]

@@ -21,17 +21,17 @@ from typing import Any
 from confluent_kafka import KafkaException
 
 from coordinator.codec import Codec
-from coordinator.core.config import NodeConfig
-from coordinator.core.inputs import Started
+from coordinator.core.consensus.inputs import Started
+from coordinator.core.model.config import NodeConfig
 from coordinator.core.node import Node
-from coordinator.guarding import add_allowed_host, warn_unless_local
 from coordinator.kafka.errors import KafkaRefusal, explain
 from coordinator.kafka.readers import watermarks
 from coordinator.kafka.topics import COMMIT, ensure_topics, topic_name
-from coordinator.private import keep_private
-from coordinator.shell import EXIT_FAILED, EXIT_REFUSED, Shell
-from coordinator.stopping import ignore_stops, on_stop_in
-from coordinator.store import Store, StoreError, open_or_replace
+from coordinator.node.shell import EXIT_FAILED, EXIT_REFUSED, Shell
+from coordinator.node.store import Store, StoreError, open_or_replace
+from coordinator.runtime.http_guard import add_allowed_host, warn_unless_local
+from coordinator.runtime.private_files import keep_private
+from coordinator.runtime.signals import ignore_stops, on_stop_in
 
 log = logging.getLogger("coordinator")
 

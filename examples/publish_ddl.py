@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, Producer
 
 from coordinator.client.request_ids import new_request_id
 from coordinator.codec import decode, encode_ddl
-from coordinator.core.commands import CreateIndex
+from coordinator.core.model.commands import CreateIndex
 
 kafka = {"bootstrap.servers": sys.argv[1] if len(sys.argv) == 2 else sys.exit(__doc__)}
 request = new_request_id()

@@ -16,10 +16,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coordinator.arguments import cluster, within
-from coordinator.guarding import add_allowed_host, warn_unless_local
-from coordinator.private import keep_private
-from coordinator.stopping import ignore_stops, on_stop
+from coordinator.runtime.arguments import cluster, within
+from coordinator.runtime.http_guard import add_allowed_host, warn_unless_local
+from coordinator.runtime.private_files import keep_private
+from coordinator.runtime.signals import ignore_stops, on_stop
 
 if TYPE_CHECKING:
     from indexer_sim.process import Options
@@ -63,8 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(options: Options, stopping: threading.Event) -> int:
     """Run an indexer until `stopping` is set; an expected fault is one line on stderr."""
-    from coordinator.threads import ThreadEndedError
-    from indexer_sim.database import StorageError
+    from coordinator.runtime.threads import ThreadEndedError
+    from indexer_sim.bucket.database import StorageError
     from indexer_sim.process import Indexer, LogReplacedError, PortTakenError
 
     try:

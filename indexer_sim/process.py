@@ -19,9 +19,9 @@ from typing import Any
 from confluent_kafka import OFFSET_END, KafkaException, Message, TopicPartition
 
 from coordinator import codec
-from coordinator.core.authority_state import AuthorityState
-from coordinator.core.entities import Bucket, Index, bucket_key, index_key
-from coordinator.core.records import (
+from coordinator.core.model.authority_state import AuthorityState
+from coordinator.core.model.entities import Bucket, Index, bucket_key, index_key
+from coordinator.core.model.records import (
     ClusterFormed,
     HoldingsReported,
     HoldingsRequested,
@@ -29,9 +29,9 @@ from coordinator.core.records import (
     Mutation,
     SliceAnswered,
 )
-from coordinator.kafka.following import CALL_TIMEOUT_S, PAUSE_S, Link, Voice, ignore, wall_ms
 from coordinator.kafka.producers import DeadLetters, PlainProducer
 from coordinator.kafka.readers import decode_event
+from coordinator.kafka.state_follower import CALL_TIMEOUT_S, PAUSE_S, Link, Voice, ignore, wall_ms
 from coordinator.kafka.topics import (
     ACKS,
     COMMIT,
@@ -43,13 +43,13 @@ from coordinator.kafka.topics import (
     STREAM_PARTITIONS,
     topic_name,
 )
-from coordinator.threads import Threads
-from indexer_sim.allocation import NONE, Action, Allocate, Desk, action_id, count
-from indexer_sim.database import StorageError
-from indexer_sim.dataplane import DataPlane
-from indexer_sim.reading import StorageReading
-from indexer_sim.scan_api import ScanServer
-from indexer_sim.storage import Storage
+from coordinator.runtime.threads import Threads
+from indexer_sim.bucket.allocation import NONE, Action, Allocate, Desk, action_id, count
+from indexer_sim.bucket.database import StorageError
+from indexer_sim.bucket.storage import Storage
+from indexer_sim.pipeline.data_plane import DataPlane
+from indexer_sim.scans.api import ScanServer
+from indexer_sim.scans.reader import StorageReading
 from schemas.registry import SchemaError
 
 SIZE_PERIOD_S = 2.0

@@ -12,11 +12,11 @@ EX_USAGE = 2
 def main(argv: Sequence[str]) -> int:
     """Run one of the processes until it is stopped, and return its exit code."""
     if argv[:1] == ["kv"]:
-        from projector_sim import kv_server
+        from projector_sim.kv import server as kv_server
 
         return kv_server.main(argv[1:])
     if argv[:1] == ["projector"]:
-        from projector_sim import projector_process
+        from projector_sim.projector import process as projector_process
 
         return projector_process.main(argv[1:])
     asked = argv[:1] in (["-h"], ["--help"])

@@ -15,11 +15,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coordinator.arguments import cluster, within
-from coordinator.stopping import ignore_stops, on_stop
+from coordinator.runtime.arguments import cluster, within
+from coordinator.runtime.signals import ignore_stops, on_stop
 
 if TYPE_CHECKING:
-    from streaming.application import Options
+    from streaming.timestamps.application import Options
 
 EX_UNUSABLE, EX_CONFIG = 1, 78
 
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = run_archive(arguments, stopping, wake)
         ignore_stops()
         return code
-    from streaming.application import Options
+    from streaming.timestamps.application import Options
 
     code = run(
         Options(
@@ -68,9 +68,9 @@ def run(options: Options, stopping: threading.Event, wake: threading.Event) -> i
     """Run until `stopping` is set; an expected fault is one line on stderr."""
     from pyspark.errors import PySparkException
 
-    from coordinator.embedded.errors import EmbeddedError
-    from streaming.application import AnotherError, Application
-    from streaming.queries import LostError
+    from coordinator.runtime.errors import EmbeddedError
+    from streaming.spark.queries import LostError
+    from streaming.timestamps.application import AnotherError, Application
 
     try:
         Application(options, stopping, wake).run()
@@ -91,11 +91,11 @@ def run_archive(
     """Archive until `stopping` is set; an expected fault is one line on stderr."""
     from pyspark.errors import PySparkException
 
-    from coordinator.embedded.errors import EmbeddedError
-    from streaming.archive import ArchiveOptions, Archiver
-    from streaming.archive_files import UnusableError
-    from streaming.archive_manifest import ARCHIVE
-    from streaming.queries import LostError
+    from coordinator.runtime.errors import EmbeddedError
+    from streaming.archive.files import UnusableError
+    from streaming.archive.job import ArchiveOptions, Archiver
+    from streaming.archive.manifest import ARCHIVE
+    from streaming.spark.queries import LostError
 
     data_dir = arguments.data_dir.resolve()
     options = ArchiveOptions(

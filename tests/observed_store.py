@@ -15,9 +15,9 @@ from typing import Any
 
 from rocksdict import Rdict
 
-from coordinator import store as stores
-from coordinator.core.effects import Save
-from coordinator.store import Store
+from coordinator.core.consensus.effects import Save
+from coordinator.node import store as stores
+from coordinator.node.store import Store
 
 SYNCED = re.compile(r"rocksdb\.wal\.synced COUNT : (\d+)")
 

@@ -17,7 +17,7 @@ from coordinator.cli.session import explained
 
 if TYPE_CHECKING:
     from coordinator.client.client import Client
-    from coordinator.sql import Statement
+    from coordinator.language.ddl_parser import Statement
 
 FAILED = "failed"
 SKIPPED = "skipped"
@@ -76,7 +76,7 @@ def apply(client: Client, statements: list[Statement], *, keep_going: bool) -> I
 
 def _apply_one(client: Client, statement: Statement) -> Result:
     from coordinator.client.errors import CoordinatorError
-    from coordinator.sql import BuildIndex, CreateIndex
+    from coordinator.language.ddl_parser import BuildIndex, CreateIndex
 
     start = time.monotonic()
     try:

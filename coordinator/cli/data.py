@@ -111,11 +111,11 @@ class _Lines:
         self.total: int | None = None
         """Bytes of a file, or documents."""
         if source == AIRPORTS:
-            from projector_sim.airports import airports
+            from projector_sim.kv.airports import airports
 
             self._made = airports()
         elif source.startswith(PEOPLE):
-            from projector_sim.generator import Generator
+            from projector_sim.kv.generator import Generator
 
             self.total = _count(source.removeprefix(PEOPLE))
             self._made = Generator(seed=1, documents=self.total).load()

@@ -171,7 +171,7 @@ def run(
 def _host_name(text: str) -> str:
     from argparse import ArgumentTypeError
 
-    from coordinator.guarding import host_name
+    from coordinator.runtime.http_guard import host_name
 
     try:
         return host_name(text)
@@ -262,13 +262,13 @@ def create(
 
     indexctl create 'CREATE INDEX by_city ON travel(city, country)'
     """
-    from coordinator import sql
+    from coordinator.language import ddl_parser
 
     if name and re.search(r"\s", name):  # No name has white space, and every statement has.
         if any((bucket, expressions, where, primary, using, slices, nodes, defer_build, bounds)):
             raise CommandError("usage", "a statement takes no other options")
-        statement = sql.parse_statement(name)
-        if not isinstance(statement, sql.CreateIndex):
+        statement = ddl_parser.parse_statement(name)
+        if not isinstance(statement, ddl_parser.CreateIndex):
             raise CommandError("usage", "that is no CREATE INDEX; see `indexctl apply`")
     else:
         if not bucket:
@@ -277,13 +277,13 @@ def create(
             raise CommandError("usage", "an index needs --on EXPR, or --primary without it")
         if not name and not primary:
             raise CommandError("usage", "an index needs a name")
-        statement = sql.CreateIndex(
-            name=name or sql.PRIMARY_NAME,
+        statement = ddl_parser.CreateIndex(
+            name=name or ddl_parser.PRIMARY_NAME,
             bucket=bucket,
             expressions=tuple(
-                sql.normalise_expression(text, key=True) for text in expressions or ()
+                ddl_parser.normalise_expression(text, key=True) for text in expressions or ()
             ),
-            where=sql.normalise_expression(where) if where else None,
+            where=ddl_parser.normalise_expression(where) if where else None,
             primary=primary,
             using=using,
             slices=slices,
@@ -523,10 +523,10 @@ def apply(
     All of it is parsed before anything is done. Stops at the first error; ends with 1 if any
     statement failed, with 5 if no coordinator was reached at all.
     """
-    from coordinator import sql
     from coordinator.cli import apply as script
+    from coordinator.language import ddl_parser
 
-    statements = sql.parse_script(script.read_script(file))
+    statements = ddl_parser.parse_script(script.read_script(file))
     results = []
     with session.connect() as client:
         for result in script.apply(client, statements, keep_going=keep_going):

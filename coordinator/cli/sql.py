@@ -19,7 +19,7 @@ from coordinator.cli.session import Session, command
 if TYPE_CHECKING:
     import duckdb
 
-    from streaming.archive_manifest import Manifest
+    from streaming.archive.manifest import Manifest
 
 ATTEMPTS = 2
 """A file that a compaction replaced may be gone: then the manifest names another one."""
@@ -42,7 +42,7 @@ class QueryError(CommandError):
     """A statement that fails; `details` has line and column, from 1, where DuckDB tells them."""
 
     def __init__(self, message: str, statement: str = "", position: int | None = None) -> None:
-        from coordinator.sql import SqlError
+        from coordinator.language.ddl_parser import SqlError
 
         self.excerpt = ""
         details = {}
@@ -75,7 +75,7 @@ def add_to(root: typer.Typer, data_dir: Path) -> None:
         indexctl sql "SELECT at_utc, principal, event, value->>'name' AS name FROM history
         WHERE kind = 'index' ORDER BY cas"
         """
-        from streaming.archive_manifest import ARCHIVE
+        from streaming.archive.manifest import ARCHIVE
 
         found = ask(archive or data_dir / ARCHIVE, statement)
         if session.json:
@@ -110,7 +110,7 @@ def ask(folder: Path, statement: str) -> Answer:
 
 
 def _manifest(folder: Path) -> "Manifest":
-    from streaming.archive_manifest import ManifestError, read
+    from streaming.archive.manifest import ManifestError, read
 
     try:
         found = read(folder)
@@ -126,7 +126,7 @@ def _connected(folder: Path, manifest: "Manifest") -> "duckdb.DuckDBPyConnection
     """Return a database in memory that has the archive as a view, and can reach nothing else."""
     import duckdb
 
-    from streaming.archive_manifest import COLUMNS, PARTITIONS
+    from streaming.archive.manifest import COLUMNS, PARTITIONS
 
     connection = duckdb.connect(
         ":memory:",

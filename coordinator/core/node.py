@@ -17,18 +17,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from coordinator.core import authority as authorities
-from coordinator.core.admission import Admission
-from coordinator.core.authority_state import AuthorityState
-from coordinator.core.commands import Reform
-from coordinator.core.config import NodeConfig
-from coordinator.core.copies import Copies
-from coordinator.core.counters import Counters
-from coordinator.core.effects import Answer, Beat, CloseProducer, Effect, Halt, Note, Reply
-from coordinator.core.election import Election, Mastership
-from coordinator.core.follower import Follower
-from coordinator.core.hearing import Hearing, impossible
-from coordinator.core.inputs import (
+from coordinator.core.catalog.outcomes import OutcomeWindow
+from coordinator.core.catalog.state import StateContext
+from coordinator.core.consensus import authority as authorities
+from coordinator.core.consensus.admission import Admission
+from coordinator.core.consensus.copies import Copies
+from coordinator.core.consensus.counters import Counters
+from coordinator.core.consensus.effects import (
+    Answer,
+    Beat,
+    CloseProducer,
+    Effect,
+    Halt,
+    Note,
+    Reply,
+)
+from coordinator.core.consensus.election import Election, Mastership
+from coordinator.core.consensus.follower import Follower
+from coordinator.core.consensus.inputs import (
     AcksRead,
     AppendFailed,
     BeatsRead,
@@ -58,12 +64,31 @@ from coordinator.core.inputs import (
     TimestampsRead,
     Written,
 )
-from coordinator.core.liveness import Liveness
-from coordinator.core.local_reads import LocalReads
-from coordinator.core.master import Master
-from coordinator.core.outcomes import OutcomeWindow
-from coordinator.core.ports import EntityCodec
-from coordinator.core.records import (
+from coordinator.core.consensus.liveness import Liveness
+from coordinator.core.consensus.local_reads import LocalReads
+from coordinator.core.consensus.peers import Hearing, impossible
+from coordinator.core.consensus.roles import BOOTSTRAP, MASTER, REPLICA, next_role
+from coordinator.core.consensus.signals import (
+    AnswerProposal,
+    AwaitSuccessor,
+    BlockedAtStableOffset,
+    ChainBroken,
+    Elected,
+    ExamineLog,
+    LoseMastership,
+    Result,
+    SendBarrier,
+    Synchronised,
+    TransactionInstalled,
+)
+from coordinator.core.consensus.timestamp_follower import TimestampFollower
+from coordinator.core.consensus.view import CATCHING_UP, FOLLOWING, SYNCHRONISING, Tokens
+from coordinator.core.leader.master import Master
+from coordinator.core.model.authority_state import AuthorityState
+from coordinator.core.model.commands import Reform
+from coordinator.core.model.config import NodeConfig
+from coordinator.core.model.ports import EntityCodec
+from coordinator.core.model.records import (
     AuthoritySnapshot,
     ClusterFormed,
     ClusterReformed,
@@ -88,26 +113,9 @@ from coordinator.core.records import (
     TransactionProposed,
     TransactionRolledBack,
 )
-from coordinator.core.roles import BOOTSTRAP, MASTER, REPLICA, next_role
-from coordinator.core.signals import (
-    AnswerProposal,
-    AwaitSuccessor,
-    BlockedAtStableOffset,
-    ChainBroken,
-    Elected,
-    ExamineLog,
-    LoseMastership,
-    Result,
-    SendBarrier,
-    Synchronised,
-    TransactionInstalled,
-)
-from coordinator.core.state import StateContext
-from coordinator.core.stream_records import HwHeartbeat
-from coordinator.core.timestamp_board import Board
-from coordinator.core.timestamp_follower import TimestampFollower
-from coordinator.core.types import Instant
-from coordinator.core.view import CATCHING_UP, FOLLOWING, SYNCHRONISING, Tokens
+from coordinator.core.model.stream_records import HwHeartbeat
+from coordinator.core.model.types import Instant
+from coordinator.core.timestamps.board import Board
 
 ENTRY_BYTES = 64
 """What a record of the log weighs beside its value."""

@@ -27,13 +27,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from . import broker_config as config
-from .errors import EmbeddedError
-from .files import FileLock, cache_dir, last_lines, size_of, write_json, write_text
-from .jars import kafka_classpath
-from .java import Java, find_java
-from .ports import LOOPBACK, accepts, is_free, pick_free
-from .processes import end, spawn
+from coordinator.embedded import broker_config as config
+from coordinator.embedded.ports import LOOPBACK, accepts, is_free, pick_free
+from coordinator.embedded.processes import end, spawn
+from coordinator.runtime.errors import EmbeddedError
+from coordinator.runtime.files import (
+    FileLock,
+    cache_dir,
+    last_lines,
+    size_of,
+    write_json,
+    write_text,
+)
+from coordinator.runtime.jars import kafka_classpath
+from coordinator.runtime.java import Java, find_java
 
 START_TIMEOUT_S = 60.0
 STOP_GRACE_S = 15.0

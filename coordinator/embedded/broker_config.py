@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .ports import LOOPBACK
+from coordinator.embedded.ports import LOOPBACK
 
 HEAP_MIB_MAX = 256
 COPIES_MAX = 3

@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 
-from . import broker_config as config
-from .broker import START_TIMEOUT_S, STATE, STOP_GRACE_S, Broker, new_cluster_id
+from coordinator.embedded import broker_config as config
+from coordinator.embedded.broker import START_TIMEOUT_S, STATE, STOP_GRACE_S, Broker, new_cluster_id
 
 
 def folders_of(data_dir: Path, count: int) -> list[Path]:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .ports import LOOPBACK
+from coordinator.embedded.ports import LOOPBACK
 
 PROBE_TIMEOUT_S = 2.0
 TIMESTAMPS, READY = "timestamps", "ready"

@@ -16,11 +16,10 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from coordinator.private import keep_private
-
-from .brokers import brokers_without_data
-from .errors import EmbeddedError
-from .files import FileLock, write_json
+from coordinator.embedded.brokers import brokers_without_data
+from coordinator.runtime.errors import EmbeddedError
+from coordinator.runtime.files import FileLock, write_json
+from coordinator.runtime.private_files import keep_private
 
 log = logging.getLogger("indexctl")
 

@@ -36,7 +36,7 @@ def _checked(response: httpx.Response) -> Any:
 
 def _lines() -> Iterator[bytes]:
     """Yield the documents as lines, many at a time."""
-    from projector_sim.airports import airports
+    from projector_sim.kv.airports import airports
 
     lines: list[str] = []
     for change in airports():

@@ -17,11 +17,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from .backoff import Backoff, BackoffPolicy
-from .broker import Broker
-from .children import ChildSpec
-from .errors import EmbeddedError
-from .units import BrokerUnit, ProcessUnit, Unit, in_thread
+from coordinator.embedded.backoff import Backoff, BackoffPolicy
+from coordinator.embedded.broker import Broker
+from coordinator.embedded.children import ChildSpec
+from coordinator.embedded.units import BrokerUnit, ProcessUnit, Unit, in_thread
+from coordinator.runtime.errors import EmbeddedError
 
 EX_CONFIG = 78
 EXIT_INTERRUPTED = 130

@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .broker_config import copies_of
-from .errors import EmbeddedError
-from .ports import LOOPBACK, is_free
+from coordinator.embedded.broker_config import copies_of
+from coordinator.embedded.ports import LOOPBACK, is_free
+from coordinator.runtime.errors import EmbeddedError
 
 if TYPE_CHECKING:
-    from .brokers import Brokers
-    from .children import ChildSpec
-    from .data_folder import ClusterFile
-    from .files import FileLock
+    from coordinator.embedded.brokers import Brokers
+    from coordinator.embedded.children import ChildSpec
+    from coordinator.embedded.data_folder import ClusterFile
+    from coordinator.runtime.files import FileLock
 
 HTTP_PORT = 8600
 BROKERS_MAX = 5
@@ -99,7 +99,7 @@ def run(options: RunOptions) -> int:
     Raises what refuses the start or ends the run: EmbeddedError, or another exception with `code`
     and `message`. Nothing is left running in any case.
     """
-    from .data_folder import locked
+    from coordinator.embedded.data_folder import locked
 
     began = time.monotonic()
     data_dir = options.data_dir.absolute()
@@ -117,7 +117,7 @@ def reset(data_dir: Path) -> None:
 
     Raises EmbeddedError: `not_a_data_folder`, `data_folder_in_use`, `data_folder_unusable`.
     """
-    from .data_folder import reset as reset_folder
+    from coordinator.embedded.data_folder import reset as reset_folder
 
     reset_folder(data_dir)
 
@@ -153,8 +153,8 @@ def check_ports(options: RunOptions) -> None:
 
 
 def _run_locked(options: RunOptions, data_dir: Path, lock: FileLock, began: float) -> int:
-    from .data_folder import ClusterFile, claim
-    from .supervision import Plan, say, supervise
+    from coordinator.embedded.data_folder import ClusterFile, claim
+    from coordinator.embedded.supervision import Plan, say, supervise
 
     external = options.bootstrap_servers
     mode = "external" if external else "embedded"
@@ -188,8 +188,8 @@ def _run_locked(options: RunOptions, data_dir: Path, lock: FileLock, began: floa
 
 def _prepared_brokers(data_dir: Path, count: int) -> Brokers:
     """Return brokers that have Java and its jars; downloads them, interruptibly, if need be."""
-    from .brokers import Brokers
-    from .data_folder import KAFKA
+    from coordinator.embedded.brokers import Brokers
+    from coordinator.embedded.data_folder import KAFKA
 
     brokers = Brokers(data_dir / KAFKA, count)
     brokers.prepare()
@@ -198,9 +198,8 @@ def _prepared_brokers(data_dir: Path, count: int) -> Brokers:
 
 def _prepare_spark(data_dir: Path) -> None:
     """Have Spark's connectors, and no sign of an earlier life of the applications."""
-    from streaming.spark_jars import spark_classpath
-
-    from .children import ARCHIVER, READY, TIMESTAMPS
+    from coordinator.embedded.children import ARCHIVER, READY, TIMESTAMPS
+    from streaming.spark.jars import spark_classpath
 
     spark_classpath()
     for name in (TIMESTAMPS, ARCHIVER):
@@ -214,11 +213,10 @@ def _address_of(brokers: Brokers | None) -> str:
 
 def _make_topics(options: RunOptions, data_dir: Path, kept: ClusterFile, servers: str) -> None:
     """Check that Kafka is the folder's, then make and check the topics."""
+    from coordinator.embedded.broker import read_cluster_id
+    from coordinator.embedded.data_folder import confirm
     from coordinator.kafka.errors import KafkaRefusal
     from coordinator.kafka.topics import ensure_topics
-
-    from .broker import read_cluster_id
-    from .data_folder import confirm
 
     kafka_cluster_id = read_cluster_id(servers)
     confirm(data_dir, kept, kafka_cluster_id=kafka_cluster_id, bootstrap_servers=servers)
@@ -242,8 +240,8 @@ def child_specs(
 ) -> list[ChildSpec]:
     """Return the children of a run: the store, the nodes, the indexers with ids from 1, and the
     projectors with ids from 0, which are those of the store's nodes; timestamps and archive."""
-    from . import children
-    from .data_folder import LOGS
+    from coordinator.embedded import children
+    from coordinator.embedded.data_folder import LOGS
 
     def spec(name: str, argv: tuple[str, ...], ready: children.Probe) -> ChildSpec:
         log = data_dir / LOGS / f"{name}.log"
@@ -306,8 +304,8 @@ def load_example(options: RunOptions) -> None:
     """Load the example into the store; a cluster without it is a good one, too."""
     import httpx
 
-    from . import example
-    from .supervision import say
+    from coordinator.embedded import example
+    from coordinator.embedded.supervision import say
 
     try:
         written = example.load(options.kv_url)

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from .broker import Broker
-from .children import ChildSpec
-from .files import last_lines, size_of
-from .processes import spawn
+from coordinator.embedded.broker import Broker
+from coordinator.embedded.children import ChildSpec
+from coordinator.embedded.processes import spawn
+from coordinator.runtime.files import last_lines, size_of
 
 LOG_BYTES_MAX = 5 * 1024 * 1024
 T = TypeVar("T")

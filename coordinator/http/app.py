@@ -22,12 +22,10 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from coordinator import codec
-from coordinator.core import commands, inputs, json_text
-from coordinator.core.ddl import PRINCIPAL_LENGTH_MAX, SETTING_BYTES_MAX
-from coordinator.core.types import CAS_MAX
-from coordinator.ddl_commands import normalised
-from coordinator.examining import ExaminingError
-from coordinator.guarding import Guard, host_of, own_hosts
+from coordinator.core.catalog.ddl import PRINCIPAL_LENGTH_MAX, SETTING_BYTES_MAX
+from coordinator.core.consensus import inputs
+from coordinator.core.model import commands, json_text
+from coordinator.core.model.types import CAS_MAX
 from coordinator.http import models, views
 from coordinator.http.aside import DEFINITIONS, READS, VIEWS, Turns
 from coordinator.http.encoding import Raw, encoded
@@ -37,7 +35,10 @@ from coordinator.http.reading import PROBLEMS_MAX, BoundedRoute, beside, body_of
 from coordinator.http.scan import add_scans
 from coordinator.http.shared import APPLIED_CAS, DEADLINE_MS, read_answer, read_aside
 from coordinator.http.timestamps import add_timestamps
-from coordinator.shell import Shell
+from coordinator.language.ddl_commands import normalised
+from coordinator.language.examiner import ExaminingError
+from coordinator.node.shell import Shell
+from coordinator.runtime.http_guard import Guard, host_of, own_hosts
 
 TRANSACTIONS_MAX = 1_000
 LARGE_BYTES = 8 * 1024

@@ -7,9 +7,9 @@ from typing import Any
 
 from starlette.responses import Response
 
-from coordinator import guarding
-from coordinator.core.commands import Outcome
+from coordinator.core.model.commands import Outcome
 from coordinator.http.encoding import encoded
+from coordinator.runtime import http_guard
 
 STATUS: Mapping[str, int] = {
     "invalid_request": 400,
@@ -32,7 +32,7 @@ STATUS: Mapping[str, int] = {
     "cas_mismatch": 412,
     "value_too_large": 413,
     "request_mismatch": 422,
-    **guarding.STATUS,
+    **http_guard.STATUS,
     "internal": 500,
     "no_master": 503,
     "unavailable": 503,

@@ -8,12 +8,13 @@ from fastapi import FastAPI, Header
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
-from coordinator.core import commands, inputs
-from coordinator.core.ddl import PRINCIPAL_LENGTH_MAX
+from coordinator.core.catalog.ddl import PRINCIPAL_LENGTH_MAX
+from coordinator.core.consensus import inputs
+from coordinator.core.model import commands
 from coordinator.http import models, views
 from coordinator.http.errors import json_response, raise_unless_ok
 from coordinator.http.shared import DEADLINE_MS, read_answer
-from coordinator.shell import Shell
+from coordinator.node.shell import Shell
 
 REASON_LENGTH_MAX = 256
 NODES_MAX = 1_000

@@ -6,12 +6,12 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from coordinator.core.commands import BuildIndexes, CreateIndex
-from coordinator.core.ddl import EXPRESSIONS_MAX
-from coordinator.core.decisions import compact
-from coordinator.core.entities import HASH
-from coordinator.core.topology import BOUNDS_MAX
-from coordinator.ddl_commands import NAMED_MAX
+from coordinator.core.catalog.ddl import EXPRESSIONS_MAX
+from coordinator.core.catalog.decisions import compact
+from coordinator.core.keys.topology import BOUNDS_MAX
+from coordinator.core.model.commands import BuildIndexes, CreateIndex
+from coordinator.core.model.entities import HASH
+from coordinator.language.ddl_commands import NAMED_MAX
 
 
 def _of_whole_characters(text: str) -> str:

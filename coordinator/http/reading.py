@@ -16,10 +16,10 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from coordinator.bodies import BodyTooLongError, read_body
-from coordinator.core import json_text
+from coordinator.core.model import json_text
 from coordinator.http.aside import BODIES
 from coordinator.http.errors import ApiError
+from coordinator.runtime.request_bodies import BodyTooLongError, read_body
 
 BODY_BYTES_MAX = 256 * 1024
 """The longest body of a request: a vector of 6,000 vbuckets, or an index with all it may have. A

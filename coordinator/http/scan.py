@@ -19,8 +19,10 @@ from prometheus_client import Histogram
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 from starlette.responses import Response
 
-from coordinator.core import timestamp_board as boards
-from coordinator.core.entities import (
+from coordinator.core.consensus.inputs import StabilityRequired
+from coordinator.core.keys.key_order import KeyOrder, order_of
+from coordinator.core.keys.scans import Cursor, ScanError, cover_of, row_of, scan_digest, slices_of
+from coordinator.core.model.entities import (
     BACKFILL,
     DROPPING,
     ERROR,
@@ -30,18 +32,16 @@ from coordinator.core.entities import (
     Index,
     Slice,
 )
-from coordinator.core.inputs import StabilityRequired
-from coordinator.core.key_order import KeyOrder, order_of
-from coordinator.core.scans import Cursor, ScanError, cover_of, row_of, scan_digest, slices_of
-from coordinator.core.stream_records import StabilityTimestamp
-from coordinator.core.vectors import Places
+from coordinator.core.model.stream_records import StabilityTimestamp
+from coordinator.core.model.vectors import Places
+from coordinator.core.timestamps import board as boards
 from coordinator.http import views
 from coordinator.http.aside import BODIES
 from coordinator.http.calls import Calls
 from coordinator.http.errors import ApiError
 from coordinator.http.scatter import Asked, Found, ScanFailed, Scatter, aside
 from coordinator.http.shared import APPLIED_CAS
-from coordinator.shell import Shell
+from coordinator.node.shell import Shell
 
 LIMIT_MAX = 10_000
 LIMIT = 100

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
-from coordinator.core.collation import Bounds
-from coordinator.core.entities import Index, Slice
-from coordinator.core.scan_pages import ENTRIES_MAX, MEDIA_TYPE, Page, PageError, unpack
-from coordinator.core.scans import Gathering, Part
+from coordinator.core.keys.collation import Bounds
+from coordinator.core.keys.scan_pages import ENTRIES_MAX, MEDIA_TYPE, Page, PageError, unpack
+from coordinator.core.keys.scans import Gathering, Part
+from coordinator.core.model.entities import Index, Slice
 from coordinator.http.calls import Calls, Silent
 
 GRACE_S = 0.25

@@ -7,7 +7,7 @@ import contextlib
 import socket
 from typing import Any
 
-from coordinator.serving import bound, server
+from coordinator.runtime.asgi import bound, server
 
 GRACE_S = 2
 

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from coordinator.http.aside import VIEWS
 from coordinator.http.errors import json_response
-from coordinator.shell import Shell
+from coordinator.node.shell import Shell
 
 DEADLINE_MS = 15_000
 APPLIED_CAS = "X-Applied-Cas"

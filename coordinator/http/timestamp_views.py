@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from coordinator.core.entities import Stream
-from coordinator.core.records import TimestampsHeartbeat
-from coordinator.core.state import Versioned
-from coordinator.core.stream_records import (
+from coordinator.core.catalog.state import Versioned
+from coordinator.core.model.entities import Stream
+from coordinator.core.model.records import TimestampsHeartbeat
+from coordinator.core.model.stream_records import (
     HwHeartbeat,
     RestartTimestamp,
     RollbackEnquiry,
     StabilityTimestamp,
 )
-from coordinator.core.timestamp_board import BucketBoard, lag, total
-from coordinator.core.vectors import Vector
+from coordinator.core.model.vectors import Vector
+from coordinator.core.timestamps.board import BucketBoard, lag, total
 
 
 class Row(NamedTuple):

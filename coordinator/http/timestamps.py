@@ -10,16 +10,16 @@ from typing import Annotated
 from fastapi import FastAPI, Query
 from starlette.responses import Response
 
-from coordinator.core import timestamp_board as boards
-from coordinator.core.entities import Bucket
+from coordinator.core.model.entities import Bucket
+from coordinator.core.model.stream_records import HwHeartbeat
 from coordinator.core.node import Node
-from coordinator.core.stream_records import HwHeartbeat
-from coordinator.core.timestamp_board import BucketBoard
+from coordinator.core.timestamps import board as boards
+from coordinator.core.timestamps.board import BucketBoard
 from coordinator.http import models, timestamp_views
 from coordinator.http.errors import ApiError
 from coordinator.http.shared import read_aside
 from coordinator.kafka.topics import RESTART, STABILITY
-from coordinator.shell import Shell
+from coordinator.node.shell import Shell
 
 LIMIT, LIMIT_MAX = 10, 100
 

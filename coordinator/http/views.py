@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from coordinator.core import digest as digests
-from coordinator.core.authority_state import AuthorityState
-from coordinator.core.decisions import describe_index
-from coordinator.core.entities import BACKFILL, PENDING, Bucket, Index, Setting
-from coordinator.core.handshake import Handshake
+from coordinator.core.catalog.decisions import describe_index
+from coordinator.core.catalog.state import StateContext, Versioned
+from coordinator.core.consensus.build_progress import Progress
+from coordinator.core.leader.handshake import Handshake
+from coordinator.core.model import digest as digests
+from coordinator.core.model.authority_state import AuthorityState
+from coordinator.core.model.entities import BACKFILL, PENDING, Bucket, Index, Setting
 from coordinator.core.node import Node
-from coordinator.core.progress import Progress
-from coordinator.core.state import StateContext, Versioned
 from coordinator.http.encoding import Raw
 
 

@@ -20,9 +20,15 @@ from faust.types import TP
 from yarl import URL
 
 from coordinator import codec
-from coordinator.core.inputs import CommitRead, Entry, Input, TimestampEntry, TimestampsRead
-from coordinator.core.records import CommitRecord, Unreadable
-from coordinator.core.stream_records import (
+from coordinator.core.consensus.inputs import (
+    CommitRead,
+    Entry,
+    Input,
+    TimestampEntry,
+    TimestampsRead,
+)
+from coordinator.core.model.records import CommitRecord, Unreadable
+from coordinator.core.model.stream_records import (
     ConsolidatedStability,
     RestartTimestamp,
     RollbackEnquiry,

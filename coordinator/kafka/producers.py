@@ -20,12 +20,12 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from coordinator import codec
-from coordinator.core import effects, inputs
-from coordinator.core.records import DeadLetter, Event
-from coordinator.kafka import endings
+from coordinator.core.consensus import effects, inputs
+from coordinator.core.model.records import DeadLetter, Event
+from coordinator.kafka import end_txn
+from coordinator.kafka.commit_pacing import Pacing
 from coordinator.kafka.errors import TRANSIENT
-from coordinator.kafka.fencing import connect, end_open_transaction
-from coordinator.kafka.pacing import Pacing
+from coordinator.kafka.producer_fencing import connect, end_open_transaction
 from coordinator.kafka.topics import (
     ACKS,
     COMMIT,
@@ -298,7 +298,7 @@ class TransactionalProducer:
     """Carries out the effects that need the cluster's one transactional producer, in order."""
 
     def __init__(self, bootstrap_servers: str, cluster: str, feed: Feed) -> None:
-        self._patience = endings.Patience()
+        self._patience = end_txn.Patience()
         self._bootstrap_servers = bootstrap_servers
         self._cluster = cluster
         self._feed = feed

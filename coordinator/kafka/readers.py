@@ -16,7 +16,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential
 
 from coordinator import codec
-from coordinator.core.records import Event
+from coordinator.core.model.records import Event
 from coordinator.kafka.errors import TRANSIENT, may_pass
 from coordinator.kafka.producers import (
     EVENT_HEADER,

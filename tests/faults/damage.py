@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rocksdict import Rdict
 
-from coordinator.store import _options
+from coordinator.node.store import _options
 
 STRIDE_BYTES = 256
 

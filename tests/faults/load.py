@@ -22,8 +22,8 @@ from coordinator import codec
 from coordinator.client.client import Client
 from coordinator.client.errors import CoordinatorError, UnavailableError
 from coordinator.client.request_ids import new_request_id
-from coordinator.core.commands import CreateIndex, DropIndex
-from coordinator.core.records import DdlReply
+from coordinator.core.model.commands import CreateIndex, DropIndex
+from coordinator.core.model.records import DdlReply
 from coordinator.kafka.readers import consumer
 from coordinator.kafka.topics import DDL, DDL_PARTITIONS, DDL_REPLIES
 from tests.integration.cluster import Cluster, an_index, wait_until

@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 from coordinator.client.request_ids import new_request_id
-from coordinator.core.records import Event
+from coordinator.core.model.records import Event
 from tests.faults import damage
 from tests.faults.cluster import DISK, NETWORK, not_here, waived
 from tests.faults.conftest import Arena

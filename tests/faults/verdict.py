@@ -14,11 +14,11 @@ from typing import Any
 
 from coordinator import codec
 from coordinator.client.client import Client
-from coordinator.core import authority as authorities
-from coordinator.core import digest as digests
-from coordinator.core import state as states
-from coordinator.core.entities import DROPPING, INIT
-from coordinator.core.records import (
+from coordinator.core.catalog import state as states
+from coordinator.core.consensus import authority as authorities
+from coordinator.core.model import digest as digests
+from coordinator.core.model.entities import DROPPING, INIT
+from coordinator.core.model.records import (
     Event,
     MasterClaimed,
     TransactionCommitted,

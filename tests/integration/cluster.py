@@ -28,17 +28,17 @@ from rocksdict import AccessType, Rdict
 
 from coordinator import codec
 from coordinator.client.client import Client
-from coordinator.core import digest as digests
-from coordinator.core import state as states
-from coordinator.core.inputs import Restored
-from coordinator.core.records import Event
-from coordinator.core.state import StateContext
+from coordinator.core.catalog import state as states
+from coordinator.core.catalog.state import StateContext
+from coordinator.core.consensus.inputs import Restored
+from coordinator.core.model import digest as digests
+from coordinator.core.model.records import Event
 from coordinator.embedded.children import READY, TIMESTAMPS, timestamps_argv
 from coordinator.embedded.ports import LOOPBACK, pick_free
 from coordinator.embedded.processes import end, spawn
 from coordinator.kafka.readers import consumer, read_events
 from coordinator.kafka.topics import HISTORY, STATECONTEXT, topic_name
-from coordinator.store import Store
+from coordinator.node.store import Store
 
 T = TypeVar("T")
 
@@ -205,7 +205,7 @@ class NodeChild(Child):
 
 class _ReadOnlyStore(Store):
     def _open(self) -> Rdict:
-        from coordinator import store
+        from coordinator.node import store
 
         return Rdict(str(self.folder), store._options(), access_type=AccessType.read_only())
 

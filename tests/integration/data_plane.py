@@ -11,11 +11,11 @@ from typing import Any
 from confluent_kafka import Producer
 
 from coordinator import codec
-from coordinator.core.key_order import DESCENDING, KeyOrder
-from coordinator.core.scan_pages import unpack
-from coordinator.core.scans import row_of
-from coordinator.core.stream_records import StabilityTimestamp
-from coordinator.core.vectors import Vector
+from coordinator.core.keys.key_order import DESCENDING, KeyOrder
+from coordinator.core.keys.scan_pages import unpack
+from coordinator.core.keys.scans import row_of
+from coordinator.core.model.stream_records import StabilityTimestamp
+from coordinator.core.model.vectors import Vector
 from coordinator.kafka.topics import STABILITY
 from tests.integration.cluster import DEADLINE_S, LINES, Cluster, wait_until
 from tests.oracle import ABSENT, Document, Row, Spec, rows

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 from indexer_sim import __main__ as indexer
-from indexer_sim.applier import Applier
-from indexer_sim.heralding import Herald
-from indexer_sim.mutations import MutationReader
-from indexer_sim.scan_api import ScanServer
-from projector_sim import kv_server, projector_process
-from projector_sim.following import Follower
-from projector_sim.kv_client import KvOrders, KvWatch
+from indexer_sim.pipeline.applier import Applier
+from indexer_sim.pipeline.mutation_reader import MutationReader
+from indexer_sim.pipeline.progress_reporter import Herald
+from indexer_sim.scans.api import ScanServer
+from projector_sim.kv import server as kv_server
+from projector_sim.projector import process as projector_process
+from projector_sim.projector.kv_client import KvOrders, KvWatch
+from projector_sim.projector.state_follower import Follower
 
 PARTS: dict[str, tuple[Any, str, Callable[[list[str]], int]]] = {
     "mutations": (MutationReader, "_run", indexer.main),

@@ -11,9 +11,8 @@ from confluent_kafka import OFFSET_END, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from coordinator import codec
-from coordinator.core.collation import EVERYTHING, encode_key
-from coordinator.core.entities import BACKFILL, Index, Slice
-from coordinator.core.key_versions import (
+from coordinator.core.keys.collation import EVERYTHING, encode_key
+from coordinator.core.keys.key_versions import (
     ABSENT,
     END,
     NO_SLICE,
@@ -24,10 +23,11 @@ from coordinator.core.key_versions import (
     begin,
     pack,
 )
-from coordinator.core.records import IndexerHeartbeat
-from coordinator.core.scan_pages import unpack
-from coordinator.core.stream_records import BACKFILL as BACKFILL_KIND
-from coordinator.core.stream_records import (
+from coordinator.core.keys.scan_pages import unpack
+from coordinator.core.model.entities import BACKFILL, Index, Slice
+from coordinator.core.model.records import IndexerHeartbeat
+from coordinator.core.model.stream_records import BACKFILL as BACKFILL_KIND
+from coordinator.core.model.stream_records import (
     CATCHUP,
     MAINTENANCE,
     NOT_SAID,
@@ -35,7 +35,7 @@ from coordinator.core.stream_records import (
     KeyVersions,
     StabilityTimestamp,
 )
-from coordinator.core.vectors import Vector
+from coordinator.core.model.vectors import Vector
 from coordinator.kafka.readers import consumer
 from coordinator.kafka.topics import HW, MUTATIONS, STABILITY, STREAM_PARTITIONS, topic_name
 from tests.integration.test_indexer import INDEXER, Cluster, until

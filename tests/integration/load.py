@@ -17,8 +17,8 @@ from typing import Any
 from coordinator.client.client import Client
 from coordinator.client.errors import CoordinatorError, UnavailableError
 from coordinator.client.request_ids import new_request_id
-from coordinator.core.entities import Index
-from coordinator.core.records import Mutation
+from coordinator.core.model.entities import Index
+from coordinator.core.model.records import Mutation
 from tests.integration.cluster import Cluster, an_index, wait_until
 
 KEYS = 5

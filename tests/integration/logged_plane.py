@@ -14,16 +14,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from coordinator import codec
-from coordinator.core.bucket_state import TimestampState, unpack
-from coordinator.core.stability import Owner, owners
-from coordinator.core.stream_records import (
+from coordinator.core.model.stream_records import (
     MAINTENANCE,
     ConnectionClosed,
     StabilityTimestamp,
     StreamBegin,
     StreamEnd,
 )
-from coordinator.core.vectors import Vector
+from coordinator.core.model.vectors import Vector
+from coordinator.core.timestamps.bucket_state import TimestampState, unpack
 from coordinator.kafka.topics import (
     STABILITY_HISTORY,
     STREAM_BEGIN,
@@ -31,6 +30,7 @@ from coordinator.kafka.topics import (
     STREAM_PARTITIONS,
     TIMESTAMP_STATE,
 )
+from streaming.stability.fold import Owner, owners
 from tests.integration.cluster import Cluster, in_parallel, value_of, wait_until
 from tests.integration.data_plane import PAGE, SCAN_MS, DataPlane, _row, assert_rows
 from tests.oracle import Document, Row, rows

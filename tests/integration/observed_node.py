@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from coordinator import process
-from coordinator.core import effects
-from coordinator.core.records import ACCEPTED, ProposalAnswered, TransactionCommitted
-from coordinator.shell import Shell
+from coordinator.core.consensus import effects
+from coordinator.core.model.records import ACCEPTED, ProposalAnswered, TransactionCommitted
+from coordinator.node.shell import Shell
 from tests.observed_store import ObservedStore
 
 
@@ -55,7 +55,7 @@ def main() -> None:
     del sys.argv[1]
     process.Shell = Watched  # type: ignore[misc]
     process.open_or_replace = lambda folder: (ObservedStore(folder), "")  # type: ignore[assignment]
-    from coordinator import shell
+    from coordinator.node import shell
 
     for kind in (effects.Answer, effects.Conclude):
         carry_out = shell.CARRY_OUT[kind]

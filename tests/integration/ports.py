@@ -25,15 +25,15 @@ from confluent_kafka.admin import (
 )
 
 from coordinator import codec
-from coordinator.core import effects as fx
-from coordinator.core import inputs as inp
-from coordinator.core.entities import Setting
-from coordinator.core.records import Event, Mutation
-from coordinator.core.types import TxnId
+from coordinator.core.consensus import effects as fx
+from coordinator.core.consensus import inputs as inp
+from coordinator.core.model.entities import Setting
+from coordinator.core.model.records import Event, Mutation
+from coordinator.core.model.types import TxnId
 from coordinator.kafka.producers import EVENT_HEADER, PlainProducer, TransactionalProducer
 from coordinator.kafka.readers import consumer, watermarks
 from coordinator.kafka.topics import ensure_topics, topic_name, transactional_id
-from coordinator.store import StoreError
+from coordinator.node.store import StoreError
 from tests.observed_store import ObservedStore
 from tests.simulation.broker import Broker as SimulatedLog
 from tests.simulation.clock import Clock

@@ -22,15 +22,23 @@ import httpx
 from confluent_kafka import TopicPartition
 
 from coordinator import codec
-from coordinator.core.effects import Conclude, WriteEvents
-from coordinator.core.entities import BACKFILL, Entity, Index, Slice, Source, Stream
-from coordinator.core.inputs import Ended
-from coordinator.core.key_versions import ABSENT, ATTACH, BEGIN, END, SYNC, UPSERT, begun, unpack
-from coordinator.core.records import Event, Mutation, ProjectorHeartbeat
-from coordinator.core.stream_records import MAINTENANCE, KeyVersions
-from coordinator.core.types import TxnId
-from coordinator.core.vectors import Vector
-from coordinator.expressions import compile_index
+from coordinator.core.consensus.effects import Conclude, WriteEvents
+from coordinator.core.consensus.inputs import Ended
+from coordinator.core.keys.key_versions import (
+    ABSENT,
+    ATTACH,
+    BEGIN,
+    END,
+    SYNC,
+    UPSERT,
+    begun,
+    unpack,
+)
+from coordinator.core.model.entities import BACKFILL, Entity, Index, Slice, Source, Stream
+from coordinator.core.model.records import Event, Mutation, ProjectorHeartbeat
+from coordinator.core.model.stream_records import MAINTENANCE, KeyVersions
+from coordinator.core.model.types import TxnId
+from coordinator.core.model.vectors import Vector
 from coordinator.kafka.readers import consumer
 from coordinator.kafka.topics import (
     FAILOVER_LOG,
@@ -42,6 +50,7 @@ from coordinator.kafka.topics import (
     topic_name,
 )
 from coordinator.kafka.topics import SYNC as SYNC_TOPIC
+from coordinator.language.expressions import compile_index
 from tests.integration.cluster import LINES
 from tests.integration.test_indexer import DEADLINE_S, Cluster, until
 

@@ -16,21 +16,21 @@ import uvloop
 from prometheus_client import CollectorRegistry
 from rocksdict import WriteBatch
 
-from coordinator.core.authority_state import IndexerInfo
-from coordinator.core.entities import HASH, MAINTENANCE, Index, Shard, Slice
-from coordinator.core.key_order import order_of
-from coordinator.core.progress import Progresses
-from coordinator.core.records import Mutation
-from coordinator.core.state import EMPTY, evolve
-from coordinator.core.topology import topology_of
+from coordinator.core.catalog.state import EMPTY, evolve
+from coordinator.core.consensus.build_progress import Progresses
+from coordinator.core.keys.key_order import order_of
+from coordinator.core.keys.topology import topology_of
+from coordinator.core.model.authority_state import IndexerInfo
+from coordinator.core.model.entities import HASH, MAINTENANCE, Index, Shard, Slice
+from coordinator.core.model.records import Mutation
 from coordinator.http.app import build_app
 from coordinator.http.server import HttpServer
-from coordinator.shell import Shell
-from coordinator.threads import Threads
-from indexer_sim.database import Database, Moment
-from indexer_sim.entries import entries_prefix
-from indexer_sim.reading import SlicesView
-from indexer_sim.scan_api import NEWEST, ScanRefused, ScanServer, Wanted
+from coordinator.node.shell import Shell
+from coordinator.runtime.threads import Threads
+from indexer_sim.bucket.database import Database, Moment
+from indexer_sim.bucket.entries import entries_prefix
+from indexer_sim.scans.api import NEWEST, ScanRefused, ScanServer, Wanted
+from indexer_sim.scans.reader import SlicesView
 
 START_S = 10.0
 

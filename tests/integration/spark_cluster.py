@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pyspark
 
-from coordinator.embedded.java import find_java
 from coordinator.embedded.ports import pick_free
+from coordinator.runtime.java import find_java
 from tests.integration.cluster import Child, wait_until
 
 HOST = "127.0.0.1"

@@ -15,7 +15,7 @@ from aiokafka import TopicPartition
 
 from coordinator import process
 from coordinator.kafka.topics import COMMIT
-from coordinator.shell import Shell
+from coordinator.node.shell import Shell
 
 shells: list[Shell] = []
 

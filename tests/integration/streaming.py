@@ -22,10 +22,9 @@ from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
 from coordinator import codec
-from coordinator.core.bucket_state import TimestampState
-from coordinator.core.entities import Bucket, Entity, Setting
-from coordinator.core.records import DeadLetter, Event, Mutation
-from coordinator.core.stream_records import (
+from coordinator.core.model.entities import Bucket, Entity, Setting
+from coordinator.core.model.records import DeadLetter, Event, Mutation
+from coordinator.core.model.stream_records import (
     MAINTENANCE,
     ConnectionClosed,
     FailoverBranch,
@@ -38,9 +37,10 @@ from coordinator.core.stream_records import (
     Sync,
     Tick,
 )
-from coordinator.core.timestamp_progress import TimestampProgress
-from coordinator.core.types import TxnId
-from coordinator.core.vectors import Vector
+from coordinator.core.model.types import TxnId
+from coordinator.core.model.vectors import Vector
+from coordinator.core.timestamps.bucket_state import TimestampState
+from coordinator.core.timestamps.progress import TimestampProgress
 from coordinator.kafka.topics import (
     DEAD_LETTER,
     FAILOVER_LOG,
@@ -59,7 +59,7 @@ from coordinator.kafka.topics import (
     ensure_topics,
     topic_name,
 )
-from streaming.application import Application, Options
+from streaming.timestamps.application import Application, Options
 from tests.integration.cluster import Child, read_partition, value_of, wait_until
 
 VBUCKETS = 64

@@ -13,14 +13,14 @@ import pytest
 from confluent_kafka import Producer
 
 from coordinator import codec
-from coordinator.core.entities import Bucket
-from coordinator.core.records import Event, Mutation
-from coordinator.core.types import TxnId
+from coordinator.core.model.entities import Bucket
+from coordinator.core.model.records import Event, Mutation
+from coordinator.core.model.types import TxnId
 from coordinator.embedded.broker import Broker
 from coordinator.kafka.topics import HISTORY, topic_name
-from streaming import archive_manifest
-from streaming.archive_manifest import ARCHIVE
-from streaming.ledger import CRASH_POINTS, WITHIN
+from streaming.archive import manifest as archive_manifest
+from streaming.archive.manifest import ARCHIVE
+from streaming.spark.crash_points import CRASH_POINTS, WITHIN
 from tests.integration.cluster import Child, read_partition, value_of, wait_until
 from tests.integration.streaming import NOW_MS, Topics, jvm_of
 

@@ -10,8 +10,8 @@ import httpx
 import psutil
 import pytest
 
-from indexer_sim.scan_api import BODY_BYTES_MAX
-from projector_sim.kv_errors import BODY_BYTES_MAX as STORE_BODY_BYTES_MAX
+from indexer_sim.scans.api import BODY_BYTES_MAX
+from projector_sim.kv.api_errors import BODY_BYTES_MAX as STORE_BODY_BYTES_MAX
 from tests.integration.projectors import Store
 from tests.integration.test_indexer import (  # noqa: F401
     ACKS,

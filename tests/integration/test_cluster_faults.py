@@ -21,7 +21,7 @@ import pytest
 from coordinator.client.client import Client
 from coordinator.client.errors import UnavailableError
 from coordinator.client.request_ids import new_request_id
-from coordinator.core.inputs import Restored
+from coordinator.core.consensus.inputs import Restored
 from coordinator.embedded.broker import Broker
 from tests.integration.cluster import (
     Cluster,

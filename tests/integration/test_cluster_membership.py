@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from coordinator import codec
 from coordinator.cli.main import app
 from coordinator.client.errors import CoordinatorError
-from coordinator.core.records import (
+from coordinator.core.model.records import (
     ClusterReformed,
     MasterClaimed,
     MasterResigned,

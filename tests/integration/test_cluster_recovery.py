@@ -21,10 +21,10 @@ from confluent_kafka.admin import (
 from rocksdict import Rdict
 
 from coordinator import codec
-from coordinator.core.records import MemberExpired
+from coordinator.core.model.records import MemberExpired
 from coordinator.embedded.broker import Broker
 from coordinator.kafka.topics import COMMIT, STATECONTEXT, ensure_topics
-from coordinator.store import ENTITY, _options
+from coordinator.node.store import ENTITY, _options
 from tests.integration.cluster import (
     CAS_BASE,
     Cluster,

@@ -10,11 +10,11 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from coordinator import codec
-from coordinator.core.stream_records import MAINTENANCE, KeyVersions
+from coordinator.core.model.stream_records import MAINTENANCE, KeyVersions
 from coordinator.embedded.broker import Broker
 from coordinator.kafka.readers import consumer
 from coordinator.kafka.topics import MUTATIONS, ensure_topics, topic_name
-from projector_sim.data_sink import DataSink
+from projector_sim.projector.data_sink import DataSink
 from tests.integration.kafka_proxy import DELIVER_AND_CUT, KafkaProxy, only_once
 from tests.integration.test_indexer import until
 

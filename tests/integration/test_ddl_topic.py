@@ -9,8 +9,8 @@ import pytest
 
 from coordinator import codec
 from coordinator.client.request_ids import new_request_id
-from coordinator.core.commands import CreateIndex, DropIndex
-from coordinator.core.records import DdlReply, DeadLetter
+from coordinator.core.model.commands import CreateIndex, DropIndex
+from coordinator.core.model.records import DdlReply, DeadLetter
 from coordinator.kafka.topics import DDL, DDL_PARTITIONS, DDL_REPLIES, DEAD_LETTER
 from schemas.registry import registry
 from tests.integration.cluster import Cluster, wait_until

@@ -17,8 +17,8 @@ from typing import Any
 import fastavro
 import pytest
 
-from coordinator.core.records import ACCEPTED
-from coordinator.store import CAS
+from coordinator.core.model.records import ACCEPTED
+from coordinator.node.store import CAS
 from schemas.registry import HEAD_BYTES, registry
 from tests.integration.cluster import Cluster, NodeChild, wait_until
 

@@ -26,8 +26,8 @@ from confluent_kafka.cimpl import NewTopic
 
 from coordinator.embedded import broker as broker_module
 from coordinator.embedded.broker import Broker, read_cluster_id
-from coordinator.embedded.errors import EmbeddedError
 from coordinator.embedded.ports import accepts, is_free, pick_free
+from coordinator.runtime.errors import EmbeddedError
 
 pytestmark = pytest.mark.integration
 
@@ -226,7 +226,7 @@ import sys
 from pathlib import Path
 from coordinator.embedded.backoff import BackoffPolicy
 from coordinator.embedded.children import ChildSpec
-from coordinator.embedded.errors import EmbeddedError
+from coordinator.runtime.errors import EmbeddedError
 from coordinator.embedded.supervision import Plan, supervise
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # Under nohup the tests ignore it.

@@ -24,8 +24,8 @@ import pytest
 from coordinator import codec
 from coordinator.client.client import Client
 from coordinator.client.request_ids import new_request_id
-from coordinator.core.commands import BuildIndexes, CreateIndex
-from coordinator.core.records import DdlReply
+from coordinator.core.model.commands import BuildIndexes, CreateIndex
+from coordinator.core.model.records import DdlReply
 from coordinator.embedded.broker import Broker
 from coordinator.kafka.topics import DDL, DDL_PARTITIONS, DDL_REPLIES
 from tests.integration.cluster import Cluster, an_index, error_of, wait_until

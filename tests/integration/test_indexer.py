@@ -26,11 +26,12 @@ from confluent_kafka.admin import AdminClient
 from rocksdict import WriteBatch
 
 from coordinator import codec
-from coordinator.core.collation import encode
-from coordinator.core.effects import Abandon, Conclude, OpenProducer, WriteEvents
-from coordinator.core.entities import DROPPING, INIT, READY, Index, Shard, Slice, index_key
-from coordinator.core.inputs import Ended, ProducerFailed
-from coordinator.core.records import (
+from coordinator.core.consensus.effects import Abandon, Conclude, OpenProducer, WriteEvents
+from coordinator.core.consensus.inputs import Ended, ProducerFailed
+from coordinator.core.keys.collation import encode
+from coordinator.core.keys.scan_pages import unpack
+from coordinator.core.model.entities import DROPPING, INIT, READY, Index, Shard, Slice, index_key
+from coordinator.core.model.records import (
     ALLOCATED,
     ClusterFormed,
     DeadLetter,
@@ -42,8 +43,7 @@ from coordinator.core.records import (
     Mutation,
     SliceAnswered,
 )
-from coordinator.core.scan_pages import unpack
-from coordinator.core.types import TxnId
+from coordinator.core.model.types import TxnId
 from coordinator.embedded.broker import Broker
 from coordinator.kafka.errors import KafkaRefusal
 from coordinator.kafka.producers import TransactionalProducer
@@ -57,10 +57,10 @@ from coordinator.kafka.topics import (
     ensure_topics,
     topic_name,
 )
-from indexer_sim.bucket import Bucket
-from indexer_sim.entries import INDEX_KEY, STATE, State, entries_prefix, pack_state
-from indexer_sim.names import folder_name
-from indexer_sim.storage import Storage
+from indexer_sim.bucket.bucket import Bucket
+from indexer_sim.bucket.entries import INDEX_KEY, STATE, State, entries_prefix, pack_state
+from indexer_sim.bucket.names import folder_name
+from indexer_sim.bucket.storage import Storage
 from tests.integration.cluster import JSON
 
 pytestmark = pytest.mark.integration

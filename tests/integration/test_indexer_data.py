@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from coordinator import codec
-from coordinator.core.entities import (
+from coordinator.core.model.entities import (
     BACKFILL,
     DROPPING,
     INIT,
@@ -18,14 +18,14 @@ from coordinator.core.entities import (
     READY,
     Bucket,
 )
-from coordinator.core.records import IndexerHeartbeat
-from coordinator.core.stream_records import (
+from coordinator.core.model.records import IndexerHeartbeat
+from coordinator.core.model.stream_records import (
     CatchUpRequested,
     GenerationTaken,
     IndexBuilt,
     KeyVersions,
 )
-from coordinator.core.vectors import Vector
+from coordinator.core.model.vectors import Vector
 from coordinator.kafka.topics import ACKS, DEAD_LETTER, HEARTBEAT, STREAM_REQUEST
 from tests.integration.indexing import (
     BRANCH,

@@ -18,16 +18,16 @@ import pytest
 from confluent_kafka import Message, Producer, TopicPartition
 
 from coordinator import codec
-from coordinator.core.entities import Setting
-from coordinator.core.inputs import CommitRead, Input, TimestampsRead
-from coordinator.core.records import Event, Mutation, ReadBarrier
-from coordinator.core.stream_records import StabilityTimestamp
-from coordinator.core.types import TxnId
+from coordinator.core.consensus.inputs import CommitRead, Input, TimestampsRead
+from coordinator.core.model.entities import Setting
+from coordinator.core.model.records import Event, Mutation, ReadBarrier
+from coordinator.core.model.stream_records import StabilityTimestamp
+from coordinator.core.model.types import TxnId
 from coordinator.embedded.broker import Broker
 from coordinator.kafka.agents import Folds
-from coordinator.kafka.following import Link
 from coordinator.kafka.producers import DeadLetters
 from coordinator.kafka.readers import LogProbe, TailReader, read_events, watermarks
+from coordinator.kafka.state_follower import Link
 from coordinator.kafka.topics import (
     COMMIT,
     MUTATIONS,
@@ -36,9 +36,10 @@ from coordinator.kafka.topics import (
     ensure_topics,
     topic_name,
 )
-from coordinator.threads import Threads
-from indexer_sim.mutations import MutationQueue, MutationReader, Needed, Stand
-from streaming.ledger import bounds, read_all
+from coordinator.runtime.threads import Threads
+from indexer_sim.pipeline.mutation_reader import MutationQueue, MutationReader, Needed, Stand
+from streaming.spark.kafka_source import bounds
+from streaming.timestamps.state_store import read_all
 from tests.integration.cluster import value_of, wait_until
 
 pytestmark = pytest.mark.integration

@@ -21,10 +21,10 @@ from typing import Any
 import httpx
 import pytest
 
-from projector_sim.frames import Reason
-from projector_sim.kv import KvStore
-from projector_sim.kv_server import main
-from projector_sim.vbuckets import vbucket_of
+from projector_sim.kv.server import main
+from projector_sim.kv.store import KvStore
+from projector_sim.kv.vbuckets import vbucket_of
+from projector_sim.protocol.frames import Reason
 from tests.integration.cluster import LINES
 from tests.integration.kv import KvProcess, StreamReader, until
 from tests.unit.kv_follower import Follower

@@ -17,12 +17,12 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from coordinator import codec
-from coordinator.core import effects as fx
-from coordinator.core import inputs as inp
-from coordinator.core.records import TransactionCommitted
-from coordinator.core.types import TxnId
+from coordinator.core.consensus import effects as fx
+from coordinator.core.consensus import inputs as inp
+from coordinator.core.model.records import TransactionCommitted
+from coordinator.core.model.types import TxnId
 from coordinator.embedded.broker import Broker
-from coordinator.kafka import endings
+from coordinator.kafka import end_txn
 from coordinator.kafka.producers import TransactionalProducer
 from coordinator.kafka.topics import ensure_topics, topic_name
 from tests.integration.cluster import Cluster, read_partition, value_of, wait_until
@@ -118,7 +118,7 @@ def test_without_a_new_initialisation_a_late_abort_takes_the_next_events_away(
     proxy: KafkaProxy, writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the rule is for: the broker takes the old request for the new transaction."""
-    monkeypatch.setattr(endings, "may_be_repeated", lambda *_: False)
+    monkeypatch.setattr(end_txn, "may_be_repeated", lambda *_: False)
     writer.begin(1)
     proxy.rule = only_once(END_TXN, HOLD_AND_CUT)
     assert isinstance(writer.order(end_of(1, "abort")), inp.Ended)
@@ -131,7 +131,7 @@ def test_without_a_new_initialisation_a_late_abort_takes_the_next_events_away(
 def test_without_a_new_initialisation_a_late_commit_shows_events_of_no_verdict(
     proxy: KafkaProxy, writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(endings, "may_be_repeated", lambda *_: False)
+    monkeypatch.setattr(end_txn, "may_be_repeated", lambda *_: False)
     writer.begin(1)
     proxy.rule = only_once(END_TXN, HOLD_AND_CUT)
     assert isinstance(writer.order(end_of(1, "commit")), inp.Ended)
@@ -166,7 +166,7 @@ def test_an_end_that_takes_longer_than_the_clients_pause_gives_the_producer_up(
     writer.begin_order(end_of(1, kind))
     held = proxy.wait_for_held()
     wait_until(
-        lambda: time.monotonic() - held.since_s > endings.REPEATED_AFTER_S, "the request is late"
+        lambda: time.monotonic() - held.since_s > end_txn.REPEATED_AFTER_S, "the request is late"
     )
     proxy.release()
     assert isinstance(writer.heard(), inp.ProducerFailed)
@@ -176,7 +176,7 @@ def test_where_every_end_is_slow_a_later_producer_is_patient_enough(
     proxy: KafkaProxy, writer: Writer
 ) -> None:
     """Else nobody could lead for as long as a broker takes that long."""
-    slow_s = 1.5 * endings.REPEATED_AFTER_S
+    slow_s = 1.5 * end_txn.REPEATED_AFTER_S
     answers = []
     for number in (1, 2):
         writer.begin(number)
@@ -202,8 +202,8 @@ def test_the_client_waits_as_long_before_a_repeat_as_the_rule_assumes(proxy: Kaf
             {
                 "bootstrap.servers": proxy.bootstrap_servers,
                 "transactional.id": f"pause-{number}",
-                "retry.backoff.ms": endings.RETRY_BACKOFF_MS,
-                "retry.backoff.max.ms": endings.RETRY_BACKOFF_MS,
+                "retry.backoff.ms": end_txn.RETRY_BACKOFF_MS,
+                "retry.backoff.max.ms": end_txn.RETRY_BACKOFF_MS,
                 "log_level": 0,
             }
         )
@@ -216,7 +216,7 @@ def test_the_client_waits_as_long_before_a_repeat_as_the_rule_assumes(proxy: Kaf
         producer.commit_transaction(WAIT_S)
         first, second = proxy.times(END_TXN)[:2]
         pauses.append(second - first)
-    assert min(pauses) >= endings.REPEATED_AFTER_S, pauses
+    assert min(pauses) >= end_txn.REPEATED_AFTER_S, pauses
 
 
 @pytest.mark.parametrize("how", [HOLD_AND_CUT, DELIVER_AND_CUT])

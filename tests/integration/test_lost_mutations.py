@@ -11,8 +11,8 @@ import pytest
 from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from coordinator.core.stream_records import CatchUpRequested
-from coordinator.core.vectors import Vector
+from coordinator.core.model.stream_records import CatchUpRequested
+from coordinator.core.model.vectors import Vector
 from coordinator.embedded.broker import Broker
 from coordinator.kafka.readers import consumer
 from coordinator.kafka.topics import (

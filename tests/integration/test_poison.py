@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from coordinator import codec
-from coordinator.core.entities import INIT, Bucket, Setting, Slice
-from coordinator.core.records import DeadLetter
-from coordinator.core.stream_records import CatchUpRequested, StabilityTimestamp
+from coordinator.core.model.entities import INIT, Bucket, Setting, Slice
+from coordinator.core.model.records import DeadLetter
+from coordinator.core.model.stream_records import CatchUpRequested, StabilityTimestamp
 from coordinator.kafka.topics import (
     DEAD_LETTER,
     HEARTBEAT,

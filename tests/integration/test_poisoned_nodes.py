@@ -6,9 +6,9 @@ import pytest
 
 from coordinator import codec
 from coordinator.client.request_ids import new_request_id
-from coordinator.core import records
-from coordinator.core.commands import CreateIndex
-from coordinator.core.records import DdlReply, DeadLetter
+from coordinator.core.model import records
+from coordinator.core.model.commands import CreateIndex
+from coordinator.core.model.records import DdlReply, DeadLetter
 from coordinator.kafka.topics import (
     ACKS,
     COMMIT,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from coordinator.core import effects as fx
-from coordinator.core import inputs as inp
-from coordinator.core.records import MemberExpired, ReadBarrier
+from coordinator.core.consensus import effects as fx
+from coordinator.core.consensus import inputs as inp
+from coordinator.core.model.records import MemberExpired, ReadBarrier
 from coordinator.embedded.broker import Broker
 from tests.integration.ports import KafkaBroker, Log, SimulatedBroker, event
 

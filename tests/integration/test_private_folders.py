@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.core.entities import INIT
+from coordinator.core.model.entities import INIT
 from tests.integration.projectors import Store
 from tests.integration.test_indexer import (  # noqa: F401
     ACKS,

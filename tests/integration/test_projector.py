@@ -21,7 +21,8 @@ from confluent_kafka.admin import (
 )
 
 from coordinator import codec
-from coordinator.core.entities import (
+from coordinator.core.keys.key_versions import ABSENT, BEGIN, END, UPSERT, unpack
+from coordinator.core.model.entities import (
     BACKFILL,
     DROPPING,
     MAINTENANCE,
@@ -30,9 +31,8 @@ from coordinator.core.entities import (
     Index,
     Slice,
 )
-from coordinator.core.key_versions import ABSENT, BEGIN, END, UPSERT, unpack
-from coordinator.core.records import BucketSeen
-from coordinator.core.stream_records import (
+from coordinator.core.model.records import BucketSeen
+from coordinator.core.model.stream_records import (
     CatchUpRequested,
     ConnectionClosed,
     FailoverLog,
@@ -41,7 +41,7 @@ from coordinator.core.stream_records import (
     StreamEnd,
     Sync,
 )
-from coordinator.core.vectors import Vector
+from coordinator.core.model.vectors import Vector
 from coordinator.embedded.broker import Broker
 from coordinator.kafka.topics import (
     ACKS,
@@ -50,8 +50,8 @@ from coordinator.kafka.topics import (
     STREAM_REQUEST,
     topic_name,
 )
-from projector_sim.kv import KvStore
-from projector_sim.router import RECORD_BYTES_MAX
+from projector_sim.kv.store import KvStore
+from projector_sim.projector.router import RECORD_BYTES_MAX
 from tests.integration.projectors import (
     BUCKET,
     VBUCKETS,

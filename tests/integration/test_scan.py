@@ -20,8 +20,10 @@ from typer.testing import CliRunner
 
 from coordinator.cli.main import app
 from coordinator.client.client import AsyncClient, Client
-from coordinator.core.authority_state import IndexerInfo
-from coordinator.core.entities import (
+from coordinator.core.keys.key_order import order_of
+from coordinator.core.keys.scan_pages import unpack
+from coordinator.core.model.authority_state import IndexerInfo
+from coordinator.core.model.entities import (
     BACKFILL,
     DROPPING,
     ERROR,
@@ -32,12 +34,10 @@ from coordinator.core.entities import (
     Index,
     Shard,
 )
-from coordinator.core.key_order import order_of
-from coordinator.core.scan_pages import unpack
 from coordinator.http.calls import Calls, Silent
 from coordinator.http.scan import ARRIVAL_PAUSE_S
 from coordinator.http.server import HttpServer
-from indexer_sim.scan_api import ScanRefused
+from indexer_sim.scans.api import ScanRefused
 from tests.integration.cluster import JSON
 from tests.integration.scans import Fleet, eventually
 

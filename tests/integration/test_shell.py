@@ -9,10 +9,10 @@ import pytest
 from confluent_kafka import Producer
 
 from coordinator import codec
-from coordinator.core.commands import DropIndex
-from coordinator.core.records import DeadLetter
-from coordinator.ddl_commands import COMMAND_BYTES_MAX
+from coordinator.core.model.commands import DropIndex
+from coordinator.core.model.records import DeadLetter
 from coordinator.embedded.broker import Broker
+from coordinator.language.ddl_commands import COMMAND_BYTES_MAX
 from tests.integration.cluster import Cluster, error_of, wait_until
 
 Make = Callable[..., Cluster]

@@ -11,9 +11,9 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from coordinator import codec
-from coordinator.core.inputs import CommitRead, Input, TimestampsRead
-from coordinator.core.records import ReadBarrier
-from coordinator.core.stream_records import RestartTimestamp
+from coordinator.core.consensus.inputs import CommitRead, Input, TimestampsRead
+from coordinator.core.model.records import ReadBarrier
+from coordinator.core.model.stream_records import RestartTimestamp
 from coordinator.embedded.broker import Broker
 from coordinator.kafka.agents import Folds
 from coordinator.kafka.topics import COMMIT, RESTART, STABILITY

@@ -11,9 +11,9 @@ from confluent_kafka import Consumer, KafkaError, Message, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from coordinator import codec
-from coordinator.core.entities import Setting
-from coordinator.core.records import Event, Mutation
-from coordinator.core.types import TxnId
+from coordinator.core.model.entities import Setting
+from coordinator.core.model.records import Event, Mutation
+from coordinator.core.model.types import TxnId
 from coordinator.embedded.broker import Broker
 from coordinator.kafka import readers
 from tests.integration.cluster import wait_until

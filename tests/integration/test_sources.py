@@ -13,16 +13,21 @@ import pytest
 from confluent_kafka import Message, Producer
 
 from coordinator import codec
-from coordinator.core import effects as fx
-from coordinator.core import inputs as inp
-from coordinator.core import state as states
-from coordinator.core.full_sync import COPY, HISTORY, SNAPSHOT
-from coordinator.core.records import AuthoritySnapshot, Event, SnapshotKept, TransactionCommitted
-from coordinator.core.state import EMPTY, StateContext
-from coordinator.core.types import TxnId
+from coordinator.core.catalog import state as states
+from coordinator.core.catalog.state import EMPTY, StateContext
+from coordinator.core.consensus import effects as fx
+from coordinator.core.consensus import inputs as inp
+from coordinator.core.consensus.full_sync import COPY, HISTORY, SNAPSHOT
+from coordinator.core.model.records import (
+    AuthoritySnapshot,
+    Event,
+    SnapshotKept,
+    TransactionCommitted,
+)
+from coordinator.core.model.types import TxnId
 from coordinator.embedded.broker import Broker
 from coordinator.kafka.readers import watermarks
-from coordinator.kafka.sources import SnapshotLost, Sources
+from coordinator.kafka.state_sources import SnapshotLost, Sources
 from coordinator.kafka.topics import (
     COMMIT,
     SNAPSHOTS,
@@ -143,7 +148,7 @@ def test_a_copy_that_is_not_the_state_is_no_copy(log: Log) -> None:
 def test_a_copy_that_is_not_there_is_not_waited_for_without_end(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coordinator.kafka.sources.READ_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("coordinator.kafka.state_sources.READ_TIMEOUT_S", 0.5)
     log.commit(event(1))
     log.sources.write_copy(7, log.state)
     with pytest.raises(SnapshotLost):

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from coordinator.core.stream_records import StreamBegin, StreamEnd
+from coordinator.core.model.stream_records import StreamBegin, StreamEnd
 from coordinator.kafka.topics import RESTART, STREAM_BEGIN, STREAM_END
 from tests.integration.cluster import Cluster, wait_until
 from tests.integration.logged_plane import LoggedPlane, some_change

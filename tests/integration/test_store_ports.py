@@ -11,15 +11,15 @@ import pytest
 from immutables import Map
 
 from coordinator import codec
-from coordinator.core import state as states
-from coordinator.core.authority_state import AuthorityState, TransactionStatus
-from coordinator.core.effects import Save
-from coordinator.core.entities import Setting
-from coordinator.core.inputs import LocalLog, Restored
-from coordinator.core.outcomes import KeptGroup
-from coordinator.core.records import TransactionProposed
-from coordinator.core.state import Versioned
-from coordinator.core.types import TxnId
+from coordinator.core.catalog import state as states
+from coordinator.core.catalog.outcomes import KeptGroup
+from coordinator.core.catalog.state import Versioned
+from coordinator.core.consensus.effects import Save
+from coordinator.core.consensus.inputs import LocalLog, Restored
+from coordinator.core.model.authority_state import AuthorityState, TransactionStatus
+from coordinator.core.model.entities import Setting
+from coordinator.core.model.records import TransactionProposed
+from coordinator.core.model.types import TxnId
 from tests.integration.cluster import can_mount
 from tests.integration.ports import RocksStore, SimulatedStore, StorePort, event
 

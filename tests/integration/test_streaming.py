@@ -15,7 +15,7 @@ from confluent_kafka import KafkaException
 
 from coordinator.embedded.broker import Broker
 from coordinator.kafka.topics import RESTART
-from streaming.ledger import CRASH_POINTS, WITHIN
+from streaming.spark.crash_points import CRASH_POINTS, WITHIN
 from tests.integration.cluster import wait_until
 from tests.integration.streaming import BUCKET, READY_S, Timestamps, Topics, checked, jvm_of
 

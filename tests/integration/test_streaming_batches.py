@@ -15,9 +15,9 @@ from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
 from coordinator import codec
-from coordinator.core.entities import Setting
-from coordinator.core.stream_records import StreamBegin, Sync, Tick
-from coordinator.core.timestamp_progress import TimestampProgress
+from coordinator.core.model.entities import Setting
+from coordinator.core.model.stream_records import StreamBegin, Sync, Tick
+from coordinator.core.timestamps.progress import TimestampProgress
 from coordinator.embedded.broker import Broker
 from coordinator.kafka.topics import (
     HW,
@@ -28,11 +28,11 @@ from coordinator.kafka.topics import (
     topic_name,
 )
 from schemas.registry import FOLDER, MAGIC, Registry, Schema, registry
-from streaming.inputs import INPUTS
-from streaming.queries import end_session
-from streaming.rows import layouts, rows_of
-from streaming.session import SparkOptions, start
-from streaming.source import columns
+from streaming.spark.queries import end_session
+from streaming.spark.session import SparkOptions, start
+from streaming.timestamps.inputs import INPUTS
+from streaming.timestamps.rows import layouts, rows_of
+from streaming.timestamps.source import columns
 from tests.integration.streaming import (
     NOW_MS,
     VBUCKETS,

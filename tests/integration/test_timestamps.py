@@ -13,8 +13,8 @@ import pytest
 from confluent_kafka import KafkaError, Message, Producer
 
 from coordinator import codec
-from coordinator.core.records import DeadLetter
-from coordinator.core.stream_records import (
+from coordinator.core.model.records import DeadLetter
+from coordinator.core.model.stream_records import (
     SEQNO_REGRESSED,
     ConsolidatedStability,
     RestartTimestamp,
@@ -22,7 +22,7 @@ from coordinator.core.stream_records import (
     StabilityTimestamp,
     Tick,
 )
-from coordinator.core.vectors import Vector
+from coordinator.core.model.vectors import Vector
 from coordinator.kafka.topics import DEAD_LETTER, RESTART, STABILITY
 from tests.integration.cluster import DEADLINE_S, Cluster, an_index, error_of, wait_until
 

@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from coordinator.embedded.broker import Broker
 from coordinator.kafka.readers import consumer
-from coordinator.kafka.vigil import Vigil
+from coordinator.kafka.stall_detector import Vigil
 
 pytestmark = pytest.mark.integration
 

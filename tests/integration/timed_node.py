@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator import process
-from coordinator.shell import Shell
+from coordinator.node.shell import Shell
 
 SCHEDSTAT = Path("/proc/thread-self/schedstat")
 STEP_S = 0.001

@@ -21,13 +21,15 @@ class Mutant(NamedTuple):
     tests: str
 
 
-STORE, DURABILITY = "coordinator/store.py", "coordinator/core/durability.py"
-FOLLOWER, MASTER = "coordinator/core/follower.py", "coordinator/core/master.py"
-AUTHORITY, DDL = "coordinator/core/authority.py", "coordinator/core/ddl.py"
-OUTCOMES, FULL_SYNC = "coordinator/core/outcomes.py", "coordinator/core/full_sync.py"
-SYNCHRONISER, SCRUBBER = "coordinator/core/synchroniser.py", "coordinator/core/scrubber.py"
+STORE, DURABILITY = "coordinator/node/store.py", "coordinator/core/consensus/durability.py"
+FOLLOWER, MASTER = "coordinator/core/consensus/follower.py", "coordinator/core/leader/master.py"
+AUTHORITY, DDL = "coordinator/core/consensus/authority.py", "coordinator/core/catalog/ddl.py"
+OUTCOMES = "coordinator/core/catalog/outcomes.py"
+FULL_SYNC = "coordinator/core/consensus/full_sync.py"
+SYNCHRONISER = "coordinator/core/consensus/synchroniser.py"
+SCRUBBER = "coordinator/core/consensus/scrubber.py"
 PRODUCERS, TOPICS = "coordinator/kafka/producers.py", "coordinator/kafka/topics.py"
-SOURCES, SHELL = "coordinator/kafka/sources.py", "coordinator/shell.py"
+SOURCES, SHELL = "coordinator/kafka/state_sources.py", "coordinator/node/shell.py"
 
 SYNCS = "tests/unit/test_store_syncs.py"
 LONE = "tests/unit/test_lone_master.py"
@@ -99,14 +101,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "refusals-of-a-replica-add-up-for-ever",
-        "coordinator/core/committer.py",
+        "coordinator/core/leader/committer.py",
         "            self._refusals.pop(node, None)",
         "            self._refusals.get(node, None)",
         SCENARIOS,
     ),
     Mutant(
         "who-looked-claims-though-the-master-is-back",
-        "coordinator/core/election.py",
+        "coordinator/core/consensus/election.py",
         "if not self._able(view) or not self._out_of_patience(view):",
         "if not self._able(view):",
         SCENARIOS,
@@ -238,7 +240,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "any-process-under-a-number-is-a-copy",
-        "coordinator/core/transaction.py",
+        "coordinator/core/leader/transaction.py",
         "if self.lives.get(answer.node) != answer.incarnation:",
         "if self.lives.get(answer.node) is None:",
         LONE,
@@ -255,7 +257,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a-build-does-not-compare-its-cas",
-        "coordinator/core/builds.py",
+        "coordinator/core/catalog/builds.py",
         "if cas != request.expected_cas:",
         "if cas < request.expected_cas:",
         UNIT_DDL,
@@ -283,42 +285,42 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "an-index-may-not-grow",
-        "coordinator/core/group_commit.py",
+        "coordinator/core/leader/group_commit.py",
         "whole = size + _growth(mutations) if decision.waits_for else size",
         "whole = size",
         LONE,
     ),
     Mutant(
         "upkeep-is-dropped",
-        "coordinator/core/group_commit.py",
+        "coordinator/core/leader/group_commit.py",
         "if too_large and not request.key:",
         "if too_large:",
         LONE,
     ),
     Mutant(
         "the-queue-has-no-bound-of-bytes",
-        "coordinator/core/request_table.py",
+        "coordinator/core/leader/request_table.py",
         "if self.callers >= config.queue_max or self.queue.size_bytes > config.queue_bytes_max:",
         "if self.callers >= config.queue_max:",
         LONE,
     ),
     Mutant(
         "the-queue-has-no-bound-of-callers",
-        "coordinator/core/request_table.py",
+        "coordinator/core/leader/request_table.py",
         "if self.callers >= config.queue_max or self.queue.size_bytes > config.queue_bytes_max:",
         "if self.queue.size_bytes > config.queue_bytes_max:",
         LONE,
     ),
     Mutant(
         "readers-have-no-bound",
-        "coordinator/core/local_reads.py",
+        "coordinator/core/consensus/local_reads.py",
         "if len(self._waiters) >= view.config.readers_max:",
         "if len(self._waiters) < 0:",
         LONE,
     ),
     Mutant(
         "linearizable-readers-have-no-bound",
-        "coordinator/core/read_barriers.py",
+        "coordinator/core/leader/read_barriers.py",
         "if len(self._waiting) + len(self._next) >= view.config.readers_max:",
         "if len(self._waiting) < 0:",
         LONE,
@@ -361,7 +363,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "who-waits-in-one-partition-holds-up-all",
-        "coordinator/core/group_commit.py",
+        "coordinator/core/leader/group_commit.py",
         "left.append(request)\n                continue\n",
         "left.append(request)\n",
         LONE,
@@ -523,14 +525,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "spark-sees-what-was-not-committed",
-        "streaming/source.py",
+        "streaming/spark/kafka_source.py",
         '"kafka.isolation.level": "read_committed"',
         '"kafka.isolation.level": "read_uncommitted"',
         "tests/integration/test_streaming_batches.py",
     ),
     Mutant(
         "a-batch-of-spark-counts-twice",
-        "streaming/application.py",
+        "streaming/timestamps/application.py",
         "if batch <= progress.batch:",
         "if batch < progress.batch:",
         "tests/unit/test_streaming_starting.py",
@@ -554,35 +556,35 @@ MUTANTS: tuple[Mutant, ...] = (
     # -- what a planter found that no test noticed ------------------------------------------------
     Mutant(
         "a-group-is-as-old-as-its-oldest-request",
-        "coordinator/core/outcomes.py",
+        "coordinator/core/catalog/outcomes.py",
         "born_ms = max((time_of_uuid7(one) or 0 for one in ids), default=0)",
         "born_ms = min((time_of_uuid7(one) or 0 for one in ids), default=0)",
         "tests/unit/test_outcomes.py",
     ),
     Mutant(
         "an-id-in-capitals-has-no-time",
-        "coordinator/core/outcomes.py",
+        "coordinator/core/catalog/outcomes.py",
         '-[0-9a-f]{12}", re.I)',
         '-[0-9a-f]{12}")',
         "tests/unit/test_outcomes.py",
     ),
     Mutant(
         "of-two-failed-batches-the-older-counts",
-        "coordinator/core/durability.py",
+        "coordinator/core/consensus/durability.py",
         "for batch in reversed(self._in_flight):",
         "for batch in self._in_flight:",
         "tests/unit/test_durability.py",
     ),
     Mutant(
         "a-failed-wipe-is-forgotten",
-        "coordinator/core/durability.py",
+        "coordinator/core/consensus/durability.py",
         "return Unsaved(older.changes, older.wipe, True, older.outcomes)",
         "return Unsaved(older.changes, newer.wipe, True, older.outcomes)",
         "tests/unit/test_durability.py",
     ),
     Mutant(
         "failed-rows-are-forgotten",
-        "coordinator/core/durability.py",
+        "coordinator/core/consensus/durability.py",
         """        self._in_flight.clear()
         self._saved_rows = 0
 """,
@@ -592,7 +594,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a-large-batch-is-torn",
-        "coordinator/store.py",
+        "coordinator/node/store.py",
         "if batch.size_in_bytes() > CHUNK_BYTES and effect.wipe:",
         "if batch.size_in_bytes() > CHUNK_BYTES:",
         "tests/unit/test_store_syncs.py",
@@ -623,7 +625,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "one-record-that-does-not-come-is-not-missed",
-        "coordinator/kafka/vigil.py",
+        "coordinator/kafka/stall_detector.py",
         "            if end <= reached:",
         "            if end <= reached + 1:",
         "tests/unit/test_vigil.py",
@@ -644,21 +646,21 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "ctrl-c-is-not-heard",
-        "coordinator/stopping.py",
+        "coordinator/runtime/signals.py",
         "STOPS = (signal.SIGTERM, signal.SIGINT)",
         "STOPS = (signal.SIGTERM,)",
         "tests/unit/test_stopping.py",
     ),
     Mutant(
         "a-second-signal-kills",
-        "coordinator/stopping.py",
+        "coordinator/runtime/signals.py",
         "        signal.signal(number, signal.SIG_IGN)",
         "        signal.signal(number, signal.SIG_DFL)",
         "tests/unit/test_stopping.py",
     ),
     Mutant(
         "a-reader-shares-an-older-barrier",
-        "coordinator/core/read_barriers.py",
+        "coordinator/core/leader/read_barriers.py",
         "        self._next.append(PendingRead(token, outcome, deadline_ms))",
         """        (self._waiting if self._nonce else self._next).append(
             PendingRead(token, outcome, deadline_ms)
@@ -667,7 +669,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "statecontext-is-compared-once",
-        "coordinator/core/scrubbing.py",
+        "coordinator/core/leader/scrubbing.py",
         """        self._token = 0
         self._due_ms = view.now""",
         "        self._due_ms = view.now",
@@ -675,35 +677,35 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "two-strays-on-one-key-are-one",
-        "coordinator/core/synchroniser.py",
+        "coordinator/core/consensus/synchroniser.py",
         "if event.cas > self.base_cas and mutation.key not in self.overwritten:",
         "if event.cas > self.base_cas:",
         "tests/unit/test_synchroniser.py",
     ),
     Mutant(
         "a-dead-life-holds-something",
-        "coordinator/core/building.py",
+        "coordinator/core/leader/build_coordinator.py",
         "if record is None or peer is None or peer.beat.incarnation != record.incarnation:",
         "if record is None or peer is None:",
         "tests/unit/test_restarting.py",
     ),
     Mutant(
         "the-last-index-says-whether-a-host-holds",
-        "coordinator/core/building.py",
+        "coordinator/core/leader/build_coordinator.py",
         "sure[host] = sure.get(host, False) or certain",
         "sure[host] = certain",
         "tests/unit/test_restarting.py",
     ),
     Mutant(
         "an-answer-of-spark-is-not-read",
-        "coordinator/core/restarting.py",
+        "coordinator/core/leader/stream_restart.py",
         "return Found(restart([*vectors, _whole(answer, vectors[0])], logs).vector)",
         "return Found(restart(vectors, logs).vector)",
         "tests/unit/test_restarting.py",
     ),
     Mutant(
         "an-answer-is-taken-for-a-loss",
-        "coordinator/core/restarting.py",
+        "coordinator/core/leader/stream_restart.py",
         """            if read.record.round == 0:
 """,
         """            if True:
@@ -712,7 +714,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "an-old-leader-epoch-stays",
-        "indexer_sim/bucket.py",
+        "indexer_sim/bucket/bucket.py",
         """            self.epochs.pop(partition, None)
 """,
         "",
@@ -720,7 +722,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "what-was-absent-comes-back-in-a-batch",
-        "indexer_sim/bucket.py",
+        "indexer_sim/bucket/bucket.py",
         """                    buried[at] = seqno
 """,
         "",
@@ -728,21 +730,21 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "an-older-timestamp-counts",
-        "streaming/ledger.py",
+        "streaming/timestamps/state_store.py",
         "if known is None or known.number <= one.number:",
         "if True:",
         "tests/unit/test_streaming_books.py",
     ),
     Mutant(
         "the-last-event-is-archived-again",
-        "streaming/archive_files.py",
+        "streaming/archive/files.py",
         "if row.cas <= self.manifest.last_cas])",
         "if row.cas < self.manifest.last_cas])",
         "tests/unit/test_archive.py",
     ),
     Mutant(
         "a-table-is-named-before-it-is-on-the-disk",
-        "streaming/archive_files.py",
+        "streaming/archive/files.py",
         """    with temporary.open("rb") as file:
         os.fsync(file.fileno())
 """,
@@ -773,7 +775,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "who-was-refused-counts-as-waiting",
-        "coordinator/core/master.py",
+        "coordinator/core/leader/master.py",
         """            requests.callers -= 1
             self.barriers""",
         "            self.barriers",
@@ -781,42 +783,42 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "an-earlier-life-leaves-for-this-one",
-        "coordinator/core/admission.py",
+        "coordinator/core/consensus/admission.py",
         "if (record.node, record.incarnation) != (view.config.node, view.config.incarnation):",
         "if record.node != view.config.node:",
         "tests/unit/test_lone_master.py",
     ),
     Mutant(
         "an-indexer-that-is-behind-agrees",
-        "coordinator/core/handshake.py",
+        "coordinator/core/leader/handshake.py",
         "held.agreed = not difference and not difference.unclear and report.cas >= held.asked_cas",
         "held.agreed = not difference and not difference.unclear",
         "tests/unit/test_handshake.py",
     ),
     Mutant(
         "a-stranger-refuses-an-index",
-        "coordinator/core/prepare.py",
+        "coordinator/core/leader/prepare.py",
         "if wait is None or answer.indexer not in wait.hosts:",
         "if wait is None:",
         "tests/unit/test_prepare.py",
     ),
     Mutant(
         "too-many-members-are-expired",
-        "coordinator/core/membership.py",
+        "coordinator/core/leader/membership.py",
         "if reason and len(found) < spare:",
         "if reason and len(found) <= spare:",
         "tests/unit/test_membership.py",
     ),
     Mutant(
         "who-leaves-leaves-too-few-heirs",
-        "coordinator/core/membership.py",
+        "coordinator/core/leader/membership.py",
         "elif not why and node in authority.eligible and len(heirs) < authority.minimum:",
         "elif not why and node in authority.eligible and not heirs:",
         "tests/unit/test_membership.py",
     ),
     Mutant(
         "who-has-left-is-admitted-again",
-        "coordinator/core/membership.py",
+        "coordinator/core/leader/membership.py",
         """            self._gone.add((record.node, record.incarnation))
 """,
         "",
@@ -824,35 +826,35 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "an-operator-hears-ok-for-anothers-request",
-        "coordinator/core/membership.py",
+        "coordinator/core/leader/membership.py",
         "ClusterReformed) and record.epoch == self._epoch",
         "ClusterReformed)",
         "tests/unit/test_membership.py",
     ),
     Mutant(
         "an-old-heartbeat-renews-streams-again",
-        "coordinator/core/building.py",
+        "coordinator/core/leader/build_coordinator.py",
         "if sources.get((beat.projector, beat.incarnation), 0) == awaited.number:",
         "if sources.get((beat.projector, beat.incarnation), 0) >= awaited.number:",
         "tests/unit/test_restarting.py",
     ),
     Mutant(
         "a-copy-lacks-what-was-asked-for",
-        "coordinator/core/copies.py",
+        "coordinator/core/consensus/copies.py",
         "if meant and view.phase == FOLLOWING and view.state.cas >= question.cas:",
         "if meant and view.phase == FOLLOWING:",
         "tests/unit/test_copies.py",
     ),
     Mutant(
         "a-build-counts-from-below-its-owner",
-        "indexer_sim/tracking.py",
+        "indexer_sim/bucket/tracker.py",
         "mark.done = max(item.seqno, place.reached, place.seqno)",
         "mark.done = item.seqno",
         "tests/unit/test_indexer_tracking.py",
     ),
     Mutant(
         "a-moment-is-told-below-where-an-index-is-carried-again",
-        "indexer_sim/tracking.py",
+        "indexer_sim/bucket/tracker.py",
         """            place.floor = max(place.floor, place.seqno, place.reached)
             place.seqno = min(place.seqno, lacks)""",
         "            place.seqno = min(place.seqno, lacks)",
@@ -860,7 +862,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a-moment-is-told-below-where-an-index-was-attached",
-        "indexer_sim/tracking.py",
+        "indexer_sim/bucket/tracker.py",
         """            place.floor = max(place.floor, place.seqno)
             place.seqno = seqno
 """,
@@ -870,7 +872,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a-moment-is-told-within-a-catch-up",
-        "indexer_sim/tracking.py",
+        "indexer_sim/bucket/tracker.py",
         """                if number > place.floor:
                     place.floor = number
                     self.dirty.places.add(vbucket)
@@ -880,28 +882,28 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a-snapshot-of-an-older-build-is-shown",
-        "indexer_sim/reading.py",
+        "indexer_sim/scans/reader.py",
         "if s.builds.get(index_id) == build}",
         "if index_id in s.builds}",
         "tests/unit/test_indexer_reading.py",
     ),
     Mutant(
         "what-was-sent-of-one-index-counts-for-another",
-        "projector_sim/projector.py",
+        "projector_sim/projector/stream_planner.py",
         "if backfill is not None and (share is None or build[0] in share):",
         "if backfill is not None:",
         "tests/unit/test_projector_desk.py",
     ),
     Mutant(
         "a-broker-that-is-away-ends-all-streams",
-        "projector_sim/data_sink.py",
+        "projector_sim/projector/data_sink.py",
         '"message.timeout.ms": 0,',
         '"message.timeout.ms": 5_000,',
         "tests/unit/test_data_sink.py",
     ),
     Mutant(
         "a-dead-letter-is-read-again",
-        "streaming/archive.py",
+        "streaming/archive/job.py",
         "self.archive.append(rows, records[-1][0] + 1)",
         "self.archive.append(rows, (rows[-1].offset if rows else records[-1][0]) + 1)",
         "tests/unit/test_archive.py",
@@ -909,7 +911,7 @@ MUTANTS: tuple[Mutant, ...] = (
     # -- who streams ------------------------------------------------------------------------------
     Mutant(
         "a-stray-above-the-state-stays",
-        "coordinator/core/scrubbing.py",
+        "coordinator/core/leader/scrubbing.py",
         "strays = (*found.strays, *found.later) if quiet else found.strays",
         "strays = found.strays",
         "tests/unit/test_lone_master.py",
@@ -918,7 +920,7 @@ MUTANTS: tuple[Mutant, ...] = (
     # -- who streams ------------------------------------------------------------------------------
     Mutant(
         "a-lower-number-takes-over",
-        "indexer_sim/tracking.py",
+        "indexer_sim/bucket/tracker.py",
         """        if record.number < place.number:
             return False
         place.number, place.owner = record.number, (record.projector, record.connection)
@@ -929,14 +931,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a-stream-that-indexers-ignore-goes-on",
-        "projector_sim/projector.py",
+        "projector_sim/projector/stream_planner.py",
         "return set(kv.owned) - here or self._ignored(run, here & kv.owned, now_ms)",
         "return set(kv.owned) - here",
         "tests/unit/test_projector_desk.py",
     ),
     Mutant(
         "an-indexer-does-not-say-which-numbers-it-takes",
-        "indexer_sim/heralding.py",
+        "indexer_sim/pipeline/progress_reporter.py",
         """            published.read,
             published.taken,
 """,
@@ -946,7 +948,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a-lost-acknowledgement-doubles-a-record",
-        "projector_sim/data_sink.py",
+        "projector_sim/projector/data_sink.py",
         """                "enable.idempotence": True,
                 "enable.gapless.guarantee": True,
 """,
@@ -956,14 +958,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "an-owner-passes-over-tombstones",
-        "indexer_sim/tracking.py",
+        "indexer_sim/bucket/tracker.py",
         "guarded = not whole or number <= place.floor",
         "guarded = not whole",
         "tests/unit/test_indexer_tracking.py",
     ),
     Mutant(
         "a-reader-that-dies-at-once-is-waited-for",
-        "coordinator/core/liveness.py",
+        "coordinator/core/consensus/liveness.py",
         "(1 if self._has_read else START_PATIENCE)",
         "(1 if self._read_at else START_PATIENCE)",
         "tests/unit/test_liveness.py",
@@ -971,28 +973,28 @@ MUTANTS: tuple[Mutant, ...] = (
     # -- what is let in ------------------------------------------------------------------------
     Mutant(
         "any-page-may-ask",
-        "coordinator/guarding.py",
+        "coordinator/runtime/http_guard.py",
         'if not _is_of(origin.decode("latin-1").lower(), own):',
         "if False:",
         "tests/unit/test_guarding.py",
     ),
     Mutant(
         "json-of-one-level-more",
-        "coordinator/core/json_text.py",
+        "coordinator/core/model/json_text.py",
         "levels.max() > depth_max",
         "levels.max() > depth_max + 1",
         "tests/unit/test_json_text.py",
     ),
     Mutant(
         "a-body-is-read-to-its-end",
-        "coordinator/bodies.py",
+        "coordinator/runtime/request_bodies.py",
         "if size > limit_bytes:",
         "if False:",
         "tests/unit/test_bodies.py",
     ),
     Mutant(
         "folders-are-open-to-all",
-        "coordinator/private.py",
+        "coordinator/runtime/private_files.py",
         "UMASK = 0o077",
         "UMASK = 0o022",
         "tests/unit/test_private.py",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from coordinator.core.commands import (
+from coordinator.core.consensus.inputs import MembershipRequested, ReadRequested, Requested
+from coordinator.core.model.commands import (
     OK,
     REFUSED,
     BuildIndexes,
@@ -17,9 +18,8 @@ from coordinator.core.commands import (
     Request,
     SkipRecord,
 )
-from coordinator.core.entities import DROPPING, INIT, Index
-from coordinator.core.inputs import MembershipRequested, ReadRequested, Requested
-from coordinator.core.records import (
+from coordinator.core.model.entities import DROPPING, INIT, Index
+from coordinator.core.model.records import (
     ALLOCATED,
     RELEASED,
     Holding,
@@ -28,7 +28,7 @@ from coordinator.core.records import (
     IndexerHeartbeat,
     SliceAnswered,
 )
-from coordinator.core.records import REFUSED as SLICES_REFUSED
+from coordinator.core.model.records import REFUSED as SLICES_REFUSED
 from tests.simulation.clock import WALL_MS
 from tests.simulation.data_plane import attend_to_builds
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from coordinator.core import effects as fx
-from coordinator.core.commands import (
+from coordinator.core.consensus import effects as fx
+from coordinator.core.model.commands import (
     OK,
     REFUSED,
     BuildIndexes,
@@ -14,7 +14,7 @@ from coordinator.core.commands import (
     DropIndex,
     PutSetting,
 )
-from coordinator.core.entities import Index
+from coordinator.core.model.entities import Index
 from tests.simulation.actors import Client, Op
 from tests.simulation.histories import AHEAD, EXPIRED
 from tests.simulation.truth import Done, Version

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from coordinator.core import state as states
-from coordinator.core.commands import OK, REFUSED
-from coordinator.core.entities import MAINTENANCE
-from coordinator.core.synchroniser import Synchroniser
+from coordinator.core.catalog import state as states
+from coordinator.core.consensus.synchroniser import Synchroniser
+from coordinator.core.model.commands import OK, REFUSED
+from coordinator.core.model.entities import MAINTENANCE
 from tests.simulation.histories import EXPIRED, violation_of
 from tests.simulation.truth import digest_of
 from tests.simulation.violation import require

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from coordinator.core import effects as fx
-from coordinator.core import inputs as inp
-from coordinator.core.commands import OK, REFUSED
-from coordinator.core.records import (
+from coordinator.core.consensus import effects as fx
+from coordinator.core.consensus import inputs as inp
+from coordinator.core.model.commands import OK, REFUSED
+from coordinator.core.model.records import (
     ACCEPTED,
     AuthoritySnapshot,
     HoldingsReported,

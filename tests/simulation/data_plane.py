@@ -9,22 +9,22 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
-from coordinator.core.entities import BACKFILL, MAINTENANCE, PENDING, STREAMED, Index, Stream
-from coordinator.core.inputs import TimestampEntry, TimestampsRead
-from coordinator.core.records import (
+from coordinator.core.consensus.inputs import TimestampEntry, TimestampsRead
+from coordinator.core.model.entities import BACKFILL, MAINTENANCE, PENDING, STREAMED, Index, Stream
+from coordinator.core.model.records import (
     BucketSeen,
     ProjectorHeartbeat,
     StreamAwaited,
     TimestampsHeartbeat,
 )
-from coordinator.core.stream_records import (
+from coordinator.core.model.stream_records import (
     HwHeartbeat,
     IndexBuilt,
     IndexRouted,
     RestartRequested,
     RestartTimestamp,
 )
-from coordinator.core.vectors import Vector
+from coordinator.core.model.vectors import Vector
 from tests.simulation.clock import WALL_MS
 
 if TYPE_CHECKING:

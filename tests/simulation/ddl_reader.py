@@ -6,9 +6,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from coordinator.core import effects as fx
-from coordinator.core import inputs as inp
-from coordinator.core.commands import Position
+from coordinator.core.consensus import effects as fx
+from coordinator.core.consensus import inputs as inp
+from coordinator.core.model.commands import Position
 
 if TYPE_CHECKING:
     from tests.simulation.machine import Machine

@@ -1,8 +1,9 @@
 """A node's disk: a store of atomic batches, some of which a crash may take back.
 
-It does what `coordinator.store` does on RocksDB, and can be damaged: so that the reader notices, as
-RocksDB's checksums do, or in silence, where only the digest tells. A sync can fail: then nobody
-knows what of the batches before it is on the disk, and a later sync does not bring them there.
+It does what `coordinator.node.store` does on RocksDB, and can be damaged: so that the reader
+notices, as RocksDB's checksums do, or in silence, where only the digest tells. A sync can fail:
+then nobody knows what of the batches before it is on the disk, and a later sync does not bring
+them there.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from typing import Any, NamedTuple
 
 from immutables import Map
 
-from coordinator.core import effects as fx
-from coordinator.core import inputs as inp
-from coordinator.core import state as states
-from coordinator.core.authority_state import AuthorityState
+from coordinator.core.catalog import state as states
+from coordinator.core.consensus import effects as fx
+from coordinator.core.consensus import inputs as inp
+from coordinator.core.model.authority_state import AuthorityState
 
 
 class ReprCodec:

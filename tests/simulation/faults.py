@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from coordinator.core.commands import Leave, StepDown
-from coordinator.core.records import AuthoritySnapshot, MasterClaimed, Unreadable
+from coordinator.core.model.commands import Leave, StepDown
+from coordinator.core.model.records import AuthoritySnapshot, MasterClaimed, Unreadable
 from tests.simulation.broker import ABORTED, COMMITTED
 from tests.simulation.stops import PROCESS_STOPS
 

@@ -11,7 +11,8 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from coordinator.core.commands import (
+from coordinator.core.catalog.state import StateContext
+from coordinator.core.model.commands import (
     OK,
     REFUSED,
     CreateIndex,
@@ -21,8 +22,7 @@ from coordinator.core.commands import (
     PutSetting,
     Request,
 )
-from coordinator.core.entities import DROPPING, INIT, Index, Setting
-from coordinator.core.state import StateContext
+from coordinator.core.model.entities import DROPPING, INIT, Index, Setting
 from tests.linearizability import UNKNOWN, NameSpace, Ok, Operation, Refused, Register, check
 from tests.simulation.actors import Reading
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Any
 
-from coordinator.core import effects as fx
-from coordinator.core.entities import BACKFILL, DROPPING, Consumed, Index, Stream
-from coordinator.core.inputs import Input, Restored, Started, SyncRead
-from coordinator.core.records import (
+from coordinator.core.consensus import effects as fx
+from coordinator.core.consensus.inputs import Input, Restored, Started, SyncRead
+from coordinator.core.model.entities import BACKFILL, DROPPING, Consumed, Index, Stream
+from coordinator.core.model.records import (
     ACCEPTED,
     AuthoritySnapshot,
     ClusterFormed,
@@ -31,7 +31,7 @@ from coordinator.core.records import (
     TransactionProposed,
     TransactionRolledBack,
 )
-from coordinator.core.types import TxnId
+from coordinator.core.model.types import TxnId
 from tests.simulation.actors import Op, Reading
 from tests.simulation.answers import BUILD_EFFECT, EFFECTS, Answers
 from tests.simulation.broker import COMMITTED, Session, Stored

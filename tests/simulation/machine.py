@@ -1,9 +1,9 @@
 """A machine with a disk, and the shell that feeds a production `Node` and does what it asks.
 
-The shell does what `coordinator.core.effects` says and nothing more. What can go wrong in a real
-one goes wrong here: the process dies between two effects, is stopped and comes back as a zombie,
-is cut off from the network; batches that were not synced are lost as a suffix; the disk is full;
-the answer to an append or to the end of a transaction gets lost, on the way there or back.
+The shell does what `coordinator.core.consensus.effects` says and nothing more. What can go wrong in
+a real one goes wrong here: the process dies between two effects, is stopped and comes back as a
+zombie, is cut off from the network; batches that were not synced are lost as a suffix; the disk is
+full; the answer to an append or to the end of a transaction gets lost, on the way there or back.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from coordinator.core import effects as fx
-from coordinator.core import inputs as inp
-from coordinator.core.config import NodeConfig
-from coordinator.core.full_sync import COMPACTED, COPY, HISTORY
+from coordinator.core.catalog.snapshots import Assembly, chunks
+from coordinator.core.consensus import effects as fx
+from coordinator.core.consensus import inputs as inp
+from coordinator.core.consensus.full_sync import COMPACTED, COPY, HISTORY
+from coordinator.core.consensus.scrubber import Scrubber
+from coordinator.core.model.config import NodeConfig
+from coordinator.core.model.records import Event, ProposalAnswered
+from coordinator.core.model.types import Instant
 from coordinator.core.node import Node
-from coordinator.core.records import Event, ProposalAnswered
-from coordinator.core.scrubber import Scrubber
-from coordinator.core.snapshots import Assembly, chunks
-from coordinator.core.types import Instant
 from tests.simulation.clock import WALL_MS
 from tests.simulation.coverage import STEPS_OF_EFFECT, steps_of_input
 from tests.simulation.ddl_reader import DdlReader

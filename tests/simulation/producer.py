@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from coordinator.core import effects as fx
-from coordinator.core import inputs as inp
-from coordinator.kafka import endings
+from coordinator.core.consensus import effects as fx
+from coordinator.core.consensus import inputs as inp
+from coordinator.kafka import end_txn
 from tests.simulation.broker import ABORTED, COMMITTED, Fenced, Misplaced, Session
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class ProducerThread:
         self._stalled = False
         self._history: tuple[Any, ...] = ()
         self.end_patience_ms = END_PATIENCE_MS
-        self.patience = endings.Patience()
+        self.patience = end_txn.Patience()
         self.cut_at_the_end = False
         """The next end of a transaction is delayed on its way, and its connection is cut."""
 
@@ -275,8 +275,8 @@ class Ending:
     def _disconnected(self, surely: bool = False) -> None:
         """The client notices at once, or never."""
         if surely or self._clock.hit(0.5):
-            pause = self._pause_ms * (1 + endings.JITTER * (2 * self._clock.chance.random() - 1))
-            shortest = self._pause_ms * (1 - endings.JITTER)
+            pause = self._pause_ms * (1 + end_txn.JITTER * (2 * self._clock.chance.random() - 1))
+            shortest = self._pause_ms * (1 - end_txn.JITTER)
             self._machine.after(int(max(pause, shortest)), self.send)
 
     def _arrive(self) -> None:

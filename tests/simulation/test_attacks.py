@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.core.commands import OK, REFUSED, UNKNOWN, Leave, Reform, StepDown
-from coordinator.core.effects import ReadTail
-from coordinator.core.election import ELECTED
-from coordinator.core.inputs import AcksRead, BeatsRead
-from coordinator.core.records import (
+from coordinator.core.consensus.effects import ReadTail
+from coordinator.core.consensus.election import ELECTED
+from coordinator.core.consensus.inputs import AcksRead, BeatsRead
+from coordinator.core.consensus.view import CATCHING_UP
+from coordinator.core.model.commands import OK, REFUSED, UNKNOWN, Leave, Reform, StepDown
+from coordinator.core.model.records import (
     IndexerHeartbeat,
     IndexerRegistered,
     JoinRequested,
@@ -20,7 +21,6 @@ from coordinator.core.records import (
     ProjectorHeartbeat,
     ProjectorRegistered,
 )
-from coordinator.core.view import CATCHING_UP
 from tests.simulation.actors import Operator
 from tests.simulation.machine import ACKS, EFFECTS, HEARTBEAT, Machine
 from tests.simulation.test_membership import PUT, operate, standing

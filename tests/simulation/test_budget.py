@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from coordinator.core.commands import OK, Outcome, PutSetting, Request
-from coordinator.core.group_commit import GroupCommit
-from coordinator.core.inputs import Requested
-from coordinator.core.master import Master
-from coordinator.core.signals import Result
-from coordinator.core.view import NodeView
+from coordinator.core.consensus.inputs import Requested
+from coordinator.core.consensus.signals import Result
+from coordinator.core.consensus.view import NodeView
+from coordinator.core.leader.group_commit import GroupCommit
+from coordinator.core.leader.master import Master
+from coordinator.core.model.commands import OK, Outcome, PutSetting, Request
 from tests.simulation.judge import Judge
 from tests.simulation.meter import CALLS_PER_MS
 from tests.simulation.test_scenarios import master_of, run_until, serves, world_has_members

@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 
-from coordinator.core.commands import (
+from coordinator.core.consensus.election import (
+    CLAIMING,
+    ELECTED,
+    NO_ELIGIBLE_NODE,
+    OPENING,
+    READING,
+)
+from coordinator.core.consensus.inputs import Stopping
+from coordinator.core.consensus.roles import BOOTSTRAP, REPLICA
+from coordinator.core.model.commands import (
     OK,
     REFUSED,
     UNKNOWN,
@@ -17,10 +26,8 @@ from coordinator.core.commands import (
     Reform,
     StepDown,
 )
-from coordinator.core.election import CLAIMING, ELECTED, NO_ELIGIBLE_NODE, OPENING, READING
-from coordinator.core.entities import Index
-from coordinator.core.inputs import Stopping
-from coordinator.core.records import (
+from coordinator.core.model.entities import Index
+from coordinator.core.model.records import (
     ClusterReformed,
     MasterClaimed,
     MasterResigned,
@@ -28,8 +35,7 @@ from coordinator.core.records import (
     TransactionProposed,
     TransactionRolledBack,
 )
-from coordinator.core.roles import BOOTSTRAP, REPLICA
-from coordinator.core.types import TxnId
+from coordinator.core.model.types import TxnId
 from tests.simulation.actors import Operator
 from tests.simulation.machine import Machine
 from tests.simulation.test_scenarios import (

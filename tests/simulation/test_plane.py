@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from coordinator.core.key_versions import ABSENT, END, SYNC, Item, begin
-from coordinator.core.stream_records import BACKFILL, MAINTENANCE, KeyVersions
-from indexer_sim.tracking import Tracker
+from coordinator.core.keys.key_versions import ABSENT, END, SYNC, Item, begin
+from coordinator.core.model.stream_records import BACKFILL, MAINTENANCE, KeyVersions
+from indexer_sim.bucket.tracker import Tracker
 from tests.conftest import PROFILE
 from tests.simulation.conftest import BASE
 from tests.simulation.plane.faults import ACTIONS

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from coordinator.core import authority as authorities
-from coordinator.core import state as states
-from coordinator.core.commands import (
+from coordinator.core.catalog import state as states
+from coordinator.core.consensus import authority as authorities
+from coordinator.core.consensus.inputs import Requested
+from coordinator.core.model.commands import (
     OK,
     REFUSED,
     UNKNOWN,
@@ -22,8 +23,7 @@ from coordinator.core.commands import (
     PutSetting,
     Request,
 )
-from coordinator.core.inputs import Requested
-from coordinator.core.records import (
+from coordinator.core.model.records import (
     MemberAdmitted,
     TransactionCommitted,
     TransactionProposed,

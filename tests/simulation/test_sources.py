@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from coordinator.core.commands import OK, DeleteSetting, PutSetting
-from coordinator.core.records import Event, SnapshotKept
-from coordinator.core.types import TxnId
+from coordinator.core.model.commands import OK, DeleteSetting, PutSetting
+from coordinator.core.model.records import Event, SnapshotKept
+from coordinator.core.model.types import TxnId
 from tests.simulation.broker import COMMITTED, Session, Transaction
 from tests.simulation.machine import Machine
 from tests.simulation.test_scenarios import ask, master_of, records, run_until, world_has_members

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
-from coordinator.core.authority_state import AuthorityState
-from coordinator.core.records import Mutation, TransactionProposed
-from coordinator.core.types import TxnId
+from coordinator.core.model.authority_state import AuthorityState
+from coordinator.core.model.records import Mutation, TransactionProposed
+from coordinator.core.model.types import TxnId
 
 
 @dataclass(slots=True)

@@ -12,10 +12,9 @@ from typing import Any
 
 from coordinator import codec
 from coordinator.client.request_ids import uuid7
-from coordinator.core.commands import OK, Outcome, PutSetting, Request
-from coordinator.core.effects import Effect
-from coordinator.core.entities import READY, STREAMED, Index
-from coordinator.core.inputs import (
+from coordinator.core.catalog.state import DEFERRED, StateContext
+from coordinator.core.consensus.effects import Effect
+from coordinator.core.consensus.inputs import (
     AcksRead,
     BeatsRead,
     CommitRead,
@@ -24,10 +23,11 @@ from coordinator.core.inputs import (
     Started,
     SyncRead,
 )
-from coordinator.core.liveness import START_PATIENCE
-from coordinator.core.ports import EntityCodec
-from coordinator.core.records import HoldingsRequested, Unreadable
-from coordinator.core.state import DEFERRED, StateContext
+from coordinator.core.consensus.liveness import START_PATIENCE
+from coordinator.core.model.commands import OK, Outcome, PutSetting, Request
+from coordinator.core.model.entities import READY, STREAMED, Index
+from coordinator.core.model.ports import EntityCodec
+from coordinator.core.model.records import HoldingsRequested, Unreadable
 from tests.simulation.actors import Client, DdlWriter, Indexer, Operator
 from tests.simulation.broker import Broker, unchanged
 from tests.simulation.clock import WALL_MS, Clock

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from projector_sim import frames
-from projector_sim.frames import Decoder, Reason
+from projector_sim.protocol import frames
+from projector_sim.protocol.frames import Decoder, Reason
 
 Documents = dict[bytes, bytes]
 Check = Callable[[int, int, int, Documents], None]

@@ -13,15 +13,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from coordinator import codec
-from coordinator.core import effects as fx
-from coordinator.core import inputs as inp
-from coordinator.core.commands import Command, Outcome, Position, Request
-from coordinator.core.config import NodeConfig
-from coordinator.core.entities import Index
-from coordinator.core.full_sync import COMPACTED
-from coordinator.core.master import Master
-from coordinator.core.node import Node
-from coordinator.core.records import (
+from coordinator.core.consensus import effects as fx
+from coordinator.core.consensus import inputs as inp
+from coordinator.core.consensus.full_sync import COMPACTED
+from coordinator.core.consensus.scrubber import Scrubber
+from coordinator.core.leader.master import Master
+from coordinator.core.model.commands import Command, Outcome, Position, Request
+from coordinator.core.model.config import NodeConfig
+from coordinator.core.model.entities import Index
+from coordinator.core.model.records import (
     ALLOCATED,
     RELEASED,
     CommitRecord,
@@ -30,8 +30,8 @@ from coordinator.core.records import (
     NodeHeartbeat,
     SliceAnswered,
 )
-from coordinator.core.scrubber import Scrubber
-from coordinator.core.types import Instant
+from coordinator.core.model.types import Instant
+from coordinator.core.node import Node
 
 WALL_MS = 1_700_000_000_000
 PATIENCE_MS = 15_000

@@ -8,12 +8,12 @@ from typing import Any
 
 import httpx
 
-from coordinator.core import inputs as inp
-from coordinator.core.commands import Outcome
-from coordinator.core.types import Instant
-from coordinator.examining import Examiner
+from coordinator.core.consensus import inputs as inp
+from coordinator.core.model.commands import Outcome
+from coordinator.core.model.types import Instant
 from coordinator.http.app import build_app
-from coordinator.metrics import NodeMetrics
+from coordinator.language.examiner import Examiner
+from coordinator.node.metrics import NodeMetrics
 from tests.unit.lone_node import HOST, LoneNode
 
 TICK_MS = 50

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from coordinator.core.stability import Batch, BucketState, Control, Output, Refusals, Syncs, fold
-from coordinator.core.stream_records import (
+from coordinator.core.model.stream_records import (
     ConnectionClosed,
     FailoverBranch,
     FailoverLog,
@@ -18,8 +17,9 @@ from coordinator.core.stream_records import (
     StreamEnd,
     Sync,
 )
-from coordinator.core.timestamp_settings import TimestampSettings
-from coordinator.core.vectors import Vector
+from coordinator.core.model.vectors import Vector
+from coordinator.core.timestamps.settings import TimestampSettings
+from streaming.stability.fold import Batch, BucketState, Control, Output, Refusals, Syncs, fold
 
 TOP = 2**64 - 1
 A, B, C = TOP, 8, 9

@@ -8,7 +8,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from coordinator.core.stream_records import (
+from coordinator.core.model.stream_records import (
     ConnectionClosed,
     FailoverLog,
     PromotionRequested,
@@ -16,7 +16,7 @@ from coordinator.core.stream_records import (
     StreamEnd,
     Sync,
 )
-from coordinator.core.timestamp_settings import TimestampSettings
+from coordinator.core.timestamps.settings import TimestampSettings
 
 HURRIED_PERIOD_MS, HURRIED_MS_MAX = 500, 60_000
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from coordinator.codec import encode
-from coordinator.core import entities
-from coordinator.core.entities import Entity
-from coordinator.core.records import Mutation
-from coordinator.core.state import EMPTY, StateContext, evolve
+from coordinator.core.catalog.state import EMPTY, StateContext, evolve
+from coordinator.core.model import entities
+from coordinator.core.model.entities import Entity
+from coordinator.core.model.records import Mutation
 
 NAMES = st.sampled_from(["a", "b", "c", "by_city", "x.y", "#primary"])
 IDS = st.integers(1, 6)

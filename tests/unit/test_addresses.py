@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
-from coordinator.core import inputs
-from coordinator.core.records import IndexerHeartbeat, ProjectorHeartbeat
+from coordinator.core.consensus import inputs
+from coordinator.core.model.records import IndexerHeartbeat, ProjectorHeartbeat
 from coordinator.http import views
 from tests.unit.lone_node import HOST, INDEXER, INDEXER_URL, LoneNode, other_beat
 from tests.unit.lone_shell import LoneShell

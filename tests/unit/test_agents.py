@@ -12,7 +12,7 @@ import pytest
 from faust.types import TP
 
 from coordinator import codec
-from coordinator.core.records import CommitRecord, Unreadable
+from coordinator.core.model.records import CommitRecord, Unreadable
 from coordinator.kafka.agents import REPEAT_S, Sparing, _Agent, _decoded
 
 

@@ -16,16 +16,17 @@ import pytest
 from confluent_kafka import KafkaException
 
 from coordinator import codec
-from coordinator.core.entities import Bucket, Entity, RequestOutcome, Setting, Source, Stream
-from coordinator.core.records import Event, Mutation
-from coordinator.core.stream_records import Tick
-from coordinator.core.types import TxnId
-from streaming import archive_files, archive_manifest
-from streaming.archive import SHORT_MAX, ArchiveOptions, Archiver
-from streaming.archive_files import PARTS_MAX, REPLACED_MS, Archive, UnusableError
-from streaming.archive_manifest import MANIFEST, ManifestError
-from streaming.archive_rows import Row, UnreadableError, row_of, value_of
-from streaming.ledger import CRASH_POINTS, Crasher
+from coordinator.core.model.entities import Bucket, Entity, RequestOutcome, Setting, Source, Stream
+from coordinator.core.model.records import Event, Mutation
+from coordinator.core.model.stream_records import Tick
+from coordinator.core.model.types import TxnId
+from streaming.archive import files as archive_files
+from streaming.archive import manifest as archive_manifest
+from streaming.archive.files import PARTS_MAX, REPLACED_MS, Archive, UnusableError
+from streaming.archive.job import SHORT_MAX, ArchiveOptions, Archiver
+from streaming.archive.manifest import MANIFEST, ManifestError
+from streaming.archive.rows import Row, UnreadableError, row_of, value_of
+from streaming.spark.crash_points import CRASH_POINTS, Crasher
 
 AT_MS = 1_700_000_000_000
 DAY_MS = 86_400_000

@@ -10,14 +10,14 @@ from typer.testing import CliRunner, Result
 
 from coordinator import codec
 from coordinator.cli.main import app
-from coordinator.core.entities import Bucket, Setting
-from coordinator.core.records import Event, Mutation
-from coordinator.core.types import TxnId
-from streaming import archive_manifest
-from streaming.archive_files import Archive
-from streaming.archive_manifest import ARCHIVE, MANIFEST
-from streaming.archive_rows import row_of
-from streaming.ledger import Crasher
+from coordinator.core.model.entities import Bucket, Setting
+from coordinator.core.model.records import Event, Mutation
+from coordinator.core.model.types import TxnId
+from streaming.archive import manifest as archive_manifest
+from streaming.archive.files import Archive
+from streaming.archive.manifest import ARCHIVE, MANIFEST
+from streaming.archive.rows import row_of
+from streaming.spark.crash_points import Crasher
 
 AT_MS = 1_700_000_000_000
 

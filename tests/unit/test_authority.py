@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from immutables import Map
 
-from coordinator.core.authority import SNAPSHOTS_MAX, fold, is_alarming
-from coordinator.core.authority_state import AuthorityState, Member, OpenTransaction
-from coordinator.core.records import (
+from coordinator.core.consensus.authority import SNAPSHOTS_MAX, fold, is_alarming
+from coordinator.core.model.authority_state import AuthorityState, Member, OpenTransaction
+from coordinator.core.model.records import (
     ClusterReformed,
     MasterClaimed,
     MasterResigned,
@@ -23,7 +23,7 @@ from coordinator.core.records import (
     TransactionProposed,
     TransactionRolledBack,
 )
-from coordinator.core.types import TxnId
+from coordinator.core.model.types import TxnId
 
 MEMBERS = Map({n: Member(n, n * 10, f"n{n}") for n in (1, 2, 3)})
 STATE = AuthorityState(

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator import codec
-from coordinator.core.stream_records import Sync
+from coordinator.core.model.stream_records import Sync
 from schemas.registry import Schema, registry
-from streaming import avro_columns
-from streaming.avro_columns import TEXT_MAX, decoded, plain_fields
+from streaming.timestamps import avro_columns
+from streaming.timestamps.avro_columns import TEXT_MAX, decoded, plain_fields
 
 EDGES = [0, 1, -1, 63, 64, -64, -65, 2**27, 2**28 - 1, 2**55 - 1, 2**55, 2**56, 2**62, -(2**62)]
 SMALL = [number for number in EDGES if abs(number) < 2**31]

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from starlette.requests import ClientDisconnect, Request
 
-from coordinator.bodies import BodyTooLongError, read_body
-from coordinator.core import json_text
-from coordinator.core.ddl import SETTING_BYTES_MAX
+from coordinator.core.catalog.ddl import SETTING_BYTES_MAX
+from coordinator.core.model import json_text
 from coordinator.http import app as apps
 from coordinator.http import aside, reading
 from coordinator.http.aside import Aside, Seats, Turns
@@ -20,6 +19,7 @@ from coordinator.http.encoding import Raw, encoded
 from coordinator.http.errors import ApiError
 from coordinator.http.models import CreateIndexBody
 from coordinator.http.reading import BODY_BYTES_MAX
+from coordinator.runtime.request_bodies import BodyTooLongError, read_body
 from tests.unit.lone_shell import LoneShell
 
 JSON = {"Content-Type": "application/json"}

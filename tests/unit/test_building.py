@@ -8,8 +8,12 @@ from typing import Any
 import pytest
 
 from coordinator.codec import encode
-from coordinator.core import ddl
-from coordinator.core.commands import (
+from coordinator.core.catalog import ddl
+from coordinator.core.catalog.decisions import Accepted, Answered, Circumstances, Parked
+from coordinator.core.catalog.placement import Candidate
+from coordinator.core.catalog.state import EMPTY, StateContext, evolve
+from coordinator.core.consensus.build_progress import Progress, Progresses
+from coordinator.core.model.commands import (
     AdoptBucket,
     BuildIndexes,
     Command,
@@ -22,13 +26,9 @@ from coordinator.core.commands import (
     RenewStream,
     Request,
 )
-from coordinator.core.decisions import Accepted, Answered, Circumstances, Parked
-from coordinator.core.entities import Index, Shard, Source, Stream
-from coordinator.core.placement import Candidate
-from coordinator.core.progress import Progress, Progresses
-from coordinator.core.records import BackfillProgress, Mutation, ProjectorHeartbeat
-from coordinator.core.state import EMPTY, StateContext, evolve
-from coordinator.core.types import TxnId
+from coordinator.core.model.entities import Index, Shard, Source, Stream
+from coordinator.core.model.records import BackfillProgress, Mutation, ProjectorHeartbeat
+from coordinator.core.model.types import TxnId
 
 INDEXERS = [Candidate(1, ""), Candidate(2, "")]
 

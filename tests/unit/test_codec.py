@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from immutables import Map
 
 from coordinator import codec
-from coordinator.core import commands, records
-from coordinator.core import stream_records as streams
-from coordinator.core import timestamp_progress as progress
-from coordinator.core.authority_state import (
+from coordinator.core.catalog.snapshots import SnapshotChunk, SnapshotEntry
+from coordinator.core.model import commands, records
+from coordinator.core.model import stream_records as streams
+from coordinator.core.model.authority_state import (
     AuthorityState,
     IndexerInfo,
     Member,
@@ -26,11 +26,11 @@ from coordinator.core.authority_state import (
     SnapshotInfo,
     TransactionStatus,
 )
-from coordinator.core.bucket_state import TimestampState
-from coordinator.core.entities import Bucket, Entity, RequestOutcome, Setting, Source, Stream
-from coordinator.core.outcome_records import OutcomesRecorded, RecordedOutcome
-from coordinator.core.snapshots import SnapshotChunk, SnapshotEntry
-from coordinator.core.types import TxnId
+from coordinator.core.model.entities import Bucket, Entity, RequestOutcome, Setting, Source, Stream
+from coordinator.core.model.outcome_records import OutcomesRecorded, RecordedOutcome
+from coordinator.core.model.types import TxnId
+from coordinator.core.timestamps import progress
+from coordinator.core.timestamps.bucket_state import TimestampState
 from schemas.registry import (
     FOLDER,
     RECORD_BYTES_MAX,

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def codes() -> Iterator[str]:
-    for path in sorted((ROOT / "coordinator" / "core").glob("*.py")):
+    for path in sorted((ROOT / "coordinator" / "core").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "refused":
                 code = node.args[0]

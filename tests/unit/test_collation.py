@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.core.collation import (
+from coordinator.core.keys.collation import (
     EVERYTHING,
     MISSING,
     decode,

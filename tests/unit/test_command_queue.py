@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.core.command_queue import CommandQueue
-from coordinator.core.commands import PutSetting, Request, weight
+from coordinator.core.leader.command_queue import CommandQueue
+from coordinator.core.model.commands import PutSetting, Request, weight
 
 
 def request(number: int, size: int = 0, **more: int) -> Request:

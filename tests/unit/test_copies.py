@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from coordinator.core.copies import Copies
-from coordinator.core.counters import Counters
-from coordinator.core.view import FOLLOWING, Tokens
+from coordinator.core.consensus.copies import Copies
+from coordinator.core.consensus.counters import Counters
+from coordinator.core.consensus.view import FOLLOWING, Tokens
 
 
 @pytest.mark.parametrize(("cas", "is_given"), [(9, False), (8, True)])

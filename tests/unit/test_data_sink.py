@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from projector_sim.data_sink import DataSink
+from projector_sim.projector.data_sink import DataSink
 
 
 def test_what_was_handed_over_is_tried_until_it_is_there_in_order() -> None:

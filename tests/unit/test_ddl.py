@@ -11,8 +11,19 @@ import pytest
 
 from coordinator.client.request_ids import uuid7
 from coordinator.codec import Codec, encode
-from coordinator.core import ddl
-from coordinator.core.commands import (
+from coordinator.core.catalog import ddl
+from coordinator.core.catalog.decisions import (
+    Accepted,
+    Answered,
+    Circumstances,
+    Decision,
+    Parked,
+    describe_index,
+)
+from coordinator.core.catalog.outcomes import OutcomeWindow, time_of_uuid7
+from coordinator.core.catalog.placement import Candidate
+from coordinator.core.catalog.state import EMPTY, StateContext, evolve
+from coordinator.core.model.commands import (
     BuildIndexes,
     Command,
     CreateIndex,
@@ -25,21 +36,10 @@ from coordinator.core.commands import (
     RewriteEntities,
     UndoIndex,
 )
-from coordinator.core.decisions import (
-    Accepted,
-    Answered,
-    Circumstances,
-    Decision,
-    Parked,
-    describe_index,
-)
-from coordinator.core.entities import Index, Setting
-from coordinator.core.outcome_records import OutcomesRecorded
-from coordinator.core.outcomes import OutcomeWindow, time_of_uuid7
-from coordinator.core.placement import Candidate
-from coordinator.core.records import Mutation
-from coordinator.core.state import EMPTY, StateContext, evolve
-from coordinator.core.types import Instant, TxnId
+from coordinator.core.model.entities import Index, Setting
+from coordinator.core.model.outcome_records import OutcomesRecorded
+from coordinator.core.model.records import Mutation
+from coordinator.core.model.types import Instant, TxnId
 
 CREATE = CreateIndex("by_city", "travel", ("city",))
 INDEXERS = [Candidate(1, ""), Candidate(2, "")]

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES += [ROOT / "benchmarks" / "README.md"]
 FOLDERS = ("coordinator/", "tests/", "docs/", "schemas/", "indexer_sim/", "projector_sim/")
-FOLDERS += ("benchmarks/", "examples/")
+FOLDERS += ("streaming/", "benchmarks/", "examples/")
 NOT_INVARIANTS = {"code-with-dashes"}
 NOT_TESTS = {"test_proposal_2"}
 
@@ -42,6 +42,21 @@ def test_every_test_and_file_that_is_named_exists(page: Path) -> None:
         if plain and name.startswith(FOLDERS) and not (ROOT / name).exists():
             missing.append(name)
     assert missing == []
+
+
+@cache
+def modules() -> set[str]:
+    folders = (*FOLDERS, "docker/")
+    return {
+        f"/{path.relative_to(ROOT)}" for folder in folders for path in (ROOT / folder).rglob("*.py")
+    }
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_module_that_is_named_exists(page: Path) -> None:
+    """A page may leave out where a module lies, and not say where it does not."""
+    named = {name for name in quoted(page.read_text()) if re.fullmatch(r"[\w/]+\.py", name)}
+    assert {n for n in named if not any(path.endswith(f"/{n}") for path in modules())} == set()
 
 
 @cache

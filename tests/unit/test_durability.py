@@ -5,10 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from coordinator.core.durability import Durability, checkpoint
-from coordinator.core.inputs import StoreFailed
-from coordinator.core.types import Instant
-from coordinator.core.view import Tokens
+from coordinator.core.consensus.durability import Durability, checkpoint
+from coordinator.core.consensus.inputs import StoreFailed
+from coordinator.core.consensus.view import Tokens
+from coordinator.core.model.types import Instant
 
 FULL = "full"
 

@@ -10,7 +10,7 @@ from coordinator.embedded import broker_config
 from coordinator.embedded.broker import new_cluster_id, useful_line
 from coordinator.embedded.broker_config import Place
 from coordinator.embedded.brokers import Brokers, brokers_without_data
-from coordinator.embedded.files import last_lines
+from coordinator.runtime.files import last_lines
 
 INFO = "2026-01-01 10:00:00,000 INFO Formatting (StorageTool)"
 ERROR = "2026-01-01 10:00:01,000 ERROR Exiting Kafka due to fatal exception (Kafka$)"

@@ -13,10 +13,10 @@ import pytest
 from coordinator.embedded import children, supervisor
 from coordinator.embedded.brokers import Brokers
 from coordinator.embedded.data_folder import ClusterFile
-from coordinator.embedded.errors import EmbeddedError
 from coordinator.embedded.supervision import broker_units, describe_exit
 from coordinator.embedded.supervisor import RunOptions
 from coordinator.kafka.errors import KafkaRefusal
+from coordinator.runtime.errors import EmbeddedError
 
 DATA = Path("/data")
 

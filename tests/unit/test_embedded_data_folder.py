@@ -10,8 +10,8 @@ import pytest
 
 from coordinator.embedded import data_folder
 from coordinator.embedded.data_folder import ClusterFile, claim, confirm, locked, read, reset
-from coordinator.embedded.errors import EmbeddedError
 from coordinator.embedded.supervisor import RunOptions, run
+from coordinator.runtime.errors import EmbeddedError
 
 DEMO = ClusterFile("demo", "external", 3, "127.0.0.1:9092")
 

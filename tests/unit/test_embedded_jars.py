@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.embedded import jars
-from coordinator.embedded.errors import EmbeddedError
-from coordinator.embedded.files import cache_dir
-from coordinator.embedded.jars import Jar, kafka_classpath, parse_pins
-from coordinator.embedded.kafka_jars import PINNED, ROOTS, VERSION
+from coordinator.runtime import jars
+from coordinator.runtime.errors import EmbeddedError
+from coordinator.runtime.files import cache_dir
+from coordinator.runtime.jars import Jar, kafka_classpath, parse_pins
+from coordinator.runtime.kafka_jars import PINNED, ROOTS, VERSION
 
 CONTENTS = {"org.example:one:1.0": b"one" * 1000, "org.example:two:2.0": b"two" * 2000}
 WANTED = tuple(

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.embedded.errors import EmbeddedError
-from coordinator.embedded.java import find_java, parse_major
+from coordinator.runtime.errors import EmbeddedError
+from coordinator.runtime.java import find_java, parse_major
 
 OPENJDK_17 = 'openjdk version "17.0.15" 2025-04-15\nOpenJDK Runtime Environment (build 17.0.15+6)'
 

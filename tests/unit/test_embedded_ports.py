@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from coordinator.embedded import ports
-from coordinator.embedded.errors import EmbeddedError
 from coordinator.embedded.supervisor import RunOptions, run
+from coordinator.runtime.errors import EmbeddedError
 
 
 @pytest.fixture

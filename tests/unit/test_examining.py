@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from coordinator.core.ddl import EXPRESSION_LENGTH_MAX
-from coordinator.ddl_commands import DEFINITION_TOKENS_MAX, Definition, examine_here
-from coordinator.examining import Examiner, ExaminingError
+from coordinator.core.catalog.ddl import EXPRESSION_LENGTH_MAX
+from coordinator.language.ddl_commands import DEFINITION_TOKENS_MAX, Definition, examine_here
+from coordinator.language.examiner import Examiner, ExaminingError
 
 DEADLINE_S = 20.0
 
@@ -73,12 +73,12 @@ def script(folder: Path, body: str) -> tuple[str, ...]:
     file = folder / "odd.py"
     file.write_text(
         "import os, sys, time\n"
-        "from coordinator import examining\n"
+        "from coordinator.language import examiner\n"
         "def examine(definition):\n"
         f"    {body}\n"
         "    return definition\n"
-        "examining.examine_here = examine\n"
-        "examining.main()\n"
+        "examiner.examine_here = examine\n"
+        "examiner.main()\n"
     )
     return (sys.executable, str(file))
 
@@ -140,8 +140,8 @@ def test_it_ends_with_whoever_started_it() -> None:
     """However that one ended: nobody tells it, the pipe just ends."""
     code = (
         "import os, signal\n"
-        "from coordinator.examining import Examiner\n"
-        "from coordinator.ddl_commands import Definition\n"
+        "from coordinator.language.examiner import Examiner\n"
+        "from coordinator.language.ddl_commands import Definition\n"
         "one = Examiner()\n"
         "one.examine(Definition(('a',)))\n"
         "print(one.pid, flush=True)\n"

@@ -19,21 +19,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator import codec, expressions
-from coordinator.core import commands
-from coordinator.core.collation import MISSING, encode_key
-from coordinator.core.key_order import order_of
-from coordinator.core.key_versions import KEY_BYTES_MAX
-from coordinator.ddl_commands import normalised, read_command
-from coordinator.expressions import (
+from coordinator import codec
+from coordinator.core.keys.collation import MISSING, encode_key
+from coordinator.core.keys.key_order import order_of
+from coordinator.core.keys.key_versions import KEY_BYTES_MAX
+from coordinator.core.model import commands
+from coordinator.language import expressions
+from coordinator.language.ddl_commands import normalised, read_command
+from coordinator.language.ddl_parser import CreateIndex, normalise_expression, parse_script
+from coordinator.language.expressions import (
     EvaluationError,
     ExpressionError,
     check,
     compile_expression,
     compile_index,
 )
-from coordinator.expressions.like import matcher
-from coordinator.sql import CreateIndex, normalise_expression, parse_script
+from coordinator.language.expressions.like import matcher
 from tests.conftest import examples
 from tests.unit.test_collation import components, order, texts, values
 from tests.unit.test_topology import index

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from coordinator import codec
-from coordinator.core import authority as authorities
-from coordinator.core import digest as digests
-from coordinator.core import state as states
-from coordinator.core.authority_state import AuthorityState
-from coordinator.core.entities import Index, Setting, Shard, Slice
-from coordinator.core.records import (
+from coordinator.core.catalog import state as states
+from coordinator.core.consensus import authority as authorities
+from coordinator.core.model import digest as digests
+from coordinator.core.model.authority_state import AuthorityState
+from coordinator.core.model.entities import Index, Setting, Shard, Slice
+from coordinator.core.model.records import (
     ClusterFormed,
     DeadLetter,
     Event,
@@ -24,7 +24,7 @@ from coordinator.core.records import (
     TransactionProposed,
     TransactionRolledBack,
 )
-from coordinator.core.types import TxnId
+from coordinator.core.model.types import TxnId
 from tests.faults import cluster
 from tests.faults.load import Ack, Record, Seen, Sent, name_of, value_named
 from tests.faults.nemesis import BROKER, KINDS, MASTER, OTHER, Strike, plan

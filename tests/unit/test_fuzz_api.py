@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 from schemathesis import Case, GenerationMode
 
 from coordinator.codec import encode
-from coordinator.core.entities import Bucket, Index, Slice
-from coordinator.core.records import Mutation
-from coordinator.core.scans import Cursor
-from coordinator.core.state import evolve
+from coordinator.core.catalog.state import evolve
+from coordinator.core.keys.scans import Cursor
+from coordinator.core.model.entities import Bucket, Index, Slice
+from coordinator.core.model.records import Mutation
 from coordinator.http.errors import STATUS
 from tests.unit.fuzzing import CALL_S_MAX, INTS, TEXTS, VALUES, holds
 from tests.unit.lone_node import HOST, INDEXER, LoneNode

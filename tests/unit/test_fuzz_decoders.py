@@ -10,23 +10,25 @@ import pytest
 from hypothesis import strategies as st
 
 from coordinator import codec
-from coordinator.core import json_text, key_versions, timestamp_settings
-from coordinator.core.collation import decode_some, encode_key
-from coordinator.core.commands import CreateIndex, Position, Request
-from coordinator.core.entities import Index, Slice
-from coordinator.core.key_order import KeyOrder
-from coordinator.core.scan_pages import Page, PageError, pack, unpack
-from coordinator.core.scans import Cursor, ScanError, cover_of, row_of
-from coordinator.core.topology import read_bounds
-from coordinator.ddl_commands import Definition, examine_here, read_command
-from coordinator.expressions import EvaluationError, compile_index
+from coordinator.core.keys import key_versions
+from coordinator.core.keys.collation import decode_some, encode_key
+from coordinator.core.keys.key_order import KeyOrder
+from coordinator.core.keys.scan_pages import Page, PageError, pack, unpack
+from coordinator.core.keys.scans import Cursor, ScanError, cover_of, row_of
+from coordinator.core.keys.topology import read_bounds
+from coordinator.core.model import json_text
+from coordinator.core.model.commands import CreateIndex, Position, Request
+from coordinator.core.model.entities import Index, Slice
+from coordinator.core.timestamps import settings as timestamp_settings
 from coordinator.http.encoding import encoded
-from coordinator.sql import SqlError, normalise_expression, parse_script
-from indexer_sim.scan_api import ScanRefused, read_scan
-from projector_sim import frames
+from coordinator.language.ddl_commands import Definition, examine_here, read_command
+from coordinator.language.ddl_parser import SqlError, normalise_expression, parse_script
+from coordinator.language.expressions import EvaluationError, compile_index
+from indexer_sim.scans.api import ScanRefused, read_scan
+from projector_sim.protocol import frames
 from schemas.registry import HEAD_BYTES, SchemaError, registry
-from streaming.archive_rows import UnreadableError
-from streaming.archive_rows import row_of as archived
+from streaming.archive.rows import UnreadableError
+from streaming.archive.rows import row_of as archived
 from tests.unit.fuzzing import (
     SCALARS,
     TEXTS,

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import strategies as st
 
 from coordinator import codec
-from coordinator.core import inputs, records
-from coordinator.core import timestamp_board as boards
-from coordinator.core.commands import CreateIndex, PutSetting, Request
-from coordinator.core.stream_records import (
+from coordinator.core.consensus import inputs
+from coordinator.core.model import records
+from coordinator.core.model.commands import CreateIndex, PutSetting, Request
+from coordinator.core.model.stream_records import (
     ConsolidatedStability,
     FailoverLog,
     HwHeartbeat,
@@ -25,6 +25,7 @@ from coordinator.core.stream_records import (
     RollbackEnquiry,
     StabilityTimestamp,
 )
+from coordinator.core.timestamps import board as boards
 from coordinator.http import timestamp_views, views
 from coordinator.kafka.agents import _entry, _timestamp
 from coordinator.kafka.topics import ACKS, COMMIT, HEARTBEAT, HW, RESTART, STABILITY

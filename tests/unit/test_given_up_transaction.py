@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from coordinator.core import effects, inputs
-from coordinator.core.entities import Setting
-from coordinator.core.records import Event, MemberExpired, Mutation
-from coordinator.core.types import TxnId
+from coordinator.core.consensus import effects, inputs
+from coordinator.core.model.entities import Setting
+from coordinator.core.model.records import Event, MemberExpired, Mutation
+from coordinator.core.model.types import TxnId
 from coordinator.kafka import producers
 from coordinator.kafka.producers import TransactionalProducer
 

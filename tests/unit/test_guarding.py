@@ -12,13 +12,19 @@ from typing import Any
 import httpx
 import pytest
 
-from coordinator.guarding import Guard, add_allowed_host, host_name, own_hosts, warn_unless_local
 from coordinator.http.app import build_app
-from coordinator.threads import Threads
-from indexer_sim.scan_api import ScanServer
-from projector_sim.kv import KvStore
-from projector_sim.kv_api import build_app as build_store
-from projector_sim.kv_hub import Hub
+from coordinator.runtime.http_guard import (
+    Guard,
+    add_allowed_host,
+    host_name,
+    own_hosts,
+    warn_unless_local,
+)
+from coordinator.runtime.threads import Threads
+from indexer_sim.scans.api import ScanServer
+from projector_sim.kv.api import build_app as build_store
+from projector_sim.kv.hub import Hub
+from projector_sim.kv.store import KvStore
 from tests.unit.lone_shell import LoneShell
 
 JSON = {"Content-Type": "application/json"}

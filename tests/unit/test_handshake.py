@@ -5,15 +5,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.core import state as states
-from coordinator.core.entities import DROPPING, INIT, READY, Index, Shard, Slice
-from coordinator.core.handshake import ROUNDS_BEFORE_REREAD, Handshakes, compare, moved_shard
-from coordinator.core.records import (
+from coordinator.core.catalog import state as states
+from coordinator.core.catalog.state import StateContext, Versioned
+from coordinator.core.leader.handshake import ROUNDS_BEFORE_REREAD, Handshakes, compare, moved_shard
+from coordinator.core.model.entities import DROPPING, INIT, READY, Index, Shard, Slice
+from coordinator.core.model.records import (
     Holding,
     HoldingsReported,
     IndexerHeartbeat,
 )
-from coordinator.core.state import StateContext, Versioned
 
 INDEXER = 2
 PERIOD_MS = 100

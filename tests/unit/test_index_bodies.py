@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from coordinator.core.commands import CreateIndex
+from coordinator.core.model.commands import CreateIndex
 from coordinator.http.models import CreateIndexBody
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.core.entities import DROPPING, INDEX_STATES, INIT, READY, Index, Slice
-from indexer_sim.allocation import Allocate, Desk, Release, Reply, Slices, wanted
+from coordinator.core.model.entities import DROPPING, INDEX_STATES, INIT, READY, Index, Slice
+from indexer_sim.bucket.allocation import Allocate, Desk, Release, Reply, Slices, wanted
 
 INDEXER = 1
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from rocksdict import WriteBatch
 
 from coordinator import codec
-from coordinator.core.collation import EVERYTHING
-from coordinator.core.key_versions import (
+from coordinator.core.keys.collation import EVERYTHING
+from coordinator.core.keys.key_versions import (
     ABSENT,
     ATTACH,
     BEGIN,
@@ -29,7 +29,7 @@ from coordinator.core.key_versions import (
     begin,
     pack,
 )
-from coordinator.core.stream_records import (
+from coordinator.core.model.stream_records import (
     BACKFILL,
     MAINTENANCE,
     NOT_SAID,
@@ -39,12 +39,14 @@ from coordinator.core.stream_records import (
     StabilityTimestamp,
     Sync,
 )
-from coordinator.core.vectors import Vector
-from coordinator.threads import Threads
-from indexer_sim import bucket
-from indexer_sim.applier import Applier
-from indexer_sim.entries import INDEX_KEY, OFFSET, OLD_OFFSET_VALUE, PLACE_KEY, STATE, State
-from indexer_sim.mutations import (
+from coordinator.core.model.vectors import Vector
+from coordinator.runtime.threads import Threads
+from indexer_sim.bucket import bucket
+from indexer_sim.bucket.entries import INDEX_KEY, OFFSET, OLD_OFFSET_VALUE, PLACE_KEY, STATE, State
+from indexer_sim.bucket.storage import Storage
+from indexer_sim.bucket.tracker import Change, Tracker
+from indexer_sim.pipeline.applier import Applier
+from indexer_sim.pipeline.mutation_reader import (
     ITEM_BYTES,
     Delivery,
     Follows,
@@ -54,10 +56,8 @@ from indexer_sim.mutations import (
     Queued,
     read_record,
 )
-from indexer_sim.reading import StorageReading
-from indexer_sim.scan_api import ScanRefused, Wanted
-from indexer_sim.storage import Storage
-from indexer_sim.tracking import Change, Tracker
+from indexer_sim.scans.api import ScanRefused, Wanted
+from indexer_sim.scans.reader import StorageReading
 
 BRANCH = 9
 ENDS = {0: 100, 1: 100, 2: 100, 3: 100}

@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 from rocksdict import WriteBatch
 
-from coordinator.core.collation import EVERYTHING, Bounds, encode_key, range_bounds
-from indexer_sim.entries import (
+from coordinator.core.keys.collation import EVERYTHING, Bounds, encode_key, range_bounds
+from indexer_sim.bucket.entries import (
     INDEX_KEY,
     STATE,
     State,
     entries_prefix,
     pack_state,
 )
-from indexer_sim.reading import StorageReading
-from indexer_sim.scan_api import ScanRefused, Wanted
-from indexer_sim.storage import Storage
+from indexer_sim.bucket.storage import Storage
+from indexer_sim.scans.api import ScanRefused, Wanted
+from indexer_sim.scans.reader import StorageReading
 
 INDEX, BUILD = 7, 1
 KEYS = [encode_key((number,)) for number in range(10)]

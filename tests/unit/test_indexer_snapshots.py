@@ -11,21 +11,30 @@ from random import Random
 
 import pytest
 
-from coordinator.core.collation import EVERYTHING, Bounds
-from coordinator.core.key_versions import ABSENT, END, NO_SLICE, SYNC, UPSERT, Item, attach, begin
-from coordinator.core.stream_records import (
+from coordinator.core.keys.collation import EVERYTHING, Bounds
+from coordinator.core.keys.key_versions import (
+    ABSENT,
+    END,
+    NO_SLICE,
+    SYNC,
+    UPSERT,
+    Item,
+    attach,
+    begin,
+)
+from coordinator.core.model.stream_records import (
     BACKFILL,
     CATCHUP,
     MAINTENANCE,
     KeyVersions,
     StabilityTimestamp,
 )
-from coordinator.core.vectors import Places, Vector
-from indexer_sim.checkpoints import About
-from indexer_sim.reading import StorageReading
-from indexer_sim.scan_api import ScanRefused, Wanted
-from indexer_sim.snapshots import KEPT_MAX, WANTED_MAX, Timeline, Undo, overlaid, taken_back
-from indexer_sim.storage import Storage
+from coordinator.core.model.vectors import Places, Vector
+from indexer_sim.bucket.checkpoints import About
+from indexer_sim.bucket.snapshots import KEPT_MAX, WANTED_MAX, Timeline, Undo, overlaid, taken_back
+from indexer_sim.bucket.storage import Storage
+from indexer_sim.scans.api import ScanRefused, Wanted
+from indexer_sim.scans.reader import StorageReading
 
 BRANCH = 2**63 + 1
 INDEX, SECOND = 1, 2

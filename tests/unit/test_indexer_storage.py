@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rocksdict import WriteBatch
 
-from indexer_sim.database import StorageError
-from indexer_sim.entries import entries_prefix
-from indexer_sim.names import bucket_name, folder_name
-from indexer_sim.reserve import Reserve
-from indexer_sim.storage import (
+from indexer_sim.bucket.database import StorageError
+from indexer_sim.bucket.entries import entries_prefix
+from indexer_sim.bucket.names import bucket_name, folder_name
+from indexer_sim.bucket.reserve import Reserve
+from indexer_sim.bucket.storage import (
     BUCKETS,
     META,
     RESERVE,

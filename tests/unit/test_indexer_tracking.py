@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from coordinator.core.key_versions import (
+from coordinator.core.keys.key_versions import (
     ABSENT,
     END,
     NO_SLICE,
@@ -19,7 +19,7 @@ from coordinator.core.key_versions import (
     attach,
     begin,
 )
-from coordinator.core.stream_records import (
+from coordinator.core.model.stream_records import (
     BACKFILL,
     CATCHUP,
     MAINTENANCE,
@@ -28,9 +28,9 @@ from coordinator.core.stream_records import (
     GenerationTaken,
     KeyVersions,
 )
-from indexer_sim import tracking
-from indexer_sim.entries import State
-from indexer_sim.tracking import (
+from indexer_sim.bucket import tracker
+from indexer_sim.bucket.entries import State
+from indexer_sim.bucket.tracker import (
     BRANCHED,
     GAP,
     LOST,
@@ -625,7 +625,7 @@ def test_of_many_numbers_the_highest_are_told() -> None:
 def test_no_more_connections_are_followed_than_the_bound_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tracking, "CHAINS_MAX", 3)
+    monkeypatch.setattr(tracker, "CHAINS_MAX", 3)
     indexer = linked_and_built()
     for connection in range(10, 15):
         indexer.take(linked(1, 0, kind=CATCHUP, connection=connection))

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.core import json_text
-from coordinator.core.json_text import (
+from coordinator.core.model import json_text
+from coordinator.core.model.json_text import (
     DEPTH_MAX,
     TooDeep,
     TooMany,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.core.key_versions import (
+from coordinator.core.keys.key_versions import (
     ABSENT,
     ATTACH,
     BEGIN,

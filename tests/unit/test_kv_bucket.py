@@ -15,10 +15,10 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from projector_sim.bucket import Bucket, make_bucket
-from projector_sim.errors import KvError, RollbackError
-from projector_sim.layout import KEY_BYTES_MAX, Change, Mutation, Placed
-from projector_sim.vbuckets import vbucket_of
+from projector_sim.kv.bucket import Bucket, make_bucket
+from projector_sim.kv.errors import KvError, RollbackError
+from projector_sim.kv.layout import KEY_BYTES_MAX, Change, Mutation, Placed
+from projector_sim.kv.vbuckets import vbucket_of
 from tests.conftest import examples
 from tests.unit.test_indexer_storage import file_size_limit
 

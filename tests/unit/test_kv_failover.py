@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from projector_sim.failover import (
+from projector_sim.kv.vbuckets import check_vbuckets, spread, vbucket_of
+from projector_sim.protocol.failover import (
     BRANCHES_MAX,
     Branch,
     FailoverLog,
@@ -14,7 +15,6 @@ from projector_sim.failover import (
     rollback_seqno,
     shared_seqno,
 )
-from projector_sim.vbuckets import check_vbuckets, spread, vbucket_of
 from tests.conftest import examples
 
 LOG: FailoverLog = (Branch(3, 60), Branch(2, 40), Branch(1, 0))

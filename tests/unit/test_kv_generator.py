@@ -8,9 +8,9 @@ from itertools import islice
 
 import pytest
 
-from projector_sim.airports import airports
-from projector_sim.generator import Generator
-from projector_sim.layout import KEY_BYTES_MAX
+from projector_sim.kv.airports import airports
+from projector_sim.kv.generator import Generator
+from projector_sim.kv.layout import KEY_BYTES_MAX
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_one_others() -> None:

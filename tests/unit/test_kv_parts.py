@@ -11,11 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from projector_sim import frames, kv_documents
-from projector_sim.bucket import Bucket, make_bucket
-from projector_sim.failover import Branch
-from projector_sim.frames import Decoder, Reason
-from projector_sim.kv_documents import (
+from projector_sim.kv import documents as kv_documents
+from projector_sim.kv.bucket import Bucket, make_bucket
+from projector_sim.kv.documents import (
     DEPTH_MAX,
     DOCUMENT_BYTES_MAX,
     ERRORS_MAX,
@@ -25,9 +23,12 @@ from projector_sim.kv_documents import (
     dump,
     loads,
 )
-from projector_sim.kv_faults import Faults
-from projector_sim.layout import Change
-from projector_sim.tail import Tail
+from projector_sim.kv.faults import Faults
+from projector_sim.kv.layout import Change
+from projector_sim.kv.tail import Tail
+from projector_sim.protocol import frames
+from projector_sim.protocol.failover import Branch
+from projector_sim.protocol.frames import Decoder, Reason
 
 vbuckets = st.integers(0, 2**15 - 1)
 numbers = st.integers(0, 2**63 - 1)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from projector_sim.errors import KvError
-from projector_sim.kv import BUCKETS, TRASH, KvStore
+from projector_sim.kv.errors import KvError
+from projector_sim.kv.store import BUCKETS, TRASH, KvStore
 
 
 def test_a_restart_finds_each_bucket_as_it_was(tmp_path: Path) -> None:

@@ -15,15 +15,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from projector_sim import kv_streams
-from projector_sim.errors import KvError
-from projector_sim.frames import Decoder, End, Mutated, Reason, Sync
-from projector_sim.kv import KvStore
-from projector_sim.kv_hub import Hub, Live
-from projector_sim.kv_streams import StreamRequest, Wanted
-from projector_sim.layout import Change
-from projector_sim.tail import Tail
-from projector_sim.vbuckets import vbucket_of
+from projector_sim.kv import streams as kv_streams
+from projector_sim.kv.errors import KvError
+from projector_sim.kv.hub import Hub, Live
+from projector_sim.kv.layout import Change
+from projector_sim.kv.store import KvStore
+from projector_sim.kv.streams import StreamRequest, Wanted
+from projector_sim.kv.tail import Tail
+from projector_sim.kv.vbuckets import vbucket_of
+from projector_sim.protocol.frames import Decoder, End, Mutated, Reason, Sync
 from tests.conftest import examples
 from tests.unit.kv_follower import Documents, Follower
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.core import effects as fx
-from coordinator.core import inputs as inp
-from coordinator.core.liveness import START_PATIENCE
+from coordinator.core.consensus import effects as fx
+from coordinator.core.consensus import inputs as inp
+from coordinator.core.consensus.liveness import START_PATIENCE
 from tests.unit.lone_node import LoneNode
 
 NOTICED_MS = 5_000

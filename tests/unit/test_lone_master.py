@@ -11,11 +11,16 @@ import pytest
 
 from coordinator import codec
 from coordinator.client.request_ids import uuid7
-from coordinator.core import effects, inputs
-from coordinator.core import effects as fx
-from coordinator.core import inputs as inp
-from coordinator.core import state as states
-from coordinator.core.commands import (
+from coordinator.core.catalog import state as states
+from coordinator.core.catalog.outcomes import AHEAD_MS_MAX
+from coordinator.core.consensus import effects, inputs
+from coordinator.core.consensus import effects as fx
+from coordinator.core.consensus import inputs as inp
+from coordinator.core.consensus.durability import UNSYNCED_SAVES_MAX
+from coordinator.core.consensus.signals import Result
+from coordinator.core.consensus.view import NodeView
+from coordinator.core.leader.group_commit import PLAIN_BYTES
+from coordinator.core.model.commands import (
     OK,
     REFUSED,
     UNKNOWN,
@@ -29,10 +34,7 @@ from coordinator.core.commands import (
     Request,
     RewriteEntities,
 )
-from coordinator.core.durability import UNSYNCED_SAVES_MAX
-from coordinator.core.group_commit import PLAIN_BYTES
-from coordinator.core.outcomes import AHEAD_MS_MAX
-from coordinator.core.records import (
+from coordinator.core.model.records import (
     DdlReply,
     IndexerHeartbeat,
     MemberLeft,
@@ -40,8 +42,6 @@ from coordinator.core.records import (
     TransactionCommitted,
     TransactionRolledBack,
 )
-from coordinator.core.signals import Result
-from coordinator.core.view import NodeView
 from tests.unit.lone_node import LoneNode
 
 GROUP_BYTES = 512 * 1024

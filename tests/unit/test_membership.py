@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from coordinator.codec import Codec
-from coordinator.core.commands import Leave, Outcome
-from coordinator.core.copies import Copies
-from coordinator.core.counters import Counters
-from coordinator.core.effects import Reply
-from coordinator.core.inputs import MembershipRequested
-from coordinator.core.membership import Membership, _why_not_leave
-from coordinator.core.records import JoinRequested, MemberLeft
-from coordinator.core.view import Tokens
+from coordinator.core.consensus.copies import Copies
+from coordinator.core.consensus.counters import Counters
+from coordinator.core.consensus.effects import Reply
+from coordinator.core.consensus.inputs import MembershipRequested
+from coordinator.core.consensus.view import Tokens
+from coordinator.core.leader.membership import Membership, _why_not_leave
+from coordinator.core.model.commands import Leave, Outcome
+from coordinator.core.model.records import JoinRequested, MemberLeft
 
 TIMEOUT_MS = 1_500
 

@@ -8,9 +8,15 @@ from typing import Any
 import pytest
 
 from coordinator.kafka.topics import MUTATIONS, topic_name
-from coordinator.threads import Threads
-from indexer_sim.entries import NO_EPOCH
-from indexer_sim.mutations import Lost, MutationQueue, MutationReader, Needed, Voucher
+from coordinator.runtime.threads import Threads
+from indexer_sim.bucket.entries import NO_EPOCH
+from indexer_sim.pipeline.mutation_reader import (
+    Lost,
+    MutationQueue,
+    MutationReader,
+    Needed,
+    Voucher,
+)
 
 
 @pytest.fixture

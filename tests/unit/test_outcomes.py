@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 
 from coordinator.client.request_ids import uuid7
 from coordinator.codec import Codec
-from coordinator.core.outcome_records import OutcomesRecorded, RecordedOutcome
-from coordinator.core.outcomes import (
+from coordinator.core.catalog.outcomes import (
     AHEAD_MS_MAX,
     GROUPS_FORGOTTEN_MAX,
     OutcomeWindow,
     time_of_uuid7,
 )
-from coordinator.core.types import Instant, TxnId
+from coordinator.core.model.outcome_records import OutcomesRecorded, RecordedOutcome
+from coordinator.core.model.types import Instant, TxnId
 
 WINDOW_MS = 600_000
 WALL_MS = 1_800_000_000_000

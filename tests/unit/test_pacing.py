@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator.kafka.pacing import STALL_S, Pacing
+from coordinator.kafka.commit_pacing import STALL_S, Pacing
 
 
 def test_nothing_waits_before_the_first_commit() -> None:

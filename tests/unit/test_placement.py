@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.core.placement import Candidate, Impossible, place
+from coordinator.core.catalog.placement import Candidate, Impossible, place
 
 CANDIDATES = st.lists(
     st.builds(Candidate, st.integers(0, 250), st.sampled_from(["", "a", "b", "c"])),

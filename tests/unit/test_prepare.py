@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from coordinator.core.prepare import Prepares
-from coordinator.core.records import ALLOCATED, REFUSED, SliceAnswered
+from coordinator.core.leader.prepare import Prepares
+from coordinator.core.model.records import ALLOCATED, REFUSED, SliceAnswered
 from tests.unit.test_restarting import an_index
 
 

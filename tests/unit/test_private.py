@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from coordinator.embedded.data_folder import locked
-from coordinator.embedded.errors import EmbeddedError
-from coordinator.private import keep_private
+from coordinator.runtime.errors import EmbeddedError
+from coordinator.runtime.private_files import keep_private
 
 
 @pytest.fixture(autouse=True)

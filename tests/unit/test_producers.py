@@ -12,9 +12,9 @@ import pytest
 from confluent_kafka import KafkaError
 
 from coordinator import codec
-from coordinator.core import effects, inputs
-from coordinator.core.records import DeadLetter, ReadBarrier
-from coordinator.kafka import endings, producers
+from coordinator.core.consensus import effects, inputs
+from coordinator.core.model.records import DeadLetter, ReadBarrier
+from coordinator.kafka import end_txn, producers
 from coordinator.kafka.producers import DeadLetters, PlainProducer, never_connected
 
 TRANSPORT = KafkaError._TRANSPORT
@@ -214,7 +214,7 @@ def test_what_durability_rests_on_is_set() -> None:
     assert settings["socket.timeout.ms"] > producers.END_TIMEOUT_S * 1_000, (
         "a request that times out in the client is repeated by it"
     )
-    assert endings.REPEATED_AFTER_S < producers.END_TIMEOUT_S
+    assert end_txn.REPEATED_AFTER_S < producers.END_TIMEOUT_S
 
 
 @pytest.mark.parametrize(
@@ -223,22 +223,22 @@ def test_what_durability_rests_on_is_set() -> None:
 def test_an_end_that_took_as_long_as_the_shortest_pause_may_have_been_repeated(
     took_s: float, doubtful: bool
 ) -> None:
-    assert endings.may_be_repeated(took_s) is doubtful
+    assert end_txn.may_be_repeated(took_s) is doubtful
 
 
 def test_patience_with_ends_doubles_and_falls_again() -> None:
-    patience = endings.Patience()
-    assert patience.begin() == endings.RETRY_BACKOFF_MS
+    patience = end_txn.Patience()
+    assert patience.begin() == end_txn.RETRY_BACKOFF_MS
     for expected in (1_000, 2_000, 2_000):
         took_s = patience.pause_ms / 1000
         assert patience.ended(took_s), "as long as the pause"
         assert patience.begin() == expected
     assert not patience.ended(1.5)
-    for _ in range(endings.QUICK_ENDS):
+    for _ in range(end_txn.QUICK_ENDS):
         assert not patience.ended(0.01)
     assert patience.pause_ms == 2_000, "of the producer that is"
-    assert patience.begin() == endings.RETRY_BACKOFF_MS
-    assert endings.RETRY_BACKOFF_MS_MAX * (1 - endings.JITTER) / 1_000 < producers.END_TIMEOUT_S
+    assert patience.begin() == end_txn.RETRY_BACKOFF_MS
+    assert end_txn.RETRY_BACKOFF_MS_MAX * (1 - end_txn.JITTER) / 1_000 < producers.END_TIMEOUT_S
 
 
 def test_a_dead_letter_fits_on_its_topic_however_long_the_record_was() -> None:

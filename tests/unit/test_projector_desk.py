@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.core.entities import (
+from coordinator.core.model.entities import (
     BACKFILL,
     DROPPING,
     ERROR,
@@ -22,16 +22,17 @@ from coordinator.core.entities import (
     Source,
     Stream,
 )
-from coordinator.core.records import BucketSeen, StreamAwaited
-from coordinator.core.stream_records import (
+from coordinator.core.model.records import BucketSeen, StreamAwaited
+from coordinator.core.model.stream_records import (
     BuildProgress,
     CatchUpRequested,
     ConnectionRead,
     GenerationTaken,
     HwHeartbeat,
 )
-from coordinator.core.vectors import Vector
-from projector_sim.projector import (
+from coordinator.core.model.vectors import Vector
+from projector_sim.projector.connection_runs import Run
+from projector_sim.projector.stream_planner import (
     AGAIN_MS,
     AGAIN_MS_MAX,
     BEGIN_TIMEOUT_MS,
@@ -48,7 +49,6 @@ from projector_sim.projector import (
     Open,
     Probe,
 )
-from projector_sim.runs import Run
 
 ME, LIFE = 1, 77
 VBUCKETS = 8

@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator import codec
-from coordinator.core.collation import encode_key
-from coordinator.core.entities import BACKFILL, Index, Slice
-from coordinator.core.key_versions import (
+from coordinator.core.keys.collation import encode_key
+from coordinator.core.keys.key_versions import (
     ABSENT,
     ATTACH,
     BEGIN,
@@ -31,7 +30,9 @@ from coordinator.core.key_versions import (
     pack,
     unpack,
 )
-from coordinator.core.stream_records import (
+from coordinator.core.keys.topology import topology_of
+from coordinator.core.model.entities import BACKFILL, Index, Slice
+from coordinator.core.model.stream_records import (
     ConnectionClosed,
     FailoverLog,
     KeyVersions,
@@ -39,15 +40,14 @@ from coordinator.core.stream_records import (
     StreamEnd,
     Sync,
 )
-from coordinator.core.topology import topology_of
-from coordinator.expressions import compile_index
-from projector_sim import frames
-from projector_sim.failover import Branch
-from projector_sim.frames import HEAD, Kind, Reason
-from projector_sim.kv_client import split
-from projector_sim.plan import Route, RouteError, Routes, route
-from projector_sim.router import GARBAGE, RECORD_BYTES_MAX, FrameError, Router, _parts
-from projector_sim.runs import Run
+from coordinator.language.expressions import compile_index
+from projector_sim.projector.connection_runs import Run
+from projector_sim.projector.evaluation_plan import Route, RouteError, Routes, route
+from projector_sim.projector.kv_client import split
+from projector_sim.projector.router import GARBAGE, RECORD_BYTES_MAX, FrameError, Router, _parts
+from projector_sim.protocol import frames
+from projector_sim.protocol.failover import Branch
+from projector_sim.protocol.frames import HEAD, Kind, Reason
 from tests.conftest import examples
 from tests.unit.test_projector_desk import an_index
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.core import effects as fx
+from coordinator.core.consensus import effects as fx
 from tests.unit.lone_node import LoneNode
 from tests.unit.lone_shell import LoneShell
 

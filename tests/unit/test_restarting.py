@@ -8,18 +8,31 @@ from typing import Any
 import pytest
 
 from coordinator.codec import Codec
-from coordinator.core import building as builds
-from coordinator.core.building import Building
-from coordinator.core.effects import Ask
-from coordinator.core.entities import MAINTENANCE, PENDING, Bucket, Index, Slice, Source, Stream
-from coordinator.core.membership import Membership
-from coordinator.core.records import IndexerHeartbeat, IndexerRegistered, Mutation, StreamAwaited
-from coordinator.core.restarting import Restarting
-from coordinator.core.state import StateContext, evolve
-from coordinator.core.stream_records import HwHeartbeat, RestartRequested, RestartTimestamp
-from coordinator.core.timestamp_board import EMPTY, fold
-from coordinator.core.types import Instant
-from coordinator.core.vectors import Vector
+from coordinator.core.catalog.state import StateContext, evolve
+from coordinator.core.consensus.effects import Ask
+from coordinator.core.leader import build_coordinator as builds
+from coordinator.core.leader.build_coordinator import Building
+from coordinator.core.leader.membership import Membership
+from coordinator.core.leader.stream_restart import Restarting
+from coordinator.core.model.entities import (
+    MAINTENANCE,
+    PENDING,
+    Bucket,
+    Index,
+    Slice,
+    Source,
+    Stream,
+)
+from coordinator.core.model.records import (
+    IndexerHeartbeat,
+    IndexerRegistered,
+    Mutation,
+    StreamAwaited,
+)
+from coordinator.core.model.stream_records import HwHeartbeat, RestartRequested, RestartTimestamp
+from coordinator.core.model.types import Instant
+from coordinator.core.model.vectors import Vector
+from coordinator.core.timestamps.board import EMPTY, fold
 
 WAIT_MS = 2_000
 HELD = Vector([7, 7], [5, 9])

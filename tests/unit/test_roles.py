@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.core.roles import BOOTSTRAP, MASTER, MOVES, REPLICA, ROLES, ROLLBACK, next_role
+from coordinator.core.consensus.roles import (
+    BOOTSTRAP,
+    MASTER,
+    MOVES,
+    REPLICA,
+    ROLES,
+    ROLLBACK,
+    next_role,
+)
 
 
 @pytest.mark.parametrize("now", ROLES)

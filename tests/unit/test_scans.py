@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.core.collation import EVERYTHING, MISSING, encode_key
-from coordinator.core.entities import HASH, MAINTENANCE, RANGE, Index, Slice
-from coordinator.core.key_order import KeyOrder, order_of
-from coordinator.core.scan_pages import Page, PageError, pack, unpack
-from coordinator.core.scans import (
+from coordinator.core.keys.collation import EVERYTHING, MISSING, encode_key
+from coordinator.core.keys.key_order import KeyOrder, order_of
+from coordinator.core.keys.scan_pages import Page, PageError, pack, unpack
+from coordinator.core.keys.scans import (
     Cursor,
     Gathering,
     Part,
@@ -26,8 +25,9 @@ from coordinator.core.scans import (
     scan_digest,
     slices_of,
 )
-from coordinator.core.topology import topology_of
-from indexer_sim.scan_api import SLICES_MAX, ScanRefused, read_scan
+from coordinator.core.keys.topology import topology_of
+from coordinator.core.model.entities import HASH, MAINTENANCE, RANGE, Index, Slice
+from indexer_sim.scans.api import SLICES_MAX, ScanRefused, read_scan
 
 scalars = st.none() | st.booleans() | st.integers(-3, 3) | st.text("ab\0\1é", max_size=3)
 keys = st.tuples(scalars, scalars)

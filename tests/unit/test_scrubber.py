@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.core import state as states
-from coordinator.core.records import Event, Mutation
-from coordinator.core.scrubber import Findings, Scrubber
-from coordinator.core.state import EMPTY
-from coordinator.core.types import TxnId
+from coordinator.core.catalog import state as states
+from coordinator.core.catalog.state import EMPTY
+from coordinator.core.consensus.scrubber import Findings, Scrubber
+from coordinator.core.model.records import Event, Mutation
+from coordinator.core.model.types import TxnId
 from tests.unit.strategies import histories
 
 History = list[tuple[Mutation, int]]

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from coordinator import serving
-from coordinator.serving import HEAD_BYTES_MAX, PIPELINED_MAX, bound, server
+from coordinator.runtime import asgi
+from coordinator.runtime.asgi import HEAD_BYTES_MAX, PIPELINED_MAX, bound, server
 from tests.unit.fuzzing import holds
 
 GET = b"GET /x HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -84,7 +84,7 @@ LAST = GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
 
 def test_who_does_not_get_on_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that says nothing, half a head, a body that stands still, in any number."""
-    monkeypatch.setattr(serving, "REQUEST_S", 0.3)
+    monkeypatch.setattr(asgi, "REQUEST_S", 0.3)
     half = LAST[: len(LAST) // 2]
     body = b"POST /x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nx"
 
@@ -104,8 +104,8 @@ def test_who_does_not_get_on_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_body_that_gets_on_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "REQUEST_S", 0.2)
-    monkeypatch.setattr(serving, "BODY_BYTES_PER_S", 1_000)
+    monkeypatch.setattr(asgi, "REQUEST_S", 0.2)
+    monkeypatch.setattr(asgi, "BODY_BYTES_PER_S", 1_000)
     head = (
         b"POST /x HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 1000\r\n\r\n"
     )
@@ -125,7 +125,7 @@ def test_a_body_that_gets_on_may_take_its_time(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_so_many_connections_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "CONNECTIONS_MAX", 5)
+    monkeypatch.setattr(asgi, "CONNECTIONS_MAX", 5)
 
     async def check(served: Served) -> None:
         held = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(5)]

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from coordinator import shell as shells
 from coordinator.codec import Codec
-from coordinator.core import inputs
-from coordinator.core.commands import Position, Request, SkipRecord
-from coordinator.core.config import NodeConfig
-from coordinator.core.effects import Examine, ReadDdl, StopDdl
+from coordinator.core.consensus import inputs
+from coordinator.core.consensus.effects import Examine, ReadDdl, StopDdl
+from coordinator.core.model.commands import Position, Request, SkipRecord
+from coordinator.core.model.config import NodeConfig
 from coordinator.core.node import Node
-from coordinator.shell import EXIT_FAILED, STOPPING, Shell
-from coordinator.store import Store
+from coordinator.node import shell as shells
+from coordinator.node.shell import EXIT_FAILED, STOPPING, Shell
+from coordinator.node.store import Store
 
 NOBODY = "127.0.0.1:1"
 

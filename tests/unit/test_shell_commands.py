@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator import codec, sql
-from coordinator.core.commands import (
+from coordinator import codec
+from coordinator.core.catalog.ddl import EXPRESSION_LENGTH_MAX, EXPRESSIONS_MAX
+from coordinator.core.model.commands import (
     BuildIndexes,
     CreateIndex,
     DropIndex,
@@ -13,8 +14,8 @@ from coordinator.core.commands import (
     Request,
     SkipRecord,
 )
-from coordinator.core.ddl import EXPRESSION_LENGTH_MAX, EXPRESSIONS_MAX
-from coordinator.ddl_commands import (
+from coordinator.language import ddl_parser
+from coordinator.language.ddl_commands import (
     BOUNDS_LENGTH_MAX,
     COMMAND_BYTES_MAX,
     DEFINITION_LENGTH_MAX,
@@ -40,7 +41,7 @@ def test_an_oversized_definition_is_not_parsed(
     def parse(*_: object, **__: object) -> str:
         raise AssertionError("it was parsed")
 
-    monkeypatch.setattr(sql, "normalise_expression", parse)
+    monkeypatch.setattr(ddl_parser, "normalise_expression", parse)
     request = Request(command)
     assert normalised(request) is request
 
@@ -94,7 +95,7 @@ def test_whatever_a_definition_stumbles_over_is_an_objection(
     def stumble(*_: object, **__: object) -> str:
         raise error
 
-    monkeypatch.setattr(sql, "normalise_expression", stumble)
+    monkeypatch.setattr(ddl_parser, "normalise_expression", stumble)
     data = codec.encode_ddl("r", CreateIndex("i", "b", ("a",)))
     assert type(error).__name__ in read_command(data, PLACE).objection
 

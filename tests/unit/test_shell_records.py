@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from coordinator import codec
-from coordinator.core import authority
-from coordinator.core.records import DeadLetter, ReadBarrier, Unreadable
+from coordinator.core.consensus import authority
+from coordinator.core.model.records import DeadLetter, ReadBarrier, Unreadable
 from coordinator.kafka.agents import _entry
 
 FOREIGN = codec.encode(DeadLetter("x", 0, 0, "", b"", 0))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.store import Store, StoreError
+from coordinator.node.store import Store, StoreError
 
 
 class Damaged:

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator import codec
-from coordinator.core import snapshots
-from coordinator.core import state as states
-from coordinator.core.entities import Setting
-from coordinator.core.records import Mutation
-from coordinator.core.snapshots import Assembly, SnapshotChunk, SnapshotEntry, chunks
-from coordinator.core.state import EMPTY
+from coordinator.core.catalog import snapshots
+from coordinator.core.catalog import state as states
+from coordinator.core.catalog.snapshots import Assembly, SnapshotChunk, SnapshotEntry, chunks
+from coordinator.core.catalog.state import EMPTY
+from coordinator.core.model.entities import Setting
+from coordinator.core.model.records import Mutation
 from schemas.registry import SchemaError
 from tests.unit.strategies import histories
 

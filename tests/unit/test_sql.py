@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.sql import (
+from coordinator.language.ddl_parser import (
     NESTING_MAX,
     BuildIndex,
     CreateIndex,
@@ -421,5 +421,5 @@ def test_the_example_has_repeatable_deferred_definitions_that_fit_three_indexers
 
 
 def test_importing_the_module_does_not_import_sqlglot():
-    program = "import coordinator.sql, sys; sys.exit('sqlglot' in sys.modules)"
+    program = "import coordinator.language.ddl_parser, sys; sys.exit('sqlglot' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

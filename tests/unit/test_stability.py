@@ -10,11 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.core.announcing import HURRIED_MS_MAX, HURRIED_PERIOD_MS
-from coordinator.core.bucket_state import HEAD
-from coordinator.core.ownership import CONNECTIONS_MAX
-from coordinator.core.positions import EARLY_PER_VBUCKET_MAX
-from coordinator.core.stability import (
+from coordinator.core.model.stream_records import (
+    RestartTimestamp,
+    RollbackEnquiry,
+    StabilityTimestamp,
+)
+from coordinator.core.model.vectors import Vector
+from coordinator.core.timestamps.bucket_state import HEAD
+from coordinator.core.timestamps.settings import TimestampSettings
+from streaming.stability.announcements import HURRIED_MS_MAX, HURRIED_PERIOD_MS
+from streaming.stability.fold import (
     BucketState,
     Control,
     Output,
@@ -24,13 +29,8 @@ from coordinator.core.stability import (
     pack,
     unpack,
 )
-from coordinator.core.stream_records import (
-    RestartTimestamp,
-    RollbackEnquiry,
-    StabilityTimestamp,
-)
-from coordinator.core.timestamp_settings import TimestampSettings
-from coordinator.core.vectors import Vector
+from streaming.stability.ownership import CONNECTIONS_MAX
+from streaming.stability.positions import EARLY_PER_VBUCKET_MAX
 from tests.unit.stability_bench import (
     TOP,
     A,

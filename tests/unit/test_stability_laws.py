@@ -9,15 +9,15 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.core.stability import BucketState, Control, Output, fold, pack, unpack
-from coordinator.core.stream_records import (
+from coordinator.core.model.stream_records import (
     RestartTimestamp,
     RollbackEnquiry,
     StabilityTimestamp,
     Sync,
 )
-from coordinator.core.timestamp_settings import TimestampSettings
-from coordinator.core.vectors import Vector
+from coordinator.core.model.vectors import Vector
+from coordinator.core.timestamps.settings import TimestampSettings
+from streaming.stability.fold import BucketState, Control, Output, fold, pack, unpack
 from tests.unit.stability_bench import (
     TOP,
     A,

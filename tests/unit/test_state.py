@@ -6,9 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.codec import decode
-from coordinator.core.entities import DROPPING, Index
-from coordinator.core.records import Mutation
-from coordinator.core.state import (
+from coordinator.core.catalog.state import (
     EMPTY,
     StateContext,
     Versioned,
@@ -16,6 +14,8 @@ from coordinator.core.state import (
     recomputed_digest,
     restore,
 )
+from coordinator.core.model.entities import DROPPING, Index
+from coordinator.core.model.records import Mutation
 from tests.unit.strategies import histories
 
 History = list[tuple[Mutation, int]]

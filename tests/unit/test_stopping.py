@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from coordinator.stopping import STOPS, ignore_stops, on_stop
+from coordinator.runtime.signals import STOPS, ignore_stops, on_stop
 
 DEADLINE_S = 10.0
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.core.authority_state import AuthorityState
-from coordinator.core.effects import Save
-from coordinator.core.outcomes import KeptGroup
-from coordinator.store import GROUP, GROUP_CHECK_BYTES, Store, StoreError, open_or_replace
+from coordinator.core.catalog.outcomes import KeptGroup
+from coordinator.core.consensus.effects import Save
+from coordinator.core.model.authority_state import AuthorityState
+from coordinator.node.store import GROUP, GROUP_CHECK_BYTES, Store, StoreError, open_or_replace
 
 
 def damage(folder: Path, pattern: str) -> None:

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from coordinator import codec
-from coordinator import store as stores
-from coordinator.core.authority_state import AuthorityState
-from coordinator.core.effects import Save
-from coordinator.core.entities import Setting
-from coordinator.core.inputs import LocalLog
-from coordinator.core.records import TransactionProposed
-from coordinator.core.state import Versioned
-from coordinator.core.types import TxnId
+from coordinator.core.catalog.state import Versioned
+from coordinator.core.consensus.effects import Save
+from coordinator.core.consensus.inputs import LocalLog
+from coordinator.core.model.authority_state import AuthorityState
+from coordinator.core.model.entities import Setting
+from coordinator.core.model.records import TransactionProposed
+from coordinator.core.model.types import TxnId
+from coordinator.node import store as stores
 from tests.observed_store import ObservedStore
 
 AUTHORITY = AuthorityState("c", 1, (1,), 1, 100, 600_000)

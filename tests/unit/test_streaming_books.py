@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from coordinator import codec
-from coordinator.core.entities import Bucket, Entity, Setting
-from coordinator.core.records import DeadLetter, Event, Mutation
-from coordinator.core.stream_records import (
+from coordinator.core.model.entities import Bucket, Entity, Setting
+from coordinator.core.model.records import DeadLetter, Event, Mutation
+from coordinator.core.model.stream_records import (
     MAINTENANCE,
     ConsolidatedStability,
     HwHeartbeat,
@@ -22,8 +22,8 @@ from coordinator.core.stream_records import (
     Sync,
     Tick,
 )
-from coordinator.core.types import TxnId
-from coordinator.core.vectors import Vector
+from coordinator.core.model.types import TxnId
+from coordinator.core.model.vectors import Vector
 from coordinator.kafka.topics import (
     DEAD_LETTER,
     HW,
@@ -37,7 +37,8 @@ from coordinator.kafka.topics import (
     TIMESTAMP_STATE,
 )
 from coordinator.kafka.topics import SYNC as SYNC_TOPIC
-from streaming.books import (
+from streaming.timestamps.inputs import INPUTS
+from streaming.timestamps.query_state import (
     CONTEXT_KEY,
     PROGRESS_KEY,
     WAITING_MAX,
@@ -49,9 +50,8 @@ from streaming.books import (
     begun_again,
     turn,
 )
-from streaming.inputs import INPUTS
-from streaming.ledger import _published
-from streaming.rows import RawRow, Rows, SyncRows
+from streaming.timestamps.rows import RawRow, Rows, SyncRows
+from streaming.timestamps.state_store import _published
 
 CLUSTER = "c"
 VBUCKETS = 4

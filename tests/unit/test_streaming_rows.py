@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator import codec
-from coordinator.core.stream_records import Sync
+from coordinator.core.model.stream_records import Sync
 from coordinator.kafka.topics import SYNC
 from schemas.registry import FOLDER, Registry
-from streaming.inputs import INPUTS
-from streaming.rows import NO_ROWS, Rows, SyncRows, layouts, rows_of
+from streaming.timestamps.inputs import INPUTS
+from streaming.timestamps.rows import NO_ROWS, Rows, SyncRows, layouts, rows_of
 
 SCHEMA = pa.schema(
     [

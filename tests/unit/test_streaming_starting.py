@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from coordinator.core.timestamp_progress import NextOffset, TimestampProgress
-from streaming.application import Application, GapError, Options
-from streaming.books import Books
-from streaming.source import BEGINNING
+from coordinator.core.timestamps.progress import NextOffset, TimestampProgress
+from streaming.spark.kafka_source import BEGINNING
+from streaming.timestamps.application import Application, GapError, Options
+from streaming.timestamps.query_state import Books
 
 SYNC, TICK = ("c.sync", 0), ("c.tick", 0)
 

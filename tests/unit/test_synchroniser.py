@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from coordinator.core import state as states
-from coordinator.core.entities import Setting
-from coordinator.core.records import Event, Mutation
-from coordinator.core.state import EMPTY, StateContext
-from coordinator.core.synchroniser import Mismatch, Sealed, Synchroniser
-from coordinator.core.types import TxnId
+from coordinator.core.catalog import state as states
+from coordinator.core.catalog.state import EMPTY, StateContext
+from coordinator.core.consensus.synchroniser import Mismatch, Sealed, Synchroniser
+from coordinator.core.model.entities import Setting
+from coordinator.core.model.records import Event, Mutation
+from coordinator.core.model.types import TxnId
 
 
 def put(name: str, text: str) -> Mutation:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from coordinator.threads import ThreadEndedError, Threads
+from coordinator.runtime.threads import ThreadEndedError, Threads
 
 
 class Odd(BaseException):

@@ -11,14 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.codec import Codec, encode
-from coordinator.core.config import NodeConfig
-from coordinator.core.effects import Ask, Bury, Note
-from coordinator.core.entities import Bucket
-from coordinator.core.inputs import StabilityRequired, TimestampEntry, TimestampsRead
-from coordinator.core.node import Node
-from coordinator.core.records import Mutation, Unreadable
-from coordinator.core.state import evolve
-from coordinator.core.stream_records import (
+from coordinator.core.catalog.state import evolve
+from coordinator.core.consensus.effects import Ask, Bury, Note
+from coordinator.core.consensus.inputs import StabilityRequired, TimestampEntry, TimestampsRead
+from coordinator.core.model.config import NodeConfig
+from coordinator.core.model.entities import Bucket
+from coordinator.core.model.records import Mutation, Unreadable
+from coordinator.core.model.stream_records import (
     SYNC_MISSING,
     ConsolidatedStability,
     HwHeartbeat,
@@ -27,7 +26,10 @@ from coordinator.core.stream_records import (
     RollbackEnquiry,
     StabilityTimestamp,
 )
-from coordinator.core.timestamp_board import (
+from coordinator.core.model.types import Instant
+from coordinator.core.model.vectors import Places, Vector
+from coordinator.core.node import Node
+from coordinator.core.timestamps.board import (
     EMPTY,
     ENQUIRIES_MAX,
     RESTARTS_MAX,
@@ -37,9 +39,7 @@ from coordinator.core.timestamp_board import (
     lag,
     of,
 )
-from coordinator.core.timestamp_board import has as has_places
-from coordinator.core.types import Instant
-from coordinator.core.vectors import Places, Vector
+from coordinator.core.timestamps.board import has as has_places
 
 TOP = 2**64 - 1
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.core.timestamp_settings import (
+from coordinator.core.timestamps.settings import (
     DEFAULTS,
     TimestampSettings,
     is_setting,

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 
-from coordinator.core.entities import Source, Stream
-from coordinator.core.records import BucketCurrent, StreamOwner, TimestampsHeartbeat
-from coordinator.core.state import Versioned
-from coordinator.core.stream_records import (
+from coordinator.core.catalog.state import Versioned
+from coordinator.core.model.entities import Source, Stream
+from coordinator.core.model.records import BucketCurrent, StreamOwner, TimestampsHeartbeat
+from coordinator.core.model.stream_records import (
     SYNC_MISSING,
     HwHeartbeat,
     RestartTimestamp,
     RollbackEnquiry,
     StabilityTimestamp,
 )
-from coordinator.core.timestamp_board import EMPTY, BucketBoard, fold, of
-from coordinator.core.types import Instant
-from coordinator.core.vectors import Vector
+from coordinator.core.model.types import Instant
+from coordinator.core.model.vectors import Vector
+from coordinator.core.timestamps.board import EMPTY, BucketBoard, fold, of
 from coordinator.http import models
 from coordinator.http.timestamp_views import Row, restart, stabilities, stability
 

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.core.stream_records import FailoverBranch
-from coordinator.core.timestamps import (
+from coordinator.core.model.stream_records import FailoverBranch
+from coordinator.core.model.vectors import Vector
+from coordinator.core.timestamps.algorithms import (
     Succession,
     Watermark,
     is_shared,
@@ -17,7 +18,6 @@ from coordinator.core.timestamps import (
     succession,
     surviving,
 )
-from coordinator.core.vectors import Vector
 
 TOP = 2**64 - 1
 VBUUIDS = st.sampled_from((0, 1, 2, 3, TOP))

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.core.collation import encode_key
-from coordinator.core.entities import HASH, RANGE, Index, Shard, Slice
-from coordinator.core.key_order import KeyOrder, order_of
-from coordinator.core.key_versions import KEY_BYTES_MAX
-from coordinator.core.topology import HashTopology, read_bounds, topology_of
+from coordinator.core.keys.collation import encode_key
+from coordinator.core.keys.key_order import KeyOrder, order_of
+from coordinator.core.keys.key_versions import KEY_BYTES_MAX
+from coordinator.core.keys.topology import HashTopology, read_bounds, topology_of
+from coordinator.core.model.entities import HASH, RANGE, Index, Shard, Slice
 from tests.conftest import examples
 from tests.unit.test_collation import keys, order, scalars
 

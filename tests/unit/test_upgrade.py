@@ -15,13 +15,13 @@ import pytest
 
 from coordinator import codec
 from coordinator.client.request_ids import uuid7
-from coordinator.core import state as states
-from coordinator.core.commands import OK, CreateIndex, DeleteSetting, PutSetting
-from coordinator.core.entities import RequestOutcome
-from coordinator.core.records import Mutation, OutcomesSeparated
-from coordinator.core.separation import separation
-from coordinator.core.state import EMPTY
-from coordinator.core.types import Instant
+from coordinator.core.catalog import state as states
+from coordinator.core.catalog.state import EMPTY
+from coordinator.core.consensus.separation import separation
+from coordinator.core.model.commands import OK, CreateIndex, DeleteSetting, PutSetting
+from coordinator.core.model.entities import RequestOutcome
+from coordinator.core.model.records import Mutation, OutcomesSeparated
+from coordinator.core.model.types import Instant
 from tests.unit.lone_node import LoneNode
 
 DATA = json.loads(
@@ -91,7 +91,7 @@ def test_what_an_upgrade_leaves_out_is_refused_and_never_executed_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of too many outcomes the oldest are left out; how young they were, the log knows."""
-    monkeypatch.setattr("coordinator.core.separation.TAKEN_MAX", 2)
+    monkeypatch.setattr("coordinator.core.consensus.separation.TAKEN_MAX", 2)
     wall_ms = 1_800_000_000_000
     changes = []
     for number in range(4):

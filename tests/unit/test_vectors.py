@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.core.vectors import Places, Vector
+from coordinator.core.model.vectors import Places, Vector
 
 U64 = st.integers(0, 2**64 - 1)
 PAIRS = st.lists(st.tuples(U64, U64), max_size=5)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaException, TopicPartition
 
-from coordinator.kafka import vigil as vigils
-from coordinator.kafka.vigil import Vigil
+from coordinator.kafka import stall_detector as vigils
+from coordinator.kafka.stall_detector import Vigil
 
 
 @pytest.mark.parametrize(("end", "stands_still"), [(7, False), (8, True)])

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from coordinator import watchdog
-from coordinator.watchdog import EXIT_HUNG, Watchdog
+from coordinator.node import watchdog
+from coordinator.node.watchdog import EXIT_HUNG, Watchdog
 
 
 @pytest.fixture(autouse=True)

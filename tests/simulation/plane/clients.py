@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from coordinator.core.commands import BuildIndexes, CreateIndex, DropIndex, Request
+from coordinator.core.model.commands import BuildIndexes, CreateIndex, DropIndex, Request
 from tests.simulation.actors import Client, hash_of
 from tests.simulation.plane.oracle import KEYS, definition
 

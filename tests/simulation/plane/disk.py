@@ -1,7 +1,7 @@
 """A bucket's database in memory: batches are atomic; without sync they may be lost, as a suffix.
 
-`Batch` and `Shards` stand in for what `indexer_sim.bucket` takes from elsewhere: `installed` puts
-them there for as long as a world runs.
+`Batch` and `Shards` stand in for what `indexer_sim.bucket.bucket` takes from elsewhere: `installed`
+puts them there for as long as a world runs.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from indexer_sim import bucket as bucket_module
-from indexer_sim.database import StorageError
+from indexer_sim.bucket import bucket as bucket_module
+from indexer_sim.bucket.database import StorageError
 
 UNSYNCED_MAX = 20
 
@@ -58,7 +58,7 @@ def installed() -> Iterator[None]:
 
 
 class MemoryDatabase:
-    """Does what `indexer_sim.database.Database` does for a bucket.
+    """Does what `indexer_sim.bucket.database.Database` does for a bucket.
 
     The next `failing` writes are refused: of each, chance tells whether it took place. With a
     `fuse` the process ends after so many writes.

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from coordinator.core.entities import Bucket, Index
-from coordinator.core.records import (
+from coordinator.core.model.entities import Bucket, Index
+from coordinator.core.model.records import (
     ALLOCATED,
     Holding,
     HoldingsReported,
@@ -18,19 +18,19 @@ from coordinator.core.records import (
     IndexerHeartbeat,
     SliceAnswered,
 )
-from coordinator.core.stream_records import (
+from coordinator.core.model.stream_records import (
     BuildProgress,
     CatchUpRequested,
     HwHeartbeat,
     IndexBuilt,
 )
-from coordinator.threads import Threads
-from indexer_sim.allocation import Allocate, Desk
-from indexer_sim.applier import Applier
-from indexer_sim.bucket import Bucket as Storage
-from indexer_sim.database import StorageError
-from indexer_sim.heralding import _is_built
-from indexer_sim.mutations import MutationQueue, Queued
+from coordinator.runtime.threads import Threads
+from indexer_sim.bucket.allocation import Allocate, Desk
+from indexer_sim.bucket.bucket import Bucket as Storage
+from indexer_sim.bucket.database import StorageError
+from indexer_sim.pipeline.applier import Applier
+from indexer_sim.pipeline.mutation_reader import MutationQueue, Queued
+from indexer_sim.pipeline.progress_reporter import _is_built
 from tests.simulation.clock import WALL_MS
 from tests.simulation.plane.disk import Crashed, MemoryDatabase
 from tests.simulation.plane.reading import Buckets, Reader

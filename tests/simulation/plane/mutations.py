@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from coordinator.core.stream_records import FailoverLog, KeyVersions
+from coordinator.core.model.stream_records import FailoverLog, KeyVersions
 
 if TYPE_CHECKING:
     from tests.simulation.plane.world import PlaneWorld

@@ -6,10 +6,10 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from coordinator.core.commands import CreateIndex
-from coordinator.core.entities import RANGE, Index
-from coordinator.core.key_order import order_of
-from coordinator.core.topology import topology_of
+from coordinator.core.keys.key_order import order_of
+from coordinator.core.keys.topology import topology_of
+from coordinator.core.model.commands import CreateIndex
+from coordinator.core.model.entities import RANGE, Index
 from tests.simulation.plane.store import Mutation
 
 KEYS = tuple(f"d{number}".encode() for number in range(9))

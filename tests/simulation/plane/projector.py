@@ -1,6 +1,6 @@
 """A projector's shell: it feeds the real desk and router, and can be killed or stopped.
 
-It does what `projector_sim.projector_process` does. While it stands still nothing of it goes on,
+It does what `projector_sim.projector.process` does. While it stands still nothing of it goes on,
 and nothing is forgotten: it goes on with the records that lay in its queues.
 """
 
@@ -10,9 +10,9 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from coordinator.core.entities import Index
-from coordinator.core.records import ProjectorHeartbeat
-from coordinator.core.stream_records import (
+from coordinator.core.model.entities import Index
+from coordinator.core.model.records import ProjectorHeartbeat
+from coordinator.core.model.stream_records import (
     BACKFILL,
     CATCHUP,
     MAINTENANCE,
@@ -22,11 +22,11 @@ from coordinator.core.stream_records import (
     HwHeartbeat,
     IndexRouted,
 )
-from projector_sim.frames import Kind
-from projector_sim.plan import Route, Routes
-from projector_sim.projector import Action, Carry, Close, Desk, KvBucket, Open, Probe
-from projector_sim.router import Router
-from projector_sim.runs import Run
+from projector_sim.projector.connection_runs import Run
+from projector_sim.projector.evaluation_plan import Route, Routes
+from projector_sim.projector.router import Router
+from projector_sim.projector.stream_planner import Action, Carry, Close, Desk, KvBucket, Open, Probe
+from projector_sim.protocol.frames import Kind
 from tests.simulation.clock import WALL_MS
 from tests.simulation.plane.mutations import PARTITIONS, Producer
 from tests.simulation.plane.store import Connection

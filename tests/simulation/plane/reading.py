@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coordinator.core.entities import Index
-from coordinator.core.key_versions import unpack
-from indexer_sim.allocation import NONE, Slices
-from indexer_sim.bucket import Bucket as Storage
-from indexer_sim.mutations import Delivery, Lost, Position, Queued, Read
+from coordinator.core.keys.key_versions import unpack
+from coordinator.core.model.entities import Index
+from indexer_sim.bucket.allocation import NONE, Slices
+from indexer_sim.bucket.bucket import Bucket as Storage
+from indexer_sim.pipeline.mutation_reader import Delivery, Lost, Position, Queued, Read
 from tests.simulation.plane.disk import MemoryDatabase
 from tests.simulation.plane.mutations import PARTITIONS, Partition
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Buckets:
-    """What `indexer_sim.storage.Storage` is to the applier: the buckets that are held."""
+    """What `indexer_sim.bucket.storage.Storage` is to the applier: the buckets that are held."""
 
     def __init__(self, disks: dict[str, MemoryDatabase], vbuckets: dict[str, int]) -> None:
         self.epoch = 0
@@ -95,7 +95,7 @@ def nearest(at: int, log: Partition) -> int:
 
 
 class Reader:
-    """Reads `mutations` for all buckets at once, as `indexer_sim.mutations` does."""
+    """Reads `mutations` for all buckets at once, as `indexer_sim.pipeline.mutation_reader` does."""
 
     def __init__(self, world: PlaneWorld, number: int, storage: Buckets) -> None:
         self.world = world

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from projector_sim import frames
-from projector_sim.failover import Branch, FailoverLog, branched, rollback_seqno
-from projector_sim.frames import Reason
-from projector_sim.projector import KvBucket
-from projector_sim.runs import Run
-from projector_sim.vbuckets import spread, vbucket_of
+from projector_sim.kv.vbuckets import spread, vbucket_of
+from projector_sim.projector.connection_runs import Run
+from projector_sim.projector.stream_planner import KvBucket
+from projector_sim.protocol import frames
+from projector_sim.protocol.failover import Branch, FailoverLog, branched, rollback_seqno
+from projector_sim.protocol.frames import Reason
 
 if TYPE_CHECKING:
     from tests.simulation.plane.world import PlaneWorld

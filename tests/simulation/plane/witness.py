@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from coordinator.core.entities import (
+from coordinator.core.keys.key_versions import ATTACH, BEGIN, SYNC
+from coordinator.core.model.entities import (
     BACKFILL,
     DROPPING,
     MAINTENANCE,
@@ -20,10 +21,9 @@ from coordinator.core.entities import (
     Stream,
     index_key,
 )
-from coordinator.core.key_versions import ATTACH, BEGIN, SYNC
-from coordinator.core.vectors import Vector
-from indexer_sim.bucket import Bucket
-from indexer_sim.entries import (
+from coordinator.core.model.vectors import Vector
+from indexer_sim.bucket.bucket import Bucket
+from indexer_sim.bucket.entries import (
     BACK,
     DATA,
     INDEX_KEY,
@@ -34,10 +34,10 @@ from indexer_sim.entries import (
     TOMBSTONE,
     unpack_back,
 )
-from indexer_sim.mutations import Delivery, Queued
-from indexer_sim.tracking import BRANCHED, GAP, NEVER, WHOLE, Tracked
-from projector_sim.runs import Run
-from projector_sim.vbuckets import vbucket_of
+from indexer_sim.bucket.tracker import BRANCHED, GAP, NEVER, WHOLE, Tracked
+from indexer_sim.pipeline.mutation_reader import Delivery, Queued
+from projector_sim.kv.vbuckets import vbucket_of
+from projector_sim.projector.connection_runs import Run
 from tests.simulation.plane.oracle import Entry, Oracle
 from tests.simulation.plane.store import Vbucket
 from tests.simulation.violation import require

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from coordinator.core.stream_records import CatchUpRequested, HwHeartbeat
-from projector_sim.router import RECORD_BYTES_MAX
+from coordinator.core.model.stream_records import CatchUpRequested, HwHeartbeat
+from projector_sim.projector.router import RECORD_BYTES_MAX
 from tests.simulation.clock import WALL_MS
 from tests.simulation.plane.clients import IndexClient, Writer
 from tests.simulation.plane.disk import installed

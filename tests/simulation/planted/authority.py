@@ -8,32 +8,32 @@ from typing import Any
 
 import pytest
 
-from coordinator.core import authority as authorities
-from coordinator.core import election as elections
-from coordinator.core import master as masters
 from coordinator.core import node as nodes
-from coordinator.core.authority import Folded
-from coordinator.core.authority_state import (
+from coordinator.core.consensus import authority as authorities
+from coordinator.core.consensus import election as elections
+from coordinator.core.consensus.authority import Folded
+from coordinator.core.consensus.effects import Conclude, OpenProducer
+from coordinator.core.consensus.election import Election
+from coordinator.core.consensus.signals import Elected, Result
+from coordinator.core.consensus.view import NodeView, authority_of
+from coordinator.core.leader import master as masters
+from coordinator.core.leader.committer import Committer
+from coordinator.core.leader.master import Master
+from coordinator.core.leader.membership import Due, Membership
+from coordinator.core.leader.transaction import CONCLUDING, Attempt
+from coordinator.core.model.authority_state import (
     ROLLBACK,
     AuthorityState,
     Member,
     OpenTransaction,
     TransactionStatus,
 )
-from coordinator.core.committer import Committer
-from coordinator.core.effects import Conclude, OpenProducer
-from coordinator.core.election import Election
-from coordinator.core.master import Master
-from coordinator.core.membership import Due, Membership
-from coordinator.core.node import Node
-from coordinator.core.records import (
+from coordinator.core.model.records import (
     MemberAdmitted,
     TransactionProposed,
     TransactionRolledBack,
 )
-from coordinator.core.signals import Elected, Result
-from coordinator.core.transaction import CONCLUDING, Attempt
-from coordinator.core.view import NodeView, authority_of
+from coordinator.core.node import Node
 from tests.simulation.broker import Broker, Session
 
 Patch = pytest.MonkeyPatch

@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
-from coordinator.core import builds, ddl, restarting
-from coordinator.core.building import Building
-from coordinator.core.commands import MarkBuilt
-from coordinator.core.decisions import Accepted, Circumstances
-from coordinator.core.entities import BACKFILL, PENDING
-from coordinator.core.restarting import Restarting
-from coordinator.core.signals import Result, Want
-from coordinator.core.view import NodeView
+from coordinator.core.catalog import builds, ddl
+from coordinator.core.catalog.decisions import Accepted, Circumstances
+from coordinator.core.consensus.signals import Result, Want
+from coordinator.core.consensus.view import NodeView
+from coordinator.core.leader import stream_restart
+from coordinator.core.leader.build_coordinator import Building
+from coordinator.core.leader.stream_restart import Restarting
+from coordinator.core.model.commands import MarkBuilt
+from coordinator.core.model.entities import BACKFILL, PENDING
 
 Patch = pytest.MonkeyPatch
 
@@ -84,12 +85,12 @@ def renewal_does_not_say_what_it_answers(patch: Patch) -> None:
 
 
 def answer_is_waited_for_without_end(patch: Patch) -> None:
-    vector, may_come = Restarting.vector, restarting._may_come
+    vector, may_come = Restarting.vector, stream_restart._may_come
 
     def patient(self: Restarting, *given: Any) -> Any:
-        patch.setattr(restarting, "_may_come", lambda view, asked: True)
+        patch.setattr(stream_restart, "_may_come", lambda view, asked: True)
         found = vector(self, *given)
-        patch.setattr(restarting, "_may_come", may_come)
+        patch.setattr(stream_restart, "_may_come", may_come)
         return found
 
     patch.setattr(Restarting, "vector", patient)

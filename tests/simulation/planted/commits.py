@@ -8,30 +8,30 @@ from typing import Any
 
 import pytest
 
-from coordinator.core import copies as all_copies
-from coordinator.core import group_commit
 from coordinator.core import node as nodes
-from coordinator.core import state as states
-from coordinator.core.commands import UNKNOWN, Outcome, refused
-from coordinator.core.copies import Copies
-from coordinator.core.durability import Checkpoint, Durability, checkpoint
-from coordinator.core.effects import Reply, Save
-from coordinator.core.follower import Follower
-from coordinator.core.inputs import Started
-from coordinator.core.master import Master
-from coordinator.core.node import Node
-from coordinator.core.records import (
+from coordinator.core.catalog import state as states
+from coordinator.core.consensus import copies as all_copies
+from coordinator.core.consensus.copies import Copies
+from coordinator.core.consensus.durability import Checkpoint, Durability, checkpoint
+from coordinator.core.consensus.effects import Reply, Save
+from coordinator.core.consensus.follower import Follower
+from coordinator.core.consensus.inputs import Started
+from coordinator.core.consensus.scrubber import Findings, Scrubber
+from coordinator.core.consensus.signals import LoseMastership, Result
+from coordinator.core.consensus.synchroniser import Synchroniser
+from coordinator.core.consensus.view import NodeView
+from coordinator.core.leader import group_commit
+from coordinator.core.leader.master import Master
+from coordinator.core.leader.scrubbing import Scrubbing
+from coordinator.core.leader.transaction import CONCLUDING, Attempt
+from coordinator.core.leader.verdicts import dated
+from coordinator.core.model.commands import UNKNOWN, Outcome, refused
+from coordinator.core.model.records import (
     ACCEPTED,
     TransactionProposed,
 )
-from coordinator.core.scrubber import Findings, Scrubber
-from coordinator.core.scrubbing import Scrubbing
-from coordinator.core.signals import LoseMastership, Result
-from coordinator.core.synchroniser import Synchroniser
-from coordinator.core.transaction import CONCLUDING, Attempt
-from coordinator.core.verdicts import dated
-from coordinator.core.view import NodeView
-from coordinator.kafka import endings
+from coordinator.core.node import Node
+from coordinator.kafka import end_txn
 
 Patch = pytest.MonkeyPatch
 
@@ -181,7 +181,7 @@ def holes_are_left(patch: Patch) -> None:
 
 def repeated_end_of_a_transaction_is_believed(patch: Patch) -> None:
     """The client has sent EndTxn twice, and the second answer counts for the first."""
-    patch.setattr(endings, "may_be_repeated", lambda *_: False)
+    patch.setattr(end_txn, "may_be_repeated", lambda *_: False)
 
 
 def unsynced_batches_are_trusted_after_a_failed_sync(patch: Patch) -> None:

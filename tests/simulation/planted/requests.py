@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from coordinator.core import ddl
-from coordinator.core.commands import OK, MarkReady, Outcome
-from coordinator.core.decisions import Accepted
-from coordinator.core.effects import ReadDdl, Reply
-from coordinator.core.group_commit import GroupCommit
-from coordinator.core.master import Master
-from coordinator.core.outcomes import OutcomeWindow
-from coordinator.core.prepare import Prepares
-from coordinator.core.read_barriers import ReadBarriers
-from coordinator.core.signals import Result
-from coordinator.core.view import NodeView
+from coordinator.core.catalog import ddl
+from coordinator.core.catalog.decisions import Accepted
+from coordinator.core.catalog.outcomes import OutcomeWindow
+from coordinator.core.consensus.effects import ReadDdl, Reply
+from coordinator.core.consensus.signals import Result
+from coordinator.core.consensus.view import NodeView
+from coordinator.core.leader.group_commit import GroupCommit
+from coordinator.core.leader.master import Master
+from coordinator.core.leader.prepare import Prepares
+from coordinator.core.leader.read_barriers import ReadBarriers
+from coordinator.core.model.commands import OK, MarkReady, Outcome
 
 Patch = pytest.MonkeyPatch
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from coordinator.core import restarting
-from coordinator.core.timestamps import Restart
-from coordinator.core.vectors import Vector
-from indexer_sim.bucket import Bucket
-from indexer_sim.tracking import GAP, NEVER, WHOLE, Tracker
-from projector_sim.projector import Desk
+from coordinator.core.leader import stream_restart
+from coordinator.core.model.vectors import Vector
+from coordinator.core.timestamps.algorithms import Restart
+from indexer_sim.bucket.bucket import Bucket
+from indexer_sim.bucket.tracker import GAP, NEVER, WHOLE, Tracker
+from projector_sim.projector.stream_planner import Desk
 
 Patch = pytest.MonkeyPatch
 
@@ -102,7 +102,7 @@ def streams_begin_at_the_largest(patch: Patch) -> None:
         most = max(participants, key=lambda vector: int(vector.seqnos.sum()))
         return Restart(Vector(most.vbuuids, most.seqnos), ())
 
-    patch.setattr(restarting, "restart", largest)
+    patch.setattr(stream_restart, "restart", largest)
 
 
 def offsets_are_written_first(patch: Patch) -> None:

@@ -1,0 +1,1 @@
+"""The StateContext, and what a command changes in it. Pure."""

@@ -1,0 +1,579 @@
+"""Which changes a command yields against a committed StateContext, or why it is refused.
+
+Pure: no clock, no randomness, no memory. `decide` leaves the state alone; only mutations read
+back from the log change it. A decision says which keys it rests on (`footprint`), so that the
+commands of one group can be decided independently against the same committed state: two commands
+whose footprints meet never share a group.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from coordinator.core.catalog.builds import BUILD_DECIDERS, begin_build, named
+from coordinator.core.catalog.decisions import (
+    Accepted,
+    Answered,
+    Change,
+    Circumstances,
+    Decision,
+    Parked,
+    accepted,
+    compact,
+    describe_gone,
+    describe_index,
+    index_in,
+    mismatch,
+    moved,
+    refusal,
+)
+from coordinator.core.catalog.outcomes import AHEAD_MS_MAX, Found, time_of_uuid7
+from coordinator.core.catalog.placement import Impossible, place
+from coordinator.core.catalog.state import StateContext, Versioned
+from coordinator.core.keys.key_order import PRIMARY, order_of_expressions
+from coordinator.core.keys.topology import read_bounds
+from coordinator.core.model import json_text
+from coordinator.core.model.commands import (
+    AdoptBucket,
+    BuildIndexes,
+    Command,
+    CreateIndex,
+    DeleteSetting,
+    DropIndex,
+    ForgetIndex,
+    MarkBuilt,
+    MarkFailed,
+    MarkReady,
+    MarkRouted,
+    MoveShards,
+    Outcome,
+    PutSetting,
+    RenewStream,
+    Request,
+    RewriteEntities,
+    SkipRecord,
+    UndoIndex,
+    refused,
+)
+from coordinator.core.model.entities import (
+    BACKFILL,
+    DROPPING,
+    INIT,
+    MAINTENANCE,
+    PARTITIONINGS,
+    PENDING,
+    RANGE,
+    READY,
+    Bucket,
+    Index,
+    Setting,
+    bucket_key,
+    index_key,
+    request_key,
+    setting_key,
+    stream_key,
+)
+from coordinator.core.model.outcome_records import (
+    DONE,
+    EXISTED,
+    INDEX,
+    INDEXES,
+    LITERAL,
+    REFUSED,
+    SETTING,
+    RecordedOutcome,
+)
+from coordinator.core.timestamps import settings as timestamp_settings
+
+NAME_LENGTH_MAX = 128
+NAME = re.compile(r"[A-Za-z_#][A-Za-z0-9_#.\-]*")
+SETTING_NAME = re.compile(r"[A-Za-z0-9_.\-/:]{1,256}")
+EXPRESSIONS_MAX = 32
+EXPRESSION_LENGTH_MAX = 4_096
+SLICES_MAX = 256
+REPLICAS_MAX = 16
+SETTING_BYTES_MAX = 64 * 1024
+REQUEST_ID_LENGTH_MAX = 128
+PRINCIPAL_LENGTH_MAX = 256
+PROBLEM_LENGTH_MAX = 300
+VBUCKETS = 1_024
+
+BELIEVED_MS_MAX = 24 * 3_600_000
+"""What was forgotten says how old an id may be, also to a clock that is behind. From further ahead
+than this it says that a clock was wrong then, for which nobody shall be refused for ever."""
+
+GROWTH_BYTES = 1_536
+SHARD_BYTES = 24
+"""An index grows by this much at most after its creation, and by this much for each host: shards, a
+reason, numbers. It is let in only if it can then still be changed, and dropped."""
+ANSWER_DEPTH_MAX = json_text.DEPTH_MAX + 8
+"""An answer, or the details of a refusal, may have a setting's value inside."""
+
+
+def decide(state: StateContext, request: Request, given: Circumstances) -> Decision:
+    """Return what `request` yields against `state`."""
+    if request.recorded:
+        remembered = _remembered(state, request, given)
+        if remembered is not None:
+            return remembered
+    if request.objection:
+        return Answered(refused("invalid_request", request.objection))
+    return DECIDERS[type(request.command)](state, request, given)
+
+
+def footprint(state: StateContext, command: Command, request_id: str = "") -> frozenset[str]:
+    """Return the keys on which the decision about `command` rests, or which it would change."""
+    keys = {f"request/{request_id}"} if request_id else set()
+    match command:
+        case CreateIndex():
+            keys.add(name_key(command.bucket, command.name))
+            if state.bucket(command.bucket) is None:
+                keys.add(bucket_key(command.bucket))
+        case DropIndex():
+            found = _dropped(state, command)
+            if found is not None:
+                keys |= _keys_of_index(found)
+            if command.index_id:
+                keys.add(index_key(command.index_id))
+            else:
+                keys.add(name_key(command.bucket, command.name))
+        case PutSetting() | DeleteSetting():
+            keys.add(setting_key(command.name))
+        case BuildIndexes():
+            for one in named(state, command):
+                keys |= set() if isinstance(one, str) else _keys_of_index(one)
+            keys |= {index_key(one) for one in command.indexes}
+            keys |= {name_key(command.bucket, one) for one in command.names}
+        case RenewStream():
+            keys |= {stream_key(command.bucket), bucket_key(command.bucket)}
+        case AdoptBucket():
+            keys |= {stream_key(command.name), bucket_key(command.name)}
+        case (
+            MarkReady()
+            | MoveShards()
+            | UndoIndex()
+            | ForgetIndex()
+            | MarkRouted()
+            | MarkBuilt()
+            | MarkFailed()
+        ):
+            held = state.index_by_id(command.index_id)
+            keys |= _keys_of_index(held) if held else {index_key(command.index_id)}
+        case RewriteEntities():
+            keys.update(command.keys)
+        case SkipRecord():
+            pass
+    return frozenset(keys)
+
+
+def name_key(bucket: str, name: str) -> str:
+    """Return what stands for a name, whether or not an index has it."""
+    return f"name/{bucket}/{name}"
+
+
+def _keys_of_index(held: Versioned) -> set[str]:
+    index = held.entity
+    assert isinstance(index, Index)
+    keys = {index.key, name_key(index.bucket, index.name)}
+    return keys | ({request_key(index.request)} if index.request else set())
+
+
+# -- repeats -------------------------------------------------------------------------------------
+
+
+def _remembered(state: StateContext, request: Request, given: Circumstances) -> Decision | None:
+    """Return the recorded outcome of a repeat, or None for a request that is new."""
+    if not request.id or len(request.id) > REQUEST_ID_LENGTH_MAX:
+        return Answered(
+            refused("invalid_request", f"a request id has 1 to {REQUEST_ID_LENGTH_MAX} characters")
+        )
+    if given.remembered is not None:
+        return _repeated(state, request, given.remembered)
+    pending = state.pending.get(request.id)
+    held = state.index_by_id(pending) if pending is not None else None
+    if held is not None and isinstance(held.entity, Index):
+        if held.entity.request_fingerprint not in (0, request.fingerprint):
+            return Answered(MISMATCH)
+        return Parked(held.entity.id)
+    return _out_of_time(request, given)
+
+
+MISMATCH = refused("request_mismatch", "this request id was used for another command")
+
+
+def _out_of_time(request: Request, given: Circumstances) -> Decision | None:
+    """Refuse an id that is too old to be remembered, or that comes from the future."""
+    born_ms = time_of_uuid7(request.id)
+    if born_ms is None:
+        return None
+    oldest_ms = given.wall_ms - given.request_window_ms
+    if given.forgotten_ms <= given.wall_ms + BELIEVED_MS_MAX:
+        oldest_ms = max(oldest_ms, given.forgotten_ms + 1)
+    if born_ms < oldest_ms:
+        return Answered(
+            refused(
+                "request_expired",
+                "this request id is older than the window in which outcomes are kept",
+                window_ms=given.request_window_ms,
+            )
+        )
+    if born_ms > given.wall_ms + AHEAD_MS_MAX:
+        return Answered(
+            refused(
+                "clock_ahead",
+                f"this request id was made {born_ms - given.wall_ms} ms in the future: "
+                "set the clock of the client",
+                ahead_ms=born_ms - given.wall_ms,
+                limit_ms=AHEAD_MS_MAX,
+            )
+        )
+    return None
+
+
+def _repeated(state: StateContext, request: Request, found: Found) -> Decision:
+    """Answer a repeat: the first outcome, with what it is about as that is now."""
+    recorded = found.outcome
+    if recorded.fingerprint != request.fingerprint:
+        return Answered(MISMATCH)
+    if recorded.status == REFUSED:
+        details = _object(recorded.error_details_json)
+        return Answered(Outcome("refused", recorded.error_code, recorded.error_message, details))
+    answer = _answer_again(state, request, recorded)
+    return Answered(Outcome("ok", answer=answer, cas=recorded.cas, txn=str(found.txn)))
+
+
+def _answer_again(
+    state: StateContext, request: Request, recorded: RecordedOutcome
+) -> dict[str, Any]:
+    command = request.command
+    if recorded.answer == SETTING and isinstance(command, PutSetting):
+        return {"key": command.name, "value": json_text.parse(command.value_json)}
+    if recorded.answer == SETTING and isinstance(command, DeleteSetting):
+        return {"key": command.name, "value": None}
+    if recorded.answer == LITERAL:
+        return _object(recorded.answer_json)
+    shown = [_shown(state, request, index_id) for index_id in recorded.index_ids]
+    if recorded.answer == INDEXES:
+        return {"indexes": shown}
+    answer: dict[str, Any] = {"index": shown[0] if shown else None}
+    if recorded.answer == EXISTED:
+        answer["existed"] = bool(shown)
+    return answer
+
+
+def _object(recorded_json: str) -> dict[str, Any]:
+    """Return a recorded object; an empty one if it was written before depth had a bound."""
+    try:
+        found: dict[str, Any] = json_text.parse(recorded_json, ANSWER_DEPTH_MAX)
+    except ValueError:
+        return {}
+    return found
+
+
+def _shown(state: StateContext, request: Request, index_id: int) -> dict[str, Any]:
+    held = state.index_by_id(index_id)
+    if held is not None and isinstance(held.entity, Index):
+        return describe_index(held.entity)
+    return describe_gone(index_id, request)
+
+
+# -- indexes -------------------------------------------------------------------------------------
+
+
+def _create_index(state: StateContext, request: Request, given: Circumstances) -> Decision:
+    command = request.command
+    assert isinstance(command, CreateIndex)
+    if problem := _invalid_create(command):
+        return Answered(refused("invalid_request", problem))
+    existing = state.index_named(command.bucket, command.name)
+    if existing is not None:
+        return _already_there(existing, command, request)
+    if request.expected_cas not in (None, 0):
+        return Answered(mismatch(request.expected_cas or 0, 0))
+    load = {i: state.load.get(i, 0) + given.extra_load.get(i, 0) for i, _ in given.indexers}
+    topology = place(_slices(command), command.replicas, command.nodes, given.indexers, load)
+    if isinstance(topology, Impossible):
+        return Answered(refused("placement_impossible", topology.message, **topology.details))
+    index = Index(
+        id=given.fresh_id,
+        name=command.name,
+        bucket=command.bucket,
+        expressions=command.expressions,
+        where=command.where,
+        primary=command.primary,
+        using=command.using,
+        defer_build=command.defer_build,
+        state=INIT,
+        reason=None,
+        slices=topology,
+        request=request.id,
+        created_ms=given.wall_ms,
+        partitioning=command.partitioning,
+        bounds_json=compact(json.loads(command.bounds_json)),
+        request_fingerprint=request.fingerprint if request.recorded else 0,
+        by_topic=request.position is not None,
+    )
+    changes = [Change("IndexProposed", index.key, index)]
+    if state.bucket(command.bucket) is None:
+        vbuckets = given.vbuckets.get(command.bucket, VBUCKETS)
+        bucket = Bucket(command.bucket, vbuckets)
+        changes.append(Change("BucketCreated", bucket.key, bucket))
+    return Accepted(tuple(changes), {}, waits_for=index.id)
+
+
+def _already_there(existing: Versioned, command: CreateIndex, request: Request) -> Decision:
+    """Answer a CREATE whose name is taken."""
+    index = existing.entity
+    assert isinstance(index, Index)
+    if index.state == INIT:
+        return Parked(index.id)
+    if command.if_not_exists:
+        answer = {"index": describe_index(index), "existed": True}
+        return Answered(Outcome("ok", answer=answer, cas=existing.cas))
+    if request.expected_cas is not None and request.expected_cas != existing.cas:
+        return Answered(mismatch(request.expected_cas, existing.cas))
+    return Answered(
+        refused(
+            "index_exists",
+            f"index {index.name} on {index.bucket} exists",
+            id=str(index.id),
+            cas=existing.cas,
+        )
+    )
+
+
+def _invalid_create(command: CreateIndex) -> str:
+    """Say what is wrong with the definition, or return an empty text."""
+    for what, name in (("index", command.name), ("bucket", command.bucket)):
+        if not NAME.fullmatch(name) or len(name) > NAME_LENGTH_MAX:
+            return (
+                f"{what} name {name[:40]!r}: a letter, _ or #, then letters, digits, _ # . -, "
+                f"at most {NAME_LENGTH_MAX}"
+            )
+    if command.primary == bool(command.expressions):
+        return "a primary index has no expressions, any other has at least one"
+    if len(command.expressions) > EXPRESSIONS_MAX:
+        return f"at most {EXPRESSIONS_MAX} expressions"
+    texts = (*command.expressions, *((command.where,) if command.where is not None else ()))
+    if any(not text.strip() or len(text) > EXPRESSION_LENGTH_MAX for text in texts):
+        return f"an expression has 1 to {EXPRESSION_LENGTH_MAX} characters"
+    if command.using != "gsi":
+        return f"USING {command.using[:40]!r}: only gsi is known"
+    if problem := _invalid_partitioning(command):
+        return problem
+    if not 1 <= _slices(command) <= SLICES_MAX:
+        return f"slices range from 1 to {SLICES_MAX}"
+    if not 0 <= command.replicas <= REPLICAS_MAX:
+        return f"replicas range from 0 to {REPLICAS_MAX}"
+    return ""
+
+
+def _invalid_partitioning(command: CreateIndex) -> str:
+    """Say what is wrong with how the keys are spread, or return an empty text."""
+    if command.partitioning not in PARTITIONINGS:
+        return f"partitioning {command.partitioning[:40]!r}: {' or '.join(PARTITIONINGS)}"
+    order = PRIMARY if command.primary else order_of_expressions(command.expressions)
+    try:
+        bounds = len(read_bounds(command.bounds_json, order))
+    except ValueError as error:
+        return str(error)
+    if (command.partitioning == RANGE) != bool(bounds):
+        return "range partitioning needs bounds, and nothing else has them"
+    if bounds and _slices(command) != bounds + 1:
+        return f"{bounds} bounds make {bounds + 1} slices, not {command.slices}"
+    return ""
+
+
+def _slices(command: CreateIndex) -> int:
+    """Return the number of slices: where 0 is given, as many as the bounds make."""
+    if command.slices == 0 and command.partitioning == RANGE:
+        return len(json.loads(command.bounds_json)) + 1
+    return command.slices
+
+
+def _drop_index(state: StateContext, request: Request, given: Circumstances) -> Decision:
+    command = request.command
+    assert isinstance(command, DropIndex)
+    held = _dropped(state, command)
+    if held is None or (isinstance(held.entity, Index) and held.entity.state == DROPPING):
+        if command.if_exists:
+            return Answered(Outcome("ok", answer={"index": None, "existed": False}))
+        which = str(command.index_id) if command.index_id else f"{command.bucket}.{command.name}"
+        return Answered(refused("index_not_found", f"there is no index {which[:300]}"))
+    index = held.entity
+    assert isinstance(index, Index)
+    if index.state == INIT:
+        return Parked(index.id)
+    if request.expected_cas is not None and request.expected_cas != held.cas:
+        return Answered(mismatch(request.expected_cas, held.cas))
+    dropping = moved(index, DROPPING, None)
+    answer = {"index": describe_index(dropping)}
+    change = Change("IndexDropped", index.key, dropping)
+    return accepted(request, (change,), answer)
+
+
+def _dropped(state: StateContext, command: DropIndex) -> Versioned | None:
+    if command.index_id:
+        return state.index_by_id(command.index_id)
+    return state.index_named(command.bucket, command.name)
+
+
+def _mark_ready(state: StateContext, request: Request, given: Circumstances) -> Decision:
+    command = request.command
+    assert isinstance(command, MarkReady)
+    index = index_in(state, command.index_id, INIT)
+    if index is None:
+        return Answered(Outcome("ok"))
+    ready = replace(moved(index, READY, None), shards=command.shards)
+    change = Change("IndexReady", index.key, ready)
+    return _ended(index, change, Outcome("ok", answer={"index": describe_index(ready)}))
+
+
+def _move_shards(state: StateContext, request: Request, given: Circumstances) -> Decision:
+    command = request.command
+    assert isinstance(command, MoveShards)
+    held = state.index_by_id(command.index_id)
+    index = held.entity if held else None
+    if not isinstance(index, Index) or index.state in (INIT, DROPPING):
+        return Answered(Outcome("ok"))
+    shards = {s.indexer: s for s in (*index.shards, *command.shards) if s.indexer in index.hosts}
+    after = replace(index, shards=tuple(shards[i] for i in sorted(shards)))
+    if after == index:
+        return Answered(Outcome("ok"))
+    if index.state in (PENDING, BACKFILL, MAINTENANCE):
+        after = begin_build(after, given)  # What the other storage held is lost.
+    return Accepted((Change("ShardsMoved", index.key, after),), {})
+
+
+def _undo_index(state: StateContext, request: Request, given: Circumstances) -> Decision:
+    command = request.command
+    assert isinstance(command, UndoIndex)
+    index = index_in(state, command.index_id, INIT)
+    if index is None:
+        return Answered(Outcome("ok"))
+    gone = moved(index, DROPPING, command.reason)
+    change = Change("IndexUndone", index.key, gone)
+    return _ended(index, change, refused("indexer_refused", command.reason))
+
+
+def _ended(index: Index, change: Change, outcome: Outcome) -> Decision:
+    """End the CREATE of an index, and remember what became of it, with what ended it."""
+    record = None
+    if index.request_fingerprint and outcome.code:
+        record = refusal(index.request, index.request_fingerprint, index.by_topic, outcome)
+    elif index.request_fingerprint:
+        record = RecordedOutcome(
+            index.request, DONE, index.request_fingerprint, INDEX, (index.id,), 0, index.by_topic
+        )
+    return Accepted((change,), outcome.answer, record=record)
+
+
+def _forget_index(state: StateContext, request: Request, given: Circumstances) -> Decision:
+    command = request.command
+    assert isinstance(command, ForgetIndex)
+    index = index_in(state, command.index_id, DROPPING)
+    if index is None:
+        return Answered(Outcome("ok"))
+    return Accepted((Change("IndexForgotten", index.key, None),), {})
+
+
+# -- settings ------------------------------------------------------------------------------------
+
+
+def _put_setting(state: StateContext, request: Request, given: Circumstances) -> Decision:
+    command = request.command
+    assert isinstance(command, PutSetting)
+    if not SETTING_NAME.fullmatch(command.name):
+        return Answered(refused("invalid_request", "a key has 1 to 256 letters, digits, _ . - / :"))
+    if len(command.value_json.encode()) > SETTING_BYTES_MAX:
+        return Answered(
+            refused(
+                "value_too_large",
+                f"a value has at most {SETTING_BYTES_MAX} bytes of JSON",
+                limit=SETTING_BYTES_MAX,
+            )
+        )
+    try:
+        value = json_text.parse(command.value_json)
+    except ValueError as error:
+        return Answered(refused("invalid_request", f"the value is no JSON: {error}"))
+    if problem := _invalid_setting(command):
+        return Answered(refused("invalid_request", problem, key=command.name))
+    held = state.setting(command.name)
+    if clash := _clash(request, held):
+        return Answered(clash)
+    setting = Setting(command.name, command.value_json)
+    answer = {"key": command.name, "value": value}
+    change = Change("SettingWritten", setting.key, setting)
+    return accepted(request, (change,), answer)
+
+
+def _invalid_setting(command: PutSetting) -> str:
+    """Say what is wrong with a value that the cluster itself reads, or return an empty text."""
+    if timestamp_settings.is_setting(command.name):
+        try:
+            timestamp_settings.parse(command.value_json)
+        except ValueError as error:
+            return f"{command.name}: {str(error)[:PROBLEM_LENGTH_MAX]}"
+    return ""
+
+
+def _delete_setting(state: StateContext, request: Request, given: Circumstances) -> Decision:
+    command = request.command
+    assert isinstance(command, DeleteSetting)
+    held = state.setting(command.name)
+    if clash := _clash(request, held):
+        return Answered(clash)
+    if held is None:
+        return Answered(refused("config_not_found", f"there is no setting {command.name!r}"))
+    change = Change("SettingDeleted", setting_key(command.name), None)
+    return accepted(request, (change,), {"key": command.name, "value": None})
+
+
+def _clash(request: Request, held: Versioned | None) -> Outcome | None:
+    """Refuse where the entity is not at the expected CAS (0: it must not exist)."""
+    actual = held.cas if held else 0
+    if request.expected_cas is None or request.expected_cas == actual:
+        return None
+    outcome = mismatch(request.expected_cas, actual)
+    if held is not None and isinstance(held.entity, Setting):
+        outcome.details["value"] = json_text.shown(held.entity.value_json)
+    return outcome
+
+
+# -- upkeep --------------------------------------------------------------------------------------
+
+
+def _rewrite_entities(state: StateContext, request: Request, given: Circumstances) -> Decision:
+    command = request.command
+    assert isinstance(command, RewriteEntities)
+    changes = tuple(
+        Change("EntityRewritten", key, held.entity if (held := state.get(key)) else None)
+        for key in command.keys
+    )
+    return Accepted(changes, {}) if changes else Answered(Outcome("ok"))
+
+
+def _skip_record(state: StateContext, request: Request, given: Circumstances) -> Decision:
+    command = request.command
+    assert isinstance(command, SkipRecord)
+    return Answered(refused("invalid_request", command.reason))
+
+
+DECIDERS: dict[type, Callable[[StateContext, Request, Circumstances], Decision]] = {
+    CreateIndex: _create_index,
+    DropIndex: _drop_index,
+    PutSetting: _put_setting,
+    DeleteSetting: _delete_setting,
+    MarkReady: _mark_ready,
+    MoveShards: _move_shards,
+    UndoIndex: _undo_index,
+    ForgetIndex: _forget_index,
+    RewriteEntities: _rewrite_entities,
+    SkipRecord: _skip_record,
+    **BUILD_DECIDERS,
+}

@@ -1,0 +1,220 @@
+"""What a decision is, and what all deciders share: nothing here decides anything.
+
+Pure. `ddl` and `builds` decide; `Circumstances` are the values from outside that they may use.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from coordinator.core.catalog.outcomes import Found
+from coordinator.core.catalog.placement import Candidate
+from coordinator.core.catalog.state import StateContext
+from coordinator.core.model.commands import OK, CreateIndex, Outcome, Request, refused
+from coordinator.core.model.entities import TRANSITIONS, Entity, Index
+from coordinator.core.model.outcome_records import (
+    DETAILS_BYTES_MAX,
+    DONE,
+    EXISTED,
+    INDEX,
+    INDEXES,
+    MESSAGE_LENGTH_MAX,
+    NOTHING,
+    REFUSED,
+    SETTING,
+    RecordedOutcome,
+)
+from coordinator.core.model.types import TxnId
+
+GONE = "dropped"
+"""How a repeat is told the state of an index that its first try made, and that is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A mutation before its value is encoded: the event's name, the key, the new entity."""
+
+    event: str
+    key: str
+    entity: Entity | None
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """What a decision may use beside the state: values that come in from outside, as values.
+
+    `remembered` is what became of the same request before; of requests made at `forgotten_ms` or
+    before, nothing is remembered.
+    """
+
+    txn: TxnId
+    fresh_id: int
+    wall_ms: int
+    indexers: Sequence[Candidate]
+    extra_load: Mapping[int, int]
+    request_window_ms: int
+    vbuckets: Mapping[str, int] = field(default_factory=dict)
+    remembered: Found | None = None
+    forgotten_ms: int = 0
+
+    @property
+    def number(self) -> int:
+        """A number that no other attempt at a transaction has, above those of all before it.
+
+        Projectors and indexers read events that a late end of a transaction has let through,
+        although no verdict ever counts them. What these call by a number must never be mistaken
+        for what a later event calls by its own: so these numbers are not counted.
+        """
+        return self.txn.epoch << 32 | self.txn.seq
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The changes, in order; the answer's CAS is that of `changes[subject]`.
+
+    `waits_for` is an index whose READY (or undoing) is the real end of the request. `record` is
+    what is to be remembered with it, but for its CAS.
+    """
+
+    changes: tuple[Change, ...]
+    answer: dict[str, Any]
+    subject: int = 0
+    waits_for: int = 0
+    record: RecordedOutcome | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """Nothing has to change: the outcome stands already."""
+
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """The answer depends on an index whose creation is under way: decide again after it."""
+
+    index_id: int
+
+
+Decision = Accepted | Answered | Parked
+
+
+def recorded(request: Request, outcome: Outcome) -> RecordedOutcome:
+    """Return what is remembered of a request that ends with `outcome`, but for its CAS."""
+    by_topic = request.position is not None
+    if outcome.status != OK:
+        return refusal(request.id, request.fingerprint, by_topic, outcome)
+    answer, index_ids = _about(outcome.answer)
+    return RecordedOutcome(request.id, DONE, request.fingerprint, answer, index_ids, 0, by_topic)
+
+
+def _about(answer: Mapping[str, Any]) -> tuple[str, tuple[int, ...]]:
+    """Return what kind of answer this is, and the indexes that it is about."""
+    shown = answer.get("indexes") or ([answer["index"]] if answer.get("index") else [])
+    index_ids = tuple(int(index["id"]) for index in shown)
+    if "existed" in answer:
+        return EXISTED, index_ids
+    if "indexes" in answer:
+        return INDEXES, index_ids
+    if "index" in answer:
+        return INDEX, index_ids
+    return (SETTING if "key" in answer else NOTHING), ()
+
+
+def refusal(request_id: str, fingerprint: int, by_topic: bool, outcome: Outcome) -> RecordedOutcome:
+    """Return what is remembered of a refusal; details that are long are not."""
+    details = compact(outcome.details)
+    return RecordedOutcome(
+        id=request_id,
+        status=REFUSED,
+        fingerprint=fingerprint,
+        by_topic=by_topic,
+        error_code=outcome.code,
+        error_message=outcome.message[:MESSAGE_LENGTH_MAX],
+        error_details_json=details if len(details) <= DETAILS_BYTES_MAX else "{}",
+    )
+
+
+def compact(value: Any) -> str:
+    """Return the one JSON text that stands for `value`."""
+    return json.dumps(value, separators=(",", ":"), sort_keys=True)
+
+
+def mismatch(expected: int, actual: int) -> Outcome:
+    return refused(
+        "cas_mismatch",
+        f"expected CAS {expected}, found {actual}",
+        expected=expected,
+        actual=actual,
+    )
+
+
+def accepted(request: Request, changes: tuple[Change, ...], answer: dict[str, Any]) -> Accepted:
+    """Accept, and remember the outcome under the request's id where it has a durable one."""
+    record = recorded(request, Outcome(OK, answer=answer)) if request.recorded else None
+    return Accepted(changes, answer, record=record)
+
+
+def moved(index: Index, to: str, reason: str | None) -> Index:
+    """Return `index` in another state; the transition must be a legal one."""
+    assert to in TRANSITIONS[index.state], f"{index.state} -> {to}"
+    return replace(index, state=to, reason=reason)
+
+
+def index_in(state: StateContext, index_id: int, *states: str) -> Index | None:
+    """Return the index if it is there, in one of these states."""
+    held = state.index_by_id(index_id)
+    index = held.entity if held else None
+    return index if isinstance(index, Index) and index.state in states else None
+
+
+def describe_gone(index_id: int, request: Request) -> dict[str, Any]:
+    """Return an index that is not there any more, as far as a repeat of its request tells."""
+    command = request.command
+    known = command if isinstance(command, CreateIndex) else None
+    return {
+        "id": str(index_id),
+        "name": getattr(command, "name", ""),
+        "bucket": getattr(command, "bucket", ""),
+        "state": GONE,
+        "reason": "it was dropped since",
+        "expressions": list(known.expressions) if known else [],
+        "where": known.where if known else None,
+        "primary": known.primary if known else False,
+        "using": known.using if known else "gsi",
+        "defer_build": known.defer_build if known else False,
+        "created_ms": 0,
+        "topology": {"slices": [], "shards": {}, "partitioning": "hash", "bounds": []},
+        "build": 0,
+    }
+
+
+def describe_index(index: Index) -> dict[str, Any]:
+    """Return an index as clients see it."""
+    return {
+        "id": str(index.id),
+        "name": index.name,
+        "bucket": index.bucket,
+        "state": index.state,
+        "reason": index.reason,
+        "expressions": list(index.expressions),
+        "where": index.where,
+        "primary": index.primary,
+        "using": index.using,
+        "defer_build": index.defer_build,
+        "created_ms": index.created_ms,
+        "topology": {
+            "slices": [
+                {"slice": s.number, "master": s.master, "replicas": list(s.replicas)}
+                for s in index.slices
+            ],
+            "shards": {str(s.indexer): s.number for s in index.shards},
+            "partitioning": index.partitioning,
+            "bounds": json.loads(index.bounds_json),
+        },
+        "build": index.build,
+    }

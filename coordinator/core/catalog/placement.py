@@ -1,0 +1,73 @@
+"""Which indexer holds which slice of a new index.
+
+Pure and deterministic: the least loaded indexer first, ties by id. Copies of a slice lie on
+different indexers, and in different zones for as long as there are unused zones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from coordinator.core.model.entities import Slice
+
+MISSING_MAX = 64
+"""How many absent indexers a refusal names: it has to fit into a reply."""
+
+
+class Candidate(NamedTuple):
+    """A live indexer that can take slices; `zone` is empty where zones are not used."""
+
+    id: int
+    zone: str
+
+
+class Impossible(NamedTuple):
+    """Why no placement exists, for the client."""
+
+    message: str
+    details: dict[str, object]
+
+
+def place(
+    slices: int,
+    replicas: int,
+    wanted: Sequence[int],
+    candidates: Sequence[Candidate],
+    load: Mapping[int, int],
+) -> tuple[Slice, ...] | Impossible:
+    """Return the topology of a new index, or why there is none.
+
+    `wanted` names the indexers to use; empty means all `candidates`. `load` is the number of
+    slices that each holds already. Each slice gets one master and `replicas` copies.
+    """
+    alive = {candidate.id: candidate for candidate in candidates}
+    missing = sorted(set(wanted) - set(alive))[:MISSING_MAX]
+    if missing:
+        return Impossible(
+            f"indexers {missing} are not alive", {"missing": missing, "alive": sorted(alive)}
+        )
+    chosen = [alive[i] for i in sorted(set(wanted))] if wanted else list(alive.values())
+    copies = replicas + 1
+    if copies > len(chosen):
+        return Impossible(
+            f"{replicas} replicas need {copies} indexers, and {len(chosen)} are there",
+            {"replicas": replicas, "indexers": sorted(c.id for c in chosen)},
+        )
+    held = {candidate.id: load.get(candidate.id, 0) for candidate in chosen}
+    return tuple(_place_one(number, copies, chosen, held) for number in range(slices))
+
+
+def _place_one(
+    number: int, copies: int, chosen: Sequence[Candidate], held: dict[int, int]
+) -> Slice:
+    """Place the copies of one slice, and count them into `held`."""
+    hosts: list[int] = []
+    zones: set[str] = set()
+    for _ in range(copies):
+        free = [c for c in chosen if c.id not in hosts]
+        best = min(free, key=lambda c: (bool(c.zone) and c.zone in zones, held[c.id], c.id))
+        hosts.append(best.id)
+        zones.add(best.zone)
+        held[best.id] += 1
+    return Slice(number, hosts[0], tuple(hosts[1:]))

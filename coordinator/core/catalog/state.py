@@ -1,0 +1,248 @@
+"""The StateContext and the one way to change it.
+
+Pure. `evolve` folds mutations, with the CAS that each got, into the next StateContext; master,
+replica, recovery, replay of `history` and the simulator all call it. It cannot refuse: whatever is
+in the log happened. Values are persistent maps, so that a reader keeps a consistent state for as
+long as it likes while the node moves on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from immutables import Map
+
+from coordinator.core.model import digest as digests
+from coordinator.core.model.entities import (
+    DROPPING,
+    INIT,
+    READY,
+    Entity,
+    Index,
+    bucket_key,
+    index_key,
+    setting_key,
+    stream_key,
+)
+from coordinator.core.model.records import Mutation
+
+LEGACY_OUTCOMES = "request/"
+"""Under such keys older versions kept outcomes of requests as entities."""
+
+
+DEFERRED = "deferred"
+"""The phase of an index that is READY and waits for its administrator to have it built."""
+
+ENTITY_BYTES = 64
+"""What an entity weighs beside its key and value."""
+
+
+class Versioned(NamedTuple):
+    """An entity with its CAS and its bytes exactly as they were written."""
+
+    cas: int
+    value: bytes
+    entity: Entity
+
+
+class StateContext(NamedTuple):
+    """All replicated metadata at one CAS.
+
+    `cas` is that of the last mutation of the last committed transaction, never a maximum over the
+    entities that are left: the last mutation may have been a drop. `names` finds an index by
+    (bucket, name); an index that is being dropped has given its name back. `load` counts the
+    slices that each indexer holds, those being dropped included. `kinds` has the entities by kind,
+    `phases` the indexes by state, where READY is parted by whether they are deferred; `pending`
+    finds an index in INIT by the request that makes it. `size` is what all entities weigh, in
+    bytes. All of it follows from `entities`, and is kept so that nobody has to look at them all.
+    """
+
+    cas: int = 0
+    digest: int = digests.EMPTY
+    entities: Map[str, Versioned] = Map()
+    names: Map[tuple[str, str], int] = Map()
+    load: Map[int, int] = Map()
+    kinds: Map[str, Map[str, Versioned]] = Map()
+    phases: Map[str, Map[int, Index]] = Map()
+    pending: Map[str, int] = Map()
+    size: int = 0
+
+    def get(self, key: str) -> Versioned | None:
+        return self.entities.get(key)
+
+    def cas_of(self, key: str) -> int:
+        """Return the CAS of an entity, 0 if it does not exist."""
+        found = self.entities.get(key)
+        return found.cas if found else 0
+
+    def index_by_id(self, index_id: int) -> Versioned | None:
+        return self.entities.get(index_key(index_id))
+
+    def index_named(self, bucket: str, name: str) -> Versioned | None:
+        found = self.names.get((bucket, name))
+        return None if found is None else self.index_by_id(found)
+
+    def bucket(self, name: str) -> Versioned | None:
+        return self.entities.get(bucket_key(name))
+
+    def stream(self, bucket: str) -> Versioned | None:
+        return self.entities.get(stream_key(bucket))
+
+    def setting(self, name: str) -> Versioned | None:
+        return self.entities.get(setting_key(name))
+
+    def of_kind(self, kind: str) -> Iterator[Versioned]:
+        """Yield the entities under `<kind>/`, in no particular order."""
+        return iter(self.kinds.get(kind, Map()).values())
+
+    def in_phase(self, *phases: str) -> Iterator[Index]:
+        """Yield the indexes in these phases, in no particular order."""
+        for phase in phases:
+            yield from self.phases.get(phase, Map()).values()
+
+    def indexes(self) -> list[tuple[Index, int]]:
+        """Return every index with its CAS, ordered by bucket and name."""
+        found = [(v.entity, v.cas) for v in self.of_kind("index") if isinstance(v.entity, Index)]
+        return sorted(found, key=lambda pair: (pair[0].bucket, pair[0].name, pair[0].id))
+
+
+EMPTY = StateContext()
+
+
+def evolve(state: StateContext, changes: Iterable[tuple[Mutation, int]]) -> StateContext:
+    """Return `state` after `changes`: mutations in log order, each with its CAS.
+
+    The CAS values ascend and are above `state.cas`; the last one becomes the state's.
+    """
+    cas = state.cas
+    folding = _Folding(state)
+    for mutation, at in changes:
+        assert at > cas, f"CAS {at} follows {cas}"
+        cas = at
+        if mutation.value is None:
+            folding.put(mutation.key, None)
+        else:
+            assert mutation.entity is not None
+            folding.put(mutation.key, Versioned(at, mutation.value, mutation.entity))
+    return folding.finish(cas)
+
+
+def without(state: StateContext, keys: Iterable[str]) -> StateContext:
+    """Return `state` at the same CAS, as if these entities had never been."""
+    folding = _Folding(state)
+    for key in keys:
+        folding.put(key, None)
+    return folding.finish(state.cas)
+
+
+class _Folding:
+    """A StateContext while it is changed: maps that share structure with the one before."""
+
+    def __init__(self, state: StateContext) -> None:
+        self._digest = state.digest
+        self._size = state.size
+        self._names, self._load = state.names, state.load
+        self._phases, self._pending = state.phases, state.pending
+        self._kinds = state.kinds
+        self._entities = state.entities.mutate()
+        self._changed: dict[str, Any] = {}
+
+    def put(self, key: str, after: Versioned | None) -> None:
+        """Replace the entity under a key; None: it goes."""
+        kind = key.partition("/")[0]
+        of_kind = self._changed.get(kind)
+        if of_kind is None:
+            of_kind = self._changed[kind] = self._kinds.get(kind, Map()).mutate()
+        before = self._entities.get(key)
+        if before is not None:
+            self._digest -= digests.weight(key, before.cas, before.value)
+            self._size -= len(key) + len(before.value) + ENTITY_BYTES
+        if after is not None:
+            self._entities[key] = of_kind[key] = after
+            self._digest += digests.weight(key, after.cas, after.value)
+            self._size += len(key) + len(after.value) + ENTITY_BYTES
+        elif before is not None:
+            del self._entities[key]
+            del of_kind[key]
+        if kind == "index":
+            self._index(before.entity if before else None, after.entity if after else None)
+
+    def _index(self, before: Entity | None, after: Entity | None) -> None:
+        self._names = _renamed(self._names, before, after)
+        self._load = _loaded(_loaded(self._load, before, -1), after, 1)
+        if isinstance(before, Index):
+            phase = phase_of(before)
+            left = self._phases[phase].delete(before.id)
+            self._phases = self._phases.set(phase, left) if left else self._phases.delete(phase)
+            if self._pending.get(before.request) == before.id:
+                self._pending = self._pending.delete(before.request)
+        if isinstance(after, Index):
+            phase = phase_of(after)
+            found: Map[int, Index] = self._phases.get(phase, Map())
+            self._phases = self._phases.set(phase, found.set(after.id, after))
+            if after.state == INIT and after.request:
+                self._pending = self._pending.set(after.request, after.id)
+
+    def finish(self, cas: int) -> StateContext:
+        kinds = self._kinds
+        for kind, held in self._changed.items():
+            of_kind = held.finish()
+            if of_kind:
+                kinds = kinds.set(kind, of_kind)
+            elif kind in kinds:
+                kinds = kinds.delete(kind)
+        return StateContext(
+            cas=cas,
+            digest=self._digest & digests.MODULUS_MASK,
+            entities=self._entities.finish(),
+            names=self._names,
+            load=self._load,
+            kinds=kinds,
+            phases=self._phases,
+            pending=self._pending,
+            size=self._size,
+        )
+
+
+def phase_of(index: Index) -> str:
+    """Return under which phase a StateContext finds an index."""
+    return DEFERRED if index.state == READY and index.defer_build else index.state
+
+
+def _renamed(
+    names: Map[tuple[str, str], int], before: Entity | None, after: Entity | None
+) -> Map[tuple[str, str], int]:
+    """Keep the name space: an index holds its name until it is being dropped."""
+    if isinstance(before, Index) and names.get((before.bucket, before.name)) == before.id:
+        names = names.delete((before.bucket, before.name))
+    if isinstance(after, Index) and after.state != DROPPING:
+        names = names.set((after.bucket, after.name), after.id)
+    return names
+
+
+def _loaded(load: Map[int, int], entity: Entity | None, sign: int) -> Map[int, int]:
+    """Count the slices of an index towards the indexers that hold them, or away from them."""
+    if isinstance(entity, Index):
+        for piece in entity.slices:
+            for host in piece.hosts:
+                count = load.get(host, 0) + sign
+                load = load.set(host, count) if count else load.delete(host)
+    return load
+
+
+def recomputed_digest(state: StateContext) -> int:
+    """Return the digest over all entities from nothing: what the incremental one must equal."""
+    total = sum(digests.weight(key, v.cas, v.value) for key, v in state.entities.items())
+    return total & digests.MODULUS_MASK
+
+
+def restore(cas: int, entities: Iterable[tuple[str, Versioned]]) -> StateContext:
+    """Build a StateContext from stored entities: after a restart or a full synchronisation.
+
+    The digest is computed from the bytes given, so that a damaged store cannot hide.
+    """
+    folding = _Folding(EMPTY)
+    for key, versioned in entities:
+        folding.put(key, versioned)
+    return folding.finish(cas)

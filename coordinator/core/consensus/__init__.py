@@ -1,0 +1,1 @@
+"""What every node does: follows the log, elects, answers proposals, synchronises. Pure."""

@@ -1,0 +1,455 @@
+"""The Authority: a deterministic fold of the `commit` topic.
+
+It stands for the cluster manager of the specification, and is no process: each node folds the
+same records in the same order and reaches the same master, epoch, active list and transaction
+statuses. Its rules:
+
+* A claim counts only if its epoch is the next one, its node accepted the last committed
+  transaction, and its CAS and digest are the fold's. It closes an open transaction.
+* A proposal opens only in the current epoch, above the last sequence number, while none is open.
+  Proposals are plain records, so late and doubled ones are expected, and void.
+* A verdict must name the open transaction and its offset. The first terminal status wins.
+* A joiner is admitted only while nothing is open, and only at the fold's CAS and digest.
+* After its resignation, nothing that a master wrote opens anything.
+* A node leaves, and the cluster is reformed, only while nothing is open; whoever is left must be
+  enough for the minimum.
+
+A record that breaks a rule is *void*: it changes nothing, and `fold` says why. The caller decides
+whether that is ordinary (a late proposal) or an alarm (`is_alarming`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from coordinator.core.model import digest as digests
+from coordinator.core.model.authority_state import (
+    COMMIT,
+    INITIAL,
+    ROLLBACK,
+    AuthorityState,
+    IndexerInfo,
+    Member,
+    OpenTransaction,
+    ProjectorInfo,
+    SnapshotInfo,
+    TransactionStatus,
+)
+from coordinator.core.model.records import (
+    AuthoritySnapshot,
+    ClusterFormed,
+    ClusterReformed,
+    CommitRecord,
+    IndexerRegistered,
+    MasterClaimed,
+    MasterResigned,
+    MemberAdmitted,
+    MemberExpired,
+    MemberLeft,
+    OutcomesForgotten,
+    OutcomesSeparated,
+    ProjectorRegistered,
+    ReadBarrier,
+    SnapshotKept,
+    TransactionCommitted,
+    TransactionProposed,
+    TransactionRolledBack,
+    Unreadable,
+)
+from coordinator.core.model.types import TxnId
+
+SNAPSHOTS_MAX = 8
+"""So many copies of the StateContext the Authority knows of, the newest."""
+
+SERVICE_ID_MAX = 250
+"""Indexers and projectors have ids from 0 to this."""
+
+
+class Folded(NamedTuple):
+    """The state after a record; `void` says why the record changed nothing, or is empty."""
+
+    state: AuthorityState | None
+    void: str = ""
+
+
+def fold(state: AuthorityState | None, offset: int, record: CommitRecord) -> Folded:
+    """Return the Authority after `record`, which stands at `offset` of the commit topic.
+
+    `state` is None until genesis or a snapshot has been read; everything before it is void.
+    """
+    if state is None:
+        return _begin(offset, record)
+    return FOLDS[type(record)](state, offset, record)
+
+
+def is_alarming(record: CommitRecord) -> bool:
+    """Tell whether `record`, being void, means that a guarantee of the protocol was broken."""
+    return isinstance(record, TransactionCommitted)
+
+
+def _begin(offset: int, record: CommitRecord) -> Folded:
+    if isinstance(record, ClusterFormed):
+        return Folded(
+            AuthorityState(
+                cluster_id=record.cluster_id,
+                cas_base=record.cas_base,
+                roster=record.roster,
+                minimum=record.minimum,
+                log_capacity=record.log_capacity,
+                request_window_ms=record.request_window_ms,
+                outcomes_apart=record.outcomes_apart,
+            )
+        )
+    if isinstance(record, AuthoritySnapshot):
+        return Folded(record.snapshot)
+    if isinstance(record, MasterClaimed):
+        return _claimed(record.snapshot, offset, record)
+    return Folded(None, "nothing is known yet")
+
+
+def _formed(state: AuthorityState, offset: int, record: ClusterFormed) -> Folded:
+    return Folded(state, f"the cluster {state.cluster_id} exists")
+
+
+def _claimed(state: AuthorityState, offset: int, record: MasterClaimed) -> Folded:
+    if record.epoch != state.epoch + 1:
+        return Folded(state, f"epoch {record.epoch} does not follow {state.epoch}")
+    if record.node not in state.eligible:
+        return Folded(state, f"node {record.node} did not accept {state.last_txn}")
+    if (record.cas, record.digest) != (state.last_cas, state.digest):
+        return Folded(state, f"node {record.node} stands at {record.cas}, not {state.last_cas}")
+    if state.open is not None:
+        reason = f"node {record.node} claimed epoch {record.epoch}"
+        state = _close(state, ROLLBACK, 0, reason)
+    member = Member(record.node, record.incarnation, record.address)
+    return Folded(
+        replace(
+            state,
+            epoch=record.epoch,
+            master=record.node,
+            incarnation=record.incarnation,
+            address=record.address,
+            members=state.members.set(record.node, member),
+            roster=_with(state.roster, record.node),
+            last_seq=0,
+            successor=0,
+        )
+    )
+
+
+def _snapshot(state: AuthorityState, offset: int, record: AuthoritySnapshot) -> Folded:
+    if record.snapshot != state:
+        return Folded(state, "the snapshot differs from the fold")
+    return Folded(state)
+
+
+def _kept(state: AuthorityState, offset: int, record: SnapshotKept) -> Folded:
+    """Take note of a copy that was read back. One of a later state than the fold's is no copy."""
+    if void := _of_another_epoch(state, record.epoch):
+        return Folded(state, void)
+    if record.cas > state.last_cas or record.commit_offset >= offset:
+        return Folded(state, f"a copy at CAS {record.cas} is ahead of {state.last_cas}")
+    info = SnapshotInfo(
+        record.copy, record.cas, record.digest, record.offset, record.commit_offset, record.at_ms
+    )
+    return Folded(replace(state, snapshots=(*state.snapshots, info)[-SNAPSHOTS_MAX:]))
+
+
+def _forgotten(state: AuthorityState, offset: int, record: OutcomesForgotten) -> Folded:
+    if void := _of_another_epoch(state, record.epoch):
+        return Folded(state, void)
+    return Folded(
+        replace(
+            state,
+            outcomes_digest=record.outcomes_digest,
+            outcomes_forgotten_ms=max(state.outcomes_forgotten_ms, record.forgotten_ms),
+        )
+    )
+
+
+def _separated(state: AuthorityState, offset: int, record: OutcomesSeparated) -> Folded:
+    void = (
+        _of_another_epoch(state, record.epoch)
+        or ("outcomes are apart already" if state.outcomes_apart else "")
+        or (f"{state.open.txn} is open" if state.open else "")
+        or (
+            ""
+            if (record.cas, record.digest) == (state.last_cas, state.digest)
+            else f"it separates CAS {record.cas}, not {state.last_cas}"
+        )
+    )
+    if void:
+        return Folded(state, void)
+    return Folded(
+        replace(
+            state,
+            digest=record.state_digest,
+            outcomes_apart=True,
+            outcomes_digest=record.outcomes_digest,
+            outcomes_forgotten_ms=max(state.outcomes_forgotten_ms, record.forgotten_ms),
+        )
+    )
+
+
+def _proposed(state: AuthorityState, offset: int, record: TransactionProposed) -> Folded:
+    void = (
+        _of_another_epoch(state, record.txn.epoch)
+        or ("" if state.master else "the master has resigned")
+        or (f"{state.open.txn} is open" if state.open else "")
+        or ("" if record.txn.seq > state.last_seq else f"{record.txn} is late or doubled")
+        or (
+            ""
+            if (record.prev_cas, record.prev_digest) == (state.last_cas, state.digest)
+            else f"{record.txn} builds on CAS {record.prev_cas}, not {state.last_cas}"
+        )
+    )
+    if void:
+        return Folded(state, void)
+    opened = OpenTransaction(
+        record.txn,
+        offset,
+        record.participants,
+        record.prev_cas,
+        record.prev_digest,
+        len(record.mutations),
+    )
+    row = TransactionStatus(record.txn, INITIAL, 0, record.participants, "")
+    logged = _append(state, row)
+    return Folded(replace(logged, open=opened, last_seq=record.txn.seq))
+
+
+def _committed(state: AuthorityState, offset: int, record: TransactionCommitted) -> Folded:
+    opened = state.open
+    void = _of_another_epoch(state, record.txn.epoch) or _not_the_open_one(
+        opened, record.txn, record.proposal_offset
+    )
+    if void or opened is None:
+        return Folded(state, void)
+    if not record.cas or len(record.cas) != opened.count or record.cas[0] <= state.last_cas:
+        return Folded(state, f"{record.txn} carries impossible CAS values {record.cas[:3]}")
+    closed = _close(state, COMMIT, record.cas[-1], "")
+    return Folded(
+        replace(
+            closed,
+            last_txn=record.txn,
+            last_cas=record.cas[-1],
+            digest=record.state_digest,
+            acceptors=record.accepted,
+            outcomes_digest=record.outcomes_digest,
+            outcomes_forgotten_ms=max(state.outcomes_forgotten_ms, record.outcomes_forgotten_ms),
+        )
+    )
+
+
+def _rolled_back(state: AuthorityState, offset: int, record: TransactionRolledBack) -> Folded:
+    wrong_epoch = _of_another_epoch(state, record.txn.epoch)
+    if wrong_epoch:
+        return Folded(state, wrong_epoch)
+    if record.proposal_offset < 0:
+        return _never_opened(state, record)
+    void = _not_the_open_one(state.open, record.txn, record.proposal_offset)
+    if void or state.open is None:
+        return Folded(state, void)
+    return Folded(_close(state, ROLLBACK, 0, record.reason))
+
+
+def _never_opened(state: AuthorityState, record: TransactionRolledBack) -> Folded:
+    """Close a sequence number whose proposal the master did not see: it may still arrive."""
+    if state.open is not None and state.open.txn == record.txn:
+        return Folded(_close(state, ROLLBACK, 0, record.reason))
+    if state.open is not None or record.txn.seq <= state.last_seq:
+        return Folded(state, f"{record.txn} has a status")
+    row = TransactionStatus(record.txn, ROLLBACK, 0, (), record.reason)
+    return Folded(replace(_append(state, row), last_seq=record.txn.seq))
+
+
+def _admitted(state: AuthorityState, offset: int, record: MemberAdmitted) -> Folded:
+    void = (
+        _of_another_epoch(state, record.epoch)
+        or (f"{state.open.txn} is open" if state.open else "")
+        or (
+            ""
+            if (record.cas, record.digest) == (state.last_cas, state.digest)
+            else f"node {record.node} stands at {record.cas}, not {state.last_cas}"
+        )
+    )
+    if void:
+        return Folded(state, void)
+    member = Member(record.node, record.incarnation, record.address)
+    roster = _with(state.roster, record.node)
+    return Folded(replace(state, roster=roster, members=state.members.set(record.node, member)))
+
+
+def _with(roster: tuple[int, ...], node: int) -> tuple[int, ...]:
+    return roster if node in roster else tuple(sorted((*roster, node)))
+
+
+def _expired(state: AuthorityState, offset: int, record: MemberExpired) -> Folded:
+    if void := _of_another_epoch(state, record.epoch):
+        return Folded(state, void)
+    if record.node not in state.members or record.node == state.master:
+        return Folded(state, f"node {record.node} is not a replica")
+    return Folded(replace(state, members=state.members.delete(record.node)))
+
+
+def _left(state: AuthorityState, offset: int, record: MemberLeft) -> Folded:
+    if void := _of_another_epoch(state, record.epoch) or why_not_leave(state, record.node):
+        return Folded(state, void)
+    return Folded(
+        replace(
+            state,
+            roster=tuple(n for n in state.roster if n != record.node),
+            members=state.members.delete(record.node)
+            if record.node in state.members
+            else state.members,
+            acceptors=tuple(n for n in state.acceptors if n != record.node),
+        )
+    )
+
+
+def why_not_leave(state: AuthorityState, node: int) -> str:
+    """Say why `node` may not leave the cluster now, or return an empty text."""
+    if node not in state.roster:
+        return f"node {node} is not in the roster"
+    if node == state.master:
+        return f"node {node} is the master: it hands the mastership over first"
+    if state.open is not None:
+        return f"{state.open.txn} is open"
+    if len(state.roster) - 1 < state.minimum:
+        return f"{len(state.roster) - 1} nodes would be left, {state.minimum} copies are needed"
+    return ""
+
+
+def _resigned(state: AuthorityState, offset: int, record: MasterResigned) -> Folded:
+    void = _of_another_epoch(state, record.epoch) or (
+        "" if record.node == state.master else f"node {record.node} is not the master"
+    )
+    if void:
+        return Folded(state, void)
+    if state.open is not None:
+        state = _close(state, ROLLBACK, 0, f"node {record.node} resigned")
+    return Folded(replace(state, master=0, incarnation=0, address="", successor=record.successor))
+
+
+def _reformed(state: AuthorityState, offset: int, record: ClusterReformed) -> Folded:
+    """Take the minimum and the roster that an operator gave; the writer is eligible from now."""
+    if void := why_not_reform(state, record):
+        return Folded(state, void)
+    roster = record.roster
+    acceptors = tuple(n for n in state.acceptors if n in roster)
+    members = state.members
+    for node in members:
+        members = members if node in roster else members.delete(node)
+    return Folded(
+        replace(
+            state,
+            minimum=record.minimum,
+            roster=roster,
+            members=members,
+            acceptors=tuple(sorted({*acceptors, record.node})),
+        )
+    )
+
+
+def why_not_reform(state: AuthorityState, record: ClusterReformed) -> str:
+    """Say why the cluster cannot be reformed as `record` says, or return an empty text."""
+    if record.epoch == state.epoch and record.node != state.master:
+        return f"node {record.node} is not the master of epoch {state.epoch}"
+    if record.epoch not in (state.epoch, state.epoch + 1):
+        return f"epoch {record.epoch} is neither {state.epoch} nor the next"
+    if state.open is not None and record.epoch == state.epoch:
+        return f"{state.open.txn} is open"
+    if (record.cas, record.digest) != (state.last_cas, state.digest):
+        return f"node {record.node} stands at {record.cas}, not {state.last_cas}"
+    if record.node not in record.roster or not set(record.roster) <= set(state.roster):
+        return f"the roster {list(record.roster)} is not one of what {list(state.roster)} leaves"
+    if not 1 <= record.minimum <= len(record.roster):
+        return f"a minimum of {record.minimum} does not fit {len(record.roster)} nodes"
+    return ""
+
+
+def _registered(state: AuthorityState, offset: int, record: IndexerRegistered) -> Folded:
+    void = _of_another_epoch(state, record.epoch) or impossible_id(record.indexer)
+    if void:
+        return Folded(state, void)
+    info = IndexerInfo(record.indexer, record.incarnation, record.address, record.zone)
+    return Folded(replace(state, indexers=state.indexers.set(record.indexer, info)))
+
+
+def _projector_registered(
+    state: AuthorityState, offset: int, record: ProjectorRegistered
+) -> Folded:
+    void = _of_another_epoch(state, record.epoch) or impossible_id(record.projector)
+    if void:
+        return Folded(state, void)
+    info = ProjectorInfo(record.projector, record.incarnation, record.address)
+    return Folded(replace(state, projectors=state.projectors.set(record.projector, info)))
+
+
+def impossible_id(number: int) -> str:
+    """Say why no indexer or projector has this number, or return an empty text."""
+    return "" if 0 <= number <= SERVICE_ID_MAX else f"ids range from 0 to {SERVICE_ID_MAX}"
+
+
+def _barrier(state: AuthorityState, offset: int, record: ReadBarrier) -> Folded:
+    return Folded(state)
+
+
+def _unreadable(state: AuthorityState, offset: int, record: Unreadable) -> Folded:
+    return Folded(state, record.reason)
+
+
+def _of_another_epoch(state: AuthorityState, epoch: int) -> str:
+    return "" if epoch == state.epoch else f"epoch {epoch} is not the current {state.epoch}"
+
+
+def _not_the_open_one(opened: OpenTransaction | None, txn: TxnId, offset: int) -> str:
+    if opened is None:
+        return f"{txn} is not open"
+    if (opened.txn, opened.offset) != (txn, offset):
+        return f"{txn}@{offset} is not the open {opened.txn}@{opened.offset}"
+    return ""
+
+
+def _append(state: AuthorityState, row: TransactionStatus) -> AuthorityState:
+    """Add a row to the rolling log, and drop the oldest beyond its capacity."""
+    log = state.log.set(state.log_next, row)
+    if len(log) > state.log_capacity:
+        log = log.delete(state.log_next + 1 - len(log))
+    return replace(state, log=log, log_next=state.log_next + 1)
+
+
+def _close(state: AuthorityState, status: str, cas: int, reason: str) -> AuthorityState:
+    """Give the open transaction, whose row is the newest, its terminal status."""
+    opened = state.open
+    number = state.log_next - 1
+    assert opened is not None
+    assert state.log[number].txn == opened.txn
+    row = TransactionStatus(opened.txn, status, cas, opened.participants, reason)
+    return replace(state, open=None, log=state.log.set(number, row))
+
+
+FOLDS: dict[type, Callable[[AuthorityState, int, Any], Folded]] = {
+    ClusterFormed: _formed,
+    MasterClaimed: _claimed,
+    AuthoritySnapshot: _snapshot,
+    SnapshotKept: _kept,
+    OutcomesForgotten: _forgotten,
+    OutcomesSeparated: _separated,
+    TransactionProposed: _proposed,
+    TransactionCommitted: _committed,
+    TransactionRolledBack: _rolled_back,
+    MemberAdmitted: _admitted,
+    MemberExpired: _expired,
+    MemberLeft: _left,
+    MasterResigned: _resigned,
+    ClusterReformed: _reformed,
+    IndexerRegistered: _registered,
+    ProjectorRegistered: _projector_registered,
+    ReadBarrier: _barrier,
+    Unreadable: _unreadable,
+}
+
+assert digests.EMPTY == 0, "AuthorityState starts with the empty digest"

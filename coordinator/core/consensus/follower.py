@@ -1,0 +1,240 @@
+"""What a node makes of the `commit` topic: the Authority, the state, the prepared transaction.
+
+Pure. Record by record it folds the Authority, keeps a proposal until its verdict, and installs what
+was committed. It brings all of that into the node's store (`durability`), and finds the state again
+where the node does not have it (`full_sync`).
+
+Invariants:
+
+* What a node shows (`state`) moves on only by a terminal status that was read back; it begins as
+  the store or a full synchronisation has it, whose digest is in the log.
+* In the store, entities, the Authority and the prepared transaction belong to one applied offset.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from coordinator.core.catalog import state as states
+from coordinator.core.catalog.outcomes import OutcomeWindow
+from coordinator.core.catalog.state import StateContext
+from coordinator.core.consensus import authority as authorities
+from coordinator.core.consensus.counters import Counters
+from coordinator.core.consensus.durability import Durability, checkpoint
+from coordinator.core.consensus.effects import Follow, Halt, Note
+from coordinator.core.consensus.full_sync import FullSync
+from coordinator.core.consensus.inputs import Entry, LocalLog, Restored, Started
+from coordinator.core.consensus.separation import legacy_outcomes
+from coordinator.core.consensus.signals import Result, Synchronised, TransactionInstalled
+from coordinator.core.consensus.synchroniser import Sealed
+from coordinator.core.consensus.view import CATCHING_UP, FOLLOWING, SYNCHRONISING, NodeView, Tokens
+from coordinator.core.model.authority_state import AuthorityState
+from coordinator.core.model.ports import EntityCodec
+from coordinator.core.model.records import (
+    OutcomesForgotten,
+    OutcomesSeparated,
+    ReadBarrier,
+    TransactionCommitted,
+    TransactionProposed,
+)
+from coordinator.core.model.types import TxnId
+
+
+class Folded(NamedTuple):
+    """What a record did: the Authority before it, and why it changed nothing, if it did not."""
+
+    before: AuthorityState | None
+    void: str
+
+
+class Follower:
+    """One node's copy of everything that the log says, as of one applied offset."""
+
+    def __init__(self, codec: EntityCodec, tokens: Tokens, counters: Counters) -> None:
+        self._codec = codec
+        self._counters = counters
+        self.phase = CATCHING_UP
+        self.applied = -1
+        self.authority: AuthorityState | None = None
+        self.state: StateContext = states.EMPTY
+        self.state_known = False
+        self.log: LocalLog | None = None
+        """The prepared transaction: a proposal that waits for its verdict."""
+        self.outcomes = OutcomeWindow(codec)
+        self.durability = Durability(tokens)
+        self.full_sync = FullSync(tokens, counters)
+
+    def holds(self, txn: TxnId) -> bool:
+        """Tell whether this is the prepared transaction."""
+        return self.log is not None and self.log.proposal.txn == txn
+
+    # -- start -------------------------------------------------------------------------------
+
+    def begin(self, view: NodeView, event: Started) -> list[Result]:
+        """Go on from what the store holds; where the log does not, begin with nothing."""
+        restored = event.restored
+        if restored is not None and restored.applied >= event.log_end:
+            message = (
+                f"commit ends at offset {event.log_end}, this node has applied "
+                f"{restored.applied}: the log was lost or replaced"
+            )
+            return [Halt("log_lost", message, final=True)]
+        found: list[Result] = []
+        if restored is not None and restored.applied + 1 >= event.log_start:
+            found = self._restore(view, restored)
+            if any(isinstance(result, Halt) for result in found):
+                return found
+        else:
+            self.applied = event.log_start - 1
+            self.durability.unsaved.wipe = True
+        return [*found, Follow(self.applied + 1)]
+
+    def _restore(self, view: NodeView, restored: Restored) -> list[Result]:
+        self.applied = restored.applied
+        self.authority = authority = restored.authority
+        self.state = restored.state
+        self.state_known = True
+        self.log = restored.log
+        self.outcomes.restore(restored.outcomes, view.now)
+        if authority is None:
+            return self.durability.restored(view, 0)
+        return (
+            differs(self.state.digest, authority.digest, "the store")
+            or differs(self.outcomes.digest, authority.outcomes_digest, "outcomes in the store")
+            or self.durability.restored(view, authority.log_next)
+        )
+
+    # -- the log -----------------------------------------------------------------------------
+
+    def fold(self, entry: Entry) -> Folded:
+        """Fold one record into the Authority."""
+        before = self.authority
+        self.authority, void = authorities.fold(before, entry.offset, entry.record)
+        self.applied = entry.offset
+        if before is None and self.authority is not None:
+            self.outcomes.begin(self.authority.outcomes_digest)
+        if not void and not isinstance(entry.record, ReadBarrier):
+            self.durability.unsaved.needed = True
+        return Folded(before, void)
+
+    def proposed(self, entry: Entry, before: AuthorityState | None) -> None:
+        """A proposal was opened: it is prepared here from now on."""
+        assert isinstance(entry.record, TransactionProposed)
+        self.log = LocalLog(entry.offset, entry.record, entry.raw)
+        self.durability.opened(before)
+
+    def rolled_back(self, txn: TxnId) -> None:
+        """The verdict *rollback* was read."""
+        if self.holds(txn):
+            self.log = None
+        self._counters.transactions_rolled_back += 1
+
+    def drop_prepared(self) -> None:
+        """A claim or a resignation has closed what was open."""
+        self.log = None
+
+    def committed(
+        self, view: NodeView, record: TransactionCommitted, computed: StateContext | None
+    ) -> list[Result]:
+        """The verdict *commit* was read: switch the prepared transaction in.
+
+        This is the one place where a transaction becomes visible. `computed` is the state that the
+        verdict leads to, if this node, as master, has computed it already.
+        """
+        log, self.log = self.log, None
+        wrong = self._remember(view, record)
+        if wrong:
+            return wrong
+        if log is None or log.proposal.txn != record.txn:
+            return self.chain_broken(f"the proposal of {record.txn} was not seen")
+        self._counters.transactions_committed += 1
+        mutations = log.proposal.mutations
+        if not self.state_known:
+            self.full_sync.add_commit(Sealed(mutations, record.cas, record.state_digest))
+            return []
+        after = computed or states.evolve(self.state, zip(mutations, record.cas, strict=True))
+        wrong = differs(after.digest, record.state_digest, str(record.txn))
+        if wrong:
+            return wrong
+        self.state = after
+        self._counters.mutations_installed += len(mutations)
+        for mutation in mutations:
+            self.durability.unsaved.changes[mutation.key] = after.get(mutation.key)
+        return [TransactionInstalled(record, mutations)]
+
+    def chain_broken(self, why: str) -> list[Result]:
+        """The chain has a gap here: what this node shows can no longer be trusted."""
+        if not self.state_known:
+            return []
+        return [Halt("gap", f"a gap in the commit topic: {why}", rebuild=True)]
+
+    # -- outcomes of requests ----------------------------------------------------------------
+
+    def _remember(self, view: NodeView, record: TransactionCommitted) -> list[Result]:
+        """Take the outcomes that a transaction brought, and forget those that it says."""
+        if record.outcomes:
+            self._add_outcomes(view, record.cas[-1], record.outcomes)
+        return self._forget(record.outcomes_forgotten, record.outcomes_digest)
+
+    def _add_outcomes(self, view: NodeView, cas: int, value: bytes) -> None:
+        self.durability.unsaved.outcomes[cas] = self.outcomes.add(cas, value, view.now)
+
+    def _forget(self, up_to: int, digest: int) -> list[Result]:
+        gone = self.outcomes.forget(up_to)
+        self.durability.unsaved.outcomes.update(dict.fromkeys(gone))
+        if self.outcomes.agrees(digest):
+            return []
+        return differs(self.outcomes.digest, digest, f"outcomes from CAS {up_to} on")
+
+    def forgotten(self, record: OutcomesForgotten) -> list[Result]:
+        """An idle master has forgotten outcomes."""
+        return self._forget(record.up_to, record.outcomes_digest)
+
+    def separated(self, view: NodeView, record: OutcomesSeparated) -> list[Result]:
+        """Outcomes leave the state, whose digest changes; a synchronisation begins anew."""
+        for value in record.groups:
+            self._add_outcomes(view, self._codec.decode_outcomes(value).cas, value)
+        found = self.full_sync.begin(view) if self.full_sync.is_active else []
+        if not self.state_known:
+            return found
+        keys = legacy_outcomes(self.state)
+        self.state = states.without(self.state, keys)
+        self.durability.unsaved.changes.update(dict.fromkeys(keys))
+        what = "the state without outcomes"
+        return found + differs(self.state.digest, record.state_digest, what)
+
+    # -- the end of the log ------------------------------------------------------------------
+
+    def caught_up(self, view: NodeView) -> list[Result]:
+        """The log has been folded to its end: the state is known, or must be synchronised."""
+        if self.state_known or self.authority is None or self.authority.last_cas == 0:
+            self.state_known = True
+            self.phase = FOLLOWING
+            self.durability.unsaved.needed = True
+            return [Note(f"caught up at offset {self.applied}, CAS {self.state.cas}")]
+        self.phase = SYNCHRONISING
+        self._counters.full_synchronisations += 1
+        return [self.durability.save(checkpoint(view, None)), *self.full_sync.begin(view)]
+
+    def synchronised(self, view: NodeView, found: Synchronised) -> list[Result]:
+        """The state was found: from here on this node follows."""
+        self.state = state = found.state
+        self.state_known = True
+        self.phase = FOLLOWING
+        count = len(state.entities)
+        note = f"synchronised from {found.source}: {count} entities at CAS {state.cas}"
+        return [Note(note), *self.durability.replaced(view)]
+
+    def batch_ended(self, view: NodeView) -> list[Result]:
+        """All records that came together were folded: save what they changed."""
+        found = self.durability.save_installed(view)
+        found += self.durability.save_log(view)
+        return found + self.full_sync.resolve(view)
+
+
+def differs(digest: int, expected: int, what: str) -> list[Result]:
+    """Return what stops a node where something does not fold to what it must."""
+    if digest == expected:
+        return []
+    message = f"{what} folds to digest {digest:032x}, not to {expected:032x}"
+    return [Halt("digest_mismatch", message, rebuild=True)]

@@ -1,0 +1,106 @@
+"""Who else is alive: the last heartbeat of each process, and when it was heard.
+
+Pure. Silence is measured by a clock of its own, which goes on only while heartbeats arrive: a node
+that was stopped, or hears nothing at all, has no reason to suspect anybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from coordinator.core.consensus import authority as authorities
+from coordinator.core.consensus.build_progress import Progresses
+from coordinator.core.model.config import NodeConfig
+from coordinator.core.model.records import (
+    Heartbeat,
+    IndexerHeartbeat,
+    NodeHeartbeat,
+    ProjectorHeartbeat,
+    TimestampsHeartbeat,
+)
+from coordinator.core.model.stream_records import HwHeartbeat
+from coordinator.core.model.types import Instant
+
+
+@dataclass(slots=True)
+class Peer:
+    """The last heartbeat of another process, and when it was heard (`Hearing.clock_ms`)."""
+
+    heard_ms: int
+    beat: Any
+
+
+class HearingView(Protocol):
+    """What the parts of a node may know of other processes."""
+
+    @property
+    def clock_ms(self) -> int: ...
+    @property
+    def nodes(self) -> Mapping[int, Peer]: ...
+    @property
+    def indexers(self) -> Mapping[int, Peer]: ...
+    @property
+    def projectors(self) -> Mapping[int, Peer]: ...
+    @property
+    def application(self) -> Peer | None: ...
+    def alive(self, peer: Peer | None) -> bool: ...
+    def node_alive(self, number: int) -> bool: ...
+    def indexer_alive(self, number: int) -> bool: ...
+
+
+class Hearing:
+    """All processes that were ever heard, by kind and number."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        self._config = config
+        self.clock_ms = 0
+        """For how long this node has been hearing heartbeats."""
+        self.nodes: dict[int, Peer] = {}
+        self.indexers: dict[int, Peer] = {}
+        self.projectors: dict[int, Peer] = {}
+        self.application: Peer | None = None
+        """The one that computes timestamps."""
+        self.watermarks: dict[tuple[str, int], HwHeartbeat] = {}
+        """By bucket and indexer; only a master hears them."""
+        self.progress = Progresses()
+        self._heard_at_ms = 0
+
+    def alive(self, peer: Peer | None) -> bool:
+        """Tell whether a process was heard within the liveness period."""
+        return peer is not None and self.clock_ms - peer.heard_ms <= self._config.liveness_ms
+
+    def node_alive(self, number: int) -> bool:
+        """Tell whether the node with this number was heard within the liveness period."""
+        return self.alive(self.nodes.get(number))
+
+    def indexer_alive(self, number: int) -> bool:
+        """Likewise an indexer."""
+        return self.alive(self.indexers.get(number))
+
+    def listen(self, now: Instant) -> None:
+        """Let the clock go on: heartbeats came, whosever they are."""
+        step_ms = min(now.mono_ms - self._heard_at_ms, 2 * self._config.heartbeat_ms)
+        self.clock_ms += max(0, step_ms)
+        self._heard_at_ms = now.mono_ms
+
+    def take(self, beat: Heartbeat, now: Instant) -> None:
+        """Remember a heartbeat; records that are none are passed over."""
+        heard = Peer(self.clock_ms, beat)
+        match beat:
+            case NodeHeartbeat():
+                self.nodes[beat.node] = heard
+            case IndexerHeartbeat():
+                self.indexers[beat.indexer] = heard
+            case ProjectorHeartbeat():
+                self.projectors[beat.projector] = heard
+                self.progress.heard(beat, now.mono_ms)
+            case TimestampsHeartbeat():
+                self.application = heard
+
+
+def impossible(beat: Heartbeat) -> bool:
+    """Tell whether this names a process that cannot be: each number that is heard is kept."""
+    numbers = (getattr(beat, name, 0) for name in ("node", "indexer", "projector"))
+    return any(authorities.impossible_id(number) for number in numbers)

@@ -1,0 +1,109 @@
+"""What one part of a node tells the others, through the node that composes them.
+
+Pure, frozen data, and never seen outside. A part returns its results in order: effects, which the
+shell carries out, and signals, which the node hands on. So no part reaches into another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coordinator.core.catalog.state import StateContext
+from coordinator.core.consensus.effects import Effect
+from coordinator.core.model.commands import Command
+from coordinator.core.model.records import Mutation, ProposalAnswered, TransactionCommitted
+
+
+@dataclass(frozen=True, slots=True)
+class SendBarrier:
+    """Write a read barrier to `commit`, in place of any that is still out."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExamineLog:
+    """Have Kafka asked where `commit` ends, unless an answer is due."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockedAtStableOffset:
+    """All that can be read was read: an open transaction holds the last stable offset back.
+
+    Its master may be dead, and all nodes may have just started: only a claim ends it then.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerProposal:
+    """Tell the master, which may be this node itself, what became of its proposal here."""
+
+    record: ProposalAnswered
+
+
+@dataclass(frozen=True, slots=True)
+class ChainBroken:
+    """A proposal does not build on what this node shows: that can no longer be trusted."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionInstalled:
+    """A committed transaction was switched in: the state has moved on."""
+
+    record: TransactionCommitted
+    mutations: tuple[Mutation, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Synchronised:
+    """A full synchronisation has found the state, in this source."""
+
+    state: StateContext
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Elected:
+    """This node's own claim was read back, and counts: it is master of this epoch."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoseMastership:
+    """This master cannot go on: its producer, its store or the log does not do its part."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitSuccessor:
+    """Answer this caller once the next claim was read back."""
+
+    token: int
+    deadline_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """A master's part has something to commit: enter it into the next group, once by this key."""
+
+    key: str
+    command: Command
+
+
+Signal = (
+    SendBarrier
+    | ExamineLog
+    | BlockedAtStableOffset
+    | AnswerProposal
+    | ChainBroken
+    | TransactionInstalled
+    | Synchronised
+    | Elected
+    | LoseMastership
+    | AwaitSuccessor
+    | Want
+)
+
+Result = Effect | Signal

@@ -1,0 +1,82 @@
+"""What the parts of a node may know of it. They read it, and change nothing by it.
+
+Pure. A part takes this view with each input, and returns results (`signals`). It keeps no hold of
+the view, so that it is built and tested alone: any object with these properties will do.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from coordinator.core.catalog.outcomes import OutcomeWindow
+from coordinator.core.catalog.state import StateContext
+from coordinator.core.consensus.inputs import LocalLog
+from coordinator.core.consensus.peers import HearingView
+from coordinator.core.model.authority_state import AuthorityState
+from coordinator.core.model.config import NodeConfig
+from coordinator.core.model.types import Instant
+from coordinator.core.timestamps.board import Board
+
+CATCHING_UP, SYNCHRONISING, FOLLOWING = PHASES = ("catching-up", "synchronising", "following")
+"""A node folds the log to where that ended; finds the state, if it does not have it; follows."""
+
+
+class NodeView(Protocol):
+    """A node as its parts see it."""
+
+    @property
+    def config(self) -> NodeConfig: ...
+    @property
+    def now(self) -> Instant: ...
+    @property
+    def hearing(self) -> HearingView: ...
+    @property
+    def phase(self) -> str: ...
+    @property
+    def applied(self) -> int: ...
+    @property
+    def authority(self) -> AuthorityState | None: ...
+    @property
+    def state(self) -> StateContext: ...
+    @property
+    def state_known(self) -> bool: ...
+    @property
+    def log(self) -> LocalLog | None: ...
+    @property
+    def timestamps(self) -> Board: ...
+    @property
+    def is_member(self) -> bool: ...
+    @property
+    def is_stopping(self) -> bool: ...
+    @property
+    def is_master(self) -> bool: ...
+    @property
+    def is_reading(self) -> bool: ...
+    @property
+    def sick(self) -> str: ...
+    @property
+    def durable(self) -> int: ...
+    @property
+    def outcomes(self) -> OutcomeWindow: ...
+
+
+def authority_of(view: NodeView) -> AuthorityState:
+    """Return the Authority, which a master knows."""
+    assert view.authority is not None
+    return view.authority
+
+
+def unique(view: NodeView, token: int) -> int:
+    """Return the number of a barrier or a copy: no other life of any node has it."""
+    return (view.config.incarnation << 20) % 2**62 + token
+
+
+class Tokens:
+    """Numbers by which the completions of effects are told apart: none twice in a node's life."""
+
+    def __init__(self) -> None:
+        self._last = 0
+
+    def next(self) -> int:
+        self._last += 1
+        return self._last

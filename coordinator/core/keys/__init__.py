@@ -1,0 +1,1 @@
+"""How keys of indexes are ordered, packed and divided among slices. Pure."""

@@ -1,0 +1,349 @@
+"""The load phase: what the master waits for while indexes are built, and who streams what.
+
+Pure. All of it is derived from the StateContext and from what others repeat until the state moves
+on: projectors route an index, indexers have built it, a projector cannot stream a bucket. So a
+new master knows as much after a moment, and nothing that is lost on the way is lost for good.
+
+Invariants: an index is backfilled only when every live projector routes this build of it; it takes
+scans only when every hosting indexer has this build; a projector streams a bucket's maintenance
+only in a life that the bucket's `Stream` names, and begins where no indexer misses anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from heapq import nsmallest
+from typing import NamedTuple
+
+from coordinator.core.catalog.decisions import index_in
+from coordinator.core.catalog.state import StateContext
+from coordinator.core.consensus.signals import Result, Want
+from coordinator.core.consensus.view import NodeView, authority_of
+from coordinator.core.leader.prepare import REASON_LENGTH_MAX
+from coordinator.core.leader.stream_restart import Restarting
+from coordinator.core.model.commands import (
+    AdoptBucket,
+    BuildIndexes,
+    MarkBuilt,
+    MarkFailed,
+    MarkRouted,
+    RenewStream,
+)
+from coordinator.core.model.entities import (
+    BACKFILL,
+    MAINTENANCE,
+    PENDING,
+    READY,
+    STREAMED,
+    Bucket,
+    Index,
+    Stream,
+)
+from coordinator.core.model.records import ProjectorHeartbeat
+from coordinator.core.model.stream_records import (
+    FailoverBranch,
+    FailoverLog,
+    HwHeartbeat,
+    IndexBuilt,
+    IndexRouted,
+)
+from coordinator.core.model.vectors import Vector
+
+AUTOMATIC_MAX = 50
+"""So many indexes that were not deferred begin to be built at once, if they fit into a group."""
+
+BUILD_BYTES = 128
+"""An index weighs so much more when it is being built, its key included."""
+
+Life = tuple[int, int]
+"""A process: its number and its incarnation."""
+
+
+class Renewal(NamedTuple):
+    """A renewal of a bucket's streams: against which generation, for whom, why, and what of
+    `restart` it answers."""
+
+    number: int
+    lives: tuple[Life, ...]
+    why: str
+    restart: int
+
+    def command(self, bucket: str, vector: tuple[bytes, bytes]) -> RenewStream:
+        return RenewStream(
+            bucket, self.number, self.lives, *vector, reason=self.why, restart=self.restart
+        )
+
+
+class Building:
+    """The part of a master that has indexes built, and streams opened."""
+
+    def __init__(self, epoch: int) -> None:
+        self._routed: dict[int, dict[Life, int]] = {}
+        self._built: dict[int, dict[int, int]] = {}
+        self._watermarks: dict[tuple[str, int], HwHeartbeat] = {}
+        self._logs: dict[str, dict[int, tuple[FailoverBranch, ...]]] = {}
+        self._waiting_since_ms: dict[str, int] = {}
+        self._streamed_of: tuple[tuple[object, ...], frozenset[str]] = ((), frozenset())
+        self.restarting = Restarting(epoch)
+
+    # -- what is heard -----------------------------------------------------------------------
+
+    def observe(self, index_id: int, index: Index | None) -> None:
+        """Take note of an index's new state; None when it is gone."""
+        if index is None or index.state not in STREAMED:
+            self._routed.pop(index_id, None)
+            self._built.pop(index_id, None)
+
+    def routed(self, view: NodeView, record: IndexRouted) -> list[Result]:
+        """A projector routes a build of an index, or says why it cannot."""
+        index = index_in(view.state, record.index_id, PENDING)
+        if index is None or index.build != record.build:
+            return []
+        if index.bucket in _misfits(view.state, _projectors(view)):
+            return []  # That is about to be put right.
+        if record.reason:
+            reason = f"projector {record.projector}: {record.reason[:REASON_LENGTH_MAX]}"
+            return [_step_of(index, MarkFailed(index.id, index.build, reason))]
+        life = (record.projector, record.incarnation)
+        self._routed.setdefault(index.id, {})[life] = record.build
+        return []
+
+    def built(self, view: NodeView, record: IndexBuilt) -> None:
+        """An indexer has built its share of an index."""
+        index = index_in(view.state, record.index_id, BACKFILL)
+        if index is not None and index.build == record.build:
+            self._built.setdefault(index.id, {})[record.indexer] = record.build
+
+    def streams_read(self, records: Iterable[HwHeartbeat | FailoverLog]) -> None:
+        """Take what indexers hold, and the histories of vbuckets."""
+        for record in records:
+            if isinstance(record, HwHeartbeat):
+                self._watermarks[record.bucket, record.indexer] = record
+            else:
+                self._logs.setdefault(record.bucket, {})[record.vbucket] = record.branches
+
+    # -- what is due -------------------------------------------------------------------------
+
+    def tick(self, view: NodeView) -> list[Result]:
+        """Take every step of a build, and renew every stream, for which all is there."""
+        projectors, state = _projectors(view), view.state
+        if not projectors:
+            return []
+        found: list[Result] = []
+        unbuilt = _unbuilt(view)
+        if unbuilt:
+            found.append(Want("build", BuildIndexes(unbuilt)))
+        for bucket, vbuckets in _misfits(state, projectors).items():
+            found.append(Want(f"bucket/{bucket}", AdoptBucket(bucket, vbuckets)))
+        for index in sorted(state.in_phase(PENDING, BACKFILL), key=lambda one: one.id):
+            found += self._step(index, projectors)
+        return found + self._renew(view, projectors)
+
+    def _step(self, index: Index, projectors: list[ProjectorHeartbeat]) -> list[Result]:
+        """Return the next step of a build, if all that it rests on is there."""
+        if index.state == PENDING:
+            routed = self._routed.get(index.id, {})
+            if all(routed.get((p.projector, p.incarnation)) == index.build for p in projectors):
+                return [_step_of(index, MarkRouted(index.id, index.build))]
+        elif self._has_built(index):
+            return [_step_of(index, MarkBuilt(index.id, index.build))]
+        return []
+
+    def _has_built(self, index: Index) -> bool:
+        """Tell whether every host has built its share: of this build, not of one before it."""
+        built = self._built.get(index.id, {})
+        return all(built.get(host) == index.build for host in index.hosts)
+
+    # -- streams -----------------------------------------------------------------------------
+
+    def _renew(self, view: NodeView, projectors: list[ProjectorHeartbeat]) -> list[Result]:
+        """Renew the streams of buckets that projectors wait for: of all who wait at once."""
+        now, config = view.now.mono_ms, view.config
+        wanted = self._wanted(view, projectors)
+        for bucket in self._waiting_since_ms.keys() - wanted.keys():
+            del self._waiting_since_ms[bucket]
+        self.restarting.forget_others(set(wanted))
+        found: list[Result] = []
+        for bucket, renewal in wanted.items():
+            since = now - self._waiting_since_ms.setdefault(bucket, now)
+            if len(renewal.lives) < len(projectors) and since < config.stream_hold_ms:
+                continue
+            vector, asked = self._restart(view, bucket, since >= config.stream_timeout_ms)
+            found += asked
+            if vector is not None:
+                found.append(Want(f"stream/{bucket}", renewal.command(bucket, vector)))
+                if renewal.restart > _answered(view.state, bucket):
+                    self.restarting.renewed(view, bucket)
+        return found
+
+    def _wanted(self, view: NodeView, projectors: list[ProjectorHeartbeat]) -> dict[str, Renewal]:
+        """Return what streams are to be renewed: for who waits, and for who has lost something."""
+        state = view.state
+        found: dict[str, Renewal] = {}
+        for bucket, (number, waiting) in self._waiting(state, projectors).items():
+            why = f"for projectors {', '.join(str(projector) for projector, _ in waiting)}"
+            found[bucket] = Renewal(number, tuple(waiting), why, _answered(state, bucket))
+        told_of = {
+            bucket: told
+            for bucket in view.timestamps
+            if (told := self.restarting.told(view, bucket, _answered(state, bucket))) is not None
+        }
+        if not told_of:
+            return found
+        streamed = self._streamed(state)
+        for bucket, told in told_of.items():
+            if bucket not in streamed:
+                continue
+            number, sources = _sources(state, bucket)
+            lost = {
+                (p.projector, p.incarnation) for p in projectors if p.projector in told.projectors
+            }
+            renewal = found.get(bucket) or Renewal(number, (), told.reason, 0)
+            lives = tuple(sorted({*renewal.lives, *(lost & sources.keys())}))
+            if lives:
+                found[bucket] = renewal._replace(lives=lives, restart=told.number)
+        return found
+
+    def _streamed(self, state: StateContext) -> frozenset[str]:
+        """Return the buckets of which an index is fed by streams.
+
+        It looks at all indexes, but only if one of them has moved since.
+        """
+        phases = tuple(state.phases.get(phase) for phase in sorted(STREAMED))
+        known, buckets = self._streamed_of
+        if len(known) != len(phases) or any(a is not b for a, b in zip(known, phases, strict=True)):
+            buckets = frozenset(index.bucket for index in state.in_phase(*STREAMED))
+            self._streamed_of = phases, buckets
+        return buckets
+
+    def _waiting(
+        self, state: StateContext, projectors: list[ProjectorHeartbeat]
+    ) -> dict[str, tuple[int, list[Life]]]:
+        """Return the buckets for which projectors wait, with the newest number, and who waits."""
+        found: dict[str, tuple[int, list[Life]]] = {}
+        if not any(beat.waiting for beat in projectors):
+            return found
+        streamed = self._streamed(state)
+        for beat in projectors:
+            for awaited in beat.waiting:
+                if awaited.bucket not in streamed:
+                    continue
+                number, sources = _sources(state, awaited.bucket)
+                if sources.get((beat.projector, beat.incarnation), 0) == awaited.number:
+                    _, lives = found.setdefault(awaited.bucket, (number, []))
+                    lives.append((beat.projector, beat.incarnation))
+        return found
+
+    def _restart(
+        self, view: NodeView, bucket: str, overdue: bool
+    ) -> tuple[tuple[bytes, bytes] | None, Iterable[Result]]:
+        """Return where a bucket's streams are to begin again, and what to ask; None: somebody has
+        yet to say.
+
+        Nobody who holds anything must miss anything. An indexer that is away, or does not say
+        in time, finds the gap by itself and catches up. Who holds nothing at all, having only just
+        come, takes no part: it would send everybody back to the beginning. Empty: nobody holds
+        anything.
+        """
+        vbuckets = _vbuckets(view.state, bucket)
+        held: dict[int, Vector] = {}
+        for indexer, must_say in _hosts(view, bucket):
+            vector = self._watermark(view, bucket, indexer, vbuckets)
+            if vector is None and must_say and not overdue:
+                return None, ()
+            if vector is not None and vector.holds_anything:
+                held[indexer] = vector
+        if not held:
+            return (b"", b""), ()
+        found, asked = self.restarting.vector(view, bucket, held, self._logs.get(bucket, {}))
+        return None if found is None else found.to_bytes(), asked
+
+    def _watermark(self, view: NodeView, bucket: str, indexer: int, vbuckets: int) -> Vector | None:
+        """Return what this life of an indexer says that it holds."""
+        record = self._watermarks.get((bucket, indexer))
+        peer = view.hearing.indexers.get(indexer)
+        if record is None or peer is None or peer.beat.incarnation != record.incarnation:
+            return None
+        whole = len(record.vbuuids) == len(record.seqnos) == 8 * vbuckets
+        return Vector.from_bytes(record.vbuuids, record.seqnos) if whole else None
+
+
+def _step_of(index: Index, command: MarkRouted | MarkBuilt | MarkFailed) -> Want:
+    return Want(f"build/{index.id}", command)
+
+
+def _unbuilt(view: NodeView) -> tuple[int, ...]:
+    """Return the indexes that are to be built by themselves: as many as one group takes."""
+    state = view.state
+    if not state.phases.get(READY):
+        return ()
+    left = view.config.group_bytes_max
+    chosen: list[int] = []
+    for index_id in nsmallest(AUTOMATIC_MAX, (i.id for i in state.in_phase(READY))):
+        held = state.index_by_id(index_id)
+        left -= len(held.value) + BUILD_BYTES if held else 0
+        if chosen and left < 0:
+            break
+        chosen.append(index_id)
+    return tuple(chosen)
+
+
+def _projectors(view: NodeView) -> list[ProjectorHeartbeat]:
+    """Return the last heartbeats of the projectors that are registered and alive."""
+    registered = authority_of(view).projectors
+    return [
+        peer.beat
+        for number, peer in sorted(view.hearing.projectors.items())
+        if number in registered
+        and registered[number].incarnation == peer.beat.incarnation
+        and view.hearing.alive(peer)
+    ]
+
+
+def _misfits(state: StateContext, projectors: Iterable[ProjectorHeartbeat]) -> dict[str, int]:
+    """Return buckets that the store has with another number of vbuckets than was assumed.
+
+    An index may be created before any projector has told of its bucket. Once something was
+    streamed, vectors rest on the number, and it stays.
+    """
+    found: dict[str, int] = {}
+    for seen in (bucket for beat in projectors for bucket in beat.buckets):
+        held = state.bucket(seen.name)
+        entity = held.entity if held else None
+        fits = not isinstance(entity, Bucket) or entity.vbuckets == seen.vbuckets
+        if not fits and state.stream(seen.name) is None:
+            found[seen.name] = seen.vbuckets
+    return found
+
+
+def _answered(state: StateContext, bucket: str) -> int:
+    """Return the number of what a renewal of a bucket's streams has answered last."""
+    held = state.stream(bucket)
+    return held.entity.restart if held and isinstance(held.entity, Stream) else 0
+
+
+def _sources(state: StateContext, bucket: str) -> tuple[int, dict[Life, int]]:
+    """Return the generation of a bucket's streams, and that of each life which streams it."""
+    held = state.stream(bucket)
+    stream = held.entity if held else None
+    if not isinstance(stream, Stream):
+        return 0, {}
+    return stream.number, {(s.projector, s.incarnation): s.number for s in stream.sources}
+
+
+def _vbuckets(state: StateContext, bucket: str) -> int:
+    held = state.bucket(bucket)
+    assert held is not None
+    assert isinstance(held.entity, Bucket)
+    return held.entity.vbuckets
+
+
+def _hosts(view: NodeView, bucket: str) -> list[tuple[int, bool]]:
+    """Return the live indexers that may hold something, and whether they are sure to."""
+    sure: dict[int, bool] = {}
+    for index in view.state.in_phase(*STREAMED):
+        if index.bucket == bucket:
+            for host in index.hosts:
+                certain = index.state in (BACKFILL, MAINTENANCE)
+                sure[host] = sure.get(host, False) or certain
+    return [(host, sure[host]) for host in sorted(sure) if view.hearing.indexer_alive(host)]

@@ -1,0 +1,81 @@
+"""The prepare phase of DDL: what the master still waits for from indexers.
+
+Pure. Derived from the StateContext alone, so that a new master has it as soon as it has the
+state: every index in `init` waits for "allocated" from all its hosts, every index in `dropping`
+for "released". Indexers repeat their answers until the state moves on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from coordinator.core.model.commands import Command, ForgetIndex, MarkReady, UndoIndex
+from coordinator.core.model.entities import DROPPING, INIT, Index, Shard
+from coordinator.core.model.records import ALLOCATED, REFUSED, RELEASED, SliceAnswered
+
+REASON_LENGTH_MAX = 500
+"""So much of an indexer's reason is kept: it becomes a part of the index."""
+
+
+@dataclass(slots=True)
+class Wait:
+    """One index that hosting indexers must answer for; `answered` has their shards."""
+
+    state: str
+    hosts: frozenset[int]
+    since_ms: int
+    answered: dict[int, int] = field(default_factory=dict)
+    refusal: str = ""
+
+
+class Prepares:
+    """All indexes that wait for their indexers, by id."""
+
+    def __init__(self, indexes: Iterable[Index], now_ms: int) -> None:
+        self._waits: dict[int, Wait] = {}
+        for index in indexes:
+            self.observe(index.id, index, now_ms)
+
+    def __len__(self) -> int:
+        return len(self._waits)
+
+    def observe(self, index_id: int, index: Index | None, now_ms: int) -> None:
+        """Take note of an index's new state; None when it is gone."""
+        if index is None or index.state not in (INIT, DROPPING):
+            self._waits.pop(index_id, None)
+        else:
+            self._waits[index_id] = Wait(index.state, index.hosts, now_ms)
+
+    def take(self, answer: SliceAnswered) -> Command | None:
+        """Count an indexer's answer; return the command that it completes, if any."""
+        wait = self._waits.get(answer.index_id)
+        if wait is None or answer.indexer not in wait.hosts:
+            return None
+        if wait.state == INIT and answer.answer == REFUSED:
+            wait.refusal = f"indexer {answer.indexer}: {answer.reason[:REASON_LENGTH_MAX]}"
+        elif answer.answer == (ALLOCATED if wait.state == INIT else RELEASED):
+            wait.answered[answer.indexer] = answer.shard
+        return self._due(answer.index_id, wait)
+
+    def overdue(self, now_ms: int, timeout_ms: int) -> list[Command]:
+        """Return what to do about indexes whose indexers stayed silent too long."""
+        found: list[Command] = []
+        for index_id, wait in self._waits.items():
+            if wait.state == INIT and not wait.refusal and now_ms - wait.since_ms > timeout_ms:
+                silent = sorted(wait.hosts - wait.answered.keys())
+                if silent:
+                    wait.refusal = f"indexers {silent} did not answer within {timeout_ms} ms"
+            due = self._due(index_id, wait)
+            if due is not None:
+                found.append(due)
+        return found
+
+    @staticmethod
+    def _due(index_id: int, wait: Wait) -> Command | None:
+        if wait.refusal:
+            return UndoIndex(index_id, wait.refusal)
+        if wait.answered.keys() >= wait.hosts:
+            shards = tuple(Shard(i, shard) for i, shard in sorted(wait.answered.items()))
+            return MarkReady(index_id, shards) if wait.state == INIT else ForgetIndex(index_id)
+        return None

@@ -1,0 +1,178 @@
+"""All commands that a master has taken and not answered; those in flight are with the committer.
+
+Pure. A command waits in the queue until a group takes it; it is parked while an index of its name
+is being created; who created an index waits until that is ready. What the master itself has to do
+(`upkeep`) stands beside them, each thing once. A caller is told exactly once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from coordinator.core.consensus.effects import Reply
+from coordinator.core.consensus.signals import Result
+from coordinator.core.leader.command_queue import CommandQueue
+from coordinator.core.leader.transaction import Enlisted
+from coordinator.core.leader.verdicts import dated
+from coordinator.core.model.commands import (
+    Command,
+    MarkReady,
+    Outcome,
+    Request,
+    UndoIndex,
+    refused,
+    unknown,
+)
+from coordinator.core.model.config import NodeConfig
+from coordinator.core.model.records import TransactionCommitted
+
+UNDER_WAY = unknown(
+    "unavailable",
+    "the index is being created, and the master is changing: repeat with the same id",
+)
+
+BACKLOG_MAX = 512
+BACKLOG_BYTES_MAX = 16 * 1024 * 1024
+"""Above this nothing is read from the `ddl` topic: it keeps for as long as it takes."""
+
+
+class RequestTable:
+    """The commands that wait, by what they wait for."""
+
+    def __init__(self) -> None:
+        self.queue = CommandQueue()
+        self.upkeep: dict[str, Request] = {}
+        self.parked: dict[int, list[Request]] = {}
+        """By the index whose creation they wait for."""
+        self.creators: dict[int, list[Request]] = {}
+        """By the index that they have created."""
+        self.callers = 0
+        """How many callers wait for a command, in the table or in flight."""
+
+    @property
+    def is_long(self) -> bool:
+        """Tell whether so many commands wait that none shall be read from the topic now."""
+        return len(self.queue) > BACKLOG_MAX or self.queue.size_bytes > BACKLOG_BYTES_MAX
+
+    # -- what comes in -----------------------------------------------------------------------
+
+    def requested(self, config: NodeConfig, request: Request) -> list[Result]:
+        """Queue a caller's command; the queue has bounds, and says so."""
+        if self.callers >= config.queue_max or self.queue.size_bytes > config.queue_bytes_max:
+            overloaded = unknown("overloaded", "too many commands wait: retry")
+            return [Reply(request.token, overloaded)]
+        self.callers += 1
+        self.queue.append(request)
+        return []
+
+    def want(self, key: str, command: Command) -> None:
+        """Enter a command of the master's own into the next group, once."""
+        if key not in self.upkeep:
+            self.upkeep[key] = Request(command, principal="coordinator", key=key)
+
+    # -- what becomes of them ----------------------------------------------------------------
+
+    def decided(self, request: Request) -> None:
+        """A command of the master's own has been decided for good."""
+        if request.key and self.upkeep.get(request.key) is request:
+            del self.upkeep[request.key]
+
+    def park(self, index_id: int, request: Request) -> None:
+        """Let a command wait until the creation of an index has ended."""
+        self.parked.setdefault(index_id, []).append(request)
+
+    def unpark(self, index_id: int) -> None:
+        """The creation has ended: those that waited for it come first."""
+        self.queue.push_front(self.parked.pop(index_id, []))
+
+    def reply(self, request: Request, outcome: Outcome) -> list[Result]:
+        """Tell the caller, if there is one."""
+        if not request.token:
+            return []
+        self.callers -= 1
+        return [Reply(request.token, outcome)]
+
+    def committed(
+        self, held: Enlisted, record: TransactionCommitted, is_deposed: bool
+    ) -> list[Result]:
+        """The verdict *commit* was read back: callers hear, creators wait for READY."""
+        command = held.request.command
+        outcome = dated(held, record.cas, str(record.txn))
+        self.decided(held.request)
+        if held.waits_for and is_deposed:
+            return self.reply(held.request, UNDER_WAY)
+        if held.waits_for:
+            if held.request.token:
+                self.creators.setdefault(held.waits_for, []).append(held.request)
+            return []
+        if isinstance(command, MarkReady):
+            return self._tell_creators(command.index_id, outcome)
+        if isinstance(command, UndoIndex):
+            return self._tell_creators(command.index_id, refused("indexer_refused", command.reason))
+        return self.reply(held.request, outcome)
+
+    def _tell_creators(self, index_id: int, outcome: Outcome) -> list[Result]:
+        creators = self.creators.pop(index_id, [])
+        return [result for creator in creators for result in self.reply(creator, outcome)]
+
+    def rolled_back(
+        self, config: NodeConfig, enlisted: Iterable[Enlisted], reason: str
+    ) -> list[Result]:
+        """The verdict *rollback* was read back: try again, within bounds."""
+        found: list[Result] = []
+        again: list[Request] = []
+        for held in enlisted:
+            request = replace(held.request, attempts=held.request.attempts + 1)
+            if request.token and request.attempts >= config.attempts_max:
+                found += self.reply(request, unknown("unavailable", f"rolled back: {reason}"))
+            elif request.token or request.position:
+                again.append(request)
+        self.queue.push_front([*again, *self._unpark_published()])
+        return found
+
+    def _unpark_published(self) -> list[Request]:
+        """Take published commands out of the parking: those before them are decided again."""
+        published: list[tuple[int, int, Request]] = []
+        for number, requests in list(self.parked.items()):
+            places = ((r.position, r) for r in requests)
+            published += [(p.partition, p.offset, r) for p, r in places if p is not None]
+            self.parked[number] = [r for r in requests if r.position is None]
+            if not self.parked[number]:
+                del self.parked[number]
+        return [request for *_, request in sorted(published, key=lambda row: row[:2])]
+
+    # -- the end of patience, and of the mastership ------------------------------------------
+
+    def expire(self, now_ms: int, why: str) -> list[Result]:
+        """Tell callers whose deadline has passed that the fate of their request is unknown."""
+        late = self.queue.take_late(now_ms)
+        for table in (self.parked, self.creators):
+            for number, requests in list(table.items()):
+                late += [r for r in requests if r.token and r.deadline_ms <= now_ms]
+                table[number] = [r for r in requests if not (r.token and r.deadline_ms <= now_ms)]
+                if not table[number]:
+                    del table[number]
+        outcome = unknown("timeout", why)
+        return [result for request in late for result in self.reply(request, outcome)]
+
+    def expire_enlisted(self, enlisted: Iterable[Enlisted], now_ms: int, why: str) -> list[Result]:
+        """Tell those in the transaction as much; what it does with their requests stays open."""
+        found: list[Result] = []
+        for held in enlisted:
+            if held.request.token and held.request.deadline_ms <= now_ms:
+                found += self.reply(held.request, unknown("timeout", why))
+                held.request = replace(held.request, token=0)
+        return found
+
+    def depose(self, answer: Outcome) -> list[Result]:
+        """Answer everybody of whom nothing was proposed with this, and creators with what is."""
+        found: list[Result] = []
+        for request in (*self.queue, *(r for rs in self.parked.values() for r in rs)):
+            found += self.reply(request, answer)
+        for request in (r for rs in self.creators.values() for r in rs):
+            found += self.reply(request, UNDER_WAY)
+        self.queue.clear()
+        self.parked.clear()
+        self.creators.clear()
+        return found

@@ -1,0 +1,64 @@
+"""A master has `statecontext` compared with its state, now and then, and mends what differs.
+
+Pure. What is found is written again from the master's own state, which is what was committed: a
+transaction like any other, so that all who follow the topic see it.
+"""
+
+from __future__ import annotations
+
+from coordinator.core.consensus.counters import Counters
+from coordinator.core.consensus.effects import Note, Scrub
+from coordinator.core.consensus.inputs import Scrubbed
+from coordinator.core.consensus.signals import Result
+from coordinator.core.consensus.view import NodeView, Tokens
+from coordinator.core.leader.rewrites import rewrites
+from coordinator.core.model.types import Instant
+
+FIRST_MS = 1_000
+"""A new master serves for this long before it has the topic read."""
+
+
+class Scrubbing:
+    """The part of a master that keeps `statecontext` right.
+
+    It is told, as `quiet_at`, after how many proposals nothing is in flight; None while a
+    transaction is: its events would be taken for some that nobody committed.
+    """
+
+    def __init__(self, now: Instant, tokens: Tokens, counters: Counters) -> None:
+        self._tokens = tokens
+        self._counters = counters
+        self._token = 0
+        self._quiet_at: int | None = None
+        self._due_ms = now.mono_ms + FIRST_MS
+
+    def tick(self, view: NodeView, quiet_at: int | None) -> list[Result]:
+        """Have the topic read when it is time, unless it is being read."""
+        if self._token or view.now.mono_ms < self._due_ms or not view.state.cas:
+            return []
+        self._token = self._tokens.next()
+        self._quiet_at = quiet_at
+        return [Scrub(self._token, view.state)]
+
+    def scrubbed(self, view: NodeView, event: Scrubbed, quiet_at: int | None) -> list[Result]:
+        """Write again what differs."""
+        if event.token != self._token:
+            return []
+        self._token = 0
+        self._due_ms = view.now.mono_ms + view.config.scrub_ms
+        if event.problem:
+            return [Note(f"statecontext was not compared: {event.problem}")]
+        found, counters = event.findings, self._counters
+        quiet = quiet_at is not None and quiet_at == self._quiet_at
+        strays = (*found.strays, *found.later) if quiet else found.strays
+        counters.scrubs += 1
+        counters.holes_found += len(found.holes)
+        counters.strays_found += len(strays)
+        differing = sorted({*found.holes, *strays})
+        if not differing:
+            return []
+        note = (
+            f"statecontext has {len(found.holes)} holes and {len(strays)} strays: "
+            f"rewriting {len(differing)} entities"
+        )
+        return [Note(note), *rewrites(view, "scrub", differing)]

@@ -1,0 +1,150 @@
+"""Where streams are to begin again, as a master finds out, and what makes it begin them again.
+
+Pure. The application that computes timestamps tells on `restart` what it has seen: streams that
+were lost, vbuckets that have fallen silent. Each such record has a number, and a bucket's `Stream`
+names the last one that a renewal has answered: so each is answered once, whoever is master.
+
+Before streams are renewed it is asked for the restart timestamp, too, where it is alive. A master
+that gets no answer in time computes it alone, from the same heartbeats: no stream waits for Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from coordinator.core.consensus.effects import Ask
+from coordinator.core.consensus.view import NodeView
+from coordinator.core.model.stream_records import (
+    SYNC_MISSING,
+    FailoverBranch,
+    RestartRequested,
+    RestartTimestamp,
+)
+from coordinator.core.model.vectors import Vector
+from coordinator.core.timestamps import board as boards
+from coordinator.core.timestamps.algorithms import restart
+
+ROUND_BITS = 20
+
+Held = Mapping[int, Vector]
+"""The high watermarks of the indexers that take part, at least one."""
+
+Logs = Mapping[int, tuple[FailoverBranch, ...]]
+"""The histories of a bucket's vbuckets, as far as they are known."""
+
+
+class Told(NamedTuple):
+    """What was told since the last renewal: up to this number, of these projectors, and why."""
+
+    number: int
+    projectors: frozenset[int]
+    reason: str
+
+
+class Asked(NamedTuple):
+    """A question that is open: which it is, and since when."""
+
+    round: int
+    since_ms: int
+
+
+class Found(NamedTuple):
+    """Where a bucket's streams are to begin again, None while an answer is awaited; what to ask."""
+
+    vector: Vector | None
+    results: tuple[Ask, ...] = ()
+
+
+class Restarting:
+    """The part of a master that knows from where streams are to begin again."""
+
+    def __init__(self, epoch: int) -> None:
+        self._epoch = epoch
+        self._asked: dict[str, Asked] = {}
+        self._rounds = 0
+        self._quiet_until_ms: dict[str, int] = {}
+
+    def is_asking(self, view: NodeView) -> bool:
+        """Tell whether an answer is awaited: who takes part must not change meanwhile."""
+        return any(
+            _may_come(view, asked) and _answer(view, bucket, asked.round) is None
+            for bucket, asked in self._asked.items()
+        )
+
+    def told(self, view: NodeView, bucket: str, answered: int) -> Told | None:
+        """Return what was told of a bucket above the number `answered`, if anything was."""
+        board = boards.of(view.timestamps, bucket)
+        number, reason = answered, ""
+        projectors: set[int] = set()
+        for read in reversed(board.restarts):
+            if read.record.number <= answered:
+                break
+            if read.record.round == 0:
+                projectors.update(read.record.projectors)
+                if read.record.number > number:
+                    number, reason = read.record.number, read.record.reason
+        for enquiry, _ in reversed(board.enquiries):
+            if enquiry.number <= answered:
+                break
+            if enquiry.reason == SYNC_MISSING:
+                projectors.add(enquiry.projector)
+                if enquiry.number > number:
+                    number, reason = enquiry.number, enquiry.reason
+        if number == answered or view.now.mono_ms < self._quiet_until_ms.get(bucket, 0):
+            return None
+        return Told(number, frozenset(projectors), reason)
+
+    def renewed(self, view: NodeView, bucket: str) -> None:
+        """Note that a bucket's streams are renewed for what was told: not again at once."""
+        self._quiet_until_ms[bucket] = view.now.mono_ms + view.config.restart_pause_ms
+
+    def vector(self, view: NodeView, bucket: str, held: Held, logs: Logs) -> Found:
+        """Return the restart timestamp of a bucket, or the question whose answer is awaited.
+
+        What was answered counts as one more that holds something: nothing is streamed later than
+        anybody says. `logs` are the histories of the bucket's vbuckets.
+        """
+        now = view.now
+        vectors = list(held.values())
+        asked = self._asked.get(bucket)
+        if asked is None:
+            if not view.hearing.alive(view.hearing.application):
+                return Found(restart(vectors, logs).vector)
+            self._rounds += 1
+            asked = Asked(self._epoch << ROUND_BITS | self._rounds, now.mono_ms)
+            self._asked[bucket] = asked
+            why = "streams begin again"
+            question = RestartRequested(
+                bucket, asked.round, len(vectors[0]), tuple(held), why, now.wall_ms
+            )
+            return Found(None, (Ask(question),))
+        answer = _answer(view, bucket, asked.round)
+        if answer is not None:
+            return Found(restart([*vectors, _whole(answer, vectors[0])], logs).vector)
+        return Found(None if _may_come(view, asked) else restart(vectors, logs).vector)
+
+    def forget_others(self, buckets: set[str]) -> None:
+        """Forget the questions about all buckets but these."""
+        for bucket in self._asked.keys() - buckets:
+            del self._asked[bucket]
+
+
+def _may_come(view: NodeView, asked: Asked) -> bool:
+    """Tell whether an answer is still waited for."""
+    return view.now.mono_ms - asked.since_ms < view.config.restart_wait_ms
+
+
+def _answer(view: NodeView, bucket: str, number: int) -> RestartTimestamp | None:
+    board = boards.of(view.timestamps, bucket)
+    return next((r.record for r in board.restarts if r.record.round == number), None)
+
+
+def _whole(answer: RestartTimestamp, like: Vector) -> Vector:
+    """Return the vector of an answer, with the positions of `like` where it says nothing."""
+    vbuuids, seqnos = like.vbuuids.copy(), like.seqnos.copy()
+    told = Vector.from_bytes(answer.vbuuids, answer.seqnos)
+    for place, vbucket in enumerate(answer.vbuckets):
+        if 0 <= vbucket < len(seqnos):
+            vbuuids[vbucket], seqnos[vbucket] = told.vbuuids[place], told.seqnos[place]
+    return Vector(vbuuids, seqnos)

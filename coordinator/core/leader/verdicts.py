@@ -1,0 +1,111 @@
+"""What a master writes with the verdict on a transaction: outcomes, replies, dead letters.
+
+Pure functions of what the node knows and of the transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from coordinator.core.catalog import decisions
+from coordinator.core.consensus.view import NodeView, authority_of
+from coordinator.core.leader.transaction import Attempt, Enlisted
+from coordinator.core.model.commands import MarkReady, Outcome, SkipRecord, UndoIndex, refused
+from coordinator.core.model.entities import Index
+from coordinator.core.model.outcome_records import OutcomesRecorded
+from coordinator.core.model.ports import EntityCodec
+from coordinator.core.model.records import DdlReply, DeadLetter, TransactionCommitted
+
+
+def commit_of(view: NodeView, codec: EntityCodec, attempt: Attempt) -> TransactionCommitted:
+    """Return the verdict *commit*, with what is remembered of the requests and what forgotten."""
+    assert attempt.after is not None
+    assert attempt.offset is not None
+    outcomes = view.outcomes
+    group = _outcomes_of(view, codec, attempt)
+    forgotten = outcomes.due(view.now, authority_of(view).request_window_ms)
+    return TransactionCommitted(
+        attempt.proposal.txn,
+        attempt.offset,
+        attempt.accepted,
+        attempt.cas,
+        attempt.after.digest,
+        view.now.wall_ms,
+        group,
+        forgotten,
+        outcomes.digest_after(attempt.cas[-1], group, forgotten),
+        outcomes.forgotten_ms(forgotten),
+    )
+
+
+def _outcomes_of(view: NodeView, codec: EntityCodec, attempt: Attempt) -> bytes:
+    """Return what is remembered of the requests of this transaction, empty if nothing is."""
+    found = tuple(
+        replace(held.record, cas=dated(held, attempt.cas, "").cas)
+        for held in attempt.enlisted
+        if held.record is not None
+    )
+    if not found:
+        return b""
+    txn, wall_ms = attempt.proposal.txn, view.now.wall_ms
+    return codec.encode_outcomes(OutcomesRecorded(txn, attempt.cas[-1], wall_ms, found))
+
+
+def dated(held: Enlisted, cas: tuple[int, ...], txn: str) -> Outcome:
+    """Return the answer with the CAS and the transaction that the log gave it."""
+    if held.subject < 0:
+        return held.outcome
+    return replace(held.outcome, cas=cas[held.first + held.subject], txn=txn)
+
+
+def ddl_replies(view: NodeView, attempt: Attempt) -> Iterator[DdlReply]:
+    """Yield the replies that become visible with the commit, to commands from the topic."""
+    txn = str(attempt.proposal.txn)
+    for held in attempt.enlisted:
+        request = held.request
+        outcome = dated(held, attempt.cas, txn)
+        if request.position is not None and not held.waits_for and request.id:
+            yield _reply(view, request.id, outcome)
+        elif isinstance(request.command, MarkReady | UndoIndex):
+            index = _created(view, request.command.index_id)
+            if index is not None:
+                if isinstance(request.command, UndoIndex):
+                    outcome = refused("indexer_refused", request.command.reason)
+                yield _reply(view, index.request, outcome)
+
+
+def _created(view: NodeView, index_id: int) -> Index | None:
+    """Return an index that a producer waits for on `ddl-replies`."""
+    held = view.state.index_by_id(index_id)
+    index = held.entity if held else None
+    return index if isinstance(index, Index) and index.by_topic else None
+
+
+def _reply(view: NodeView, request_id: str, outcome: Outcome) -> DdlReply:
+    return DdlReply(
+        request_id,
+        outcome.status,
+        decisions.compact(outcome.answer),
+        outcome.code,
+        outcome.message,
+        decisions.compact(outcome.details),
+        outcome.cas,
+        outcome.txn,
+        view.now.wall_ms,
+    )
+
+
+def dead_letters(view: NodeView, attempt: Attempt) -> Iterator[DeadLetter]:
+    """Yield the records of `ddl` that could not be read, and are passed over."""
+    for held in attempt.enlisted:
+        command, place = held.request.command, held.request.position
+        if isinstance(command, SkipRecord) and place is not None:
+            yield DeadLetter(
+                "ddl",
+                place.partition,
+                place.offset,
+                command.reason,
+                command.value,
+                view.now.wall_ms,
+            )

@@ -1,0 +1,1 @@
+"""What everything speaks of: types, entities, records and commands. Nothing here decides."""

@@ -1,0 +1,298 @@
+"""What can be asked of the coordinator, and the words in which it answers.
+
+Pure, frozen data, in the imperative. A `Request` wraps a command with its durable id and the
+terms under which it counts; `Outcome` is what every requester finally gets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from coordinator.core.model.entities import HASH, Shard
+
+
+@dataclass(frozen=True, slots=True)
+class CreateIndex:
+    """Create an index: committed as INIT, READY once all hosting indexers have allocated it."""
+
+    name: str
+    bucket: str
+    expressions: tuple[str, ...] = ()
+    where: str | None = None
+    primary: bool = False
+    using: str = "gsi"
+    slices: int = 1
+    replicas: int = 0
+    nodes: tuple[int, ...] = ()
+    defer_build: bool = False
+    if_not_exists: bool = False
+    partitioning: str = HASH
+    bounds_json: str = "[]"
+
+
+@dataclass(frozen=True, slots=True)
+class DropIndex:
+    """Drop an index, named by its id or by bucket and name."""
+
+    index_id: int = 0
+    bucket: str = ""
+    name: str = ""
+    if_exists: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BuildIndexes:
+    """Build indexes: those with these ids, those of a bucket with these names, or all of a bucket
+    that were deferred."""
+
+    indexes: tuple[int, ...] = ()
+    bucket: str = ""
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PutSetting:
+    """Write a setting: any JSON value, given as its text."""
+
+    name: str
+    value_json: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteSetting:
+    """Delete a setting."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class MarkReady:
+    """All hosting indexers have allocated the index: it becomes READY, and its creator hears."""
+
+    index_id: int
+    shards: tuple[Shard, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MoveShards:
+    """Indexers hold an index in other storage than the state says: it was allocated again."""
+
+    index_id: int
+    shards: tuple[Shard, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class UndoIndex:
+    """An indexer refused or stayed silent: the index goes again, and its creator hears why."""
+
+    index_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetIndex:
+    """All hosting indexers have released a dropped index: its entity goes."""
+
+    index_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class MarkRouted:
+    """All projectors send the key-versions of this build of an index: it may be backfilled."""
+
+    index_id: int
+    build: int
+
+
+@dataclass(frozen=True, slots=True)
+class MarkBuilt:
+    """All hosting indexers hold this build of an index: it takes scans."""
+
+    index_id: int
+    build: int
+
+
+@dataclass(frozen=True, slots=True)
+class MarkFailed:
+    """A build of an index cannot be: it waits for its administrator, with the reason."""
+
+    index_id: int
+    build: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptBucket:
+    """The key-value store has this bucket with another number of vbuckets than was assumed."""
+
+    name: str
+    vbuckets: int
+
+
+@dataclass(frozen=True, slots=True)
+class RenewStream:
+    """A bucket's maintenance stream begins anew for these lives of projectors, after this vector.
+
+    `number` is that of the generation against which this was decided (0: there was none); `restart`
+    that of the newest restart timestamp or enquiry that this answers (0: of none).
+    """
+
+    bucket: str
+    number: int
+    projectors: tuple[tuple[int, int], ...]
+    vbuuids: bytes = b""
+    seqnos: bytes = b""
+    reason: str = ""
+    restart: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RewriteEntities:
+    """Entities that stray events touched are written again from the master's own state."""
+
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SkipRecord:
+    """A record of the `ddl` topic that is no command: move on, it is dead-lettered."""
+
+    reason: str
+    value: bytes
+
+
+Command = (
+    CreateIndex
+    | DropIndex
+    | BuildIndexes
+    | PutSetting
+    | DeleteSetting
+    | MarkReady
+    | MoveShards
+    | UndoIndex
+    | ForgetIndex
+    | MarkRouted
+    | MarkBuilt
+    | MarkFailed
+    | AdoptBucket
+    | RenewStream
+    | RewriteEntities
+    | SkipRecord
+)
+
+
+# -- asked of the Authority, not of the StateContext -----------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StepDown:
+    """The master gives the mastership up, to `successor` if one is named (0: to the newest).
+
+    `epoch` is the one that is meant: a repeat does not depose the successor (0: whichever).
+    """
+
+    successor: int = 0
+    reason: str = ""
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """A replica leaves the cluster: the active list, and the roster."""
+
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reform:
+    """Lower the minimum of copies, and drop the nodes of `forget` from the roster."""
+
+    minimum: int
+    forget: tuple[int, ...] = ()
+    reason: str = ""
+
+
+MembershipCommand = StepDown | Leave | Reform
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where on the `ddl` topic a command stood."""
+
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A command and the terms under which it counts.
+
+    `id` is durable where `recorded` is set: a repeat gets the first outcome. `fingerprint` tells
+    a repeat from another command under the same id. `token` is the caller who waits (0: nobody);
+    `position` is set for commands from the `ddl` topic, which are recorded whatever happens.
+    `objection` is what the shell found wrong with the command's expressions: it is refused. `key`
+    names a command of the master's own, of which there is only one at a time.
+    """
+
+    command: Command
+    id: str = ""
+    principal: str = ""
+    expected_cas: int | None = None
+    fingerprint: int = 0
+    recorded: bool = False
+    token: int = 0
+    position: Position | None = None
+    deadline_ms: int = 0
+    attempts: int = 0
+    objection: str = ""
+    key: str = ""
+
+
+REQUEST_BYTES = 512
+"""What a request weighs beside the texts in it."""
+
+
+def weight(request: Request) -> int:
+    """Return what a request weighs while it waits, in bytes, roughly."""
+    command = request.command
+    if isinstance(command, PutSetting):
+        return REQUEST_BYTES + len(command.value_json)
+    if isinstance(command, CreateIndex):
+        texts = (*command.expressions, command.where or "", command.bounds_json)
+        return REQUEST_BYTES + sum(map(len, texts))
+    if isinstance(command, SkipRecord):
+        return REQUEST_BYTES + len(command.value)
+    if isinstance(command, BuildIndexes):
+        return REQUEST_BYTES + 8 * len(command.indexes) + sum(map(len, command.names))
+    return REQUEST_BYTES
+
+
+OK, REFUSED, UNKNOWN = "ok", "refused", "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The answer to a request.
+
+    `ok`: it is effective at `cas`, on every participant. `refused`: it never happened. `unknown`:
+    repeat with the same request id to learn what became of it.
+    """
+
+    status: str
+    code: str = ""
+    message: str = ""
+    details: dict[str, Any] = field(default_factory=dict)
+    answer: dict[str, Any] = field(default_factory=dict)
+    cas: int = 0
+    txn: str = ""
+
+
+def refused(code: str, message: str, **details: Any) -> Outcome:
+    """Return the refusal of a command that changed nothing."""
+    return Outcome(REFUSED, code, message, details)
+
+
+def unknown(code: str, message: str, **details: Any) -> Outcome:
+    """Return the answer to a request whose fate this node cannot tell."""
+    return Outcome(UNKNOWN, code, message, details)

@@ -1,0 +1,1 @@
+"""Stability and restart timestamps as a node sees them. Pure."""

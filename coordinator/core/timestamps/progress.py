@@ -1,0 +1,51 @@
+"""What the application that computes timestamps keeps beside the states of the buckets.
+
+Pure, frozen data. All of it is written in the transaction of the outputs that rest on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coordinator.core.model.entities import Bucket, Setting
+from coordinator.core.model.records import DeadLetter
+
+
+@dataclass(frozen=True, slots=True)
+class NextOffset:
+    """The first record of a partition that was not read yet."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimestampProgress:
+    """How far the inputs were read: up to batch `batch` of the query `query`.
+
+    `now_ms` is the newest tick that was ever read, 0 if there was none. `generation` ascends each
+    time that the query has to begin at `offsets`, because it and this disagree.
+    """
+
+    query: str
+    batch: int
+    generation: int
+    now_ms: int
+    offsets: tuple[NextOffset, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TimestampContext:
+    """What was learnt from the StateContext, up to before `offset` of its topic."""
+
+    offset: int
+    buckets: tuple[Bucket, ...]
+    settings: tuple[Setting, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TimestampWaiting:
+    """Records of buckets that are not known yet, oldest first; `at_ms` says since when."""
+
+    letters: tuple[DeadLetter, ...]

@@ -1,0 +1,167 @@
+"""How a process beside the nodes follows `statecontext`: one consumer, one plain producer.
+
+A `Link` is one connection to Kafka. It lasts until a call raises KafkaException; then the process
+closes it and makes another one, for as long as it lives. No call blocks for long: a stop is due
+within two seconds.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+
+from coordinator.core.consensus.effects import Answer, Beat
+from coordinator.core.model.records import AckRecord, Heartbeat
+from coordinator.kafka.producers import DeadLetters, PlainProducer
+from coordinator.kafka.readers import consumer
+from coordinator.kafka.stall_detector import Vigil
+from coordinator.kafka.topics import STATECONTEXT, topic_name
+
+CALL_TIMEOUT_S = 1.0
+"""No call to Kafka may block longer."""
+
+PAUSE_S = 0.5
+BATCH_MAX = 1_000
+FETCH_WAIT_MS = 500
+FETCH_BUFFER_KBYTES = 4_096
+
+
+class Link:
+    """One connection to Kafka: a consumer, a producer, and what they are used for."""
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        cluster: str,
+        who: str,
+        topics: Iterable[str],
+        letters: DeadLetters,
+        **more: Any,
+    ) -> None:
+        """`topics` are those that must be there before anything begins; `more` is for the client.
+
+        `statecontext` is always one of them. `letters` wait here, and for the next connection.
+        """
+        self.topic = topic_name(cluster, STATECONTEXT)
+        self.at_end = False
+        self._servers = bootstrap_servers
+        self._cluster = cluster
+        self._needed = {topic_name(cluster, name) for name in topics} | {self.topic}
+        settings = {
+            "enable.partition.eof": True,
+            "fetch.wait.max.ms": FETCH_WAIT_MS,
+            "queued.max.messages.kbytes": FETCH_BUFFER_KBYTES,
+            **more,
+        }
+        self._consumer = consumer(bootstrap_servers, who, **settings)
+        self._vigil = Vigil(self._consumer)
+        self._letters = letters
+        self._producer: PlainProducer | None = None
+
+    def connect(self, stopping: threading.Event) -> str | None:
+        """Wait until the topics are there; return the Kafka cluster's id, None if stopped."""
+        while not stopping.is_set():
+            metadata = self._consumer.list_topics(timeout=CALL_TIMEOUT_S)
+            if self._needed <= metadata.topics.keys():
+                self._producer = PlainProducer(self._servers, self._cluster, ignore, self._letters)
+                return str(metadata.cluster_id)
+            stopping.wait(PAUSE_S)
+        return None
+
+    def bounds(self, topic: str = "", partition: int = 0) -> tuple[int, int]:
+        """Return the first offset of a topic, else of `statecontext`, and the last stable one."""
+        low, end = self._consumer.get_watermark_offsets(
+            TopicPartition(topic or self.topic, partition), CALL_TIMEOUT_S
+        )
+        return int(low), int(end)
+
+    def assign(self, places: list[TopicPartition]) -> None:
+        """Read these partitions, from these offsets on, and no others."""
+        self.at_end = False
+        self._consumer.assign(places)
+        self._vigil.assigned(places)
+
+    def read(self, timeout_s: float) -> list[Message]:
+        """Wait for a record, and take what has come with it. Raises KafkaException."""
+        first = self._consumer.poll(timeout_s)
+        if self._producer is not None:
+            self._producer.serve()
+        if first is None:
+            self._vigil.look()
+            return []
+        found: list[Message] = []
+        for message in (first, *self._consumer.consume(BATCH_MAX, 0)):
+            error = message.error()
+            if error is None:
+                found.append(message)
+                self._vigil.heard(message)
+            elif error.code() == KafkaError._PARTITION_EOF:
+                self.at_end = self.at_end or message.topic() == self.topic
+                self._vigil.heard(message)
+            elif not passing(error):
+                raise KafkaException(error)
+        self._vigil.look()
+        return found
+
+    def answer(self, record: AckRecord) -> None:
+        if self._producer is not None:
+            self._producer.answer(Answer(record))
+
+    def beat(self, record: Heartbeat) -> None:
+        if self._producer is not None:
+            self._producer.beat(Beat(record))
+
+    def bury(self, message: Message, reason: str) -> None:
+        self._letters.bury_message(message, reason)
+
+    def close(self) -> None:
+        if self._producer is not None:
+            self._producer.close(CALL_TIMEOUT_S / 2)
+        self._consumer.close()
+
+
+class Voice:
+    """What a process tells the operator, on stderr; a fault once, and once that it is over."""
+
+    def __init__(self, who: str) -> None:
+        self._who = who
+        self._complaints: set[str] = set()
+
+    def say(self, message: str) -> None:
+        """Tell the operator."""
+        with suppress(OSError):  # Where stderr goes, the disk may be full.
+            print(f"{self._who}: {message}", file=sys.stderr, flush=True)
+
+    def complain(self, about: str, message: str) -> None:
+        """Tell the operator of a fault, once until it is `settled`."""
+        if about not in self._complaints:
+            self._complaints.add(about)
+            self.say(f"{about}: {message}; trying again")
+
+    def settled(self, about: str) -> None:
+        """Tell the operator that a fault is over, if it was told of."""
+        if about in self._complaints:
+            self._complaints.discard(about)
+            self.say(f"{about}: well again")
+
+
+def passing(error: KafkaError) -> bool:
+    """Tell whether the client gets over `error` by itself."""
+    return bool(error.retriable()) or error.code() in (
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._TRANSPORT,
+    )
+
+
+def ignore(_: Any) -> None:
+    """Take no notice: what was lost is sent again with the next heartbeat."""
+
+
+def wall_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,1 @@
+"""The language of DDL and of expressions: from text to commands and evaluators."""

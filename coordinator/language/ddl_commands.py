@@ -1,0 +1,157 @@
+"""Commands as they arrive from outside: decoded, within bounds, their expressions in normal form.
+
+HTTP and the `ddl` topic share this. What is wrong with a command, be it that it is too large, that
+its expressions cannot be read or that no document can be asked them, becomes the request's
+`objection`, which the core refuses, so that a refusal from the topic is recorded like any other.
+
+Reading expressions takes time, and who asks may be anybody. How much is bounded here. What reads
+them is given: `examine_here` does it at once, `coordinator.language.examiner` in a process of its
+own.
+Everything here is total: no input ends in an exception.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+from coordinator import codec
+from coordinator.core.catalog.ddl import EXPRESSION_LENGTH_MAX, EXPRESSIONS_MAX
+from coordinator.core.model.commands import (
+    BuildIndexes,
+    Command,
+    CreateIndex,
+    DropIndex,
+    Position,
+    Request,
+    SkipRecord,
+)
+from schemas.registry import SchemaError
+
+COMMAND_BYTES_MAX = 256 * 1024
+"""What a record of the `ddl` topic may weigh, and how much of it a dead letter keeps: the letter
+has to fit on its own topic, or no master could ever get past the record."""
+
+DEFINITION_LENGTH_MAX = 32 * 1024
+"""So many characters all expressions of an index may have together. An index of 32 keys with 100
+characters each and the longest condition has 8,000."""
+
+DEFINITION_TOKENS_MAX = 4_096
+"""So many tokens they may have together: they are read within a quarter of a second."""
+
+BOUNDS_LENGTH_MAX = 64 * 1024
+"""So many characters the bounds of an index may have: 255 keys of 250 characters."""
+
+NAMED_MAX = 1_000
+"""So many indexes, or indexers, a command may name: each is looked up in the node's own loop."""
+
+NAME_LENGTH_MAX = 1_024
+"""A name that is longer is not even quoted in a refusal. The core allows far less."""
+
+REASON_LENGTH_MAX = 1_000
+
+
+class Definition(NamedTuple):
+    """What of an index is SQL: its keys, and its condition."""
+
+    expressions: tuple[str, ...]
+    where: str | None = None
+
+
+Examine = Callable[[Definition], Definition | str]
+"""`Examine(definition)`: the definition in normal form, or what is wrong with it."""
+
+
+def read_command(data: bytes, position: Position, examine: Examine | None = None) -> Request:
+    """Return the request that stands on the `ddl` topic; one to skip where there is none."""
+    try:
+        if len(data) > COMMAND_BYTES_MAX:
+            raise SchemaError("too_large", f"{len(data)} bytes; at most {COMMAND_BYTES_MAX}")
+        request = codec.decode_ddl(data, position)
+    except SchemaError as error:
+        reason = f"{error.code}: {error}"[:REASON_LENGTH_MAX]
+        return Request(SkipRecord(reason, data[:COMMAND_BYTES_MAX]), position=position)
+    return normalised(request, examine)
+
+
+def normalised(request: Request, examine: Examine | None = None) -> Request:
+    """Return the request with its expressions in normal form, or with an objection."""
+    command = request.command
+    if problem := _too_much(command):
+        # What is decided about it still costs time by its size: nothing of that is kept.
+        return replace(request, command=_emptied(command), objection=problem)
+    if not isinstance(command, CreateIndex) or _oversized(command):
+        return request
+    if not command.expressions and command.where is None:
+        return request
+    found = (examine or examine_here)(Definition(command.expressions, command.where))
+    if isinstance(found, str):
+        return replace(request, objection=found)
+    return replace(request, command=replace(command, **found._asdict()))
+
+
+def examine_here(definition: Definition) -> Definition | str:
+    """Return the definition in normal form, or say what is wrong with it."""
+    from coordinator.language.ddl_parser import SqlError, count_tokens, normalise_expression
+    from coordinator.language.expressions import ExpressionError, check
+
+    keys, where = definition
+    texts = keys if where is None else (*keys, where)
+    try:
+        tokens = 0
+        for text in texts:
+            tokens += count_tokens(text)
+            if tokens > DEFINITION_TOKENS_MAX:
+                return f"more than {DEFINITION_TOKENS_MAX} tokens in all expressions together"
+        expressions = tuple(normalise_expression(text, key=True) for text in keys)
+        condition = None if where is None else normalise_expression(where)
+        for text in expressions:
+            check(text, key=True)
+        if condition is not None:
+            check(condition, key=False)
+    except SqlError as error:
+        return f"{error.message} (column {error.column})"
+    except ExpressionError as error:
+        return error.message
+    except Exception as error:
+        return f"an expression cannot be read: {type(error).__name__}"
+    return Definition(expressions, condition)
+
+
+def _emptied(command: Command) -> Command:
+    """Return a command of the same kind that says nothing."""
+    return CreateIndex("", "") if isinstance(command, CreateIndex) else DropIndex()
+
+
+def _too_much(command: Command) -> str:
+    """Say what of a command is too large even to be decided about, or return an empty text."""
+    names: tuple[str, ...]
+    match command:
+        case CreateIndex():
+            names = (command.name, command.bucket, command.using, command.partitioning)
+            if sum(map(len, command.expressions)) > DEFINITION_LENGTH_MAX:
+                return f"more than {DEFINITION_LENGTH_MAX} characters in all expressions together"
+            if len(command.bounds_json) > BOUNDS_LENGTH_MAX:
+                return f"more than {BOUNDS_LENGTH_MAX} characters of bounds"
+            named = len(command.nodes)
+        case DropIndex():
+            names, named = (command.name, command.bucket), 0
+        case BuildIndexes():
+            names = (command.bucket, *command.names[:NAMED_MAX])
+            named = len(command.names) + len(command.indexes)
+        case _:
+            return ""
+    if named > NAMED_MAX:
+        return f"{named} are named; at most {NAMED_MAX} can be"
+    if any(len(name) > NAME_LENGTH_MAX for name in names):
+        return f"a name has at most {NAME_LENGTH_MAX} characters"
+    return ""
+
+
+def _oversized(command: CreateIndex) -> bool:
+    """Tell whether the core refuses the command unparsed: parsing takes time by length."""
+    texts = (*command.expressions, command.where or "")
+    return len(command.expressions) > EXPRESSIONS_MAX or any(
+        len(t) > EXPRESSION_LENGTH_MAX for t in texts
+    )

@@ -1,0 +1,113 @@
+"""Expressions of index definitions, evaluated over JSON documents.
+
+`docs/expressions.md` says what can be written and what it means. An expression is refused when
+its index is created (`check`), so that evaluating one (`compile_index`) never meets what it
+cannot do: it yields a key, or says that the document is not in the index, or raises
+`EvaluationError`, which concerns this one document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from coordinator.core.keys.collation import MISSING, encode_key
+from coordinator.core.keys.key_order import DESCENDING, order_of
+from coordinator.core.keys.key_versions import KEY_BYTES_MAX
+from coordinator.core.model.entities import Index
+from coordinator.language.ddl_parser import SqlError, parse_expression
+from coordinator.language.expressions.compiler import Evaluate, compile_tree
+from coordinator.language.expressions.errors import EvaluationError, ExpressionError
+
+__all__ = ["EvaluationError", "Evaluator", "ExpressionError", "check", "compile_index"]
+
+Evaluator = Callable[[str, Any], bytes | None]
+"""`Evaluator(document_id, document)`: the encoded key of a document, in the order of its index
+(`KeyOrder`); None: the document is not in the index. Raises `EvaluationError`, and nothing else.
+"""
+
+
+def check(text: str, *, key: bool) -> None:
+    """Raise `ExpressionError` where `text` cannot be evaluated; with `key` it may have an order."""
+    compile_expression(text, key=key)
+
+
+def compile_expression(text: str, *, key: bool) -> Evaluate:
+    """Return what evaluates one expression, or raise `ExpressionError`, and nothing else."""
+    try:
+        tree = parse_expression(text, key=key)
+        return _compiled(tree, key=key)
+    except SqlError as error:
+        place = f"{error.message} (column {error.column})"
+        raise ExpressionError("invalid_expression", place) from None
+    except ExpressionError:
+        raise
+    except Exception as error:
+        # A tree of a shape that no maker expected: there is no list of what sqlglot makes.
+        what = f"cannot be evaluated: {type(error).__name__}"
+        raise ExpressionError("unsupported", what) from None
+
+
+def _compiled(tree: Any, *, key: bool) -> Evaluate:
+    """Return what evaluates a tree, which with `key` is an order around the expression."""
+    if not key:
+        return compile_tree(tree)
+    descending = bool(tree.args.get("desc"))
+    if bool(tree.args.get("nulls_first")) is descending:
+        raise ExpressionError("unsupported", "NULLS FIRST and NULLS LAST: the order is fixed")
+    return compile_tree(tree.this)
+
+
+def compile_index(index: Index) -> Evaluator:
+    """Return what yields the keys of documents. ExpressionError: there is no such index."""
+    if index.primary:
+        return _evaluator_of_primary
+    first, *rest = [compile_expression(text, key=True) for text in index.expressions]
+    where = None if index.where is None else compile_expression(index.where, key=False)
+    turned = any(text.endswith(DESCENDING) for text in index.expressions)
+    encode = order_of(index).encode if turned else encode_key
+
+    def evaluator(document_id: str, document: Any) -> bytes | None:
+        try:
+            if where is not None and where(document, document_id) is not True:
+                return None
+            leading = first(document, document_id)
+            if leading is MISSING:
+                return None
+            if rest:
+                key = encode([leading, *[one(document, document_id) for one in rest]])
+            else:
+                key = encode((leading,))
+        except Exception as error:
+            raise _as_evaluation_error(error) from None
+        if len(key) > KEY_BYTES_MAX:
+            raise _too_long(key)
+        return key
+
+    return evaluator
+
+
+def _evaluator_of_primary(document_id: str, document: Any) -> bytes | None:
+    key = encode_key((document_id,))
+    if len(key) > KEY_BYTES_MAX:
+        raise _too_long(key)
+    return key
+
+
+def _too_long(key: bytes) -> EvaluationError:
+    return EvaluationError("key_too_long", f"a key of {len(key)} bytes; at most {KEY_BYTES_MAX}")
+
+
+def _as_evaluation_error(error: Exception) -> EvaluationError:
+    """Return what the caller is told: no document may bring down who evaluates it."""
+    match error:
+        case EvaluationError():
+            return error
+        case OverflowError():
+            return EvaluationError("not_finite", "a number is too large to calculate with")
+        case ValueError():
+            return EvaluationError("not_finite", str(error))
+        case TypeError():
+            return EvaluationError("not_json", str(error))
+        case _:
+            return EvaluationError("failed", f"{type(error).__name__}: {error}")

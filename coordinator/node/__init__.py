@@ -1,0 +1,1 @@
+"""The process of a node: it carries out what the core says."""

@@ -1,0 +1,63 @@
+"""What a node shows to Prometheus. Values are read from the node when they are scraped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields
+
+from prometheus_client import CollectorRegistry, Histogram, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from coordinator.core.consensus.election import MASTERSHIPS
+from coordinator.core.node import Node
+
+STAGE_SECONDS = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.25, 0.5, 1, 2)
+
+
+class NodeMetrics(Collector):
+    """The registry of one node's process."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.registry = CollectorRegistry()
+        self.stages = Histogram(
+            "coordinator_transaction_stage_seconds",
+            "Time of a transaction by stage, on the master that proposed it",
+            ["stage"],
+            buckets=STAGE_SECONDS,
+            registry=self.registry,
+        )
+        ProcessCollector(registry=self.registry)
+        self.registry.register(self)
+
+    def collect(self) -> Iterable[Metric]:
+        node = self._node
+        authority = node.authority
+        yield GaugeMetricFamily("coordinator_cas", "Applied CAS", node.state.cas)
+        yield GaugeMetricFamily("coordinator_epoch", "Epoch", authority.epoch if authority else 0)
+        yield GaugeMetricFamily("coordinator_applied_offset", "Applied offset", node.applied)
+        yield GaugeMetricFamily("coordinator_entities", "Entities held", len(node.state.entities))
+        yield GaugeMetricFamily("coordinator_ready", "1 if ready", not node.why_not_ready)
+        yield GaugeMetricFamily("coordinator_is_master", "1 if master", node.master is not None)
+        yield GaugeMetricFamily(
+            "coordinator_is_stalled", "1 if stalled", bool(node.liveness.trouble)
+        )
+        standing = GaugeMetricFamily(
+            "coordinator_mastership", "1 for how the mastership stands now", labels=["state"]
+        )
+        for state in MASTERSHIPS:
+            standing.add_metric([state], node.mastership.state == state)
+        yield standing
+        waiting = len(node.master.requests.queue) if node.master else 0
+        yield GaugeMetricFamily("coordinator_commands_waiting", "Commands in the queue", waiting)
+        yield GaugeMetricFamily(
+            "coordinator_outcomes_remembered", "Outcomes of requests", len(node.outcomes)
+        )
+        members = len(authority.members) if authority else 0
+        yield GaugeMetricFamily("coordinator_active_members", "Length of the active list", members)
+        for item in fields(node.counters):
+            name = f"coordinator_{item.name}"
+            yield CounterMetricFamily(
+                name, item.name.replace("_", " "), getattr(node.counters, item.name)
+            )

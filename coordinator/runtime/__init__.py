@@ -1,0 +1,1 @@
+"""What all processes share: signals, threads, files, HTTP servers, Java."""

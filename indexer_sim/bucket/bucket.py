@@ -1,0 +1,405 @@
+"""The storage of one bucket on an indexer: its slices, its entries, and how far it is.
+
+A slice exists once its metadata record is synced; a slice is gone once that record's deletion is.
+The records alone say what is there, so that a restart finds it. Storage that is allocated again
+begins empty, as another shard: nothing of an earlier life is ever taken for its own. Entries,
+what is known of the streams and the offset after which they go on are written as one, without
+sync: what a power failure takes is read from Kafka again.
+
+Who writes or closes the database, or changes the tracker, holds `lock`: the applier for a batch,
+the control loop while it allocates or releases. Who only reads takes no lock: `published` is in
+every moment of the database that is made later.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rocksdict import WriteBatch
+
+from coordinator.core.model.stream_records import BuildProgress, ConnectionRead, GenerationTaken
+from coordinator.core.model.vectors import Vector
+from coordinator.kafka.topics import STREAM_PARTITIONS
+from indexer_sim.bucket.allocation import NONE, Slices
+from indexer_sim.bucket.checkpoints import About
+from indexer_sim.bucket.database import Database
+from indexer_sim.bucket.entries import (
+    BACK_HEAD,
+    CHAIN,
+    CHAIN_KEY,
+    CHAIN_VALUE,
+    INDEX_KEY,
+    MARK,
+    MARK_KEY,
+    NO_EPOCH,
+    OFFSET,
+    OFFSET_VALUE,
+    PLACE,
+    PLACE_KEY,
+    SEQNO,
+    SHARD,
+    SLICE,
+    SLICE_KEY,
+    STATE,
+    TOPIC,
+    State,
+    back_prefix,
+    contents_of,
+    entries_prefix,
+    pack_state,
+    slice_range,
+    tombstone_prefix,
+    under,
+    unpack_offset,
+    unpack_state,
+)
+from indexer_sim.bucket.snapshots import Timeline, Undo, Wanted
+from indexer_sim.bucket.tracker import Chain, Change, Mark, Place, Tracker
+
+SHARD_BITS = 48
+NOT_KNOWN: Mapping[int, int] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What others may rely on: the high watermarks, and the state of each index.
+
+    `gaps` and `branched` are vbuckets that do not go on; `builds` how far each build is, after the
+    records of `read`; `taken` under which numbers of generations vbuckets are taken.
+    """
+
+    vector: Vector = field(default_factory=lambda: Vector.zero(0))
+    states: Mapping[int, State] = field(default_factory=dict)
+    gaps: tuple[int, ...] = ()
+    branched: tuple[int, ...] = ()
+    builds: tuple[BuildProgress, ...] = ()
+    read: tuple[ConnectionRead, ...] = ()
+    taken: tuple[GenerationTaken, ...] = ()
+
+
+class Bucket:
+    """The slices of one bucket. `vbuckets` is 0 while their number is not known."""
+
+    def __init__(
+        self, name: str, folder: Path, vbuckets: int = 0, partitions: int = STREAM_PARTITIONS
+    ) -> None:
+        self.name = name
+        self.database = Database(folder)
+        self.lock = threading.RLock()
+        self.slices: dict[int, Slices] = {}
+        self.shards: dict[int, int] = {}
+        self.offsets: dict[int, int] = {}
+        self.epochs: dict[int, int] = {}
+        """The leader epoch of the record before each offset, where it is known."""
+        self.topic = ""
+        """The id of the topic that these are of; empty while it is not known."""
+        self.written_offsets: dict[int, int] = {}
+        self.tracker = Tracker(vbuckets, partitions)
+        self.published = Published()
+        self.timeline = Timeline()
+        self.last_persistence = self.last_stability = 0
+        self.checkpointed = 0
+        self.damaged = False
+        """What is in it cannot be read: it must be made from a checkpoint."""
+        self.stale = True
+        """A write failed: whether it took place, only the database can tell."""
+
+    @property
+    def vbuckets(self) -> int:
+        return self.tracker.vbuckets
+
+    # -- what is there -----------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Find out what is there. Raises StorageError."""
+        found: dict[int, set[int]] = {}
+        for key, _ in self.database.scan(SLICE):
+            index_id, number = SLICE_KEY.unpack(key[len(SLICE) :])
+            found.setdefault(index_id, set()).add(number)
+        shards = {
+            INDEX_KEY.unpack(key[len(SHARD) :])[0]: INDEX_KEY.unpack(value)[0]
+            for key, value in self.database.scan(SHARD)
+        }
+        stands = {
+            PLACE_KEY.unpack(key[len(OFFSET) :])[0]: unpack_offset(value)
+            for key, value in self.database.scan(OFFSET)
+        }
+        offsets = {p: offset for p, (offset, _) in stands.items()}
+        topics = [value.decode() for _, value in self.database.scan(TOPIC)]
+        tracker = self._load_tracker(found)
+        self.slices = {index_id: frozenset(numbers) for index_id, numbers in found.items()}
+        self.shards, self.tracker = shards, tracker
+        self.offsets, self.written_offsets = offsets, dict(offsets)
+        self.epochs = {p: epoch for p, (_, epoch) in stands.items() if epoch != NO_EPOCH}
+        self.topic = topics[0] if topics else ""
+        self.timeline = Timeline()
+        self.stale = self.damaged = False
+        self.publish()
+
+    def _load_tracker(self, indexes: Mapping[int, Any]) -> Tracker:
+        tracker = Tracker(self.vbuckets, self.tracker.partitions)
+        for index_id in indexes:
+            tracker.hold(index_id)
+        for key, value in self.database.scan(STATE):
+            (index_id,) = INDEX_KEY.unpack(key[len(STATE) :])
+            if index_id in indexes:
+                tombstones = self.database.holds(under(tombstone_prefix(index_id)))
+                tracker.load_state(index_id, unpack_state(value), tombstones)
+        for key, value in self.database.scan(PLACE):
+            tracker.load_place(PLACE_KEY.unpack(key[len(PLACE) :])[0], Place.unpack(value))
+        for key, value in self.database.scan(MARK):
+            index_id, vbucket = MARK_KEY.unpack(key[len(MARK) :])
+            if index_id in indexes:
+                tracker.load_mark(index_id, vbucket, Mark.unpack(value))
+        for key, value in self.database.scan(CHAIN):
+            partition, *connection = CHAIN_KEY.unpack(key[len(CHAIN) :])
+            chain = Chain(*CHAIN_VALUE.unpack(value))
+            tracker.load_chain(partition, (connection[0], connection[1]), chain)
+        return tracker
+
+    def know(self, vbuckets: int) -> None:
+        """The bucket has this many vbuckets."""
+        with self.lock:
+            self.tracker.know(vbuckets)
+            self.publish()
+
+    def publish(self) -> None:
+        """Let others know what there is now."""
+        tracker = self.tracker
+        states = {i: tracked.state for i, tracked in tracker.indexes.items()}
+        builds = tuple(
+            BuildProgress(index_id, state.build, tracker.done_bits(index_id))
+            for index_id, state in sorted(states.items())
+            if state.build
+        )
+        gaps, branched = tuple(tracker.gaps()), tuple(tracker.branched())
+        read, taken = tracker.read(), tracker.taken()
+        self.published = Published(tracker.vector(), states, gaps, branched, builds, read, taken)
+
+    # -- slices ------------------------------------------------------------------------------
+
+    def allocate(
+        self, index_id: int, numbers: Slices, definition: bytes, offsets: Mapping[int, int]
+    ) -> None:
+        """Allocate all of these slices, or none; what the index holds is another shard then.
+
+        `offsets` are where `mutations` ends now: what is sent for the first index comes later.
+        """
+        shard = 1 + secrets.randbits(SHARD_BITS)
+        batch = WriteBatch(raw_mode=True)
+        if index_id in self.slices:
+            erase(batch, index_id)
+        batch.put(SHARD + INDEX_KEY.pack(index_id), INDEX_KEY.pack(shard))
+        for number in numbers:
+            batch.put(SLICE + SLICE_KEY.pack(index_id, number), definition)
+        fresh = {p: offset for p, offset in offsets.items() if p not in self.offsets}
+        put_offsets(batch, fresh, {})
+        self.write(batch, sync=True)
+        self._stand(fresh, {})
+        self.slices[index_id] = self.slices.get(index_id, NONE) | numbers
+        self.shards[index_id] = shard
+        self.timeline.forget((index_id,))
+        self.tracker.hold(index_id)
+        self.publish()
+
+    def release(self, index_id: int, numbers: Slices) -> None:
+        """Delete these slices and give their space back."""
+        batch = WriteBatch(raw_mode=True)
+        left = self.slices[index_id] - numbers
+        for number in numbers:
+            batch.delete(SLICE + SLICE_KEY.pack(index_id, number))
+        if left:
+            ranges = [slice_range(index_id, number) for number in sorted(numbers)]
+            for begin, end in ranges:
+                batch.delete_range(begin, end)
+        else:
+            ranges = list(contents_of(index_id))
+            erase(batch, index_id)
+            batch.delete(SHARD + INDEX_KEY.pack(index_id))
+        self.write(batch, sync=True)
+        if left:
+            self.slices[index_id] = left
+        else:
+            del self.slices[index_id]
+            self.shards.pop(index_id, None)
+            self.tracker.forget(index_id)
+            self.publish()
+        for begin, end in ranges:
+            self.database.empty(begin, end)
+
+    # -- entries -----------------------------------------------------------------------------
+
+    def begin_builds(self, builds: Mapping[int, int]) -> None:
+        """These indexes begin from nothing, under other builds. Raises StorageError."""
+        self.timeline.forget(builds)
+        for index_id, build in builds.items():
+            self.tracker.begin_build(index_id, build)
+        self.publish()
+        batch = WriteBatch(raw_mode=True)
+        for index_id in builds:
+            erase(batch, index_id)
+        self._put_tracker(batch)
+        self.write(batch, sync=False)
+
+    def lose(self, offsets: Mapping[int, int], topic: str = "") -> None:
+        """Part of these partitions is gone; reading goes on at these offsets. Raises StorageError.
+
+        What is held stays, and is caught up. `topic` is what is read now.
+        """
+        self.topic = topic or self.topic
+        self.tracker.lose(offsets)
+        self.apply((), offsets)
+
+    def apply(
+        self,
+        changes: Sequence[Change],
+        offsets: Mapping[int, int],
+        epochs: Mapping[int, int] = NOT_KNOWN,
+    ) -> None:
+        """Write changes, what is known and how far that is, as one. Raises StorageError.
+
+        `epochs` are the leader epochs of what lies before these offsets.
+        """
+        batch = WriteBatch(raw_mode=True)
+        undone = self._settle(batch, changes) if changes else []
+        for index_id in self.tracker.swept():
+            batch.delete_range(*under(tombstone_prefix(index_id)))
+        self._put_tracker(batch)
+        put_offsets(batch, offsets, epochs)
+        if self.topic:
+            batch.put(TOPIC, self.topic.encode())
+        self.write(batch, sync=False)
+        self._stand(offsets, epochs)
+        self.publish()
+        self.timeline.add(undone)
+        self.snap()
+
+    def snap(self) -> None:
+        """Make the snapshots that can be made now."""
+        while (timestamp := self._due()) is not None:
+            moment = self.database.moment()
+            if moment is None:
+                return
+            self.last_stability = self.timeline.keep(timestamp, moment, self.tracker).digest
+
+    def _due(self) -> Wanted | None:
+        """Return the timestamp of the next snapshot that can be made."""
+        return self.timeline.reached(self.tracker) or self.timeline.again(self.tracker)
+
+    def _stand(self, offsets: Mapping[int, int], epochs: Mapping[int, int]) -> None:
+        """These offsets were written."""
+        self.stand(offsets, epochs)
+        self.written_offsets.update(offsets)
+
+    def stand(self, offsets: Mapping[int, int], epochs: Mapping[int, int]) -> None:
+        """All below these offsets is here, or is for others; it is written with what comes next."""
+        self.offsets.update(offsets)
+        for partition in offsets:
+            self.epochs.pop(partition, None)
+            if partition in epochs:
+                self.epochs[partition] = epochs[partition]
+
+    def about(self) -> About:
+        """Return what a checkpoint that is made now is of."""
+        newest = self.timeline.kept[-1] if self.timeline.kept else None
+        if newest is None:
+            return About(0, self.published.vector)
+        changes = tuple(self.timeline.changes_since(newest.number))
+        return About(newest.number, newest.vector, changes)
+
+    def _settle(self, batch: Any, changes: Sequence[Change]) -> list[Undo]:
+        """Compare changes with what is held, and put what is newer into the batch."""
+        prefixes = {index_id: back_prefix(index_id) for index_id in self.tracker.indexes}
+        keys = [prefixes[change[0]] + change[1] for change in changes]
+        held: dict[bytes, bytes | None] = dict(zip(keys, self.database.get_all(keys), strict=True))
+        buried = self._tombstones(changes)
+        places: dict[tuple[int, int], bytes] = {}
+        undone: list[Undo] = []
+        put, delete, head, size = batch.put, batch.delete, BACK_HEAD, BACK_HEAD.size
+        made, undo = tuple.__new__, undone.append
+        for at, change in zip(keys, changes, strict=True):
+            index_id, document, seqno, piece, key, guarded, logged, vbucket = change
+            before = held[at]
+            if before is not None:
+                old_seqno, old_piece = head.unpack_from(before)
+                if seqno <= old_seqno:
+                    continue
+            if buried and seqno <= buried.get(at, 0):
+                continue
+            if before is not None and (piece != old_piece or key != before[size:]):
+                delete(entries_prefix(index_id, old_piece) + before[size:] + document)
+            if piece >= 0:
+                prefix = places.get((index_id, piece))
+                if prefix is None:
+                    prefix = places[index_id, piece] = entries_prefix(index_id, piece)
+                after: bytes | None = head.pack(seqno, piece) + key
+                put(prefix + key + document, SEQNO.pack(seqno))
+                put(at, after)
+            else:
+                after = None
+                if before is not None:
+                    delete(at)
+                if guarded:
+                    put(tombstone_prefix(index_id) + document, SEQNO.pack(seqno))
+                    buried[at] = seqno
+            held[at] = after
+            if logged and before is not after:
+                undo(made(Undo, (vbucket, seqno, index_id, document, before, after)))
+        return undone
+
+    def _tombstones(self, changes: Sequence[Change]) -> dict[bytes, int]:
+        """Return the tombstones of the documents of changes, by their keys in the back-index."""
+        perhaps = {i for i, tracked in self.tracker.indexes.items() if tracked.tombstones}
+        asked = [(c.index_id, c.document) for c in changes if c.guarded and c.index_id in perhaps]
+        if not asked:
+            return {}
+        values = self.database.get_all([tombstone_prefix(i) + d for i, d in asked])
+        return {
+            back_prefix(index_id) + document: SEQNO.unpack(value)[0]
+            for (index_id, document), value in zip(asked, values, strict=True)
+            if value is not None
+        }
+
+    def _put_tracker(self, batch: Any) -> None:
+        """Put what changed of the tracker into a batch; it counts as written."""
+        tracker, dirty = self.tracker, self.tracker.dirty
+        for vbucket in dirty.places:
+            batch.put(PLACE + PLACE_KEY.pack(vbucket), tracker.places[vbucket].pack())
+        for index_id, vbucket in dirty.marks:
+            mark = tracker.indexes[index_id].marks[vbucket]
+            batch.put(MARK + MARK_KEY.pack(index_id, vbucket), mark.pack())
+        for index_id in dirty.states:
+            state = tracker.indexes[index_id].state
+            batch.put(STATE + INDEX_KEY.pack(index_id), pack_state(state))
+        for at in dirty.chains:
+            partition, connection = at
+            chain = tracker.chains.get(at)
+            if chain is None:
+                batch.delete(CHAIN + CHAIN_KEY.pack(partition, *connection))
+            else:
+                batch.put(CHAIN + CHAIN_KEY.pack(partition, *connection), CHAIN_VALUE.pack(*chain))
+        dirty.clear()
+
+    def write(self, batch: Any, *, sync: bool = True) -> None:
+        """Write a batch. Raises StorageError; then all that is known must be loaded again."""
+        self.stale = True
+        self.database.write(batch, sync=sync)
+        self.stale = False
+
+
+def put_offsets(batch: Any, offsets: Mapping[int, int], epochs: Mapping[int, int]) -> None:
+    for partition, offset in offsets.items():
+        value = OFFSET_VALUE.pack(offset, epochs.get(partition, NO_EPOCH))
+        batch.put(OFFSET + PLACE_KEY.pack(partition), value)
+
+
+def erase(batch: Any, index_id: int) -> None:
+    """Delete all that builds have put into an index."""
+    for begin, end in contents_of(index_id):
+        batch.delete_range(begin, end)
+    batch.delete(STATE + INDEX_KEY.pack(index_id))

@@ -1,0 +1,228 @@
+"""Moments of a bucket at stability timestamps: exactly there, though more was applied since.
+
+All indexers are told the same vectors, and each keeps what it held there. It may have gone on when
+it hears of one. So what was changed is kept for a while, the newest last, with what was before; a
+snapshot is a moment of the database together with what is to be taken back in it. Pure, but for the
+moments, which it only keeps.
+
+A vector can be told exactly where each vbucket had the end of a snapshot of the store there, and
+where nothing above it was applied that cannot be taken back. Else the timestamp is passed over:
+there is another one soon.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from coordinator.core.model.stream_records import StabilityTimestamp
+from coordinator.core.model.vectors import Vector
+from indexer_sim.bucket.database import Moment
+from indexer_sim.bucket.entries import unpack_back
+from indexer_sim.bucket.tracker import NEVER, ORPHANED, WHOLE, Tracker
+
+UNDO_MAX = 50_000
+"""So many changes can be taken back, about 15 MiB of them."""
+
+KEPT_MAX = 6
+WANTED_MAX = 8
+NOT_YET, REACHED, MISSED = range(3)
+
+Overlay = Mapping[tuple[int, int], list[tuple[bytes, bool]]]
+"""By index and slice: entries in order, and whether they are there."""
+
+
+class Undo(NamedTuple):
+    """What takes back one change of a document: its place in the back-index before and after."""
+
+    vbucket: int
+    seqno: int
+    index_id: int
+    document: bytes
+    before: bytes | None
+    after: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stable:
+    """A bucket at a stability timestamp. `builds` are those of the indexes that it has whole."""
+
+    number: int
+    vector: Vector
+    digest: int
+    moment: Moment
+    overlay: Overlay
+    builds: Mapping[int, int]
+
+
+class Wanted(NamedTuple):
+    """A timestamp at which a snapshot is wanted."""
+
+    number: int
+    vector: Vector
+
+
+class Timeline:
+    """The last changes of a bucket, and the snapshots that were made of them. For one thread.
+
+    Any thread may read `kept`, the snapshots in ascending order.
+    """
+
+    def __init__(self, undo_max: int = UNDO_MAX, kept_max: int = KEPT_MAX) -> None:
+        self.kept: tuple[Stable, ...] = ()
+        self._undo_max, self._kept_max = undo_max, kept_max
+        self._changes: deque[Undo] = deque()
+        self._floors: dict[int, int] = {}
+        self._wanted: list[Wanted] = []
+        self._last: tuple[int, list[int]] = (0, [])
+        self._heard = 0
+
+    def add(self, changes: Iterable[Undo]) -> None:
+        """Note what was applied; the oldest is forgotten if it is too much."""
+        self._changes.extend(changes)
+        while len(self._changes) > self._undo_max:
+            oldest = self._changes.popleft()
+            floor = self._floors.get(oldest.vbucket, 0)
+            self._floors[oldest.vbucket] = max(floor, oldest.seqno)
+
+    def forget(self, indexes: Collection[int]) -> None:
+        """These indexes begin from nothing: what was in them before is not to come back."""
+        self._changes = deque(c for c in self._changes if c.index_id not in indexes)
+
+    def want(self, timestamp: StabilityTimestamp) -> None:
+        """Note a timestamp, once."""
+        if timestamp.number > self._heard:
+            self._heard = timestamp.number
+            vector = Vector.from_bytes(timestamp.vbuuids, timestamp.seqnos)
+            if len(self._wanted) == WANTED_MAX:
+                del self._wanted[1]  # Never the first: else one that is behind would reach none.
+            self._wanted.append(Wanted(timestamp.number, vector))
+
+    def reached(self, tracker: Tracker) -> Wanted | None:
+        """Return the first timestamp that can be told now; those that never can are forgotten."""
+        for wanted in list(self._wanted):
+            verdict = self._judge(wanted.vector, tracker)
+            if verdict != NOT_YET:
+                self._wanted.remove(wanted)
+            if verdict == REACHED:
+                return wanted
+        return None
+
+    def again(self, tracker: Tracker) -> Wanted | None:
+        """Return the newest snapshot's timestamp, if an index has become whole that it lacks.
+
+        Where nothing changes any more, no other timestamp comes.
+        """
+        if not self.kept:
+            return None
+        newest = self.kept[-1]
+        complete = {i: t.state.build for i, t in tracker.indexes.items() if t.state.complete}
+        if complete.items() <= newest.builds.items():
+            return None
+        if self._judge(newest.vector, tracker) != REACHED:
+            return None
+        whole = whole_at(newest.vector.seqnos.tolist(), tracker).items()
+        kept = newest.builds.items() & complete.items()
+        if whole <= newest.builds.items() or not kept <= whole:
+            return None
+        return Wanted(newest.number, newest.vector)
+
+    def _judge(self, vector: Vector, tracker: Tracker) -> int:
+        """Tell whether a vector can be told now. While it is not covered, that costs nothing."""
+        if len(vector) != tracker.vbuckets:
+            return MISSED
+        if not tracker.covers(vector):
+            return NOT_YET
+        _, before = self._last
+        verdict = REACHED
+        wanted = zip(vector.vbuuids.tolist(), vector.seqnos.tolist(), strict=True)
+        for vbucket, (vbuuid, seqno) in enumerate(wanted):
+            place = tracker.places.get(vbucket)
+            floor = self._floors.get(vbucket, 0)
+            if place is None:
+                verdict = verdict if seqno == 0 else NOT_YET
+            elif seqno < max(place.floor, floor):
+                return MISSED
+            elif seqno == 0 or (before and before[vbucket] == seqno):
+                continue
+            elif place.condition not in (WHOLE, ORPHANED) or place.vbuuid != vbuuid:
+                verdict = NOT_YET
+            elif seqno not in (ends := tracker.boundaries.get(vbucket, [])):
+                if ends and ends[-1] > seqno:
+                    return MISSED
+                verdict = NOT_YET
+        return verdict
+
+    def keep(self, timestamp: Wanted, moment: Moment, tracker: Tracker) -> Stable:
+        """Keep a moment as it was at a timestamp that was `reached`."""
+        vector = timestamp.vector
+        seqnos: list[int] = vector.seqnos.tolist()
+        self._changes = deque(c for c in self._changes if c.seqno > seqnos[c.vbucket])
+        self._last = (timestamp.number, seqnos)
+        for vbucket, ends in tracker.boundaries.items():
+            del ends[: bisect_left(ends, seqnos[vbucket])]
+        made = Stable(
+            timestamp.number,
+            vector,
+            vector.digest(),
+            moment,
+            taken_back(self._changes),
+            whole_at(seqnos, tracker),
+        )
+        others = [kept for kept in self.kept if kept.number != made.number]
+        self.kept = (*others, made)[-self._kept_max :]
+        return made
+
+    def changes_since(self, timestamp: int) -> list[Undo]:
+        """Return what was applied after the newest snapshot, if that is its number."""
+        return list(self._changes) if timestamp and timestamp == self._last[0] else []
+
+
+def whole_at(seqnos: list[int], tracker: Tracker) -> dict[int, int]:
+    """Return the builds of the indexes of which everything was here at these seqnos, exactly."""
+    found: dict[int, int] = {}
+    for index_id, tracked in tracker.indexes.items():
+        marks = tracked.marks.items()
+        if tracked.state.complete and all(
+            mark.done != NEVER and mark.done <= seqnos[vbucket] for vbucket, mark in marks
+        ):
+            found[index_id] = tracked.state.build
+    return found
+
+
+def taken_back(changes: Iterable[Undo]) -> Overlay:
+    """Return what is to be seen of entries once these changes, in order, are taken back."""
+    found: dict[tuple[int, int], dict[bytes, bool]] = {}
+    for change in reversed(list(changes)):
+        for raw, present in ((change.after, False), (change.before, True)):
+            if raw is not None:
+                _, piece, key = unpack_back(raw)
+                entries = found.setdefault((change.index_id, piece), {})
+                entries[key + change.document] = present
+    return {where: sorted(entries.items()) for where, entries in found.items()}
+
+
+def overlaid(
+    entries: Iterable[bytes], changes: list[tuple[bytes, bool]], backwards: bool
+) -> Iterator[bytes]:
+    """Yield entries as they are with changes laid over them; both in the order that is wanted."""
+    waiting = iter(changes)
+    change = next(waiting, None)
+    for entry in entries:
+        while change is not None and (change[0] > entry if backwards else change[0] < entry):
+            if change[1]:
+                yield change[0]
+            change = next(waiting, None)
+        if change is not None and change[0] == entry:
+            if change[1]:
+                yield entry
+            change = next(waiting, None)
+        else:
+            yield entry
+    while change is not None:
+        if change[1]:
+            yield change[0]
+        change = next(waiting, None)

@@ -1,0 +1,330 @@
+"""The storage of an indexer: one RocksDB a bucket, slices as key prefixes; one for its position.
+
+Nothing here knows Kafka or decides anything. One thread, the control loop, opens, allocates and
+releases; others read, and one applies mutations to the buckets (`bucket` says what holds then).
+
+A bucket that is damaged is made from its newest checkpoint that is not, and goes back by that much;
+without one it is as if it had never been. Layout of the folder: `meta/` (identity, position, index
+states), `buckets/<name>/`, `checkpoints/<name>/<number>/`, `reserve`.
+`entries` has the keys in a bucket.
+"""
+
+from __future__ import annotations
+
+import shutil
+import struct
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from rocksdict import WriteBatch
+
+from indexer_sim.bucket.allocation import NONE, Slices
+from indexer_sim.bucket.bucket import Bucket
+from indexer_sim.bucket.checkpoints import Checkpoints, copy
+from indexer_sim.bucket.database import WRITE_BUFFER_BYTES, Database, StorageError, refusal
+from indexer_sim.bucket.names import bucket_name, folder_name
+from indexer_sim.bucket.reserve import Reserve
+
+META, BUCKETS, TRASH, RESERVE = "meta", "buckets", "trash", "reserve"
+CHECKPOINTS = "checkpoints"
+
+IDENTITY, POSITION, CAS_BASE = b"identity/", b"position", b"cas-base"
+INDEX, VBUCKETS = b"index/", b"vbuckets/"
+NUMBER = struct.Struct(">Q")
+WHOLE = struct.Struct(">q")
+PLACE = struct.Struct(">qq")
+
+RESERVE_BYTES = 2 * WRITE_BUFFER_BYTES
+NOWHERE: Mapping[int, int] = {}
+
+
+class Storage:
+    """An indexer's folder."""
+
+    def __init__(self, folder: Path, identity: str) -> None:
+        """Open the folder, or make it and bind it to `identity`. Raises StorageError."""
+        self.folder = folder
+        self._meta = Database(folder / META)
+        self._buckets: dict[str, Bucket] = {}
+        self._vbuckets: dict[str, int] = {}
+        self._unsaved: set[str] = set()
+        self.recovered: list[str] = []
+        """What was made from a checkpoint, for the operator."""
+        self.epoch = 0
+        """Another one after a bucket has gone back: what was read before is void then."""
+        self._reserve = Reserve(folder / RESERVE, RESERVE_BYTES)
+        try:
+            self._open(identity)
+        except StorageError:
+            self.close()
+            # Another process may use this folder, and its reserve: only a full disk is a reason.
+            if not (self._reserve.is_needed() and self._reserve.give_up()):
+                raise
+            self._open(identity)
+        self._reserve.take()
+
+    def _open(self, identity: str) -> None:
+        self._meta.opened()
+        self.bind("indexer", identity)
+        shutil.rmtree(self.folder / TRASH, ignore_errors=True)
+        for key, value in self._meta.scan(VBUCKETS):
+            self._vbuckets[key[len(VBUCKETS) :].decode()] = NUMBER.unpack(value)[0]
+        paths = {*(self.folder / BUCKETS).glob("[!.]*")}
+        paths |= {self.folder / BUCKETS / p.name for p in (self.folder / CHECKPOINTS).glob("*")}
+        for path in sorted(paths):
+            name = bucket_name(path.name)
+            bucket = self._buckets[name] = Bucket(name, path, self._vbuckets.get(name, 0))
+            self.reload(bucket)
+
+    def close(self) -> None:
+        for bucket in self.buckets():
+            bucket.database.close()
+        self._meta.close()
+
+    def bind(self, what: str, identity: str) -> None:
+        """Bind the folder to `identity`, or refuse one that is bound to another."""
+        key = IDENTITY + what.encode()
+        held = self._meta.get(key)
+        if held is None:
+            if what == "indexer" and any((self.folder / BUCKETS).glob("*")):
+                raise StorageError(
+                    "folder_mismatch",
+                    f"{self.folder} holds buckets, but not whose they are: use another folder",
+                )
+            batch = WriteBatch(raw_mode=True)
+            batch.put(key, identity.encode())
+            self._meta.write(batch, sync=True)
+        elif held.decode() != identity:
+            raise StorageError(
+                "folder_mismatch",
+                f"{self.folder} belongs to {held.decode()}, not to {identity}: use another folder",
+            )
+
+    # -- slices ------------------------------------------------------------------------------
+
+    @property
+    def held(self) -> dict[int, Slices]:
+        """The slices that are allocated, by index."""
+        return {
+            index_id: numbers
+            for bucket in self.buckets()
+            for index_id, numbers in bucket.slices.items()
+        }
+
+    @property
+    def shards(self) -> dict[int, int]:
+        """The shard of each index: a number that no other life of its storage had."""
+        return {i: shard for bucket in self.buckets() for i, shard in bucket.shards.items()}
+
+    def bucket_of(self, index_id: int) -> Bucket | None:
+        """Return the bucket in which an index is held, None if it is not. For any thread."""
+        return next((bucket for bucket in self.buckets() if index_id in bucket.slices), None)
+
+    @property
+    def builds(self) -> dict[int, int]:
+        """The build of each index, 0 for none yet."""
+        return {
+            index_id: state.build
+            for bucket in self.buckets()
+            for index_id, state in bucket.published.states.items()
+        }
+
+    def buckets(self) -> list[Bucket]:
+        """Return the buckets of which anything is held. For any thread."""
+        return list(self._buckets.values())
+
+    def bucket(self, name: str) -> Bucket | None:
+        """Return a bucket of which something is held. For any thread."""
+        return self._buckets.get(name)
+
+    def reload(self, bucket: Bucket) -> None:
+        """Find out what a bucket holds, from a checkpoint if it is damaged. Raises StorageError.
+
+        One that holds nothing is deleted: it was only begun. But while anything is held it has
+        checkpoints, and these go first; so an empty one with checkpoints has lost what it held.
+        """
+        with bucket.lock:
+            try:
+                if not (bucket.stale or bucket.damaged):
+                    return
+                if not bucket.damaged:
+                    bucket.load()
+                    if bucket.slices:
+                        return
+            except StorageError as error:
+                if error.code != "damaged":
+                    raise
+            self._recover(bucket)
+
+    def _recover(self, bucket: Bucket) -> None:
+        """Make a bucket from its newest checkpoint that can be read; else delete it."""
+        self.epoch += 1
+        bucket.damaged = True
+        for checkpoint in self.checkpoints(bucket).found():
+            bucket.database.close()
+            try:
+                self._throw_away(bucket.database.folder)
+                copy(checkpoint, bucket.database.folder)
+                bucket.load()
+            except (OSError, StorageError):
+                continue
+            if bucket.slices:
+                self.recovered.append(f"{bucket.name} from checkpoint {int(checkpoint.name)}")
+                return
+        self._discard(bucket)
+
+    def make_checkpoint(self, bucket: Bucket) -> None:
+        """Make a checkpoint of a bucket, if anything has changed. Raises StorageError.
+
+        It is for the newest stability snapshot, if there is one. A disk that takes none has to
+        do with fewer.
+        """
+        about = bucket.about()
+        changed = bucket.database.latest()
+        if changed == bucket.checkpointed:
+            return
+        places = self.checkpoints(bucket)
+        try:
+            places.make(bucket.database.opened(), about)
+        except Exception as error:
+            places.prune(1)
+            raise refusal(error, bucket.database.folder) from error
+        bucket.checkpointed = changed
+        bucket.last_persistence = about.vector.digest()
+
+    def checkpoints(self, bucket: Bucket) -> Checkpoints:
+        """Return where the checkpoints of a bucket are."""
+        return Checkpoints(self.folder / CHECKPOINTS / folder_name(bucket.name))
+
+    def know(self, bucket: str, vbuckets: int) -> None:
+        """Note how many vbuckets a bucket has; saved with the position behind it."""
+        if self._vbuckets.get(bucket) != vbuckets:
+            self._vbuckets[bucket] = vbuckets
+            self._unsaved.add(bucket)
+            if place := self._buckets.get(bucket):
+                place.know(vbuckets)
+
+    def tend(self) -> bool:
+        """Open again what failed, where that can be; tell whether `held` may have changed."""
+        self._reserve.take()
+        stale = [b for b in self.buckets() if b.stale or b.damaged]
+        for bucket in stale:
+            with suppress(StorageError), bucket.lock:
+                self.reload(bucket)
+        return bool(stale)
+
+    def size_bytes(self) -> int:
+        """Return the bytes that all buckets take."""
+        return sum(bucket.database.size_bytes() for bucket in self.buckets())
+
+    def allocate(
+        self,
+        bucket: str,
+        index_id: int,
+        slices: Slices,
+        definition: bytes,
+        offsets: Mapping[int, int] = NOWHERE,
+    ) -> None:
+        """Make storage for slices, durably: all or none. Raises StorageError.
+
+        `offsets` are where the partitions of `mutations` end now: a new bucket begins there.
+        """
+        place = self._buckets.get(bucket)
+        if place is None:
+            folder = self.folder / BUCKETS / folder_name(bucket)
+            place = Bucket(bucket, folder, self._vbuckets.get(bucket, 0))
+        try:
+            with place.lock:
+                if place.stale:
+                    place.load()
+                place.allocate(index_id, slices, definition, offsets)
+        except StorageError:
+            if bucket not in self._buckets:
+                with suppress(StorageError):
+                    self._discard(place)
+            raise
+        self._buckets[bucket] = place
+
+    def release(self, index_id: int, slices: Slices) -> None:
+        """Delete slices; the last ones take the bucket's folder along. Raises StorageError.
+
+        Must succeed on a full disk, or nothing would ever make room: it may use the reserve.
+        """
+        try:
+            self._release(index_id, slices)
+        except StorageError:
+            # What a checkpoint links, deleting does not give back.
+            for bucket in self.buckets():
+                self.checkpoints(bucket).discard()
+            if not self._reserve.give_up():
+                raise
+            self._release(index_id, slices)
+
+    def _release(self, index_id: int, slices: Slices) -> None:
+        for bucket in self.buckets():
+            with bucket.lock:
+                if bucket.stale:
+                    bucket.load()
+                here = bucket.slices.get(index_id, NONE) & slices
+                if bucket.slices == {index_id: here}:
+                    self._discard(bucket)
+                elif here:
+                    bucket.release(index_id, here)
+
+    def _discard(self, bucket: Bucket) -> None:
+        """Delete a bucket's folder. Moved away first, so that no half of it is ever opened."""
+        bucket.database.close()
+        try:
+            self.checkpoints(bucket).discard()
+            self._throw_away(bucket.database.folder)
+        except OSError as error:
+            raise refusal(error, bucket.database.folder) from error
+        self._buckets.pop(bucket.name, None)
+
+    def _throw_away(self, folder: Path) -> None:
+        trash = self.folder / TRASH
+        shutil.rmtree(trash, ignore_errors=True)
+        if folder.exists():
+            folder.rename(trash)
+            shutil.rmtree(trash, ignore_errors=True)
+
+    # -- position ----------------------------------------------------------------------------
+
+    def position(self) -> tuple[int, int] | None:
+        """Return the first offset that was not applied yet, and when it was saved (wall, ms)."""
+        held = self._meta.get(POSITION)
+        return None if held is None else PLACE.unpack(held)
+
+    def cas_base(self) -> int | None:
+        """Return the base of all CAS, or None while it is not known."""
+        held = self._meta.get(CAS_BASE)
+        return None if held is None else WHOLE.unpack(held)[0]
+
+    def save_cas_base(self, base: int) -> None:
+        """Save the base of all CAS. Raises StorageError."""
+        batch = WriteBatch(raw_mode=True)
+        batch.put(CAS_BASE, WHOLE.pack(base))
+        self._meta.write(batch, sync=False)
+
+    def indexes(self) -> dict[int, bytes]:
+        """Return the index states as they were at `position`."""
+        return {NUMBER.unpack(key[len(INDEX) :])[0]: value for key, value in self._meta.scan(INDEX)}
+
+    def save(self, position: int, changes: Mapping[int, bytes | None], at_ms: int) -> None:
+        """Save a position, and with it the states that were read before it: all as one.
+
+        Synced if there are changes. Raises StorageError.
+        """
+        batch = WriteBatch(raw_mode=True)
+        for index_id, value in changes.items():
+            key = INDEX + NUMBER.pack(index_id)
+            if value is None:
+                batch.delete(key)
+            else:
+                batch.put(key, value)
+        for bucket in self._unsaved:
+            batch.put(VBUCKETS + bucket.encode(), NUMBER.pack(self._vbuckets[bucket]))
+        batch.put(POSITION, PLACE.pack(position, at_ms))
+        self._meta.write(batch, sync=bool(changes))
+        self._unsaved.clear()

@@ -1,0 +1,1 @@
+"""From Kafka to storage: reading mutations, applying them, telling how far it got."""

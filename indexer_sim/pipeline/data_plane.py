@@ -1,0 +1,118 @@
+"""The data plane of an indexer: reading, applying, telling; one thread each.
+
+The control loop owns it: it says which indexes there are, and asks where `mutations` ends before
+the first index of a bucket is allocated. What goes wrong here is complained of and tried again.
+What nobody has thought of ends the thread, and with it the process (`coordinator.runtime.threads`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from confluent_kafka import Message
+
+from coordinator import codec
+from coordinator.core.model.entities import Index
+from coordinator.core.model.records import DeadLetter
+from coordinator.kafka.producers import DeadLetters
+from coordinator.kafka.state_follower import Voice, wall_ms
+from coordinator.kafka.topics import MUTATIONS
+from coordinator.runtime.threads import Threads
+from indexer_sim.bucket.storage import Storage
+from indexer_sim.pipeline.applier import Applier
+from indexer_sim.pipeline.mutation_reader import (
+    Delivery,
+    MutationQueue,
+    MutationReader,
+    Needed,
+    Stand,
+)
+from indexer_sim.pipeline.progress_reporter import Herald
+
+KAFKA = "Kafka, for mutations"
+
+
+class DataPlane:
+    """What runs beside the control loop from the moment that the log was read to its end."""
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        cluster: str,
+        life: tuple[int, int],
+        heartbeat_s: float,
+        checkpoint_s: float,
+        storage: Storage,
+        voice: Voice,
+        threads: Threads,
+        letters: DeadLetters,
+    ) -> None:
+        self._storage = storage
+        self._voice = voice
+        self._started = False
+        self._letters = letters
+        self.queue = MutationQueue()
+        self.herald = Herald(
+            bootstrap_servers, cluster, life, heartbeat_s, storage, self.queue, voice, threads
+        )
+        self.applier = Applier(
+            *(storage, self.queue, self.herald.news, voice.complain, voice.settled),
+            *(self._bury_delivery, checkpoint_s, threads),
+        )
+        self.reader = MutationReader(
+            bootstrap_servers,
+            cluster,
+            life[0],
+            self.queue,
+            self._needed,
+            self._bury,
+            lambda message: voice.complain(KAFKA, message),
+            lambda: voice.settled(KAFKA),
+            threads,
+        )
+
+    def know(self, indexes: Mapping[int, Index]) -> None:
+        """These are the indexes that are to be here; begin, if that has not been said before."""
+        self.herald.know(dict(indexes))
+        if not self._started:
+            self._started = True
+            self.reader.start()
+            self.applier.start()
+            self.herald.start()
+
+    def end(self) -> None:
+        """Take up nothing new."""
+        for part in (self.reader, self.applier, self.herald):
+            part.end()
+        self.queue.clear()
+
+    def stop(self) -> None:
+        """Stop; what is being applied is finished."""
+        self.end()
+        if self._started:
+            for part in (self.applier, self.herald, self.reader):
+                part.join()
+
+    def _needed(self) -> Needed:
+        """Return where the buckets go on; those that have to be loaded first are waited for."""
+        epoch = self._storage.epoch
+        stands = {b.name: Stand(b.offsets, b.epochs, b.topic) for b in self._storage.buckets()}
+        return Needed(epoch, stands)
+
+    def _bury(self, message: Message, reason: str) -> None:
+        """Put what is no record where somebody can look at it."""
+        self._voice.say(
+            f"offset {message.offset()} of partition {message.partition()} cannot be read and is a "
+            f"dead letter: {reason}"
+        )
+        self._letters.bury_message(message, reason)
+
+    def _bury_delivery(self, one: Delivery, reason: str) -> None:
+        """Put a record that cannot be applied where somebody can look at it."""
+        self._voice.say(
+            f"offset {one.offset} of partition {one.partition} cannot be applied and is a dead "
+            f"letter: {reason}"
+        )
+        value = codec.encode(one.head)
+        letter = DeadLetter(MUTATIONS, one.partition, one.offset, reason, value, wall_ms())
+        self._letters.bury(letter)

@@ -1,0 +1,181 @@
+"""What an indexer tells of its buckets: high watermarks, gaps to be caught up, finished builds.
+
+All of it is repeated for as long as it holds, and sent at once when it changes: whoever missed it
+hears it again. A thread of its own, so that neither a long batch nor a full disk silences it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from confluent_kafka import KafkaException, Producer
+
+from coordinator import codec
+from coordinator.core.model.entities import BACKFILL, Index
+from coordinator.core.model.stream_records import CatchUpRequested, HwHeartbeat, IndexBuilt
+from coordinator.core.model.vectors import Vector
+from coordinator.kafka.producers import plain_settings
+from coordinator.kafka.state_follower import Voice, wall_ms
+from coordinator.kafka.topics import ACKS, HW, STREAM_REQUEST, topic_name
+from coordinator.runtime.threads import Threads
+from indexer_sim.bucket.bucket import Bucket
+from indexer_sim.bucket.entries import State
+from indexer_sim.bucket.storage import Storage
+from indexer_sim.pipeline.mutation_reader import MutationQueue
+
+REQUEST_PERIOD_S = 1.0
+SOON_S = 0.02
+"""News of one batch and of the next go together."""
+
+MESSAGE_TIMEOUT_MS = 5_000
+INT_MAX = 2**31 - 1
+SENDING = "telling of high watermarks and builds"
+
+
+class Herald:
+    """Tells what there is to tell, until it is stopped."""
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        cluster: str,
+        life: tuple[int, int],
+        period_s: float,
+        storage: Storage,
+        queue: MutationQueue,
+        voice: Voice,
+        threads: Threads,
+    ) -> None:
+        """`life` is the indexer and its incarnation."""
+        self._settings = plain_settings(
+            bootstrap_servers,
+            **{"enable.idempotence": True, "message.timeout.ms": MESSAGE_TIMEOUT_MS},
+        )
+        self._topics = {name: topic_name(cluster, name) for name in (HW, STREAM_REQUEST, ACKS)}
+        self._indexer, self._incarnation = life
+        self._period_s = period_s
+        self._storage = storage
+        self._queue = queue
+        self._voice = voice
+        self._indexes: Mapping[int, Index] = {}
+        self._branched: dict[str, tuple[int, ...]] = {}
+        self._requests_due_s = 0.0
+        self._producer: Producer | None = None
+        self._is_well = True
+        """All that was told last was sent."""
+        self._stopping = threading.Event()
+        self._news = threading.Event()
+        self._thread = threads.make("herald", self._run, self._stopping)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def end(self) -> None:
+        self._stopping.set()
+        self._news.set()
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def news(self) -> None:
+        """Something may have to be told."""
+        self._news.set()
+
+    def know(self, indexes: Mapping[int, Index]) -> None:
+        """These are the states of the indexes that are held, as the log has them."""
+        self._indexes = indexes
+        self._news.set()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            if self._storage.buckets():
+                self._tell()
+            if self._news.wait(self._period_s):
+                self._news.clear()
+                self._stopping.wait(SOON_S)
+
+    def _tell(self) -> None:
+        indexes = self._indexes
+        self._is_well = True
+        ask = time.monotonic() >= self._requests_due_s
+        if ask:
+            self._requests_due_s = time.monotonic() + REQUEST_PERIOD_S
+        for bucket in self._storage.buckets():
+            if bucket.vbuckets and not bucket.stale:
+                self._tell_of(bucket, ask)
+            for index_id, state in bucket.published.states.items():
+                index = indexes.get(index_id)
+                if index is not None and _is_built(index, state):
+                    built = IndexBuilt(self._indexer, self._incarnation, index_id, index.build)
+                    self._send(ACKS, built, str(self._indexer), partition=0)
+        try:
+            if self._producer is not None:
+                self._producer.poll(0)
+        except KafkaException as error:
+            self._failed(error)
+        if self._is_well:
+            self._voice.settled(SENDING)
+
+    def _failed(self, error: KafkaException) -> None:
+        """Say that something was not sent; a client that has failed for good is made anew."""
+        self._is_well = False
+        cause = error.args[0]
+        self._voice.complain(SENDING, cause.str())
+        if cause.fatal():
+            self._producer = None
+
+    def _tell_of(self, bucket: Bucket, ask: bool) -> None:
+        """Send a bucket's high watermarks, and what it lacks."""
+        published = bucket.published
+        gaps, branched = published.gaps, published.branched
+        vbuuids, seqnos = published.vector.to_bytes()
+        beat = HwHeartbeat(
+            self._indexer,
+            self._incarnation,
+            bucket.name,
+            tuple(sorted(published.states)),
+            vbuuids,
+            seqnos,
+            bucket.last_persistence,
+            bucket.last_stability,
+            min(self._queue.waiting, INT_MAX),
+            self._queue.free,
+            published.builds,
+            wall_ms(),
+            published.read,
+            published.taken,
+        )
+        self._send(HW, beat, bucket.name)
+        if gaps and ask:
+            self._request(bucket.name, gaps, published.vector)
+        if branched != self._branched.get(bucket.name, ()):
+            self._branched[bucket.name] = branched
+            if branched:
+                self._voice.say(f"bucket {bucket.name}: {len(branched)} vbuckets left what is held")
+
+    def _request(self, bucket: str, gaps: tuple[int, ...], vector: Vector) -> None:
+        """Ask for what is missing after the high watermarks of these vbuckets."""
+        places = list(gaps)
+        lacking = Vector(vector.vbuuids[places], vector.seqnos[places])
+        request = CatchUpRequested(
+            self._indexer, self._incarnation, bucket, gaps, *lacking.to_bytes(), wall_ms()
+        )
+        self._send(STREAM_REQUEST, request, str(self._indexer), partition=0)
+
+    def _send(self, topic: str, record: Any, key: str, **more: Any) -> None:
+        if self._producer is None:
+            self._producer = Producer(self._settings)
+        try:
+            self._producer.produce(self._topics[topic], codec.encode(record), key.encode(), **more)
+        except BufferError:
+            self._producer.poll(0)  # Kafka is away; this is said again.
+        except KafkaException as error:
+            self._failed(error)
+
+
+def _is_built(index: Index, state: State) -> bool:
+    """Tell whether the master waits for this build, and it is here."""
+    return index.state == BACKFILL and state.complete and state.build == index.build

@@ -1,0 +1,1 @@
+"""Scans of what an indexer holds."""

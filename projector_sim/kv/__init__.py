@@ -1,0 +1,1 @@
+"""A simulated key-value store: buckets, documents, vbuckets, streams."""

@@ -1,0 +1,1 @@
+"""A projector: streams of documents in, items for indexers out."""

@@ -1,0 +1,147 @@
+"""The producer of a projector's data: nothing is dropped, and nothing overtakes what was lost.
+
+Records of a partition arrive in the order in which they were handed over. If Kafka refuses one,
+the client sends none of those behind it; `failed` says so, and all connections of which anything
+was on the way must end. A broker that is away is no failure: records wait for it, and whoever
+hands over more waits, too.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from coordinator import codec
+from coordinator.core.model.stream_records import (
+    ConnectionClosed,
+    FailoverLog,
+    KeyVersions,
+    StreamBegin,
+    StreamEnd,
+    Sync,
+)
+from coordinator.kafka.producers import plain_settings
+from coordinator.kafka.topics import (
+    FAILOVER_LOG,
+    MUTATIONS,
+    STREAM_BEGIN,
+    STREAM_END,
+    STREAM_PARTITIONS,
+    SYNC,
+    topic_name,
+)
+
+LINGER_MS = 5
+QUEUE_KBYTES = 64 * 1024
+WAIT_S = 0.05
+INDEXER_HEADER = "indexer"
+
+TOPICS: dict[type, str] = {
+    StreamBegin: STREAM_BEGIN,
+    StreamEnd: STREAM_END,
+    ConnectionClosed: STREAM_END,
+    Sync: SYNC,
+    FailoverLog: FAILOVER_LOG,
+}
+
+
+class DataSink:
+    """A `Sink` on Kafka. For one thread."""
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        cluster: str,
+        stopping: threading.Event,
+        while_waiting: Callable[[], None],
+    ) -> None:
+        """`while_waiting` is called now and then as long as Kafka takes no more."""
+        self.failed = ""
+        self.sent = 0
+        self._stopping = stopping
+        self._while_waiting = while_waiting
+        self._settings = plain_settings(
+            bootstrap_servers,
+            **{
+                "enable.idempotence": True,
+                "enable.gapless.guarantee": True,
+                "message.timeout.ms": 0,
+                "linger.ms": LINGER_MS,
+                "compression.type": "lz4",
+                "queue.buffering.max.kbytes": QUEUE_KBYTES,
+                "delivery.report.only.error": True,
+                "error_cb": self._on_error,
+                "on_delivery": self._on_delivery,
+            },
+        )
+        self._mutations = topic_name(cluster, MUTATIONS)
+        self._topics = {kind: topic_name(cluster, name) for kind, name in TOPICS.items()}
+        self._producer = Producer(self._settings)
+
+    def items(self, partition: int, indexer: int, record: KeyVersions) -> None:
+        """Send items to an indexer."""
+        headers = [(INDEXER_HEADER, str(indexer).encode())]
+        self._produce(
+            self._mutations, codec.encode(record), record.bucket.encode(), partition, headers
+        )
+
+    def control(
+        self, vbucket: int, record: StreamBegin | StreamEnd | Sync | ConnectionClosed | FailoverLog
+    ) -> None:
+        """Send a control record; that of a whole connection goes where vbucket 0 goes."""
+        key = record.bucket
+        if not isinstance(record, ConnectionClosed):
+            key = f"{key}/{vbucket}"
+        topic = self._topics[type(record)]
+        self._produce(topic, codec.encode(record), key.encode(), vbucket % STREAM_PARTITIONS, None)
+
+    def serve(self) -> None:
+        """Hear what has become of what was sent; never blocks."""
+        self._poll(0)
+
+    def _poll(self, timeout_s: float) -> None:
+        """Run the callbacks that are due. A client that has failed for good says so here, too."""
+        try:
+            self._producer.poll(timeout_s)
+        except KafkaException as error:
+            self.failed = self.failed or error.args[0].str()
+
+    def renew(self) -> None:
+        """Forget what was not sent, and begin with a new client."""
+        with suppress(KafkaException):
+            self._producer.purge()
+        self._producer = Producer(self._settings)
+        self.failed = ""
+
+    def finish(self, timeout_s: float) -> None:
+        """Wait for what was handed over, not longer; what is left then, is lost."""
+        with suppress(KafkaException):
+            if self._producer.flush(timeout_s):
+                self._producer.purge()
+
+    def _produce(self, topic: str, value: bytes, key: bytes, partition: int, headers: Any) -> None:
+        while not self.failed:
+            try:
+                self._producer.produce(topic, value, key, partition, headers=headers)
+                self.sent += 1
+                return
+            except BufferError:
+                if self._stopping.is_set():
+                    self.failed = "the projector stops"
+                    return
+                self._poll(WAIT_S)
+                self._while_waiting()
+            except KafkaException as error:
+                self.failed = self.failed or error.args[0].str()
+
+    def _on_delivery(self, error: KafkaError | None, _: Any) -> None:
+        if error is not None:
+            self.failed = self.failed or error.str()
+
+    def _on_error(self, error: KafkaError) -> None:
+        if error.fatal():
+            self.failed = self.failed or error.str()

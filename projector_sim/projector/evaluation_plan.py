@@ -1,0 +1,91 @@
+"""The evaluation plan of a bucket: for each index its evaluator, and where its items go.
+
+A `Route` is made of an index as it stands; it is kept while nothing that it rests on changes.
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from coordinator.core.keys.topology import topology_of
+from coordinator.core.model.entities import Index
+from coordinator.language.expressions import Evaluator, ExpressionError, compile_index
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """How a document becomes items of one index.
+
+    `place_of` tells the place of a key's slice; None: there is only one. `numbers` and `hosts`
+    hold, by place, the slice's number and the indexers that have it.
+    """
+
+    index: Index
+    evaluate: Evaluator
+    place_of: Callable[[bytes], int] | None
+    numbers: tuple[int, ...]
+    hosts: tuple[frozenset[int], ...]
+
+    @property
+    def indexers(self) -> frozenset[int]:
+        return frozenset().union(*self.hosts)
+
+
+class RouteError(Exception):
+    """An index cannot be evaluated, for this reason."""
+
+
+def route(index: Index) -> Route:
+    """Return the route of an index. Raises RouteError."""
+    try:
+        evaluate = compile_index(index)
+        topology = topology_of(index)
+    except (ExpressionError, ValueError) as error:
+        raise RouteError(str(error)) from error
+    except Exception as error:
+        # Whatever it is: an index must not stop the others.
+        raise RouteError(f"{type(error).__name__}: {error}") from error
+    get_partition = topology.get_partition
+    return Route(
+        index,
+        evaluate,
+        (lambda key: get_partition(key).number) if len(index.slices) > 1 else None,
+        tuple(piece.number for piece in index.slices),
+        tuple(frozenset(piece.hosts) for piece in index.slices),
+    )
+
+
+class Routes:
+    """The routes of indexes, each made once for as long as it holds."""
+
+    def __init__(self, make: Callable[[Index], Route] = route) -> None:
+        self._make = make
+        self._made: dict[int, tuple[Index, Route | RouteError]] = {}
+
+    def of(self, index: Index) -> Route:
+        """Return the route of an index. Raises RouteError."""
+        essence = replace(index, state="", reason=None, build=0, shards=(), request="")
+        known = self._made.get(index.id)
+        if known is None or known[0] != essence:
+            made: Route | RouteError
+            try:
+                made = self._make(index)
+            except RouteError as error:
+                made = error
+            known = self._made[index.id] = (essence, made)
+        if isinstance(known[1], RouteError):
+            raise known[1]
+        return known[1]
+
+    def why_not(self, index: Index) -> str:
+        """Return why an index has no route; empty if it has one."""
+        try:
+            self.of(index)
+        except RouteError as error:
+            return str(error)
+        return ""
+
+    def forget(self, index_id: int) -> None:
+        self._made.pop(index_id, None)

@@ -1,0 +1,556 @@
+"""The shell of a projector: streams of the key-value store in, items and control records out.
+
+It decides nothing: `projector` does, and `router` turns frames into items. One thread owns both;
+others only read, from Kafka (`following`) and from the store (`kv_client`), and hand over. What it
+must hold: nothing that came over a connection is left out silently. If Kafka refuses a record, the
+connections end, and their buckets wait for a new generation of streams. A projector has no folder:
+each life of it begins with what the log says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import sys
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from confluent_kafka import Message
+
+from coordinator import codec
+from coordinator.core.model.records import ProjectorHeartbeat
+from coordinator.core.model.stream_records import (
+    CATCHUP,
+    MAINTENANCE,
+    CatchUpRequested,
+    FailoverBranch,
+    FailoverLog,
+    HwHeartbeat,
+    IndexRouted,
+)
+from coordinator.kafka.readers import decode_event
+from coordinator.kafka.state_follower import Voice, wall_ms
+from coordinator.kafka.topics import STREAM_PARTITIONS
+from coordinator.runtime.arguments import cluster, within
+from coordinator.runtime.private_files import keep_private
+from coordinator.runtime.signals import ignore_stops, on_stop
+from coordinator.runtime.threads import ThreadEndedError, Threads
+from projector_sim.projector.connection_runs import Run
+from projector_sim.projector.data_sink import DataSink
+from projector_sim.projector.evaluation_plan import Route, Routes
+from projector_sim.projector.kv_client import KvOrders, KvStream, KvWatch
+from projector_sim.projector.router import GARBAGE, FrameError, Router
+from projector_sim.projector.state_follower import Follower, Read, Started
+from projector_sim.projector.stream_planner import (
+    Action,
+    Carry,
+    Close,
+    Desk,
+    KvBucket,
+    MakeBucket,
+    Open,
+    Probe,
+)
+from projector_sim.protocol.frames import Kind
+from schemas.registry import SchemaError
+
+FLUSH_S = {MAINTENANCE: 0.01, CATCHUP: 0.02}
+FLUSH_BACKFILL_S = 0.1
+"""At most so often what waits is sent: the first item after a pause at once, and of those that
+follow more and more in one record, the more there are."""
+
+SERVE_S = 0.01
+TURN_S = 0.02
+"""So long maintenance is served before the others have a turn, while it has something."""
+
+SWITCH_S = 0.0005
+"""A thread that has read something takes its turn after this: with the interpreter's 5 ms, reading
+64 KiB at a time, that is all that a connection would bring."""
+
+PLAN_PERIOD_S = 0.02
+REPORT_PERIOD_S = 10.0
+FLUSH_TIMEOUT_S = 1.0
+PROJECTOR_ID_MAX = 250
+EX_UNUSABLE = 1
+PRIORITY = {MAINTENANCE: 0, CATCHUP: 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line says."""
+
+    projector: int
+    cluster: str
+    bootstrap_servers: str
+    kv: str
+    heartbeat_ms: int = 500
+    sync_ms: int = 100
+    repeat_ms: int = 20_000
+
+
+@dataclass(slots=True, eq=False)
+class Line:
+    """A connection that runs: its frames, and what becomes of them."""
+
+    run: Run
+    stream: KvStream
+    router: Router
+    flush_s: float
+    flushed_s: float = 0.0
+    waits: bool = False
+    """Something may wait to be sent."""
+
+    @property
+    def due_s(self) -> float:
+        """When what waits is to be sent."""
+        return self.flushed_s + self.flush_s
+
+
+@dataclass(slots=True)
+class Counters:
+    """What has happened in this life; `errors` by index, documents that are no JSON under 0."""
+
+    documents: int = 0
+    errors: Counter[int] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True, slots=True)
+class KvSeen:
+    """What the key-value store has, None while it is away."""
+
+    buckets: dict[str, KvBucket] | None
+
+
+@dataclass(frozen=True, slots=True)
+class LogsFetched:
+    """The failover logs of a bucket were looked up."""
+
+    bucket: str
+    logs: dict[int, tuple[FailoverBranch, ...]]
+
+
+Note = Started | Read | KvSeen | LogsFetched
+
+
+class Projector:
+    """A projector between a key-value store and a Kafka cluster that may come and go."""
+
+    def __init__(
+        self, options: Options, stopping: threading.Event, wake: threading.Event | None = None
+    ) -> None:
+        self.options = options
+        self.incarnation = secrets.randbits(63)
+        self.counters = Counters()
+        self.routes = Routes()
+        self.desk = Desk(
+            options.projector, self.incarnation, lambda: secrets.randbits(63), self.routes.why_not
+        )
+        self._stopping = stopping
+        self._wake = wake or threading.Event()
+        self._threads = Threads(self._end)
+        self._voice = Voice(f"projector {options.projector}")
+        self._inbox: deque[Note] = deque()
+        self._lines: list[Line] = []
+        self._sink = DataSink(
+            options.bootstrap_servers, options.cluster, stopping, self._beat_if_due
+        )
+        self._follower = Follower(
+            options.bootstrap_servers,
+            options.cluster,
+            f"projector-{options.projector}",
+            self._hand_over,
+            stopping,
+            self._voice,
+            self._threads,
+        )
+        self._orders = KvOrders(options.kv, self._voice, stopping, self._threads)
+        self._watch = KvWatch(
+            *(options.kv, options.projector, lambda kv: self._hand_over(KvSeen(kv))),
+            *(stopping, self._threads),
+        )
+        self._dirty = True
+        self._planned_s = 0.0
+        self._served_s = 0.0
+        self._beat_due_s = 0.0
+        self._report_due_s = time.monotonic() + REPORT_PERIOD_S
+        self._repeat_due_s = 0.0
+        self._reported: Counter[int] = Counter()
+        self._answered: set[tuple[int, int, str]] = set()
+        self._waited: tuple[object, ...] = ()
+
+    def run(self) -> None:
+        """Serve until told to stop. Raises ThreadEndedError."""
+        try:
+            while not self._stopping.is_set():
+                self._wake.clear()
+                self._read_inbox()
+                busy = self._feed()
+                self._serve_sink()
+                if self._sink.failed:
+                    self._lose_kafka()
+                self._plan_if_due()
+                self._beat_if_due()
+                if not busy:
+                    self._wake.wait(self._idle_s())
+        finally:
+            self._stop()
+        self._threads.check()
+
+    def _end(self) -> None:
+        """A thread that is needed has ended."""
+        self._stopping.set()
+        self._wake.set()
+
+    def _hand_over(self, note: Note) -> None:
+        """Take what another thread has read."""
+        self._inbox.append(note)
+        self._wake.set()
+
+    def _serve_sink(self) -> None:
+        """Hear what has become of what was sent, now and then: others need the interpreter."""
+        now = time.monotonic()
+        if now >= self._served_s + SERVE_S:
+            self._served_s = now
+            self._sink.serve()
+
+    def _idle_s(self) -> float:
+        due = min((line.due_s for line in self._lines if line.waits), default=self._beat_due_s)
+        due = min(due, self._beat_due_s)
+        if self._dirty:
+            due = min(due, self._planned_s + PLAN_PERIOD_S)
+        return max(0.0, due - time.monotonic())
+
+    def _stop(self) -> None:
+        """End all streams, within the time that a stop may take."""
+        self._watch.close()
+        for line in tuple(self._lines):
+            self._finish(line, "the projector stops")
+        self._report()
+        self._sink.finish(FLUSH_TIMEOUT_S)
+        self._follower.join(FLUSH_TIMEOUT_S / 2)
+
+    # -- what is heard -----------------------------------------------------------------------
+
+    def _read_inbox(self) -> None:
+        while self._inbox:
+            note = self._inbox.popleft()
+            self._dirty = True
+            if isinstance(note, Read):
+                self._note_records(note)
+            elif isinstance(note, KvSeen):
+                self._note_store(note)
+            elif isinstance(note, LogsFetched):
+                for vbucket, branches in note.logs.items():
+                    record = FailoverLog(note.bucket, vbucket, branches, wall_ms())
+                    self._sink.control(vbucket, record)
+            else:
+                if not self.desk.complete:
+                    self.desk.listening_since_ms = _mono_ms()
+                self.desk.read_again()
+
+    def _note_records(self, read: Read) -> None:
+        follower = self._follower
+        for message in read.messages:
+            try:
+                if message.topic() == follower.state:
+                    self._note_state(message)
+                else:
+                    self._note_indexer(codec.decode(message.value() or b""))
+            except SchemaError as error:
+                self._bury(message, f"{error.code}: {error}")
+            except Exception as error:
+                # Whatever a record does to who reads it: others follow.
+                self._bury(message, f"{type(error).__name__}: {error}")
+        if read.at_end and not self.desk.complete:
+            self.desk.caught_up()
+
+    def _bury(self, message: Message, reason: str) -> None:
+        self._follower.bury(message, reason)
+        where = f"{message.topic()} offset {message.offset()}"
+        self._voice.say(f"{where} cannot be read and is a dead letter: {reason}")
+
+    def _note_state(self, message: Message) -> None:
+        """Note what one record of the state says. Raises SchemaError."""
+        mutation = decode_event(message, 0).mutation
+        entity = mutation.entity
+        if mutation.key.encode() != message.key():
+            raise SchemaError("bad_body", f"the event is about {mutation.key}, its key is another")
+        if entity is not None and entity.key != mutation.key:
+            raise SchemaError("bad_body", f"{mutation.key} holds something else")
+        kind, _, name = mutation.key.partition("/")
+        if kind == "index" and not name.isdecimal():
+            raise SchemaError("bad_body", f"{mutation.key} names no index")
+        self.desk.observe(mutation.key, entity)
+        if kind == "index" and entity is None:
+            self.routes.forget(int(name))
+
+    def _note_indexer(self, record: object) -> None:
+        if isinstance(record, HwHeartbeat):
+            self.desk.hear(record)
+        elif isinstance(record, CatchUpRequested):
+            self.desk.request(record)
+
+    def _note_store(self, seen: KvSeen) -> None:
+        if seen.buckets is None:
+            self._voice.complain("the key-value store", self._watch.trouble)
+        else:
+            self._voice.settled("the key-value store")
+        self.desk.see(seen.buckets)
+
+    # -- what is done ------------------------------------------------------------------------
+
+    def _plan_if_due(self) -> None:
+        now = time.monotonic()
+        if not self._dirty or now < self._planned_s + PLAN_PERIOD_S:
+            return
+        self._dirty, self._planned_s = False, now
+        for action in self.desk.plan(_mono_ms()):
+            self._carry_out(action)
+        answers = {(i.id, i.build, reason) for i, reason in self.desk.routed()}
+        for answer in sorted(answers - self._answered):
+            self._answer(*answer)
+        self._answered = answers
+        waiting = self.desk.waiting(_mono_ms())
+        if waiting != self._waited:
+            self._waited = waiting
+            self._beat_due_s = 0.0
+
+    def _carry_out(self, action: Action) -> None:
+        if isinstance(action, MakeBucket):
+            self._orders.make_bucket(action.name, action.vbuckets)
+        elif isinstance(action, Open):
+            self._open(action.run)
+        else:
+            line = next((line for line in self._lines if line.run is action.run), None)
+            if line is None:
+                return
+            if isinstance(action, Close):
+                self._finish(line, action.reason)
+            elif isinstance(action, Probe):
+                line.router.probe()
+            elif isinstance(action, Carry):
+                line.router.carry(self._routes_of(line.run), action.attached, action.vbuckets)
+
+    def _routes_of(self, run: Run) -> list[Route]:
+        return [self.routes.of(index) for index in run.carried.values()]
+
+    def _open(self, run: Run) -> None:
+        router = Router(
+            run,
+            self._routes_of(run),
+            self._sink,
+            self.options.projector,
+            STREAM_PARTITIONS,
+            wall_ms,
+        )
+        stream = KvStream(
+            self.options.kv, run, self.options.projector, self.options.sync_ms, self._wake.set
+        )
+        flush_s = FLUSH_S.get(run.kind, FLUSH_BACKFILL_S)
+        self._lines.append(Line(run, stream, router, flush_s))
+        self._lines.sort(key=lambda line: PRIORITY.get(line.run.kind, 2))
+        self._voice.say(
+            f"{run.kind} of {run.bucket}: {len(run.vbuckets)} vbuckets, "
+            f"{len(run.carried)} indexes, number {run.number}"
+        )
+
+    def _finish(self, line: Line, reason: str, *, lost: bool = False) -> None:
+        """End a connection; `lost`: what waits to be sent must not be."""
+        line.stream.close()
+        line.router.close(reason, lost=lost)
+        self.counters.documents += line.router.documents
+        self.counters.errors += line.router.errors
+        self._lines.remove(line)
+        self._dirty = True
+
+    def _lose_kafka(self) -> None:
+        """End all connections: of each of them something may be lost."""
+        reason = f"Kafka: {self._sink.failed}"
+        self._voice.say(f"{reason}; all streams begin anew")
+        self._sink.renew()
+        for line in tuple(self._lines):
+            self._finish(line, reason, lost=True)
+            self.desk.closed(line.run, _mono_ms())
+
+    # -- frames ------------------------------------------------------------------------------
+
+    def _feed(self) -> bool:
+        """Take what has come, maintenance first; tell whether there was anything."""
+        busy = False
+        for line in tuple(self._lines):
+            turn_s = TURN_S if line.run.kind == MAINTENANCE else 0.0
+            try:
+                busy |= self._drain(line, time.monotonic() + turn_s)
+            except FrameError as error:
+                self._break_off(line, str(error))
+            if self._sink.failed:
+                return True
+            if line.stream.is_over and line in self._lines:
+                self._break_off(line, line.stream.reason)
+        return busy
+
+    def _drain(self, line: Line, until_s: float) -> bool:
+        """Turn frames into items for a while; tell whether there were any. Raises FrameError."""
+        stream, router = line.stream, line.router
+        took = False
+        while (frames := stream.take()) is not None:
+            took = line.waits = True
+            refused = len(line.run.refused)
+            for kind, body in frames:
+                if kind == Kind.CLOSE:
+                    continue
+                router.take(kind, body)
+                if kind not in (Kind.MUTATIONS, Kind.SYNC):
+                    self._dirty = True
+                    line.run.heard_ms = _mono_ms()
+            if len(line.run.refused) > refused:
+                self._roll_back(line.run, tuple(line.run.refused)[refused:])
+            now = time.monotonic()
+            if now >= until_s or now >= line.due_s:
+                break
+        if line.waits and time.monotonic() >= line.due_s:
+            router.flush()
+            line.flushed_s, line.waits = time.monotonic(), False
+        return took
+
+    def _roll_back(self, run: Run, vbuckets: tuple[int, ...]) -> None:
+        """Say that vbuckets are not streamed, and have their histories looked up."""
+        named = ", ".join(map(str, vbuckets[:5])) + (" …" if len(vbuckets) > 5 else "")
+        self._voice.say(
+            f"{run.kind} of {run.bucket}: {len(vbuckets)} vbuckets ({named}) have lost what was "
+            "asked for, and are not streamed: they need a rollback"
+        )
+        self._orders.fetch_logs(
+            run.bucket, vbuckets, lambda logs: self._hand_over(LogsFetched(run.bucket, logs))
+        )
+
+    def _break_off(self, line: Line, reason: str) -> None:
+        """Note that a connection has ended by itself."""
+        run = line.run
+        if not run.positions and len(run.ended) == len(run.vbuckets):
+            reason = "done"
+        else:
+            self._voice.say(f"{run.kind} of {run.bucket} has ended: {reason}")
+        self._finish(line, reason)
+        self.desk.closed(run, _mono_ms())
+
+    # -- what is told ------------------------------------------------------------------------
+
+    def _answer(self, index_id: int, build: int, reason: str) -> None:
+        self._follower.answer(
+            IndexRouted(self.options.projector, self.incarnation, index_id, build, reason)
+        )
+
+    def _beat_if_due(self) -> None:
+        """Send a heartbeat, and repeat every answer that somebody may still wait for."""
+        now = time.monotonic()
+        if now < self._beat_due_s:
+            return
+        self._beat_due_s = now + self.options.heartbeat_ms / 1000
+        self._dirty = True
+        for answer in sorted(self._answered):
+            self._answer(*answer)
+        self._follower.beat(
+            ProjectorHeartbeat(
+                projector=self.options.projector,
+                incarnation=self.incarnation,
+                address=f"projector-{self.options.projector}",
+                pid=os.getpid(),
+                at_ms=wall_ms(),
+                kv=self.options.kv,
+                buckets=self.desk.seen(),
+                waiting=self.desk.waiting(_mono_ms()),
+                backfills=self.desk.progress(),
+            )
+        )
+        if now >= self._repeat_due_s:
+            self._repeat_due_s = now + self.options.repeat_ms / 1000
+            for line in self._lines:
+                line.router.repeat()
+        if now >= self._report_due_s:
+            self._report_due_s = now + REPORT_PERIOD_S
+            self._report()
+
+    def _report(self) -> None:
+        """Tell the operator how many documents could not be evaluated, if there are new ones."""
+        errors = self.errors()
+        for index_id, count in sorted((errors - self._reported).items()):
+            what = "are no JSON" if index_id == GARBAGE else f"have no key in index {index_id}"
+            self._voice.say(f"{count} more documents {what}: they are treated as absent")
+        self._reported = errors
+
+    def errors(self) -> Counter[int]:
+        """Return how many documents could not be evaluated, by index."""
+        return sum((line.router.errors for line in self._lines), self.counters.errors.copy())
+
+
+def _mono_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+# -- the command line ------------------------------------------------------------------------------
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a projector until SIGTERM or SIGINT, and return its exit code."""
+    arguments = parser().parse_args(argv)
+    keep_private()
+    stopping, wake = threading.Event(), threading.Event()
+
+    def stop() -> None:
+        stopping.set()
+        wake.set()
+
+    on_stop(stop)
+    sys.setswitchinterval(SWITCH_S)
+    options = Options(
+        arguments.projector,
+        arguments.cluster,
+        arguments.bootstrap_servers,
+        arguments.kv.rstrip("/"),
+        arguments.heartbeat_ms,
+        arguments.sync_ms,
+        arguments.repeat_ms,
+    )
+    try:
+        Projector(options, stopping, wake).run()
+    except ThreadEndedError as error:
+        Voice(f"projector {options.projector}").say(str(error))
+        return EX_UNUSABLE
+    ignore_stops()
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    found = argparse.ArgumentParser(
+        prog="python -m projector_sim projector", description="Run a projector with its router."
+    )
+    found.add_argument(
+        "--projector",
+        type=within(0, PROJECTOR_ID_MAX),
+        required=True,
+        help="its number, which is that of its node of the key-value store",
+    )
+    found.add_argument("--cluster", type=cluster, required=True, help="prefix of its topics")
+    found.add_argument("--bootstrap-servers", required=True, help="HOST:PORT[,HOST:PORT…]")
+    found.add_argument("--kv", required=True, help="URL of the key-value store")
+    found.add_argument("--heartbeat-ms", type=within(10, 60_000), default=500)
+    found.add_argument(
+        "--sync-ms", type=within(1, 60_000), default=100, help="at most one SYNC in this time"
+    )
+    found.add_argument(
+        "--repeat-ms",
+        type=within(100, 3_600_000),
+        default=20_000,
+        help="SYNC is repeated where nothing has changed for so long",
+    )
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,509 @@
+"""The router: mutations of one connection to items for the indexers (seed 004, step 19).
+
+It has, for each index, the registry of its subscribers: (partition of `mutations`, indexer) pairs.
+What it holds: items leave in the order of the stream; each indexer that hosts a slice of an index
+has exactly one item of each mutation and index, unless in a backfill, where what is absent is not
+said; what a SYNC or an END promises was handed to the sink before it. Each record names the one
+before it on its partition and for its indexer, and says if items of its last seqno follow in the
+next one: so a reader knows when something is missing, and when a seqno is over.
+
+No I/O: frames come in, records go to a `Sink`. What a frame is: `projector_sim.protocol.frames`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import orjson
+
+from coordinator.core.keys.key_versions import (
+    ABSENT,
+    END,
+    HEAD,
+    KEY_BYTES_MAX,
+    NO_SLICE,
+    SYNC,
+    UPSERT,
+    Item,
+    attach,
+    begin,
+    is_of_one_mutation,
+    pack,
+)
+from coordinator.core.model.stream_records import (
+    BACKFILL,
+    MAINTENANCE,
+    ConnectionClosed,
+    FailoverBranch,
+    FailoverLog,
+    KeyVersions,
+    StreamBegin,
+    StreamEnd,
+    Sync,
+)
+from coordinator.language.expressions import Evaluator
+from projector_sim.projector.connection_runs import Run
+from projector_sim.projector.evaluation_plan import Route
+from projector_sim.protocol.frames import MUTATION, Kind, Reason
+
+FLUSH_BYTES = 64 * 1024
+"""So much a message may hold before the next mutation is begun, about."""
+
+RECORD_BYTES_MAX = 512 * 1024
+"""So many bytes of items one record holds at most; the items of one mutation may be several.
+
+A mutation has an item for each index, of up to 4 KiB and more: with many indexes they fit into no
+message (`MESSAGE_BYTES_MAX`). Half a MiB also fits into `dead-letter`, which takes 1 MiB.
+"""
+
+VBUCKET = struct.Struct(">H")
+BEGIN_HEAD = struct.Struct(">HQQH")
+BRANCH = struct.Struct(">QQ")
+POSITION = struct.Struct(">HQ")
+END_BODY = struct.Struct(">HQB")
+
+GARBAGE = 0
+"""The index under which documents that are no JSON are counted."""
+
+Add = Callable[[bytes], None]
+
+
+class Sink(Protocol):
+    """Where records go. Both may wait; neither loses anything without telling its owner."""
+
+    def items(self, partition: int, indexer: int, record: KeyVersions) -> None: ...
+
+    def control(
+        self, vbucket: int, record: StreamBegin | StreamEnd | Sync | ConnectionClosed | FailoverLog
+    ) -> None: ...
+
+
+class Row(NamedTuple):
+    """An index on one partition; the three last hold, by place of a slice, who is to be told."""
+
+    index_id: int
+    place: int
+    evaluate: Evaluator
+    place_of: Callable[[bytes], int] | None
+    numbers: tuple[int, ...]
+    here: tuple[tuple[Add, ...], ...]
+    elsewhere: tuple[tuple[Add, ...], ...]
+    everywhere: tuple[Add, ...]
+
+
+class Lane:
+    """What goes to one partition: the items for each indexer, and how many bytes at most."""
+
+    __slots__ = ("buffers", "rows", "size")
+
+    def __init__(self) -> None:
+        self.buffers: dict[int, list[bytes]] = {}
+        self.rows: tuple[Row, ...] = ()
+        self.size = 0
+
+
+class FrameError(Exception):
+    """The key-value store sent what is no frame, or not one that belongs there."""
+
+
+class Router:
+    """Turns the frames of one connection into records."""
+
+    def __init__(
+        self,
+        run: Run,
+        routes: Iterable[Route],
+        sink: Sink,
+        projector: int,
+        partitions: int,
+        wall_ms: Callable[[], int],
+        record_bytes_max: int = RECORD_BYTES_MAX,
+    ) -> None:
+        self.run = run
+        self._record_bytes_max = record_bytes_max
+        self.errors: Counter[int] = Counter()
+        self.documents = 0
+        self._sink = sink
+        self._projector = projector
+        self._partitions = partitions
+        self._wall_ms = wall_ms
+        self._previous: dict[tuple[int, int], int] = {}
+        """The ordinal of the last record for each partition and indexer."""
+        self._indexes: tuple[int, ...] = ()
+        self._builds: tuple[int, ...] = ()
+        self._routes: tuple[Route, ...] = ()
+        self._over_soon: list[tuple[int, int, str]] = []
+        self._synced: dict[int, int] = {}
+        self._said: set[int] = set()
+        self._lanes = [Lane() for _ in range(partitions)]
+        self._frames: dict[int, Callable[[bytes], None]] = {
+            Kind.BEGIN: self._begin,
+            Kind.MUTATIONS: self._mutations,
+            Kind.SYNC: self._sync,
+            Kind.END: self._end,
+            Kind.ROLLBACK: self._rollback,
+        }
+        self._lay(routes)
+
+    # -- which indexes -----------------------------------------------------------------------
+
+    def carry(
+        self,
+        routes: Iterable[Route],
+        attached: Iterable[int] = (),
+        vbuckets: Container[int] | None = None,
+    ) -> None:
+        """Send the items of these indexes from now on; say so of those that are `attached`.
+
+        In these `vbuckets`, None: in all.
+        """
+        self.flush()
+        self._lay(routes)
+        for index_id in attached:
+            place = self._indexes.index(index_id)
+            hosts = self._routes[place].indexers
+            for vbucket, seqno in self.run.positions.items():
+                if vbuckets is not None and vbucket not in vbuckets:
+                    continue
+                lane = self._lanes[vbucket % self._partitions]
+                item = pack(attach(vbucket, seqno, self.run.vbuuids[vbucket], place))
+                for indexer in hosts & lane.buffers.keys():
+                    lane.buffers[indexer].append(item)
+                lane.size += len(item)
+                if lane.size > FLUSH_BYTES:
+                    self._flush(vbucket % self._partitions)
+        self.flush()
+
+    def _lay(self, routes: Iterable[Route]) -> None:
+        """Lay the plan out for each partition; nothing may wait in the lanes."""
+        self._routes = tuple(routes)
+        self._indexes = tuple(route.index.id for route in self._routes)
+        self._builds = tuple(self.run.carried[index_id].build for index_id in self._indexes)
+        only = self.run.indexer
+        hosts = frozenset().union(*(route.indexers for route in self._routes))
+        if only is not None:
+            hosts &= {only}
+        for lane in self._lanes:
+            lane.buffers = {indexer: [] for indexer in sorted(hosts)}
+            adds = {indexer: buffer.append for indexer, buffer in lane.buffers.items()}
+            lane.rows = tuple(_row(route, place, adds) for place, route in enumerate(self._routes))
+
+    # -- frames ------------------------------------------------------------------------------
+
+    def take(self, kind: int, body: bytes) -> None:
+        """Turn one frame into items. Raises FrameError."""
+        handle = self._frames.get(kind)
+        if handle is None:
+            raise FrameError(f"a frame of type {kind}")
+        try:
+            handle(body)
+        except (struct.error, ValueError) as error:
+            raise FrameError(f"a frame of type {kind} that is not one: {error}") from error
+
+    def _begin(self, body: bytes) -> None:
+        vbucket, vbuuid, seqno, _ = BEGIN_HEAD.unpack_from(body)
+        run = self.run
+        run.vbuuids[vbucket], run.positions[vbucket] = vbuuid, seqno
+        run.ended.pop(vbucket, None)
+        self._tell(
+            vbucket, StreamBegin, vbuuid=vbuuid, seqno=seqno, kind=run.kind, number=run.number
+        )
+        self._synced[vbucket] = seqno
+        if run.kind == MAINTENANCE:
+            log = tuple(FailoverBranch(*b) for b in BRANCH.iter_unpack(body[BEGIN_HEAD.size :]))
+            self.failover_log(vbucket, log)
+        lane = self._lanes[vbucket % self._partitions]
+        rows = self._rows_of(vbucket, lane)
+        for indexer, buffer in lane.buffers.items():
+            places = [row.place for row in rows if indexer in self._routes[row.place].indexers]
+            if places:
+                item = pack(begin(vbucket, seqno, vbuuid, places))
+                buffer.append(item)
+                lane.size += len(item)
+        if lane.size > FLUSH_BYTES:
+            self._flush(vbucket % self._partitions)
+
+    def failover_log(self, vbucket: int, branches: tuple[FailoverBranch, ...]) -> None:
+        """Publish the histories of a vbucket."""
+        record = FailoverLog(self.run.bucket, vbucket, branches, self._wall_ms())
+        self._sink.control(vbucket, record)
+
+    def _rows_of(self, vbucket: int, lane: Lane) -> Sequence[Row]:
+        """Return the rows of the indexes that are sent of this vbucket."""
+        share = self.run.shares.get(vbucket)
+        if share is None:
+            return lane.rows
+        return [row for row in lane.rows if row.index_id in share]
+
+    def _mutations(self, body: bytes) -> None:
+        """Turn mutations of one vbucket into items: all the time goes by here."""
+        (vbucket,) = VBUCKET.unpack_from(body)
+        if vbucket not in self.run.positions:
+            return  # It never began, or is over: who receives this could not use it.
+        partition = vbucket % self._partitions
+        lane = self._lanes[partition]
+        rows = self._rows_of(vbucket, lane)
+        says_absent = self.run.kind != BACKFILL
+        unpack, entry_size, end = MUTATION.unpack_from, MUTATION.size, len(body)
+        loads, pack_head, errors = orjson.loads, HEAD.pack, self.errors
+        size, limit = lane.size, FLUSH_BYTES
+        at, count, seqno = VBUCKET.size, 0, 0
+        while at < end:
+            seqno, live, id_size, body_size = unpack(body, at)
+            middle = at + entry_size + id_size
+            document_id = body[at + entry_size : middle]
+            at = middle + body_size
+            if at > end:
+                raise FrameError("mutations that are cut off")
+            count += 1
+            document: Any = None
+            if live:
+                try:
+                    document = loads(body[middle:at])
+                except ValueError:
+                    errors[GARBAGE] += 1
+                    live = 0
+            if not live and not says_absent:
+                continue
+            name = document_id.decode("utf-8", "replace") if live else ""
+            for index_id, place, evaluate, place_of, numbers, here, elsewhere, everywhere in rows:
+                key = None
+                if live:
+                    try:
+                        key = evaluate(name, document)
+                        if key is not None and len(key) > KEY_BYTES_MAX:
+                            errors[index_id] += 1
+                            key = None
+                    except Exception:
+                        # Whatever it is: a document must not stop the others.
+                        errors[index_id] += 1
+                if key is None:
+                    if says_absent:
+                        item = (
+                            pack_head(ABSENT, vbucket, seqno, place, NO_SLICE, id_size, 0)
+                            + document_id
+                        )
+                        size += len(item)
+                        for add in everywhere:
+                            add(item)
+                    continue
+                which = 0 if place_of is None else place_of(key)
+                item = (
+                    pack_head(UPSERT, vbucket, seqno, place, numbers[which], id_size, len(key))
+                    + document_id
+                    + key
+                )
+                size += len(item)
+                for add in here[which]:
+                    add(item)
+                if says_absent and elsewhere[which]:
+                    item = (
+                        pack_head(ABSENT, vbucket, seqno, place, NO_SLICE, id_size, 0) + document_id
+                    )
+                    for add in elsewhere[which]:
+                        add(item)
+            if size > limit:
+                lane.size = size
+                self._flush(partition)
+                size = 0
+        lane.size = size
+        self.documents += count
+        if count:
+            self.run.positions[vbucket] = seqno
+
+    def _sync(self, body: bytes) -> None:
+        """Say how far vbuckets have come: to the indexers in line, and to everybody."""
+        run = self.run
+        reached: list[tuple[int, int]] = []
+        for vbucket, seqno in POSITION.iter_unpack(body):
+            if vbucket in run.positions:
+                run.positions[vbucket] = max(seqno, run.positions[vbucket])
+                reached.append((vbucket, seqno))
+        if run.kind != MAINTENANCE:
+            return
+        for vbucket, seqno in reached:
+            self._to_all(pack(Item(SYNC, vbucket, seqno)), vbucket)
+        self.flush()
+        for vbucket, seqno in reached:
+            self._synced[vbucket] = seqno
+            self._said.add(vbucket)
+            self._tell(vbucket, Sync, vbuuid=run.vbuuids[vbucket], seqno=seqno)
+
+    def repeat(self) -> None:
+        """Say how far vbuckets have come that were not spoken of since the last call.
+
+        To those who follow the control records: for them silence means that something is wrong.
+        Indexers have it in line already; what they hear is whether that is all there was.
+        """
+        if self.run.kind != MAINTENANCE:
+            return
+        self.probe()
+        for vbucket in sorted(self.run.positions.keys() - self._said):
+            self._tell(vbucket, Sync, vbuuid=self.run.vbuuids[vbucket], seqno=self._synced[vbucket])
+        self._said.clear()
+
+    def probe(self) -> None:
+        """Send a record of no items to each indexer on each partition, after all that waits.
+
+        Who misses something of this connection learns of it. Who has applied the record has
+        applied, or has missed, all that was handed over before it, on whatever connection.
+        """
+        self.flush()
+        for partition, lane in enumerate(self._lanes):
+            for indexer in lane.buffers:
+                self._send(partition, indexer, b"")
+
+    def _end(self, body: bytes) -> None:
+        vbucket, seqno, reason = END_BODY.unpack_from(body)
+        self.run.ended[vbucket] = reason
+        if vbucket not in self.run.positions:
+            return  # It never began: of a vbucket that has just moved away, say.
+        if self.run.kind != MAINTENANCE and reason == Reason.DONE:
+            self._to_all(pack(Item(END, vbucket, seqno)), vbucket)
+            self.run.done.append(vbucket)
+        self._over(vbucket, seqno, Reason(reason).name.lower())
+
+    def _over(self, vbucket: int, seqno: int, reason: str) -> None:
+        """End the stream of a vbucket, and say so after all that came of it."""
+        del self.run.positions[vbucket]
+        self._said.discard(vbucket)
+        self._over_soon.append((vbucket, seqno, reason))
+
+    def _rollback(self, body: bytes) -> None:
+        """The store has another history than was asked for: this vbucket is not streamed."""
+        vbucket, seqno = POSITION.unpack_from(body)
+        run = self.run
+        run.refused[vbucket] = seqno
+        run.positions.pop(vbucket, None)
+        vbuuid, begun = run.starts.get(vbucket, (0, 0)) if run.starts else (0, 0)
+        self._tell(vbucket, StreamEnd, vbuuid=vbuuid, seqno=begun, kind=run.kind, reason="rollback")
+
+    def close(self, reason: str, *, lost: bool = False) -> None:
+        """Send what is left, end each vbucket and the connection.
+
+        `lost`: Kafka has not taken what was sent before; nothing must come after that gap.
+        """
+        if lost:
+            for lane in self._lanes:
+                lane.size = 0
+                for buffer in lane.buffers.values():
+                    buffer.clear()
+        for vbucket, seqno in sorted(self.run.positions.items()):
+            self._over(vbucket, seqno, "closed")
+        self.flush()
+        self._tell(0, ConnectionClosed, kind=self.run.kind, reason=reason)
+
+    # -- records -----------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Hand all that waits to the sink: items, then what says that nothing follows them."""
+        for partition, lane in enumerate(self._lanes):
+            if lane.size:
+                self._flush(partition)
+        over, self._over_soon = self._over_soon, []
+        for vbucket, seqno, reason in over:
+            self._tell(
+                vbucket,
+                StreamEnd,
+                vbuuid=self.run.vbuuids[vbucket],
+                seqno=seqno,
+                kind=self.run.kind,
+                reason=reason,
+            )
+
+    def _flush(self, partition: int) -> None:
+        lane = self._lanes[partition]
+        is_large = lane.size > self._record_bytes_max
+        lane.size = 0
+        for indexer, buffer in lane.buffers.items():
+            if not buffer:
+                continue
+            if is_large:
+                for items, continued in _parts(buffer, self._record_bytes_max):
+                    self._send(partition, indexer, items, continued=continued)
+            else:
+                self._send(partition, indexer, b"".join(buffer))
+            buffer.clear()
+
+    def _send(self, partition: int, indexer: int, items: bytes, *, continued: bool = False) -> None:
+        """Hand a record to the sink; it has the next ordinal, and names the one before it."""
+        run = self.run
+        run.ordinal += 1
+        record = KeyVersions(
+            run.bucket,
+            run.kind,
+            self._projector,
+            run.connection,
+            run.ordinal,
+            run.number,
+            self._indexes,
+            self._builds,
+            items,
+            self._wall_ms(),
+            self._previous.get((partition, indexer), 0),
+            continued,
+        )
+        self._previous[partition, indexer] = run.ordinal
+        self._sink.items(partition, indexer, record)
+
+    def _to_all(self, item: bytes, vbucket: int) -> None:
+        """Append an item for each indexer that hosts anything of what this vbucket is sent of."""
+        lane = self._lanes[vbucket % self._partitions]
+        places = [row.place for row in self._rows_of(vbucket, lane)]
+        told = frozenset().union(*(self._routes[place].indexers for place in places))
+        for indexer, buffer in lane.buffers.items():
+            if indexer in told:
+                buffer.append(item)
+        lane.size += len(item)
+        if lane.size > FLUSH_BYTES:
+            self._flush(vbucket % self._partitions)
+
+    def _tell(self, vbucket: int, record_type: type, **fields: Any) -> None:
+        """Send a control record of this connection; it has the next ordinal."""
+        self.run.ordinal += 1
+        if record_type is not ConnectionClosed:
+            fields["vbucket"] = vbucket
+        record = record_type(
+            bucket=self.run.bucket,
+            projector=self._projector,
+            connection=self.run.connection,
+            ordinal=self.run.ordinal,
+            at_ms=self._wall_ms(),
+            **fields,
+        )
+        self._sink.control(vbucket, record)
+
+
+def _row(route: Route, place: int, adds: dict[int, Add]) -> Row:
+    """Return the row of an index for who is told of it: those that `adds` knows."""
+
+    def of(indexers: Iterable[int]) -> tuple[Add, ...]:
+        return tuple(adds[indexer] for indexer in sorted(indexers) if indexer in adds)
+
+    everyone = route.indexers
+    return Row(
+        route.index.id,
+        place,
+        route.evaluate,
+        route.place_of,
+        route.numbers,
+        tuple(of(hosts) for hosts in route.hosts),
+        tuple(of(everyone - hosts) for hosts in route.hosts),
+        of(everyone),
+    )
+
+
+def _parts(items: Sequence[bytes], bytes_max: int) -> Iterator[tuple[bytes, bool]]:
+    """Yield items as records of bounded size, each with whether its last seqno goes on."""
+    part: list[bytes] = []
+    size = 0
+    for item in items:
+        if part and size + len(item) > bytes_max:
+            yield b"".join(part), is_of_one_mutation(part[-1], item)
+            part, size = [], 0
+        part.append(item)
+        size += len(item)
+    yield b"".join(part), False

@@ -1,0 +1,762 @@
+"""What a projector has to do: which connections to have, which indexes they carry, what to answer.
+
+Pure: no Kafka, HTTP or clock. Level-triggered: `plan` compares what the state wants with what runs,
+whatever was missed in between. What it holds:
+
+- Maintenance of a bucket runs only under a number that names this life of the projector, and each
+  number opens one connection at most.
+- A vbucket is backfilled for a build once for each maintenance number it has here, unless all hosts
+  have it already; up to a seqno that maintenance had reached when it carried the index.
+- It is attached and backfilled again when a host says that it does not have it, after it has read a
+  maintenance record that was sent later. So what an indexer lacks of a build comes until it is
+  there, whatever was lost, and whether or not the index is in use already.
+- An index leaves a pass that goes on only if nobody can take the END of that pass for its build's.
+- An index is answered only while it is pending, and carried for every vbucket that is owned here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from coordinator.core.model.entities import (
+    BACKFILL,
+    DROPPING,
+    MAINTENANCE,
+    PENDING,
+    STREAMED,
+    Bucket,
+    Entity,
+    Index,
+    Source,
+    Stream,
+)
+from coordinator.core.model.records import BackfillProgress, BucketSeen, StreamAwaited
+from coordinator.core.model.stream_records import BACKFILL as BACKFILL_KIND
+from coordinator.core.model.stream_records import CATCHUP, CatchUpRequested, HwHeartbeat
+from coordinator.core.model.stream_records import MAINTENANCE as MAINTENANCE_KIND
+from coordinator.core.model.vectors import Vector
+from projector_sim.projector.connection_runs import Run
+
+BEGIN_TIMEOUT_MS = 5_000
+"""So long after the last one a vbucket that was asked for does not begin any more."""
+
+LISTEN_MS = 2_000
+"""So long, at most, the indexers have to say what they have, before they are sent it again."""
+
+IGNORED_MS, IGNORED_MS_MAX = 2_000, 300_000
+"""After so long it is certain that an indexer ignores what is sent under a number; doubled each
+time that a new number was of no use."""
+
+PAUSE_MS, PAUSE_MS_MAX = 250, 10_000
+"""After a connection that brought nothing, doubled each time."""
+
+LOOK_MS = 1_000
+"""So often it is looked whether hosts lack something that was sent to all of them."""
+
+AGAIN_MS, AGAIN_MS_MAX = 2_000, 60_000
+"""So long nothing of a build is sent again after it was, doubled each time: a host that cannot take
+it, as its branch is another one, must not keep its projector busy."""
+
+Build = tuple[int, int]
+"""An index and the number of its build."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvBucket:
+    """A bucket as the key-value store has it: how many vbuckets, and which this node owns."""
+
+    vbuckets: int
+    owned: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class MakeBucket:
+    """Make a bucket in the key-value store, if it has none of that name."""
+
+    name: str
+    vbuckets: int
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Open this connection."""
+
+    run: Run
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Close this connection."""
+
+    run: Run
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Carry:
+    """The indexes of this connection have changed; say so of those that are `attached`.
+
+    To these `vbuckets`, None: to all.
+    """
+
+    run: Run
+    attached: tuple[int, ...] = ()
+    vbuckets: frozenset[int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Send something to all who read this connection: what they say next, they say after it."""
+
+    run: Run
+
+
+Action = MakeBucket | Open | Close | Carry | Probe
+
+
+@dataclass(slots=True)
+class _Backfill:
+    """How far a build is here: vbuckets by the maintenance number that they were sent under.
+
+    `after` has, of those that a host lacks, the ordinal that maintenance had under `number` when
+    they had been sent. `again` are those that are sent once more, not before `again_ms`; `repeats`
+    is how often that was.
+    """
+
+    sent_under: dict[int, int] = field(default_factory=dict)
+    sent: int = 0
+    total: int = 0
+    sent_ms: int = 0
+    number: int = 0
+    after: dict[int, int] = field(default_factory=dict)
+    again: set[int] = field(default_factory=set)
+    again_ms: int = 0
+    repeats: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Host:
+    """What an indexer has: vbuckets as bits, by build; after which ordinals of which connection.
+
+    `taken`: numbers of generations with who streams, and the vbuckets, as bits, that it takes so.
+    """
+
+    done: Mapping[Build, bytes]
+    read: Mapping[tuple[int, int], tuple[int, ...]]
+    taken: Mapping[tuple[int, int], bytes]
+
+    def has(self, build: Build, vbucket: int) -> bool:
+        return _has_bit(self.done.get(build, b""), vbucket)
+
+    def has_read(self, connection: tuple[int, int], vbucket: int) -> int:
+        """Return the ordinal up to which this has read what is sent of a vbucket."""
+        read = self.read.get(connection)
+        return read[vbucket % len(read)] if read else 0
+
+
+def _has_bit(bits: bytes, vbucket: int) -> bool:
+    byte, bit = divmod(vbucket, 8)
+    return byte < len(bits) and bool(bits[byte] >> bit & 1)
+
+
+@dataclass(slots=True)
+class _Patience:
+    """Since when a bucket's connections bring nothing."""
+
+    failures: int = 0
+    until_ms: int = 0
+
+    def failed(self, now_ms: int) -> None:
+        self.until_ms = now_ms + min(PAUSE_MS << min(self.failures, 10), PAUSE_MS_MAX)
+        self.failures += 1
+
+
+@dataclass(slots=True)
+class _Ignorance:
+    """Since when indexers ignore what is sent of a bucket under a number, and the how many-th."""
+
+    number: int
+    since_ms: int
+    times: int = 0
+
+
+class Desk:
+    """What a projector knows, and what it has running."""
+
+    def __init__(
+        self,
+        projector: int,
+        incarnation: int,
+        new_connection: Callable[[], int],
+        why_not: Callable[[Index], str],
+        listening_since_ms: int = 0,
+    ) -> None:
+        """`why_not` tells why an index cannot be evaluated, or nothing."""
+        self.projector = projector
+        self.incarnation = incarnation
+        self.complete = False
+        self.indexes: dict[int, Index] = {}
+        self.buckets: dict[str, Bucket] = {}
+        self.streams: dict[str, Stream] = {}
+        self.kv: Mapping[str, KvBucket] | None = None
+        self.maintenance: dict[str, Run] = {}
+        self.passes: dict[str, Run] = {}
+        self.catchups: list[Run] = []
+        self._new_connection = new_connection
+        self._why_not = why_not
+        self.listening_since_ms = listening_since_ms
+        self._unseen: set[str] = set()
+        self._used: dict[str, int] = {}
+        self._heard: dict[tuple[str, int], _Host] = {}
+        self._backfills: dict[Build, _Backfill] = {}
+        self._looked_ms: dict[str, int] = {}
+        self._patience: dict[str, _Patience] = {}
+        self._ignorance: dict[str, _Ignorance] = {}
+        self._requests: list[CatchUpRequested] = []
+
+    # -- what is heard -----------------------------------------------------------------------
+
+    def observe(self, key: str, entity: Entity | None) -> None:
+        """Note the latest state of an entity, None if it is gone."""
+        self._unseen.discard(key)
+        kind, _, name = key.partition("/")
+        if kind == "index":
+            self._note_index(int(name), entity if isinstance(entity, Index) else None)
+        elif kind == "bucket":
+            _put(self.buckets, name, entity if isinstance(entity, Bucket) else None)
+        elif kind == "stream":
+            _put(self.streams, name, entity if isinstance(entity, Stream) else None)
+
+    def _note_index(self, index_id: int, index: Index | None) -> None:
+        _put(self.indexes, index_id, index)
+        for build in [b for b in self._backfills if b[0] == index_id]:
+            if index is None or index.state not in STREAMED or index.build != build[1]:
+                del self._backfills[build]
+
+    def read_again(self) -> None:
+        """Note that the log is read from its start: what was dropped may not be in it any more."""
+        self.complete = False
+        self._unseen = {
+            *(index.key for index in self.indexes.values()),
+            *(bucket.key for bucket in self.buckets.values()),
+            *(stream.key for stream in self.streams.values()),
+        }
+
+    def caught_up(self) -> None:
+        """Note that the log was read to its end: what it did not name is gone."""
+        self.complete = True
+        for key in tuple(self._unseen):
+            self.observe(key, None)
+
+    def see(self, kv: Mapping[str, KvBucket] | None) -> None:
+        """Note what the key-value store has; None: it is out of reach."""
+        self.kv = kv
+        for name, run in self.maintenance.items():
+            if kv is not None:
+                owned = kv[name].owned if name in kv else frozenset()
+                run.departed.update(v for v in run.vbuckets if v not in owned)
+
+    def hear(self, record: HwHeartbeat) -> None:
+        """Note what an indexer has."""
+        done = {(b.index_id, b.build): b.done for b in record.builds}
+        read = {(r.projector, r.connection): r.ordinals for r in record.read}
+        taken = {(t.number, t.projector): t.vbuckets for t in record.taken}
+        self._heard[record.bucket, record.indexer] = _Host(done, read, taken)
+
+    def request(self, record: CatchUpRequested) -> None:
+        """Note that an indexer wants something again."""
+        self._requests.append(record)
+
+    def closed(self, run: Run, now_ms: int) -> None:
+        """Note that a connection is gone by itself, and how long to wait before the next one."""
+        patience = self._patience.setdefault(run.bucket, _Patience())
+        if run.vbuuids or run.refused:
+            patience.failures = 0
+        else:
+            patience.failed(now_ms)
+        self._take_out(run, now_ms)
+
+    def _take_out(self, run: Run, now_ms: int) -> None:
+        if self.maintenance.get(run.bucket) is run:
+            del self.maintenance[run.bucket]
+        if self.passes.get(run.bucket) is run:
+            del self.passes[run.bucket]
+        if run in self.catchups:
+            self.catchups.remove(run)
+        self._count(run, now_ms)
+
+    # -- what follows ------------------------------------------------------------------------
+
+    def plan(self, now_ms: int) -> list[Action]:
+        """Return what to do, and take it for done."""
+        if not self.complete:
+            return []
+        actions: list[Action] = []
+        for bucket in self.names():
+            streamed = self.streamed(bucket)
+            actions += self._keep_up(bucket, streamed, now_ms)
+            actions += self._backfill(bucket, streamed, now_ms)
+        actions += self._catch_up(now_ms)
+        return actions
+
+    def names(self) -> list[str]:
+        """Return the buckets that have to do with any index, or with anything that runs."""
+        runs = (*self.maintenance.values(), *self.passes.values(), *self.catchups)
+        return sorted({i.bucket for i in self.indexes.values()} | {run.bucket for run in runs})
+
+    def streamed(self, bucket: str) -> dict[int, Index]:
+        """Return the indexes of a bucket whose items are to be sent, and can be."""
+        return {
+            index.id: index
+            for index in sorted(self.indexes.values(), key=lambda index: index.id)
+            if index.bucket == bucket and index.state in STREAMED and not self._why_not(index)
+        }
+
+    def _source(self, bucket: str) -> Source | None:
+        """Return the entry of this life in the bucket's stream."""
+        stream = self.streams.get(bucket)
+        for source in stream.sources if stream else ():
+            if (source.projector, source.incarnation) == (self.projector, self.incarnation):
+                return source
+        return None
+
+    def _kv(self, bucket: str) -> KvBucket | None:
+        """Return a bucket that is there, and as the state says."""
+        found = self.kv.get(bucket) if self.kv else None
+        entity = self.buckets.get(bucket)
+        if found is not None and entity is not None and entity.vbuckets != found.vbuckets:
+            return None
+        return found
+
+    def _may(self, bucket: str, now_ms: int) -> bool:
+        """Tell whether enough time has passed since a connection brought nothing."""
+        patience = self._patience.get(bucket)
+        return patience is None or now_ms >= patience.until_ms
+
+    # -- maintenance -------------------------------------------------------------------------
+
+    def _keep_up(self, bucket: str, streamed: dict[int, Index], now_ms: int) -> list[Action]:
+        run = self.maintenance.get(bucket)
+        if not streamed:
+            return [] if run is None else [self._close(run, "no index", now_ms)]
+        entity = self.buckets.get(bucket)
+        if self.kv is not None and bucket not in self.kv and entity is not None:
+            return [MakeBucket(bucket, entity.vbuckets)]
+        kv, source, stream = self._kv(bucket), self._source(bucket), self.streams.get(bucket)
+        if kv is not None and source is not None and stream is not None and kv.owned:
+            is_newest = source.number == stream.number > self._used.get(bucket, 0)
+            if is_newest and self._may(bucket, now_ms):
+                actions: list[Action] = []
+                if run is not None:
+                    actions.append(self._close(run, "replaced", now_ms))
+                return [*actions, self._open_maintenance(stream, kv, streamed, now_ms)]
+        return [] if run is None else self._recarry(run, streamed)
+
+    def _open_maintenance(
+        self, stream: Stream, kv: KvBucket, streamed: dict[int, Index], now_ms: int
+    ) -> Open:
+        self._used[stream.bucket] = stream.number
+        vbuckets = tuple(sorted(kv.owned))
+        starts: dict[int, tuple[int, int]] | None = None
+        if stream.seqnos:
+            vector = Vector.from_bytes(stream.vbuuids, stream.seqnos)
+            known = len(vector)
+            starts = {
+                v: (int(vector.vbuuids[v]), int(vector.seqnos[v])) if v < known else (0, 0)
+                for v in vbuckets
+            }
+        run = Run(
+            stream.bucket,
+            MAINTENANCE_KIND,
+            self._new_connection(),
+            vbuckets,
+            streamed,
+            now_ms,
+            number=stream.number,
+            starts=starts,
+        )
+        self.maintenance[stream.bucket] = run
+        return Open(run)
+
+    def _recarry(self, run: Run, streamed: dict[int, Index]) -> list[Action]:
+        """Let a connection carry what is streamed now."""
+        before = run.carried
+        run.carried = streamed
+        attached = tuple(
+            index.id
+            for index in streamed.values()
+            if index.id not in before or _route_of(before[index.id]) != _route_of(index)
+        )
+        if not attached and before.keys() == streamed.keys():
+            return []
+        return [Carry(run, attached)]
+
+    def _close(self, run: Run, reason: str, now_ms: int) -> Close:
+        """Take a connection out that is not wanted any more."""
+        self._take_out(run, now_ms)
+        return Close(run, reason)
+
+    def _lacking(self, bucket: str, kv: KvBucket, now_ms: int) -> set[int]:
+        """Return the vbuckets that are owned and not streamed, nor about to be."""
+        run = self.maintenance.get(bucket)
+        if run is None:
+            return set(kv.owned)
+        here = set(run.positions) | run.refused.keys()
+        if now_ms - run.heard_ms < BEGIN_TIMEOUT_MS:
+            here |= set(run.vbuckets) - run.ended.keys()
+        here -= run.departed
+        return set(kv.owned) - here or self._ignored(run, here & kv.owned, now_ms)
+
+    def _ignored(self, run: Run, vbuckets: set[int], now_ms: int) -> set[int]:
+        """Return the vbuckets that are streamed here and that an indexer takes from another.
+
+        The other had them under a higher number, and lost them before this one, which read the
+        state late, opened its connection. Or both have the same number, and what the other sent
+        first came last. It counts only after a while: the store may tell late, too, that they are
+        the other's now.
+        """
+        found = {
+            vbucket
+            for (bucket, _), host in self._heard.items()
+            if bucket == run.bucket
+            for (number, projector), bits in host.taken.items()
+            if number > run.number or (number == run.number and projector != self.projector)
+            for vbucket in vbuckets
+            if _has_bit(bits, vbucket)
+        }
+        if not found:
+            self._ignorance.pop(run.bucket, None)
+            return found
+        known = self._ignorance.setdefault(run.bucket, _Ignorance(run.number, now_ms))
+        if known.number != run.number:
+            # A new number was of no use: whoever says so may say it of every number.
+            known.number, known.since_ms = run.number, now_ms
+            known.times += 1
+        patience_ms = min(IGNORED_MS << min(known.times, 10), IGNORED_MS_MAX)
+        return found if now_ms - known.since_ms >= patience_ms else set()
+
+    def waiting(self, now_ms: int) -> tuple[StreamAwaited, ...]:
+        """Return the buckets that need a new generation of streams here."""
+        found: list[StreamAwaited] = []
+        for bucket in self.names() if self.complete else ():
+            kv, source = self._kv(bucket), self._source(bucket)
+            number = source.number if source else 0
+            if kv is None or not self._may(bucket, now_ms) or not self.streamed(bucket):
+                continue
+            if self._lacking(bucket, kv, now_ms):
+                found.append(StreamAwaited(bucket, number))
+        return tuple(found)
+
+    # -- answers -----------------------------------------------------------------------------
+
+    def routed(self) -> list[tuple[Index, str]]:
+        """Return the pending indexes that are routed here, or cannot be for the reason with it."""
+        if not self.complete:
+            return []
+        pending = [i for i in self.indexes.values() if i.state == PENDING]
+        found: list[tuple[Index, str]] = []
+        for index in sorted(pending, key=lambda index: index.id):
+            reason = self._why_not(index) or self._mismatch(index.bucket)
+            if reason or self._is_carried(index):
+                found.append((index, reason))
+        return found
+
+    def _mismatch(self, bucket: str) -> str:
+        entity, found = self.buckets.get(bucket), (self.kv or {}).get(bucket)
+        if entity is None or found is None or entity.vbuckets == found.vbuckets:
+            return ""
+        return (
+            f"the key-value store has {found.vbuckets} vbuckets of bucket {bucket}, "
+            f"the coordinator {entity.vbuckets}"
+        )
+
+    def _is_carried(self, index: Index) -> bool:
+        kv = self._kv(index.bucket)
+        if kv is None:
+            return False
+        run = self.maintenance.get(index.bucket)
+        if run is None:
+            return not kv.owned
+        carried = run.carried.get(index.id)
+        begun = run.positions.keys() - run.departed
+        return carried is not None and carried.build == index.build and kv.owned <= begun
+
+    def seen(self) -> tuple[BucketSeen, ...]:
+        """Return the buckets of the key-value store."""
+        return tuple(BucketSeen(name, b.vbuckets) for name, b in sorted((self.kv or {}).items()))
+
+    # -- backfills ---------------------------------------------------------------------------
+
+    def _backfill(self, bucket: str, streamed: dict[int, Index], now_ms: int) -> list[Action]:
+        """Go on with the pass that runs, or begin one for all that is owed."""
+        run = self.passes.get(bucket)
+        if run is not None:
+            return self._tend_pass(run, now_ms)
+        source = self.maintenance.get(bucket)
+        if source is None or not self._may(bucket, now_ms):
+            return []
+        if not source.is_settled() and now_ms - source.heard_ms < BEGIN_TIMEOUT_MS:
+            return []
+        actions = self._look(source, streamed, now_ms)
+        builds = [i for i in streamed.values() if self._is_wanted(i) and i.id in source.carried]
+        if not builds or not self._has_listened(builds, now_ms):
+            return actions
+        owed = {index.id: self._owed(index, source, now_ms) for index in builds}
+        vbuckets = tuple(sorted(set().union(*owed.values())))
+        if not vbuckets:
+            return actions
+        carried = {index.id: index for index in builds if owed[index.id]}
+        shares = {v: frozenset(i for i in carried if v in owed[i]) for v in vbuckets}
+        run = Run(
+            bucket,
+            BACKFILL_KIND,
+            self._new_connection(),
+            vbuckets,
+            carried,
+            now_ms,
+            number=source.number,
+            starts={v: (source.vbuuids[v], 0) for v in vbuckets},
+            until={v: source.positions[v] for v in vbuckets},
+            shares={v: share for v, share in shares.items() if len(share) < len(carried)},
+        )
+        for index in carried.values():
+            progress = self._backfills.setdefault((index.id, index.build), _Backfill())
+            progress.total = progress.sent + sum(run.until[v] for v in owed[index.id])
+        self.passes[bucket] = run
+        return [*actions, Open(run)]
+
+    def _is_wanted(self, index: Index) -> bool:
+        """Tell whether there may be something to backfill for an index."""
+        known = self._backfills.get((index.id, index.build))
+        return index.state == BACKFILL or (
+            index.state == MAINTENANCE and known is not None and bool(known.again)
+        )
+
+    def _look(self, source: Run, streamed: dict[int, Index], now_ms: int) -> list[Action]:
+        """Look whether hosts lack what was sent; have attached again what is to be sent again.
+
+        No pass runs, so all that passes have sent was handed over before the next record of
+        maintenance.
+        """
+        if now_ms < self._looked_ms.get(source.bucket, 0) + LOOK_MS:
+            return []
+        self._looked_ms[source.bucket] = now_ms
+        kv = self._kv(source.bucket)
+        count = kv.vbuckets if kv is not None else 0
+        whole = ((1 << count) - 1).to_bytes(-(-count // 8), "little")
+        again: dict[int, set[int]] = {}
+        waits = False
+        for index in streamed.values():
+            carried = source.carried.get(index.id)
+            if carried is None or carried.build != index.build:
+                continue
+            hosts = self._incomplete(index, whole)
+            known = self._backfills.get((index.id, index.build))
+            if hosts:
+                known = self._backfills.setdefault((index.id, index.build), _Backfill())
+                again[index.id] = self._missed(index, known, source, hosts, now_ms)
+                waits = waits or bool(known.after)
+            elif known is not None:
+                known.after.clear()
+                known.again.clear()
+                known.repeats = 0
+        attached = tuple(index_id for index_id, missed in again.items() if missed)
+        actions: list[Action] = []
+        if attached:
+            actions.append(Carry(source, attached, frozenset().union(*again.values())))
+        if waits:
+            actions.append(Probe(source))
+        return actions
+
+    def _incomplete(self, index: Index, whole: bytes) -> list[_Host]:
+        """Return the hosts that have said what they have, and that it is not all of a build."""
+        if index.state not in (BACKFILL, MAINTENANCE):
+            return []
+        build = (index.id, index.build)
+        heard = (self._heard.get((index.bucket, host)) for host in index.hosts)
+        return [host for host in heard if host is not None and host.done.get(build) != whole]
+
+    def _missed(
+        self, index: Index, known: _Backfill, source: Run, hosts: Iterable[_Host], now_ms: int
+    ) -> set[int]:
+        """Return the vbuckets that hosts lack though they have read all; they are owed again."""
+        if known.number != source.number:
+            known.number, known.again = source.number, set()
+            known.after.clear()
+        build, connection = (index.id, index.build), (self.projector, source.connection)
+        missed: set[int] = set()
+        for vbucket in source.positions.keys() - source.departed - known.again:
+            is_sent = known.sent_under.get(vbucket) == source.number or index.state == MAINTENANCE
+            lack = [host for host in hosts if is_sent and not host.has(build, vbucket)]
+            if lack:
+                after = known.after.setdefault(vbucket, source.ordinal)
+                if any(host.has_read(connection, vbucket) > after for host in lack):
+                    missed.add(vbucket)
+            else:
+                known.after.pop(vbucket, None)
+        if not missed or now_ms < known.again_ms:
+            return set()
+        known.again |= missed
+        known.again_ms = now_ms + min(AGAIN_MS << min(known.repeats, 10), AGAIN_MS_MAX)
+        known.repeats += 1
+        for vbucket in missed:
+            del known.after[vbucket]
+            known.sent_under.pop(vbucket, None)
+        return missed
+
+    def _has_listened(self, builds: Iterable[Index], now_ms: int) -> bool:
+        """Tell whether the hosts have said what they have, or had the time for it."""
+        if now_ms - self.listening_since_ms >= LISTEN_MS:
+            return True
+        return all((i.bucket, host) in self._heard for i in builds for host in i.hosts)
+
+    def _owed(self, index: Index, source: Run, now_ms: int) -> set[int]:
+        """Return the vbuckets that are still to be sent for a build."""
+        known = self._backfills.setdefault((index.id, index.build), _Backfill())
+        begun = source.positions.keys() - source.departed
+        if index.state == MAINTENANCE:
+            return begun & known.again
+        if now_ms < known.sent_ms + LISTEN_MS:
+            begun -= known.sent_under.keys()
+        return {
+            v
+            for v in begun
+            if known.sent_under.get(v) != source.number and not self._is_done(index, v)
+        }
+
+    def _is_done(self, index: Index, vbucket: int) -> bool:
+        """Tell whether all hosts of an index have said that they have this vbucket."""
+        heard = (self._heard.get((index.bucket, host)) for host in index.hosts)
+        build = (index.id, index.build)
+        return all(host is not None and host.has(build, vbucket) for host in heard)
+
+    def _tend_pass(self, run: Run, now_ms: int) -> list[Action]:
+        """Let a pass carry what is still wanted of it; end one that could be misunderstood."""
+        self._count(run, now_ms)
+        wanted: dict[int, Index] = {}
+        for index_id, begun in run.carried.items():
+            index = self.indexes.get(index_id)
+            if index is not None and self._is_wanted(index) and index.build == begun.build:
+                wanted[index_id] = index
+        if any(self._is_begun_anew(build) for build in run.builds):
+            return [self._close(run, "a build was begun anew", now_ms)]
+        if not wanted:
+            return [self._close(run, "no index", now_ms)]
+        if wanted.keys() == run.carried.keys():
+            return []
+        run.carried = wanted
+        return [Carry(run)]
+
+    def _is_begun_anew(self, build: Build) -> bool:
+        """Tell whether an index may take the END of another build's pass for its own."""
+        index = self.indexes.get(build[0])
+        if index is None or index.state == DROPPING:
+            return False
+        return index.build != build[1] or index.state not in (BACKFILL, MAINTENANCE)
+
+    def _count(self, run: Run, now_ms: int) -> None:
+        """Take over what a pass has finished."""
+        while run.kind == BACKFILL_KIND and run.done:
+            vbucket = run.done.pop()
+            share = run.shares.get(vbucket)
+            for build in run.builds:
+                backfill = self._backfills.get(build)
+                if backfill is not None and (share is None or build[0] in share):
+                    backfill.again.discard(vbucket)
+                    backfill.sent_under[vbucket] = run.number
+                    backfill.sent_ms = now_ms
+                    backfill.sent += run.until[vbucket]
+
+    def progress(self) -> tuple[BackfillProgress, ...]:
+        """Return how far backfills have got, in seqnos."""
+        found: list[BackfillProgress] = []
+        for (index_id, build), backfill in sorted(self._backfills.items()):
+            index = self.indexes.get(index_id)
+            if index is None or index.state != BACKFILL or index.build != build:
+                continue
+            run = self.passes.get(index.bucket)
+            here = 0
+            if run is not None and index_id in run.carried:
+                here = sum(
+                    min(seqno, run.until[v])
+                    for v, seqno in run.positions.items()
+                    if index_id in run.shares.get(v, run.carried)
+                )
+            sent = backfill.sent + here
+            found.append(BackfillProgress(index_id, build, sent, max(sent, backfill.total)))
+        return tuple(found)
+
+    # -- catching up -------------------------------------------------------------------------
+
+    def _catch_up(self, now_ms: int) -> list[Action]:
+        """Begin what indexers have asked for and does not run; end what nobody needs."""
+        actions: list[Action] = []
+        for run in tuple(self.catchups):
+            streamed = self.streamed(run.bucket)
+            wanted = {i: streamed[i] for i in run.carried if i in streamed}
+            if not wanted:
+                actions.append(self._close(run, "no index", now_ms))
+            elif wanted.keys() != run.carried.keys():
+                run.carried = wanted
+                actions.append(Carry(run))
+        requests, self._requests = self._requests, []
+        for request in requests:
+            run_wanted = self._requested(request, now_ms)
+            if run_wanted is not None:
+                self.catchups.append(run_wanted)
+                actions.append(Open(run_wanted))
+        return actions
+
+    def _requested(self, request: CatchUpRequested, now_ms: int) -> Run | None:
+        source = self.maintenance.get(request.bucket)
+        size = 8 * len(request.vbuckets)
+        if source is None or not len(request.seqnos) == len(request.vbuuids) == size:
+            return None
+        running = {
+            vbucket
+            for run in self.catchups
+            if (run.bucket, run.indexer) == (request.bucket, request.indexer)
+            for vbucket in run.vbuckets
+            if vbucket not in run.ended and vbucket not in run.refused
+        }
+        carried = {i.id: i for i in source.carried.values() if request.indexer in i.hosts}
+        starts = {
+            vbucket: (int(vbuuid), int(seqno))
+            for vbucket, vbuuid, seqno in _places(request)
+            if vbucket in source.positions
+            and vbucket not in source.departed | running
+            and int(seqno) <= source.positions[vbucket]
+        }
+        if not starts or not carried:
+            return None
+        return Run(
+            request.bucket,
+            CATCHUP,
+            self._new_connection(),
+            tuple(sorted(starts)),
+            carried,
+            now_ms,
+            number=source.number,
+            starts=starts,
+            until={v: source.positions[v] for v in starts},
+            indexer=request.indexer,
+        )
+
+
+def _put(table: dict[Any, Any], key: object, value: object | None) -> None:
+    if value is None:
+        table.pop(key, None)
+    else:
+        table[key] = value
+
+
+def _route_of(index: Index) -> tuple[object, ...]:
+    """Return what an index's ATTACH depends on: the build, and where its keys live."""
+    return index.build, index.slices, index.bounds_json
+
+
+def _places(request: CatchUpRequested) -> list[tuple[int, int, int]]:
+    vector = Vector.from_bytes(request.vbuuids, request.seqnos)
+    return list(zip(request.vbuckets, vector.vbuuids.tolist(), vector.seqnos.tolist(), strict=True))

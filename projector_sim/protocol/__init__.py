@@ -1,0 +1,1 @@
+"""What a key-value store and those who stream from it have to agree on."""

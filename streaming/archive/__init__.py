@@ -1,0 +1,1 @@
+"""The job that archives `history` as Parquet."""

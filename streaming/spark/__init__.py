@@ -1,0 +1,1 @@
+"""Sessions, queries and jars of Spark, for every application."""

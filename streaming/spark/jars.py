@@ -1,0 +1,44 @@
+"""The pinned jars that Spark needs for Kafka: coordinate, size in bytes, sha256 of each.
+
+pyspark brings all others. The list is printed by `python -m streaming.spark.jars`; it is not
+resolved transitively, because the POM files name newer versions than there are: the token provider
+serves delegation tokens only. `hadoop-bare-naked-local-fs` writes local files without forking a
+`chmod` for each.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from coordinator.runtime.jars import JarSet, classpath, parse_pins, pins_of
+
+VERSION = "4.1.3"
+
+PINNED = """
+org.apache.spark:spark-sql-kafka-0-10_2.13:4.1.3 491701
+    cb31ffd9c8f5527dba061db8af671d295562092e4f3f5ff42fc249fab8a8fde6
+org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0 64975
+    f2be3b76f9e6cbe63379d4e4e0dc14f59dbf056ae2ad16ff15ac108004c86767
+org.apache.kafka:kafka-clients:3.9.1 9215194
+    7568b998572d256f0b7bc0afdc1b7a2588b8b08415c62ce314c864a6851ae9d9
+org.apache.commons:commons-pool2:2.12.1 152289
+    5273c8bc8c0dca2211175c0d27efbd7228efae99689aac001a8e1ef8e872e9ef
+com.globalmentor:hadoop-bare-naked-local-fs:0.1.0 9106
+    e0cc30fb0531eb0b59468dc0abf5b257533d2365b5e9f45e795edd707aa78c62
+"""
+
+
+def spark_classpath(*, cache: Path | None = None) -> str:
+    """Return the classpath of Spark's connectors, downloading what the cache lacks.
+
+    Raises EmbeddedError as `classpath` does.
+    """
+    title = f"the connectors of Apache Spark {VERSION}"
+    return classpath(JarSet(title, f"spark-{VERSION}", parse_pins(PINNED)), cache=cache)
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as scratch:
+        print(pins_of((jar.coordinate for jar in parse_pins(PINNED)), Path(scratch)), end="")

@@ -1,0 +1,1 @@
+"""The fold of SYNC, BEGIN and END to timestamps. Pure."""

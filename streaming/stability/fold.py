@@ -1,0 +1,268 @@
+"""One bucket's streams and timestamps: what a batch of records changes, and what it leads to.
+
+Pure: no Kafka, no clock. `fold` of the same state, batch and settings is always the same state,
+outputs and refusals, so a batch that is done again does no harm. What a batch has is read in this
+order: failover logs, SYNCs of those that own vbuckets, control records one after the other, SYNCs
+of those that own vbuckets by then; and if it has a tick, limits (`streaming.stability.limits`) and
+periods are looked at.
+
+Restart timestamps are computed from the high watermarks of those that were heard lately, host an
+index and hold anything; without any, they are the current positions. A stability timestamp is due
+`period_ms` after the last one, when anything has advanced, and sooner while a query waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.core.model.stream_records import (
+    MAINTENANCE,
+    ConnectionClosed,
+    FailoverLog,
+    HwHeartbeat,
+    PromotionRequested,
+    RestartRequested,
+    StreamBegin,
+    StreamEnd,
+)
+from coordinator.core.timestamps.bucket_state import (
+    NOBODY,
+    OPEN,
+    BucketState,
+    Heard,
+    Question,
+    TimestampState,
+    pack,
+    question_of,
+    unpack,
+)
+from coordinator.core.timestamps.settings import TimestampSettings
+from streaming.stability.announcements import Announcer, Output
+from streaming.stability.limits import Limits
+from streaming.stability.ownership import Ownership
+from streaming.stability.positions import Positions, Syncs, sound
+from streaming.stability.validation import Control, fault
+
+__all__ = [
+    "Batch",
+    "BucketState",
+    "Control",
+    "Folded",
+    "Output",
+    "Owner",
+    "Refusals",
+    "Syncs",
+    "TimestampState",
+    "fold",
+    "owners",
+    "pack",
+    "unpack",
+]
+
+QUESTIONS_MAX = 8
+
+
+class Batch(NamedTuple):
+    """What was read of one bucket: `control` in the order of topic, partition and offset.
+
+    `now_ms` is the newest tick that was ever read, 0 if none was; `ticked`: this batch has one.
+    `unwatched_ms` is how much of the time since the tick before it nobody was there to read
+    anything: limits stand still meanwhile, since who was not heard then may have spoken.
+    """
+
+    syncs: Syncs
+    control: Sequence[Control]
+    now_ms: int
+    ticked: bool
+    unwatched_ms: int = 0
+
+
+class Refusals(NamedTuple):
+    """What was not looked at: places in `Batch.syncs`, and in `Batch.control` with a reason."""
+
+    syncs: NDArray[np.intp]
+    control: tuple[tuple[int, str], ...]
+
+    def __bool__(self) -> bool:
+        return bool(len(self.syncs) or self.control)
+
+
+class Folded(NamedTuple):
+    """The state after a batch, the same object if nothing changed; outputs; what was refused."""
+
+    state: BucketState
+    outputs: list[Output]
+    refused: Refusals
+
+
+class Owner(NamedTuple):
+    """A connection that owns vbuckets."""
+
+    connection: int
+    projector: int
+    number: int
+    vbuckets: tuple[int, ...]
+
+
+def fold(state: BucketState, batch: Batch, settings: TimestampSettings) -> Folded:
+    """Return what a batch makes of a bucket's state. Nothing that a record says makes it raise."""
+    work = _Fold(state, batch, settings)
+    work.read()
+    if batch.ticked:
+        work.tick()
+    work.answer()
+    work.announcer.publish(ticked=batch.ticked)
+    return Folded(work.state_after(), work.announcer.outputs, work.refused)
+
+
+def owners(state: BucketState) -> list[Owner]:
+    """Return the connections that own vbuckets now, in ascending order."""
+    places = state.places
+    owned = (places["connection"] != NOBODY) & (places["ended"] == OPEN)
+    found = []
+    for connection in np.unique(places["connection"][owned]).tolist():
+        mine = np.flatnonzero(owned & (places["connection"] == connection))
+        first = places[mine[0]]
+        found.append(
+            Owner(connection, int(first["projector"]), int(first["number"]), tuple(mine.tolist()))
+        )
+    return found
+
+
+class _Fold:
+    """A bucket's state while one batch is folded into it."""
+
+    def __init__(self, state: BucketState, batch: Batch, settings: TimestampSettings) -> None:
+        self.before, self.batch, self.now_ms = state, batch, batch.now_ms
+        self.owners = Ownership(state, batch.now_ms)
+        self.logs = dict(state.logs)
+        self.positions = Positions(self.owners, self.logs)
+        self.announcer = Announcer(state, self.positions, settings, batch.now_ms)
+        self.early = state.early
+        self.questions = list(state.questions)
+        self.refused = Refusals(np.zeros(0, np.intp), ())
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    def read(self) -> None:
+        """Take all records."""
+        control = self._sound_control()
+        for record in control:
+            if isinstance(record, FailoverLog):
+                self.logs[record.vbucket] = record.branches
+                self.owners.touched[record.vbucket] = True
+        syncs = self._sound_syncs()
+        left = syncs.only(self.positions.take(syncs))
+        for record in control:
+            self._control(record)
+        self._take_early(left)
+        self.positions.judge(np.flatnonzero(self.owners.touched))
+        for refusal in self.owners.refusals:
+            self.positions.refused(refusal)
+        self.announcer.tell_enquiries()
+
+    def _sound_control(self) -> list[Control]:
+        refused = []
+        good = []
+        for place, record in enumerate(self.batch.control):
+            reason = fault(record, self.before.bucket, self.before.vbuckets)
+            if reason:
+                refused.append((place, reason))
+            else:
+                good.append(record)
+        self.refused = self.refused._replace(control=tuple(refused))
+        return good
+
+    def _sound_syncs(self) -> Syncs:
+        syncs = self.batch.syncs
+        good = sound(syncs, self.before.vbuckets)
+        if good.all():
+            return syncs
+        self.refused = self.refused._replace(syncs=np.flatnonzero(~good))
+        return syncs.only(good)
+
+    def _control(self, record: Control) -> None:
+        match record:
+            case StreamBegin(kind=kind) if kind == MAINTENANCE:
+                self.owners.begin(record)
+            case StreamEnd(kind=kind) if kind == MAINTENANCE:
+                self.owners.end(record)
+            case ConnectionClosed(kind=kind) if kind == MAINTENANCE:
+                self.owners.close(record)
+            case HwHeartbeat():
+                self.announcer.hear(record)
+            case RestartRequested():
+                question = question_of(record, self.now_ms)
+                if all(question.round != other.round for other in self.questions):
+                    self.questions = [*self.questions, question][-QUESTIONS_MAX:]
+            case PromotionRequested():
+                self.announcer.hurry(record)
+
+    def _take_early(self, left: Syncs) -> None:
+        """Take the SYNCs whose BEGIN came after them, and keep those whose BEGIN may still come."""
+        early = self.early
+        if not len(early) and not len(left.vbucket):
+            return
+        columns = (np.concatenate([early[name], getattr(left, name)]) for name in Syncs._fields)
+        both = Syncs(*columns)
+        new = np.full(len(left.vbucket), self.now_ms, np.int64)
+        since = np.concatenate([early["since_ms"], new])
+        rest = self.positions.take(both)
+        self.early = self.positions.kept(both.only(rest), since[rest])
+
+    # -- outputs ---------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Look at all limits; who owns a vbucket by that is heard with what was kept of it."""
+        limits = Limits(self.owners, self.positions, self.announcer, self.batch.unwatched_ms)
+        self.early, self.questions = limits.look(self.early, self.questions)
+        if len(self.early):
+            self._take_early(Syncs.none())
+            self.positions.judge(np.flatnonzero(self.owners.touched))
+            self.announcer.tell_enquiries()
+
+    def answer(self) -> None:
+        """Answer restart requests whose participants were all heard, or waited for long enough."""
+        waiting = []
+        for question in self.questions:
+            known = [self.announcer.heard.get(indexer) for indexer in question.participants]
+            waited_ms = self.now_ms - question.since_ms
+            stale_ms = self.announcer.settings.heartbeat_stale_ms
+            overdue = self.batch.ticked and waited_ms >= stale_ms
+            if overdue or all(self.announcer.is_fresh(heard) for heard in known):
+                self._answer(question, [heard for heard in known if heard is not None])
+            else:
+                waiting.append(question)
+        self.questions = waiting
+
+    def _answer(self, question: Question, known: Sequence[Heard]) -> None:
+        fresh = [heard.vector for heard in known if self.announcer.is_fresh(heard)]
+        vectors = [vector for vector in fresh if vector.holds_anything]
+        owners = self.owners
+        streaming = owners.projector[owners.ended == OPEN].tolist()
+        everything = range(self.before.vbuckets)
+        self.announcer.restart(question.reason, everything, streaming, question.round, vectors)
+
+    def state_after(self) -> BucketState:
+        """Return the state after the batch; if it is the one before, that object."""
+        after = replace(
+            self.before,
+            places=self.owners.frozen_places(),
+            held=self.owners.held,
+            connections=self.owners.remembered(self.before),
+            early=self.early,
+            early_ends=self.owners.ends,
+            logs=self.logs,
+            heard=self.announcer.heard,
+            questions=tuple(self.questions),
+            stability_number=self.announcer.stability_number,
+            restart_number=self.announcer.restart_number,
+            published_ms=self.announcer.published_ms,
+            hurried_until_ms=self.announcer.hurried_until_ms,
+        )
+        return self.before if after == self.before else after

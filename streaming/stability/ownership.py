@@ -1,0 +1,330 @@
+"""Which connection owns which vbucket, while one batch is folded into a bucket's state.
+
+Pure, but for the object itself, which lives for one batch. The records of a connection come on
+three topics that have no common order; its ordinals are its order. The rules:
+
+- A BEGIN owns a vbucket that nobody has. Where somebody has it, it is held until the owner's END,
+  or until the owner's connection is closed, which is an END of just what it still owned.
+- Numbers of generations ascend: a BEGIN with a lower number than the owner's is late and ignored;
+  one with a higher number of the same projector takes over at once, since a projector has one
+  maintenance connection a bucket. The number 0 tells nothing.
+- After its END, a connection may still be heard with what it sent before that, until the next
+  owner comes. What has lost a vbucket in any other way is not heard any more.
+- An END that is read before its BEGIN is kept, and ends it when it comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.core.model.stream_records import ConnectionClosed, StreamBegin, StreamEnd
+from coordinator.core.timestamps.bucket_state import (
+    MISSING,
+    NEVER,
+    NOBODY,
+    OPEN,
+    REFUSED,
+    Array,
+    BucketState,
+    Connection,
+    EarlyEnd,
+    Held,
+    frozen,
+)
+
+CONNECTIONS_MAX = 32
+"""So many connections are remembered, and as many again as own or wait for anything, up to:"""
+OWNING_MAX = 256
+HELD_MAX = 4
+"""So many BEGINs of a vbucket are held: the newest generations."""
+EARLY_ENDS_PER_VBUCKET_MAX = 4
+ROLLBACK = "rollback"
+"""The reason of an END that says that the store refuses a stream."""
+
+Rows = NDArray[np.int64]
+
+
+class Claim(Enum):
+    """What a BEGIN is to a vbucket."""
+
+    TAKES = "takes"
+    WAITS = "waits"
+    LATE = "late"
+
+
+class Refusal(NamedTuple):
+    """A store refused a vbucket's stream from this position."""
+
+    vbucket: int
+    vbuuid: int
+    seqno: int
+    projector: int
+    connection: int
+
+
+class Link:
+    """A connection, while its marks may change; see `bucket_state.Connection`."""
+
+    __slots__ = ("closed", "marks", "number", "projector")
+
+    def __init__(self, projector: int, number: int, closed: int, marks: NDArray[np.int64]) -> None:
+        self.projector, self.number, self.closed, self.marks = projector, number, closed, marks
+
+    def mark(self, vbucket: int, ordinal: int, *, ended: bool) -> None:
+        """Note the last BEGIN or END of a vbucket."""
+        if not self.marks.flags.writeable:
+            self.marks = self.marks.copy()
+        self.marks[vbucket] = 2 * ordinal + ended
+
+    def last(self, vbucket: int) -> tuple[int, bool]:
+        """Return the ordinal of a vbucket's last BEGIN or END, or NEVER, and whether it ended."""
+        mark = int(self.marks[vbucket])
+        return (NEVER, False) if mark < 0 else (mark >> 1, bool(mark & 1))
+
+
+class Ownership:
+    """The places of a bucket, and who waits for them."""
+
+    def __init__(self, state: BucketState, now_ms: int) -> None:
+        self.now_ms = now_ms
+        self.places = places = state.places.copy()
+        self.connection, self.projector = places["connection"], places["projector"]
+        self.number, self.begun, self.ended = places["number"], places["begun"], places["ended"]
+        self.lost_ms, self.enquired = places["lost_ms"], places["enquired"]
+        self.held = dict(state.held)
+        self.ends = dict(state.early_ends)
+        self.links = {
+            c: Link(known.projector, known.number, known.closed, known.marks)
+            for c, known in state.connections.items()
+        }
+        self.touched = np.zeros(len(places), np.bool_)
+        """The vbuckets whose connection has said anything new."""
+        self.refusals: list[Refusal] = []
+
+    # -- records ---------------------------------------------------------------------------------
+
+    def begin(self, record: StreamBegin) -> None:
+        """A vbucket's stream begins."""
+        vbucket, connection, ordinal = record.vbucket, record.connection, record.ordinal
+        link = self._link(connection, record.projector, record.number)
+        owns = self.connection[vbucket] == connection
+        before = max(link.last(vbucket)[0], int(self.begun[vbucket]) if owns else NEVER)
+        if ordinal <= before:
+            return
+        end = self._end_of(link, connection, vbucket, ordinal)
+        link.mark(vbucket, ordinal if end == OPEN else end, ended=end != OPEN)
+        self._unhold(vbucket, connection)
+        offer = Held(
+            record.projector,
+            connection,
+            record.number,
+            ordinal,
+            record.vbuuid,
+            record.seqno,
+            self.now_ms,
+        )
+        claim = self._claim(vbucket, offer)
+        if claim is Claim.TAKES:
+            self.own(vbucket, offer, end)
+        elif claim is Claim.WAITS and end == OPEN:
+            waiting = sorted((*self.held.get(vbucket, ()), offer), key=lambda h: -h.number)
+            self.held[vbucket] = tuple(waiting[:HELD_MAX])
+
+    def end(self, record: StreamEnd) -> None:
+        """A vbucket's stream ends, or the store refuses it."""
+        vbucket, connection, ordinal = record.vbucket, record.connection, record.ordinal
+        link = self.links.get(connection)
+        refused = record.reason == ROLLBACK
+        if refused and not self._is_past(vbucket, connection, link):
+            self.refusals.append(
+                Refusal(vbucket, record.vbuuid, record.seqno, record.projector, connection)
+            )
+        if self._matches(vbucket, connection, ordinal, link) or refused:
+            return
+        if self._is_past(vbucket, connection, link):
+            return
+        key, early = (connection, vbucket), EarlyEnd(ordinal, record.projector, self.now_ms)
+        self.ends[key] = tuple(sorted({*self.ends.get(key, ()), early}))[-HELD_MAX:]
+        while len(self.ends) > EARLY_ENDS_PER_VBUCKET_MAX * len(self.places):
+            del self.ends[next(iter(self.ends))]
+
+    def close(self, record: ConnectionClosed) -> None:
+        """A connection is gone: an END of exactly what it still owned."""
+        connection, ordinal = record.connection, record.ordinal
+        link = self._link(connection, record.projector, 0)
+        link.closed = max(link.closed, ordinal)
+        mine = (self.connection == connection) & (self.ended == OPEN) & (self.begun < ordinal)
+        for vbucket in [v for v, waiting in self.held.items() if _of(waiting, connection)]:
+            self._unhold(vbucket, connection)
+        for vbucket in np.flatnonzero(mine).tolist():
+            self._vacate(vbucket, ordinal)
+
+    # -- changes of owners -----------------------------------------------------------------------
+
+    def own(self, vbucket: int, offer: Held, end: int = OPEN) -> None:
+        """Give a vbucket to a connection; with `end`, what that said until then still counts."""
+        place = self.places[vbucket]
+        self.connection[vbucket], self.projector[vbucket] = offer.connection, offer.projector
+        self.number[vbucket], self.begun[vbucket], self.ended[vbucket] = (
+            offer.number,
+            offer.ordinal,
+            end,
+        )
+        place["heard_ms"], place["doubt_ms"], place["asked_ms"] = self.now_ms, NEVER, NEVER
+        self.lost_ms[vbucket] = NEVER if end == OPEN else self.now_ms
+        self.enquired[vbucket] &= ~(MISSING | REFUSED)
+        known = place["vbuuid"] != 0 or place["seqno"] != 0
+        # It goes on after `seqno`. Where more is known, or less, that is no news.
+        seqno = min(offer.seqno, int(place["seqno"])) if known else offer.seqno
+        if not known:
+            place["vbuuid"], place["seqno"] = offer.vbuuid, seqno
+        place["seen_vbuuid"], place["seen_seqno"] = offer.vbuuid, seqno
+        self.touched[vbucket] = True
+        self._settle(vbucket)
+
+    def give(self, vbucket: int) -> None:
+        """Give a vbucket to the newest that waits for it, although its owner has not ended."""
+        newest = self.held[vbucket][0]
+        self._unhold(vbucket, newest.connection)
+        self.own(vbucket, newest)
+
+    def _vacate(self, vbucket: int, ordinal: int) -> None:
+        self.ended[vbucket] = ordinal
+        self.lost_ms[vbucket] = self.now_ms
+        self.places[vbucket]["asked_ms"] = NEVER
+        self._settle(vbucket)
+
+    def _settle(self, vbucket: int) -> None:
+        """Let the newest of those that wait own the vbucket, if it can; forget who is late."""
+        claims = [(self._claim(vbucket, held), held) for held in self.held.pop(vbucket, ())]
+        waiting = tuple(held for claim, held in claims if claim is not Claim.LATE)
+        taking = next((held for claim, held in claims if claim is Claim.TAKES), None)
+        if left := tuple(held for held in waiting if held is not taking):
+            self.held[vbucket] = left
+        if taking is not None:
+            self.own(vbucket, taking)
+
+    def _claim(self, vbucket: int, offer: Held) -> Claim:
+        owner, number = self.connection[vbucket], self.number[vbucket]
+        if owner in (NOBODY, offer.connection):
+            return Claim.TAKES
+        if 0 < offer.number < number:
+            return Claim.LATE
+        succeeds = offer.number > number and offer.projector == self.projector[vbucket]
+        return Claim.TAKES if succeeds or self.ended[vbucket] != OPEN else Claim.WAITS
+
+    # -- what belongs to what --------------------------------------------------------------------
+
+    def _link(self, connection: int, projector: int, number: int) -> Link:
+        link = self.links.get(connection)
+        if link is None:
+            marks = np.full(len(self.places), NEVER, np.int64)
+            link = self.links[connection] = Link(projector, number, OPEN, marks)
+        link.number = link.number or number
+        return link
+
+    def _end_of(self, link: Link, connection: int, vbucket: int, ordinal: int) -> int:
+        """Return the ordinal of the END of this BEGIN if it was read already, or OPEN."""
+        ends = self.ends.pop((connection, vbucket), ())
+        later = [end for end in ends if end.ordinal > ordinal]
+        if later[1:]:
+            self.ends[connection, vbucket] = tuple(later[1:])
+        found = [end.ordinal for end in later[:1]]
+        if link.closed > ordinal:
+            found.append(link.closed)
+        return min(found, default=OPEN)
+
+    def _matches(self, vbucket: int, connection: int, ordinal: int, link: Link | None) -> bool:
+        """Apply an END to the BEGIN that it belongs to; False: that was not read yet."""
+        if link is None:
+            return False
+        last, is_over = link.last(vbucket)
+        if last == NEVER:
+            return False
+        if ordinal <= last:
+            return True  # Of a BEGIN that another one has followed on the same connection.
+        if is_over:
+            return False
+        link.mark(vbucket, ordinal, ended=True)
+        self._unhold(vbucket, connection)
+        if self.connection[vbucket] == connection and self.ended[vbucket] == OPEN:
+            self._vacate(vbucket, ordinal)
+        return True
+
+    def _is_past(self, vbucket: int, connection: int, link: Link | None) -> bool:
+        """Tell whether a connection is of an older generation than the vbucket's."""
+        return (
+            link is not None
+            and 0 < link.number < self.number[vbucket]
+            and self.connection[vbucket] != connection
+        )
+
+    def _unhold(self, vbucket: int, connection: int) -> None:
+        """Forget what a connection waits for."""
+        waiting = self.held.get(vbucket, ())
+        left = tuple(held for held in waiting if held.connection != connection)
+        if left:
+            self.held[vbucket] = left
+        else:
+            self.held.pop(vbucket, None)
+
+    # -- SYNC ------------------------------------------------------------------------------------
+
+    def counts(self, vbuckets: Rows, connections: Rows, ordinals: Rows) -> NDArray[np.bool_]:
+        """Tell which SYNCs come from owners, or from the last ones, before their END."""
+        ended = self.ended[vbuckets]
+        return np.asarray(
+            (self.connection[vbuckets] == connections)
+            & (ordinals > self.begun[vbuckets])
+            & ((ended == OPEN) | (ordinals < ended))
+        )
+
+    def may_count(self, vbuckets: Rows, connections: Rows, ordinals: Rows) -> NDArray[np.bool_]:
+        """Tell which SYNCs, of those that do not count, may do so when another record is read."""
+        may = np.ones(len(vbuckets), np.bool_)
+        for connection, link in self.links.items():
+            rows = np.flatnonzero(connections == connection)
+            if not len(rows):
+                continue
+            places, marks = vbuckets[rows], link.marks[vbuckets[rows]]
+            waits = np.zeros(len(self.places), np.bool_)
+            waits[[v for v, held in self.held.items() if _of(held, connection)]] = True
+            later = (ordinals[rows] > marks >> 1) & ((marks & 1 == 1) | waits[places])
+            past = (self.number[places] > link.number) & (link.number > 0)
+            past &= self.connection[places] != connection
+            may[rows] = ((marks == NEVER) | later) & ~past
+        return may
+
+    # -- the end of a batch ----------------------------------------------------------------------
+
+    def remembered(self, before: BucketState) -> dict[int, Connection]:
+        """Return the connections that are kept; those that did not change are the same objects."""
+        kept = dict(self.links)
+        if len(kept) > CONNECTIONS_MAX:
+            active = set(self.connection[self.ended == OPEN].tolist()) | set(self._waiting())
+            idle = [c for c in kept if c not in active]
+            for connection in idle[: max(0, len(idle) - CONNECTIONS_MAX)]:
+                del kept[connection]
+            for connection in list(kept)[: max(0, len(kept) - OWNING_MAX)]:
+                del kept[connection]
+        return {c: _as_it_is(link, before.connections.get(c)) for c, link in kept.items()}
+
+    def _waiting(self) -> Iterator[int]:
+        return (held.connection for waiting in self.held.values() for held in waiting)
+
+    def frozen_places(self) -> Array:
+        return frozen(self.places)
+
+
+def _of(waiting: tuple[Held, ...], connection: int) -> bool:
+    return any(held.connection == connection for held in waiting)
+
+
+def _as_it_is(link: Link, before: Connection | None) -> Connection:
+    after = Connection(link.projector, link.number, link.closed, frozen(link.marks))
+    return before if before is not None and before == after else after

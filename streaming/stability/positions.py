@@ -1,0 +1,266 @@
+"""How far each vbucket was sent: what its owner says, judged against the branch it stands on.
+
+Pure, but for the object itself, which lives for one batch. SYNCs of one bucket come as columns, a
+million at once when the application has to catch up; all but changes of branches is done on whole
+arrays. A position never becomes less, and never goes over to a branch without what it had.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.core.model.stream_records import SEQNO_REGRESSED, STREAM_REFUSED
+from coordinator.core.model.vectors import Numbers
+from coordinator.core.timestamps.algorithms import Logs, Succession, succession
+from coordinator.core.timestamps.bucket_state import (
+    EARLY,
+    MISSING,
+    NEVER,
+    REFUSED,
+    REGRESSED,
+    Array,
+    frozen,
+)
+from streaming.stability.ownership import Ownership, Refusal
+
+EARLY_PER_VBUCKET_MAX = 4
+ORDINAL_MAX = 2**62 - 1
+FEW = 16
+"""So many connections send SYNCs at a time at most, usually."""
+DENSE_MAX = 2**24
+
+
+class Syncs(NamedTuple):
+    """SYNCs of one bucket in any order: columns of one length, an entry for each."""
+
+    vbucket: NDArray[np.int64]
+    projector: NDArray[np.int64]
+    connection: NDArray[np.int64]
+    ordinal: NDArray[np.int64]
+    vbuuid: Numbers
+    seqno: Numbers
+
+    @classmethod
+    def none(cls) -> Syncs:
+        """Return no SYNCs."""
+        signed, unsigned = np.zeros(0, np.int64), np.zeros(0, np.uint64)
+        return cls(signed, signed, signed, signed, unsigned, unsigned)
+
+    def only(self, chosen: NDArray[np.bool_] | NDArray[np.intp]) -> Syncs:
+        """Return those that a mask or places choose."""
+        return Syncs(
+            self.vbucket[chosen],
+            self.projector[chosen],
+            self.connection[chosen],
+            self.ordinal[chosen],
+            self.vbuuid[chosen],
+            self.seqno[chosen],
+        )
+
+
+class Enquiry(NamedTuple):
+    """A vbucket may have been rolled back; `vbuuid` and `seqno` are what was seen."""
+
+    vbucket: int
+    reason: str
+    vbuuid: int
+    seqno: int
+    projector: int
+    connection: int
+
+
+def sound(syncs: Syncs, vbuckets: int) -> NDArray[np.bool_]:
+    """Tell which SYNCs can be looked at: whose numbers can be what they are said to be."""
+    return (
+        (syncs.vbucket >= 0)
+        & (syncs.vbucket < vbuckets)
+        & (syncs.projector >= 0)
+        & (syncs.connection >= 0)
+        & (syncs.ordinal >= 0)
+        & (syncs.ordinal <= ORDINAL_MAX)
+    )
+
+
+class Positions:
+    """The current positions of a bucket, and what its owners say."""
+
+    def __init__(self, owners: Ownership, logs: Logs) -> None:
+        self.owners = owners
+        self.logs = logs
+        self.enquiries: list[Enquiry] = []
+        places = owners.places
+        self.vbuuid, self.seqno = places["vbuuid"], places["seqno"]
+        self.seen_vbuuid, self.seen_seqno = places["seen_vbuuid"], places["seen_seqno"]
+        self.doubt_ms = places["doubt_ms"]
+
+    # -- SYNC ------------------------------------------------------------------------------------
+
+    def take(self, syncs: Syncs) -> NDArray[np.bool_]:
+        """Take what counts now, and tell which ones are left."""
+        mine = self.owners.counts(syncs.vbucket, syncs.connection, syncs.ordinal)
+        self._advance(syncs if mine.all() else syncs.only(mine))
+        return ~mine
+
+    def _advance(self, syncs: Syncs) -> None:
+        """Take SYNCs of owners: the greatest seqno of each vbucket, branch after branch."""
+        owners, vbuckets = self.owners, syncs.vbucket
+        if not len(vbuckets):
+            return
+        heard = np.zeros(len(self.seqno), np.bool_)
+        heard[vbuckets] = True
+        owners.touched |= heard
+        owners.places["heard_ms"][heard] = owners.now_ms
+        owners.enquired[heard] &= ~MISSING
+        strange = syncs.vbuuid != self.seen_vbuuid[vbuckets]
+        if strange.any():
+            mixed = np.zeros(len(self.seqno), np.bool_)
+            mixed[vbuckets[strange]] = True
+            odd = mixed[vbuckets]
+            self._in_turn(syncs.only(odd))
+            syncs = syncs.only(~odd)
+        seen = np.ascontiguousarray(self.seen_seqno)
+        np.maximum.at(seen, syncs.vbucket, syncs.seqno)
+        self.seen_seqno[:] = seen
+
+    def _in_turn(self, syncs: Syncs) -> None:
+        """Take SYNCs of vbuckets whose branch changes: one branch after the other."""
+        order = np.lexsort((syncs.ordinal, syncs.vbuuid, syncs.vbucket))
+        rows = syncs.only(order)
+        first = _firsts(rows.vbucket, rows.vbuuid)
+        starts = np.flatnonzero(first)
+        highest = np.maximum.reduceat(rows.seqno, starts)
+        lasts = np.append(starts[1:], len(first)) - 1
+        turns = np.lexsort((rows.ordinal[lasts], rows.vbucket[lasts]))
+        for turn in turns.tolist():
+            vbucket, vbuuid = int(rows.vbucket[starts[turn]]), rows.vbuuid[starts[turn]]
+            if vbuuid == self.seen_vbuuid[vbucket]:
+                self.seen_seqno[vbucket] = max(self.seen_seqno[vbucket], highest[turn])
+            else:
+                self.judge(np.array([vbucket]))
+                self.seen_vbuuid[vbucket], self.seen_seqno[vbucket] = vbuuid, highest[turn]
+
+    def kept(self, rest: Syncs, since: NDArray[np.int64]) -> Array:
+        """Return what is kept of SYNCs that do not count: those whose BEGIN may still come.
+
+        `since` is when each was read. Of each connection and vbucket the last one is kept, under
+        the time of its first; of too many those that came last.
+        """
+        may = self.owners.may_count(rest.vbucket, rest.connection, rest.ordinal)
+        rest, since = rest.only(may), since[may]
+        groups, count = _groups(rest.connection, rest.vbucket, len(self.seqno))
+        newest, first_ms = np.full(count, NEVER, np.int64), np.full(count, ORDINAL_MAX, np.int64)
+        np.maximum.at(newest, groups, rest.ordinal)
+        np.minimum.at(first_ms, groups, since)
+        lasts = np.zeros(count, np.int64)
+        rows = np.flatnonzero(rest.ordinal == newest[groups])
+        lasts[groups[rows]] = rows
+        kept = np.zeros(count, EARLY)
+        for name in Syncs._fields:
+            kept[name] = getattr(rest, name)[lasts]
+        kept["since_ms"] = first_ms
+        kept = kept[np.lexsort((kept["vbucket"], kept["connection"], kept["since_ms"]))]
+        return frozen(kept[-EARLY_PER_VBUCKET_MAX * len(self.seqno) :])
+
+    # -- branches --------------------------------------------------------------------------------
+
+    def judge(self, vbuckets: NDArray[np.int64]) -> None:
+        """Move current positions up to what owners have said, where nothing is lost by it."""
+        old, new = self.vbuuid[vbuckets], self.seen_vbuuid[vbuckets]
+        empty = (self.seqno[vbuckets] == 0) & (
+            (self.seen_seqno[vbuckets] != 0) | (old == 0) | (old == new)
+        )
+        plain = vbuckets[(old == new) | empty]
+        self.vbuuid[plain] = self.seen_vbuuid[plain]
+        self.seqno[plain] = np.maximum(self.seqno[plain], self.seen_seqno[plain])
+        self._sure(plain)
+        for vbucket in vbuckets[(old != new) & ~empty].tolist():
+            self._cross(vbucket)
+
+    def _cross(self, vbucket: int) -> None:
+        """Judge one vbucket whose owner is on another branch."""
+        vbuuid, seqno = int(self.vbuuid[vbucket]), int(self.seqno[vbucket])
+        seen = int(self.seen_vbuuid[vbucket])
+        verdict = succession(self.logs.get(vbucket, ()), vbuuid, seqno, seen)
+        if verdict is Succession.COVERED:
+            if self.seen_seqno[vbucket] >= seqno:
+                self.vbuuid[vbucket], self.seqno[vbucket] = seen, self.seen_seqno[vbucket]
+            self._sure(np.array([vbucket]))
+        elif verdict is Succession.LATE:
+            self.doubt_ms[vbucket] = NEVER
+        elif verdict is Succession.LOST:
+            self.doubt_ms[vbucket] = NEVER
+            self.regressed(vbucket)
+        elif self.doubt_ms[vbucket] == NEVER:
+            self.doubt_ms[vbucket] = self.owners.now_ms
+
+    def _sure(self, vbuckets: NDArray[np.int64]) -> None:
+        self.doubt_ms[vbuckets] = NEVER
+        self.owners.enquired[vbuckets] &= ~REGRESSED
+
+    # -- enquiries -------------------------------------------------------------------------------
+
+    def regressed(self, vbucket: int) -> None:
+        """Enquire, once, about a vbucket whose owner is on a branch without what was sent."""
+        self.enquire(vbucket, SEQNO_REGRESSED, REGRESSED)
+
+    def refused(self, refusal: Refusal) -> None:
+        """Enquire about a vbucket that a store does not stream from where it was asked to."""
+        self._once(REFUSED, Enquiry(refusal.vbucket, STREAM_REFUSED, *refusal[1:]))
+
+    def enquire(self, vbucket: int, reason: str, bit: int) -> None:
+        """Enquire about a vbucket as its owner has spoken of it, unless that is out already."""
+        enquiry = Enquiry(
+            vbucket,
+            reason,
+            int(self.seen_vbuuid[vbucket]),
+            int(self.seen_seqno[vbucket]),
+            int(self.owners.projector[vbucket]),
+            int(self.owners.connection[vbucket]),
+        )
+        self._once(bit, enquiry)
+
+    def _once(self, bit: int, enquiry: Enquiry) -> None:
+        if not self.owners.enquired[enquiry.vbucket] & bit:
+            self.owners.enquired[enquiry.vbucket] |= bit
+            self.enquiries.append(enquiry)
+
+
+def _firsts(*keys: NDArray[np.int64] | Numbers) -> NDArray[np.bool_]:
+    """Tell which rows, sorted by these keys, are the first of theirs."""
+    first = np.zeros(len(keys[0]), np.bool_)
+    first[:1] = True
+    for key in keys:
+        first[1:] |= key[1:] != key[:-1]
+    return first
+
+
+def _groups(
+    connections: NDArray[np.int64], vbuckets: NDArray[np.int64], size: int
+) -> tuple[NDArray[np.int64], int]:
+    """Return the number of each row's connection and vbucket together, and how many there are."""
+    wide = _numbered(connections) * size + vbuckets
+    if not len(wide):
+        return wide, 0
+    if wide.max() > DENSE_MAX:
+        found, places = np.unique(wide, return_inverse=True)
+        return places, len(found)
+    used = np.zeros(int(wide.max()) + 1, np.bool_)
+    used[wide] = True
+    return (np.cumsum(used) - 1)[wide], int(used.sum())
+
+
+def _numbered(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return small numbers for values: quickly if there are few of them, as there should be."""
+    numbers = np.zeros(len(values), np.int64)
+    left = np.arange(len(values))
+    for number in range(FEW):
+        if not len(left):
+            return numbers
+        same = values[left] == values[left[0]]
+        numbers[left[same]] = number
+        left = left[~same]
+    numbers[left] = np.unique(values[left], return_inverse=True)[1] + FEW
+    return numbers

@@ -1,0 +1,1 @@
+"""The application that computes timestamps: one Spark query."""

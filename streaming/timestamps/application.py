@@ -1,0 +1,415 @@
+"""The application that computes timestamps: one Spark query, and what holds it up.
+
+Spark decides which records make a batch, and reads them; `books.turn` computes; `ledger` writes
+outputs and state in one transaction. Each batch counts once, whatever is killed when:
+
+- A batch that the books have already is skipped: Spark hands it over again if it was killed
+  before it noted the end of it.
+- A batch that the books cannot go on with, because a checkpoint was lost, is too old, or knows
+  more than they do, is not used: a new query begins exactly where the books stand.
+- A transaction whose outcome is in doubt is settled by reading, and written again as a whole.
+
+What fails is begun again in this process; only without a JVM, or where nothing finishes for long,
+does the process end, to be started again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from confluent_kafka import KafkaException
+
+from coordinator.core.model.records import BucketCurrent, StreamOwner, TimestampsHeartbeat
+from coordinator.core.timestamps.board import total
+from coordinator.core.timestamps.bucket_state import BucketState
+from coordinator.kafka.state_follower import Voice, wall_ms
+from coordinator.kafka.topics import (
+    DEAD_LETTER,
+    RESTART,
+    STABILITY,
+    STABILITY_HISTORY,
+    TIMESTAMP_STATE,
+    topic_name,
+)
+from streaming.spark.crash_points import Crasher
+from streaming.spark.kafka_source import BEGINNING, bounds
+from streaming.spark.queries import (
+    FAILURES_MAX,
+    LostError,
+    StoppedError,
+    end_query,
+    end_session,
+    error_of,
+    first_line,
+    wait_for,
+)
+from streaming.spark.session import HEAP_MB, SparkOptions, start, warm_up
+from streaming.stability.fold import owners
+from streaming.timestamps.inputs import INPUTS
+from streaming.timestamps.query_state import Books, Turn, acquainted, begun_again, turn
+from streaming.timestamps.rows import rows_of
+from streaming.timestamps.source import rows
+from streaming.timestamps.state_store import DoubtError, FencedError, Ledger, read_events
+from streaming.timestamps.ticker import Ticker
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+OUTPUTS = (STABILITY, STABILITY_HISTORY, RESTART, TIMESTAMP_STATE, DEAD_LETTER)
+CALL_TIMEOUT_S = 5.0
+PAUSE_S = 0.5
+SETTLE_S = 30.0
+"""So long a transaction is written again before the query is given up."""
+
+QUIET_PAUSE_S, QUIET_PAUSE_S_MAX = 0.1, 1.0
+"""After a batch in which nothing has happened the next one waits, then twice as long, and so on: a
+batch of ticks alone costs as much as any."""
+
+
+class AnotherError(Exception):
+    """Another application computes the timestamps of this cluster."""
+
+
+class GapError(Exception):
+    """Spark's batch does not follow on what the books have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line says."""
+
+    cluster: str
+    bootstrap_servers: str
+    data_dir: Path
+    spark_master: str = "local[2]"
+    checkpoint: str = ""
+    """A URL; by default a folder in `data_dir`."""
+    trigger_ms: int = 100
+    tick_ms: int = 250
+    offsets_max: int = 400_000
+    heap_mb: int = HEAP_MB
+    ready_file: Path | None = None
+    spark_conf: Mapping[str, str] | None = None
+    crash_at: str = ""
+    until_read: bool = False
+    """End when all that is there now was read."""
+
+
+class Seen(NamedTuple):
+    """What a heartbeat says of a bucket's state."""
+
+    state: BucketState
+    current: BucketCurrent
+    owners: tuple[StreamOwner, ...]
+
+
+def look(state: BucketState) -> Seen:
+    """Return what to say of a state."""
+    found = tuple(
+        StreamOwner(state.bucket, o.connection, o.projector, o.number, len(o.vbuckets))
+        for o in owners(state)
+    )
+    return Seen(state, BucketCurrent(state.bucket, str(total(state.current.seqnos))), found)
+
+
+class Application:
+    """One life of the application. `run` returns when it was told to stop."""
+
+    def __init__(self, options: Options, stopping: threading.Event, wake: threading.Event) -> None:
+        """`wake` is set with `stopping`, and also when the query ends."""
+        self.options = options
+        self._stopping = stopping
+        self._wake = wake
+        self._voice = Voice("timestamps")
+        crasher = Crasher(options.crash_at)
+        self._ledger = Ledger(options.bootstrap_servers, options.cluster, crasher)
+        self._books = Books(options.cluster)
+        self._incarnation = secrets.randbits(63)
+        self._ticker = Ticker(
+            options.bootstrap_servers,
+            options.cluster,
+            self._incarnation,
+            options.tick_ms,
+            wall_ms,
+            self._heartbeat,
+        )
+        self._seen: dict[str, Seen] = {}
+        self._busy = threading.Lock()
+        self._query_id = ""
+        self._query_known = threading.Event()
+        self._fault: BaseException | None = None
+        self._failures = 0
+        self._pause_s = QUIET_PAUSE_S
+        self._ready = False
+
+    # -- the life of it ----------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Start Spark, and compute with it. Raises as `compute` does, and EmbeddedError."""
+        options = self.options
+        spark = start(
+            SparkOptions(
+                f"{options.cluster}.timestamps",
+                options.spark_master,
+                options.data_dir,
+                options.heap_mb,
+                options.spark_conf or {},
+            )
+        )
+        warm_up(spark)
+        try:
+            self.compute(spark)
+        finally:
+            end_session(spark)
+
+    def compute(self, spark: SparkSession) -> None:
+        """Compute timestamps until told to stop. Raises AnotherError, LostError."""
+        if self.options.ready_file is not None:
+            self.options.ready_file.unlink(missing_ok=True)
+        try:
+            while not self._stopping.is_set():
+                if self._run_query(spark):
+                    return
+                if self._failures >= FAILURES_MAX:
+                    raise LostError(f"{self._failures} attempts in a row have failed")
+        finally:
+            self._ticker.stop()
+            self._ledger.close()
+
+    def _run_query(self, spark: SparkSession) -> bool:
+        """Run a query until it ends; return whether it has read all that it was to read."""
+        self._fault = None
+        query = None
+        try:
+            starting = self._begin()
+            if starting is None:
+                return False
+            query = self._start(spark, starting)
+            self._voice.settled("Kafka")
+            self._failures += 1
+            self._ticker.switch(True)
+            wait_for(query, self._stopping, self._wake)
+        except KafkaException as error:
+            self._voice.complain("Kafka", str(error.args[0]))
+            self._stopping.wait(PAUSE_S)
+        finally:
+            self._ticker.switch(False)
+            if query is not None:
+                end_query(query, self._busy)
+        return query is not None and self._judge(query)
+
+    def _begin(self) -> dict[tuple[str, int], int] | None:
+        """Open the ledger; return where a new query would begin, None if stopped."""
+        options = self.options
+        named = [topic_name(options.cluster, name) for name in INPUTS]
+        wanted = [*named, *(topic_name(options.cluster, name) for name in OUTPUTS)]
+        while (found := bounds(options.bootstrap_servers, wanted, CALL_TIMEOUT_S)) is None:
+            self._voice.complain("topics", "they are not there")
+            if self._stopping.wait(PAUSE_S):
+                return None
+        self._voice.settled("topics")
+        self._ticker.announce()
+        books = self._ledger.open()
+        events = read_events(options.bootstrap_servers, options.cluster, books.context.offset)
+        self._books = acquainted(books, events)
+        return self._starting({w: b for w, b in found.items() if w[0] in named})
+
+    def _starting(
+        self, found: Mapping[tuple[str, int], tuple[int, int]]
+    ) -> dict[tuple[str, int], int]:
+        """Return where to begin: where the books stand, if the topic still has that."""
+        known = {(one.topic, one.partition): one.offset for one in self._books.progress.offsets}
+        starting = dict.fromkeys(found, BEGINNING)
+        for where, (low, end) in found.items():
+            offset = known.get(where)
+            if offset is None:
+                continue
+            if low <= offset <= end:
+                starting[where] = offset
+            elif offset < low:
+                self._voice.say(
+                    f"{where[0]}, partition {where[1]}: offsets {offset} to {low - 1} were deleted "
+                    "before they were read. Streams whose BEGIN or END was among them are "
+                    "requested again when their SYNC is missing, or is of nobody"
+                )
+            else:
+                self._voice.say(
+                    f"{where[0]}, partition {where[1]}: it ends at {end}, and was read up to "
+                    f"{offset} before: the topic was replaced, or has lost its end; it is read "
+                    "from its beginning"
+                )
+        return starting
+
+    def _start(
+        self, spark: SparkSession, starting: Mapping[tuple[str, int], int]
+    ) -> StreamingQuery:
+        options = self.options
+        frame = rows(
+            spark,
+            options.bootstrap_servers,
+            options.cluster,
+            starting,
+            offsets_max=options.offsets_max,
+        )
+        self._query_known.clear()
+        writer = frame.writeStream.foreachBatch(self._on_batch)
+        writer = writer.option("checkpointLocation", self._checkpoint())
+        if options.until_read:
+            writer = writer.trigger(availableNow=True)
+        else:
+            writer = writer.trigger(processingTime=f"{options.trigger_ms} milliseconds")
+        query = writer.start()
+        self._query_id = str(query.id)
+        self._query_known.set()
+        return query
+
+    def _checkpoint(self) -> str:
+        """Return this generation's checkpoint, and delete older ones if they are here."""
+        place = self.options.checkpoint or str(self.options.data_dir / "checkpoint")
+        generation = self._books.progress.generation
+        if "://" not in place:
+            for old in Path(place).glob("*"):
+                if old.name.isdecimal() and int(old.name) < generation:
+                    shutil.rmtree(old, ignore_errors=True)
+        return f"{place.rstrip('/')}/{generation}"
+
+    def _judge(self, query: StreamingQuery) -> bool:
+        """Look at what a query ended with; return whether it has done what it was to do."""
+        fault = self._fault
+        if isinstance(fault, FencedError):
+            self._look_for_another(fault)
+        elif isinstance(fault, GapError):
+            self._voice.say(f"{fault}; a new query begins where the state stands")
+            with suppress(FencedError, DoubtError):
+                self._ledger.commit(begun_again(self._books).records)
+        elif isinstance(fault, AssertionError):
+            raise fault
+        elif not self._stopping.is_set():
+            error = error_of(query)
+            if error is None and fault is None:
+                return self.options.until_read
+            self._voice.complain("the query", first_line(fault or error))
+            self._stopping.wait(PAUSE_S)
+        return False
+
+    def _look_for_another(self, fault: FencedError) -> None:
+        """Raise AnotherError if another application has fenced this one; else go on."""
+        try:
+            other = self._ticker.another()
+        except KafkaException as error:
+            self._voice.complain("Kafka", str(error.args[0]))
+            return
+        if other is not None:
+            raise AnotherError(
+                f"another application computes the timestamps of {self.options.cluster}: "
+                "this one ends"
+            )
+        self._voice.say(f"{fault}; no other application is there: beginning again")
+
+    def _heartbeat(self) -> TimestampsHeartbeat:
+        books, progress = self._books, self._books.progress
+        self._seen = {
+            name: seen if (seen := self._seen.get(name)) and seen.state is state else look(state)
+            for name, state in books.states.items()
+        }
+        return TimestampsHeartbeat(
+            *(self._incarnation, os.getpid(), progress.query, progress.batch, wall_ms()),
+            tuple(seen.current for seen in self._seen.values()),
+            tuple(owner for seen in self._seen.values() for owner in seen.owners),
+        )
+
+    # -- a batch -----------------------------------------------------------------------------
+
+    def _on_batch(self, frame: DataFrame, batch: int) -> None:
+        """Compute one micro-batch of Spark, once. What it raises ends the query."""
+        if not self._query_known.wait(CALL_TIMEOUT_S):
+            raise StoppedError("the query did not start")
+        before = self._books
+        with self._busy:
+            if self._stopping.is_set():
+                raise StoppedError("stopping")
+            try:
+                quiet = self._carry_out(frame, batch)
+            except BaseException as error:
+                self._fault = error
+                raise
+        self._failures = 0
+        self._voice.settled("the query")
+        if self._books is not before:  # Else the batch counted already: nothing was read yet.
+            self._report_ready(batch)
+        self._pause_s = min(2 * self._pause_s, QUIET_PAUSE_S_MAX) if quiet else QUIET_PAUSE_S
+        if quiet and not self.options.until_read:
+            self._stopping.wait(self._pause_s)
+
+    def _carry_out(self, frame: DataFrame, batch: int) -> bool:
+        """Compute a batch, unless it counts already; return whether nothing has happened in it."""
+        progress = self._books.progress
+        if progress.query == self._query_id:
+            if batch <= progress.batch:
+                return False
+            expected = progress.batch + 1
+        else:
+            expected = 0
+        if batch != expected:
+            raise GapError(
+                f"the checkpoint is at batch {batch}, and the state at batch {progress.batch} "
+                f"of {'this' if expected else 'another'} query"
+            )
+        found = rows_of(frame.toArrow())
+        wanted = turn(self._books, found, self._query_id, batch)
+        self._write(wanted)
+        return wanted.quiet
+
+    def _write(self, wanted: Turn) -> None:
+        """Write a turn, once. Raises FencedError; DoubtError if Kafka is away for too long."""
+        give_up_s = time.monotonic() + SETTLE_S
+        while True:
+            try:
+                self._ledger.commit(wanted.records)
+            except DoubtError as error:
+                self._voice.complain("the transaction", str(error))
+            else:
+                self._books = wanted.books
+                self._voice.settled("the transaction")
+                return
+            if self._settled(wanted, give_up_s):
+                return
+
+    def _settled(self, wanted: Turn, give_up_s: float) -> bool:
+        """Open the ledger again; return whether the turn was written after all."""
+        while True:
+            if self._stopping.is_set():
+                raise StoppedError("stopping")
+            try:
+                found = self._ledger.open()
+            except KafkaException as error:
+                if time.monotonic() > give_up_s:
+                    raise DoubtError(str(error.args[0])) from error
+                self._stopping.wait(PAUSE_S)
+                continue
+            if found.progress == wanted.books.progress:
+                self._books = found
+                return True
+            if found.progress != self._books.progress:
+                raise FencedError("another application has written meanwhile")
+            return False
+
+    def _report_ready(self, batch: int) -> None:
+        if self._ready:
+            return
+        self._ready = True
+        self._voice.say(f"reading, from batch {batch} of query {self._query_id}")
+        if self.options.ready_file is not None:
+            text = json.dumps({"batch": batch, "query": self._query_id})
+            self.options.ready_file.write_text(text + "\n")

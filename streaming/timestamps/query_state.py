@@ -1,0 +1,459 @@
+"""What the application knows between two micro-batches, and what a micro-batch makes of it.
+
+Pure: no Spark, Kafka or clock. `turn` is the whole of it. The same batches always give the same
+records, so a batch whose transaction failed is simply computed again. Everything that is known is
+also on Kafka: `Books` are what can be read back.
+
+A record that cannot be used becomes a dead letter, and the rest goes on. One of a bucket that is
+not known yet waits: topics have no common order, so it may be read before the bucket is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from coordinator import codec
+from coordinator.core.model.entities import Bucket, Setting, bucket_key, setting_key
+from coordinator.core.model.records import DeadLetter, Event
+from coordinator.core.model.stream_records import (
+    ConnectionClosed,
+    ConsolidatedStability,
+    FailoverLog,
+    HwHeartbeat,
+    PromotionRequested,
+    RestartRequested,
+    StabilityTimestamp,
+    StreamBegin,
+    StreamEnd,
+    Sync,
+    Tick,
+)
+from coordinator.core.timestamps.bucket_state import BucketState
+from coordinator.core.timestamps.progress import (
+    NextOffset,
+    TimestampContext,
+    TimestampProgress,
+    TimestampWaiting,
+)
+from coordinator.core.timestamps.settings import (
+    PREFIX,
+    TimestampSettings,
+    is_setting,
+    merged,
+    parse,
+    setting_name,
+)
+from coordinator.kafka.producers import letter_key
+from coordinator.kafka.topics import (
+    DEAD_LETTER,
+    FAILOVER_LOG,
+    HW,
+    RESTART,
+    RESTART_REQUEST,
+    STABILITY,
+    STABILITY_HISTORY,
+    STATECONTEXT,
+    STREAM_BEGIN,
+    STREAM_END,
+    TICK,
+    TIMESTAMP_STATE,
+    topic_name,
+)
+from coordinator.kafka.topics import SYNC as SYNC_TOPIC
+from schemas.registry import SchemaError
+from streaming.stability.fold import Batch, Control, Output, Syncs, fold
+from streaming.timestamps.bucket_states import as_record, new_state
+from streaming.timestamps.inputs import INPUTS, QUIET
+from streaming.timestamps.rows import RawRow, Rows, SyncRows
+
+PROGRESS_KEY, CONTEXT_KEY, WAITING_KEY = OWN_KEYS = ("*", "*/context", "*/waiting")
+"""On `timestamp-state`, beside the buckets, whose names have no `*`."""
+
+EVERY_BUCKET = "*"
+"""The key of a message about several buckets."""
+
+UNWATCHED_MS = 3_000
+"""Where ticks are further apart, there was no application."""
+
+WAITING_MS = 60_000
+WAITING_MAX = 10_000
+WAITING_BYTES_MAX = 1024 * 1024
+"""Of records of unknown buckets: what is older or more is a dead letter."""
+
+BELONGS: Mapping[str, tuple[type, ...]] = {
+    SYNC_TOPIC: (Sync,),
+    STREAM_BEGIN: (StreamBegin,),
+    STREAM_END: (StreamEnd, ConnectionClosed),
+    HW: (HwHeartbeat,),
+    FAILOVER_LOG: (FailoverLog,),
+    RESTART_REQUEST: (RestartRequested, PromotionRequested),
+    TICK: (Tick,),
+    STATECONTEXT: (Event,),
+}
+
+NOTHING_READ = TimestampProgress("", -1, 0, 0, ())
+NOTHING_KNOWN = TimestampContext(0, (), ())
+
+
+class Record(NamedTuple):
+    """A record to write: short name of the topic, key, value; None is a tombstone."""
+
+    topic: str
+    key: str
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """All that is known. `published` is each bucket's last stability timestamp."""
+
+    cluster: str
+    progress: TimestampProgress = NOTHING_READ
+    context: TimestampContext = NOTHING_KNOWN
+    waiting: tuple[DeadLetter, ...] = ()
+    states: Mapping[str, BucketState] = field(default_factory=dict)
+    published: Mapping[str, StabilityTimestamp] = field(default_factory=dict)
+
+
+class Place(NamedTuple):
+    """Where a record stands that is read now, or was kept: full name of the topic."""
+
+    topic: str
+    partition: int
+    offset: int
+    value: bytes
+
+
+class Turn(NamedTuple):
+    """The books after a batch, and the records that belong into one transaction."""
+
+    books: Books
+    records: list[Record]
+    quiet: bool = False
+    """Nothing was read but what is written all the time, and nothing but the state follows."""
+
+
+def turn(books: Books, rows: Rows, query: str, batch: int) -> Turn:
+    """Return what batch `batch` of the query `query` leads to."""
+    work = _Work(books, rows)
+    work.learn()
+    work.sort()
+    states, published, outputs = work.fold()
+    progress = TimestampProgress(
+        query,
+        batch,
+        books.progress.generation,
+        work.now_ms,
+        _moved_on(books, rows.next_offsets),
+    )
+    after = replace(
+        books,
+        progress=progress,
+        context=work.context,
+        waiting=tuple(work.waiting),
+        states=states,
+        published=published,
+    )
+    records = [*outputs, *map(_buried, work.letters)]
+    hurried = any(state.hurried_until_ms > work.now_ms for state in states.values())
+    silent = not rows.syncs and all(INPUTS[row.place] in QUIET for row in rows.raw)
+    quiet = silent and not records and not hurried
+    return Turn(after, [*records, *_kept(books, after)], quiet)
+
+
+def acquainted(books: Books, events: Iterable[Event]) -> Books:
+    """Return the books that know the buckets of these events of the StateContext already.
+
+    They are read again as records of the query, with settings; but a query that has much to catch
+    up with reads all topics little by little, and would meet records of a bucket long before it.
+    """
+    buckets = {one.name: one for one in books.context.buckets}
+    for event in events:
+        entity = event.mutation.entity
+        if isinstance(entity, Bucket):
+            buckets.setdefault(entity.name, entity)
+    known = tuple(buckets[name] for name in sorted(buckets))
+    return replace(books, context=replace(books.context, buckets=known))
+
+
+def begun_again(books: Books) -> Turn:
+    """Return the books for a query that begins where they stand, with a checkpoint of its own."""
+    progress = replace(books.progress, query="", batch=-1, generation=books.progress.generation + 1)
+    after = replace(books, progress=progress)
+    return Turn(after, _kept(books, after))
+
+
+def _moved_on(books: Books, read: Iterable[tuple[int, int, int]]) -> tuple[NextOffset, ...]:
+    """Return the next offsets after these were read; none moves back."""
+    known = {(one.topic, one.partition): one.offset for one in books.progress.offsets}
+    for place, partition, offset in read:
+        where = (topic_name(books.cluster, INPUTS[place]), partition)
+        known[where] = max(offset, known.get(where, 0))
+    return tuple(NextOffset(*where, offset) for where, offset in sorted(known.items()))
+
+
+def _kept(before: Books, after: Books) -> list[Record]:
+    """Return the records on `timestamp-state` that say how `after` differs."""
+    progress = after.progress
+    found = []
+    for bucket, state in after.states.items():
+        if before.states.get(bucket) is not state:
+            value = as_record(state, progress.query, progress.batch, progress.now_ms)
+            found.append(Record(TIMESTAMP_STATE, bucket, value))
+    found += [
+        Record(TIMESTAMP_STATE, bucket, None)
+        for bucket in before.states.keys() - after.states.keys()
+    ]
+    if after.context != before.context:
+        found.append(Record(TIMESTAMP_STATE, CONTEXT_KEY, after.context))
+    if after.waiting != before.waiting:
+        found.append(Record(TIMESTAMP_STATE, WAITING_KEY, TimestampWaiting(after.waiting)))
+    return [*found, Record(TIMESTAMP_STATE, PROGRESS_KEY, progress)]
+
+
+def _buried(letter: DeadLetter) -> Record:
+    return Record(DEAD_LETTER, letter_key(letter).decode(), letter)
+
+
+# -- one batch -------------------------------------------------------------------------------------
+
+
+class _Work:
+    """One batch on its way through: learn what buckets there are, sort records to them, fold."""
+
+    def __init__(self, books: Books, rows: Rows) -> None:
+        self.books = books
+        self.rows = rows
+        self.context = books.context
+        self.now_ms = books.progress.now_ms
+        self.ticked = False
+        self.unwatched_ms = 0
+        self.letters: list[DeadLetter] = []
+        self.waiting: list[DeadLetter] = []
+        self._known = frozenset(one.name for one in books.context.buckets)
+        self._control: dict[str, list[tuple[Place, Control]]] = {}
+        self._syncs: dict[str, list[SyncRows]] = {}
+        self._waiting_bytes = 0
+        self._waits_since_ms: dict[str, int] = {}
+        self._decoded: list[tuple[Place, Any]] = []
+
+    # -- what is learnt ----------------------------------------------------------------------
+
+    def learn(self) -> None:
+        """Read buckets, settings and ticks, which hold for the whole batch wherever they stand."""
+        context = []
+        # Ticks first: dead letters tell the time of their batch.
+        for row in sorted(self.rows.raw, key=lambda row: INPUTS[row.place] != TICK):
+            name = INPUTS[row.place]
+            if name == STATECONTEXT:
+                context.append(row)
+                continue
+            decoded = self._decode(self._place(row), name)
+            if isinstance(decoded, Tick):
+                self._hear(decoded)
+            elif decoded is not None:
+                self._decoded.append((self._place(row), decoded))
+        if context:
+            self._learn_context(context)
+
+    def _hear(self, tick: Tick) -> None:
+        self.ticked = True
+        gone_ms = tick.at_ms - self.now_ms
+        if gone_ms > UNWATCHED_MS and self.now_ms:
+            self.unwatched_ms += gone_ms
+        self.now_ms = max(self.now_ms, tick.at_ms)
+
+    def _place(self, row: RawRow) -> Place:
+        topic = topic_name(self.books.cluster, INPUTS[row.place])
+        return Place(topic, row.partition, row.offset, row.value or b"")
+
+    def _decode(self, place: Place, name: str) -> Any:
+        """Return the record that stands at `place`; None if there is none that belongs there."""
+        if not place.value and name == FAILOVER_LOG:
+            return None  # A tombstone: the topic is compacted.
+        try:
+            record = codec.decode(place.value)
+        except SchemaError as error:
+            self._bury(place, f"{error.code}: {error}")
+            return None
+        if not isinstance(record, BELONGS[name]):
+            self._bury(place, f"a {type(record).__name__} does not belong on {name}")
+            return None
+        return record
+
+    def _bury(self, place: Place, reason: str) -> None:
+        self.letters.append(DeadLetter(*place[:3], reason, place.value, self.now_ms))
+
+    def _learn_context(self, found: list[RawRow]) -> None:
+        buckets = {one.name: one for one in self.context.buckets}
+        settings = {one.name: one for one in self.context.settings}
+        seen = self.context.offset
+        for row in found:
+            if row.offset < seen:
+                continue  # A query that began anew reads what is known already.
+            seen = row.offset + 1
+            key = (row.key or b"").decode(errors="replace")
+            if row.value is None:
+                buckets.pop(key.removeprefix(bucket_key("")), None)
+                settings.pop(key.removeprefix(setting_key("")), None)
+                continue
+            event = self._decode(self._place(row), STATECONTEXT)
+            entity = None if event is None else event.mutation.entity
+            if isinstance(entity, Bucket):
+                buckets[entity.name] = entity
+            elif isinstance(entity, Setting) and self._is_fit(self._place(row), entity):
+                settings[entity.name] = entity
+        self.context = TimestampContext(
+            seen,
+            tuple(buckets[name] for name in sorted(buckets)),
+            tuple(settings[name] for name in sorted(settings)),
+        )
+        self._known = frozenset(buckets)
+
+    def _is_fit(self, place: Place, setting: Setting) -> bool:
+        """Tell whether a setting is one of ours that holds; if it does not, the old one does."""
+        if not is_setting(setting.name):
+            return False
+        try:
+            parse(setting.value_json)
+        except ValueError as error:
+            self._bury(place, f"setting {setting.name}: {error}")
+            return False
+        return True
+
+    # -- what is sorted ----------------------------------------------------------------------
+
+    def sort(self) -> None:
+        """Hand each record to its bucket: what has waited, then control records, then SYNCs."""
+        for letter in self.books.waiting:
+            place = Place(letter.topic, letter.partition, letter.offset, letter.value)
+            record = codec.decode(letter.value)
+            if record.bucket not in self._known:
+                self._waits_since_ms.setdefault(record.bucket, letter.at_ms)
+            self._assign(place, record)
+        for place, record in self._decoded:
+            self._assign(place, record)
+        for syncs in self.rows.syncs:
+            self._syncs.setdefault(syncs.bucket, []).append(syncs)
+        for bucket in sorted(self._syncs.keys() - self._known):
+            syncs = _newest(SyncRows.joined(bucket, self._syncs.pop(bucket)))
+            for row in range(len(syncs)):
+                self._wait(self._place_of(syncs, row), bucket)
+
+    def _assign(self, place: Place, record: Any) -> None:
+        if isinstance(record, Sync):
+            self._syncs.setdefault(record.bucket, []).append(_row(place, record))
+        elif record.bucket in self._known:
+            self._control.setdefault(record.bucket, []).append((place, record))
+        else:
+            self._wait(place, record.bucket)
+
+    def _place_of(self, syncs: SyncRows, row: int) -> Place:
+        topic = topic_name(self.books.cluster, SYNC_TOPIC)
+        value = codec.encode(syncs.record(row))
+        return Place(topic, int(syncs.partition[row]), int(syncs.offset[row]), value)
+
+    def _wait(self, place: Place, bucket: str) -> None:
+        """Keep a record of a bucket that is not known; for how long, ticks tell."""
+        since_ms = self._waits_since_ms.get(bucket) or self.now_ms
+        reason = f"bucket {bucket} is not known"
+        size = self._waiting_bytes + len(place.value)
+        if self.now_ms - since_ms > WAITING_MS:
+            self._bury(place, f"{reason}, and was not for {WAITING_MS // 1000} s")
+        elif len(self.waiting) >= WAITING_MAX or size > WAITING_BYTES_MAX:
+            self._bury(place, f"{reason}, and too much waits already")
+        else:
+            self._waiting_bytes = size
+            self.waiting.append(DeadLetter(*place[:3], reason, place.value, since_ms))
+
+    # -- what follows ------------------------------------------------------------------------
+
+    def fold(
+        self,
+    ) -> tuple[Mapping[str, BucketState], Mapping[str, StabilityTimestamp], list[Record]]:
+        """Return the states, what was published last of each bucket, and the outputs."""
+        before = self.books.states
+        states, published = {}, dict(self.books.published)
+        outputs: list[Record] = []
+        consolidated: set[str] = set()
+        advanced = False
+        settings = {one.name: one.value_json for one in self.context.settings}
+        for bucket in self.context.buckets:
+            name = bucket.name
+            state = before.get(name)
+            if state is None or state.vbuckets != bucket.vbuckets:
+                state = new_state(name, bucket.vbuckets, published.get(name))
+            rules = merged(settings.get(PREFIX), settings.get(setting_name(name)))
+            if rules.consolidate:
+                consolidated.add(name)
+            if self.ticked or name in self._syncs or name in self._control:
+                state, found = self._fold_one(state, rules)
+                for output in found:
+                    if isinstance(output, StabilityTimestamp):
+                        published[name] = output
+                        advanced |= rules.consolidate
+                    outputs += _published(output, rules.consolidate)
+            states[name] = state
+        if advanced:
+            # All that are consolidated: the topic is compacted, and the message replaces the last.
+            whole = tuple(published[name] for name in sorted(published) if name in consolidated)
+            outputs.append(Record(STABILITY, EVERY_BUCKET, ConsolidatedStability(whole)))
+        return states, {n: p for n, p in published.items() if n in states}, outputs
+
+    def _fold_one(
+        self, state: BucketState, rules: TimestampSettings
+    ) -> tuple[BucketState, list[Output]]:
+        """Fold what one bucket was handed; what is refused becomes dead letters."""
+        syncs = SyncRows.joined(state.bucket, self._syncs.get(state.bucket, []))
+        control = self._control.get(state.bucket, [])
+        records = [record for _, record in control]
+        batch = Batch(_columns(syncs), records, self.now_ms, self.ticked, self.unwatched_ms)
+        done = fold(state, batch, rules)
+        for row in done.refused.syncs.tolist():
+            self._bury(self._place_of(syncs, row), "no numbers of a SYNC of this bucket")
+        for number, reason in done.refused.control:
+            self._bury(control[number][0], reason)
+        return done.state, done.outputs
+
+
+def _published(output: Output, together: bool) -> list[Record]:
+    """Return where an output goes; a stability timestamp that goes `together` has its own record
+    in the history only."""
+    if isinstance(output, StabilityTimestamp):
+        alone = [] if together else [Record(STABILITY, output.bucket, output)]
+        return [*alone, Record(STABILITY_HISTORY, output.bucket, output)]
+    return [Record(RESTART, output.bucket, output)]
+
+
+def _columns(syncs: SyncRows) -> Syncs:
+    return Syncs(
+        syncs.vbucket,
+        syncs.projector,
+        syncs.connection,
+        syncs.ordinal,
+        syncs.vbuuid,
+        syncs.seqno,
+    )
+
+
+def _newest(syncs: SyncRows) -> SyncRows:
+    """Return the last SYNC of each connection and vbucket: the others say nothing more."""
+    order = np.lexsort((syncs.ordinal, syncs.connection, syncs.vbucket))
+    vbucket, connection = syncs.vbucket[order], syncs.connection[order]
+    is_last = np.ones(len(order), np.bool_)
+    is_last[:-1] = (vbucket[1:] != vbucket[:-1]) | (connection[1:] != connection[:-1])
+    return syncs.where(np.sort(order[is_last]))
+
+
+def _row(place: Place, sync: Sync) -> SyncRows:
+    where = (place.partition, place.offset)
+    signed = (*where, sync.vbucket, sync.projector, sync.connection, sync.ordinal)
+    return SyncRows(
+        sync.bucket,
+        *(np.array([number], np.int64) for number in signed),
+        *(np.array([number], np.uint64) for number in (sync.vbuuid, sync.seqno)),
+    )

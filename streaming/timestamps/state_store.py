@@ -1,0 +1,212 @@
+"""Where the books are kept: one Kafka transaction a batch, and reading back what it left.
+
+A transaction has the outputs of a batch and all that they rest on, or nothing. What a call returns
+is not taken for its outcome where that is in doubt: a new producer settles it, because opening it
+ends the old one's transaction, and then the topic is read. Opening a producer also fences whoever
+writes under the same id, so that of two applications of one cluster only the newer one goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
+
+from coordinator import codec
+from coordinator.core.model.records import Event
+from coordinator.core.model.stream_records import ConsolidatedStability, StabilityTimestamp
+from coordinator.core.timestamps.bucket_state import BucketState, TimestampState
+from coordinator.core.timestamps.progress import (
+    TimestampContext,
+    TimestampProgress,
+    TimestampWaiting,
+)
+from coordinator.kafka.producer_fencing import connect, end_open_transaction
+from coordinator.kafka.producers import plain_settings
+from coordinator.kafka.readers import consumer
+from coordinator.kafka.topics import STABILITY, STATECONTEXT, TIMESTAMP_STATE, topic_name
+from schemas.registry import SchemaError
+from streaming.spark.crash_points import AFTER, BEFORE, WITHIN, Crasher
+from streaming.timestamps.bucket_states import from_record
+from streaming.timestamps.query_state import OWN_KEYS, Books, Record
+
+TRANSACTION_TIMEOUT_MS = 20_000
+MESSAGE_TIMEOUT_MS = 10_000
+COMMIT_TIMEOUT_S = 15.0
+OPEN_TIMEOUT_S = 10.0
+READ_TIMEOUT_S = 60.0
+READ_BATCH_MAX = 1_000
+
+FENCED = frozenset(
+    {
+        KafkaError._FENCED,
+        KafkaError.INVALID_PRODUCER_EPOCH,
+        KafkaError.PRODUCER_FENCED,
+        KafkaError.INVALID_PRODUCER_ID_MAPPING,
+    }
+)
+
+
+class FencedError(Exception):
+    """Kafka takes nothing of this producer any more: there is a newer one, or it took too long."""
+
+
+class DoubtError(Exception):
+    """Whether the transaction was committed is not known; only reading tells."""
+
+
+class Ledger:
+    """The one writer of a cluster's timestamps. Each `open` makes a new producer."""
+
+    def __init__(self, bootstrap_servers: str, cluster: str, crasher: Crasher) -> None:
+        self._servers = bootstrap_servers
+        self._cluster = cluster
+        self._crasher = crasher
+        self._producer: Producer | None = None
+
+    def open(self) -> Books:
+        """Fence any older writer, and return what is written. Raises KafkaException."""
+        self.close()
+        name = f"{self._cluster}.timestamps"
+        end_open_transaction(self._servers, name, TRANSACTION_TIMEOUT_MS)
+        producer = Producer(
+            plain_settings(
+                self._servers,
+                **{
+                    "transactional.id": name,
+                    "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
+                    "message.timeout.ms": MESSAGE_TIMEOUT_MS,
+                    "compression.type": "lz4",
+                },
+            )
+        )
+        connect(producer, topic_name(self._cluster, TIMESTAMP_STATE), OPEN_TIMEOUT_S)
+        producer.init_transactions(OPEN_TIMEOUT_S)
+        self._producer = producer
+        return read_books(self._servers, self._cluster)
+
+    def commit(self, records: Sequence[Record]) -> None:
+        """Write the records in one transaction. Raises FencedError, DoubtError."""
+        producer = self._producer
+        assert producer is not None, "the ledger is not open"
+        self._crasher.passes(BEFORE)
+        try:
+            producer.begin_transaction()
+            for record in records:
+                self._write(producer, record)
+            if producer.flush(COMMIT_TIMEOUT_S):
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "not all was delivered"))
+            self._crasher.passes(WITHIN)
+            producer.commit_transaction(COMMIT_TIMEOUT_S)
+        except (KafkaException, SystemError) as error:
+            raise self._failure(error) from error
+        self._crasher.passes(AFTER)
+
+    def _write(self, producer: Producer, record: Record) -> None:
+        topic = topic_name(self._cluster, record.topic)
+        value = None if record.value is None else codec.encode(record.value)
+        while True:
+            try:
+                producer.produce(topic, value, record.key.encode(), partition=0)
+                return
+            except BufferError:
+                producer.poll(0.1)
+
+    def _failure(self, error: Exception) -> Exception:
+        """Return what an error means; the producer is done for in any case."""
+        self.close()
+        cause = error.args[0] if error.args else error
+        text = cause.str() if isinstance(cause, KafkaError) else str(cause)
+        if isinstance(cause, KafkaError) and cause.code() in FENCED:
+            return FencedError(text)
+        return DoubtError(text)
+
+    def close(self) -> None:
+        """Give the producer up; what it had open is ended by the next one, or by Kafka."""
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            with suppress(KafkaException, SystemError):
+                producer.purge()
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+def read_books(bootstrap_servers: str, cluster: str) -> Books:
+    """Return what is written. Raises KafkaException, SchemaError, ValueError."""
+    states: dict[str, BucketState] = {}
+    books = Books(cluster)
+    progress, context, waiting = books.progress, books.context, books.waiting
+    newest: dict[str, bytes | None] = {}
+    for message in read_all(bootstrap_servers, topic_name(cluster, TIMESTAMP_STATE)):
+        newest[(message.key() or b"").decode()] = message.value()
+    for value in newest.values():
+        record = None if value is None else codec.decode(value)
+        if isinstance(record, TimestampProgress):
+            progress = record
+        elif isinstance(record, TimestampContext):
+            context = record
+        elif isinstance(record, TimestampWaiting):
+            waiting = record.letters
+        elif isinstance(record, TimestampState):
+            states[record.bucket] = from_record(record)
+    assert not states.keys() & set(OWN_KEYS), "a bucket has the name of a key of ours"
+    published = _published(read_all(bootstrap_servers, topic_name(cluster, STABILITY)))
+    return Books(cluster, progress, context, waiting, states, published)
+
+
+def _published(messages: Iterable[Message]) -> dict[str, StabilityTimestamp]:
+    """Return the last stability timestamp of each bucket."""
+    found: dict[str, StabilityTimestamp] = {}
+    for message in messages:
+        record = codec.decode(message.value() or b"")
+        alone = record.timestamps if isinstance(record, ConsolidatedStability) else (record,)
+        for one in alone:
+            if isinstance(one, StabilityTimestamp):
+                known = found.get(one.bucket)
+                if known is None or known.number <= one.number:
+                    found[one.bucket] = one
+    return found
+
+
+def read_events(bootstrap_servers: str, cluster: str, begin: int) -> Iterator[Event]:
+    """Yield what the StateContext has from an offset on, but drops and what cannot be decoded.
+
+    Raises KafkaException.
+    """
+    for message in read_all(bootstrap_servers, topic_name(cluster, STATECONTEXT), begin=begin):
+        with suppress(SchemaError):
+            record = codec.decode(message.value() or b"")
+            if isinstance(record, Event):
+                yield record
+
+
+def read_all(
+    bootstrap_servers: str, topic: str, *, begin: int = 0, last: int | None = None
+) -> Iterator[Message]:
+    """Yield the committed records of partition 0 up to where it ends now.
+
+    From `begin` on, or only the `last` ones. Raises KafkaException.
+    """
+    settings = {"enable.partition.eof": True, "fetch.wait.max.ms": 5}
+    reader = consumer(bootstrap_servers, "timestamps", **settings)
+    place = TopicPartition(topic, 0)
+    try:
+        low, end = reader.get_watermark_offsets(place, OPEN_TIMEOUT_S)
+        begin = max(low, begin if last is None else end - last)
+        reader.assign([TopicPartition(topic, 0, begin)])
+        while True:
+            first = reader.poll(READ_TIMEOUT_S)
+            if first is None:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"{topic} is silent"))
+            for message in (first, *reader.consume(READ_BATCH_MAX, 0)):
+                error = message.error()
+                if error is None:
+                    yield message
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    return
+                elif not error.retriable():
+                    raise KafkaException(error)
+    finally:
+        reader.close()
