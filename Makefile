@@ -84,7 +84,7 @@ lock: $(STAMP) ## Pin the dependencies of pyproject.toml anew
 	@$(BIN)/python -m pip install --quiet uv
 	@UV_CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/uv pip compile --quiet --universal \
 	    --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
-	    --extra dev pyproject.toml -o requirements.lock
+	    --all-extras pyproject.toml -o requirements.lock
 	@echo "requirements.lock written"
 
 schemas: $(STAMP) ## Keep the current version of every schema that changed

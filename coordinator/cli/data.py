@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from coordinator.cli import kv
+from coordinator.cli.extras import require
 from coordinator.cli.kv import BucketName, KvUrl
 from coordinator.cli.output import CommandError, Exit, plain, print_json
 from coordinator.cli.session import TIMEOUT_S, Session, command
@@ -111,6 +112,7 @@ class _Lines:
         self.total: int | None = None
         """Bytes of a file, or documents."""
         if source == AIRPORTS:
+            require("server")
             from projector_sim.kv.airports import airports
 
             self._made = airports()

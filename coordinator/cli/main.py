@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coordinator.cli import data, members, plot, scan, sql, timestamps
+from coordinator.cli.extras import require
 from coordinator.cli.output import (
     CommandError,
     Exit,
@@ -144,6 +145,7 @@ def run(
     Starts Kafka, a key-value store with airports in it, the coordinator nodes, indexers,
     projectors and the application that computes timestamps, each in its own process.
     """
+    require("server", *(("streaming",) if timestamps or archive else ()))
     from coordinator.embedded import supervisor
 
     options = supervisor.RunOptions(
@@ -190,6 +192,7 @@ def reset(
         if not sys.stdin.isatty():
             raise CommandError("usage", "reset deletes all data: confirm it with --yes")
         typer.confirm(f"Delete the cluster in {data_dir.resolve()}?", abort=True, err=True)
+    require("server")
     from coordinator.embedded import supervisor
 
     supervisor.reset(data_dir)

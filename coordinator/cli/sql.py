@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from coordinator.cli.extras import require
 from coordinator.cli.output import CommandError, print_json, print_table
 from coordinator.cli.session import Session, command
 
@@ -75,6 +76,7 @@ def add_to(root: typer.Typer, data_dir: Path) -> None:
         indexctl sql "SELECT at_utc, principal, event, value->>'name' AS name FROM history
         WHERE kind = 'index' ORDER BY cas"
         """
+        require("streaming")
         from streaming.archive.manifest import ARCHIVE
 
         found = ask(archive or data_dir / ARCHIVE, statement)

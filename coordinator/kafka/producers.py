@@ -26,6 +26,10 @@ from coordinator.kafka import end_txn
 from coordinator.kafka.commit_pacing import Pacing
 from coordinator.kafka.errors import TRANSIENT
 from coordinator.kafka.producer_fencing import connect, end_open_transaction
+from coordinator.kafka.settings import (
+    EVENT_HEADER,
+    plain_settings,
+)
 from coordinator.kafka.topics import (
     ACKS,
     COMMIT,
@@ -33,23 +37,13 @@ from coordinator.kafka.topics import (
     DEAD_LETTER,
     HEARTBEAT,
     HISTORY,
-    MESSAGE_BYTES_MAX,
     RESTART_REQUEST,
     STATECONTEXT,
     topic_name,
     transactional_id,
 )
 
-EVENT_HEADER = "event"
-"""The header in which a tombstone on `statecontext` carries the rest of its event."""
-
-RECONNECT_BACKOFF_MS_MAX = 1_000
-"""A broker that was away is back after seconds, and may lead again at once."""
-
 TRANSACTION_TIMEOUT_MS = 20_000
-SOCKET_TIMEOUT_MS = 3_000
-"""A broker that takes this long hangs: another may lead by now. Shorter than the time after which
-a node that does not hear its own heartbeats starts again."""
 
 LETTER_BYTES_MAX = 256 * 1024
 LETTER_REASON_LENGTH_MAX = 1_000
@@ -73,21 +67,6 @@ OPEN_TIMEOUT_S = 8.0
 Feed = Callable[[inputs.Input], None]
 
 log = logging.getLogger(__name__)
-
-
-def plain_settings(bootstrap_servers: str, **more: Any) -> dict[str, Any]:
-    """Return what all producers are set to; `more` goes before it."""
-    return {
-        "bootstrap.servers": bootstrap_servers,
-        "acks": "all",
-        "linger.ms": 0,
-        "socket.timeout.ms": SOCKET_TIMEOUT_MS,
-        "reconnect.backoff.max.ms": RECONNECT_BACKOFF_MS_MAX,
-        "socket.nagle.disable": True,
-        "message.max.bytes": MESSAGE_BYTES_MAX,
-        "log_level": 2,
-        **more,
-    }
 
 
 class PlainProducer:

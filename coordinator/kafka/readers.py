@@ -18,11 +18,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_expone
 from coordinator import codec
 from coordinator.core.model.records import Event
 from coordinator.kafka.errors import TRANSIENT, may_pass
-from coordinator.kafka.producers import (
-    EVENT_HEADER,
-    RECONNECT_BACKOFF_MS_MAX,
-    SOCKET_TIMEOUT_MS,
-)
+from coordinator.kafka.settings import EVENT_HEADER, RECONNECT_BACKOFF_MS_MAX, SOCKET_TIMEOUT_MS
 from coordinator.kafka.topics import MESSAGE_BYTES_MAX
 from schemas.registry import SchemaError
 

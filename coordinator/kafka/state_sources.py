@@ -21,7 +21,6 @@ from coordinator.core.catalog.state import StateContext, Versioned, restore
 from coordinator.core.consensus.full_sync import COMPACTED, COPY, HISTORY
 from coordinator.core.model.records import Event
 from coordinator.kafka import topics
-from coordinator.kafka.producers import plain_settings
 from coordinator.kafka.readers import (
     END_WAIT_MS,
     available,
@@ -30,6 +29,7 @@ from coordinator.kafka.readers import (
     passing,
     read_events,
 )
+from coordinator.kafka.settings import plain_settings
 from schemas.registry import SchemaError
 
 Bad = Callable[[Message, str], None]

@@ -17,7 +17,7 @@ from coordinator import codec
 from coordinator.core.model.entities import BACKFILL, Index
 from coordinator.core.model.stream_records import CatchUpRequested, HwHeartbeat, IndexBuilt
 from coordinator.core.model.vectors import Vector
-from coordinator.kafka.producers import plain_settings
+from coordinator.kafka.settings import plain_settings
 from coordinator.kafka.state_follower import Voice, wall_ms
 from coordinator.kafka.topics import ACKS, HW, STREAM_REQUEST, topic_name
 from coordinator.runtime.threads import Threads

@@ -24,7 +24,7 @@ from coordinator.core.model.stream_records import (
     StreamEnd,
     Sync,
 )
-from coordinator.kafka.producers import plain_settings
+from coordinator.kafka.settings import plain_settings
 from coordinator.kafka.topics import (
     FAILOVER_LOG,
     MUTATIONS,

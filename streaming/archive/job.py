@@ -25,7 +25,8 @@ from confluent_kafka.admin import AdminClient
 
 from coordinator import codec
 from coordinator.core.model.records import DeadLetter
-from coordinator.kafka.producers import letter_key, plain_settings
+from coordinator.kafka.producers import letter_key
+from coordinator.kafka.settings import plain_settings
 from coordinator.kafka.state_follower import Voice, wall_ms
 from coordinator.kafka.topics import DEAD_LETTER, HISTORY, topic_name
 from streaming.archive.files import Archive, UnusableError

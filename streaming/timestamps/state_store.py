@@ -23,8 +23,8 @@ from coordinator.core.timestamps.progress import (
     TimestampWaiting,
 )
 from coordinator.kafka.producer_fencing import connect, end_open_transaction
-from coordinator.kafka.producers import plain_settings
 from coordinator.kafka.readers import consumer
+from coordinator.kafka.settings import plain_settings
 from coordinator.kafka.topics import STABILITY, STATECONTEXT, TIMESTAMP_STATE, topic_name
 from schemas.registry import SchemaError
 from streaming.spark.crash_points import AFTER, BEFORE, WITHIN, Crasher

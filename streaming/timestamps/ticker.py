@@ -17,7 +17,7 @@ from confluent_kafka import KafkaError, Message, Producer
 from coordinator import codec
 from coordinator.core.model.records import TimestampsHeartbeat
 from coordinator.core.model.stream_records import Tick
-from coordinator.kafka.producers import plain_settings
+from coordinator.kafka.settings import plain_settings
 from coordinator.kafka.topics import HEARTBEAT, TICK, topic_name
 from schemas.registry import SchemaError
 from streaming.timestamps.state_store import read_all

@@ -30,8 +30,9 @@ from coordinator.core.consensus import inputs as inp
 from coordinator.core.model.entities import Setting
 from coordinator.core.model.records import Event, Mutation
 from coordinator.core.model.types import TxnId
-from coordinator.kafka.producers import EVENT_HEADER, PlainProducer, TransactionalProducer
+from coordinator.kafka.producers import PlainProducer, TransactionalProducer
 from coordinator.kafka.readers import consumer, watermarks
+from coordinator.kafka.settings import EVENT_HEADER
 from coordinator.kafka.topics import ensure_topics, topic_name, transactional_id
 from coordinator.node.store import StoreError
 from tests.observed_store import ObservedStore

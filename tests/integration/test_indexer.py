@@ -66,7 +66,7 @@ from tests.integration.cluster import JSON
 pytestmark = pytest.mark.integration
 
 DEADLINE_S = 20.0
-STOP_S = 2.0
+STOP_S = 5.0
 INDEXER = 1
 Found = TypeVar("Found")
 

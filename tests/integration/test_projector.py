@@ -68,7 +68,7 @@ from tests.integration.test_indexer import Cluster, Listener, until
 
 pytestmark = pytest.mark.integration
 
-STOP_S = 2.0
+STOP_S = 5.0
 CITIES = ("Athens", "Berlin", "Cairo", "Delhi", "Essen")
 Start = Callable[..., ProjectorProcess]
 

@@ -467,7 +467,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "one-copy-is-enough",
-        PRODUCERS,
+        "coordinator/kafka/settings.py",
         '"acks": "all"',
         '"acks": "1"',
         "tests/unit/test_producers.py",

@@ -16,6 +16,7 @@ from coordinator.core.consensus import effects, inputs
 from coordinator.core.model.records import DeadLetter, ReadBarrier
 from coordinator.kafka import end_txn, producers
 from coordinator.kafka.producers import DeadLetters, PlainProducer, never_connected
+from coordinator.kafka.settings import plain_settings
 
 TRANSPORT = KafkaError._TRANSPORT
 
@@ -209,7 +210,7 @@ def test_a_letter_that_kafka_refuses_is_told_of(
 
 
 def test_what_durability_rests_on_is_set() -> None:
-    settings = producers.plain_settings("k:1")
+    settings = plain_settings("k:1")
     assert settings["acks"] == "all"
     assert settings["socket.timeout.ms"] > producers.END_TIMEOUT_S * 1_000, (
         "a request that times out in the client is repeated by it"
