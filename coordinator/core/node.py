@@ -15,7 +15,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, get_args
 
 from coordinator.core.catalog.outcomes import OutcomeWindow
 from coordinator.core.catalog.state import StateContext
@@ -67,7 +67,7 @@ from coordinator.core.consensus.inputs import (
 from coordinator.core.consensus.liveness import Liveness
 from coordinator.core.consensus.local_reads import LocalReads
 from coordinator.core.consensus.peers import Hearing, impossible
-from coordinator.core.consensus.roles import BOOTSTRAP, MASTER, REPLICA, next_role
+from coordinator.core.consensus.roles import BOOTSTRAP, MASTER, REPLICA, moved, next_role
 from coordinator.core.consensus.signals import (
     AnswerProposal,
     AwaitSuccessor,
@@ -262,7 +262,7 @@ class Node:
             fits = MASTER
         elif self.is_member and self.election.master_alive(self):
             fits = REPLICA
-        self.role = next_role(self.role, fits)
+        self.role = moved(self.role, next_role(self.role, fits))
 
     def run(self, results: Iterable[Result]) -> None:
         """Hand signals on, and keep effects for the shell, in their order."""
@@ -271,6 +271,7 @@ class Node:
             if signalled is not None:
                 signalled(self, result)
                 continue
+            assert type(result) in EFFECTS, f"nobody takes {result}"
             self._halted = self._halted or isinstance(result, Halt)
             self._effects.append(result)  # type: ignore[arg-type]
 
@@ -666,6 +667,8 @@ ACTIONS: dict[type, Callable[[Node, Entry, AuthorityState | None], None]] = {
     OutcomesSeparated: Node._on_separated,
     ReadBarrier: Node._on_barrier,
 }
+
+EFFECTS = frozenset(get_args(Effect))
 
 SIGNALS: dict[type, Callable[[Node, Any], None]] = {
     SendBarrier: Node._send_barrier,

@@ -11,6 +11,8 @@ from coordinator.core.consensus.roles import (
     REPLICA,
     ROLES,
     ROLLBACK,
+    IllegalMoveError,
+    moved,
     next_role,
 )
 
@@ -23,6 +25,16 @@ def test_every_state_is_reached_by_legal_moves_only(now: str, wanted: str) -> No
         steps.append(next_role(steps[-1], wanted))
         assert steps[-1] in MOVES[steps[-2]]
         assert len(steps) <= 3
+
+
+@pytest.mark.parametrize("now", ROLES)
+@pytest.mark.parametrize("to", ROLES)
+def test_a_move_that_the_table_does_not_have_raises(now: str, to: str) -> None:
+    if to == now or to in MOVES[now]:
+        assert moved(now, to) == to
+    else:
+        with pytest.raises(IllegalMoveError, match=f"{now} cannot become {to}"):
+            moved(now, to)
 
 
 def test_a_deposed_master_goes_through_bootstrap() -> None:

@@ -19,6 +19,17 @@ MOVES: dict[str, frozenset[str]] = {
 """Every legal change of a node's state. A deposed master goes through `bootstrap`."""
 
 
+class IllegalMoveError(AssertionError):
+    """A node was to change to a state that its state does not lead to: a bug, never an input."""
+
+
+def moved(now: str, to: str) -> str:
+    """Return `to`. IllegalMoveError: the table has no such move."""
+    if to != now and to not in MOVES[now]:
+        raise IllegalMoveError(f"a node that is {now} cannot become {to}")
+    return to
+
+
 def next_role(now: str, wanted: str) -> str:
     """Return the state that follows `now` on the way to `wanted`: that itself, or one between."""
     if wanted == now or wanted in MOVES[now]:
