@@ -7,11 +7,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Most of the work of the quick tests: it runs beside the rest, in two processes. What is of the data
-# plane, the fuzzing, and the first of the others go with the smaller of them.
+# Most of the work of the quick tests: it runs beside the rest, in two processes. The fuzzing, and
+# what is of the data plane and of clients, goes with the smaller of them.
 SEEDED := tests/simulation/test_seeds.py tests/simulation/test_mutants.py
-PLANE := tests/simulation/test_plane.py $(wildcard tests/unit/test_fuzz_*.py tests/unit/test_kv_*.py \
-    tests/unit/test_indexer_*.py tests/unit/test_[a-e]*.py)
+PLANE := tests/simulation/test_plane.py $(addprefix tests/unit/,fuzz indexer_sim projector_sim language \
+    cli client embedded)
 ARGS ?=
 SEEDS ?= 1000
 ROUNDS ?= 10

@@ -17,7 +17,7 @@ from coordinator.core.catalog.snapshots import chunks
 from coordinator.core.consensus import effects as fx
 from coordinator.core.consensus import inputs as inp
 from coordinator.core.model.commands import PutSetting
-from tests.unit.lone_node import LoneNode
+from tests.support.lone_node import LoneNode
 
 RATE = 10
 """Mutations a second."""

@@ -27,7 +27,7 @@ from coordinator.core.model.records import DdlReply
 from coordinator.kafka.readers import consumer
 from coordinator.kafka.topics import DDL, DDL_PARTITIONS, DDL_REPLIES
 from tests.integration.cluster import Cluster, an_index, wait_until
-from tests.linearizability import UNKNOWN, Ok, Operation, Refused
+from tests.support.linearizability import UNKNOWN, Ok, Operation, Refused
 
 SETTERS, DEFINERS = 4, 2
 KEYS, NAMES = 5, 3

@@ -28,7 +28,7 @@ from coordinator.kafka.readers import decode_event
 from coordinator.kafka.topics import COMMIT, DEAD_LETTER, STATECONTEXT
 from tests.faults.load import Load, Record, Sent
 from tests.integration.cluster import CAS_BASE, Cluster, shown, summary, value_of, wait_until
-from tests.linearizability import NameSpace, Ok, Operation, Register, TooHard, check
+from tests.support.linearizability import NameSpace, Ok, Operation, Register, TooHard, check
 
 SETTLE_S = 120.0
 CONFIGURATIONS_MAX = 500_000

@@ -18,7 +18,7 @@ from coordinator.core.model.stream_records import StabilityTimestamp
 from coordinator.core.model.vectors import Vector
 from coordinator.kafka.topics import STABILITY
 from tests.integration.cluster import DEADLINE_S, LINES, Cluster, wait_until
-from tests.oracle import ABSENT, Document, Row, Spec, rows
+from tests.support.oracle import ABSENT, Document, Row, Spec, rows
 
 PAGE = 5_000
 SCAN_MS = 30_000

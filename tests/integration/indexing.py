@@ -38,7 +38,7 @@ from coordinator.core.model.stream_records import (
 from coordinator.core.model.vectors import Vector
 from coordinator.kafka.readers import consumer
 from coordinator.kafka.topics import HW, MUTATIONS, STABILITY, STREAM_PARTITIONS, topic_name
-from tests.integration.test_indexer import INDEXER, Cluster, until
+from tests.integration.indexer_process import INDEXER, Cluster, until
 
 BUCKET = "travel"
 VBUCKETS = 8

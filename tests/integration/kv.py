@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import httpx
 
 from tests.integration.cluster import LINES
-from tests.unit.kv_follower import Documents, Follower
+from tests.support.kv_follower import Documents, Follower
 
 DEADLINE_S = 30.0
 T = TypeVar("T")

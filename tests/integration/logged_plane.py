@@ -33,7 +33,7 @@ from coordinator.kafka.topics import (
 from streaming.stability.fold import Owner, owners
 from tests.integration.cluster import Cluster, in_parallel, value_of, wait_until
 from tests.integration.data_plane import PAGE, SCAN_MS, DataPlane, _row, assert_rows
-from tests.oracle import Document, Row, rows
+from tests.support.oracle import Document, Row, rows
 
 WRITE_PAUSE_S = 0.02
 

@@ -14,7 +14,7 @@ from coordinator import process
 from coordinator.core.consensus import effects
 from coordinator.core.model.records import ACCEPTED, ProposalAnswered, TransactionCommitted
 from coordinator.node.shell import Shell
-from tests.observed_store import ObservedStore
+from tests.support.observed_store import ObservedStore
 
 
 class Watched(Shell):

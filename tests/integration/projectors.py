@@ -52,7 +52,7 @@ from coordinator.kafka.topics import (
 from coordinator.kafka.topics import SYNC as SYNC_TOPIC
 from coordinator.language.expressions import compile_index
 from tests.integration.cluster import LINES
-from tests.integration.test_indexer import DEADLINE_S, Cluster, until
+from tests.integration.indexer_process import DEADLINE_S, Cluster, until
 
 BUCKET = "travel"
 VBUCKETS = 16

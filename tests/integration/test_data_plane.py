@@ -15,33 +15,15 @@ from hypothesis import strategies as st
 from coordinator.kafka.topics import STREAM_BEGIN, STREAM_PARTITIONS
 from tests.integration.cluster import Child, Cluster, wait_until
 from tests.integration.data_plane import DataPlane, assert_rows
-from tests.oracle import ABSENT, Document, Spec, compare, get, rows
+from tests.integration.travel_specs import BY_CITY, BY_NAME, HIGH
+from tests.support.oracle import Document, Spec, get, rows
 
 pytestmark = pytest.mark.integration
 
 VBUCKETS = 32
 
 
-def _lower(value: Any) -> Any:
-    return value.lower() if isinstance(value, str) else value if value is ABSENT else None
-
-
 PRIMARY = Spec("#primary", (), lambda name, d: (name,))
-BY_CITY = Spec("by_city", ("country", "city"), lambda name, d: (get(d, "country"), get(d, "city")))
-BY_NAME = Spec(
-    "by_name",
-    ("LOWER(name)",),
-    lambda name, d: (_lower(get(d, "name")),),
-    options={"slices": 3, "replicas": 1},
-)
-HIGH = Spec(
-    "high",
-    ("elevation DESC", "country"),
-    lambda name, d: (get(d, "elevation"), get(d, "country")),
-    "elevation > 5000",
-    lambda d: get(d, "elevation") not in (ABSENT, None) and compare(get(d, "elevation"), 5000) > 0,
-    (True, False),
-)
 BY_COUNTRY = Spec(
     "by_country",
     ("country",),

@@ -15,8 +15,8 @@ from coordinator.embedded.broker import Broker
 from coordinator.kafka.readers import consumer
 from coordinator.kafka.topics import MUTATIONS, ensure_topics, topic_name
 from projector_sim.projector.data_sink import DataSink
+from tests.integration.indexer_process import until
 from tests.integration.kafka_proxy import DELIVER_AND_CUT, KafkaProxy, only_once
-from tests.integration.test_indexer import until
 
 pytestmark = pytest.mark.integration
 

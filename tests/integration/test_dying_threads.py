@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.embedded.broker import Broker
-from tests.integration.test_indexer import DEADLINE_S, Cluster
+from tests.integration.indexer_process import DEADLINE_S, Cluster
 
 pytestmark = pytest.mark.integration
 

@@ -30,8 +30,8 @@ from coordinator.kafka.topics import (
     ensure_topics,
 )
 from tests.integration.cluster import Cluster, shown, wait_until
+from tests.integration.indexctl_run import Run, eventually, state_of
 from tests.integration.load import Load
-from tests.integration.test_embedded import Run, eventually, state_of
 
 pytestmark = pytest.mark.integration
 

@@ -15,8 +15,8 @@ from typer.testing import CliRunner, Result
 
 from coordinator.cli.main import app
 from tests.integration.kv import KvProcess, StreamReader, until
-from tests.unit.kv_follower import Follower
-from tests.unit.test_client import Answer, Node
+from tests.support.http_node import Answer, Node
+from tests.support.kv_follower import Follower
 
 buckets = map("b{}".format, count(1))
 

@@ -27,7 +27,7 @@ from projector_sim.kv.vbuckets import vbucket_of
 from projector_sim.protocol.frames import Reason
 from tests.integration.cluster import LINES
 from tests.integration.kv import KvProcess, StreamReader, until
-from tests.unit.kv_follower import Follower
+from tests.support.kv_follower import Follower
 
 VBUCKETS = 16
 EVERYTHING = {f"k{n}": {"n": n} for n in range(100)}

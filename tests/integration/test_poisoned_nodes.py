@@ -24,7 +24,7 @@ from coordinator.kafka.topics import (
 )
 from schemas.registry import registry
 from tests.integration.cluster import Cluster, wait_until
-from tests.integration.test_poison import nested
+from tests.integration.poison import nested
 
 pytestmark = pytest.mark.integration
 

@@ -52,6 +52,7 @@ from coordinator.kafka.topics import (
 )
 from projector_sim.kv.store import KvStore
 from projector_sim.projector.router import RECORD_BYTES_MAX
+from tests.integration.indexer_process import Cluster, Listener, until
 from tests.integration.projectors import (
     BUCKET,
     VBUCKETS,
@@ -64,7 +65,6 @@ from tests.integration.projectors import (
     Store,
     an_index,
 )
-from tests.integration.test_indexer import Cluster, Listener, until
 
 pytestmark = pytest.mark.integration
 

@@ -23,8 +23,8 @@ from coordinator.kafka.topics import RESTART, STREAM_BEGIN, STREAM_END
 from tests.integration.cluster import Cluster, wait_until
 from tests.integration.logged_plane import LoggedPlane, some_change
 from tests.integration.streaming import jvm_of
-from tests.integration.test_data_plane import BY_CITY, BY_NAME, HIGH
-from tests.oracle import Spec
+from tests.integration.travel_specs import BY_CITY, BY_NAME, HIGH
+from tests.support.oracle import Spec
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from tests.integration.cluster import JSON, Cluster, error_of
-from tests.integration.test_private_folders import open_to_others
+from tests.support.permissions import open_to_others
 
 pytestmark = pytest.mark.integration
 

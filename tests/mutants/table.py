@@ -31,11 +31,11 @@ SCRUBBER = "coordinator/core/consensus/scrubber.py"
 PRODUCERS, TOPICS = "coordinator/kafka/producers.py", "coordinator/kafka/topics.py"
 SOURCES, SHELL = "coordinator/kafka/state_sources.py", "coordinator/node/shell.py"
 
-SYNCS = "tests/unit/test_store_syncs.py"
-LONE = "tests/unit/test_lone_master.py"
-RULES = "tests/unit/test_authority.py"
-UNIT_DDL = "tests/unit/test_ddl.py"
-WINDOW = "tests/unit/test_outcomes.py"
+SYNCS = "tests/unit/node/test_store_syncs.py"
+LONE = "tests/unit/core/test_lone_master.py"
+RULES = "tests/unit/core/consensus/test_authority.py"
+UNIT_DDL = "tests/unit/core/catalog/test_ddl.py"
+WINDOW = "tests/unit/core/catalog/test_outcomes.py"
 PORTS = "tests/integration/test_store_ports.py"
 LATE = "tests/integration/test_late_end_txn.py"
 ON_TOPICS = "tests/integration/test_topics.py"
@@ -425,14 +425,14 @@ MUTANTS: tuple[Mutant, ...] = (
         SCRUBBER,
         "(holes if held is not None and held.cas > cas else strays).append(key)",
         "holes.append(key) if held is not None and held.cas > cas else None",
-        "tests/unit/test_scrubber.py",
+        "tests/unit/core/consensus/test_scrubber.py",
     ),
     Mutant(
         "what-is-missing-altogether-is-not-seen",
         SCRUBBER,
         "holes += [key for key in self._state.entities if key not in known]",
         "holes += []",
-        "tests/unit/test_scrubber.py",
+        "tests/unit/core/consensus/test_scrubber.py",
     ),
     # -- Kafka ---------------------------------------------------------------------------------
     Mutant(
@@ -463,14 +463,14 @@ MUTANTS: tuple[Mutant, ...] = (
         PRODUCERS,
         "END_TIMEOUT_S = 2.5",
         "END_TIMEOUT_S = 8.0",
-        "tests/unit/test_producers.py",
+        "tests/unit/kafka/test_producers.py",
     ),
     Mutant(
         "one-copy-is-enough",
         "coordinator/kafka/settings.py",
         '"acks": "all"',
         '"acks": "1"',
-        "tests/unit/test_producers.py",
+        "tests/unit/kafka/test_producers.py",
     ),
     Mutant(
         "messages-are-not-flushed",
@@ -499,7 +499,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "coordinator/http/app.py",
         'consistency == "linearizable" or (consistency is None and node.master)',
         'consistency == "linearizable"',
-        "tests/unit/test_reads.py",
+        "tests/unit/core/test_reads.py",
     ),
     Mutant(
         "scans-take-the-oldest-common-timestamp",
@@ -535,14 +535,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "streaming/timestamps/application.py",
         "if batch <= progress.batch:",
         "if batch < progress.batch:",
-        "tests/unit/test_streaming_starting.py",
+        "tests/unit/streaming/test_starting.py",
     ),
     Mutant(
         "what-is-known-of-a-group-is-believed-unchecked",
         STORE,
         "if held[:GROUP_CHECK_BYTES] != _check(key, held[GROUP_CHECK_BYTES:end]):",
         "if not held:",
-        "tests/unit/test_store.py",
+        "tests/unit/node/test_store.py",
     ),
     Mutant(
         "a-dead-letter-that-cannot-be-sent-is-forgotten",
@@ -551,7 +551,7 @@ MUTANTS: tuple[Mutant, ...] = (
             self._wait(letter)
         elif""",
         """        if""",
-        "tests/unit/test_producers.py",
+        "tests/unit/kafka/test_producers.py",
     ),
     # -- what a planter found that no test noticed ------------------------------------------------
     Mutant(
@@ -559,28 +559,28 @@ MUTANTS: tuple[Mutant, ...] = (
         "coordinator/core/catalog/outcomes.py",
         "born_ms = max((time_of_uuid7(one) or 0 for one in ids), default=0)",
         "born_ms = min((time_of_uuid7(one) or 0 for one in ids), default=0)",
-        "tests/unit/test_outcomes.py",
+        "tests/unit/core/catalog/test_outcomes.py",
     ),
     Mutant(
         "an-id-in-capitals-has-no-time",
         "coordinator/core/catalog/outcomes.py",
         '-[0-9a-f]{12}", re.I)',
         '-[0-9a-f]{12}")',
-        "tests/unit/test_outcomes.py",
+        "tests/unit/core/catalog/test_outcomes.py",
     ),
     Mutant(
         "of-two-failed-batches-the-older-counts",
         "coordinator/core/consensus/durability.py",
         "for batch in reversed(self._in_flight):",
         "for batch in self._in_flight:",
-        "tests/unit/test_durability.py",
+        "tests/unit/core/consensus/test_durability.py",
     ),
     Mutant(
         "a-failed-wipe-is-forgotten",
         "coordinator/core/consensus/durability.py",
         "return Unsaved(older.changes, older.wipe, True, older.outcomes)",
         "return Unsaved(older.changes, newer.wipe, True, older.outcomes)",
-        "tests/unit/test_durability.py",
+        "tests/unit/core/consensus/test_durability.py",
     ),
     Mutant(
         "failed-rows-are-forgotten",
@@ -590,14 +590,14 @@ MUTANTS: tuple[Mutant, ...] = (
 """,
         """        self._in_flight.clear()
 """,
-        "tests/unit/test_durability.py",
+        "tests/unit/core/consensus/test_durability.py",
     ),
     Mutant(
         "a-large-batch-is-torn",
         "coordinator/node/store.py",
         "if batch.size_in_bytes() > CHUNK_BYTES and effect.wipe:",
         "if batch.size_in_bytes() > CHUNK_BYTES:",
-        "tests/unit/test_store_syncs.py",
+        "tests/unit/node/test_store_syncs.py",
     ),
     Mutant(
         "what-was-abandoned-goes-with-the-next",
@@ -607,56 +607,56 @@ MUTANTS: tuple[Mutant, ...] = (
 """,
         """        elif isinstance(effect, effects.Abandon):
 """,
-        "tests/unit/test_given_up_transaction.py",
+        "tests/unit/kafka/test_given_up_transaction.py",
     ),
     Mutant(
         "a-slow-broker-leaves-no-master",
         "coordinator/kafka/producers.py",
         "            doubtful = self._patience.ended(took_s)",
         "            doubtful = endings.may_be_repeated(took_s)",
-        "tests/unit/test_given_up_transaction.py",
+        "tests/unit/kafka/test_given_up_transaction.py",
     ),
     Mutant(
         "transactions-with-one-copy-are-accepted",
         "coordinator/kafka/topics.py",
         "if state is not None and state.partitions:",
         "if state is not None and not state.partitions:",
-        "tests/unit/test_topics.py",
+        "tests/unit/kafka/test_topics.py",
     ),
     Mutant(
         "one-record-that-does-not-come-is-not-missed",
         "coordinator/kafka/stall_detector.py",
         "            if end <= reached:",
         "            if end <= reached + 1:",
-        "tests/unit/test_vigil.py",
+        "tests/unit/kafka/test_stall_detector.py",
     ),
     Mutant(
         "a-reform-is-asked-of-the-node-that-has-the-least",
         "coordinator/client/client.py",
         'node = max(alive, key=lambda m: m["cas"])["address"] if alive else None',
         'node = min(alive, key=lambda m: m["cas"])["address"] if alive else None',
-        "tests/unit/test_client.py",
+        "tests/unit/client/test_client.py",
     ),
     Mutant(
         "a-request-outlives-its-deadline",
         "coordinator/client/client.py",
         "share_s = min(left_s, limit_s or self._deadline_s * SHARE)",
         "share_s = limit_s or self._deadline_s * SHARE",
-        "tests/unit/test_client.py",
+        "tests/unit/client/test_client.py",
     ),
     Mutant(
         "ctrl-c-is-not-heard",
         "coordinator/runtime/signals.py",
         "STOPS = (signal.SIGTERM, signal.SIGINT)",
         "STOPS = (signal.SIGTERM,)",
-        "tests/unit/test_stopping.py",
+        "tests/unit/runtime/test_signals.py",
     ),
     Mutant(
         "a-second-signal-kills",
         "coordinator/runtime/signals.py",
         "        signal.signal(number, signal.SIG_IGN)",
         "        signal.signal(number, signal.SIG_DFL)",
-        "tests/unit/test_stopping.py",
+        "tests/unit/runtime/test_signals.py",
     ),
     Mutant(
         "a-reader-shares-an-older-barrier",
@@ -665,7 +665,7 @@ MUTANTS: tuple[Mutant, ...] = (
         """        (self._waiting if self._nonce else self._next).append(
             PendingRead(token, outcome, deadline_ms)
         )""",
-        "tests/unit/test_lone_master.py",
+        "tests/unit/core/test_lone_master.py",
     ),
     Mutant(
         "statecontext-is-compared-once",
@@ -673,35 +673,35 @@ MUTANTS: tuple[Mutant, ...] = (
         """        self._token = 0
         self._due_ms = view.now""",
         "        self._due_ms = view.now",
-        "tests/unit/test_lone_master.py",
+        "tests/unit/core/test_lone_master.py",
     ),
     Mutant(
         "two-strays-on-one-key-are-one",
         "coordinator/core/consensus/synchroniser.py",
         "if event.cas > self.base_cas and mutation.key not in self.overwritten:",
         "if event.cas > self.base_cas:",
-        "tests/unit/test_synchroniser.py",
+        "tests/unit/core/consensus/test_synchroniser.py",
     ),
     Mutant(
         "a-dead-life-holds-something",
         "coordinator/core/leader/build_coordinator.py",
         "if record is None or peer is None or peer.beat.incarnation != record.incarnation:",
         "if record is None or peer is None:",
-        "tests/unit/test_restarting.py",
+        "tests/unit/core/leader/test_stream_restart.py",
     ),
     Mutant(
         "the-last-index-says-whether-a-host-holds",
         "coordinator/core/leader/build_coordinator.py",
         "sure[host] = sure.get(host, False) or certain",
         "sure[host] = certain",
-        "tests/unit/test_restarting.py",
+        "tests/unit/core/leader/test_stream_restart.py",
     ),
     Mutant(
         "an-answer-of-spark-is-not-read",
         "coordinator/core/leader/stream_restart.py",
         "return Found(restart([*vectors, _whole(answer, vectors[0])], logs).vector)",
         "return Found(restart(vectors, logs).vector)",
-        "tests/unit/test_restarting.py",
+        "tests/unit/core/leader/test_stream_restart.py",
     ),
     Mutant(
         "an-answer-is-taken-for-a-loss",
@@ -710,7 +710,7 @@ MUTANTS: tuple[Mutant, ...] = (
 """,
         """            if True:
 """,
-        "tests/unit/test_restarting.py",
+        "tests/unit/core/leader/test_stream_restart.py",
     ),
     Mutant(
         "an-old-leader-epoch-stays",
@@ -718,7 +718,7 @@ MUTANTS: tuple[Mutant, ...] = (
         """            self.epochs.pop(partition, None)
 """,
         "",
-        "tests/unit/test_indexer_applier.py",
+        "tests/unit/indexer_sim/test_applier.py",
     ),
     Mutant(
         "what-was-absent-comes-back-in-a-batch",
@@ -726,21 +726,21 @@ MUTANTS: tuple[Mutant, ...] = (
         """                    buried[at] = seqno
 """,
         "",
-        "tests/unit/test_indexer_applier.py",
+        "tests/unit/indexer_sim/test_applier.py",
     ),
     Mutant(
         "an-older-timestamp-counts",
         "streaming/timestamps/state_store.py",
         "if known is None or known.number <= one.number:",
         "if True:",
-        "tests/unit/test_streaming_books.py",
+        "tests/unit/streaming/test_query_state.py",
     ),
     Mutant(
         "the-last-event-is-archived-again",
         "streaming/archive/files.py",
         "if row.cas <= self.manifest.last_cas])",
         "if row.cas < self.manifest.last_cas])",
-        "tests/unit/test_archive.py",
+        "tests/unit/streaming/test_archive.py",
     ),
     Mutant(
         "a-table-is-named-before-it-is-on-the-disk",
@@ -749,7 +749,7 @@ MUTANTS: tuple[Mutant, ...] = (
         os.fsync(file.fileno())
 """,
         "",
-        "tests/unit/test_archive.py",
+        "tests/unit/streaming/test_archive.py",
     ),
     Mutant(
         "a-failed-reader-keeps-its-seat",
@@ -760,7 +760,7 @@ MUTANTS: tuple[Mutant, ...] = (
             self._free += 1""",
         """        yield
         self._free += 1""",
-        "tests/unit/test_bodies.py",
+        "tests/unit/http/test_bodies.py",
     ),
     Mutant(
         "a-failed-body-keeps-its-turn",
@@ -771,7 +771,7 @@ MUTANTS: tuple[Mutant, ...] = (
             self._turn.release()""",
         """        yield
         self._turn.release()""",
-        "tests/unit/test_bodies.py",
+        "tests/unit/http/test_bodies.py",
     ),
     Mutant(
         "who-was-refused-counts-as-waiting",
@@ -779,42 +779,42 @@ MUTANTS: tuple[Mutant, ...] = (
         """            requests.callers -= 1
             self.barriers""",
         "            self.barriers",
-        "tests/unit/test_lone_master.py",
+        "tests/unit/core/test_lone_master.py",
     ),
     Mutant(
         "an-earlier-life-leaves-for-this-one",
         "coordinator/core/consensus/admission.py",
         "if (record.node, record.incarnation) != (view.config.node, view.config.incarnation):",
         "if record.node != view.config.node:",
-        "tests/unit/test_lone_master.py",
+        "tests/unit/core/test_lone_master.py",
     ),
     Mutant(
         "an-indexer-that-is-behind-agrees",
         "coordinator/core/leader/handshake.py",
         "held.agreed = not difference and not difference.unclear and report.cas >= held.asked_cas",
         "held.agreed = not difference and not difference.unclear",
-        "tests/unit/test_handshake.py",
+        "tests/unit/core/leader/test_handshake.py",
     ),
     Mutant(
         "a-stranger-refuses-an-index",
         "coordinator/core/leader/prepare.py",
         "if wait is None or answer.indexer not in wait.hosts:",
         "if wait is None:",
-        "tests/unit/test_prepare.py",
+        "tests/unit/core/leader/test_prepare.py",
     ),
     Mutant(
         "too-many-members-are-expired",
         "coordinator/core/leader/membership.py",
         "if reason and len(found) < spare:",
         "if reason and len(found) <= spare:",
-        "tests/unit/test_membership.py",
+        "tests/unit/core/leader/test_membership.py",
     ),
     Mutant(
         "who-leaves-leaves-too-few-heirs",
         "coordinator/core/leader/membership.py",
         "elif not why and node in authority.eligible and len(heirs) < authority.minimum:",
         "elif not why and node in authority.eligible and not heirs:",
-        "tests/unit/test_membership.py",
+        "tests/unit/core/leader/test_membership.py",
     ),
     Mutant(
         "who-has-left-is-admitted-again",
@@ -822,35 +822,35 @@ MUTANTS: tuple[Mutant, ...] = (
         """            self._gone.add((record.node, record.incarnation))
 """,
         "",
-        "tests/unit/test_membership.py",
+        "tests/unit/core/leader/test_membership.py",
     ),
     Mutant(
         "an-operator-hears-ok-for-anothers-request",
         "coordinator/core/leader/membership.py",
         "ClusterReformed) and record.epoch == self._epoch",
         "ClusterReformed)",
-        "tests/unit/test_membership.py",
+        "tests/unit/core/leader/test_membership.py",
     ),
     Mutant(
         "an-old-heartbeat-renews-streams-again",
         "coordinator/core/leader/build_coordinator.py",
         "if sources.get((beat.projector, beat.incarnation), 0) == awaited.number:",
         "if sources.get((beat.projector, beat.incarnation), 0) >= awaited.number:",
-        "tests/unit/test_restarting.py",
+        "tests/unit/core/leader/test_stream_restart.py",
     ),
     Mutant(
         "a-copy-lacks-what-was-asked-for",
         "coordinator/core/consensus/copies.py",
         "if meant and view.phase == FOLLOWING and view.state.cas >= question.cas:",
         "if meant and view.phase == FOLLOWING:",
-        "tests/unit/test_copies.py",
+        "tests/unit/core/consensus/test_copies.py",
     ),
     Mutant(
         "a-build-counts-from-below-its-owner",
         "indexer_sim/bucket/tracker.py",
         "mark.done = max(item.seqno, place.reached, place.seqno)",
         "mark.done = item.seqno",
-        "tests/unit/test_indexer_tracking.py",
+        "tests/unit/indexer_sim/test_tracker.py",
     ),
     Mutant(
         "a-moment-is-told-below-where-an-index-is-carried-again",
@@ -858,7 +858,7 @@ MUTANTS: tuple[Mutant, ...] = (
         """            place.floor = max(place.floor, place.seqno, place.reached)
             place.seqno = min(place.seqno, lacks)""",
         "            place.seqno = min(place.seqno, lacks)",
-        "tests/unit/test_indexer_tracking.py",
+        "tests/unit/indexer_sim/test_tracker.py",
     ),
     Mutant(
         "a-moment-is-told-below-where-an-index-was-attached",
@@ -868,7 +868,7 @@ MUTANTS: tuple[Mutant, ...] = (
 """,
         """            place.seqno = seqno
 """,
-        "tests/unit/test_indexer_tracking.py",
+        "tests/unit/indexer_sim/test_tracker.py",
     ),
     Mutant(
         "a-moment-is-told-within-a-catch-up",
@@ -878,35 +878,35 @@ MUTANTS: tuple[Mutant, ...] = (
                     self.dirty.places.add(vbucket)
 """,
         "",
-        "tests/unit/test_indexer_tracking.py",
+        "tests/unit/indexer_sim/test_tracker.py",
     ),
     Mutant(
         "a-snapshot-of-an-older-build-is-shown",
         "indexer_sim/scans/reader.py",
         "if s.builds.get(index_id) == build}",
         "if index_id in s.builds}",
-        "tests/unit/test_indexer_reading.py",
+        "tests/unit/indexer_sim/test_reader.py",
     ),
     Mutant(
         "what-was-sent-of-one-index-counts-for-another",
         "projector_sim/projector/stream_planner.py",
         "if backfill is not None and (share is None or build[0] in share):",
         "if backfill is not None:",
-        "tests/unit/test_projector_desk.py",
+        "tests/unit/projector_sim/test_stream_planner.py",
     ),
     Mutant(
         "a-broker-that-is-away-ends-all-streams",
         "projector_sim/projector/data_sink.py",
         '"message.timeout.ms": 0,',
         '"message.timeout.ms": 5_000,',
-        "tests/unit/test_data_sink.py",
+        "tests/unit/projector_sim/test_data_sink.py",
     ),
     Mutant(
         "a-dead-letter-is-read-again",
         "streaming/archive/job.py",
         "self.archive.append(rows, records[-1][0] + 1)",
         "self.archive.append(rows, (rows[-1].offset if rows else records[-1][0]) + 1)",
-        "tests/unit/test_archive.py",
+        "tests/unit/streaming/test_archive.py",
     ),
     # -- who streams ------------------------------------------------------------------------------
     Mutant(
@@ -914,7 +914,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "coordinator/core/leader/scrubbing.py",
         "strays = (*found.strays, *found.later) if quiet else found.strays",
         "strays = found.strays",
-        "tests/unit/test_lone_master.py",
+        "tests/unit/core/test_lone_master.py",
     ),
     # -- who streams ------------------------------------------------------------------------------
     # -- who streams ------------------------------------------------------------------------------
@@ -927,14 +927,14 @@ MUTANTS: tuple[Mutant, ...] = (
 """,
         """        place.number, place.owner = record.number, (record.projector, record.connection)
 """,
-        "tests/unit/test_indexer_tracking.py",
+        "tests/unit/indexer_sim/test_tracker.py",
     ),
     Mutant(
         "a-stream-that-indexers-ignore-goes-on",
         "projector_sim/projector/stream_planner.py",
         "return set(kv.owned) - here or self._ignored(run, here & kv.owned, now_ms)",
         "return set(kv.owned) - here",
-        "tests/unit/test_projector_desk.py",
+        "tests/unit/projector_sim/test_stream_planner.py",
     ),
     Mutant(
         "an-indexer-does-not-say-which-numbers-it-takes",
@@ -944,7 +944,7 @@ MUTANTS: tuple[Mutant, ...] = (
 """,
         """            published.read,
 """,
-        "tests/integration/test_indexer_data.py",
+        "tests/integration/indexer/test_indexer_data.py",
     ),
     Mutant(
         "a-lost-acknowledgement-doubles-a-record",
@@ -961,14 +961,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "indexer_sim/bucket/tracker.py",
         "guarded = not whole or number <= place.floor",
         "guarded = not whole",
-        "tests/unit/test_indexer_tracking.py",
+        "tests/unit/indexer_sim/test_tracker.py",
     ),
     Mutant(
         "a-reader-that-dies-at-once-is-waited-for",
         "coordinator/core/consensus/liveness.py",
         "(1 if self._has_read else START_PATIENCE)",
         "(1 if self._read_at else START_PATIENCE)",
-        "tests/unit/test_liveness.py",
+        "tests/unit/core/consensus/test_liveness.py",
     ),
     # -- what is let in ------------------------------------------------------------------------
     Mutant(
@@ -976,27 +976,27 @@ MUTANTS: tuple[Mutant, ...] = (
         "coordinator/runtime/http_guard.py",
         'if not _is_of(origin.decode("latin-1").lower(), own):',
         "if False:",
-        "tests/unit/test_guarding.py",
+        "tests/unit/runtime/test_http_guard.py",
     ),
     Mutant(
         "json-of-one-level-more",
         "coordinator/core/model/json_text.py",
         "levels.max() > depth_max",
         "levels.max() > depth_max + 1",
-        "tests/unit/test_json_text.py",
+        "tests/unit/core/model/test_json_text.py",
     ),
     Mutant(
         "a-body-is-read-to-its-end",
         "coordinator/runtime/request_bodies.py",
         "if size > limit_bytes:",
         "if False:",
-        "tests/unit/test_bodies.py",
+        "tests/unit/http/test_bodies.py",
     ),
     Mutant(
         "folders-are-open-to-all",
         "coordinator/runtime/private_files.py",
         "UMASK = 0o077",
         "UMASK = 0o022",
-        "tests/unit/test_private.py",
+        "tests/unit/runtime/test_private_files.py",
     ),
 )

@@ -7,6 +7,8 @@ import random
 
 import pytest
 
+from tests.simulation.scenes import world  # noqa: F401
+
 FIRST, LAST = 1_000_000, 9_000_000
 """Below are the seeds that are run always, above those made for a pair of step and fault."""
 

@@ -23,8 +23,16 @@ from coordinator.core.model.commands import (
     Request,
 )
 from coordinator.core.model.entities import DROPPING, INIT, Index, Setting
-from tests.linearizability import UNKNOWN, NameSpace, Ok, Operation, Refused, Register, check
 from tests.simulation.actors import Reading
+from tests.support.linearizability import (
+    UNKNOWN,
+    NameSpace,
+    Ok,
+    Operation,
+    Refused,
+    Register,
+    check,
+)
 
 if TYPE_CHECKING:
     from tests.simulation.judge import Judge

@@ -23,20 +23,17 @@ from coordinator.core.model.records import (
 )
 from tests.simulation.actors import Operator
 from tests.simulation.machine import ACKS, EFFECTS, HEARTBEAT, Machine
-from tests.simulation.test_membership import PUT, operate, standing
-from tests.simulation.test_scenarios import (
+from tests.simulation.membership_scenes import PUT, operate, standing
+from tests.simulation.scenes import (
     ask,
     master_of,
     records,
     replicas_of,
     run_until,
     serves,
-    world,
     world_has_members,
 )
 from tests.simulation.world import World
-
-__all__ = ["world"]
 
 
 def test_a_node_whose_heartbeats_are_not_heard_is_not_admitted_over_and_over(world: World) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from coordinator.core.consensus.election import (
@@ -21,8 +19,6 @@ from coordinator.core.model.commands import (
     UNKNOWN,
     CreateIndex,
     Leave,
-    Outcome,
-    PutSetting,
     Reform,
     StepDown,
 )
@@ -38,7 +34,8 @@ from coordinator.core.model.records import (
 from coordinator.core.model.types import TxnId
 from tests.simulation.actors import Operator
 from tests.simulation.machine import Machine
-from tests.simulation.test_scenarios import (
+from tests.simulation.membership_scenes import PUT, operate, standing
+from tests.simulation.scenes import (
     Caller,
     ask,
     master_of,
@@ -46,21 +43,9 @@ from tests.simulation.test_scenarios import (
     replicas_of,
     run_until,
     serves,
-    world,
     world_has_members,
 )
 from tests.simulation.world import World
-
-__all__ = ["world"]
-
-PUT = PutSetting("k", '"v"')
-
-
-def operate(world: World, machine: Machine, command: Any) -> Outcome:
-    operator = Operator(world, machine, command)
-    run_until(world, lambda: operator.outcome is not None)
-    assert operator.outcome is not None
-    return operator.outcome
 
 
 def test_stepping_down_hands_over_to_whom_is_named_without_any_suspicion(world: World) -> None:
@@ -196,11 +181,6 @@ def test_nobody_eligible_is_said_and_a_complete_node_can_be_made_master(world: W
     run_until(world, lambda: standing(outside).state == ELECTED and serves(outside))
     assert ask(world, PUT).status == OK
     assert len(records(world, ClusterReformed)) == 1
-
-
-def standing(machine: Machine) -> Any:
-    assert machine.node is not None
-    return machine.node.mastership
 
 
 def test_a_reform_is_refused_while_there_is_a_master(world: World) -> None:

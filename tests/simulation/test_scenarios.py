@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,15 +10,12 @@ import pytest
 
 from coordinator.core.catalog import state as states
 from coordinator.core.consensus import authority as authorities
-from coordinator.core.consensus.inputs import Requested
 from coordinator.core.model.commands import (
     OK,
     REFUSED,
     UNKNOWN,
-    Command,
     CreateIndex,
     DeleteSetting,
-    Outcome,
     PutSetting,
     Request,
 )
@@ -32,80 +28,20 @@ from coordinator.core.model.records import (
 from tests.simulation.actors import NEVER
 from tests.simulation.faults import HOUR_MS
 from tests.simulation.machine import Machine
+from tests.simulation.scenes import (
+    Caller,
+    ask,
+    master_of,
+    records,
+    replicas_of,
+    run_until,
+    serves,
+    world_has_members,
+)
 from tests.simulation.world import World
 
 PUT = PutSetting("k", '"v"')
 CREATE = CreateIndex("i", "b", ("x",))
-
-
-class Caller:
-    """Asks the cluster for one thing and keeps the answer."""
-
-    def __init__(self, world: World, command: Command, patience_ms: int = 5_000, **more: Any):
-        self.outcome: Outcome | None = None
-        self.op = None
-        self.reading = None
-        self._token = world.token()
-        deadline_ms = world.clock.now + patience_ms
-        request = Request(command, f"r{self._token}", token=self._token, deadline_ms=deadline_ms)
-        master = world.machines[world.judge.truth.master]
-        master.ask(Requested(replace(request, **more)), self._token, self)
-
-    def heard(self, token: int, outcome: Outcome) -> None:
-        self.outcome = outcome
-
-
-def master_of(world: World) -> Machine:
-    return world.machines[world.judge.truth.master]
-
-
-def serves(machine: Machine) -> bool:
-    """Tell whether the machine is a master that takes commands."""
-    node = machine.node
-    return node is not None and node.master is not None and node.master.active
-
-
-def replicas_of(world: World) -> list[Machine]:
-    return [m for m in world.machines.values() if m.number != world.judge.truth.master]
-
-
-def run_until(
-    world: World, done: Callable[[], bool], limit_ms: int = 15_000, step_ms: int = 20
-) -> None:
-    limit = world.clock.now + limit_ms
-    while not done():
-        assert world.clock.now < limit, world.unsettled()
-        world.clock.run(world.clock.now + step_ms)
-
-
-def ask(world: World, command: Command, **more: Any) -> Outcome:
-    caller = Caller(world, command, **more)
-    run_until(world, lambda: caller.outcome is not None)
-    assert caller.outcome is not None
-    return caller.outcome
-
-
-def records(world: World, *kinds: type) -> list[tuple[int, Any]]:
-    found = world.broker["commit"].read(0)
-    return [(r.offset, r.value) for r in found if isinstance(r.value, kinds)]
-
-
-@pytest.fixture(params=[1, 2, 3])
-def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    """Three nodes at rest, one setting written; afterwards all is healed and compared."""
-    world = World(request.param, plain=True, tracing=True)
-    run_until(world, world_has_members(world, 3))
-    run_until(world, lambda: len(master_of(world).node.authority.indexers) == 3)  # type: ignore
-    assert ask(world, PutSetting("first", "1")).status == OK
-    run_until(world, world.settled)
-    yield world
-    world.heal()
-    run_until(world, world.settled)
-    world.judge.conclude()
-
-
-def world_has_members(world: World, count: int) -> Callable[[], bool]:
-    return lambda: len(world.judge.truth.members) == count and world.settled()
 
 
 def test_a_refusing_replica_rolls_back_and_its_log_is_deleted(world: World) -> None:

@@ -11,7 +11,7 @@ from coordinator.core.model.records import Event, SnapshotKept
 from coordinator.core.model.types import TxnId
 from tests.simulation.broker import COMMITTED, Session, Transaction
 from tests.simulation.machine import Machine
-from tests.simulation.test_scenarios import ask, master_of, records, run_until, world_has_members
+from tests.simulation.scenes import ask, master_of, records, run_until, world_has_members
 from tests.simulation.world import World
 
 

@@ -1,0 +1,63 @@
+"""The real HTTP API on a node without processes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+
+from coordinator.core.consensus import inputs as inp
+from coordinator.core.model.commands import Outcome
+from coordinator.core.model.types import Instant
+from coordinator.http.app import build_app
+from coordinator.language.examiner import Examiner
+from coordinator.node.metrics import NodeMetrics
+from tests.support.lone_node import HOST, LoneNode
+
+TICK_MS = 50
+
+
+class LoneShell:
+    """What the HTTP API needs of a shell, around a `LoneNode`."""
+
+    def __init__(self, lone: LoneNode | None = None) -> None:
+        self.lone = lone or LoneNode(serves=True).start()
+        self.node = self.lone.node
+        self.metrics = NodeMetrics(self.node)
+        self.examiner = Examiner()
+        self.has_read = lambda name: True
+        self._callers: dict[int, asyncio.Future[Outcome]] = {}
+        self._last = 0
+        self.lone.heard = self._reply
+
+    def now(self) -> Instant:
+        return self.lone.now
+
+    def feed(self, event: inp.Input) -> None:
+        self.lone.feed(event)
+
+    async def ask(self, make: Callable[[int], inp.Input]) -> Outcome:
+        self._last += 1
+        future = asyncio.get_running_loop().create_future()
+        self._callers[self._last] = future
+        self.lone.feed(make(self._last))
+        for _ in range(400):
+            if future.done() or self.lone.halted:
+                break
+            self.lone.run(TICK_MS)
+        assert self.lone.halted is None, self.lone.halted
+        outcome: Outcome = await asyncio.wait_for(future, 1)
+        return outcome
+
+    def _reply(self, token: int, outcome: Outcome) -> None:
+        caller = self._callers.pop(token, None)
+        if caller is not None and not caller.done():
+            caller.set_result(outcome)
+
+    def client(self, **more: Any) -> httpx.AsyncClient:
+        """Return a client of the API, in this process."""
+        shell: Any = self
+        transport = httpx.ASGITransport(app=build_app(shell), raise_app_exceptions=False)
+        return httpx.AsyncClient(transport=transport, base_url=f"http://{HOST}", **more)

@@ -1,0 +1,213 @@
+"""Who takes part in a restart, and for how long that must not change: while an answer may come."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from coordinator.codec import Codec
+from coordinator.core.catalog.state import StateContext, evolve
+from coordinator.core.consensus.effects import Ask
+from coordinator.core.leader import build_coordinator as builds
+from coordinator.core.leader.build_coordinator import Building
+from coordinator.core.leader.membership import Membership
+from coordinator.core.leader.stream_restart import Restarting
+from coordinator.core.model.entities import (
+    MAINTENANCE,
+    PENDING,
+    Bucket,
+    Index,
+    Source,
+    Stream,
+)
+from coordinator.core.model.records import (
+    IndexerHeartbeat,
+    IndexerRegistered,
+    Mutation,
+    StreamAwaited,
+)
+from coordinator.core.model.stream_records import HwHeartbeat, RestartRequested, RestartTimestamp
+from coordinator.core.model.types import Instant
+from coordinator.core.model.vectors import Vector
+from coordinator.core.timestamps.board import EMPTY, fold
+from tests.support.streamed_indexes import an_index
+
+WAIT_MS = 2_000
+HELD = Vector([7, 7], [5, 9])
+ONE = {1: HELD}
+
+
+class View:
+    """What a node shows while its application computes timestamps."""
+
+    def __init__(self) -> None:
+        self.config: Any = SimpleNamespace(
+            node=1, restart_wait_ms=WAIT_MS, restart_pause_ms=10_000, election_timeout_ms=1_500
+        )
+        self.now = Instant(mono_ms=1_000, wall_ms=1_000)
+        self.timestamps = EMPTY
+        self.state: Any = StateContext()
+        self.hearing: Any = SimpleNamespace(
+            application=object(), alive=lambda heartbeat: True, clock_ms=0
+        )
+
+    def advance(self, by_ms: int) -> None:
+        self.now = Instant(mono_ms=self.now.mono_ms + by_ms, wall_ms=self.now.wall_ms + by_ms)
+
+    def answer(self, question: RestartRequested, vector: Vector = HELD) -> None:
+        vbuuids, seqnos = vector.to_bytes()
+        record = RestartTimestamp(
+            *("travel", 1, question.round, (0, 1), vbuuids, seqnos, (), (), "asked", 1)
+        )
+        self.timestamps = fold(self.timestamps, record, self.now).board
+
+
+@pytest.fixture
+def view() -> Any:
+    return View()
+
+
+@pytest.fixture
+def restarting() -> Restarting:
+    return Restarting(3)
+
+
+@pytest.fixture
+def question(view: Any, restarting: Restarting) -> RestartRequested:
+    """Return what was asked first: the answer is awaited."""
+    vector, [asked] = restarting.vector(view, "travel", ONE, {})
+    assert vector is None
+    assert restarting.is_asking(view)
+    assert isinstance(asked.record, RestartRequested)
+    return asked.record
+
+
+def test_it_asks_until_the_answer_is_there(
+    view: Any, restarting: Restarting, question: RestartRequested
+) -> None:
+    view.answer(question)
+    assert not restarting.is_asking(view)
+    assert restarting.vector(view, "travel", ONE, {}) == (HELD, ())
+
+
+@pytest.mark.usefixtures("question")
+def test_it_asks_no_longer_than_the_wait(view: Any, restarting: Restarting) -> None:
+    """The renewal may be wanted for longer, as nobody may be there who serves the streams."""
+    view.advance(WAIT_MS - 1)
+    assert restarting.is_asking(view)
+    view.advance(1)
+    assert not restarting.is_asking(view)
+    assert restarting.vector(view, "travel", ONE, {}) == (HELD, ())
+
+
+# -- who takes part ------------------------------------------------------------------------------
+
+ZERO = Vector.zero(2)
+
+
+def a_peer(indexer: int) -> Any:
+    return SimpleNamespace(beat=SimpleNamespace(indexer=indexer, incarnation=1))
+
+
+def a_building(view: Any, *indexes: Index, live: tuple[int, ...]) -> Building:
+    bucket = Bucket("travel", 2)
+    entities = [bucket, *indexes]
+    changes = [(Mutation("Changed", e.key, b"", e), cas) for cas, e in enumerate(entities, 1)]
+    view.state = evolve(StateContext(), changes)
+    view.hearing.indexers = {indexer: a_peer(indexer) for indexer in live}
+    view.hearing.indexer_alive = lambda number: number in live
+    return Building(3)
+
+
+def says(building: Building, indexer: int, vector: Vector) -> None:
+    record = HwHeartbeat(indexer, 1, "travel", (1,), *vector.to_bytes(), 0, 0, 0, 0, (), 0)
+    building.streams_read([record])
+
+
+def test_who_is_away_or_holds_nothing_takes_no_part(view: Any) -> None:
+    """Indexer 2 has only just come, 3 is away; 4 hosts what nobody has begun to build."""
+    building = a_building(
+        view, an_index(1, MAINTENANCE, 1, 2, 3), an_index(2, PENDING, 4), live=(1, 2, 4)
+    )
+    for indexer, vector in ((1, HELD), (2, ZERO), (4, ZERO)):
+        says(building, indexer, vector)
+    begin, [asked] = building._restart(view, "travel", overdue=False)
+    assert begin is None
+    assert isinstance(asked, Ask)
+    assert isinstance(asked.record, RestartRequested)
+    assert asked.record.participants == (1,)
+
+
+def test_who_is_sure_to_hold_something_is_waited_for(view: Any) -> None:
+    building = a_building(view, an_index(1, MAINTENANCE, 1, 2), live=(1, 2))
+    says(building, 1, HELD)
+    assert building._restart(view, "travel", overdue=False) == (None, ())
+    view.hearing.application = None
+    view.hearing.alive = lambda peer: peer is not None
+    assert building._restart(view, "travel", overdue=True) == (HELD.to_bytes(), ())
+
+
+def test_no_indexer_is_registered_while_an_answer_is_awaited(view: Any) -> None:
+    beat = IndexerHeartbeat(3, 7, "http://x", "", 1, 0, 0, 0, 1)
+    view.authority = SimpleNamespace(
+        indexers={}, projectors={}, members={}, active=(), minimum=1, outcomes_apart=True
+    )
+    copies: Any = SimpleNamespace(is_due=lambda view: False, kept_by=lambda epoch: [])
+    membership = Membership(view, 3, Codec(), copies)
+    membership.indexer_heard(view, beat)
+    assert membership.due(view, is_idle=False, may_register=False).records == []
+    [record] = membership.due(view, is_idle=False, may_register=True).records
+    assert isinstance(record, IndexerRegistered)
+
+
+def test_what_is_answered_counts_and_not_only_what_is_held_here(
+    view: Any, restarting: Restarting, question: RestartRequested
+) -> None:
+    said = Vector([7, 7], [5, 3])
+    view.answer(question, said)
+    assert restarting.vector(view, "travel", ONE, {}).vector == said
+
+
+def test_an_answer_is_not_taken_for_a_loss_that_nobody_asked_about(
+    view: Any, restarting: Restarting, question: RestartRequested
+) -> None:
+    view.answer(question)
+    assert restarting.told(view, "travel", 0) is None
+
+
+def test_what_an_indexer_held_in_another_life_does_not_count(view: Any) -> None:
+    building = a_building(view, an_index(1, MAINTENANCE, 1), live=(1,))
+    says(building, 1, HELD)
+    assert building._watermark(view, "travel", 1, 2) is not None
+    view.hearing.indexers[1].beat.incarnation = 2
+    assert building._watermark(view, "travel", 1, 2) is None
+
+
+@pytest.mark.parametrize("states", [(MAINTENANCE, PENDING), (PENDING, MAINTENANCE)])
+def test_a_host_of_two_indexes_surely_holds_something_if_one_of_them_is_built(
+    view: Any, states: tuple[str, str]
+) -> None:
+    indexes = [an_index(number, state, 1) for number, state in enumerate(states, 1)]
+    a_building(view, *indexes, live=(1,))
+    # The state has them in no particular order: here, in both.
+    view.state = SimpleNamespace(in_phase=lambda *phases: indexes)
+    assert builds._hosts(view, "travel") == [(1, True)]
+
+
+def test_who_waits_under_a_number_that_was_renewed_already_waits_no_more(view: Any) -> None:
+    """A heartbeat from before the renewal would bring another one."""
+    building = a_building(view, an_index(1, MAINTENANCE, 1), live=(1,))
+    stream = Stream("travel", 4, (Source(0, 5, 4),), b"", b"", "")
+    change = (Mutation("StreamRenewed", stream.key, b"", stream), 9)
+    state = evolve(view.state, [change])
+
+    def waiting(number: int) -> Any:
+        beat: Any = SimpleNamespace(
+            projector=0, incarnation=5, waiting=(StreamAwaited("travel", number),)
+        )
+        return building._waiting(state, [beat])
+
+    assert waiting(3) == {}
+    assert waiting(4) == {"travel": (4, [(0, 5)])}

@@ -1,0 +1,554 @@
+"""What the router makes of frames: the laws of items, and of the records about streams."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator import codec
+from coordinator.core.keys.collation import encode_key
+from coordinator.core.keys.key_versions import (
+    ABSENT,
+    ATTACH,
+    BEGIN,
+    END,
+    KEY_BYTES_MAX,
+    NO_SLICE,
+    SYNC,
+    UPSERT,
+    VBUUID,
+    Item,
+    begun,
+    pack,
+    unpack,
+)
+from coordinator.core.keys.topology import topology_of
+from coordinator.core.model.entities import BACKFILL, Index, Slice
+from coordinator.core.model.stream_records import (
+    ConnectionClosed,
+    FailoverLog,
+    KeyVersions,
+    StreamBegin,
+    StreamEnd,
+    Sync,
+)
+from coordinator.language.expressions import compile_index
+from projector_sim.projector.connection_runs import Run
+from projector_sim.projector.evaluation_plan import Route, RouteError, Routes, route
+from projector_sim.projector.kv_client import split
+from projector_sim.projector.router import GARBAGE, RECORD_BYTES_MAX, FrameError, Router, _parts
+from projector_sim.protocol import frames
+from projector_sim.protocol.failover import Branch
+from projector_sim.protocol.frames import HEAD, Kind, Reason
+from tests.conftest import examples
+from tests.support.projected_indexes import an_index
+
+PARTITIONS, PROJECTOR, BRANCH = 4, 1, 9
+ONE = an_index(1, expressions=("a",), slices=(Slice(0, 1),))
+TWO = an_index(2, expressions=("b", "a"), slices=(Slice(0, 1, (3,)), Slice(1, 2), Slice(2, 3)))
+PART = an_index(3, expressions=("a",), where="b > 3", slices=(Slice(0, 2),))
+
+
+class Sink:
+    """Keeps what is handed over, in order."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[int, int, KeyVersions]] = []
+        self.records: list[Any] = []
+        self.all: list[Any] = []
+
+    def items(self, partition: int, indexer: int, record: KeyVersions) -> None:
+        self.sent.append((partition, indexer, record))
+        self.all.append(record)
+
+    def control(self, vbucket: int, record: Any) -> None:
+        self.records.append(record)
+        self.all.append(record)
+
+    def of(self, indexer: int, *kinds: int) -> list[Item]:
+        found = [i for _, who, record in self.sent if who == indexer for i in unpack(record.items)]
+        return [item for item in found if not kinds or item.kind in kinds]
+
+
+class Given:
+    """A router of one connection."""
+
+    def __init__(self, *indexes: Index, kind: str = "maintenance", **more: Any) -> None:
+        self.run = Run("b", kind, 5, tuple(range(8)), {i.id: i for i in indexes}, 0, **more)
+        self.sink = Sink()
+        routes = [route(index) for index in indexes]
+        self.router = Router(self.run, routes, self.sink, PROJECTOR, PARTITIONS, lambda: 1)
+
+    def take(self, data: bytes) -> None:
+        for kind, body in split(bytearray(), data):
+            self.router.take(kind, body)
+
+    def begin(self, *vbuckets: int, seqno: int = 0) -> None:
+        for vbucket in vbuckets:
+            self.take(frames.begin(vbucket, BRANCH, seqno, (Branch(BRANCH, 0),)))
+
+    def mutate(self, vbucket: int, *mutations: tuple[int, str, Any]) -> None:
+        """Send mutations: seqno, id, and the document, None for a deletion, bytes as they are."""
+        parts = [
+            frames.pack_mutation(
+                seqno, name.encode(), document if is_raw(document) else orjson.dumps(document)
+            )
+            for seqno, name, document in mutations
+        ]
+        whole = b"".join(parts)
+        self.take(frames.mutations_head(vbucket, len(whole)) + whole)
+
+    def carry(self, *indexes: Index, attached: Iterable[int] = ()) -> None:
+        self.run.carried = {index.id: index for index in indexes}
+        self.router.carry([route(index) for index in indexes], attached)
+
+    def items(self, indexer: int, *kinds: int) -> list[Item]:
+        self.router.flush()
+        return self.sink.of(indexer, *kinds)
+
+
+def is_raw(document: Any) -> bool:
+    return document is None or isinstance(document, bytes)
+
+
+def said(item: Item) -> tuple[int, int, int, str, int]:
+    return item.kind, item.seqno, item.place, item.document.decode(), item.slice
+
+
+# -- items -----------------------------------------------------------------------------------------
+
+
+def test_each_host_has_one_item_of_each_mutation_and_index() -> None:
+    here = Given(ONE, TWO, PART)
+    here.begin(6)
+    document = {"a": "x", "b": 4}
+    here.mutate(6, (1, "d", document))
+    key = compile_index(TWO)("d", document)
+    assert key is not None
+    piece = topology_of(TWO).get_partition(key).slice
+    for indexer in (1, 2, 3):
+        items = here.items(indexer, UPSERT, ABSENT)
+        assert [item.place for item in items] == [
+            place for place, index in enumerate((ONE, TWO, PART)) if indexer in index.hosts
+        ]
+        for item in items:
+            index = (ONE, TWO, PART)[item.place]
+            hosts = piece.hosts if index is TWO else index.hosts
+            assert item.kind == (UPSERT if indexer in hosts else ABSENT)
+    (item,) = [i for i in here.items(piece.master, UPSERT) if i.place == 1]
+    assert (item.payload, item.slice, item.vbucket, item.seqno) == (key, piece.number, 6, 1)
+    (item,) = [i for i in here.items(2, UPSERT) if i.place == 2]
+    assert item.payload == encode_key(("x",))
+
+
+@pytest.mark.parametrize("document", [None, {"b": 9}, b"{", b"\xff", b""])
+def test_what_is_in_no_slice_is_absent_for_every_host(document: Any) -> None:
+    here = Given(ONE, TWO)
+    here.begin(0)
+    here.mutate(0, (7, "gone", document))
+    only_two_is_there = document == {"b": 9}
+    for indexer in (1, 2, 3):
+        kinds = {i.place: i.kind for i in here.items(indexer, UPSERT, ABSENT)}
+        assert kinds.get(0, ABSENT) == ABSENT
+        assert only_two_is_there or set(kinds.values()) == {ABSENT}
+    absent = here.items(1, ABSENT)[0]
+    assert said(absent) == (ABSENT, 7, 0, "gone", NO_SLICE)
+    assert here.router.errors[GARBAGE] == (document in (b"{", b"\xff", b""))
+
+
+def test_a_backfill_says_nothing_of_what_is_absent() -> None:
+    here = Given(TWO, kind="backfill")
+    here.begin(0)
+    here.mutate(0, (1, "a", None), (2, "b", {"c": 1}), (3, "c", {"b": 1}), (4, "d", b"no"))
+    found = [said(i) for indexer in (1, 2, 3) for i in here.items(indexer, UPSERT, ABSENT)]
+    assert {(kind, name) for kind, _, _, name, _ in found} == {(UPSERT, "c")}
+
+
+def test_an_evaluation_that_fails_is_counted_and_stops_nothing() -> None:
+    def fails(document_id: str, _: Any) -> bytes | None:
+        if document_id == "long":
+            return b"x" * (KEY_BYTES_MAX + 1)
+        raise RuntimeError(document_id)
+
+    here = Given(ONE, TWO)
+    here.router.carry([replace(route(ONE), evaluate=fails), route(TWO)])
+    here.begin(0)
+    here.mutate(0, (1, "d", {"a": 1, "b": 2}), (2, "long", {"a": 1, "b": 2}))
+    assert here.router.errors == {1: 2}
+    assert [i.kind for i in here.items(1, UPSERT, ABSENT) if i.place == 0] == [ABSENT, ABSENT]
+    assert len([i for n in (1, 2, 3) for i in here.items(n, UPSERT) if i.place == 1]) >= 2
+
+
+def test_a_catch_up_is_for_one_indexer_and_says_what_is_absent() -> None:
+    here = Given(ONE, TWO, kind="catch-up", indexer=1)
+    here.begin(0, seqno=4)
+    here.mutate(0, (5, "d", {"a": 1, "b": 2}), (6, "e", None))
+    here.router.flush()
+    assert {indexer for _, indexer, _ in here.sink.sent} == {1}
+    assert [i.seqno for i in here.items(1, UPSERT, ABSENT)] == [5, 5, 6, 6]
+
+
+def test_indexes_of_which_a_vbucket_is_not_sent_have_no_items_of_it() -> None:
+    here = Given(ONE, TWO, kind="backfill", shares={2: frozenset({2})})
+    here.begin(1, 2)
+    for vbucket in (1, 2):
+        here.mutate(vbucket, (1, f"d{vbucket}", {"a": 1, "b": 2}))
+    here.take(frames.end(2, 1, Reason.DONE))
+    places = {(i.vbucket, i.place) for n in (1, 2, 3) for i in here.items(n, UPSERT)}
+    assert places == {(1, 0), (1, 1), (2, 1)}
+    assert {i.vbucket: begun(i)[1] for i in here.items(1, BEGIN)} == {1: (0, 1), 2: (1,)}
+
+
+def many(count: int) -> list[Index]:
+    slices = (Slice(0, 1, (2,)),)
+    return [an_index(n, expressions=("a",), slices=slices) for n in range(1, count + 1)]
+
+
+def test_items_of_one_seqno_that_fit_into_a_record_are_in_one() -> None:
+    here = Given(*many(40))
+    here.begin(0)
+    here.mutate(0, *((n, f"d{n}", {"a": "x" * 900}) for n in range(1, 50)))
+    here.router.flush()
+    seqnos: dict[int, set[int]] = defaultdict(set)
+    for place, (_, indexer, record) in enumerate(here.sink.sent):
+        assert not record.continued
+        for item in unpack(record.items):
+            if item.kind == UPSERT and indexer == 1:
+                seqnos[item.seqno].add(place)
+    assert len(here.sink.sent) > 10
+    assert set(map(len, seqnos.values())) == {1}
+
+
+def test_a_mutation_of_more_items_than_a_record_holds_goes_on_in_the_next_ones() -> None:
+    here = Given(*many(1_000))
+    here.begin(0)
+    for seqno in (1, 2):
+        here.mutate(0, (seqno, f"d{seqno}", {"a": "x" * 4_000}))
+    for indexer in (1, 2):
+        records = [record for _, who, record in here.sink.sent if who == indexer]
+        assert max(len(codec.encode(record)) for record in records) < 1024 * 1024
+        assert max(len(record.items) for record in records) <= RECORD_BYTES_MAX
+        items = [[(i.seqno, i.place) for i in unpack(r.items) if i.kind == UPSERT] for r in records]
+        assert list(chain(*items)) == [(n, place) for n in (1, 2) for place in range(1_000)]
+        for record, held, after in zip(records, items, items[1:], strict=False):
+            assert record.continued == bool(held and after and held[-1][0] == after[0][0])
+        assert sum(record.continued for record in records) > 10
+        assert not records[-1].continued
+
+
+@examples(30)
+@given(sizes=st.lists(st.integers(0, 40), max_size=30), bytes_max=st.integers(1, 200))
+def test_the_parts_of_what_is_sent_are_all_of_it_in_its_order(
+    sizes: list[int], bytes_max: int
+) -> None:
+    items = [pack(Item(UPSERT, 0, n // 3, payload=b"k" * size)) for n, size in enumerate(sizes)]
+    parts = list(_parts(items, bytes_max))
+    assert b"".join(part for part, _ in parts) == b"".join(items)
+    ends = [list(unpack(part)) for part, _ in parts if part]
+    for (_, continued), held, after in zip(parts, ends, ends[1:], strict=False):
+        assert continued == (held[-1].seqno == after[0].seqno)
+    for held in ends:
+        assert len(held) == 1 or sum(len(pack(item)) for item in held) <= bytes_max
+
+
+def test_each_record_names_the_one_before_it_on_its_partition_and_for_its_indexer() -> None:
+    here = Given(ONE, TWO)
+    here.begin(0, 1)
+    for seqno in range(1, 5):
+        here.mutate(seqno % 2, (seqno, f"d{seqno}", {"a": seqno, "b": 2}))
+        here.take(frames.sync([(seqno % 2, seqno)]))
+    last: dict[tuple[int, int], int] = {}
+    for partition, indexer, record in here.sink.sent:
+        assert record.previous == last.get((partition, indexer), 0)
+        last[partition, indexer] = record.ordinal
+    assert len(last) == 6
+
+
+def test_a_probe_is_a_record_for_everybody_after_all_that_waits() -> None:
+    here = Given(ONE, TWO)
+    here.begin(0)
+    here.mutate(0, (1, "d", {"a": 1, "b": 2}))
+    here.router.probe()
+    last = {(p, who): record for p, who, record in here.sink.sent}
+    assert last.keys() == {(p, who) for p in range(PARTITIONS) for who in (1, 2, 3)}
+    assert not any(record.items for record in last.values())
+    assert here.sink.of(1, UPSERT), "what waited went before"
+
+
+documents = st.fixed_dictionaries(
+    {}, optional={"a": st.integers(0, 3) | st.text(max_size=3), "b": st.integers(0, 9)}
+)
+writes = st.lists(
+    st.tuples(st.integers(0, 7), st.integers(0, 5), st.none() | documents), max_size=60
+)
+
+
+@examples(60)
+@given(writes=writes, flush_each=st.integers(1, 7))
+def test_who_applies_the_items_has_what_the_documents_say(
+    writes: list[tuple[int, int, Any]], flush_each: int
+) -> None:
+    indexes = (ONE, TWO, PART)
+    here = Given(*indexes)
+    here.begin(*range(8))
+    truth: dict[str, Any] = {}
+    seqnos: dict[int, int] = defaultdict(int)
+    for step, (vbucket, number, document) in enumerate(writes):
+        seqnos[vbucket] += 1
+        name = f"{vbucket}-{number}"
+        here.mutate(vbucket, (seqnos[vbucket], name, document))
+        truth[name] = document
+        if step % flush_each == 0:
+            here.router.flush()
+    held: dict[tuple[int, int, int], dict[str, bytes]] = defaultdict(dict)
+    for indexer in (1, 2, 3):
+        for item in here.items(indexer, UPSERT, ABSENT):
+            index = indexes[item.place]
+            for piece in index.slices_on(indexer):
+                held[indexer, index.id, piece].pop(item.document.decode(), None)
+            if item.kind == UPSERT:
+                held[indexer, index.id, item.slice][item.document.decode()] = item.payload
+    for index in indexes:
+        evaluate, topology = compile_index(index), topology_of(index)
+        for piece in index.slices:
+            wanted = {}
+            for name, document in truth.items():
+                key = None if document is None else evaluate(name, document)
+                if key is not None and topology.get_partition(key).slice == piece:
+                    wanted[name] = key
+            for host in piece.hosts:
+                assert held[host, index.id, piece.number] == wanted
+
+
+# -- control ---------------------------------------------------------------------------------------
+
+
+def test_a_begin_names_the_branch_and_the_indexes_that_its_reader_hosts() -> None:
+    here = Given(ONE, TWO, PART)
+    here.begin(6, seqno=3)
+    assert {n: begun(here.items(n, BEGIN)[0]) for n in (1, 2, 3)} == {
+        1: (BRANCH, (0, 1)),
+        2: (BRANCH, (1, 2)),
+        3: (BRANCH, (1,)),
+    }
+    (record,) = [r for r in here.sink.records if isinstance(r, StreamBegin)]
+    assert (record.vbucket, record.vbuuid, record.seqno) == (6, BRANCH, 3)
+    (log,) = [r for r in here.sink.records if isinstance(r, FailoverLog)]
+    assert [(b.vbuuid, b.seqno) for b in log.branches] == [(BRANCH, 0)]
+
+
+def test_an_index_is_attached_where_each_vbucket_is() -> None:
+    here = Given(ONE)
+    here.begin(0, 5, seqno=2)
+    here.mutate(5, (7, "d", {"a": 1, "b": 2}))
+    here.carry(ONE, TWO, attached=(2,))
+    here.mutate(5, (8, "d", {"a": 1, "b": 2}))
+    places = [(i.vbucket, i.seqno, i.place, i.payload) for i in here.items(2, ATTACH)]
+    assert sorted(places) == [(0, 2, 1, VBUUID.pack(BRANCH)), (5, 7, 1, VBUUID.pack(BRANCH))]
+    assert [i.seqno for i in here.items(1) if i.kind in (UPSERT, ABSENT)] == [7, 8, 8]
+    assert here.items(3)[0].kind == ATTACH, "before any item of the index"
+
+
+def test_records_say_for_which_builds_they_are() -> None:
+    here = Given(ONE, TWO)
+    here.begin(0)
+    here.carry(replace(ONE, build=4), TWO, attached=(1,))
+    first, *_, last = [record for _, indexer, record in here.sink.sent if indexer == 1]
+    assert (first.indexes, first.builds) == ((1, 2), (1, 1))
+    assert (last.indexes, last.builds) == ((1, 2), (4, 1))
+
+
+def test_an_index_that_is_carried_no_more_has_no_items() -> None:
+    here = Given(ONE, TWO)
+    here.begin(0)
+    here.carry(TWO)
+    here.mutate(0, (1, "d", {"a": 1, "b": 2}))
+    here.router.flush()
+    record = here.sink.sent[-1][2]
+    assert (record.indexes, {i.place for i in unpack(record.items)}) == ((2,), {0})
+
+
+def test_a_sync_comes_after_all_that_it_promises() -> None:
+    here = Given(ONE, TWO)
+    here.begin(0, 1)
+    here.mutate(0, (1, "d", {"a": 1, "b": 2}))
+    here.mutate(1, (3, "e", None))
+    here.take(frames.sync([(0, 1), (1, 3), (7, 9)]))
+    for indexer in (1, 2, 3):
+        items = here.sink.of(indexer)
+        assert [(i.vbucket, i.seqno) for i in items if i.kind == SYNC] == [(0, 1), (1, 3)]
+        for sync in (i for i in items if i.kind == SYNC):
+            behind = items[items.index(sync) :]
+            assert not any(i.kind != SYNC and i.vbucket == sync.vbucket for i in behind)
+    syncs = [r for r in here.sink.records if isinstance(r, Sync)]
+    assert [(r.vbucket, r.vbuuid, r.seqno) for r in syncs] == [(0, BRANCH, 1), (1, BRANCH, 3)]
+    last_items = max(n for n, r in enumerate(here.sink.all) if isinstance(r, KeyVersions))
+    assert here.sink.all.index(syncs[0]) > last_items
+    assert here.run.positions == {0: 1, 1: 3}
+
+
+def test_where_nothing_changes_the_last_sync_is_repeated_but_not_to_the_indexers() -> None:
+    here = Given(ONE, TWO)
+    here.begin(0, 1, 2, seqno=3)
+    here.take(frames.sync([(0, 5)]))
+    here.router.repeat()
+    here.take(frames.sync([(1, 7)]))
+    here.take(frames.end(2, 0, Reason.MOVED))
+    here.router.repeat()
+    syncs = [(r.vbucket, r.seqno) for r in here.sink.records if isinstance(r, Sync)]
+    assert syncs == [(0, 5), (1, 3), (2, 3), (1, 7), (0, 5)]
+    assert [i.seqno for i in here.items(1, SYNC)] == [5, 7]
+
+
+def test_where_nothing_changes_indexers_hear_that_this_is_all() -> None:
+    here = Given(ONE)
+    here.begin(0)
+    here.router.flush()
+    here.router.repeat()
+    ordinals = [record.ordinal for p, who, record in here.sink.sent if (p, who) == (0, 1)]
+    assert here.sink.sent[-1][2].items == b""
+    assert ordinals == sorted(set(ordinals))
+    assert {p for p, who, record in here.sink.sent if not record.items} == {0, 1, 2, 3}
+
+
+def test_a_backfill_sends_no_sync() -> None:
+    here = Given(ONE, kind="backfill")
+    here.begin(0)
+    here.take(frames.sync([(0, 5)]))
+    assert here.items(1, SYNC) == []
+    assert not any(isinstance(r, Sync) for r in here.sink.records)
+
+
+def test_only_the_end_of_what_was_sent_to_its_end_is_an_item() -> None:
+    here = Given(ONE, TWO, kind="backfill")
+    here.begin(0, 1, 2)
+    here.take(frames.end(0, 8, Reason.DONE))
+    here.take(frames.end(1, 4, Reason.MOVED))
+    here.take(frames.end(5, 4, Reason.DONE))
+    here.router.close("broken")
+    for indexer in (1, 2, 3):
+        assert [(i.vbucket, i.seqno) for i in here.sink.of(indexer, END)] == [(0, 8)]
+    ends = [(r.vbucket, r.reason) for r in here.sink.records if isinstance(r, StreamEnd)]
+    assert ends == [(0, "done"), (1, "moved"), (2, "closed")]
+    closed = here.sink.all[-1]
+    assert isinstance(closed, ConnectionClosed)
+    assert closed.reason == "broken"
+    assert here.run.done == [0], "a vbucket that never began is not done"
+    assert (here.run.ended, here.run.positions) == ({0: 0, 1: 1, 5: 0}, {})
+
+
+def test_ordinals_count_all_records_of_a_connection() -> None:
+    here = Given(ONE, TWO)
+    here.begin(0, 1)
+    here.mutate(0, (1, "d", {"a": 1, "b": 2}))
+    here.take(frames.sync([(0, 1)]))
+    here.router.close("over")
+    ordinals = [r.ordinal for r in here.sink.all if not isinstance(r, FailoverLog)]
+    assert ordinals == list(range(1, len(ordinals) + 1))
+
+
+def test_what_waits_is_not_sent_after_a_gap() -> None:
+    here = Given(ONE)
+    here.begin(0)
+    here.router.flush()
+    here.mutate(0, (1, "d", {"a": 1}))
+    count = len(here.sink.sent)
+    here.router.close("Kafka refuses", lost=True)
+    assert len(here.sink.sent) == count
+    assert isinstance(here.sink.all[-1], ConnectionClosed)
+
+
+def test_a_rollback_ends_a_vbucket_that_never_began() -> None:
+    here = Given(ONE, starts={3: (BRANCH, 50)})
+    here.take(frames.rollback(3, 20))
+    here.mutate(3, (51, "d", {"a": 1}))
+    assert here.items(1) == []
+    (record,) = here.sink.records
+    assert (record.vbucket, record.vbuuid, record.seqno, record.reason) == (
+        *(3, BRANCH, 50),
+        "rollback",
+    )
+    assert here.run.refused == {3: 20}
+
+
+def test_mutations_of_what_has_not_begun_are_no_items() -> None:
+    """Who receives them could not tell what came before."""
+    here = Given(ONE)
+    here.mutate(3, (51, "d", {"a": 1}))
+    assert here.items(1) == []
+    assert here.run.positions == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (9, b""),
+        (Kind.BEGIN, b"\0"),
+        (Kind.SYNC, b"\0\0\0"),
+        (Kind.END, b"\0\0" + bytes(8) + b"\x63"),
+        (Kind.MUTATIONS, b"\0\0" + frames.pack_mutation(1, b"d", b"{}")[:-1]),
+        (Kind.MUTATIONS, b"\0\0" + b"\0\0\0"),
+    ],
+)
+def test_what_is_no_frame_is_refused(kind: int, body: bytes) -> None:
+    here = Given(ONE)
+    here.begin(0)
+    with pytest.raises(FrameError):
+        here.router.take(kind, body)
+
+
+# -- frames and routes -----------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 6), st.binary(max_size=40)), max_size=20),
+    st.lists(st.integers(1, 30), min_size=1),
+)
+def test_frames_come_out_however_the_bytes_are_cut(
+    sent: list[tuple[int, bytes]], cuts: list[int]
+) -> None:
+    data = b"".join(HEAD.pack(len(body) + 1, kind) + body for kind, body in sent)
+    rest, found, at, turn = bytearray(), [], 0, 0
+    while at < len(data):
+        found += split(rest, data[at : at + cuts[turn % len(cuts)]])
+        at += cuts[turn % len(cuts)]
+        turn += 1
+    assert found == sent
+    assert not rest
+
+
+@pytest.mark.parametrize("size", [0, 2**31])
+def test_a_frame_of_an_impossible_size_is_refused(size: int) -> None:
+    with pytest.raises(ValueError, match="a frame of"):
+        split(bytearray(), HEAD.pack(size, 2))
+
+
+def test_a_route_is_made_once_while_nothing_changes_that_it_rests_on() -> None:
+    made: list[int] = []
+
+    def make(index: Index) -> Route:
+        made.append(index.build)
+        return route(index)
+
+    routes = Routes(make)
+    first = routes.of(ONE)
+    assert routes.of(replace(ONE, state="maintenance", build=2)) is first
+    assert routes.of(replace(ONE, slices=(Slice(0, 2),))).indexers == {2}
+    assert made == [1, 1]
+
+
+def test_an_index_that_cannot_be_evaluated_has_no_route_and_a_reason() -> None:
+    routes = Routes()
+    bad = replace(ONE, expressions=("no (such",), state=BACKFILL)
+    assert routes.why_not(bad)
+    assert routes.why_not(ONE) == ""
+    with pytest.raises(RouteError):
+        routes.of(bad)
