@@ -10,9 +10,9 @@ import httpx
 import psutil
 import pytest
 
+from coordinator.kafka.topics import HEARTBEAT
 from indexer_sim.scans.api import BODY_BYTES_MAX
 from projector_sim.kv.api_errors import BODY_BYTES_MAX as STORE_BODY_BYTES_MAX
-from tests.integration.indexer.test_indexer import HEARTBEAT
 from tests.integration.indexer_process import Cluster, Start
 from tests.integration.projectors import Store
 

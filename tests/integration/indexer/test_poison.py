@@ -22,9 +22,9 @@ from coordinator.kafka.topics import (
     STREAM_REQUEST,
     topic_name,
 )
-from tests.integration.indexer.test_indexer_data import entry
 from tests.integration.indexer_bench import Bench
 from tests.integration.indexer_process import Cluster, Listener
+from tests.integration.indexing import entry
 from tests.integration.poison import nested
 from tests.integration.projectors import (
     BUCKET,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.core.model.entities import INIT
-from tests.integration.indexer.test_indexer import ACKS
+from coordinator.kafka.topics import ACKS
 from tests.integration.indexer_process import Cluster, Start, an_index
 from tests.integration.projectors import Store
 from tests.support.permissions import open_to_others
