@@ -32,6 +32,7 @@ from coordinator.core.catalog.state import Versioned
 from coordinator.core.consensus.effects import Save
 from coordinator.core.consensus.inputs import LocalLog, Restored
 from coordinator.core.model.authority_state import AuthorityState, TransactionStatus
+from coordinator.runtime.rocksdb import make_durably, options_of
 
 ENTITY, GROUP, ROW = b"e/", b"g/", b"t/"
 AUTHORITY, LOG, META, IDENTITY, REBUILD = b"a", b"l", b"m", b"identity", b"rebuild"
@@ -46,6 +47,7 @@ GROUP_HEAD = struct.Struct("<qqI")
 """When its newest request was made, when the group was recorded, how many bytes its ids take."""
 
 WRITE_BUFFER_BYTES = 8 * 1024 * 1024
+OPEN_FILES_MAX = 64
 CHUNK_BYTES = 4 * 1024 * 1024
 
 
@@ -80,7 +82,7 @@ class Store:
 
     def _open(self) -> Rdict:
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_durably(self.folder)
             return Rdict(str(self.folder), _options())
         except Exception as error:
             code = "store_damaged" if "Corruption" in str(error) else "store_unusable"
@@ -289,12 +291,7 @@ def _put_head(batch: Any, effect: Save) -> None:
 
 
 def _options() -> Options:
-    options = Options(raw_mode=True)
-    options.create_if_missing(True)
-    options.set_write_buffer_size(WRITE_BUFFER_BYTES)
+    options = options_of(write_buffer_bytes=WRITE_BUFFER_BYTES, files_max=OPEN_FILES_MAX)
     options.set_max_write_buffer_number(2)
-    options.set_keep_log_file_num(2)
-    options.set_max_background_jobs(1)
-    options.set_max_open_files(64)
     options.set_max_total_wal_size(4 * WRITE_BUFFER_BYTES)
     return options

@@ -1,17 +1,15 @@
-"""One RocksDB: it closes itself on any error, and opens again when it is next used.
+"""The RocksDB of a bucket, and its moments.
 
-RocksDB must not take a later write without the earlier one. Threads may share it for reading;
-who writes or closes it holds the lock of the bucket. Closing ends all moments: one that went on
-would keep the files, and opening again be refused.
+Threads may share it for reading; who writes or closes it holds the lock of the bucket. Closing ends
+all moments.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from weakref import WeakSet
 
 from rocksdict import (
@@ -19,10 +17,10 @@ from rocksdict import (
     DbClosedError,
     DBCompressionType,
     Options,
-    Rdict,
     RdictIter,
-    WriteOptions,
 )
+
+from coordinator.runtime import rocksdb
 
 WRITE_BUFFER_BYTES = 4 * 1024 * 1024
 LEVEL_0_FILES = 16
@@ -103,26 +101,16 @@ class Moment:
             self._iterator = None
 
 
-class Database:
-    """A RocksDB that closes itself on any error, and opens again when it is next used."""
+class Database(rocksdb.Database):
+    """The database of a bucket. Every method raises StorageError."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._db: Rdict | None = None
-        self._sync = WriteOptions()
-        self._sync.sync = True
-        self._plain = WriteOptions()
+        super().__init__(folder, _options)
         self._moments: WeakSet[Moment] = WeakSet()
 
-    def opened(self) -> Rdict:
-        """Return the open database. Raises StorageError."""
-        if self._db is None:
-            try:
-                make_durably(self.folder)
-                self._db = Rdict(str(self.folder), _options())
-            except Exception as error:
-                raise refusal(error, self.folder) from error
-        return self._db
+    def failure(self, doing: str, error: Exception) -> StorageError:
+        make = unusable if doing == rocksdb.READING else refusal
+        return make(error, self.folder)
 
     def moment(self) -> Moment | None:
         """Return the database as it is now, None while it is closed. For any thread."""
@@ -138,24 +126,6 @@ class Database:
             made.close()
         return made
 
-    def get(self, key: bytes) -> bytes | None:
-        """Return the value of a key. Raises StorageError."""
-        db = self.opened()
-        try:
-            value: bytes | None = db.get(key)
-        except Exception as error:
-            raise unusable(error, self.folder) from error
-        return value
-
-    def get_all(self, keys: list[bytes]) -> list[bytes | None]:
-        """Return the values of many keys. Raises StorageError."""
-        db = self.opened()
-        try:
-            values: Any = db.get(cast(Any, keys))
-        except Exception as error:
-            raise unusable(error, self.folder) from error
-        return list(values)
-
     def holds(self, place: tuple[bytes, bytes]) -> bool:
         """Tell whether there is any key in a range. Raises StorageError."""
         db = self.opened()
@@ -163,15 +133,6 @@ class Database:
             return any(key < place[1] for key in islice(db.keys(from_key=place[0]), 1))  # type: ignore[operator]
         except Exception as error:
             raise unusable(error, self.folder) from error
-
-    def write(self, batch: Any, *, sync: bool) -> None:
-        """Write a batch as one. Raises StorageError; then whether it took place is open."""
-        db = self.opened()
-        try:
-            db.write(batch, self._sync if sync else self._plain)
-        except Exception as error:
-            self.close()
-            raise refusal(error, self.folder) from error
 
     def empty(self, begin: bytes, end: bytes) -> None:
         """Give back the space of deleted keys in [begin, end). Raises StorageError."""
@@ -207,38 +168,24 @@ class Database:
             return 0
         return sum(self._db.property_int_value(name) or 0 for name in SIZE_PROPERTIES)
 
-    def close(self) -> None:
-        db, self._db = self._db, None
+    def end_readers(self) -> None:
         for moment in list(self._moments):
             moment.close()
-        if db is not None:
-            try:
-                db.close()
-            except Exception:
-                return  # What cannot be written at the end was not promised to anybody.
 
-
-def make_durably(folder: Path) -> None:
-    """Make a folder and those above it, so that they survive a power failure."""
-    if folder.is_dir():
-        return
-    make_durably(folder.parent)
-    folder.mkdir(exist_ok=True)
-    descriptor = os.open(folder.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    def close(self) -> None:
+        self.let_go()
 
 
 def refusal(error: Exception, folder: Path) -> StorageError:
     """Return an error without this machine's path: clients get to read it."""
-    return StorageError(_code(error, "refused"), _line(error).replace(f"{folder.parent}/", ""))
+    return StorageError(
+        _code(error, "refused"), rocksdb.one_line(error).replace(f"{folder.parent}/", "")
+    )
 
 
 def unusable(error: Exception, folder: Path) -> StorageError:
     """Return an error of reading."""
-    return StorageError(_code(error, "unusable"), f"{folder}: {_line(error)}")
+    return StorageError(_code(error, "unusable"), f"{folder}: {rocksdb.one_line(error)}")
 
 
 def _code(error: Exception, otherwise: str) -> str:
@@ -246,15 +193,8 @@ def _code(error: Exception, otherwise: str) -> str:
     return "damaged" if any(sign in text for sign in DAMAGE) else otherwise
 
 
-def _line(error: BaseException) -> str:
-    """Return an error in one line."""
-    return " ".join(f"{error}".split()) or type(error).__name__
-
-
 def _options() -> Options:
-    options = Options(raw_mode=True)
-    options.create_if_missing(True)
-    options.set_write_buffer_size(WRITE_BUFFER_BYTES)
+    options = rocksdb.options_of(write_buffer_bytes=WRITE_BUFFER_BYTES, files_max=OPEN_FILES_MAX)
     options.set_arena_block_size(64 * 1024)
     options.set_max_write_buffer_number(2)
     options.set_max_total_wal_size(4 * WRITE_BUFFER_BYTES)
@@ -267,10 +207,4 @@ def _options() -> Options:
     options.set_level_zero_file_num_compaction_trigger(LEVEL_0_FILES)
     options.set_level_zero_slowdown_writes_trigger(2 * LEVEL_0_FILES)
     options.set_level_zero_stop_writes_trigger(3 * LEVEL_0_FILES)
-    options.set_max_background_jobs(1)
-    options.set_max_open_files(OPEN_FILES_MAX)
-    options.set_keep_log_file_num(2)
-    options.set_max_log_file_size(1024 * 1024)
-    options.set_stats_dump_period_sec(0)
-    options.set_stats_persist_period_sec(0)
     return options

@@ -353,12 +353,12 @@ class Bucket:
         """Read what is known of the vbuckets, if that may have changed."""
         if not self._stale:
             return
-        raw, count = self._database.get([OWNERS, COUNT])
+        raw, count = self._database.get_all([OWNERS, COUNT])
         if raw is None:
             raise KvError("not_found", "no bucket has been made here")
         self._documents = NUMBER.unpack(count)[0] if count else 0
         self._owners = [owner for (owner,) in OWNER.iter_unpack(raw)]
-        records = self._database.get([PLACE.pack(VBUCKET, v) for v in range(self.vbuckets)])
+        records = self._database.get_all([PLACE.pack(VBUCKET, v) for v in range(self.vbuckets)])
         vbuckets = [unpack_vbucket(record) for record in records if record is not None]
         self._floors = [floor for floor, _ in vbuckets]
         self._logs = [log for _, log in vbuckets]
@@ -376,13 +376,13 @@ class Bucket:
         self._refresh()
         return {
             place: Newest(*NEWEST.unpack(raw))
-            for place, raw in zip(places, self._database.get(places), strict=True)
+            for place, raw in zip(places, self._database.get_all(places), strict=True)
             if raw is not None
         }
 
     def _entry(self, vbucket: int, seqno: int) -> bytes:
         """Return a mutation that is stored, as it is stored."""
-        entry = self._database.get([SEQNO_PLACE.pack(BY_SEQNO, vbucket, seqno)])[0]
+        entry = self._database.get_all([SEQNO_PLACE.pack(BY_SEQNO, vbucket, seqno)])[0]
         assert entry is not None, f"vbucket {vbucket} has lost seqno {seqno}"
         return entry
 

@@ -1,11 +1,8 @@
-"""A RocksDB that closes itself on a refused write, and opens again when it is next used.
-
-RocksDB must not take a later write without the earlier one. Nothing here knows what is stored.
-"""
+"""The RocksDB of a bucket: closed for good where its bucket is dropped."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +14,9 @@ from rocksdict import (
     Rdict,
     ReadOptions,
     Snapshot,
-    WriteOptions,
 )
 
+from coordinator.runtime import rocksdb
 from projector_sim.kv.errors import KvError
 
 WRITE_BUFFER_BYTES = 16 * 1024 * 1024
@@ -28,36 +25,23 @@ BLOOM_BITS = 10
 OPEN_FILES_MAX = 128
 
 
-class Database:
+class Database(rocksdb.Database):
     """One folder. Every method raises KvError."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._db: Rdict | None = None
+        super().__init__(folder, _options)
         self._closed = False
-        self._sync, self._plain = WriteOptions(), WriteOptions()
-        self._sync.sync = True
 
     def opened(self) -> Rdict:
         """Return the open database."""
         if self._closed:
             raise KvError("closed", f"{self.folder.name} was closed")
-        if self._db is None:
-            try:
-                self.folder.mkdir(parents=True, exist_ok=True)
-                self._db = Rdict(str(self.folder), _options())
-            except Exception as error:
-                raise self._error("unusable", error) from error
-        return self._db
+        return super().opened()
 
-    def get(self, keys: Iterable[bytes]) -> list[bytes | None]:
-        """Return the value of each key."""
-        db = self.opened()
-        try:
-            values: Any = db.get(list(keys))
-        except Exception as error:
-            raise self._error("unusable", error) from error
-        return list(values)
+    def failure(self, doing: str, error: Exception) -> KvError:
+        """Return an error in one line, and without this machine's path."""
+        code = "refused" if doing == rocksdb.WRITING else "unusable"
+        return KvError(code, rocksdb.one_line(error).replace(f"{self.folder.parent}/", ""))
 
     def last(self, prefix: bytes, highest: bytes) -> bytes | None:
         """Return the last key up to `highest` that begins with `prefix`."""
@@ -76,32 +60,10 @@ class Database:
         """Yield the records in [begin, end), as they are now."""
         return items(self.snapshot(), begin, end)
 
-    def write(self, batch: Any, *, sync: bool) -> None:
-        """Write a batch as one; after an error, whether it took place is open."""
-        db = self.opened()
-        try:
-            db.write(batch, self._sync if sync else self._plain)
-        except Exception as error:
-            self._let_go()
-            raise self._error("refused", error) from error
-
     def close(self) -> None:
         """Close it for good."""
         self._closed = True
-        self._let_go()
-
-    def _let_go(self) -> None:
-        db, self._db = self._db, None
-        if db is not None:
-            try:
-                db.close()
-            except Exception:
-                return  # What cannot be written at the end was not promised to anybody.
-
-    def _error(self, code: str, error: Exception) -> KvError:
-        """Return an error in one line, and without this machine's path."""
-        text = " ".join(f"{error}".split()) or type(error).__name__
-        return KvError(code, text.replace(f"{self.folder.parent}/", ""))
+        self.let_go()
 
 
 def items(snapshot: Snapshot, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -114,18 +76,12 @@ def items(snapshot: Snapshot, begin: bytes, end: bytes) -> Iterator[tuple[bytes,
 
 
 def _options() -> Options:
-    options = Options(raw_mode=True)
-    options.create_if_missing(True)
-    options.set_write_buffer_size(WRITE_BUFFER_BYTES)
+    options = rocksdb.options_of(
+        write_buffer_bytes=WRITE_BUFFER_BYTES, files_max=OPEN_FILES_MAX, jobs=2
+    )
     options.set_max_write_buffer_number(3)
     options.set_max_total_wal_size(8 * WRITE_BUFFER_BYTES)
-    options.set_max_background_jobs(2)
-    options.set_max_open_files(OPEN_FILES_MAX)
     options.set_compression_type(DBCompressionType.lz4())
-    options.set_keep_log_file_num(2)
-    options.set_max_log_file_size(1024 * 1024)
-    options.set_stats_dump_period_sec(0)
-    options.set_stats_persist_period_sec(0)
     blocks = BlockBasedOptions()
     blocks.set_bloom_filter(BLOOM_BITS, False)
     blocks.set_block_cache(Cache(CACHE_BYTES))

@@ -32,6 +32,7 @@ PRODUCERS, TOPICS = "coordinator/kafka/producers.py", "coordinator/kafka/topics.
 SOURCES, SHELL = "coordinator/kafka/state_sources.py", "coordinator/node/shell.py"
 
 SYNCS = "tests/unit/node/test_store_syncs.py"
+ROCKSDB = "tests/unit/runtime/test_rocksdb.py"
 LONE = "tests/unit/core/test_lone_master.py"
 RULES = "tests/unit/core/consensus/test_authority.py"
 UNIT_DDL = "tests/unit/core/catalog/test_ddl.py"
@@ -46,6 +47,21 @@ SCENARIOS = "tests/simulation/test_scenarios.py"
 MUTANTS: tuple[Mutant, ...] = (
     # -- what must be on the disk --------------------------------------------------------------
     Mutant("sync-means-nothing", STORE, "self._sync.sync = True", "self._sync.sync = False", SYNCS),
+    Mutant(
+        "the-folder-of-a-node-is-not-synced",
+        STORE,
+        "make_durably(self.folder)",
+        "self.folder.mkdir(parents=True, exist_ok=True)",
+        ROCKSDB,
+    ),
+    Mutant(
+        "a-refused-batch-leaves-the-database-open",
+        "coordinator/runtime/rocksdb.py",
+        """            self.let_go()
+            raise self.failure(WRITING, error) from error""",
+        """            raise self.failure(WRITING, error) from error""",
+        ROCKSDB,
+    ),
     Mutant(
         "a-batch-is-never-synced",
         STORE,
