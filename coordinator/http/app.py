@@ -15,9 +15,7 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Header, Query, Request
-from fastapi.exceptions import RequestValidationError
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
@@ -31,13 +29,14 @@ from coordinator.http.aside import DEFINITIONS, READS, VIEWS, Turns
 from coordinator.http.encoding import Raw, encoded
 from coordinator.http.errors import ApiError, error_response, json_response, raise_unless_ok
 from coordinator.http.membership import add_membership
-from coordinator.http.reading import PROBLEMS_MAX, BoundedRoute, beside, body_of
+from coordinator.http.reading import BoundedRoute, beside, body_of
 from coordinator.http.scan import add_scans
 from coordinator.http.shared import APPLIED_CAS, DEADLINE_MS, read_answer, read_aside
 from coordinator.http.timestamps import add_timestamps
 from coordinator.language.ddl_commands import normalised
 from coordinator.language.examiner import ExaminingError
 from coordinator.node.shell import Shell
+from coordinator.runtime.http_errors import handle_errors
 from coordinator.runtime.http_guard import Guard, host_of, own_hosts
 
 TRANSACTIONS_MAX = 1_000
@@ -97,26 +96,10 @@ def _handle_errors(app: FastAPI) -> None:
         raw_path = request.scope.get("raw_path", b"").decode() or request.url.path
         return error_response(error, raw_path + query)
 
-    @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> Response:
-        problems = [
-            {"where": ".".join(str(p) for p in e["loc"]), "what": e["msg"]}
-            for e in error.errors()[:PROBLEMS_MAX]
-        ]
-        text = "; ".join(f"{p['where']}: {p['what']}" for p in problems)
-        return error_response(ApiError("invalid_request", text, {"problems": problems}))
+    def answer(code: str, message: str, details: dict[str, Any]) -> Response:
+        return error_response(ApiError(code, message, details))
 
-    @app.exception_handler(HTTPException)
-    async def other(request: Request, error: HTTPException) -> Response:
-        of_status = {404: "not_found", 405: "method_not_allowed"}
-        otherwise = "invalid_request" if error.status_code < 500 else "internal"
-        return error_response(
-            ApiError(of_status.get(error.status_code, otherwise), str(error.detail))
-        )
-
-    @app.exception_handler(Exception)
-    async def unforeseen(request: Request, error: Exception) -> Response:
-        return error_response(ApiError("internal", "a fault of this node: its log tells more"))
+    handle_errors(app, answer, fault="a fault of this node: its log tells more")
 
 
 # -- requests to the master ----------------------------------------------------------------------

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from coordinator.core.model.commands import Outcome
 from coordinator.http.encoding import encoded
 from coordinator.runtime import http_guard
+from coordinator.runtime.http_guard import error_body
 
 STATUS: Mapping[str, int] = {
     "invalid_request": 400,
@@ -76,7 +77,7 @@ def raise_unless_ok(outcome: Outcome) -> Outcome:
 
 def error_response(error: ApiError, target: str = "") -> Response:
     """Return the response for `error`; `target` is the path and query that was asked for."""
-    body = {"error": {"code": error.code, "message": error.message, "details": error.details}}
+    body = error_body(error.code, error.message, error.details)
     headers = {}
     if error.code == "not_master" and error.details.get("address"):
         headers["Location"] = error.details["address"] + target

@@ -19,6 +19,7 @@ from starlette.responses import Response
 from coordinator.core.model import json_text
 from coordinator.http.aside import BODIES
 from coordinator.http.errors import ApiError
+from coordinator.runtime.http_errors import PROBLEMS_MAX
 from coordinator.runtime.request_bodies import BodyTooLongError, read_body
 
 BODY_BYTES_MAX = 256 * 1024
@@ -27,9 +28,6 @@ megabyte of JSON holds the interpreter for a tenth of a second, in whatever thre
 
 INLINE_BYTES_MAX = 4 * 1024
 """What is no longer than this is read in the loop: handing it over would cost more."""
-
-PROBLEMS_MAX = 20
-"""So many problems of a body are told. A body can have as many as it has bytes."""
 
 
 async def body_of(request: Request, limit: int = BODY_BYTES_MAX) -> bytes:

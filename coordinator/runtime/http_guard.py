@@ -20,6 +20,7 @@ import json
 import logging
 import re
 from collections.abc import Iterable
+from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -30,6 +31,11 @@ HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._\-]+)(?::([0-9]{1,5}))?")
 NAME_LENGTH_MAX = 253
 
 STATUS = {"unknown_host": 421, "foreign_origin": 403, "unsupported_media_type": 415}
+
+
+def error_body(code: str, message: str, details: dict[str, Any]) -> dict[str, Any]:
+    """Return the body of an answer that is an error, alike for every process."""
+    return {"error": {"code": code, "message": message, "details": details}}
 
 
 class Guard:
@@ -51,7 +57,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         code, message = refusal
-        body = json.dumps({"error": {"code": code, "message": message, "details": {}}}).encode()
+        body = json.dumps(error_body(code, message, {})).encode()
         headers = [
             (b"content-type", JSON.encode()),
             (b"content-length", b"%d" % len(body)),

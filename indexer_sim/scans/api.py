@@ -41,7 +41,7 @@ from coordinator.core.keys.scan_pages import BYTES_MAX, ENTRIES_MAX, MEDIA_TYPE,
 from coordinator.core.keys.scans import Gathering, Part, rest_of
 from coordinator.core.model.vectors import Places
 from coordinator.runtime.asgi import bound, server
-from coordinator.runtime.http_guard import Guard, own_hosts
+from coordinator.runtime.http_guard import Guard, error_body, own_hosts
 from coordinator.runtime.request_bodies import BodyTooLongError, read_body
 from coordinator.runtime.threads import Threads
 
@@ -387,9 +387,8 @@ class ScanServer:
 
 
 def _refusal(refusal: ScanRefused) -> Response:
-    error = {"code": refusal.code, "message": refusal.message, "details": refusal.details}
     return Response(
-        orjson.dumps({"error": error}),
+        orjson.dumps(error_body(refusal.code, refusal.message, refusal.details)),
         STATUS.get(refusal.code, 500),
         media_type="application/json",
     )

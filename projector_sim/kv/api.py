@@ -20,8 +20,8 @@ from coordinator.runtime.http_guard import JSON, Guard
 from projector_sim.kv.api_errors import (
     BoundedBodies,
     Refusal,
+    add_handlers,
     error_response,
-    handle_errors,
     json_response,
 )
 from projector_sim.kv.documents import (
@@ -50,7 +50,7 @@ def build_app(hub: Hub, hosts: Iterable[str] = ()) -> FastAPI:
     app = FastAPI(title="Key-value store", version="1", redirect_slashes=False)
     app.add_middleware(BoundedBodies)
     app.add_middleware(Guard, hosts=hosts, media_types=(JSON, NDJSON))
-    handle_errors(app)
+    add_handlers(app)
 
     @app.exception_handler(ValueError)
     async def invalid(request: Request, error: ValueError) -> Response:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
 import orjson
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from coordinator.runtime.http_errors import handle_errors
+from coordinator.runtime.http_guard import error_body
 from projector_sim.kv.errors import KvError
-
-log = logging.getLogger("kv")
 
 BODY_BYTES_MAX = 4 * 1024 * 1024
 """Enough to name every vbucket with its vector; documents to load come in pieces, in any number."""
@@ -52,7 +50,7 @@ def json_response(body: Any, status: int = 200) -> Response:
 
 def error_response(error: KvError) -> Response:
     details = error.details if isinstance(error, Refusal) else {}
-    body = {"error": {"code": error.code, "message": error.message, "details": details}}
+    body = error_body(error.code, error.message, details)
     return json_response(body, STATUS.get(error.code, 500))
 
 
@@ -84,30 +82,14 @@ def _is_load(scope: Scope) -> bool:
     return bool(scope["method"] == "POST") and path.endswith("/documents")
 
 
-def handle_errors(app: FastAPI) -> None:
+def add_handlers(app: FastAPI) -> None:
     """Give every error the one shape."""
 
     @app.exception_handler(KvError)
     async def refused(request: Request, error: KvError) -> Response:
         return error_response(error)
 
-    @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> Response:
-        problems = [
-            {"where": ".".join(str(p) for p in e["loc"]), "what": e["msg"]} for e in error.errors()
-        ]
-        text = "; ".join(f"{p['where']}: {p['what']}" for p in problems)
-        return error_response(Refusal("invalid_request", text, {"problems": problems}))
+    def answer(code: str, message: str, details: dict[str, Any]) -> Response:
+        return error_response(Refusal(code, message, details))
 
-    @app.exception_handler(HTTPException)
-    async def other(request: Request, error: HTTPException) -> Response:
-        of_status = {404: "not_found", 405: "method_not_allowed", 413: "value_too_large"}
-        otherwise = "invalid_request" if error.status_code < 500 else "internal"
-        return error_response(
-            KvError(of_status.get(error.status_code, otherwise), str(error.detail))
-        )
-
-    @app.exception_handler(Exception)
-    async def unforeseen(request: Request, error: Exception) -> Response:
-        log.error("%s %s", request.method, request.url.path, exc_info=error)
-        return error_response(KvError("internal", "a fault of the store: its log tells more"))
+    handle_errors(app, answer, fault="a fault of the store: its log tells more")
