@@ -31,7 +31,14 @@ from coordinator.core.model.records import (
 )
 from coordinator.kafka.producers import DeadLetters, PlainProducer
 from coordinator.kafka.readers import decode_event
-from coordinator.kafka.state_follower import CALL_TIMEOUT_S, PAUSE_S, Link, Voice, ignore, wall_ms
+from coordinator.kafka.state_follower import (
+    CALL_TIMEOUT_S,
+    PAUSE_S,
+    Link,
+    StatusLog,
+    ignore,
+    wall_ms,
+)
 from coordinator.kafka.topics import (
     ACKS,
     COMMIT,
@@ -44,7 +51,14 @@ from coordinator.kafka.topics import (
     topic_name,
 )
 from coordinator.runtime.threads import Threads
-from indexer_sim.bucket.allocation import NONE, Action, Allocate, Desk, action_id, count
+from indexer_sim.bucket.allocation import (
+    NONE,
+    Action,
+    Allocate,
+    AllocationPlanner,
+    action_id,
+    count,
+)
 from indexer_sim.bucket.database import StorageError
 from indexer_sim.bucket.storage import Storage
 from indexer_sim.pipeline.data_plane import DataPlane
@@ -102,10 +116,10 @@ class Indexer:
         self.storage = Storage(
             options.data_dir, f"indexer {options.indexer} of cluster {options.cluster}"
         )
-        self.desk = Desk(options.indexer)
+        self.planner = AllocationPlanner(options.indexer)
         for index_id, value in self.storage.indexes().items():
-            self.desk.observe(index_id, codec.decode(value))
-        self.desk.hold(self.storage.held, self.storage.shards)
+            self.planner.observe(index_id, codec.decode(value))
+        self.planner.hold(self.storage.held, self.storage.shards)
         self.position: int | None = None
         self._saved_ms = 0
         if (place := self.storage.position()) is not None:
@@ -117,8 +131,12 @@ class Indexer:
         """There is more to do than was done at once."""
         self._saved = self.position
         self.threads = Threads(stopping.set)
-        voice = Voice(f"indexer {options.indexer}")
-        self.say, self.complain, self.settled = voice.say, voice.complain, voice.settled
+        status_log = StatusLog(f"indexer {options.indexer}")
+        self.say, self.complain, self.settled = (
+            status_log.say,
+            status_log.complain,
+            status_log.settled,
+        )
         self._end = 0
         self._beat_due_s = 0.0
         self._size: tuple[float, int] = (0.0, 0)
@@ -132,7 +150,7 @@ class Indexer:
             options.heartbeat_ms / 1000,
             options.checkpoint_s,
             self.storage,
-            voice,
+            status_log,
             self.threads,
             self._letters,
         )
@@ -197,7 +215,7 @@ class Indexer:
                 self._take(link, messages)
             if self._is_behind:
                 self._act(link)
-            if not self.desk.complete and (link.at_end or (self.position or 0) >= self._end):
+            if not self.planner.complete and (link.at_end or (self.position or 0) >= self._end):
                 self._caught_up()
                 self._act(link)
             self._report(link)
@@ -214,7 +232,7 @@ class Indexer:
                 f"ends at {end}: the log was lost or replaced"
             )
         if self.position is None or self.position < low or self._was_away():
-            self.desk.read_again()
+            self.planner.read_again()
             self.position = low
         link.follow(self.position, with_commit=self.cas_base is None)
         self.settled("Kafka")
@@ -253,7 +271,7 @@ class Indexer:
             link.follow(self.position or 0, with_commit=False)
         if self._unsaved:
             self._save()
-        if moved and self.desk.complete:
+        if moved and self.planner.complete:
             self._act(link)
 
     def _bury(self, link: IndexerLink, message: Message, reason: str) -> None:
@@ -272,8 +290,8 @@ class Indexer:
         if not mutation.key.startswith(INDEX_PREFIX):
             return
         index_id, index = _index_in(mutation)
-        if self.desk.observe(index_id, index):
-            self._unsaved[index_id] = mutation.value if index_id in self.desk.indexes else None
+        if self.planner.observe(index_id, index):
+            self._unsaved[index_id] = mutation.value if index_id in self.planner.indexes else None
 
     def _is_told_to_reread(self, message: Message) -> bool:
         """Note whether the master asks what is held here; tell whether it distrusts the answer."""
@@ -297,10 +315,10 @@ class Indexer:
     def _report(self, link: IndexerLink) -> None:
         """Tell the master everything that is held here, in parts, once it is up to date."""
         asked = self._asked
-        if asked is None or not self.desk.complete or self.cas_base is None:
+        if asked is None or not self.planner.complete or self.cas_base is None:
             return
         self._asked = None
-        holdings = self.desk.report()
+        holdings = self.planner.report()
         parts = max(1, -(-len(holdings) // HOLDINGS_MAX))
         for part in range(parts):
             link.answer(
@@ -331,7 +349,7 @@ class Indexer:
                 self.storage.save_cas_base(base)
 
     def _caught_up(self) -> None:
-        for index_id in self.desk.caught_up():
+        for index_id in self.planner.caught_up():
             self._unsaved[index_id] = None
         self._save()
 
@@ -341,7 +359,7 @@ class Indexer:
         Not before the log was read to its end: a reading from its start that did not get there
         must start again. `touch` saves the time alone, too.
         """
-        if self.position is None or not self.desk.complete:
+        if self.position is None or not self.planner.complete:
             return
         if self.position == self._saved and not self._unsaved and not touch:
             return
@@ -365,13 +383,13 @@ class Indexer:
         """
         until_s = time.monotonic() + ACT_S
         self._is_behind = False
-        for action in self.desk.plan():
+        for action in self.planner.plan():
             if self._is_behind:
                 break
             self._carry_out(action, link)
             self._is_behind = time.monotonic() > until_s
-        self.desk.hold(self.storage.held, self.storage.shards)
-        for reply in self.desk.replies():
+        self.planner.hold(self.storage.held, self.storage.shards)
+        for reply in self.planner.replies():
             link.answer(
                 SliceAnswered(
                     self.options.indexer,
@@ -383,9 +401,9 @@ class Indexer:
                     reply.shard,
                 )
             )
-        self.desk.close_finished()
-        if self.desk.complete:
-            self.data.know(self.desk.indexes)
+        self.planner.close_finished()
+        if self.planner.complete:
+            self.data.know(self.planner.indexes)
 
     def _carry_out(self, action: Action, link: IndexerLink) -> None:
         """Allocate or release, and say what came of it."""
@@ -401,7 +419,7 @@ class Indexer:
             else:
                 self.storage.release(number, action.slices)
         except StorageError as error:
-            if isinstance(action, Allocate) and self.desk.refuse(action, error.message):
+            if isinstance(action, Allocate) and self.planner.refuse(action, error.message):
                 self.say(f"{about} is refused: {error.message}")
             else:
                 self.complain(about, error.message)
@@ -420,8 +438,8 @@ class Indexer:
         while self.storage.recovered:
             self.say(f"bucket {self.storage.recovered.pop(0)}: its database was damaged")
         self._mend_builds()
-        self.desk.hold(self.storage.held, self.storage.shards)
-        if self.desk.open:
+        self.planner.hold(self.storage.held, self.storage.shards)
+        if self.planner.open:
             self._act(link)
         now = time.monotonic()
         if now - self._size[0] >= SIZE_PERIOD_S:
@@ -436,11 +454,14 @@ class Indexer:
         index is built again.
         """
         now = time.monotonic()
-        ahead = self.desk.ahead(self.storage.builds) if self.desk.complete else set()
+        ahead = self.planner.ahead(self.storage.builds) if self.planner.complete else set()
         self._ahead_since = {i: self._ahead_since.get(i, now) for i in ahead}
         for index_id, since in list(self._ahead_since.items()):
             if now - since >= AHEAD_S:
-                index, slices = self.desk.indexes[index_id], self.desk.held.get(index_id, NONE)
+                index, slices = (
+                    self.planner.indexes[index_id],
+                    self.planner.held.get(index_id, NONE),
+                )
                 self.say(f"index {index_id} is held under a build that nobody means")
                 with suppress(StorageError):
                     self.storage.allocate(index.bucket, index_id, slices, codec.encode(index))
@@ -453,7 +474,7 @@ class Indexer:
             address=self.scans.address,
             zone=self.options.zone,
             pid=os.getpid(),
-            slices=count(self.desk.held.values()),
+            slices=count(self.planner.held.values()),
             bytes=self._size[1],
             cas=self.cas,
             at_ms=wall_ms(),

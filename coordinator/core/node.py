@@ -66,7 +66,7 @@ from coordinator.core.consensus.inputs import (
 )
 from coordinator.core.consensus.liveness import Liveness
 from coordinator.core.consensus.local_reads import LocalReads
-from coordinator.core.consensus.peers import Hearing, impossible
+from coordinator.core.consensus.peers import Peers, impossible
 from coordinator.core.consensus.roles import BOOTSTRAP, MASTER, REPLICA, moved, next_role
 from coordinator.core.consensus.signals import (
     AnswerProposal,
@@ -130,7 +130,7 @@ class Node:
         self.role = BOOTSTRAP
         self.counters = Counters()
         self.tokens = Tokens()
-        self.hearing = Hearing(config)
+        self.peers = Peers(config)
         self.follower = Follower(codec, self.tokens, self.counters)
         self.liveness = Liveness(self.tokens)
         self.election = Election(self.tokens)
@@ -496,11 +496,11 @@ class Node:
         )
 
     def _beats_read(self, event: BeatsRead) -> None:
-        self.hearing.listen(self.now)
+        self.peers.listen(self.now)
         for beat in event.records:
             if impossible(beat):
                 continue
-            self.hearing.take(beat, self.now)
+            self.peers.take(beat, self.now)
             match beat:
                 case NodeHeartbeat():
                     self.election.beat(self, beat)
@@ -616,7 +616,7 @@ class Node:
     def _streams_read(self, event: StreamsRead) -> None:
         for record in event.records:
             if isinstance(record, HwHeartbeat):
-                self.hearing.watermarks[record.bucket, record.indexer] = record
+                self.peers.watermarks[record.bucket, record.indexer] = record
         if self.master is not None:
             self.master.streams_read(event.records)
 

@@ -221,7 +221,7 @@ def _add_indexes(app: FastAPI, shell: Shell) -> None:
         """List indexes, each with its CAS."""
         await _settle(shell, consistency, at_least)
         state = shell.node.state
-        progress = shell.node.hearing.progress.all()
+        progress = shell.node.peers.progress.all()
         return await read_aside(
             shell,
             lambda: {"indexes": views.indexes(state, bucket, name, progress), "cas": state.cas},
@@ -237,7 +237,7 @@ def _add_indexes(app: FastAPI, shell: Shell) -> None:
         if held is None:
             raise ApiError("index_not_found", f"there is no index {index_id}")
         index: Any = held.entity
-        shown = views.index(index, shell.node.hearing.progress.all())
+        shown = views.index(index, shell.node.peers.progress.all())
         return read_answer(shell, {"index": shown, "cas": held.cas})
 
 

@@ -188,7 +188,7 @@ def _is_arriving(shell: Shell, piece: Slice) -> bool:
     node = shell.node
     if any(views.scan_address(node, host) for host in piece.hosts):
         return False
-    return any(node.hearing.indexer_alive(host) for host in piece.hosts)
+    return any(node.peers.indexer_alive(host) for host in piece.hosts)
 
 
 async def _plan(shell: Shell, body: ScanBody) -> _Plan:
@@ -334,7 +334,7 @@ def _ready(shell: Shell, index: Index) -> Index:
     name = f"index {index.name} on {index.bucket}"
     if index.state in (PENDING, BACKFILL):
         details["build"] = index.build
-        details["progress"] = views.index(index, shell.node.hearing.progress.all())["progress"]
+        details["progress"] = views.index(index, shell.node.peers.progress.all())["progress"]
         raise ApiError("index_building", f"{name} is being built", details)
     if index.state == ERROR:
         raise ApiError("index_failed", f"{name} cannot be built: {index.reason}", details)

@@ -39,8 +39,8 @@ def add_timestamps(app: FastAPI, shell: Shell) -> None:
             for held in node.state.of_kind("bucket")
             if isinstance(held.entity, Bucket)
         }
-        peer = node.hearing.application
-        beat = peer.beat if peer is not None and node.hearing.alive(peer) else None
+        peer = node.peers.application
+        beat = peer.beat if peer is not None and node.peers.alive(peer) else None
         heard = _watermarks(node)
         rows = [
             timestamp_views.Row(
@@ -87,10 +87,10 @@ def _watermarks(node: Node) -> dict[str, list[HwHeartbeat]] | None:
     if node.master is None:
         return None
     found: dict[str, list[HwHeartbeat]] = {}
-    hearing = node.hearing
-    for (bucket, indexer), beat in sorted(hearing.watermarks.items(), key=lambda item: item[0]):
-        peer = hearing.indexers.get(indexer)
-        if peer is not None and hearing.alive(peer) and peer.beat.incarnation == beat.incarnation:
+    peers = node.peers
+    for (bucket, indexer), beat in sorted(peers.watermarks.items(), key=lambda item: item[0]):
+        peer = peers.indexers.get(indexer)
+        if peer is not None and peers.alive(peer) and peer.beat.incarnation == beat.incarnation:
             found.setdefault(bucket, []).append(beat)
     return found
 

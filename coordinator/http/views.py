@@ -130,12 +130,12 @@ def members(node: Node) -> dict[str, Any]:
     """
     authority = node.authority
     roster = authority.roster if authority else node.config.roster
-    known = set(roster) | set(node.hearing.nodes) | {node.config.node}
+    known = set(roster) | set(node.peers.nodes) | {node.config.node}
     active = authority.members if authority else {}
     rows = []
     for number in sorted(known | set(active)):
         own = number == node.config.node
-        peer = node.hearing.nodes.get(number)
+        peer = node.peers.nodes.get(number)
         beat = node.heartbeat() if own else (peer.beat if peer else None)
         member = active.get(number)
         is_master = authority is not None and authority.master == number
@@ -149,7 +149,7 @@ def members(node: Node) -> dict[str, Any]:
                 "digest": digests.text(beat.digest) if beat else "",
                 "address": node.config.address if own else member.address if member else "",
                 "pid": beat.pid if beat else 0,
-                "alive": own or node.hearing.alive(peer),
+                "alive": own or node.peers.alive(peer),
                 "reason": beat.reason if beat else "",
             }
         )
@@ -174,8 +174,8 @@ def scan_address(node: Node, indexer: int) -> str | None:
     """Return where a live indexer is asked for scans: the address that is registered for the life
     of it that is heard. None: it is not alive, or its heartbeats name another one."""
     info = node.authority.indexers.get(indexer) if node.authority else None
-    peer = node.hearing.indexers.get(indexer)
-    if info is None or peer is None or not node.hearing.alive(peer):
+    peer = node.peers.indexers.get(indexer)
+    if info is None or peer is None or not node.peers.alive(peer):
         return None
     said = (peer.beat.incarnation, peer.beat.address)
     known = said == (info.incarnation, info.address) and info.address.startswith("http")
@@ -186,8 +186,8 @@ def indexers(node: Node) -> dict[str, Any]:
     """Return every indexer that is registered or was heard, with its load."""
     registered = node.authority.indexers if node.authority else {}
     rows = []
-    for number in sorted(set(registered) | set(node.hearing.indexers)):
-        peer = node.hearing.indexers.get(number)
+    for number in sorted(set(registered) | set(node.peers.indexers)):
+        peer = node.peers.indexers.get(number)
         info = registered.get(number)
         beat = peer.beat if peer else None
         handshake = node.master.handshakes.get(number) if node.master else None
@@ -197,7 +197,7 @@ def indexers(node: Node) -> dict[str, Any]:
                 "address": info.address if info else "",
                 "zone": beat.zone if beat else info.zone if info else "",
                 "registered": info is not None,
-                "alive": info is not None and node.hearing.alive(peer),
+                "alive": info is not None and node.peers.alive(peer),
                 "slices": node.state.load.get(number, 0),
                 "allocated": beat.slices if beat else 0,
                 "bytes": beat.bytes if beat else 0,
@@ -225,8 +225,8 @@ def projectors(node: Node) -> dict[str, Any]:
     """Return every projector that is registered or was heard."""
     registered = node.authority.projectors if node.authority else {}
     rows = []
-    for number in sorted(set(registered) | set(node.hearing.projectors)):
-        peer = node.hearing.projectors.get(number)
+    for number in sorted(set(registered) | set(node.peers.projectors)):
+        peer = node.peers.projectors.get(number)
         info = registered.get(number)
         beat = peer.beat if peer else None
         rows.append(
@@ -234,7 +234,7 @@ def projectors(node: Node) -> dict[str, Any]:
                 "id": number,
                 "address": info.address if info else "",
                 "registered": info is not None,
-                "alive": info is not None and node.hearing.alive(peer),
+                "alive": info is not None and node.peers.alive(peer),
                 "pid": beat.pid if beat else 0,
                 "kv": beat.kv if beat and info and beat.incarnation == info.incarnation else "",
                 "buckets": {b.name: b.vbuckets for b in beat.buckets} if beat else {},

@@ -19,7 +19,7 @@ CALL_TIMEOUT_S = 1.0
 Place = tuple[str, int]
 
 
-class Vigil:
+class StallDetector:
     """Watches what a consumer reads; the partitions are those of the last `assigned`."""
 
     def __init__(self, consumer: Consumer, silence_s: float = SILENCE_S) -> None:

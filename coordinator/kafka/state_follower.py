@@ -20,7 +20,7 @@ from coordinator.core.consensus.effects import Answer, Beat
 from coordinator.core.model.records import AckRecord, Heartbeat
 from coordinator.kafka.producers import DeadLetters, PlainProducer
 from coordinator.kafka.readers import consumer
-from coordinator.kafka.stall_detector import Vigil
+from coordinator.kafka.stall_detector import StallDetector
 from coordinator.kafka.topics import STATECONTEXT, topic_name
 
 CALL_TIMEOUT_S = 1.0
@@ -60,7 +60,7 @@ class Link:
             **more,
         }
         self._consumer = consumer(bootstrap_servers, who, **settings)
-        self._vigil = Vigil(self._consumer)
+        self._stall_detector = StallDetector(self._consumer)
         self._letters = letters
         self._producer: PlainProducer | None = None
 
@@ -85,7 +85,7 @@ class Link:
         """Read these partitions, from these offsets on, and no others."""
         self.at_end = False
         self._consumer.assign(places)
-        self._vigil.assigned(places)
+        self._stall_detector.assigned(places)
 
     def read(self, timeout_s: float) -> list[Message]:
         """Wait for a record, and take what has come with it. Raises KafkaException."""
@@ -93,20 +93,20 @@ class Link:
         if self._producer is not None:
             self._producer.serve()
         if first is None:
-            self._vigil.look()
+            self._stall_detector.look()
             return []
         found: list[Message] = []
         for message in (first, *self._consumer.consume(BATCH_MAX, 0)):
             error = message.error()
             if error is None:
                 found.append(message)
-                self._vigil.heard(message)
+                self._stall_detector.heard(message)
             elif error.code() == KafkaError._PARTITION_EOF:
                 self.at_end = self.at_end or message.topic() == self.topic
-                self._vigil.heard(message)
+                self._stall_detector.heard(message)
             elif not passing(error):
                 raise KafkaException(error)
-        self._vigil.look()
+        self._stall_detector.look()
         return found
 
     def answer(self, record: AckRecord) -> None:
@@ -126,7 +126,7 @@ class Link:
         self._consumer.close()
 
 
-class Voice:
+class StatusLog:
     """What a process tells the operator, on stderr; a fault once, and once that it is over."""
 
     def __init__(self, who: str) -> None:

@@ -52,7 +52,7 @@ class Reply:
 
 
 @dataclass(slots=True)
-class Desk:
+class AllocationPlanner:
     """What an indexer knows: index states, what it holds, what it refused, what is unfinished.
 
     `indexes` has every index with slices here, at its latest state. `open` are the ids that need

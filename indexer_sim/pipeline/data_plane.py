@@ -15,7 +15,7 @@ from coordinator import codec
 from coordinator.core.model.entities import Index
 from coordinator.core.model.records import DeadLetter
 from coordinator.kafka.producers import DeadLetters
-from coordinator.kafka.state_follower import Voice, wall_ms
+from coordinator.kafka.state_follower import StatusLog, wall_ms
 from coordinator.kafka.topics import MUTATIONS
 from coordinator.runtime.threads import Threads
 from indexer_sim.bucket.storage import Storage
@@ -27,7 +27,7 @@ from indexer_sim.pipeline.mutation_reader import (
     Needed,
     Stand,
 )
-from indexer_sim.pipeline.progress_reporter import Herald
+from indexer_sim.pipeline.progress_reporter import ProgressReporter
 
 KAFKA = "Kafka, for mutations"
 
@@ -43,20 +43,20 @@ class DataPlane:
         heartbeat_s: float,
         checkpoint_s: float,
         storage: Storage,
-        voice: Voice,
+        status_log: StatusLog,
         threads: Threads,
         letters: DeadLetters,
     ) -> None:
         self._storage = storage
-        self._voice = voice
+        self._status_log = status_log
         self._started = False
         self._letters = letters
         self.queue = MutationQueue()
-        self.herald = Herald(
-            bootstrap_servers, cluster, life, heartbeat_s, storage, self.queue, voice, threads
+        self.reporter = ProgressReporter(
+            bootstrap_servers, cluster, life, heartbeat_s, storage, self.queue, status_log, threads
         )
         self.applier = Applier(
-            *(storage, self.queue, self.herald.news, voice.complain, voice.settled),
+            *(storage, self.queue, self.reporter.news, status_log.complain, status_log.settled),
             *(self._bury_delivery, checkpoint_s, threads),
         )
         self.reader = MutationReader(
@@ -66,23 +66,23 @@ class DataPlane:
             self.queue,
             self._needed,
             self._bury,
-            lambda message: voice.complain(KAFKA, message),
-            lambda: voice.settled(KAFKA),
+            lambda message: status_log.complain(KAFKA, message),
+            lambda: status_log.settled(KAFKA),
             threads,
         )
 
     def know(self, indexes: Mapping[int, Index]) -> None:
         """These are the indexes that are to be here; begin, if that has not been said before."""
-        self.herald.know(dict(indexes))
+        self.reporter.know(dict(indexes))
         if not self._started:
             self._started = True
             self.reader.start()
             self.applier.start()
-            self.herald.start()
+            self.reporter.start()
 
     def end(self) -> None:
         """Take up nothing new."""
-        for part in (self.reader, self.applier, self.herald):
+        for part in (self.reader, self.applier, self.reporter):
             part.end()
         self.queue.clear()
 
@@ -90,7 +90,7 @@ class DataPlane:
         """Stop; what is being applied is finished."""
         self.end()
         if self._started:
-            for part in (self.applier, self.herald, self.reader):
+            for part in (self.applier, self.reporter, self.reader):
                 part.join()
 
     def _needed(self) -> Needed:
@@ -101,7 +101,7 @@ class DataPlane:
 
     def _bury(self, message: Message, reason: str) -> None:
         """Put what is no record where somebody can look at it."""
-        self._voice.say(
+        self._status_log.say(
             f"offset {message.offset()} of partition {message.partition()} cannot be read and is a "
             f"dead letter: {reason}"
         )
@@ -109,7 +109,7 @@ class DataPlane:
 
     def _bury_delivery(self, one: Delivery, reason: str) -> None:
         """Put a record that cannot be applied where somebody can look at it."""
-        self._voice.say(
+        self._status_log.say(
             f"offset {one.offset} of partition {one.partition} cannot be applied and is a dead "
             f"letter: {reason}"
         )

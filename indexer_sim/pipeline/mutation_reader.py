@@ -38,7 +38,7 @@ from coordinator.core.model.stream_records import (
 )
 from coordinator.core.model.vectors import Vector
 from coordinator.kafka.readers import consumer
-from coordinator.kafka.stall_detector import Vigil
+from coordinator.kafka.stall_detector import StallDetector
 from coordinator.kafka.state_follower import CALL_TIMEOUT_S, PAUSE_S, passing
 from coordinator.kafka.topics import MUTATIONS, STABILITY, STREAM_PARTITIONS, topic_name
 from coordinator.runtime.threads import Threads
@@ -276,7 +276,7 @@ class MutationReader:
         self._well = well
         self._stopping = threading.Event()
         self._epoch = 0
-        self._vigil: Vigil
+        self._stall_detector: StallDetector
         self._thread = threads.make("mutations", self._run, self._stopping)
 
     def start(self) -> None:
@@ -302,7 +302,7 @@ class MutationReader:
                     "queued.max.messages.kbytes": FETCH_BUFFER_KBYTES,
                 },
             )
-            self._vigil = Vigil(reader)
+            self._stall_detector = StallDetector(reader)
             try:
                 while self._read(reader):
                     pass
@@ -364,7 +364,7 @@ class MutationReader:
         self._put(Follows(topic))
         assigned.append(TopicPartition(self._stability, 0, _bounds(reader, self._stability, 0)[0]))
         reader.assign(assigned)
-        self._vigil.assigned(assigned)
+        self._stall_detector.assigned(assigned)
 
     def _topic_id(self) -> str:
         """Return the id of the topic: another one if it was made again. Raises KafkaException."""
@@ -382,26 +382,26 @@ class MutationReader:
 
         Raises OtherLogError and KafkaException.
         """
-        vigil = self._vigil
+        stall_detector = self._stall_detector
         first = reader.poll(POLL_S)
         if first is None:
-            vigil.look()
+            stall_detector.look()
             return []
         found = []
         for message in (first, *reader.consume(MESSAGES_MAX, 0)):
             error = message.error()
             if error is None:
                 found.append(message)
-                vigil.heard(message)
+                stall_detector.heard(message)
             elif error.code() == KafkaError._PARTITION_EOF:
-                vigil.heard(message)
+                stall_detector.heard(message)
             elif error.code() == KafkaError._AUTO_OFFSET_RESET:
                 if message.topic() == self._mutations:
                     raise OtherLogError(int(message.partition() or 0), error.str())
                 raise KafkaException(error)
             elif not passing(error):
                 raise KafkaException(error)
-        vigil.look()
+        stall_detector.look()
         return found
 
     def _hand_over(self, messages: Iterable[Message]) -> bool:

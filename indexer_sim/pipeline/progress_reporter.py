@@ -18,7 +18,7 @@ from coordinator.core.model.entities import BACKFILL, Index
 from coordinator.core.model.stream_records import CatchUpRequested, HwHeartbeat, IndexBuilt
 from coordinator.core.model.vectors import Vector
 from coordinator.kafka.settings import plain_settings
-from coordinator.kafka.state_follower import Voice, wall_ms
+from coordinator.kafka.state_follower import StatusLog, wall_ms
 from coordinator.kafka.topics import ACKS, HW, STREAM_REQUEST, topic_name
 from coordinator.runtime.threads import Threads
 from indexer_sim.bucket.bucket import Bucket
@@ -35,7 +35,7 @@ INT_MAX = 2**31 - 1
 SENDING = "telling of high watermarks and builds"
 
 
-class Herald:
+class ProgressReporter:
     """Tells what there is to tell, until it is stopped."""
 
     def __init__(
@@ -46,7 +46,7 @@ class Herald:
         period_s: float,
         storage: Storage,
         queue: MutationQueue,
-        voice: Voice,
+        status_log: StatusLog,
         threads: Threads,
     ) -> None:
         """`life` is the indexer and its incarnation."""
@@ -59,7 +59,7 @@ class Herald:
         self._period_s = period_s
         self._storage = storage
         self._queue = queue
-        self._voice = voice
+        self._status_log = status_log
         self._indexes: Mapping[int, Index] = {}
         self._branched: dict[str, tuple[int, ...]] = {}
         self._requests_due_s = 0.0
@@ -68,7 +68,7 @@ class Herald:
         """All that was told last was sent."""
         self._stopping = threading.Event()
         self._news = threading.Event()
-        self._thread = threads.make("herald", self._run, self._stopping)
+        self._thread = threads.make("progress-reporter", self._run, self._stopping)
 
     def start(self) -> None:
         self._thread.start()
@@ -117,13 +117,13 @@ class Herald:
         except KafkaException as error:
             self._failed(error)
         if self._is_well:
-            self._voice.settled(SENDING)
+            self._status_log.settled(SENDING)
 
     def _failed(self, error: KafkaException) -> None:
         """Say that something was not sent; a client that has failed for good is made anew."""
         self._is_well = False
         cause = error.args[0]
-        self._voice.complain(SENDING, cause.str())
+        self._status_log.complain(SENDING, cause.str())
         if cause.fatal():
             self._producer = None
 
@@ -154,7 +154,9 @@ class Herald:
         if branched != self._branched.get(bucket.name, ()):
             self._branched[bucket.name] = branched
             if branched:
-                self._voice.say(f"bucket {bucket.name}: {len(branched)} vbuckets left what is held")
+                self._status_log.say(
+                    f"bucket {bucket.name}: {len(branched)} vbuckets left what is held"
+                )
 
     def _request(self, bucket: str, gaps: tuple[int, ...], vector: Vector) -> None:
         """Ask for what is missing after the high watermarks of these vbuckets."""

@@ -19,7 +19,7 @@ from urllib.parse import quote
 import httpx
 
 from coordinator.core.model.stream_records import FailoverBranch
-from coordinator.kafka.state_follower import Voice
+from coordinator.kafka.state_follower import StatusLog
 from coordinator.runtime.threads import Threads
 from projector_sim.projector.connection_runs import Run
 from projector_sim.projector.stream_planner import KvBucket
@@ -238,8 +238,10 @@ class KvWatch:
 class KvOrders:
     """What is asked of the store without waiting for it, one after the other."""
 
-    def __init__(self, kv: str, voice: Voice, stopping: threading.Event, threads: Threads) -> None:
-        self._voice = voice
+    def __init__(
+        self, kv: str, status_log: StatusLog, stopping: threading.Event, threads: Threads
+    ) -> None:
+        self._status_log = status_log
         self._client = httpx.Client(
             base_url=kv, timeout=httpx.Timeout(CALL_TIMEOUT_S), trust_env=False
         )
@@ -284,9 +286,11 @@ class KvOrders:
                 order()
             except Exception as error:
                 # It is asked for again for as long as it is wanted.
-                self._voice.complain("an order to the store", f"{type(error).__name__}: {error}")
+                self._status_log.complain(
+                    "an order to the store", f"{type(error).__name__}: {error}"
+                )
             else:
-                self._voice.settled("an order to the store")
+                self._status_log.settled("an order to the store")
 
 
 def _path(bucket: str) -> str:

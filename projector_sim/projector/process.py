@@ -33,7 +33,7 @@ from coordinator.core.model.stream_records import (
     IndexRouted,
 )
 from coordinator.kafka.readers import decode_event
-from coordinator.kafka.state_follower import Voice, wall_ms
+from coordinator.kafka.state_follower import StatusLog, wall_ms
 from coordinator.kafka.topics import STREAM_PARTITIONS
 from coordinator.runtime.arguments import cluster, within
 from coordinator.runtime.private_files import keep_private
@@ -49,11 +49,11 @@ from projector_sim.projector.stream_planner import (
     Action,
     Carry,
     Close,
-    Desk,
     KvBucket,
     MakeBucket,
     Open,
     Probe,
+    StreamPlanner,
 )
 from projector_sim.protocol.frames import Kind
 from schemas.registry import SchemaError
@@ -146,13 +146,13 @@ class Projector:
         self.incarnation = secrets.randbits(63)
         self.counters = Counters()
         self.routes = Routes()
-        self.desk = Desk(
+        self.planner = StreamPlanner(
             options.projector, self.incarnation, lambda: secrets.randbits(63), self.routes.why_not
         )
         self._stopping = stopping
         self._wake = wake or threading.Event()
         self._threads = Threads(self._end)
-        self._voice = Voice(f"projector {options.projector}")
+        self._status_log = StatusLog(f"projector {options.projector}")
         self._inbox: deque[Note] = deque()
         self._lines: list[Line] = []
         self._sink = DataSink(
@@ -164,10 +164,10 @@ class Projector:
             f"projector-{options.projector}",
             self._hand_over,
             stopping,
-            self._voice,
+            self._status_log,
             self._threads,
         )
-        self._orders = KvOrders(options.kv, self._voice, stopping, self._threads)
+        self._orders = KvOrders(options.kv, self._status_log, stopping, self._threads)
         self._watch = KvWatch(
             *(options.kv, options.projector, lambda kv: self._hand_over(KvSeen(kv))),
             *(stopping, self._threads),
@@ -248,9 +248,9 @@ class Projector:
                     record = FailoverLog(note.bucket, vbucket, branches, wall_ms())
                     self._sink.control(vbucket, record)
             else:
-                if not self.desk.complete:
-                    self.desk.listening_since_ms = _mono_ms()
-                self.desk.read_again()
+                if not self.planner.complete:
+                    self.planner.listening_since_ms = _mono_ms()
+                self.planner.read_again()
 
     def _note_records(self, read: Read) -> None:
         follower = self._follower
@@ -265,13 +265,13 @@ class Projector:
             except Exception as error:
                 # Whatever a record does to who reads it: others follow.
                 self._bury(message, f"{type(error).__name__}: {error}")
-        if read.at_end and not self.desk.complete:
-            self.desk.caught_up()
+        if read.at_end and not self.planner.complete:
+            self.planner.caught_up()
 
     def _bury(self, message: Message, reason: str) -> None:
         self._follower.bury(message, reason)
         where = f"{message.topic()} offset {message.offset()}"
-        self._voice.say(f"{where} cannot be read and is a dead letter: {reason}")
+        self._status_log.say(f"{where} cannot be read and is a dead letter: {reason}")
 
     def _note_state(self, message: Message) -> None:
         """Note what one record of the state says. Raises SchemaError."""
@@ -284,22 +284,22 @@ class Projector:
         kind, _, name = mutation.key.partition("/")
         if kind == "index" and not name.isdecimal():
             raise SchemaError("bad_body", f"{mutation.key} names no index")
-        self.desk.observe(mutation.key, entity)
+        self.planner.observe(mutation.key, entity)
         if kind == "index" and entity is None:
             self.routes.forget(int(name))
 
     def _note_indexer(self, record: object) -> None:
         if isinstance(record, HwHeartbeat):
-            self.desk.hear(record)
+            self.planner.hear(record)
         elif isinstance(record, CatchUpRequested):
-            self.desk.request(record)
+            self.planner.request(record)
 
     def _note_store(self, seen: KvSeen) -> None:
         if seen.buckets is None:
-            self._voice.complain("the key-value store", self._watch.trouble)
+            self._status_log.complain("the key-value store", self._watch.trouble)
         else:
-            self._voice.settled("the key-value store")
-        self.desk.see(seen.buckets)
+            self._status_log.settled("the key-value store")
+        self.planner.see(seen.buckets)
 
     # -- what is done ------------------------------------------------------------------------
 
@@ -308,13 +308,13 @@ class Projector:
         if not self._dirty or now < self._planned_s + PLAN_PERIOD_S:
             return
         self._dirty, self._planned_s = False, now
-        for action in self.desk.plan(_mono_ms()):
+        for action in self.planner.plan(_mono_ms()):
             self._carry_out(action)
-        answers = {(i.id, i.build, reason) for i, reason in self.desk.routed()}
+        answers = {(i.id, i.build, reason) for i, reason in self.planner.routed()}
         for answer in sorted(answers - self._answered):
             self._answer(*answer)
         self._answered = answers
-        waiting = self.desk.waiting(_mono_ms())
+        waiting = self.planner.waiting(_mono_ms())
         if waiting != self._waited:
             self._waited = waiting
             self._beat_due_s = 0.0
@@ -353,7 +353,7 @@ class Projector:
         flush_s = FLUSH_S.get(run.kind, FLUSH_BACKFILL_S)
         self._lines.append(Line(run, stream, router, flush_s))
         self._lines.sort(key=lambda line: PRIORITY.get(line.run.kind, 2))
-        self._voice.say(
+        self._status_log.say(
             f"{run.kind} of {run.bucket}: {len(run.vbuckets)} vbuckets, "
             f"{len(run.carried)} indexes, number {run.number}"
         )
@@ -370,11 +370,11 @@ class Projector:
     def _lose_kafka(self) -> None:
         """End all connections: of each of them something may be lost."""
         reason = f"Kafka: {self._sink.failed}"
-        self._voice.say(f"{reason}; all streams begin anew")
+        self._status_log.say(f"{reason}; all streams begin anew")
         self._sink.renew()
         for line in tuple(self._lines):
             self._finish(line, reason, lost=True)
-            self.desk.closed(line.run, _mono_ms())
+            self.planner.closed(line.run, _mono_ms())
 
     # -- frames ------------------------------------------------------------------------------
 
@@ -420,7 +420,7 @@ class Projector:
     def _roll_back(self, run: Run, vbuckets: tuple[int, ...]) -> None:
         """Say that vbuckets are not streamed, and have their histories looked up."""
         named = ", ".join(map(str, vbuckets[:5])) + (" …" if len(vbuckets) > 5 else "")
-        self._voice.say(
+        self._status_log.say(
             f"{run.kind} of {run.bucket}: {len(vbuckets)} vbuckets ({named}) have lost what was "
             "asked for, and are not streamed: they need a rollback"
         )
@@ -434,9 +434,9 @@ class Projector:
         if not run.positions and len(run.ended) == len(run.vbuckets):
             reason = "done"
         else:
-            self._voice.say(f"{run.kind} of {run.bucket} has ended: {reason}")
+            self._status_log.say(f"{run.kind} of {run.bucket} has ended: {reason}")
         self._finish(line, reason)
-        self.desk.closed(run, _mono_ms())
+        self.planner.closed(run, _mono_ms())
 
     # -- what is told ------------------------------------------------------------------------
 
@@ -462,9 +462,9 @@ class Projector:
                 pid=os.getpid(),
                 at_ms=wall_ms(),
                 kv=self.options.kv,
-                buckets=self.desk.seen(),
-                waiting=self.desk.waiting(_mono_ms()),
-                backfills=self.desk.progress(),
+                buckets=self.planner.seen(),
+                waiting=self.planner.waiting(_mono_ms()),
+                backfills=self.planner.progress(),
             )
         )
         if now >= self._repeat_due_s:
@@ -480,7 +480,7 @@ class Projector:
         errors = self.errors()
         for index_id, count in sorted((errors - self._reported).items()):
             what = "are no JSON" if index_id == GARBAGE else f"have no key in index {index_id}"
-            self._voice.say(f"{count} more documents {what}: they are treated as absent")
+            self._status_log.say(f"{count} more documents {what}: they are treated as absent")
         self._reported = errors
 
     def errors(self) -> Counter[int]:
@@ -519,7 +519,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         Projector(options, stopping, wake).run()
     except ThreadEndedError as error:
-        Voice(f"projector {options.projector}").say(str(error))
+        StatusLog(f"projector {options.projector}").say(str(error))
         return EX_UNUSABLE
     ignore_stops()
     return 0

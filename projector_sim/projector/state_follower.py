@@ -13,7 +13,7 @@ from confluent_kafka import OFFSET_END, KafkaException, Message, TopicPartition
 
 from coordinator.core.model.records import AckRecord, Heartbeat
 from coordinator.kafka.producers import DeadLetters
-from coordinator.kafka.state_follower import PAUSE_S, Link, Voice
+from coordinator.kafka.state_follower import PAUSE_S, Link, StatusLog
 from coordinator.kafka.topics import (
     ACKS,
     DEAD_LETTER,
@@ -60,7 +60,7 @@ class Follower:
         who: str,
         hand_over: Callable[[Started | Read], None],
         stopping: threading.Event,
-        voice: Voice,
+        status_log: StatusLog,
         threads: Threads,
     ) -> None:
         self.state = ""
@@ -70,7 +70,7 @@ class Follower:
         self._letters = DeadLetters(cluster)
         self._hand_over = hand_over
         self._stopping = stopping
-        self._voice = voice
+        self._status_log = status_log
         self._link: Link | None = None
         self._thread = threads.start("following", self._run, stopping)
 
@@ -97,7 +97,7 @@ class Follower:
             try:
                 self._follow(link)
             except KafkaException as error:
-                self._voice.complain("Kafka", error.args[0].str())
+                self._status_log.complain("Kafka", error.args[0].str())
                 self._stopping.wait(PAUSE_S)
             finally:
                 self._link = None
@@ -117,8 +117,8 @@ class Follower:
                 *(TopicPartition(self.watermarks, p, OFFSET_END) for p in range(STREAM_PARTITIONS)),
             ]
         )
-        self._voice.settled("Kafka")
-        self._voice.say(f"following {link.topic} from offset {low}")
+        self._status_log.settled("Kafka")
+        self._status_log.say(f"following {link.topic} from offset {low}")
         position, told = low, False
         while not self._stopping.is_set():
             messages = link.read(POLL_S)

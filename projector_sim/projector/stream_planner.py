@@ -182,7 +182,7 @@ class _Ignorance:
     times: int = 0
 
 
-class Desk:
+class StreamPlanner:
     """What a projector knows, and what it has running."""
 
     def __init__(

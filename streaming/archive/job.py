@@ -27,7 +27,7 @@ from coordinator import codec
 from coordinator.core.model.records import DeadLetter
 from coordinator.kafka.producers import letter_key
 from coordinator.kafka.settings import plain_settings
-from coordinator.kafka.state_follower import Voice, wall_ms
+from coordinator.kafka.state_follower import StatusLog, wall_ms
 from coordinator.kafka.topics import DEAD_LETTER, HISTORY, topic_name
 from streaming.archive.files import Archive, UnusableError
 from streaming.archive.rows import Row, UnreadableError, row_of
@@ -99,7 +99,7 @@ class Archiver:
         self.archive = Archive(options.archive, wall_ms, Crasher(options.crash_at))
         self._stopping = stopping
         self._wake = wake
-        self._voice = Voice("archive")
+        self._status_log = StatusLog("archive")
         self._busy = threading.Lock()
         self._fault: BaseException | None = None
         self._failures = 0
@@ -139,10 +139,10 @@ class Archiver:
         try:
             offset = self._begin()
         except KafkaException as error:
-            self._voice.complain("Kafka", str(error.args[0]))
+            self._status_log.complain("Kafka", str(error.args[0]))
             self._stopping.wait(PAUSE_S)
             return False
-        self._voice.settled("Kafka")
+        self._status_log.settled("Kafka")
         self._failures += 1
         query = self._start(spark, offset)
         try:
@@ -169,7 +169,7 @@ class Archiver:
         if offset >= low:
             return offset
         if offset:
-            self._voice.say(
+            self._status_log.say(
                 f"offsets {offset} to {low - 1} of {self.topic} were deleted before they were read"
             )
         return BEGINNING
@@ -216,7 +216,7 @@ class Archiver:
         error = error_of(query)
         if error is None and self._fault is None:
             return self.options.until_read
-        self._voice.complain("the query", first_line(self._fault or error))
+        self._status_log.complain("the query", first_line(self._fault or error))
         self._stopping.wait(PAUSE_S)
         return False
 
@@ -233,7 +233,7 @@ class Archiver:
                 self._fault = error
                 raise
         self._failures = 0
-        self._voice.settled("the query")
+        self._status_log.settled("the query")
 
     def _archive(self, records: Sequence[tuple[int, bytes | None]]) -> None:
         if not records:
@@ -254,7 +254,7 @@ class Archiver:
     def _bury(self, letters: Sequence[DeadLetter]) -> None:
         """Put letters on `dead-letter`. Raises KafkaException if not all are known to be there."""
         for one in letters:
-            self._voice.say(f"{one.topic}, offset {one.offset}, is not archived: {one.reason}")
+            self._status_log.say(f"{one.topic}, offset {one.offset}, is not archived: {one.reason}")
         timeout_ms = int(LETTER_TIMEOUT_S * 1000)
         servers = self.options.bootstrap_servers
         producer = Producer(plain_settings(servers, **{"message.timeout.ms": timeout_ms}))
@@ -274,7 +274,9 @@ class Archiver:
             return
         self._ready = True
         offset = self.archive.manifest.next_offset
-        self._voice.say(f"archiving {self.topic} from offset {offset} to {self.archive.folder}")
+        self._status_log.say(
+            f"archiving {self.topic} from offset {offset} to {self.archive.folder}"
+        )
         if self.options.ready_file is not None:
             self.options.ready_file.parent.mkdir(parents=True, exist_ok=True)
             self.options.ready_file.write_text(json.dumps({"offset": offset}) + "\n")

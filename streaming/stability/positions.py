@@ -134,13 +134,13 @@ class Positions:
         highest = np.maximum.reduceat(rows.seqno, starts)
         lasts = np.append(starts[1:], len(first)) - 1
         turns = np.lexsort((rows.ordinal[lasts], rows.vbucket[lasts]))
-        for turn in turns.tolist():
-            vbucket, vbuuid = int(rows.vbucket[starts[turn]]), rows.vbuuid[starts[turn]]
+        for fold_batch in turns.tolist():
+            vbucket, vbuuid = int(rows.vbucket[starts[fold_batch]]), rows.vbuuid[starts[fold_batch]]
             if vbuuid == self.seen_vbuuid[vbucket]:
-                self.seen_seqno[vbucket] = max(self.seen_seqno[vbucket], highest[turn])
+                self.seen_seqno[vbucket] = max(self.seen_seqno[vbucket], highest[fold_batch])
             else:
                 self.judge(np.array([vbucket]))
-                self.seen_vbuuid[vbucket], self.seen_seqno[vbucket] = vbuuid, highest[turn]
+                self.seen_vbuuid[vbucket], self.seen_seqno[vbucket] = vbuuid, highest[fold_batch]
 
     def kept(self, rest: Syncs, since: NDArray[np.int64]) -> Array:
         """Return what is kept of SYNCs that do not count: those whose BEGIN may still come.

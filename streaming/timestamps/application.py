@@ -1,12 +1,13 @@
 """The application that computes timestamps: one Spark query, and what holds it up.
 
-Spark decides which records make a batch, and reads them; `books.turn` computes; `ledger` writes
-outputs and state in one transaction. Each batch counts once, whatever is killed when:
+Spark decides which records make a batch, and reads them; `query_state.fold_batch` computes;
+`state_store` writes outputs and state in one transaction. Each batch counts once, whatever is
+killed when:
 
-- A batch that the books have already is skipped: Spark hands it over again if it was killed
+- A batch that the state has already is skipped: Spark hands it over again if it was killed
   before it noted the end of it.
-- A batch that the books cannot go on with, because a checkpoint was lost, is too old, or knows
-  more than they do, is not used: a new query begins exactly where the books stand.
+- A batch that the state cannot go on with, because a checkpoint was lost, is too old, or knows
+  more than it does, is not used: a new query begins exactly where the state stands.
 - A transaction whose outcome is in doubt is settled by reading, and written again as a whole.
 
 What fails is begun again in this process; only without a JVM, or where nothing finishes for long,
@@ -32,7 +33,7 @@ from confluent_kafka import KafkaException
 from coordinator.core.model.records import BucketCurrent, StreamOwner, TimestampsHeartbeat
 from coordinator.core.timestamps.board import total
 from coordinator.core.timestamps.bucket_state import BucketState
-from coordinator.kafka.state_follower import Voice, wall_ms
+from coordinator.kafka.state_follower import StatusLog, wall_ms
 from coordinator.kafka.topics import (
     DEAD_LETTER,
     RESTART,
@@ -56,10 +57,16 @@ from streaming.spark.queries import (
 from streaming.spark.session import HEAP_MB, SparkOptions, start, warm_up
 from streaming.stability.fold import owners
 from streaming.timestamps.inputs import INPUTS
-from streaming.timestamps.query_state import Books, Turn, acquainted, begun_again, turn
+from streaming.timestamps.query_state import (
+    BatchResult,
+    QueryState,
+    fold_batch,
+    restarted,
+    with_buckets,
+)
 from streaming.timestamps.rows import rows_of
 from streaming.timestamps.source import rows
-from streaming.timestamps.state_store import DoubtError, FencedError, Ledger, read_events
+from streaming.timestamps.state_store import DoubtError, FencedError, StateStore, read_events
 from streaming.timestamps.ticker import Ticker
 
 if TYPE_CHECKING:
@@ -82,7 +89,7 @@ class AnotherError(Exception):
 
 
 class GapError(Exception):
-    """Spark's batch does not follow on what the books have."""
+    """Spark's batch does not follow on what the state has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +138,10 @@ class Application:
         self.options = options
         self._stopping = stopping
         self._wake = wake
-        self._voice = Voice("timestamps")
+        self._status_log = StatusLog("timestamps")
         crasher = Crasher(options.crash_at)
-        self._ledger = Ledger(options.bootstrap_servers, options.cluster, crasher)
-        self._books = Books(options.cluster)
+        self._state_store = StateStore(options.bootstrap_servers, options.cluster, crasher)
+        self._query_state = QueryState(options.cluster)
         self._incarnation = secrets.randbits(63)
         self._ticker = Ticker(
             options.bootstrap_servers,
@@ -185,7 +192,7 @@ class Application:
                     raise LostError(f"{self._failures} attempts in a row have failed")
         finally:
             self._ticker.stop()
-            self._ledger.close()
+            self._state_store.close()
 
     def _run_query(self, spark: SparkSession) -> bool:
         """Run a query until it ends; return whether it has read all that it was to read."""
@@ -196,12 +203,12 @@ class Application:
             if starting is None:
                 return False
             query = self._start(spark, starting)
-            self._voice.settled("Kafka")
+            self._status_log.settled("Kafka")
             self._failures += 1
             self._ticker.switch(True)
             wait_for(query, self._stopping, self._wake)
         except KafkaException as error:
-            self._voice.complain("Kafka", str(error.args[0]))
+            self._status_log.complain("Kafka", str(error.args[0]))
             self._stopping.wait(PAUSE_S)
         finally:
             self._ticker.switch(False)
@@ -210,26 +217,28 @@ class Application:
         return query is not None and self._judge(query)
 
     def _begin(self) -> dict[tuple[str, int], int] | None:
-        """Open the ledger; return where a new query would begin, None if stopped."""
+        """Open the state store; return where a new query would begin, None if stopped."""
         options = self.options
         named = [topic_name(options.cluster, name) for name in INPUTS]
         wanted = [*named, *(topic_name(options.cluster, name) for name in OUTPUTS)]
         while (found := bounds(options.bootstrap_servers, wanted, CALL_TIMEOUT_S)) is None:
-            self._voice.complain("topics", "they are not there")
+            self._status_log.complain("topics", "they are not there")
             if self._stopping.wait(PAUSE_S):
                 return None
-        self._voice.settled("topics")
+        self._status_log.settled("topics")
         self._ticker.announce()
-        books = self._ledger.open()
-        events = read_events(options.bootstrap_servers, options.cluster, books.context.offset)
-        self._books = acquainted(books, events)
+        query_state = self._state_store.open()
+        events = read_events(options.bootstrap_servers, options.cluster, query_state.context.offset)
+        self._query_state = with_buckets(query_state, events)
         return self._starting({w: b for w, b in found.items() if w[0] in named})
 
     def _starting(
         self, found: Mapping[tuple[str, int], tuple[int, int]]
     ) -> dict[tuple[str, int], int]:
-        """Return where to begin: where the books stand, if the topic still has that."""
-        known = {(one.topic, one.partition): one.offset for one in self._books.progress.offsets}
+        """Return where to begin: where the state stands, if the topic still has that."""
+        known = {
+            (one.topic, one.partition): one.offset for one in self._query_state.progress.offsets
+        }
         starting = dict.fromkeys(found, BEGINNING)
         for where, (low, end) in found.items():
             offset = known.get(where)
@@ -238,13 +247,13 @@ class Application:
             if low <= offset <= end:
                 starting[where] = offset
             elif offset < low:
-                self._voice.say(
+                self._status_log.say(
                     f"{where[0]}, partition {where[1]}: offsets {offset} to {low - 1} were deleted "
                     "before they were read. Streams whose BEGIN or END was among them are "
                     "requested again when their SYNC is missing, or is of nobody"
                 )
             else:
-                self._voice.say(
+                self._status_log.say(
                     f"{where[0]}, partition {where[1]}: it ends at {end}, and was read up to "
                     f"{offset} before: the topic was replaced, or has lost its end; it is read "
                     "from its beginning"
@@ -277,7 +286,7 @@ class Application:
     def _checkpoint(self) -> str:
         """Return this generation's checkpoint, and delete older ones if they are here."""
         place = self.options.checkpoint or str(self.options.data_dir / "checkpoint")
-        generation = self._books.progress.generation
+        generation = self._query_state.progress.generation
         if "://" not in place:
             for old in Path(place).glob("*"):
                 if old.name.isdecimal() and int(old.name) < generation:
@@ -290,16 +299,16 @@ class Application:
         if isinstance(fault, FencedError):
             self._look_for_another(fault)
         elif isinstance(fault, GapError):
-            self._voice.say(f"{fault}; a new query begins where the state stands")
+            self._status_log.say(f"{fault}; a new query begins where the state stands")
             with suppress(FencedError, DoubtError):
-                self._ledger.commit(begun_again(self._books).records)
+                self._state_store.commit(restarted(self._query_state).records)
         elif isinstance(fault, AssertionError):
             raise fault
         elif not self._stopping.is_set():
             error = error_of(query)
             if error is None and fault is None:
                 return self.options.until_read
-            self._voice.complain("the query", first_line(fault or error))
+            self._status_log.complain("the query", first_line(fault or error))
             self._stopping.wait(PAUSE_S)
         return False
 
@@ -308,20 +317,20 @@ class Application:
         try:
             other = self._ticker.another()
         except KafkaException as error:
-            self._voice.complain("Kafka", str(error.args[0]))
+            self._status_log.complain("Kafka", str(error.args[0]))
             return
         if other is not None:
             raise AnotherError(
                 f"another application computes the timestamps of {self.options.cluster}: "
                 "this one ends"
             )
-        self._voice.say(f"{fault}; no other application is there: beginning again")
+        self._status_log.say(f"{fault}; no other application is there: beginning again")
 
     def _heartbeat(self) -> TimestampsHeartbeat:
-        books, progress = self._books, self._books.progress
+        query_state, progress = self._query_state, self._query_state.progress
         self._seen = {
             name: seen if (seen := self._seen.get(name)) and seen.state is state else look(state)
-            for name, state in books.states.items()
+            for name, state in query_state.states.items()
         }
         return TimestampsHeartbeat(
             *(self._incarnation, os.getpid(), progress.query, progress.batch, wall_ms()),
@@ -335,7 +344,7 @@ class Application:
         """Compute one micro-batch of Spark, once. What it raises ends the query."""
         if not self._query_known.wait(CALL_TIMEOUT_S):
             raise StoppedError("the query did not start")
-        before = self._books
+        before = self._query_state
         with self._busy:
             if self._stopping.is_set():
                 raise StoppedError("stopping")
@@ -345,8 +354,8 @@ class Application:
                 self._fault = error
                 raise
         self._failures = 0
-        self._voice.settled("the query")
-        if self._books is not before:  # Else the batch counted already: nothing was read yet.
+        self._status_log.settled("the query")
+        if self._query_state is not before:  # Else the batch counted already: nothing was read yet.
             self._report_ready(batch)
         self._pause_s = min(2 * self._pause_s, QUIET_PAUSE_S_MAX) if quiet else QUIET_PAUSE_S
         if quiet and not self.options.until_read:
@@ -354,7 +363,7 @@ class Application:
 
     def _carry_out(self, frame: DataFrame, batch: int) -> bool:
         """Compute a batch, unless it counts already; return whether nothing has happened in it."""
-        progress = self._books.progress
+        progress = self._query_state.progress
         if progress.query == self._query_id:
             if batch <= progress.batch:
                 return False
@@ -367,41 +376,41 @@ class Application:
                 f"of {'this' if expected else 'another'} query"
             )
         found = rows_of(frame.toArrow())
-        wanted = turn(self._books, found, self._query_id, batch)
+        wanted = fold_batch(self._query_state, found, self._query_id, batch)
         self._write(wanted)
         return wanted.quiet
 
-    def _write(self, wanted: Turn) -> None:
+    def _write(self, wanted: BatchResult) -> None:
         """Write a turn, once. Raises FencedError; DoubtError if Kafka is away for too long."""
         give_up_s = time.monotonic() + SETTLE_S
         while True:
             try:
-                self._ledger.commit(wanted.records)
+                self._state_store.commit(wanted.records)
             except DoubtError as error:
-                self._voice.complain("the transaction", str(error))
+                self._status_log.complain("the transaction", str(error))
             else:
-                self._books = wanted.books
-                self._voice.settled("the transaction")
+                self._query_state = wanted.query_state
+                self._status_log.settled("the transaction")
                 return
             if self._settled(wanted, give_up_s):
                 return
 
-    def _settled(self, wanted: Turn, give_up_s: float) -> bool:
-        """Open the ledger again; return whether the turn was written after all."""
+    def _settled(self, wanted: BatchResult, give_up_s: float) -> bool:
+        """Open the state store again; return whether the batch was written after all."""
         while True:
             if self._stopping.is_set():
                 raise StoppedError("stopping")
             try:
-                found = self._ledger.open()
+                found = self._state_store.open()
             except KafkaException as error:
                 if time.monotonic() > give_up_s:
                     raise DoubtError(str(error.args[0])) from error
                 self._stopping.wait(PAUSE_S)
                 continue
-            if found.progress == wanted.books.progress:
-                self._books = found
+            if found.progress == wanted.query_state.progress:
+                self._query_state = found
                 return True
-            if found.progress != self._books.progress:
+            if found.progress != self._query_state.progress:
                 raise FencedError("another application has written meanwhile")
             return False
 
@@ -409,7 +418,7 @@ class Application:
         if self._ready:
             return
         self._ready = True
-        self._voice.say(f"reading, from batch {batch} of query {self._query_id}")
+        self._status_log.say(f"reading, from batch {batch} of query {self._query_id}")
         if self.options.ready_file is not None:
             text = json.dumps({"batch": batch, "query": self._query_id})
             self.options.ready_file.write_text(text + "\n")

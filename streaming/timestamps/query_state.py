@@ -2,7 +2,7 @@
 
 Pure: no Spark, Kafka or clock. `turn` is the whole of it. The same batches always give the same
 records, so a batch whose transaction failed is simply computed again. Everything that is known is
-also on Kafka: `Books` are what can be read back.
+also on Kafka: `QueryState` is what can be read back.
 
 A record that cannot be used becomes a dead letter, and the rest goes on. One of a bucket that is
 not known yet waits: topics have no common order, so it may be read before the bucket is.
@@ -108,7 +108,7 @@ class Record(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Books:
+class QueryState:
     """All that is known. `published` is each bucket's last stability timestamp."""
 
     cluster: str
@@ -128,30 +128,30 @@ class Place(NamedTuple):
     value: bytes
 
 
-class Turn(NamedTuple):
-    """The books after a batch, and the records that belong into one transaction."""
+class BatchResult(NamedTuple):
+    """The state after a batch, and the records that belong into one transaction."""
 
-    books: Books
+    query_state: QueryState
     records: list[Record]
     quiet: bool = False
     """Nothing was read but what is written all the time, and nothing but the state follows."""
 
 
-def turn(books: Books, rows: Rows, query: str, batch: int) -> Turn:
+def fold_batch(query_state: QueryState, rows: Rows, query: str, batch: int) -> BatchResult:
     """Return what batch `batch` of the query `query` leads to."""
-    work = _Work(books, rows)
+    work = _Work(query_state, rows)
     work.learn()
     work.sort()
     states, published, outputs = work.fold()
     progress = TimestampProgress(
         query,
         batch,
-        books.progress.generation,
+        query_state.progress.generation,
         work.now_ms,
-        _moved_on(books, rows.next_offsets),
+        _moved_on(query_state, rows.next_offsets),
     )
     after = replace(
-        books,
+        query_state,
         progress=progress,
         context=work.context,
         waiting=tuple(work.waiting),
@@ -162,41 +162,45 @@ def turn(books: Books, rows: Rows, query: str, batch: int) -> Turn:
     hurried = any(state.hurried_until_ms > work.now_ms for state in states.values())
     silent = not rows.syncs and all(INPUTS[row.place] in QUIET for row in rows.raw)
     quiet = silent and not records and not hurried
-    return Turn(after, [*records, *_kept(books, after)], quiet)
+    return BatchResult(after, [*records, *_kept(query_state, after)], quiet)
 
 
-def acquainted(books: Books, events: Iterable[Event]) -> Books:
-    """Return the books that know the buckets of these events of the StateContext already.
+def with_buckets(query_state: QueryState, events: Iterable[Event]) -> QueryState:
+    """Return the state that knows the buckets of these events of the StateContext already.
 
     They are read again as records of the query, with settings; but a query that has much to catch
     up with reads all topics little by little, and would meet records of a bucket long before it.
     """
-    buckets = {one.name: one for one in books.context.buckets}
+    buckets = {one.name: one for one in query_state.context.buckets}
     for event in events:
         entity = event.mutation.entity
         if isinstance(entity, Bucket):
             buckets.setdefault(entity.name, entity)
     known = tuple(buckets[name] for name in sorted(buckets))
-    return replace(books, context=replace(books.context, buckets=known))
+    return replace(query_state, context=replace(query_state.context, buckets=known))
 
 
-def begun_again(books: Books) -> Turn:
-    """Return the books for a query that begins where they stand, with a checkpoint of its own."""
-    progress = replace(books.progress, query="", batch=-1, generation=books.progress.generation + 1)
-    after = replace(books, progress=progress)
-    return Turn(after, _kept(books, after))
+def restarted(query_state: QueryState) -> BatchResult:
+    """Return the state for a query that begins where it stands, with a checkpoint of its own."""
+    progress = replace(
+        query_state.progress, query="", batch=-1, generation=query_state.progress.generation + 1
+    )
+    after = replace(query_state, progress=progress)
+    return BatchResult(after, _kept(query_state, after))
 
 
-def _moved_on(books: Books, read: Iterable[tuple[int, int, int]]) -> tuple[NextOffset, ...]:
+def _moved_on(
+    query_state: QueryState, read: Iterable[tuple[int, int, int]]
+) -> tuple[NextOffset, ...]:
     """Return the next offsets after these were read; none moves back."""
-    known = {(one.topic, one.partition): one.offset for one in books.progress.offsets}
+    known = {(one.topic, one.partition): one.offset for one in query_state.progress.offsets}
     for place, partition, offset in read:
-        where = (topic_name(books.cluster, INPUTS[place]), partition)
+        where = (topic_name(query_state.cluster, INPUTS[place]), partition)
         known[where] = max(offset, known.get(where, 0))
     return tuple(NextOffset(*where, offset) for where, offset in sorted(known.items()))
 
 
-def _kept(before: Books, after: Books) -> list[Record]:
+def _kept(before: QueryState, after: QueryState) -> list[Record]:
     """Return the records on `timestamp-state` that say how `after` differs."""
     progress = after.progress
     found = []
@@ -225,16 +229,16 @@ def _buried(letter: DeadLetter) -> Record:
 class _Work:
     """One batch on its way through: learn what buckets there are, sort records to them, fold."""
 
-    def __init__(self, books: Books, rows: Rows) -> None:
-        self.books = books
+    def __init__(self, query_state: QueryState, rows: Rows) -> None:
+        self.query_state = query_state
         self.rows = rows
-        self.context = books.context
-        self.now_ms = books.progress.now_ms
+        self.context = query_state.context
+        self.now_ms = query_state.progress.now_ms
         self.ticked = False
         self.unwatched_ms = 0
         self.letters: list[DeadLetter] = []
         self.waiting: list[DeadLetter] = []
-        self._known = frozenset(one.name for one in books.context.buckets)
+        self._known = frozenset(one.name for one in query_state.context.buckets)
         self._control: dict[str, list[tuple[Place, Control]]] = {}
         self._syncs: dict[str, list[SyncRows]] = {}
         self._waiting_bytes = 0
@@ -268,7 +272,7 @@ class _Work:
         self.now_ms = max(self.now_ms, tick.at_ms)
 
     def _place(self, row: RawRow) -> Place:
-        topic = topic_name(self.books.cluster, INPUTS[row.place])
+        topic = topic_name(self.query_state.cluster, INPUTS[row.place])
         return Place(topic, row.partition, row.offset, row.value or b"")
 
     def _decode(self, place: Place, name: str) -> Any:
@@ -329,7 +333,7 @@ class _Work:
 
     def sort(self) -> None:
         """Hand each record to its bucket: what has waited, then control records, then SYNCs."""
-        for letter in self.books.waiting:
+        for letter in self.query_state.waiting:
             place = Place(letter.topic, letter.partition, letter.offset, letter.value)
             record = codec.decode(letter.value)
             if record.bucket not in self._known:
@@ -353,7 +357,7 @@ class _Work:
             self._wait(place, record.bucket)
 
     def _place_of(self, syncs: SyncRows, row: int) -> Place:
-        topic = topic_name(self.books.cluster, SYNC_TOPIC)
+        topic = topic_name(self.query_state.cluster, SYNC_TOPIC)
         value = codec.encode(syncs.record(row))
         return Place(topic, int(syncs.partition[row]), int(syncs.offset[row]), value)
 
@@ -376,8 +380,8 @@ class _Work:
         self,
     ) -> tuple[Mapping[str, BucketState], Mapping[str, StabilityTimestamp], list[Record]]:
         """Return the states, what was published last of each bucket, and the outputs."""
-        before = self.books.states
-        states, published = {}, dict(self.books.published)
+        before = self.query_state.states
+        states, published = {}, dict(self.query_state.published)
         outputs: list[Record] = []
         consolidated: set[str] = set()
         advanced = False

@@ -1,4 +1,4 @@
-"""Where the books are kept: one Kafka transaction a batch, and reading back what it left.
+"""Where the query's state is kept: one Kafka transaction a batch, and reading back what it left.
 
 A transaction has the outputs of a batch and all that they rest on, or nothing. What a call returns
 is not taken for its outcome where that is in doubt: a new producer settles it, because opening it
@@ -29,7 +29,7 @@ from coordinator.kafka.topics import STABILITY, STATECONTEXT, TIMESTAMP_STATE, t
 from schemas.registry import SchemaError
 from streaming.spark.crash_points import AFTER, BEFORE, WITHIN, Crasher
 from streaming.timestamps.bucket_states import from_record
-from streaming.timestamps.query_state import OWN_KEYS, Books, Record
+from streaming.timestamps.query_state import OWN_KEYS, QueryState, Record
 
 TRANSACTION_TIMEOUT_MS = 20_000
 MESSAGE_TIMEOUT_MS = 10_000
@@ -56,7 +56,7 @@ class DoubtError(Exception):
     """Whether the transaction was committed is not known; only reading tells."""
 
 
-class Ledger:
+class StateStore:
     """The one writer of a cluster's timestamps. Each `open` makes a new producer."""
 
     def __init__(self, bootstrap_servers: str, cluster: str, crasher: Crasher) -> None:
@@ -65,7 +65,7 @@ class Ledger:
         self._crasher = crasher
         self._producer: Producer | None = None
 
-    def open(self) -> Books:
+    def open(self) -> QueryState:
         """Fence any older writer, and return what is written. Raises KafkaException."""
         self.close()
         name = f"{self._cluster}.timestamps"
@@ -84,12 +84,12 @@ class Ledger:
         connect(producer, topic_name(self._cluster, TIMESTAMP_STATE), OPEN_TIMEOUT_S)
         producer.init_transactions(OPEN_TIMEOUT_S)
         self._producer = producer
-        return read_books(self._servers, self._cluster)
+        return read_query_state(self._servers, self._cluster)
 
     def commit(self, records: Sequence[Record]) -> None:
         """Write the records in one transaction. Raises FencedError, DoubtError."""
         producer = self._producer
-        assert producer is not None, "the ledger is not open"
+        assert producer is not None, "the state store is not open"
         self._crasher.passes(BEFORE)
         try:
             producer.begin_transaction()
@@ -133,11 +133,11 @@ class Ledger:
 # -- reading ---------------------------------------------------------------------------------------
 
 
-def read_books(bootstrap_servers: str, cluster: str) -> Books:
+def read_query_state(bootstrap_servers: str, cluster: str) -> QueryState:
     """Return what is written. Raises KafkaException, SchemaError, ValueError."""
     states: dict[str, BucketState] = {}
-    books = Books(cluster)
-    progress, context, waiting = books.progress, books.context, books.waiting
+    query_state = QueryState(cluster)
+    progress, context, waiting = query_state.progress, query_state.context, query_state.waiting
     newest: dict[str, bytes | None] = {}
     for message in read_all(bootstrap_servers, topic_name(cluster, TIMESTAMP_STATE)):
         newest[(message.key() or b"").decode()] = message.value()
@@ -153,7 +153,7 @@ def read_books(bootstrap_servers: str, cluster: str) -> Books:
             states[record.bucket] = from_record(record)
     assert not states.keys() & set(OWN_KEYS), "a bucket has the name of a key of ours"
     published = _published(read_all(bootstrap_servers, topic_name(cluster, STABILITY)))
-    return Books(cluster, progress, context, waiting, states, published)
+    return QueryState(cluster, progress, context, waiting, states, published)
 
 
 def _published(messages: Iterable[Message]) -> dict[str, StabilityTimestamp]:

@@ -9,7 +9,7 @@ from typing import Any
 from indexer_sim import __main__ as indexer
 from indexer_sim.pipeline.applier import Applier
 from indexer_sim.pipeline.mutation_reader import MutationReader
-from indexer_sim.pipeline.progress_reporter import Herald
+from indexer_sim.pipeline.progress_reporter import ProgressReporter
 from indexer_sim.scans.api import ScanServer
 from projector_sim.kv import server as kv_server
 from projector_sim.projector import process as projector_process
@@ -19,7 +19,7 @@ from projector_sim.projector.state_follower import Follower
 PARTS: dict[str, tuple[Any, str, Callable[[list[str]], int]]] = {
     "mutations": (MutationReader, "_run", indexer.main),
     "applier": (Applier, "_run", indexer.main),
-    "herald": (Herald, "_run", indexer.main),
+    "progress-reporter": (ProgressReporter, "_run", indexer.main),
     "scan-server": (ScanServer, "_serve", indexer.main),
     "following": (Follower, "_run", projector_process.main),
     "kv-watch": (KvWatch, "_run", projector_process.main),

@@ -110,7 +110,7 @@ class Fleet:
         self._cas = 0
         self.node = SimpleNamespace(
             state=EMPTY,
-            hearing=SimpleNamespace(
+            peers=SimpleNamespace(
                 indexers={n: self._peer(n) for n in self.readings},
                 alive=lambda peer: peer is not None and peer.beat.indexer not in self.dead,
                 indexer_alive=lambda number: number not in self.dead,

@@ -261,24 +261,24 @@ def a_long_input(topics: Topics) -> None:
     travel = topics.bucket("travel", period_ms=1_000).begin()
     other = topics.bucket("other", period_ms=2_000, algorithm="heartbeat").begin()
     sick = topics.bucket("sick", 4, begin_held_ms=1_000, sync_missing_ms=2_000).begin()
-    for turn in range(1, 13):
+    for fold_batch in range(1, 13):
         for streams in (travel, other):
-            streams.sync(10 * turn)
+            streams.sync(10 * fold_batch)
         for indexer in (1, 2):
-            other.hold(indexer, 10 * turn - indexer)
-        topics.put(SYNC, b"garbage %d" % turn, turn % 4)
-        if turn == 2:
+            other.hold(indexer, 10 * fold_batch - indexer)
+        topics.put(SYNC, b"garbage %d" % fold_batch, fold_batch % 4)
+        if fold_batch == 2:
             sick.sync(10)
-        if turn == 3:
+        if fold_batch == 3:
             sick.leave(1)
-        if turn == 8:
+        if fold_batch == 8:
             sick.lose(0, 5)
-        if turn == 6:
+        if fold_batch == 6:
             travel.end()
             travel.begin()
-        if turn % 4 == 0:
-            travel.ask(turn, ())
-        topics.tick(NOW_MS + turn * 700)
+        if fold_batch % 4 == 0:
+            travel.ask(fold_batch, ())
+        topics.tick(NOW_MS + fold_batch * 700)
 
 
 def outcome(topics: Topics) -> Any:

@@ -30,7 +30,7 @@ def ends(thread: str, *arguments: str) -> str:
     return found.stderr
 
 
-@pytest.mark.parametrize("thread", ["mutations", "applier", "herald", "scan-server"])
+@pytest.mark.parametrize("thread", ["mutations", "applier", "progress-reporter", "scan-server"])
 def test_an_indexer_ends_when_a_thread_of_it_dies(
     topics: Cluster, tmp_path: Path, thread: str
 ) -> None:

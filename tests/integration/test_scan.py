@@ -425,7 +425,7 @@ def test_nobody_is_asked_at_an_address_that_only_a_heartbeat_names(
     fleet: Fleet, http: httpx.Client, field: str
 ) -> None:
     index = fleet.index("a", slices=1)
-    beat = fleet.node.hearing.indexers[1].beat
+    beat = fleet.node.peers.indexers[1].beat
     registered = getattr(beat, field)
     asked: list[bytes] = []
     with _listening(asked) as elsewhere:
@@ -443,7 +443,7 @@ def test_a_scan_waits_for_an_indexer_that_was_just_started(
 ) -> None:
     """It is heard before it is registered."""
     index = fleet.index("a", slices=1)
-    beat = fleet.node.hearing.indexers[1].beat
+    beat = fleet.node.peers.indexers[1].beat
     beat.incarnation += 1
     with ThreadPoolExecutor(1) as thread:
         scanning = thread.submit(scan, http, index)

@@ -54,7 +54,7 @@ def test_the_expiry_of_the_last_life_does_not_end_the_next(world: World) -> None
     node = master.node
     assert node is not None
     life = again.number * 1_000 + again.life
-    beat = replace(node.hearing.nodes[again.number].beat, incarnation=life)
+    beat = replace(node.peers.nodes[again.number].beat, incarnation=life)
     stranger = IndexerHeartbeat(7, 1, "indexer7", "a", 1, 0, 0, 0, 0)
     joiner = JoinRequested(again.number, life, "again", node.state.cas, node.state.digest)
     master.feed(BeatsRead((stranger,)))

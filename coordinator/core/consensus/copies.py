@@ -154,7 +154,7 @@ def durable_everywhere(view: NodeView) -> int:
     for number, member in authority.members.items():
         if number == view.config.node:
             continue
-        peer = view.hearing.nodes.get(number)
+        peer = view.peers.nodes.get(number)
         if peer is None or peer.beat.incarnation != member.incarnation:
             return -1
         found = min(found, peer.beat.durable)

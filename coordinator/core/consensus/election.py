@@ -94,11 +94,11 @@ class Election:
 
     def heard(self, view: NodeView) -> None:
         """The master is alive, or the patience with it begins anew."""
-        self._heard_ms = view.hearing.clock_ms
+        self._heard_ms = view.peers.clock_ms
 
     def lost(self, view: NodeView) -> None:
         """This node's own mastership broke: nobody needs to wait for its heartbeats."""
-        self._heard_ms = view.hearing.clock_ms - view.config.election_timeout_ms
+        self._heard_ms = view.peers.clock_ms - view.config.election_timeout_ms
 
     def failed(self, view: NodeView) -> None:
         """This node's own mastership ended nothing that it began: another may fare better."""
@@ -121,7 +121,7 @@ class Election:
         """Tell whether this node is master, or has heard the master within the timeout."""
         if view.is_master:
             return True
-        elapsed = view.hearing.clock_ms - self._heard_ms
+        elapsed = view.peers.clock_ms - self._heard_ms
         known = view.authority is not None and view.authority.master != 0
         return known and elapsed <= view.config.election_timeout_ms
 
@@ -137,9 +137,9 @@ class Election:
             return Mastership(ELECTED, text)
         if view.phase != FOLLOWING:
             return Mastership(UNKNOWN, f"no master was heard; this node is {view.phase}")
-        eligible, hearing = eligible_nodes(view), view.hearing
+        eligible, peers = eligible_nodes(view), view.peers
         others = (n for n in eligible if n != view.config.node)
-        if self._able(view) or any(map(hearing.node_alive, others)):
+        if self._able(view) or any(map(peers.node_alive, others)):
             return Mastership(ELECTING, "no master is alive: an election is under way")
         held = f"accepted transaction {authority.last_txn}" if authority else "form the cluster"
         names = ", ".join(map(str, eligible))
@@ -211,7 +211,7 @@ class Election:
         return self._give_up(view, f"no progress while {candidacy.step}")
 
     def _out_of_patience(self, view: NodeView) -> bool:
-        return view.hearing.clock_ms - self._heard_ms > self._patience_ms(view)
+        return view.peers.clock_ms - self._heard_ms > self._patience_ms(view)
 
     def _patience_ms(self, view: NodeView) -> int:
         """Return how long to wait for a master: the newest live node first, then by id.
@@ -224,15 +224,15 @@ class Election:
 
         A master that failed waits for all others, and for once more: the first of them counts it.
         """
-        config, authority, hearing = view.config, view.authority, view.hearing
+        config, authority, peers = view.config, view.authority, view.peers
         successor = authority.successor if authority else 0
         failed = authority is not None and authority.epoch == self._failed
         new = not _is_active(authority, config.node, config.incarnation)
         own = (config.node != successor, new, -view.state.cas, config.node)
         ahead = 0
         for other in eligible_nodes(view):
-            peer = hearing.nodes.get(other)
-            if other == config.node or peer is None or not hearing.alive(peer):
+            peer = peers.nodes.get(other)
+            if other == config.node or peer is None or not peers.alive(peer):
                 continue
             new = not _is_active(authority, other, peer.beat.incarnation)
             rank = (other != successor, new, -peer.beat.cas, other)

@@ -96,12 +96,12 @@ class FullSync:
 
     def _ask(self, view: NodeView, base_cas: int) -> list[Result]:
         """Ask a peer that has the state for a copy of it, another one each time."""
-        config, hearing = view.config, view.hearing
+        config, peers = view.config, view.peers
         self._asked_ms = view.now.mono_ms
         others = [
             number
-            for number, peer in sorted(hearing.nodes.items())
-            if number != config.node and hearing.alive(peer) and peer.beat.cas >= base_cas
+            for number, peer in sorted(peers.nodes.items())
+            if number != config.node and peers.alive(peer) and peer.beat.cas >= base_cas
         ]
         if not others:
             return []

@@ -26,13 +26,13 @@ from coordinator.core.model.types import Instant
 
 @dataclass(slots=True)
 class Peer:
-    """The last heartbeat of another process, and when it was heard (`Hearing.clock_ms`)."""
+    """The last heartbeat of another process, and when it was heard (`Peers.clock_ms`)."""
 
     heard_ms: int
     beat: Any
 
 
-class HearingView(Protocol):
+class PeersView(Protocol):
     """What the parts of a node may know of other processes."""
 
     @property
@@ -50,7 +50,7 @@ class HearingView(Protocol):
     def indexer_alive(self, number: int) -> bool: ...
 
 
-class Hearing:
+class Peers:
     """All processes that were ever heard, by kind and number."""
 
     def __init__(self, config: NodeConfig) -> None:

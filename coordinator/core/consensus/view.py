@@ -11,7 +11,7 @@ from typing import Protocol
 from coordinator.core.catalog.outcomes import OutcomeWindow
 from coordinator.core.catalog.state import StateContext
 from coordinator.core.consensus.inputs import LocalLog
-from coordinator.core.consensus.peers import HearingView
+from coordinator.core.consensus.peers import PeersView
 from coordinator.core.model.authority_state import AuthorityState
 from coordinator.core.model.config import NodeConfig
 from coordinator.core.model.types import Instant
@@ -29,7 +29,7 @@ class NodeView(Protocol):
     @property
     def now(self) -> Instant: ...
     @property
-    def hearing(self) -> HearingView: ...
+    def peers(self) -> PeersView: ...
     @property
     def phase(self) -> str: ...
     @property

@@ -20,7 +20,7 @@ from coordinator.core.catalog.state import StateContext
 from coordinator.core.consensus.signals import Result, Want
 from coordinator.core.consensus.view import NodeView, authority_of
 from coordinator.core.leader.prepare import REASON_LENGTH_MAX
-from coordinator.core.leader.stream_restart import Restarting
+from coordinator.core.leader.stream_restart import StreamRestart
 from coordinator.core.model.commands import (
     AdoptBucket,
     BuildIndexes,
@@ -74,7 +74,7 @@ class Renewal(NamedTuple):
         )
 
 
-class Building:
+class BuildCoordinator:
     """The part of a master that has indexes built, and streams opened."""
 
     def __init__(self, epoch: int) -> None:
@@ -84,7 +84,7 @@ class Building:
         self._logs: dict[str, dict[int, tuple[FailoverBranch, ...]]] = {}
         self._waiting_since_ms: dict[str, int] = {}
         self._streamed_of: tuple[tuple[object, ...], frozenset[str]] = ((), frozenset())
-        self.restarting = Restarting(epoch)
+        self.restarting = StreamRestart(epoch)
 
     # -- what is heard -----------------------------------------------------------------------
 
@@ -261,7 +261,7 @@ class Building:
     def _watermark(self, view: NodeView, bucket: str, indexer: int, vbuckets: int) -> Vector | None:
         """Return what this life of an indexer says that it holds."""
         record = self._watermarks.get((bucket, indexer))
-        peer = view.hearing.indexers.get(indexer)
+        peer = view.peers.indexers.get(indexer)
         if record is None or peer is None or peer.beat.incarnation != record.incarnation:
             return None
         whole = len(record.vbuuids) == len(record.seqnos) == 8 * vbuckets
@@ -293,10 +293,10 @@ def _projectors(view: NodeView) -> list[ProjectorHeartbeat]:
     registered = authority_of(view).projectors
     return [
         peer.beat
-        for number, peer in sorted(view.hearing.projectors.items())
+        for number, peer in sorted(view.peers.projectors.items())
         if number in registered
         and registered[number].incarnation == peer.beat.incarnation
-        and view.hearing.alive(peer)
+        and view.peers.alive(peer)
     ]
 
 
@@ -346,4 +346,4 @@ def _hosts(view: NodeView, bucket: str) -> list[tuple[int, bool]]:
             for host in index.hosts:
                 certain = index.state in (BACKFILL, MAINTENANCE)
                 sure[host] = sure.get(host, False) or certain
-    return [(host, sure[host]) for host in sorted(sure) if view.hearing.indexer_alive(host)]
+    return [(host, sure[host]) for host in sorted(sure) if view.peers.indexer_alive(host)]

@@ -277,4 +277,4 @@ def events_of(proposal: TransactionProposed, cas: tuple[int, ...]) -> tuple[Even
 def _lapsed(view: NodeView, attempt: Attempt) -> bool:
     """Tell whether all that are missing have stopped their heartbeats as well."""
     missing = [n for n in attempt.missing if n != view.config.node]
-    return bool(missing) and not any(map(view.hearing.node_alive, missing))
+    return bool(missing) and not any(map(view.peers.node_alive, missing))

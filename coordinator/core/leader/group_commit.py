@@ -253,8 +253,8 @@ def _buckets_seen(view: NodeView) -> dict[str, int]:
     """Return how many vbuckets each bucket has that the key-value store has."""
     return {
         bucket.name: bucket.vbuckets
-        for peer in view.hearing.projectors.values()
-        if view.hearing.alive(peer)
+        for peer in view.peers.projectors.values()
+        if view.peers.alive(peer)
         for bucket in peer.beat.buckets
     }
 
@@ -263,8 +263,8 @@ def _live_indexers(view: NodeView) -> list[Candidate]:
     registered = authority_of(view).indexers
     return [
         Candidate(number, peer.beat.zone)
-        for number, peer in sorted(view.hearing.indexers.items())
-        if number in registered and view.hearing.alive(peer)
+        for number, peer in sorted(view.peers.indexers.items())
+        if number in registered and view.peers.alive(peer)
     ]
 
 

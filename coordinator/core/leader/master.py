@@ -32,7 +32,7 @@ from coordinator.core.consensus.inputs import (
 )
 from coordinator.core.consensus.signals import LoseMastership, Result, Want
 from coordinator.core.consensus.view import NodeView, Tokens, authority_of
-from coordinator.core.leader.build_coordinator import Building
+from coordinator.core.leader.build_coordinator import BuildCoordinator
 from coordinator.core.leader.committer import Committer
 from coordinator.core.leader.group_commit import GroupCommit
 from coordinator.core.leader.handshake import Handshakes, moved_shard
@@ -41,7 +41,7 @@ from coordinator.core.leader.prepare import Prepares
 from coordinator.core.leader.read_barriers import ReadBarriers
 from coordinator.core.leader.request_table import RequestTable
 from coordinator.core.leader.rewrites import rewrites
-from coordinator.core.leader.scrubbing import Scrubbing
+from coordinator.core.leader.scrubbing import ScrubSchedule
 from coordinator.core.leader.transaction import Attempt
 from coordinator.core.model.commands import (
     Command,
@@ -98,8 +98,8 @@ class Master:
         self.membership = Membership(view, epoch, codec, copies)
         self.handshakes = Handshakes(epoch, view.config.handshake_ms)
         self.prepares = Prepares(view.state.in_phase(INIT, DROPPING), view.now.mono_ms)
-        self.building = Building(epoch)
-        self.scrubbing = Scrubbing(view.now, tokens, counters)
+        self.building = BuildCoordinator(epoch)
+        self.scrubbing = ScrubSchedule(view.now, tokens, counters)
         self._copies = copies
         self._taken: dict[int, int] = {}
         """By partition of `ddl`: the offset of the last command that was queued."""

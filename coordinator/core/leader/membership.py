@@ -64,7 +64,7 @@ class Membership:
         self._projectors: dict[int, ProjectorHeartbeat] = {}
         self._requests: list[MembershipRequested] = []
         self._gone: set[tuple[int, int]] = set()
-        self._began_ms = view.hearing.clock_ms
+        self._began_ms = view.peers.clock_ms
         self._forgot_ms = view.now.mono_ms
 
     def holds_back(self, view: NodeView) -> bool:
@@ -179,16 +179,16 @@ class Membership:
 
         Their heartbeats have stopped, or come from another life, which asks to join.
         """
-        authority, hearing = authority_of(view), view.hearing
+        authority, peers = authority_of(view), view.peers
         spare = len(authority.members) - authority.minimum
         found: list[CommitRecord] = []
         for number in authority.active:
             if number == view.config.node:
                 continue
-            peer = hearing.nodes.get(number)
+            peer = peers.nodes.get(number)
             heard_ms = peer.heard_ms if peer else self._began_ms
             reason = ""
-            if hearing.clock_ms - heard_ms > view.config.election_timeout_ms:
+            if peers.clock_ms - heard_ms > view.config.election_timeout_ms:
                 reason = "its heartbeats lapsed"
             elif peer and peer.beat.incarnation != authority.members[number].incarnation:
                 reason = "it was started again"
@@ -268,7 +268,7 @@ class Membership:
         """Return what `event` asks to write, and, if that would be void, a code and the reason."""
         command, authority = event.command, authority_of(view)
         if isinstance(command, Leave):
-            peer = view.hearing.nodes.get(command.node)
+            peer = view.peers.nodes.get(command.node)
             member = authority.members.get(command.node)
             life = peer.beat.incarnation if peer else member.incarnation if member else 0
             wall_ms = view.now.wall_ms
@@ -285,7 +285,7 @@ class Membership:
         others = [
             n
             for n in authority.eligible
-            if n != config.node and n in authority.members and view.hearing.node_alive(n)
+            if n != config.node and n in authority.members and view.peers.node_alive(n)
         ]
         if command.epoch and command.epoch != self._epoch:
             answer = {"epoch": self._epoch, "master": config.node, "address": config.address}
@@ -326,9 +326,9 @@ class Membership:
 
 def _is_heard(view: NodeView, record: JoinRequested) -> bool:
     """Tell whether heartbeats of this life of the node arrive."""
-    peer = view.hearing.nodes.get(record.node)
+    peer = view.peers.nodes.get(record.node)
     known = peer is not None and peer.beat.incarnation == record.incarnation
-    return known and view.hearing.alive(peer)
+    return known and view.peers.alive(peer)
 
 
 def _why_not_leave(authority: AuthorityState, node: int) -> str:

@@ -18,7 +18,7 @@ FIRST_MS = 1_000
 """A new master serves for this long before it has the topic read."""
 
 
-class Scrubbing:
+class ScrubSchedule:
     """The part of a master that keeps `statecontext` right.
 
     It is told, as `quiet_at`, after how many proposals nothing is in flight; None while a

@@ -56,7 +56,7 @@ class Found(NamedTuple):
     results: tuple[Ask, ...] = ()
 
 
-class Restarting:
+class StreamRestart:
     """The part of a master that knows from where streams are to begin again."""
 
     def __init__(self, epoch: int) -> None:
@@ -109,7 +109,7 @@ class Restarting:
         vectors = list(held.values())
         asked = self._asked.get(bucket)
         if asked is None:
-            if not view.hearing.alive(view.hearing.application):
+            if not view.peers.alive(view.peers.application):
                 return Found(restart(vectors, logs).vector)
             self._rounds += 1
             asked = Asked(self._epoch << ROUND_BITS | self._rounds, now.mono_ms)

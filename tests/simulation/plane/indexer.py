@@ -25,7 +25,7 @@ from coordinator.core.model.stream_records import (
     IndexBuilt,
 )
 from coordinator.runtime.threads import Threads
-from indexer_sim.bucket.allocation import Allocate, Desk
+from indexer_sim.bucket.allocation import Allocate, AllocationPlanner
 from indexer_sim.bucket.bucket import Bucket as Storage
 from indexer_sim.bucket.database import StorageError
 from indexer_sim.pipeline.applier import Applier
@@ -66,9 +66,9 @@ class Life:
         self.world = shell.world
         self.number = shell.number
         self.dead = False
-        self.desk = Desk(shell.number)
+        self.planner = AllocationPlanner(shell.number)
         self.storage = Buckets(shell.disks, shell.vbuckets)
-        self.desk.hold(self.storage.held, self.storage.shards)
+        self.planner.hold(self.storage.held, self.storage.shards)
         self.reader = Reader(self.world, self.number, self.storage)
         self.applier = Applier(
             self.storage,  # type: ignore[arg-type]
@@ -108,8 +108,8 @@ class Life:
         for record in partition.read(self.position):
             self._note(record.value.mutation)
         self.position = partition.stable
-        if not self.desk.complete and self.position >= self._end:
-            for index_id in self.desk.caught_up():
+        if not self.planner.complete and self.position >= self._end:
+            for index_id in self.planner.caught_up():
                 self.indexes.pop(index_id, None)
         self._act()
         self._report()
@@ -119,7 +119,7 @@ class Life:
         entity = mutation.entity
         if mutation.key.startswith("index/"):
             index_id = int(mutation.key.partition("/")[2])
-            self.desk.observe(index_id, entity)
+            self.planner.observe(index_id, entity)
             if isinstance(entity, Index):
                 self.indexes[index_id] = entity
             else:
@@ -132,23 +132,29 @@ class Life:
             return
         self._asked = record
         if record.reread:
-            self.desk.read_again()
+            self.planner.read_again()
             self.position, self._end = 0, self.world.broker["statecontext"].stable
         self.read_state()
 
     def _report(self) -> None:
         asked = self._asked
-        if asked is None or not self.desk.complete:
+        if asked is None or not self.planner.complete:
             return
         self._asked = None
         cas = self.world.cas_base + self.position - 1
         report = HoldingsReported(
-            self.number, self.shell.incarnation, asked.round, cas, 0, 1, tuple(self.desk.report())
+            self.number,
+            self.shell.incarnation,
+            asked.round,
+            cas,
+            0,
+            1,
+            tuple(self.planner.report()),
         )
         self.world.acknowledge(report, 0)
 
     def _act(self) -> None:
-        for action in self.desk.plan():
+        for action in self.planner.plan():
             try:
                 if isinstance(action, Allocate):
                     self._allocate(action)
@@ -156,9 +162,9 @@ class Life:
                     self.storage.release(action.index_id, action.slices)
             except StorageError as error:
                 if isinstance(action, Allocate):
-                    self.desk.refuse(action, error.message)
-        self.desk.hold(self.storage.held, self.storage.shards)
-        for reply in self.desk.replies():
+                    self.planner.refuse(action, error.message)
+        self.planner.hold(self.storage.held, self.storage.shards)
+        for reply in self.planner.replies():
             if reply.answer == ALLOCATED:
                 self.world.judge.allocated.add((self.number, reply.index_id))
             answer = SliceAnswered(
@@ -171,7 +177,7 @@ class Life:
                 reply.shard,
             )
             self.world.acknowledge(answer, 0)
-        self.desk.close_finished()
+        self.planner.close_finished()
 
     def _allocate(self, action: Allocate) -> None:
         ends = {p: log.end for p, log in enumerate(self.world.mutations)}
@@ -182,7 +188,7 @@ class Life:
     # -- mutations ---------------------------------------------------------------------------
 
     def apply_soon(self) -> None:
-        if not self._apply_due and not self.dead and self.desk.complete:
+        if not self._apply_due and not self.dead and self.planner.complete:
             self._apply_due = True
             clock = self.world.clock
             clock.at(clock.chance.randint(1, 25) + self.shell.slow_ms, self._apply)
@@ -197,8 +203,8 @@ class Life:
             self.apply(queued)
         if not self.reader.is_at_the_end:
             self.apply_soon()
-        if any(shard != self.desk.shards.get(i) for i, shard in self.storage.shards.items()):
-            self.desk.hold(self.storage.held, self.storage.shards)
+        if any(shard != self.planner.shards.get(i) for i, shard in self.storage.shards.items()):
+            self.planner.hold(self.storage.held, self.storage.shards)
             self._act()
 
     def apply(self, queued: list[Queued]) -> None:
@@ -222,8 +228,8 @@ class Life:
         )
         world.beat(beat, 0)
         self.storage.tend()
-        self.desk.hold(self.storage.held, self.storage.shards)
-        if self.desk.open:
+        self.planner.hold(self.storage.held, self.storage.shards)
+        if self.planner.open:
             self._act()
         if world.clock.hit(0.05):
             self.applier._write_positions()
@@ -290,14 +296,14 @@ class Life:
 
     def is_settled(self) -> bool:
         return (
-            self.desk.complete
-            and not self.desk.open
+            self.planner.complete
+            and not self.planner.open
             and self.reader.is_at_the_end
             and not any(map(_lacks_something, self.storage.buckets()))
         )
 
     def stands(self) -> str:
-        found = [f"indexer {self.number}: open {self.desk.open} {self.reader._at}"]
+        found = [f"indexer {self.number}: open {self.planner.open} {self.reader._at}"]
         for bucket in self.storage.buckets():
             tracker = bucket.tracker
             found.append(f"{bucket.name} offsets {bucket.offsets} places {tracker.places}")

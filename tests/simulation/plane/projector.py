@@ -25,7 +25,15 @@ from coordinator.core.model.stream_records import (
 from projector_sim.projector.connection_runs import Run
 from projector_sim.projector.evaluation_plan import Route, Routes
 from projector_sim.projector.router import Router
-from projector_sim.projector.stream_planner import Action, Carry, Close, Desk, KvBucket, Open, Probe
+from projector_sim.projector.stream_planner import (
+    Action,
+    Carry,
+    Close,
+    KvBucket,
+    Open,
+    Probe,
+    StreamPlanner,
+)
 from projector_sim.protocol.frames import Kind
 from tests.simulation.clock import WALL_MS
 from tests.simulation.plane.mutations import PARTITIONS, Producer
@@ -57,7 +65,7 @@ class Life:
         self.number = shell.number
         self.incarnation = shell.incarnation
         self.routes = Routes()
-        self.desk = Desk(
+        self.planner = StreamPlanner(
             shell.number, shell.incarnation, world.token, self.routes.why_not, world.clock.now
         )
         self.producer = Producer(world)
@@ -89,11 +97,11 @@ class Life:
         while self.inbox:
             note = self.inbox.popleft()
             if isinstance(note, HwHeartbeat):
-                self.desk.hear(note)
+                self.planner.hear(note)
             elif isinstance(note, CatchUpRequested):
-                self.desk.request(note)
+                self.planner.request(note)
             elif isinstance(note, dict):
-                self.desk.see(note)
+                self.planner.see(note)
             self._plan_soon()
 
     def see(self) -> None:
@@ -110,12 +118,12 @@ class Life:
         found = partition.read(self._position, limit)
         for record in found:
             mutation = record.value.mutation
-            self.desk.observe(mutation.key, mutation.entity)
+            self.planner.observe(mutation.key, mutation.entity)
             if mutation.key.startswith("index/") and mutation.entity is None:
                 self.routes.forget(int(mutation.key.partition("/")[2]))
         self._position = found[-1].offset + 1 if len(found) == limit else partition.stable
-        if not self.desk.complete and self._position >= self._end:
-            self.desk.caught_up()
+        if not self.planner.complete and self._position >= self._end:
+            self.planner.caught_up()
         if len(found) == limit:
             self.world.clock.at(self.world.clock.delay(), self.read_state)
         self._plan_soon()
@@ -133,9 +141,9 @@ class Life:
         if self.dead or self.paused:
             return
         now = self.world.clock.now
-        for action in self.desk.plan(now):
+        for action in self.planner.plan(now):
             self._carry_out(action)
-        answers = {(index.id, index.build, reason) for index, reason in self.desk.routed()}
+        answers = {(index.id, index.build, reason) for index, reason in self.planner.routed()}
         for answer in sorted(answers - self._answers):
             self._answer(*answer)
         self._answers = answers
@@ -184,7 +192,7 @@ class Life:
         self.producer.purge()
         for line in tuple(self.lines):
             self._finish(line, "Kafka", lost=True)
-            self.desk.closed(line.run, self.world.clock.now)
+            self.planner.closed(line.run, self.world.clock.now)
 
     # -- frames ------------------------------------------------------------------------------
 
@@ -229,7 +237,7 @@ class Life:
         over = not run.positions and len(run.ended) == len(run.vbuckets)
         self.world.trace(f"projector {self.number}: {run.connection} is over: {over}")
         self._finish(line, "done" if over else line.stream.reason)
-        self.desk.closed(run, self.world.clock.now)
+        self.planner.closed(run, self.world.clock.now)
 
     # -- what is told ------------------------------------------------------------------------
 
@@ -259,9 +267,9 @@ class Life:
             1,
             WALL_MS,
             "kv",
-            self.desk.seen(),
-            self.desk.waiting(self.world.clock.now),
-            self.desk.progress(),
+            self.planner.seen(),
+            self.planner.waiting(self.world.clock.now),
+            self.planner.progress(),
         )
         self.world.beat(beat, 0)
 
@@ -288,12 +296,12 @@ class Life:
 
     def is_settled(self) -> bool:
         """Tell whether it has sent all that there is, and waits for nothing."""
-        desk = self.desk
-        if self.paused or not desk.complete or desk.waiting(self.world.clock.now):
+        planner = self.planner
+        if self.paused or not planner.complete or planner.waiting(self.world.clock.now):
             return False
-        if desk.catchups or desk.passes or not self.producer.is_empty:
+        if planner.catchups or planner.passes or not self.producer.is_empty:
             return False
-        for run in desk.maintenance.values():
+        for run in planner.maintenance.values():
             vbuckets = self.world.store.buckets[run.bucket]
             owned = {v.number for v in vbuckets if v.owner == self.number}
             if any(run.positions.get(v) != vbuckets[v].high for v in owned):
@@ -301,13 +309,15 @@ class Life:
         return all(not line.stream.inbox for line in self.lines)
 
     def stands(self) -> str:
-        desk = self.desk
-        runs = {b: (r.number, r.positions, sorted(r.carried)) for b, r in desk.maintenance.items()}
+        planner = self.planner
+        runs = {
+            b: (r.number, r.positions, sorted(r.carried)) for b, r in planner.maintenance.items()
+        }
         return (
-            f"projector {self.number}: paused {self.paused} complete {desk.complete} "
-            f"waiting {desk.waiting(self.world.clock.now)} maintenance {runs} "
-            f"passes {[(r.connection, r.positions) for r in desk.passes.values()]} "
-            f"catch-ups {[(r.connection, r.positions) for r in desk.catchups]} "
+            f"projector {self.number}: paused {self.paused} complete {planner.complete} "
+            f"waiting {planner.waiting(self.world.clock.now)} maintenance {runs} "
+            f"passes {[(r.connection, r.positions) for r in planner.passes.values()]} "
+            f"catch-ups {[(r.connection, r.positions) for r in planner.catchups]} "
             f"unsent {not self.producer.is_empty}"
         )
 

@@ -126,9 +126,7 @@ class PlaneWorld(World):
         """Tell whether the master has heard a projector."""
         machine = self.machines.get(self.judge.truth.master)
         return (
-            machine is not None
-            and machine.node is not None
-            and bool(machine.node.hearing.projectors)
+            machine is not None and machine.node is not None and bool(machine.node.peers.projectors)
         )
 
     # -- the end -----------------------------------------------------------------------------

@@ -12,8 +12,8 @@ from coordinator.core.catalog.decisions import Accepted, Circumstances
 from coordinator.core.consensus.signals import Result, Want
 from coordinator.core.consensus.view import NodeView
 from coordinator.core.leader import stream_restart
-from coordinator.core.leader.build_coordinator import Building
-from coordinator.core.leader.stream_restart import Restarting
+from coordinator.core.leader.build_coordinator import BuildCoordinator
+from coordinator.core.leader.stream_restart import StreamRestart
 from coordinator.core.model.commands import MarkBuilt
 from coordinator.core.model.entities import BACKFILL, PENDING
 
@@ -21,23 +21,23 @@ Patch = pytest.MonkeyPatch
 
 
 def built_without_every_indexer(patch: Patch) -> None:
-    step = Building._step
+    step = BuildCoordinator._step
 
-    def hasty(self: Building, index: Any, projectors: Any) -> list[Result]:
+    def hasty(self: BuildCoordinator, index: Any, projectors: Any) -> list[Result]:
         if index.state == BACKFILL and self._built.get(index.id):
             return [Want(f"build/{index.id}", MarkBuilt(index.id, index.build))]
         return step(self, index, projectors)
 
-    patch.setattr(Building, "_step", hasty)
+    patch.setattr(BuildCoordinator, "_step", hasty)
 
 
 def backfill_without_a_router(patch: Patch) -> None:
-    step = Building._step
+    step = BuildCoordinator._step
 
-    def blind(self: Building, index: Any, projectors: Any) -> list[Result]:
+    def blind(self: BuildCoordinator, index: Any, projectors: Any) -> list[Result]:
         return step(self, index, [] if index.state == PENDING else projectors)
 
-    patch.setattr(Building, "_step", blind)
+    patch.setattr(BuildCoordinator, "_step", blind)
 
 
 def lost_storage_is_not_built_again(patch: Patch) -> None:
@@ -64,14 +64,14 @@ def generations_are_counted(patch: Patch) -> None:
 
 
 def answer_about_an_older_build_counts(patch: Patch) -> None:
-    built = Building.built
+    built = BuildCoordinator.built
 
-    def any_build(self: Building, view: NodeView, record: Any) -> None:
+    def any_build(self: BuildCoordinator, view: NodeView, record: Any) -> None:
         held = view.state.index_by_id(record.index_id)
         index: Any = held.entity if held else None
         built(self, view, replace(record, build=index.build) if index else record)
 
-    patch.setattr(Building, "built", any_build)
+    patch.setattr(BuildCoordinator, "built", any_build)
 
 
 def renewal_does_not_say_what_it_answers(patch: Patch) -> None:
@@ -85,12 +85,12 @@ def renewal_does_not_say_what_it_answers(patch: Patch) -> None:
 
 
 def answer_is_waited_for_without_end(patch: Patch) -> None:
-    vector, may_come = Restarting.vector, stream_restart._may_come
+    vector, may_come = StreamRestart.vector, stream_restart._may_come
 
-    def patient(self: Restarting, *given: Any) -> Any:
+    def patient(self: StreamRestart, *given: Any) -> Any:
         patch.setattr(stream_restart, "_may_come", lambda view, asked: True)
         found = vector(self, *given)
         patch.setattr(stream_restart, "_may_come", may_come)
         return found
 
-    patch.setattr(Restarting, "vector", patient)
+    patch.setattr(StreamRestart, "vector", patient)

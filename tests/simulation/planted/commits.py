@@ -22,7 +22,7 @@ from coordinator.core.consensus.synchroniser import Synchroniser
 from coordinator.core.consensus.view import NodeView
 from coordinator.core.leader import group_commit
 from coordinator.core.leader.master import Master
-from coordinator.core.leader.scrubbing import Scrubbing
+from coordinator.core.leader.scrubbing import ScrubSchedule
 from coordinator.core.leader.transaction import CONCLUDING, Attempt
 from coordinator.core.leader.verdicts import dated
 from coordinator.core.model.commands import UNKNOWN, Outcome, refused
@@ -165,7 +165,7 @@ def stray_events_are_left(patch: Patch) -> None:
     def blind(self: Master, view: NodeView, event: Any) -> list[Result]:
         return tail_read(self, view, replace(event, events=()))
 
-    patch.setattr(Scrubbing, "scrubbed", lambda *_: [])
+    patch.setattr(ScrubSchedule, "scrubbed", lambda *_: [])
     patch.setattr(Master, "tail_read", blind)
 
 

@@ -12,7 +12,7 @@ from coordinator.core.model.vectors import Vector
 from coordinator.core.timestamps.algorithms import Restart
 from indexer_sim.bucket.bucket import Bucket
 from indexer_sim.bucket.tracker import GAP, NEVER, WHOLE, Tracker
-from projector_sim.projector.stream_planner import Desk
+from projector_sim.projector.stream_planner import StreamPlanner
 
 Patch = pytest.MonkeyPatch
 
@@ -40,7 +40,7 @@ def absence_leaves_no_tombstone(patch: Patch) -> None:
 
 
 def what_indexers_ignore_goes_on(patch: Patch) -> None:
-    patch.setattr(Desk, "_ignored", lambda *given: set())
+    patch.setattr(StreamPlanner, "_ignored", lambda *given: set())
 
 
 def catch_up_ends_early(patch: Patch) -> None:
@@ -86,15 +86,15 @@ def backfill_ends_too_low(patch: Patch) -> None:
 
 def number_is_used_again(patch: Patch) -> None:
     """A connection that broke is opened again under its old number."""
-    plan = Desk.plan
+    plan = StreamPlanner.plan
 
-    def careless(self: Desk, now_ms: int) -> Any:
+    def careless(self: StreamPlanner, now_ms: int) -> Any:
         for name, number in self._used.items():
             if name not in self.maintenance:
                 self._used[name] = number - 1
         return plan(self, now_ms)
 
-    patch.setattr(Desk, "plan", careless)
+    patch.setattr(StreamPlanner, "plan", careless)
 
 
 def streams_begin_at_the_largest(patch: Patch) -> None:
@@ -137,7 +137,7 @@ def older_build_is_kept(patch: Patch) -> None:
 
 
 def what_a_build_lacks_is_not_sent_again(patch: Patch) -> None:
-    patch.setattr(Desk, "_missed", lambda *_: set())
+    patch.setattr(StreamPlanner, "_missed", lambda *_: set())
 
 
 def what_is_missing_of_a_connection_is_not_noticed(patch: Patch) -> None:

@@ -104,9 +104,9 @@ def _shown(one: LoneNode) -> None:
     shown: list[Any] = [views.members(node), views.indexers(node), views.projectors(node)]
     shown += [views.transactions(node.authority, 100), views.topology(node.state)]
     shown += [views.state(1, node.authority, node.state)]
-    shown += [views.indexes(node.state, None, None, node.hearing.progress.all())]
-    beat = node.hearing.application.beat if node.hearing.application else None
-    heard = list(node.hearing.watermarks.values())
+    shown += [views.indexes(node.state, None, None, node.peers.progress.all())]
+    beat = node.peers.application.beat if node.peers.application else None
+    heard = list(node.peers.watermarks.values())
     for bucket in node.timestamps:
         known = boards.of(node.timestamps, bucket)
         row = timestamp_views.Row(bucket, 64, known, node.state.stream(bucket), heard, beat)

@@ -43,9 +43,9 @@ def test_an_indexer_is_at_the_address_that_is_registered_for_the_life_that_is_he
     one = lone()
     assert views.scan_address(one.node, INDEXER) == INDEXER_URL
     assert rows(views.indexers(one.node), "indexers", "id")[INDEXER]["address"] == INDEXER_URL
-    beat = one.node.hearing.indexers[INDEXER].beat
+    beat = one.node.peers.indexers[INDEXER].beat
     for odd in (replace(beat, address=EVIL), replace(beat, incarnation=9)):
-        one.node.hearing.indexers[INDEXER].beat = odd
+        one.node.peers.indexers[INDEXER].beat = odd
         assert views.scan_address(one.node, INDEXER) is None
         assert rows(views.indexers(one.node), "indexers", "id")[INDEXER]["address"] == INDEXER_URL
     unheard = IndexerHeartbeat(8, 1, EVIL, "", 9, 0, 0, 0, 1)

@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.core.model.entities import DROPPING, INDEX_STATES, INIT, READY, Index, Slice
-from indexer_sim.bucket.allocation import Allocate, Desk, Release, Reply, Slices, wanted
+from indexer_sim.bucket.allocation import (
+    Allocate,
+    AllocationPlanner,
+    Release,
+    Reply,
+    Slices,
+    wanted,
+)
 
 INDEXER = 1
 
@@ -21,29 +28,29 @@ def an_index(index_id: int, state: str = INIT, slices: Iterable[Slice] = (Slice(
     )  # fmt: skip
 
 
-def carry_out(desk: Desk, refusing: bool = False) -> None:
+def carry_out(planner: AllocationPlanner, refusing: bool = False) -> None:
     """Do what the desk plans, on storage that is a dict."""
-    held = dict(desk.held)
-    for action in desk.plan():
+    held = dict(planner.held)
+    for action in planner.plan():
         if isinstance(action, Release):
             left = held[action.index_id] - action.slices
             held.pop(action.index_id)
             if left:
                 held[action.index_id] = left
         elif refusing:
-            desk.refuse(action, "full")
+            planner.refuse(action, "full")
         else:
             held[action.index.id] = held.get(action.index.id, frozenset()) | action.slices
-    desk.hold(held)
+    planner.hold(held)
 
 
-def a_desk(*indexes: Index, held: dict[int, Slices] | None = None) -> Desk:
-    desk = Desk(INDEXER)
+def a_desk(*indexes: Index, held: dict[int, Slices] | None = None) -> AllocationPlanner:
+    planner = AllocationPlanner(INDEXER)
     for index in indexes:
-        desk.observe(index.id, index)
-    desk.hold(held or {})
-    desk.caught_up()
-    return desk
+        planner.observe(index.id, index)
+    planner.hold(held or {})
+    planner.caught_up()
+    return planner
 
 
 slices = st.lists(
@@ -63,45 +70,45 @@ changes = st.lists(
 
 @given(changes)
 def test_any_interleaving_ends_with_exactly_the_wanted_slices(history: list) -> None:
-    desk = a_desk()
+    planner = a_desk()
     latest: dict[int, Index] = {}
     for index_id, change, then in history:
         latest.pop(index_id, None)
         if change is not None:
             latest[index_id] = an_index(index_id, *change)
-        desk.observe(index_id, latest.get(index_id))
+        planner.observe(index_id, latest.get(index_id))
         if then == "restart":
-            desk = a_desk(*desk.indexes.values(), held=desk.held)
+            planner = a_desk(*planner.indexes.values(), held=planner.held)
         elif then == "read again":
-            desk.read_again()
+            planner.read_again()
             for index in latest.values():
-                desk.observe(index.id, index)
-            desk.caught_up()
+                planner.observe(index.id, index)
+            planner.caught_up()
         elif then != "nothing":
-            carry_out(desk, refusing=then == "refuse")
-            desk.close_finished()
-    carry_out(desk)
+            carry_out(planner, refusing=then == "refuse")
+            planner.close_finished()
+    carry_out(planner)
     expected = {index.id: wanted(index, INDEXER) for index in latest.values()}
-    assert desk.held == {
+    assert planner.held == {
         index_id: numbers
         for index_id, numbers in expected.items()
-        if numbers and index_id not in desk.refusals
-    } | {i: n for i, n in desk.held.items() if i in desk.refusals and n <= expected[i]}
-    assert desk.plan() == []
-    desk.close_finished()
-    assert desk.open == {reply.index_id for reply in desk.replies()}
+        if numbers and index_id not in planner.refusals
+    } | {i: n for i, n in planner.held.items() if i in planner.refusals and n <= expected[i]}
+    assert planner.plan() == []
+    planner.close_finished()
+    assert planner.open == {reply.index_id for reply in planner.replies()}
 
 
 @given(changes)
 def test_no_answer_says_what_is_not_so(history: list) -> None:
-    desk = a_desk()
+    planner = a_desk()
     for index_id, change, then in history:
-        desk.observe(index_id, None if change is None else an_index(index_id, *change))
+        planner.observe(index_id, None if change is None else an_index(index_id, *change))
         if then in ("act", "refuse"):
-            carry_out(desk, refusing=then == "refuse")
-        for reply in desk.replies():
-            index = desk.indexes[reply.index_id]
-            have = desk.held.get(reply.index_id, frozenset())
+            carry_out(planner, refusing=then == "refuse")
+        for reply in planner.replies():
+            index = planner.indexes[reply.index_id]
+            have = planner.held.get(reply.index_id, frozenset())
             assert reply.slices == index.slices_on(INDEXER) != ()
             if reply.answer == "released":
                 assert (index.state, have) == (DROPPING, frozenset())
@@ -121,61 +128,61 @@ def test_storage_exists_in_every_state_but_dropping(state: str) -> None:
 
 
 def test_an_answer_is_repeated_until_the_state_moves_on() -> None:
-    desk = a_desk(an_index(1))
-    carry_out(desk)
+    planner = a_desk(an_index(1))
+    carry_out(planner)
     for _ in range(3):
-        desk.close_finished()
-        assert desk.replies() == [Reply(1, "allocated", "", (0,))]
-    desk.observe(1, an_index(1, READY))
-    assert desk.replies() == []
-    desk.close_finished()
-    assert desk.open == set()
-    desk.observe(1, an_index(1, DROPPING))
-    carry_out(desk)
+        planner.close_finished()
+        assert planner.replies() == [Reply(1, "allocated", "", (0,))]
+    planner.observe(1, an_index(1, READY))
+    assert planner.replies() == []
+    planner.close_finished()
+    assert planner.open == set()
+    planner.observe(1, an_index(1, DROPPING))
+    carry_out(planner)
     for _ in range(3):
-        desk.close_finished()
-        assert desk.replies() == [Reply(1, "released", "", (0,))]
-    desk.observe(1, None)
-    assert desk.replies() == []
+        planner.close_finished()
+        assert planner.replies() == [Reply(1, "released", "", (0,))]
+    planner.observe(1, None)
+    assert planner.replies() == []
 
 
 def test_a_refusal_in_init_is_final_and_one_later_is_not() -> None:
-    desk = a_desk(an_index(1), an_index(2, READY))
-    carry_out(desk, refusing=True)
-    assert desk.plan() == [Allocate(an_index(2, READY), frozenset({0}))]
-    assert desk.replies() == [Reply(1, "refused", "full", (0,))]
-    desk.observe(1, an_index(1, DROPPING))
-    assert desk.replies() == [Reply(1, "released", "", (0,))]
-    desk.observe(1, an_index(1))
-    assert Allocate(an_index(1), frozenset({0})) in desk.plan()
+    planner = a_desk(an_index(1), an_index(2, READY))
+    carry_out(planner, refusing=True)
+    assert planner.plan() == [Allocate(an_index(2, READY), frozenset({0}))]
+    assert planner.replies() == [Reply(1, "refused", "full", (0,))]
+    planner.observe(1, an_index(1, DROPPING))
+    assert planner.replies() == [Reply(1, "released", "", (0,))]
+    planner.observe(1, an_index(1))
+    assert Allocate(an_index(1), frozenset({0})) in planner.plan()
 
 
 def test_nothing_is_done_or_answered_before_the_log_was_read_to_its_end() -> None:
-    desk = Desk(INDEXER)
-    desk.hold({1: frozenset({0, 1}), 9: frozenset({0})})
-    desk.observe(1, an_index(1, DROPPING))
-    assert (desk.plan(), desk.replies()) == ([], [])
-    desk.close_finished()
-    desk.observe(1, an_index(1, READY))
-    desk.caught_up()
-    assert desk.plan() == [Release(1, frozenset({1})), Release(9, frozenset({0}))]
+    planner = AllocationPlanner(INDEXER)
+    planner.hold({1: frozenset({0, 1}), 9: frozenset({0})})
+    planner.observe(1, an_index(1, DROPPING))
+    assert (planner.plan(), planner.replies()) == ([], [])
+    planner.close_finished()
+    planner.observe(1, an_index(1, READY))
+    planner.caught_up()
+    assert planner.plan() == [Release(1, frozenset({1})), Release(9, frozenset({0}))]
 
 
 def test_an_index_that_a_whole_reading_never_met_is_gone() -> None:
-    desk = a_desk(an_index(1, READY), an_index(2, READY))
-    carry_out(desk)
-    desk.read_again()
-    desk.observe(2, an_index(2, READY))
-    assert desk.caught_up() == {1}
-    assert desk.plan() == [Release(1, frozenset({0}))]
+    planner = a_desk(an_index(1, READY), an_index(2, READY))
+    carry_out(planner)
+    planner.read_again()
+    planner.observe(2, an_index(2, READY))
+    assert planner.caught_up() == {1}
+    assert planner.plan() == [Release(1, frozenset({0}))]
 
 
 def test_releases_come_before_allocations() -> None:
-    desk = a_desk(an_index(1), an_index(2, DROPPING), held={2: frozenset({0})})
-    assert [type(action) for action in desk.plan()] == [Release, Allocate]
+    planner = a_desk(an_index(1), an_index(2, DROPPING), held={2: frozenset({0})})
+    assert [type(action) for action in planner.plan()] == [Release, Allocate]
 
 
 def test_an_index_of_other_indexers_is_not_remembered() -> None:
-    desk = a_desk()
-    assert not desk.observe(1, an_index(1, INIT, (Slice(0, 2, (3,)),)))
-    assert (desk.indexes, desk.open) == ({}, set())
+    planner = a_desk()
+    assert not planner.observe(1, an_index(1, INIT, (Slice(0, 2, (3,)),)))
+    assert (planner.indexes, planner.open) == ({}, set())

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaException, TopicPartition
 
-from coordinator.kafka import stall_detector as vigils
-from coordinator.kafka.stall_detector import Vigil
+from coordinator.kafka import stall_detector as stall_detectors
+from coordinator.kafka.stall_detector import StallDetector
 
 
 @pytest.mark.parametrize(("end", "stands_still"), [(7, False), (8, True)])
@@ -17,19 +17,19 @@ def test_one_record_that_does_not_come_is_enough(
     monkeypatch: pytest.MonkeyPatch, end: int, stands_still: bool
 ) -> None:
     now_s = [0.0]
-    monkeypatch.setattr(vigils.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(stall_detectors.time, "monotonic", lambda: now_s[0])
     client: Any = SimpleNamespace(get_watermark_offsets=lambda *_: (0, end))
-    vigil = Vigil(client, 1.0)
-    vigil.assigned([TopicPartition("t", 0)])
+    stall_detector = StallDetector(client, 1.0)
+    stall_detector.assigned([TopicPartition("t", 0)])
     message: Any = SimpleNamespace(
         topic=lambda: "t", partition=lambda: 0, offset=lambda: 6, error=lambda: None
     )
-    vigil.heard(message)
+    stall_detector.heard(message)
     now_s[0] = 2.0
-    vigil.look()
+    stall_detector.look()
     now_s[0] = 4.0
     if stands_still:
         with pytest.raises(KafkaException):
-            vigil.look()
+            stall_detector.look()
     else:
-        vigil.look()
+        stall_detector.look()

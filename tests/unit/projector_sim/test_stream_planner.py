@@ -42,11 +42,11 @@ from projector_sim.projector.stream_planner import (
     Action,
     Carry,
     Close,
-    Desk,
     KvBucket,
     MakeBucket,
     Open,
     Probe,
+    StreamPlanner,
 )
 from tests.support.projected_indexes import BRANCH, an_index, request
 
@@ -60,19 +60,19 @@ class Given:
 
     def __init__(self, *indexes: Index, why_not: Callable[[Index], str] = lambda _: "") -> None:
         numbers = count(1)
-        self.desk = Desk(ME, LIFE, lambda: next(numbers), why_not)
+        self.planner = StreamPlanner(ME, LIFE, lambda: next(numbers), why_not)
         self.now = 10_000
-        self.desk.listening_since_ms = self.now - LISTEN_MS
+        self.planner.listening_since_ms = self.now - LISTEN_MS
         self.observe(Bucket("b", VBUCKETS), *indexes)
-        self.desk.caught_up()
+        self.planner.caught_up()
         self.own(OWNED)
 
     def observe(self, *entities: Index | Bucket | Stream) -> None:
         for entity in entities:
-            self.desk.observe(entity.key, entity)
+            self.planner.observe(entity.key, entity)
 
     def own(self, owned: frozenset[int], vbuckets: int = VBUCKETS) -> None:
-        self.desk.see({"b": KvBucket(vbuckets, owned)})
+        self.planner.see({"b": KvBucket(vbuckets, owned)})
 
     def renew(self, number: int, mine: int | None = None, life: int = LIFE, **more: Any) -> None:
         """The master commits a generation, in which this life has its own number."""
@@ -81,7 +81,7 @@ class Given:
         self.observe(Stream("b", number, sources, **fields))
 
     def plan(self, kind: type = object) -> list[Any]:
-        return [action for action in self.desk.plan(self.now) if isinstance(action, kind)]
+        return [action for action in self.planner.plan(self.now) if isinstance(action, kind)]
 
     def opened(self) -> Run:
         (action,) = self.plan(Open)
@@ -111,10 +111,12 @@ class Given:
     def hw(self, indexer: int, done: int, build: int = 1, read: int = 0) -> None:
         """An indexer says of index 1 which vbuckets it has: bits; and how far it has read."""
         progress = (BuildProgress(1, build, bytes([done])),)
-        connection = self.desk.maintenance["b"].connection if "b" in self.desk.maintenance else 0
+        connection = (
+            self.planner.maintenance["b"].connection if "b" in self.planner.maintenance else 0
+        )
         reads = (ConnectionRead(ME, connection, (read, read)),)
         record = HwHeartbeat(indexer, 3, "b", (1,), b"", b"", 0, 0, 0, 0, progress, 1, reads)
-        self.desk.hear(record)
+        self.planner.hear(record)
 
     def sent(self, *indexes: Index) -> Run:
         """Return maintenance of which everything was sent, up to the ordinal 50."""
@@ -122,7 +124,7 @@ class Given:
         run.ordinal = 50
         for index in self.plan(Open):
             self.finish(index.run)
-            self.desk.closed(index.run, self.now)
+            self.planner.closed(index.run, self.now)
         self.later()
         return run
 
@@ -132,13 +134,13 @@ class Given:
         return self.plan()
 
     def waiting(self) -> list[int]:
-        return [awaited.number for awaited in self.desk.waiting(self.now)]
+        return [awaited.number for awaited in self.planner.waiting(self.now)]
 
     def takes(self, number: int, *vbuckets: int, bucket: str = "b", by: int = 0) -> None:
         """An indexer says that it takes these vbuckets from another under this number."""
         taken = (GenerationTaken(number, by, bytes([sum(1 << v for v in vbuckets)])),)
         record = HwHeartbeat(1, 3, bucket, (1,), b"", b"", 0, 0, 0, 0, (), 1, (), taken)
-        self.desk.hear(record)
+        self.planner.hear(record)
 
     def waits_when_it_is_certain(self) -> list[int]:
         """Return for what it waits once it has been so for long enough."""
@@ -153,7 +155,7 @@ class Given:
 def test_a_life_that_no_stream_names_waits_and_streams_nothing() -> None:
     given = Given(an_index())
     assert given.plan() == []
-    assert given.desk.waiting(given.now) == (StreamAwaited("b", 0),)
+    assert given.planner.waiting(given.now) == (StreamAwaited("b", 0),)
     given.renew(3, life=LIFE + 1)
     assert given.plan() == []
     assert given.waiting() == [0]
@@ -167,7 +169,7 @@ def test_a_number_opens_one_connection_for_all_that_is_owned() -> None:
     assert run.starts is None, "an empty vector: what comes next"
     assert given.waiting() == []
     given.begun(run)
-    given.desk.closed(run, given.now)
+    given.planner.closed(run, given.now)
     assert given.plan(Open) == []
     assert given.waiting() == [4]
 
@@ -184,7 +186,7 @@ def test_a_generation_of_others_leaves_a_stream_alone() -> None:
     run = given.streaming(1)
     given.renew(2, mine=1)
     assert given.plan(Close) == []
-    assert given.desk.maintenance["b"] is run
+    assert given.planner.maintenance["b"] is run
     assert given.waiting() == []
 
 
@@ -241,7 +243,7 @@ def test_a_vbucket_that_must_roll_back_is_not_asked_for_again() -> None:
     run.refused[2] = run.positions.pop(2)
     given.now += BEGIN_TIMEOUT_MS
     assert given.waiting() == []
-    assert given.desk.routed() == [], "it is not carried everywhere"
+    assert given.planner.routed() == [], "it is not carried everywhere"
 
 
 def test_a_store_that_refuses_is_asked_less_and_less_often() -> None:
@@ -249,7 +251,7 @@ def test_a_store_that_refuses_is_asked_less_and_less_often() -> None:
     pauses = []
     for number in range(1, 5):
         given.renew(number)
-        given.desk.closed(given.opened(), given.now)
+        given.planner.closed(given.opened(), given.now)
         begin = given.now
         while not given.waiting():
             given.now += PAUSE_MS // 2
@@ -260,11 +262,11 @@ def test_a_store_that_refuses_is_asked_less_and_less_often() -> None:
 def test_without_the_store_nobody_waits_and_what_runs_goes_on() -> None:
     given = Given(an_index(state=MAINTENANCE))
     run = given.streaming(1)
-    given.desk.see(None)
+    given.planner.see(None)
     assert given.plan() == []
-    given.desk.closed(run, given.now)
+    given.planner.closed(run, given.now)
     assert given.waiting() == []
-    assert given.desk.seen() == ()
+    assert given.planner.seen() == ()
 
 
 def test_a_bucket_without_streamed_indexes_has_no_stream() -> None:
@@ -280,7 +282,7 @@ def test_a_bucket_without_streamed_indexes_has_no_stream() -> None:
 
 def test_a_bucket_that_the_store_lacks_is_made_as_the_state_says() -> None:
     given = Given(an_index())
-    given.desk.see({})
+    given.planner.see({})
     assert given.plan() == [MakeBucket("b", VBUCKETS)]
     assert given.waiting() == []
 
@@ -288,13 +290,13 @@ def test_a_bucket_that_the_store_lacks_is_made_as_the_state_says() -> None:
 def test_nothing_is_done_before_the_log_was_read_to_its_end() -> None:
     given = Given(an_index(state=PENDING))
     given.streaming(1)
-    given.desk.read_again()
+    given.planner.read_again()
     given.observe(an_index(state=DROPPING))
     assert given.plan() == []
     assert given.waiting() == []
-    assert given.desk.routed() == []
-    given.desk.caught_up()
-    assert "b" not in given.desk.buckets, "what the log does not name any more is gone"
+    assert given.planner.routed() == []
+    given.planner.caught_up()
+    assert "b" not in given.planner.buckets, "what the log does not name any more is gone"
 
 
 # -- which indexes are carried ---------------------------------------------------------------------
@@ -330,44 +332,44 @@ def test_an_index_that_goes_is_carried_no_more() -> None:
 
 def test_an_index_is_routed_when_each_owned_vbucket_carries_it() -> None:
     given = Given(an_index(state=PENDING))
-    assert given.desk.routed() == []
+    assert given.planner.routed() == []
     run = given.streaming(1)
-    assert [(i.id, reason) for i, reason in given.desk.routed()] == [(1, "")]
+    assert [(i.id, reason) for i, reason in given.planner.routed()] == [(1, "")]
     del run.positions[3]
-    assert given.desk.routed() == []
+    assert given.planner.routed() == []
 
 
 def test_a_build_that_is_not_attached_yet_is_not_routed() -> None:
     given = Given(an_index(state=MAINTENANCE))
     given.streaming(1)
     given.observe(an_index(state=PENDING, build=2))
-    assert given.desk.routed() == []
+    assert given.planner.routed() == []
     given.plan()
-    assert [i.build for i, _ in given.desk.routed()] == [2]
+    assert [i.build for i, _ in given.planner.routed()] == [2]
 
 
 def test_who_owns_nothing_routes_everything() -> None:
     given = Given(an_index(state=PENDING))
     given.own(frozenset())
-    assert [reason for _, reason in given.desk.routed()] == [""]
+    assert [reason for _, reason in given.planner.routed()] == [""]
     assert given.waiting() == []
 
 
 def test_only_pending_indexes_are_answered() -> None:
     given = Given(an_index(state=BACKFILL), an_index(2, MAINTENANCE))
     given.streaming(1)
-    assert given.desk.routed() == []
+    assert given.planner.routed() == []
 
 
 def test_why_an_index_cannot_be_routed_is_said() -> None:
     given = Given(an_index(state=PENDING), why_not=lambda index: f"no such {index.name}")
-    assert [reason for _, reason in given.desk.routed()] == ["no such i1"]
+    assert [reason for _, reason in given.planner.routed()] == ["no such i1"]
     assert given.waiting() == []
     given = Given(an_index(state=PENDING))
     given.own(OWNED, vbuckets=16)
-    assert "16 vbuckets" in given.desk.routed()[0][1]
+    assert "16 vbuckets" in given.planner.routed()[0][1]
     assert given.waiting() == []
-    assert given.desk.seen() == (BucketSeen("b", 16),)
+    assert given.planner.seen() == (BucketSeen("b", 16),)
 
 
 # -- backfills -------------------------------------------------------------------------------------
@@ -403,11 +405,11 @@ def test_an_index_that_comes_later_has_the_next_pass() -> None:
     given.observe(an_index(2))
     assert given.plan(Open) == []
     given.finish(first)
-    given.desk.closed(first, given.now)
+    given.planner.closed(first, given.now)
     second = given.opened()
     assert second.carried.keys() == {2}
     given.finish(second)
-    given.desk.closed(second, given.now)
+    given.planner.closed(second, given.now)
     assert given.plan() == []
 
 
@@ -417,7 +419,7 @@ def test_what_a_broken_pass_did_not_send_is_sent_by_the_next_one() -> None:
     first = given.opened()
     given.begun(first, 5)
     given.finish(first, 0, 2)
-    given.desk.closed(first, given.now)
+    given.planner.closed(first, given.now)
     assert given.opened().vbuckets == (1, 3)
 
 
@@ -426,7 +428,7 @@ def test_a_vbucket_is_sent_again_under_a_new_number_unless_all_hosts_have_it() -
     given.streaming(1)
     first = given.opened()
     given.finish(first)
-    given.desk.closed(first, given.now)
+    given.planner.closed(first, given.now)
     given.hw(1, done=0b0111)
     given.hw(2, done=0b0101)
     given.streaming(2)
@@ -437,7 +439,7 @@ def test_a_vbucket_is_sent_again_under_a_new_number_unless_all_hosts_have_it() -
 
 def test_a_new_life_does_not_send_what_all_hosts_have() -> None:
     given = Given(an_index())
-    given.desk.listening_since_ms = given.now
+    given.planner.listening_since_ms = given.now
     given.streaming(1)
     assert given.plan(Open) == []
     given.hw(1, done=0b1111)
@@ -456,7 +458,7 @@ def test_what_hosts_say_of_another_build_does_not_count() -> None:
 
 def test_a_host_that_says_nothing_is_not_waited_for_for_ever() -> None:
     given = Given(an_index())
-    given.desk.listening_since_ms = given.now
+    given.planner.listening_since_ms = given.now
     given.streaming(1)
     given.hw(1, done=0)
     assert given.plan(Open) == []
@@ -603,7 +605,7 @@ def test_what_a_host_does_not_take_is_sent_again_ever_more_rarely() -> None:
             if isinstance(action, Open):
                 times.append(given.now)
                 given.finish(action.run)
-                given.desk.closed(action.run, given.now)
+                given.planner.closed(action.run, given.now)
     waits = [after - before for before, after in pairwise(times)]
     assert waits == sorted(waits)
     assert waits[0] <= AGAIN_MS + 2 * LOOK_MS
@@ -620,7 +622,7 @@ def test_indexes_in_one_pass_may_lack_different_vbuckets() -> None:
     assert run.shares == {0: frozenset({2})}
     run.done.append(0)
     given.plan()
-    sent = {build[0]: known.sent_under for build, known in given.desk._backfills.items()}
+    sent = {build[0]: known.sent_under for build, known in given.planner._backfills.items()}
     assert sent == {1: {}, 2: {0: 1}}, "only what was sent of each"
 
 
@@ -631,9 +633,9 @@ def test_a_dropped_index_leaves_the_pass_and_the_last_one_ends_it() -> None:
     given.observe(an_index(1, DROPPING))
     assert Carry(run) in given.plan()
     assert run.carried.keys() == {2}
-    given.desk.observe("index/2", None)
+    given.planner.observe("index/2", None)
     assert Close(run, "no index") in given.plan()
-    assert given.desk.passes == {}
+    assert given.planner.passes == {}
 
 
 @pytest.mark.parametrize(
@@ -665,19 +667,19 @@ def test_progress_is_told_in_seqnos() -> None:
     given = Given(an_index())
     given.streaming(1, at=10)
     run = given.opened()
-    (told,) = given.desk.progress()
+    (told,) = given.planner.progress()
     assert (told.index_id, told.build, told.sent, told.total) == (1, 1, 0, 40)
     given.begun(run, 0)
     run.positions |= {0: 4, 1: 12}
-    assert given.desk.progress()[0].sent == 14
+    assert given.planner.progress()[0].sent == 14
     given.finish(run, 0, 1)
     given.plan()
-    assert given.desk.progress()[0].sent == 20
+    assert given.planner.progress()[0].sent == 20
     given.finish(run, 2, 3)
-    given.desk.closed(run, given.now)
-    assert (given.desk.progress()[0].sent, given.desk.progress()[0].total) == (40, 40)
+    given.planner.closed(run, given.now)
+    assert (given.planner.progress()[0].sent, given.planner.progress()[0].total) == (40, 40)
     given.observe(an_index(state=MAINTENANCE))
-    assert given.desk.progress() == ()
+    assert given.planner.progress() == ()
 
 
 # -- catching up -----------------------------------------------------------------------------------
@@ -686,7 +688,7 @@ def test_progress_is_told_in_seqnos() -> None:
 def test_a_catch_up_goes_from_where_an_indexer_is_to_where_maintenance_is() -> None:
     given = Given(an_index(1, MAINTENANCE), an_index(2, MAINTENANCE, slices=(Slice(0, 1),)))
     given.streaming(1, at=10)
-    given.desk.request(request(1, 3, 6))
+    given.planner.request(request(1, 3, 6))
     run = given.opened()
     assert (run.kind, run.indexer, run.vbuckets) == ("catch-up", 2, (1, 3)), "6 is not here"
     assert run.carried.keys() == {1}, "what that indexer hosts"
@@ -697,39 +699,39 @@ def test_a_catch_up_goes_from_where_an_indexer_is_to_where_maintenance_is() -> N
 def test_a_request_that_is_repeated_is_not_answered_twice() -> None:
     given = Given(an_index(state=MAINTENANCE))
     given.streaming(1)
-    given.desk.request(request(1, 3))
+    given.planner.request(request(1, 3))
     run = given.opened()
-    given.desk.request(request(1, 2, 3))
-    given.desk.request(request(1, 3, indexer=1))
+    given.planner.request(request(1, 2, 3))
+    given.planner.request(request(1, 3, indexer=1))
     second, third = given.plan(Open)
     assert second.run.vbuckets == (2,)
     assert (third.run.indexer, third.run.vbuckets) == (1, (1, 3))
     given.finish(run)
-    given.desk.closed(run, given.now)
-    given.desk.request(request(1))
+    given.planner.closed(run, given.now)
+    given.planner.request(request(1))
     assert given.opened().vbuckets == (1,)
 
 
 def test_requests_that_make_no_sense_are_ignored() -> None:
     given = Given(an_index(state=MAINTENANCE))
-    given.desk.request(request(1))
+    given.planner.request(request(1))
     assert given.plan() == [], "no maintenance"
     given.streaming(1, at=10)
-    given.desk.request(request(1, indexer=9))
-    given.desk.request(request(1, seqno=11))
-    given.desk.request(replace(request(1), seqnos=b"123"))
-    given.desk.request(replace(request(1), bucket="x"))
+    given.planner.request(request(1, indexer=9))
+    given.planner.request(request(1, seqno=11))
+    given.planner.request(replace(request(1), seqnos=b"123"))
+    given.planner.request(replace(request(1), bucket="x"))
     assert given.plan() == []
 
 
 def test_a_catch_up_ends_with_the_last_index() -> None:
     given = Given(an_index(1, MAINTENANCE), an_index(2, MAINTENANCE))
     given.streaming(1)
-    given.desk.request(request(1))
+    given.planner.request(request(1))
     run = given.opened()
     given.observe(an_index(1, DROPPING))
     assert Carry(run) in given.plan()
     given.observe(an_index(2, DROPPING))
     actions: list[Action] = given.plan()
     assert Close(run, "no index") in actions
-    assert given.desk.catchups == []
+    assert given.planner.catchups == []

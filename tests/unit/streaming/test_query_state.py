@@ -43,12 +43,12 @@ from streaming.timestamps.query_state import (
     PROGRESS_KEY,
     WAITING_MAX,
     WAITING_MS,
-    Books,
+    BatchResult,
+    QueryState,
     Record,
-    Turn,
-    acquainted,
-    begun_again,
-    turn,
+    fold_batch,
+    restarted,
+    with_buckets,
 )
 from streaming.timestamps.rows import RawRow, Rows, SyncRows
 from streaming.timestamps.state_store import _published
@@ -132,7 +132,7 @@ def tick(at_ms: int = NOW_MS) -> tuple[str, Any]:
     return TICK, Tick(at_ms, 3)
 
 
-def on(topic: str, done: Turn) -> list[Any]:
+def on(topic: str, done: BatchResult) -> list[Any]:
     return [record.value for record in done.records if record.topic == topic]
 
 
@@ -143,16 +143,16 @@ def seqnos(timestamp: StabilityTimestamp) -> list[int]:
 class Run:
     """Batch after batch; `records` are all that was written."""
 
-    def __init__(self, books: Books | None = None) -> None:
+    def __init__(self, query_state: QueryState | None = None) -> None:
         self.feed = Feed()
-        self.books = books or Books(CLUSTER)
+        self.query_state = query_state or QueryState(CLUSTER)
         self.batches = 0
         self.records: list[Record] = []
 
-    def step(self, *records: tuple[str, Any]) -> Turn:
-        done = turn(self.books, self.feed.batch(*records), "q", self.batches)
+    def step(self, *records: tuple[str, Any]) -> BatchResult:
+        done = fold_batch(self.query_state, self.feed.batch(*records), "q", self.batches)
         self.batches += 1
-        self.books = done.books
+        self.query_state = done.query_state
         self.records += done.records
         return done
 
@@ -169,18 +169,18 @@ def test_syncs_become_a_stability_timestamp_and_the_state_goes_with_it() -> None
     assert (kept["b"].query, kept["b"].batch) == ("q", 1)
     assert (kept[PROGRESS_KEY].query, kept[PROGRESS_KEY].batch) == ("q", 1)
     assert kept[PROGRESS_KEY].now_ms == NOW_MS + 5_000
-    assert run.books.published == {"b": timestamp}
+    assert run.query_state.published == {"b": timestamp}
 
 
 def test_the_same_batch_is_the_same_records() -> None:
-    books, batches = Books(CLUSTER), []
+    query_state, batches = QueryState(CLUSTER), []
     feed = Feed()
     batches.append(feed.batch(a_bucket(), *begins(), *syncs(1, "x"), *syncs(5), tick()))
     batches.append(feed.batch((SYNC_TOPIC, b"garbage"), *syncs(9), tick(NOW_MS + 5_000)))
     for number, rows in enumerate(batches):
-        done = turn(books, rows, "q", number)
-        assert turn(books, rows, "q", number).records == done.records
-        books = done.books
+        done = fold_batch(query_state, rows, "q", number)
+        assert fold_batch(query_state, rows, "q", number).records == done.records
+        query_state = done.query_state
 
 
 def test_bad_records_are_dead_letters_and_the_rest_goes_on() -> None:
@@ -208,10 +208,10 @@ def test_records_of_a_bucket_wait_until_it_is_known() -> None:
     run = Run()
     early = run.step(*begins(), *syncs(5), tick())
     assert on(DEAD_LETTER, early) == []
-    assert len(run.books.waiting) == 2 * VBUCKETS
+    assert len(run.query_state.waiting) == 2 * VBUCKETS
     done = run.step(a_bucket(), tick(NOW_MS + 2_000))
     assert seqnos(on(STABILITY, done)[0]) == [5] * VBUCKETS
-    assert run.books.waiting == ()
+    assert run.query_state.waiting == ()
 
 
 def test_who_waits_too_long_for_its_bucket_is_a_dead_letter() -> None:
@@ -222,7 +222,7 @@ def test_who_waits_too_long_for_its_bucket_is_a_dead_letter() -> None:
     (letter,) = on(DEAD_LETTER, run.step(tick(NOW_MS + WAITING_MS + 1)))
     assert (letter.topic, letter.offset) == ("c.stream-begin", 0)
     assert "bucket b is not known" in letter.reason
-    assert run.books.waiting == ()
+    assert run.query_state.waiting == ()
 
 
 def test_of_syncs_only_the_newest_of_each_connection_waits() -> None:
@@ -230,15 +230,15 @@ def test_of_syncs_only_the_newest_of_each_connection_waits() -> None:
     for seqno in range(20):
         done = run.step(*syncs(seqno), *syncs(seqno, connection=8))
         assert on(DEAD_LETTER, done) == []
-    assert len(run.books.waiting) == 2 * VBUCKETS
-    assert {codec.decode(one.value).seqno for one in run.books.waiting} == {19}
+    assert len(run.query_state.waiting) == 2 * VBUCKETS
+    assert {codec.decode(one.value).seqno for one in run.query_state.waiting} == {19}
 
 
 @pytest.mark.thorough
 def test_no_more_wait_than_there_is_room_for() -> None:
     run = Run()
     done = run.step(*begins() * (WAITING_MAX // VBUCKETS + 1))
-    assert len(run.books.waiting) == WAITING_MAX
+    assert len(run.query_state.waiting) == WAITING_MAX
     letters = on(DEAD_LETTER, done)
     assert len(letters) == VBUCKETS
     assert all("too much waits" in letter.reason for letter in letters)
@@ -247,13 +247,13 @@ def test_no_more_wait_than_there_is_room_for() -> None:
 def test_buckets_may_be_known_before_the_query_reads_of_them() -> None:
     (_, row), (_, setting) = a_bucket(), written(Setting("timestamps", '{"period_ms": 60000}'))
     events = [codec.decode(one.value) for one in (row, setting)]
-    run = Run(acquainted(Books(CLUSTER), events))
-    assert run.books.context.offset == 0
-    assert run.books.context.settings == ()
+    run = Run(with_buckets(QueryState(CLUSTER), events))
+    assert run.query_state.context.offset == 0
+    assert run.query_state.context.settings == ()
     run.step(*begins(), *syncs(5), tick())
-    assert run.books.waiting == ()
+    assert run.query_state.waiting == ()
     run.step(a_bucket(), tick(NOW_MS + 1))
-    assert run.books.context.offset == 1
+    assert run.query_state.context.offset == 1
 
 
 def test_settings_hold_from_their_batch_on_and_a_bad_one_leaves_the_old_one() -> None:
@@ -273,20 +273,20 @@ def test_a_query_that_reads_the_state_again_learns_nothing_old() -> None:
     run = Run()
     run.step(a_bucket(), written(Setting("timestamps", '{"period_ms": 60000}')))
     run.step(written(Setting("timestamps", '{"period_ms": 20}')))
-    known = run.books.context
+    known = run.query_state.context
     run.feed = Feed()
     again = run.step(a_bucket(), written(Setting("timestamps", '{"period_ms": 60000}')))
-    assert run.books.context == known
+    assert run.query_state.context == known
     assert CONTEXT_KEY not in {record.key for record in again.records}
 
 
 def test_offsets_never_move_back() -> None:
     run = Run()
     run.step(*syncs(1), tick())
-    before = run.books.progress.offsets
+    before = run.query_state.progress.offsets
     run.feed = Feed()
     run.step(*syncs(1)[:1])
-    assert run.books.progress.offsets == before
+    assert run.query_state.progress.offsets == before
 
 
 def test_several_buckets_go_out_as_one_message_when_asked_to() -> None:
@@ -309,7 +309,7 @@ def test_numbers_go_on_where_the_state_was_lost_and_what_was_published_was_not()
     run.step(a_bucket(), *begins(), *syncs(5), tick())
     done = run.step(*syncs(9), tick(NOW_MS + 5_000))
     number = on(STABILITY, done)[0].number
-    run.books = replace(run.books, states={})
+    run.query_state = replace(run.query_state, states={})
     again = run.step(*begins(connection=8), *syncs(12, connection=8), tick(NOW_MS + 9_000))
     assert on(STABILITY, again)[0].number > number
 
@@ -342,18 +342,18 @@ def test_a_bucket_that_is_gone_leaves_no_state() -> None:
     run.step(a_bucket(), *begins(), tick())
     done = run.step(gone("bucket/b"), tick(NOW_MS + 1))
     assert Record(TIMESTAMP_STATE, "b", None) in done.records
-    assert run.books.states == {}
+    assert run.query_state.states == {}
 
 
 def test_a_query_that_begins_again_changes_nothing_but_its_generation() -> None:
     run = Run()
     run.step(a_bucket(), *begins(), *syncs(5), tick())
-    done = begun_again(run.books)
+    done = restarted(run.query_state)
     (record,) = done.records
     assert record.key == PROGRESS_KEY
-    assert done.books.progress.generation == run.books.progress.generation + 1
-    assert done.books.progress.offsets == run.books.progress.offsets
-    assert (done.books.progress.query, done.books.progress.batch) == ("", -1)
+    assert done.query_state.progress.generation == run.query_state.progress.generation + 1
+    assert done.query_state.progress.offsets == run.query_state.progress.offsets
+    assert (done.query_state.progress.query, done.query_state.progress.batch) == ("", -1)
 
 
 def test_a_consolidated_timestamp_that_is_older_does_not_count() -> None:

@@ -11,7 +11,7 @@ import pytest
 from coordinator.core.timestamps.progress import NextOffset, TimestampProgress
 from streaming.spark.kafka_source import BEGINNING
 from streaming.timestamps.application import Application, GapError, Options
-from streaming.timestamps.query_state import Books
+from streaming.timestamps.query_state import QueryState
 
 SYNC, TICK = ("c.sync", 0), ("c.tick", 0)
 
@@ -35,7 +35,7 @@ def test_a_query_begins_where_the_books_stand_or_says_why_not(
     options = Options("c", "127.0.0.1:1", tmp_path, tick_ms=0)
     application = Application(options, threading.Event(), threading.Event())
     read = TimestampProgress("query", 3, 0, 1, (NextOffset(*SYNC, 5),))
-    application._books = Books("c", read)
+    application._query_state = QueryState("c", read)
     assert application._starting({SYNC: bounds, TICK: (0, 7)}) == {SYNC: begins, TICK: BEGINNING}
     spoken = "".join(capsys.readouterr())
     assert said in spoken
@@ -58,7 +58,9 @@ def after_batch_3(tmp_path: Path) -> Application:
     """An application whose books have the batches 0 to 3 of the query that runs."""
     options = Options("c", "127.0.0.1:1", tmp_path, tick_ms=0)
     application = Application(options, threading.Event(), threading.Event())
-    application._books = Books("c", TimestampProgress("query", 3, 0, 1, (NextOffset(*SYNC, 5),)))
+    application._query_state = QueryState(
+        "c", TimestampProgress("query", 3, 0, 1, (NextOffset(*SYNC, 5),))
+    )
     application._query_id = "query"
     return application
 
@@ -67,9 +69,9 @@ def after_batch_3(tmp_path: Path) -> Application:
 def test_a_batch_that_the_books_have_is_not_read_again(
     after_batch_3: Application, batch: int
 ) -> None:
-    before = after_batch_3._books
+    before = after_batch_3._query_state
     assert after_batch_3._carry_out(Frame(), batch) is False  # type: ignore[arg-type]
-    assert after_batch_3._books is before
+    assert after_batch_3._query_state is before
 
 
 def test_the_next_batch_is_read(after_batch_3: Application) -> None:

@@ -41,7 +41,7 @@ class Given:
             authority=authority,
             config=SimpleNamespace(node=1, election_timeout_ms=TIMEOUT_MS, admission_hold_ms=0),
             now=SimpleNamespace(mono_ms=10_000, wall_ms=5),
-            hearing=SimpleNamespace(
+            peers=SimpleNamespace(
                 clock_ms=10_000,
                 nodes={n: SimpleNamespace(heard_ms=0, beat=beat) for n in (*nodes, members + 1)},
                 alive=lambda peer: True,

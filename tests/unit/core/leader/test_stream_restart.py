@@ -11,9 +11,9 @@ from coordinator.codec import Codec
 from coordinator.core.catalog.state import StateContext, evolve
 from coordinator.core.consensus.effects import Ask
 from coordinator.core.leader import build_coordinator as builds
-from coordinator.core.leader.build_coordinator import Building
+from coordinator.core.leader.build_coordinator import BuildCoordinator
 from coordinator.core.leader.membership import Membership
-from coordinator.core.leader.stream_restart import Restarting
+from coordinator.core.leader.stream_restart import StreamRestart
 from coordinator.core.model.entities import (
     MAINTENANCE,
     PENDING,
@@ -49,7 +49,7 @@ class View:
         self.now = Instant(mono_ms=1_000, wall_ms=1_000)
         self.timestamps = EMPTY
         self.state: Any = StateContext()
-        self.hearing: Any = SimpleNamespace(
+        self.peers: Any = SimpleNamespace(
             application=object(), alive=lambda heartbeat: True, clock_ms=0
         )
 
@@ -70,12 +70,12 @@ def view() -> Any:
 
 
 @pytest.fixture
-def restarting() -> Restarting:
-    return Restarting(3)
+def restarting() -> StreamRestart:
+    return StreamRestart(3)
 
 
 @pytest.fixture
-def question(view: Any, restarting: Restarting) -> RestartRequested:
+def question(view: Any, restarting: StreamRestart) -> RestartRequested:
     """Return what was asked first: the answer is awaited."""
     vector, [asked] = restarting.vector(view, "travel", ONE, {})
     assert vector is None
@@ -85,7 +85,7 @@ def question(view: Any, restarting: Restarting) -> RestartRequested:
 
 
 def test_it_asks_until_the_answer_is_there(
-    view: Any, restarting: Restarting, question: RestartRequested
+    view: Any, restarting: StreamRestart, question: RestartRequested
 ) -> None:
     view.answer(question)
     assert not restarting.is_asking(view)
@@ -93,7 +93,7 @@ def test_it_asks_until_the_answer_is_there(
 
 
 @pytest.mark.usefixtures("question")
-def test_it_asks_no_longer_than_the_wait(view: Any, restarting: Restarting) -> None:
+def test_it_asks_no_longer_than_the_wait(view: Any, restarting: StreamRestart) -> None:
     """The renewal may be wanted for longer, as nobody may be there who serves the streams."""
     view.advance(WAIT_MS - 1)
     assert restarting.is_asking(view)
@@ -111,17 +111,17 @@ def a_peer(indexer: int) -> Any:
     return SimpleNamespace(beat=SimpleNamespace(indexer=indexer, incarnation=1))
 
 
-def a_building(view: Any, *indexes: Index, live: tuple[int, ...]) -> Building:
+def a_building(view: Any, *indexes: Index, live: tuple[int, ...]) -> BuildCoordinator:
     bucket = Bucket("travel", 2)
     entities = [bucket, *indexes]
     changes = [(Mutation("Changed", e.key, b"", e), cas) for cas, e in enumerate(entities, 1)]
     view.state = evolve(StateContext(), changes)
-    view.hearing.indexers = {indexer: a_peer(indexer) for indexer in live}
-    view.hearing.indexer_alive = lambda number: number in live
-    return Building(3)
+    view.peers.indexers = {indexer: a_peer(indexer) for indexer in live}
+    view.peers.indexer_alive = lambda number: number in live
+    return BuildCoordinator(3)
 
 
-def says(building: Building, indexer: int, vector: Vector) -> None:
+def says(building: BuildCoordinator, indexer: int, vector: Vector) -> None:
     record = HwHeartbeat(indexer, 1, "travel", (1,), *vector.to_bytes(), 0, 0, 0, 0, (), 0)
     building.streams_read([record])
 
@@ -144,8 +144,8 @@ def test_who_is_sure_to_hold_something_is_waited_for(view: Any) -> None:
     building = a_building(view, an_index(1, MAINTENANCE, 1, 2), live=(1, 2))
     says(building, 1, HELD)
     assert building._restart(view, "travel", overdue=False) == (None, ())
-    view.hearing.application = None
-    view.hearing.alive = lambda peer: peer is not None
+    view.peers.application = None
+    view.peers.alive = lambda peer: peer is not None
     assert building._restart(view, "travel", overdue=True) == (HELD.to_bytes(), ())
 
 
@@ -163,7 +163,7 @@ def test_no_indexer_is_registered_while_an_answer_is_awaited(view: Any) -> None:
 
 
 def test_what_is_answered_counts_and_not_only_what_is_held_here(
-    view: Any, restarting: Restarting, question: RestartRequested
+    view: Any, restarting: StreamRestart, question: RestartRequested
 ) -> None:
     said = Vector([7, 7], [5, 3])
     view.answer(question, said)
@@ -171,7 +171,7 @@ def test_what_is_answered_counts_and_not_only_what_is_held_here(
 
 
 def test_an_answer_is_not_taken_for_a_loss_that_nobody_asked_about(
-    view: Any, restarting: Restarting, question: RestartRequested
+    view: Any, restarting: StreamRestart, question: RestartRequested
 ) -> None:
     view.answer(question)
     assert restarting.told(view, "travel", 0) is None
@@ -181,7 +181,7 @@ def test_what_an_indexer_held_in_another_life_does_not_count(view: Any) -> None:
     building = a_building(view, an_index(1, MAINTENANCE, 1), live=(1,))
     says(building, 1, HELD)
     assert building._watermark(view, "travel", 1, 2) is not None
-    view.hearing.indexers[1].beat.incarnation = 2
+    view.peers.indexers[1].beat.incarnation = 2
     assert building._watermark(view, "travel", 1, 2) is None
 
 
