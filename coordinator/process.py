@@ -29,6 +29,7 @@ from coordinator.kafka.readers import watermarks
 from coordinator.kafka.topics import COMMIT, ensure_topics, topic_name
 from coordinator.node.shell import EXIT_FAILED, EXIT_REFUSED, Shell
 from coordinator.node.store import Store, StoreError, open_or_replace
+from coordinator.runtime.files import make_durably
 from coordinator.runtime.http_guard import add_allowed_host, warn_unless_local
 from coordinator.runtime.private_files import keep_private
 from coordinator.runtime.signals import ignore_stops, on_stop_in
@@ -145,7 +146,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if trouble := keep_private(arguments.data_dir):
         log.warning("%s", trouble)
     try:
-        arguments.data_dir.mkdir(parents=True, exist_ok=True)
+        make_durably(arguments.data_dir)
     except OSError as error:
         raise StoreError("store_unusable", f"{arguments.data_dir}: {error.strerror}") from error
     store, damage = open_or_replace(arguments.data_dir)

@@ -1,7 +1,7 @@
 """An IndexManager node as a synchronous `step(input) -> effects`.
 
 It puts its parts together, and hands each input to those that it concerns: `follower` (what the
-log says: Authority, state, store), `hearing` (who is alive), `liveness` (whether reading goes on),
+log says: Authority, state, store), `peers` (who is alive), `liveness` (whether reading goes on),
 `election` (claims), `admission`, `copies` (of the state), `reads`, `timestamp_follower`, and
 `master`, only while its claim stands. No Kafka, no clock, no randomness: shell and simulator feed
 the same code.

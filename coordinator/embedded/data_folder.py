@@ -18,7 +18,7 @@ from pathlib import Path
 
 from coordinator.embedded.brokers import brokers_without_data
 from coordinator.runtime.errors import EmbeddedError
-from coordinator.runtime.files import FileLock, write_json
+from coordinator.runtime.files import FileLock, make_durably, write_json
 from coordinator.runtime.private_files import keep_private
 
 log = logging.getLogger("indexctl")
@@ -59,7 +59,7 @@ def locked(data_dir: Path) -> Iterator[FileLock]:
     try:
         if trouble := keep_private(data_dir if _is_for_us(data_dir) else None):
             log.warning("%s", trouble)
-        data_dir.mkdir(parents=True, exist_ok=True)
+        make_durably(data_dir)
         lock = FileLock(data_dir / LOCK_FILE)
         held = lock.acquire(timeout_s=LOCK_TIMEOUT_S)
     except OSError as error:

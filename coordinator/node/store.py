@@ -32,7 +32,8 @@ from coordinator.core.catalog.state import Versioned
 from coordinator.core.consensus.effects import Save
 from coordinator.core.consensus.inputs import LocalLog, Restored
 from coordinator.core.model.authority_state import AuthorityState, TransactionStatus
-from coordinator.runtime.rocksdb import make_durably, options_of
+from coordinator.runtime.files import make_durably
+from coordinator.runtime.rocksdb import options_of
 
 ENTITY, GROUP, ROW = b"e/", b"g/", b"t/"
 AUTHORITY, LOG, META, IDENTITY, REBUILD = b"a", b"l", b"m", b"identity", b"rebuild"

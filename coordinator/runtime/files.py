@@ -20,6 +20,25 @@ from typing import Any
 RETRY_S = 0.02
 
 
+def make_durably(folder: Path) -> None:
+    """Make a folder and those above it, so that they survive a power failure. Raises OSError.
+
+    A folder is an entry of the one above it, which is synced each time: whoever made it may have
+    been killed before that. What may not be read cannot be synced, and is not this process's.
+    """
+    if not folder.is_dir():
+        make_durably(folder.parent)
+        folder.mkdir(exist_ok=True)
+    try:
+        descriptor = os.open(folder.parent, os.O_RDONLY)
+    except PermissionError:
+        return
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def cache_dir() -> Path:
     """Return the per-user cache folder: `INDEXCTL_CACHE`, else the XDG cache folder's."""
     override = os.environ.get("INDEXCTL_CACHE")

@@ -23,10 +23,17 @@ Answer = Callable[[str, str, dict[str, Any]], Response]
 """Makes the response of a code, a message and details."""
 
 
-def handle_errors(app: FastAPI, answer: Answer, *, fault: str) -> None:
+def handle_errors(
+    app: FastAPI,
+    answer: Answer,
+    *,
+    fault: str,
+    told: Callable[[Request, Exception], None] = lambda request, error: None,
+) -> None:
     """Give what the framework refuses, and what nobody foresaw, the one shape.
 
-    `fault` is what a caller reads of the latter; the framework logs it, with its trace.
+    `fault` is what a caller reads of the latter. The server logs it, with its trace; `told` is for
+    a process whose server does not.
     """
 
     @app.exception_handler(RequestValidationError)
@@ -45,4 +52,5 @@ def handle_errors(app: FastAPI, answer: Answer, *, fault: str) -> None:
 
     @app.exception_handler(Exception)
     async def unforeseen(request: Request, error: Exception) -> Response:
+        told(request, error)
         return answer("internal", fault, {})

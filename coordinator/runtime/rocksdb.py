@@ -7,12 +7,13 @@ error is called by those who store it: they say so in `failure`.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from rocksdict import Options, Rdict, WriteOptions
+
+from coordinator.runtime.files import make_durably
 
 OPENING, READING, WRITING = "opening", "reading", "writing"
 KEPT_LOGS = 2
@@ -91,19 +92,6 @@ def options_of(*, write_buffer_bytes: int, files_max: int, jobs: int = 1) -> Opt
     options.set_stats_dump_period_sec(0)
     options.set_stats_persist_period_sec(0)
     return options
-
-
-def make_durably(folder: Path) -> None:
-    """Make a folder and those above it, so that they survive a power failure."""
-    if folder.is_dir():
-        return
-    make_durably(folder.parent)
-    folder.mkdir(exist_ok=True)
-    descriptor = os.open(folder.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def one_line(error: BaseException) -> str:

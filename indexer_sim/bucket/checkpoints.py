@@ -17,7 +17,7 @@ from pathlib import Path
 from rocksdict import Checkpoint, Rdict
 
 from coordinator.core.model.vectors import Vector
-from coordinator.runtime.rocksdb import make_durably
+from coordinator.runtime.files import make_durably
 from indexer_sim.bucket.snapshots import Undo
 
 KEPT = 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from coordinator.runtime.http_errors import handle_errors
 from coordinator.runtime.http_guard import error_body
 from projector_sim.kv.errors import KvError
+
+log = logging.getLogger("kv")
 
 BODY_BYTES_MAX = 4 * 1024 * 1024
 """Enough to name every vbucket with its vector; documents to load come in pieces, in any number."""
@@ -92,4 +95,7 @@ def add_handlers(app: FastAPI) -> None:
     def answer(code: str, message: str, details: dict[str, Any]) -> Response:
         return error_response(Refusal(code, message, details))
 
-    handle_errors(app, answer, fault="a fault of the store: its log tells more")
+    def told(request: Request, error: Exception) -> None:
+        log.error("%s %s", request.method, request.url.path, exc_info=error)
+
+    handle_errors(app, answer, fault="a fault of the store: its log tells more", told=told)

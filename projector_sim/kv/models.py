@@ -98,7 +98,7 @@ class CrashBody(Body):
 
 
 class FaultBody(Body):
-    """As of `kv_faults`."""
+    """As of `faults`."""
 
     kind: Literal["begin", "end", "sync", "mutations"]
     action: Literal["drop", "delay"]

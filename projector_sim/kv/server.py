@@ -22,6 +22,7 @@ from pathlib import Path
 import uvloop
 
 from coordinator.runtime.asgi import bound, server
+from coordinator.runtime.files import make_durably
 from coordinator.runtime.http_guard import add_allowed_host, own_hosts, warn_unless_local
 from coordinator.runtime.private_files import keep_private
 from coordinator.runtime.signals import ignore_stops, on_stop_in
@@ -92,7 +93,7 @@ def _nodes(text: str) -> int:
 def _locked(folder: Path) -> Generator[None, None, None]:
     """Hold the folder. KvError `locked`, `unusable`."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_durably(folder)
         descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         text = f"{folder} cannot be used: {error.strerror}"

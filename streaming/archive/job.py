@@ -1,6 +1,6 @@
 """The job that archives `history` as Parquet: one Spark query, every event exactly once.
 
-Spark decides which records make a batch, and reads what is committed; `archive_files` makes the
+Spark decides which records make a batch, and reads what is committed; `files` makes the
 batch count by one rename, with the offset at which to go on. A query never outlives that: each one
 begins with an empty checkpoint, at the manifest's offset. A checkpoint that is lost, too old or
 too new therefore does no harm, because none is ever read.

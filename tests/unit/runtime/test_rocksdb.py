@@ -8,15 +8,17 @@ from pathlib import Path
 import pytest
 from rocksdict import WriteBatch
 
+from coordinator.embedded.data_folder import locked as data_folder_locked
 from coordinator.node.store import Store
+from coordinator.runtime.files import make_durably
 from coordinator.runtime.rocksdb import (
     OPENING,
     READING,
     WRITING,
     Database,
-    make_durably,
     options_of,
 )
+from projector_sim.kv.server import _locked as locked
 from tests.support.limits import file_size_limit
 
 
@@ -88,12 +90,31 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_new_folder_survives_a_power_failure(tmp_path: Path, synced: list[str]) -> None:
     """A folder is an entry in the one above it: that has to be synced, too."""
     make_durably(tmp_path / "a" / "b" / "c")
-    assert synced == [f"{tmp_path}", f"{tmp_path}/a", f"{tmp_path}/a/b"]
-    make_durably(tmp_path / "a" / "b" / "c")
-    assert len(synced) == 3
+    above = f"{tmp_path.parent}"
+    assert synced == [above, f"{tmp_path}", f"{tmp_path}/a", f"{tmp_path}/a/b"]
+
+
+def test_who_comes_after_one_that_was_killed_syncs_it_again(
+    tmp_path: Path, synced: list[str]
+) -> None:
+    (tmp_path / "made").mkdir()
+    make_durably(tmp_path / "made")
+    assert synced == [f"{tmp_path}"]
 
 
 def test_the_folder_of_a_node_survives_it_as_well(tmp_path: Path, synced: list[str]) -> None:
     """Or all that this node has acknowledged were gone with it."""
     Store(tmp_path / "new" / "node-1").close()
-    assert synced == [f"{tmp_path}", f"{tmp_path}/new"]
+    assert synced[-2:] == [f"{tmp_path}", f"{tmp_path}/new"]
+
+
+def test_the_folder_of_the_key_value_store_survives_it_too(
+    tmp_path: Path, synced: list[str]
+) -> None:
+    with locked(tmp_path / "new" / "kv"):
+        assert synced[-2:] == [f"{tmp_path}", f"{tmp_path}/new"]
+
+
+def test_the_folder_of_a_cluster_survives_it_too(tmp_path: Path, synced: list[str]) -> None:
+    with data_folder_locked(tmp_path / "new" / "cluster"):
+        assert synced[-2:] == [f"{tmp_path}", f"{tmp_path}/new"]

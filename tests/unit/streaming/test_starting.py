@@ -10,6 +10,7 @@ import pytest
 
 from coordinator.core.timestamps.progress import NextOffset, TimestampProgress
 from streaming.spark.kafka_source import BEGINNING
+from streaming.spark.session import LOGGING
 from streaming.timestamps.application import Application, GapError, Options
 from streaming.timestamps.query_state import QueryState
 
@@ -91,3 +92,9 @@ def test_of_another_query_only_its_first_batch_follows(after_batch_3: Applicatio
     for batch in (3, 4):
         with pytest.raises(GapError, match="of another query"):
             after_batch_3._carry_out(Frame(), batch)  # type: ignore[arg-type]
+
+
+def test_what_spark_may_log_is_said_in_a_file_that_is_there() -> None:
+    """Without it Spark falls back to what it came with, and tells everything."""
+    assert LOGGING.is_file()
+    assert "rootLogger.level" in LOGGING.read_text()
