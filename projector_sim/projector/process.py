@@ -1,10 +1,10 @@
 """The shell of a projector: streams of the key-value store in, items and control records out.
 
 It decides nothing: `projector` does, and `router` turns frames into items. One thread owns both;
-others only read, from Kafka (`state_follower`) and from the store (`kv_client`), and hand over. What it
-must hold: nothing that came over a connection is left out silently. If Kafka refuses a record, the
-connections end, and their buckets wait for a new generation of streams. A projector has no folder:
-each life of it begins with what the log says.
+others only read, from Kafka (`state_follower`) and from the store (`kv_client`), and hand over.
+What it must hold: nothing that came over a connection is left out silently. If Kafka refuses a
+record, the connections end, and their buckets wait for a new generation of streams. A projector has
+no folder: each life of it begins with what the log says.
 """
 
 from __future__ import annotations
