@@ -29,8 +29,8 @@ from coordinator.core.model.records import (
     Mutation,
     SliceAnswered,
 )
+from coordinator.kafka.log_reader import decode_event
 from coordinator.kafka.producers import DeadLetters, PlainProducer
-from coordinator.kafka.readers import decode_event
 from coordinator.kafka.state_follower import (
     CALL_TIMEOUT_S,
     PAUSE_S,

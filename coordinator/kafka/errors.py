@@ -27,6 +27,12 @@ TRANSIENT = frozenset(
 """What is said while a broker is away and another takes over for it."""
 
 
+def passes_by_itself(error: KafkaError) -> bool:
+    """Tell whether the client will get over what it reports to a reader, without being asked."""
+    code = error.code()
+    return bool(error.retriable()) or code in TRANSIENT or code == KafkaError._PARTITION_EOF
+
+
 class KafkaRefusal(Exception):
     """A clear refusal; `code` is stable, `message` says what is wrong and what to do."""
 

@@ -1,4 +1,4 @@
-"""Readers on confluent-kafka: tails of topics in a thread, and `statecontext` from end to end.
+"""Readers on confluent-kafka: consumers that never move by themselves, and tails in a thread.
 
 All read committed records only. None resets its offset by itself: an offset that the log does
 not have is an error that the caller hears of. What is read is handed over raw.
@@ -7,20 +7,15 @@ not have is an error that the caller hears of. What is read is handed over raw.
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential
 
-from coordinator import codec
-from coordinator.core.model.records import Event
-from coordinator.kafka.errors import TRANSIENT, may_pass
-from coordinator.kafka.settings import EVENT_HEADER, RECONNECT_BACKOFF_MS_MAX, SOCKET_TIMEOUT_MS
+from coordinator.kafka.errors import may_pass, passes_by_itself
+from coordinator.kafka.settings import RECONNECT_BACKOFF_MS_MAX, SOCKET_TIMEOUT_MS
 from coordinator.kafka.topics import MESSAGE_BYTES_MAX
-from schemas.registry import SchemaError
 
 BEGINNING, END = -2, -1
 """Begin at the first offset of a partition, or at its end: `OFFSET_BEGINNING`, `OFFSET_END`."""
@@ -28,10 +23,6 @@ BEGINNING, END = -2, -1
 POLL_S = 0.2
 BATCH_MAX = 1_000
 FETCH_WAIT_MS = 100
-END_WAIT_MS = 5
-"""For who reads to an end and stops there: the broker tells the end after this wait."""
-
-END_LOST_S = 5.0
 
 
 def consumer(bootstrap_servers: str, group: str, **more: Any) -> Consumer:
@@ -115,7 +106,7 @@ class TailReader:
         messages = available(self._consumer)
         for message in messages:
             error = message.error()
-            if error is not None and not passing(error):
+            if error is not None and not passes_by_itself(error):
                 raise KafkaException(error)
         return [m for m in messages if m.error() is None]
 
@@ -131,12 +122,6 @@ def available(reader: Consumer) -> list[Message]:
     """Wait for one message, and take what has come with it: none is waited for in vain."""
     first = reader.poll(POLL_S)
     return [] if first is None else [first, *reader.consume(BATCH_MAX, 0)]
-
-
-def passing(error: KafkaError) -> bool:
-    """Tell whether the client will get over `error` by itself."""
-    code = error.code()
-    return bool(error.retriable()) or code in TRANSIENT or code == KafkaError._PARTITION_EOF
 
 
 def watermarks(
@@ -186,77 +171,3 @@ class LogProbe:
     def close(self) -> None:
         if self._reader is not None:
             self._reader.close()
-
-
-def read_events(
-    bootstrap_servers: str,
-    topic: str,
-    *,
-    cas_base: int,
-    above_cas: int,
-    at_least_cas: int,
-    stopping: threading.Event,
-    bad: Callable[[Message, str], None],
-) -> Iterator[Sequence[Event]]:
-    """Yield batches of the events of `statecontext` above a CAS, up to its last stable offset.
-
-    Reads until the last stable offset lies beyond `at_least_cas`, measures it again, and reads up
-    to that: the markers of one transaction become visible partition by partition. A topic that ends
-    before and does not go on for `END_LOST_S` has lost its end: what it has must do. A record that
-    is no event is passed over, after `bad` was told. Raises KafkaException.
-    """
-    settings = {"enable.partition.eof": True, "fetch.wait.max.ms": END_WAIT_MS}
-    reader = consumer(bootstrap_servers, "synchronise", **settings)
-    place = TopicPartition(topic, 0)
-    try:
-        low, _ = bounds(reader, place)
-        begin = max(low, above_cas - cas_base + 1)
-        reader.assign([TopicPartition(topic, 0, begin)])
-        target = max(_stable(reader, place), at_least_cas - cas_base + 1)
-        reached, measured_again = begin, False
-        moved_s, at_end = time.monotonic(), begin >= _stable(reader, place)
-        while not stopping.is_set():
-            if reached >= target:
-                if measured_again:
-                    return
-                target, measured_again = max(target, _stable(reader, place)), True
-                continue
-            if at_end and time.monotonic() - moved_s > END_LOST_S:
-                return
-            batch: list[Event] = []
-            for message in available(reader):
-                error = message.error()
-                if error is None:
-                    moved_s, at_end = time.monotonic(), False
-                    reached = max(reached, int(message.offset() or 0) + 1)
-                    try:
-                        batch.append(decode_event(message, cas_base))
-                    except SchemaError as problem:
-                        bad(message, str(problem))
-                elif error.code() == KafkaError._PARTITION_EOF:
-                    # Only this steps over markers at the end; silence says nothing.
-                    reached = max(reached, int(message.offset() or 0))
-                    at_end = True
-                elif not passing(error):
-                    raise KafkaException(error)
-            if batch:
-                yield batch
-    finally:
-        reader.close()
-
-
-def _stable(reader: Consumer, place: TopicPartition) -> int:
-    """Return the last stable offset: the end of what a read_committed reader can see."""
-    return bounds(reader, place)[1]
-
-
-def decode_event(message: Message, cas_base: int) -> Event:
-    """Return the event that a record of `statecontext` carries, with its offset-derived CAS."""
-    value: Any = message.value()
-    if value is None:
-        headers: dict[str, Any] = dict(message.headers() or ())
-        value = headers.get(EVENT_HEADER, b"")
-    event = codec.decode(value)
-    if not isinstance(event, Event):
-        raise SchemaError("bad_body", f"an Event belongs here, not {type(event).__name__}")
-    return replace(event, cas=cas_base + int(message.offset() or 0))

@@ -18,6 +18,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from coordinator.core.consensus.effects import Answer, Beat
 from coordinator.core.model.records import AckRecord, Heartbeat
+from coordinator.kafka.errors import passes_by_itself
 from coordinator.kafka.producers import DeadLetters, PlainProducer
 from coordinator.kafka.readers import consumer
 from coordinator.kafka.stall_detector import StallDetector
@@ -104,7 +105,7 @@ class Link:
             elif error.code() == KafkaError._PARTITION_EOF:
                 self.at_end = self.at_end or message.topic() == self.topic
                 self._stall_detector.heard(message)
-            elif not passing(error):
+            elif not passes_by_itself(error):
                 raise KafkaException(error)
         self._stall_detector.look()
         return found
@@ -149,14 +150,6 @@ class StatusLog:
         if about in self._complaints:
             self._complaints.discard(about)
             self.say(f"{about}: well again")
-
-
-def passing(error: KafkaError) -> bool:
-    """Tell whether the client gets over `error` by itself."""
-    return bool(error.retriable()) or error.code() in (
-        KafkaError._ALL_BROKERS_DOWN,
-        KafkaError._TRANSPORT,
-    )
 
 
 def ignore(_: Any) -> None:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
-from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from coordinator import codec
 from coordinator.core.catalog.snapshots import Assembly, SnapshotChunk, chunks
@@ -21,18 +20,13 @@ from coordinator.core.catalog.state import StateContext, Versioned, restore
 from coordinator.core.consensus.full_sync import COMPACTED, COPY, HISTORY
 from coordinator.core.model.records import Event
 from coordinator.kafka import topics
-from coordinator.kafka.readers import (
-    END_WAIT_MS,
-    available,
-    bounds,
-    consumer,
-    passing,
-    read_events,
-)
+from coordinator.kafka.log_reader import BadRecord, LogReader, read_events
 from coordinator.kafka.settings import plain_settings
 from schemas.registry import SchemaError
 
-Bad = Callable[[Message, str], None]
+Kind = TypeVar("Kind")
+
+GROUP = "sources"
 
 TAIL_WAIT_S = 5.0
 """So long the last events of `history` may take to become visible after their verdict."""
@@ -46,13 +40,6 @@ class SnapshotLost(Exception):
     """A copy is not on the topic as it was written; the message says how."""
 
 
-class Pause(Enum):
-    """Nothing comes: all that a partition has was read, or the broker has not answered yet."""
-
-    END = "end"
-    IDLE = "idle"
-
-
 class Batch(NamedTuple):
     """A part of a source: entities as a copy has them, or events in order."""
 
@@ -64,7 +51,7 @@ class Sources:
     """What one cluster's topics say of its state."""
 
     def __init__(
-        self, bootstrap_servers: str, cluster: str, stopping: threading.Event, bad: Bad
+        self, bootstrap_servers: str, cluster: str, stopping: threading.Event, bad: BadRecord
     ) -> None:
         self._servers = bootstrap_servers
         self._stopping = stopping
@@ -146,34 +133,33 @@ class Sources:
         assembly = Assembly(copy)
         deadline_s = time.monotonic() + READ_TIMEOUT_S
         topic = self._names[topics.SNAPSHOTS]
-        with closing(_Records(self._servers, topic, self._bad)) as records:
-            for message in records.read(offset, self._stopping):
-                if isinstance(message, Pause):
-                    if time.monotonic() > deadline_s:
-                        break
-                    continue
-                chunk = self._decoded(message, SnapshotChunk)
-                if chunk is None or chunk.copy != copy:
-                    continue
-                deadline_s = time.monotonic() + READ_TIMEOUT_S
-                held = assembly.take(chunk)
-                if held or assembly.is_whole:
-                    yield chunk, held
-                if assembly.is_whole:
-                    return
+        with closing(LogReader(self._servers, topic, GROUP)) as log:
+            for found in log.read(offset, self._stopping):
+                for chunk in self._decoded(found.records, SnapshotChunk):
+                    if chunk.copy != copy:
+                        continue
+                    deadline_s = time.monotonic() + READ_TIMEOUT_S
+                    held = assembly.take(chunk)
+                    if held or assembly.is_whole:
+                        yield chunk, held
+                    if assembly.is_whole:
+                        return
+                if time.monotonic() > deadline_s:
+                    break
         raise SnapshotLost(f"the copy {copy} is not whole")
 
-    def _decoded(self, message: Message, kind: type) -> Any:
-        value: Any = message.value()
-        try:
-            record = codec.decode(value or b"")
-        except SchemaError as error:
-            self._bad(message, str(error))
-            return None
-        if not isinstance(record, kind):
-            self._bad(message, f"{type(record).__name__} does not belong here")
-            return None
-        return record
+    def _decoded(self, messages: Iterable[Message], kind: type[Kind]) -> Iterator[Kind]:
+        """Yield the records of one kind; what is none of it is told of and passed over."""
+        for message in messages:
+            try:
+                record = codec.decode(message.value() or b"")
+            except SchemaError as error:
+                self._bad(message, str(error))
+                continue
+            if isinstance(record, kind):
+                yield record
+            else:
+                self._bad(message, f"{type(record).__name__} does not belong here")
 
     # -- history -----------------------------------------------------------------------------
 
@@ -184,80 +170,32 @@ class Sources:
         take a moment longer than their verdict.
         """
         topic = self._names[topics.HISTORY]
-        with closing(_Records(self._servers, topic, self._bad)) as records:
-            begin, seen = self._first_above(records, above), above
+        with closing(LogReader(self._servers, topic, GROUP)) as log:
+            begin, seen = self._first_above(log, above), above
             deadline_s = time.monotonic() + TAIL_WAIT_S
-            found: list[Event] = []
-            for message in records.read(begin, self._stopping):
-                if isinstance(message, Pause):
-                    if found:
-                        yield Batch(events=tuple(found))
-                        found = []
-                    whole = message is Pause.END and seen >= at_least
-                    if whole or time.monotonic() > deadline_s:
-                        return
-                    continue
-                event = self._decoded(message, Event)
-                if event is not None and event.cas > above:
-                    found.append(event)
-                    seen = max(seen, event.cas)
+            for found in log.read(begin, self._stopping):
+                events = [e for e in self._decoded(found.records, Event) if e.cas > above]
+                if events:
+                    seen = max(seen, *(event.cas for event in events))
                     deadline_s = time.monotonic() + TAIL_WAIT_S
+                    yield Batch(events=tuple(events))
+                whole = found.at_end and seen >= at_least
+                if whole or time.monotonic() > deadline_s:
+                    return
 
-    def _first_above(self, records: _Records, cas: int) -> int:
+    def _first_above(self, log: LogReader, cas: int) -> int:
         """Return an offset of `history` before which all events are at or below a CAS.
 
         CAS ascend with the offset, so the place is found by bisection.
         """
-        low, high = records.bounds()
+        low, high = log.bounds()
         if not cas:
             return low
         while low < high and not self._stopping.is_set():
             middle = (low + high) // 2
-            message = records.first(middle, self._stopping)
-            if message is None:
-                high = middle
-                continue
-            event = self._decoded(message, Event)
-            if event is not None and event.cas > cas:
+            message = log.first(middle, self._stopping)
+            if message is None or any(e.cas > cas for e in self._decoded([message], Event)):
                 high = middle
             else:
                 low = int(message.offset() or 0) + 1
         return low
-
-
-class _Records:
-    """The records of one partition, from any offset on."""
-
-    def __init__(self, bootstrap_servers: str, topic: str, bad: Bad) -> None:
-        settings = {"enable.partition.eof": True, "fetch.wait.max.ms": END_WAIT_MS}
-        self._reader: Consumer = consumer(bootstrap_servers, "sources", **settings)
-        self._topic = topic
-
-    def close(self) -> None:
-        self._reader.close()
-
-    def bounds(self) -> tuple[int, int]:
-        """Return the first offset and the last stable one."""
-        return bounds(self._reader, TopicPartition(self._topic, 0))
-
-    def read(self, offset: int, stopping: threading.Event) -> Iterator[Message | Pause]:
-        """Yield records from `offset` on, and why nothing comes where nothing does."""
-        self._reader.assign([TopicPartition(self._topic, 0, offset)])
-        while not stopping.is_set():
-            found = available(self._reader)
-            for message in found:
-                error = message.error()
-                if error is None:
-                    yield message
-                elif error.code() == KafkaError._PARTITION_EOF:
-                    yield Pause.END
-                elif not passing(error):
-                    raise KafkaException(error)
-            if not found:
-                yield Pause.IDLE
-
-    def first(self, offset: int, stopping: threading.Event) -> Message | None:
-        """Return the first record at or above `offset`, None if there is none."""
-        found = (one for one in self.read(offset, stopping) if one is not Pause.IDLE)
-        first = next(found, Pause.END)
-        return None if isinstance(first, Pause) else first

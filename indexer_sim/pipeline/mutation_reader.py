@@ -37,9 +37,10 @@ from coordinator.core.model.stream_records import (
     StabilityTimestamp,
 )
 from coordinator.core.model.vectors import Vector
+from coordinator.kafka.errors import passes_by_itself
 from coordinator.kafka.readers import consumer
 from coordinator.kafka.stall_detector import StallDetector
-from coordinator.kafka.state_follower import CALL_TIMEOUT_S, PAUSE_S, passing
+from coordinator.kafka.state_follower import CALL_TIMEOUT_S, PAUSE_S
 from coordinator.kafka.topics import MUTATIONS, STABILITY, STREAM_PARTITIONS, topic_name
 from coordinator.runtime.threads import Threads
 from indexer_sim.bucket.entries import NO_EPOCH
@@ -399,7 +400,7 @@ class MutationReader:
                 if message.topic() == self._mutations:
                     raise OtherLogError(int(message.partition() or 0), error.str())
                 raise KafkaException(error)
-            elif not passing(error):
+            elif not passes_by_itself(error):
                 raise KafkaException(error)
         stall_detector.look()
         return found

@@ -32,7 +32,7 @@ from coordinator.core.model.stream_records import (
     HwHeartbeat,
     IndexRouted,
 )
-from coordinator.kafka.readers import decode_event
+from coordinator.kafka.log_reader import decode_event
 from coordinator.kafka.state_follower import StatusLog, wall_ms
 from coordinator.kafka.topics import STREAM_PARTITIONS
 from coordinator.runtime.arguments import cluster, within

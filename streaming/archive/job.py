@@ -26,13 +26,14 @@ from confluent_kafka.admin import AdminClient
 from coordinator import codec
 from coordinator.core.model.records import DeadLetter
 from coordinator.kafka.producers import letter_key
+from coordinator.kafka.readers import BEGINNING
 from coordinator.kafka.settings import plain_settings
 from coordinator.kafka.state_follower import StatusLog, wall_ms
 from coordinator.kafka.topics import DEAD_LETTER, HISTORY, topic_name
 from streaming.archive.files import Archive, UnusableError
 from streaming.archive.rows import Row, UnreadableError, row_of
 from streaming.spark.crash_points import Crasher
-from streaming.spark.kafka_source import BEGINNING, KAFKA, bounds, starting_offsets
+from streaming.spark.kafka_source import KAFKA, bounds, starting_offsets
 from streaming.spark.queries import (
     FAILURES_MAX,
     LostError,

@@ -9,7 +9,6 @@ from confluent_kafka import TopicPartition
 
 from coordinator.kafka.readers import consumer
 
-BEGINNING = -2
 TIMEOUT_MS = 10_000
 
 KAFKA: Mapping[str, str] = {

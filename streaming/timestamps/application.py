@@ -22,28 +22,32 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from confluent_kafka import KafkaException
 
-from coordinator.core.model.records import BucketCurrent, StreamOwner, TimestampsHeartbeat
+from coordinator.core.model.records import BucketCurrent, Event, StreamOwner, TimestampsHeartbeat
 from coordinator.core.timestamps.board import total
 from coordinator.core.timestamps.bucket_state import BucketState
+from coordinator.kafka.log_reader import read_events
+from coordinator.kafka.readers import BEGINNING
 from coordinator.kafka.state_follower import StatusLog, wall_ms
 from coordinator.kafka.topics import (
     DEAD_LETTER,
     RESTART,
     STABILITY,
     STABILITY_HISTORY,
+    STATECONTEXT,
     TIMESTAMP_STATE,
     topic_name,
 )
 from streaming.spark.crash_points import Crasher
-from streaming.spark.kafka_source import BEGINNING, bounds
+from streaming.spark.kafka_source import bounds
 from streaming.spark.queries import (
     FAILURES_MAX,
     LostError,
@@ -66,7 +70,7 @@ from streaming.timestamps.query_state import (
 )
 from streaming.timestamps.rows import rows_of
 from streaming.timestamps.source import rows
-from streaming.timestamps.state_store import DoubtError, FencedError, StateStore, read_events
+from streaming.timestamps.state_store import DoubtError, FencedError, StateStore
 from streaming.timestamps.ticker import Ticker
 
 if TYPE_CHECKING:
@@ -228,9 +232,21 @@ class Application:
         self._status_log.settled("topics")
         self._ticker.announce()
         query_state = self._state_store.open()
-        events = read_events(options.bootstrap_servers, options.cluster, query_state.context.offset)
-        self._query_state = with_buckets(query_state, events)
+        self._query_state = with_buckets(query_state, self._events_from(query_state.context.offset))
         return self._starting({w: b for w, b in found.items() if w[0] in named})
+
+    def _events_from(self, offset: int) -> Iterator[Event]:
+        """Yield what the StateContext has from an offset on, but what cannot be decoded."""
+        options = self.options
+        batches = read_events(
+            options.bootstrap_servers,
+            topic_name(options.cluster, STATECONTEXT),
+            cas_base=0,
+            above_cas=offset - 1,
+            at_least_cas=0,
+            bad=lambda message, reason: None,
+        )
+        return chain.from_iterable(batches)
 
     def _starting(
         self, found: Mapping[tuple[str, int], tuple[int, int]]

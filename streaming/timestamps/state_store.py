@@ -8,13 +8,12 @@ writes under the same id, so that of two applications of one cluster only the ne
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from coordinator import codec
-from coordinator.core.model.records import Event
 from coordinator.core.model.stream_records import ConsolidatedStability, StabilityTimestamp
 from coordinator.core.timestamps.bucket_state import BucketState, TimestampState
 from coordinator.core.timestamps.progress import (
@@ -22,11 +21,10 @@ from coordinator.core.timestamps.progress import (
     TimestampProgress,
     TimestampWaiting,
 )
+from coordinator.kafka.log_reader import read_to_end
 from coordinator.kafka.producer_fencing import connect, end_open_transaction
-from coordinator.kafka.readers import consumer
 from coordinator.kafka.settings import plain_settings
-from coordinator.kafka.topics import STABILITY, STATECONTEXT, TIMESTAMP_STATE, topic_name
-from schemas.registry import SchemaError
+from coordinator.kafka.topics import STABILITY, TIMESTAMP_STATE, topic_name
 from streaming.spark.crash_points import AFTER, BEFORE, WITHIN, Crasher
 from streaming.timestamps.bucket_states import from_record
 from streaming.timestamps.query_state import OWN_KEYS, QueryState, Record
@@ -35,8 +33,8 @@ TRANSACTION_TIMEOUT_MS = 20_000
 MESSAGE_TIMEOUT_MS = 10_000
 COMMIT_TIMEOUT_S = 15.0
 OPEN_TIMEOUT_S = 10.0
-READ_TIMEOUT_S = 60.0
-READ_BATCH_MAX = 1_000
+
+GROUP = "timestamps"
 
 FENCED = frozenset(
     {
@@ -139,7 +137,7 @@ def read_query_state(bootstrap_servers: str, cluster: str) -> QueryState:
     query_state = QueryState(cluster)
     progress, context, waiting = query_state.progress, query_state.context, query_state.waiting
     newest: dict[str, bytes | None] = {}
-    for message in read_all(bootstrap_servers, topic_name(cluster, TIMESTAMP_STATE)):
+    for message in read_to_end(bootstrap_servers, topic_name(cluster, TIMESTAMP_STATE), GROUP):
         newest[(message.key() or b"").decode()] = message.value()
     for value in newest.values():
         record = None if value is None else codec.decode(value)
@@ -152,8 +150,8 @@ def read_query_state(bootstrap_servers: str, cluster: str) -> QueryState:
         elif isinstance(record, TimestampState):
             states[record.bucket] = from_record(record)
     assert not states.keys() & set(OWN_KEYS), "a bucket has the name of a key of ours"
-    published = _published(read_all(bootstrap_servers, topic_name(cluster, STABILITY)))
-    return QueryState(cluster, progress, context, waiting, states, published)
+    stability = read_to_end(bootstrap_servers, topic_name(cluster, STABILITY), GROUP)
+    return QueryState(cluster, progress, context, waiting, states, _published(stability))
 
 
 def _published(messages: Iterable[Message]) -> dict[str, StabilityTimestamp]:
@@ -168,45 +166,3 @@ def _published(messages: Iterable[Message]) -> dict[str, StabilityTimestamp]:
                 if known is None or known.number <= one.number:
                     found[one.bucket] = one
     return found
-
-
-def read_events(bootstrap_servers: str, cluster: str, begin: int) -> Iterator[Event]:
-    """Yield what the StateContext has from an offset on, but drops and what cannot be decoded.
-
-    Raises KafkaException.
-    """
-    for message in read_all(bootstrap_servers, topic_name(cluster, STATECONTEXT), begin=begin):
-        with suppress(SchemaError):
-            record = codec.decode(message.value() or b"")
-            if isinstance(record, Event):
-                yield record
-
-
-def read_all(
-    bootstrap_servers: str, topic: str, *, begin: int = 0, last: int | None = None
-) -> Iterator[Message]:
-    """Yield the committed records of partition 0 up to where it ends now.
-
-    From `begin` on, or only the `last` ones. Raises KafkaException.
-    """
-    settings = {"enable.partition.eof": True, "fetch.wait.max.ms": 5}
-    reader = consumer(bootstrap_servers, "timestamps", **settings)
-    place = TopicPartition(topic, 0)
-    try:
-        low, end = reader.get_watermark_offsets(place, OPEN_TIMEOUT_S)
-        begin = max(low, begin if last is None else end - last)
-        reader.assign([TopicPartition(topic, 0, begin)])
-        while True:
-            first = reader.poll(READ_TIMEOUT_S)
-            if first is None:
-                raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"{topic} is silent"))
-            for message in (first, *reader.consume(READ_BATCH_MAX, 0)):
-                error = message.error()
-                if error is None:
-                    yield message
-                elif error.code() == KafkaError._PARTITION_EOF:
-                    return
-                elif not error.retriable():
-                    raise KafkaException(error)
-    finally:
-        reader.close()

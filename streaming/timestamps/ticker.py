@@ -17,10 +17,10 @@ from confluent_kafka import KafkaError, Message, Producer
 from coordinator import codec
 from coordinator.core.model.records import TimestampsHeartbeat
 from coordinator.core.model.stream_records import Tick
+from coordinator.kafka.log_reader import read_to_end
 from coordinator.kafka.settings import plain_settings
 from coordinator.kafka.topics import HEARTBEAT, TICK, topic_name
 from schemas.registry import SchemaError
-from streaming.timestamps.state_store import read_all
 
 LOOK_BACK = 1_000
 RECENT_MS = 10_000
@@ -83,7 +83,7 @@ class Ticker:
         Raises KafkaException.
         """
         last: dict[int, int] = {}
-        for message in read_all(self._servers, self._topic, last=LOOK_BACK):
+        for message in read_to_end(self._servers, self._topic, "ticks", last=LOOK_BACK):
             if self._first < 0 or (message.offset() or 0) < self._first:
                 continue
             with suppress(SchemaError):

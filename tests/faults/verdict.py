@@ -24,7 +24,7 @@ from coordinator.core.model.records import (
     TransactionCommitted,
     TransactionRolledBack,
 )
-from coordinator.kafka.readers import decode_event
+from coordinator.kafka.log_reader import decode_event
 from coordinator.kafka.topics import COMMIT, DEAD_LETTER, STATECONTEXT
 from tests.faults.load import Load, Record, Sent
 from tests.integration.cluster import CAS_BASE, Cluster, shown, summary, value_of, wait_until

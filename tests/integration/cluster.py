@@ -14,7 +14,6 @@ import resource
 import signal
 import subprocess
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,7 +35,8 @@ from coordinator.core.model.records import Event
 from coordinator.embedded.children import READY, TIMESTAMPS, timestamps_argv
 from coordinator.embedded.ports import LOOPBACK, pick_free
 from coordinator.embedded.processes import end, spawn
-from coordinator.kafka.readers import consumer, read_events
+from coordinator.kafka.log_reader import read_events
+from coordinator.kafka.readers import consumer
 from coordinator.kafka.topics import HISTORY, STATECONTEXT, topic_name
 from coordinator.node.store import Store
 
@@ -542,7 +542,6 @@ class Cluster:
             cas_base=CAS_BASE,
             above_cas=0,
             at_least_cas=cas,
-            stopping=threading.Event(),
             bad=lambda message, reason: None,
         )
         return summary(fold([event for batch in batches for event in batch]))

@@ -25,8 +25,9 @@ from coordinator.core.model.stream_records import StabilityTimestamp
 from coordinator.core.model.types import TxnId
 from coordinator.embedded.broker import Broker
 from coordinator.kafka.agents import Folds
+from coordinator.kafka.log_reader import read_events, read_to_end
 from coordinator.kafka.producers import DeadLetters
-from coordinator.kafka.readers import LogProbe, TailReader, read_events, watermarks
+from coordinator.kafka.readers import LogProbe, TailReader, watermarks
 from coordinator.kafka.state_follower import Link
 from coordinator.kafka.topics import (
     COMMIT,
@@ -39,7 +40,6 @@ from coordinator.kafka.topics import (
 from coordinator.runtime.threads import Threads
 from indexer_sim.pipeline.mutation_reader import MutationQueue, MutationReader, Needed, Stand
 from streaming.spark.kafka_source import bounds
-from streaming.timestamps.state_store import read_all
 from tests.integration.cluster import value_of, wait_until
 
 pytestmark = pytest.mark.integration
@@ -141,7 +141,6 @@ def test_a_synchronisation_reads_what_was_committed(plant: Plant) -> None:
         cas_base=1,
         above_cas=0,
         at_least_cas=0,
-        stopping=threading.Event(),
         bad=lambda message, reason: read_nothing(reason),
     )
     assert numbers_of([one for batch in batches for one in batch]) == [COMMITTED]
@@ -233,5 +232,5 @@ def test_an_indexer_reads_key_versions_and_timestamps_that_were_committed(plant:
 
 def test_the_ledger_of_timestamps_reads_what_was_committed(plant: Plant) -> None:
     log = plant.log(STATECONTEXT, event)
-    read = [value_of(message) for message in read_all(plant.servers, log.topic)]
+    read = [value_of(message) for message in read_to_end(plant.servers, log.topic, "timestamps")]
     assert read == [event(COMMITTED)]

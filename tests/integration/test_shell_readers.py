@@ -15,7 +15,7 @@ from coordinator.core.model.entities import Setting
 from coordinator.core.model.records import Event, Mutation
 from coordinator.core.model.types import TxnId
 from coordinator.embedded.broker import Broker
-from coordinator.kafka import readers
+from coordinator.kafka import log_reader, readers
 from tests.integration.cluster import wait_until
 
 
@@ -40,13 +40,12 @@ def write_transactions(servers: str, topic: str, aborted_last: bool = False) -> 
 
 
 def read(servers: str, topic: str, above: int = 0, at_least: int = 0) -> list[int]:
-    batches = readers.read_events(
+    batches = log_reader.read_events(
         servers,
         topic,
         cas_base=1,
         above_cas=above,
         at_least_cas=at_least,
-        stopping=threading.Event(),
         bad=lambda message, reason: None,
     )
     return [event.cas for batch in batches for event in batch]
@@ -82,8 +81,11 @@ class Halting:
         self._real = real
         self._answers = answers
 
-    def consume(self, count: int, timeout_s: float) -> list[Any]:
-        return self._answers.pop(0) if self._answers else self._real.consume(count, timeout_s)
+    def poll(self, timeout_s: float) -> Any:
+        if not self._answers:
+            return self._real.poll(timeout_s)
+        answer = self._answers.pop(0)
+        return answer[0] if answer else None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)

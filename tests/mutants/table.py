@@ -431,9 +431,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "foreign-bytes-stop-the-reading",
-        "coordinator/kafka/readers.py",
-        "                        bad(message, str(problem))",
-        "                        raise KafkaException(KafkaError(KafkaError._FAIL)) from problem",
+        "coordinator/kafka/log_reader.py",
+        "            bad(message, str(problem))",
+        "            raise KafkaException(KafkaError(KafkaError._FAIL)) from problem",
         ON_SOURCES,
     ),
     Mutant(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from coordinator.core.timestamps.progress import NextOffset, TimestampProgress
-from streaming.spark.kafka_source import BEGINNING
+from coordinator.kafka.readers import BEGINNING
 from streaming.spark.session import LOGGING
 from streaming.timestamps.application import Application, GapError, Options
 from streaming.timestamps.query_state import QueryState

@@ -1,0 +1,172 @@
+"""Reading one partition from an offset on: as it comes, to its end, or the events of the state.
+
+Only committed records are read, by a consumer that is made for this and closed afterwards, in the
+thread that asks.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+
+from coordinator import codec
+from coordinator.core.model.records import Event
+from coordinator.kafka import readers
+from coordinator.kafka.errors import passes_by_itself
+from coordinator.kafka.settings import EVENT_HEADER
+from schemas.registry import SchemaError
+
+END_WAIT_MS = 5
+"""The broker tells the end of a partition after this wait."""
+
+END_LOST_S = 5.0
+SILENCE_S = 60.0
+
+BadRecord = Callable[[Message, str], None]
+"""Is told of a record that cannot be decoded, and why."""
+
+
+class Read(NamedTuple):
+    """What one wait for a partition brought, and how far it is read now."""
+
+    records: list[Message]
+    position: int
+    """All below this offset is read."""
+    at_end: bool
+    """The broker said that there is no more; silence does not say so."""
+
+
+class LogReader:
+    """A consumer of one partition. The caller closes it."""
+
+    def __init__(self, bootstrap_servers: str, topic: str, group: str, partition: int = 0) -> None:
+        settings = {"enable.partition.eof": True, "fetch.wait.max.ms": END_WAIT_MS}
+        self._consumer = readers.consumer(bootstrap_servers, group, **settings)
+        self._topic = topic
+        self._partition = partition
+
+    def close(self) -> None:
+        self._consumer.close()
+
+    def bounds(self) -> tuple[int, int]:
+        """Return the first offset and the last stable one. Raises KafkaException."""
+        return readers.bounds(self._consumer, TopicPartition(self._topic, self._partition))
+
+    def read(self, offset: int, stopping: threading.Event | None = None) -> Iterator[Read]:
+        """Yield what comes from `offset` on, also where nothing comes. Raises KafkaException."""
+        self._consumer.assign([TopicPartition(self._topic, self._partition, offset)])
+        position, at_end = offset, False
+        while stopping is None or not stopping.is_set():
+            records: list[Message] = []
+            for message in readers.available(self._consumer):
+                error = message.error()
+                if error is None:
+                    records.append(message)
+                    position, at_end = max(position, int(message.offset() or 0) + 1), False
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    # Only this steps over the markers of transactions at the end.
+                    position, at_end = max(position, int(message.offset() or 0)), True
+                elif not passes_by_itself(error):
+                    raise KafkaException(error)
+            yield Read(records, position, at_end)
+
+    def first(self, offset: int, stopping: threading.Event) -> Message | None:
+        """Return the first record at or above `offset`, None if there is none."""
+        for found in self.read(offset, stopping):
+            if found.records:
+                return found.records[0]
+            if found.at_end:
+                break
+        return None
+
+
+def read_to_end(
+    bootstrap_servers: str, topic: str, group: str, *, last: int | None = None
+) -> Iterator[Message]:
+    """Yield the records of partition 0 up to where it ends now, or only the `last` ones.
+
+    Raises KafkaException, also when nothing is heard for `SILENCE_S`.
+    """
+    with closing(LogReader(bootstrap_servers, topic, group)) as log:
+        low, end = log.bounds()
+        heard_s = time.monotonic()
+        for found in log.read(low if last is None else max(low, end - last)):
+            yield from found.records
+            if found.at_end:
+                return
+            if found.records:
+                heard_s = time.monotonic()
+            elif time.monotonic() - heard_s > SILENCE_S:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"{topic} is silent"))
+
+
+def read_events(
+    bootstrap_servers: str,
+    topic: str,
+    *,
+    cas_base: int,
+    above_cas: int,
+    at_least_cas: int,
+    bad: BadRecord,
+    stopping: threading.Event | None = None,
+) -> Iterator[Sequence[Event]]:
+    """Yield batches of the events of `statecontext` above a CAS, up to its last stable offset.
+
+    Reads until the last stable offset lies beyond `at_least_cas`, measures it again, and reads up
+    to that: the markers of one transaction become visible partition by partition. A topic that ends
+    before and does not go on for `END_LOST_S` has lost its end: what it has must do. A record that
+    is no event is passed over, after `bad` was told. Raises KafkaException.
+    """
+    with closing(LogReader(bootstrap_servers, topic, "synchronise")) as log:
+        low, end = log.bounds()
+        position = max(low, above_cas - cas_base + 1)
+        target, measured_again = max(end, at_least_cas - cas_base + 1), False
+        heard_s, at_end = time.monotonic(), position >= end
+        reads = log.read(position, stopping)
+        while True:
+            if position >= target:
+                if measured_again:
+                    return
+                target, measured_again = max(target, log.bounds()[1]), True
+                continue
+            if at_end and time.monotonic() - heard_s > END_LOST_S:
+                return
+            found = next(reads, None)
+            if found is None:
+                return
+            position, at_end = found.position, found.at_end
+            if found.records:
+                heard_s = time.monotonic()
+                if batch := _events(found.records, cas_base, bad):
+                    yield batch
+
+
+def _events(records: Sequence[Message], cas_base: int, bad: BadRecord) -> list[Event]:
+    events = []
+    for message in records:
+        try:
+            events.append(decode_event(message, cas_base))
+        except SchemaError as problem:
+            bad(message, str(problem))
+    return events
+
+
+def decode_event(message: Message, cas_base: int) -> Event:
+    """Return the event that a record of `statecontext` carries, with its offset-derived CAS.
+
+    Raises SchemaError.
+    """
+    value: Any = message.value()
+    if value is None:
+        headers: dict[str, Any] = dict(message.headers() or ())
+        value = headers.get(EVENT_HEADER, b"")
+    event = codec.decode(value)
+    if not isinstance(event, Event):
+        raise SchemaError("bad_body", f"an Event belongs here, not {type(event).__name__}")
+    return replace(event, cas=cas_base + int(message.offset() or 0))
