@@ -37,10 +37,10 @@ from indexer_sim.bucket.entries import (
     MARK,
     MARK_KEY,
     NO_EPOCH,
+    NUMBER_KEY,
     OFFSET,
     OFFSET_VALUE,
-    PLACE,
-    PLACE_KEY,
+    PROGRESS,
     SEQNO,
     SHARD,
     SLICE,
@@ -58,8 +58,9 @@ from indexer_sim.bucket.entries import (
     unpack_offset,
     unpack_state,
 )
+from indexer_sim.bucket.progress import VbucketProgress
 from indexer_sim.bucket.snapshots import Timeline, Undo, Wanted
-from indexer_sim.bucket.tracker import Chain, Change, Mark, Place, Tracker
+from indexer_sim.bucket.tracker import Chain, Change, Mark, Tracker
 
 SHARD_BITS = 48
 NOT_KNOWN: Mapping[int, int] = {}
@@ -126,7 +127,7 @@ class Bucket:
             for key, value in self.database.scan(SHARD)
         }
         stands = {
-            PLACE_KEY.unpack(key[len(OFFSET) :])[0]: unpack_offset(value)
+            NUMBER_KEY.unpack(key[len(OFFSET) :])[0]: unpack_offset(value)
             for key, value in self.database.scan(OFFSET)
         }
         offsets = {p: offset for p, (offset, _) in stands.items()}
@@ -150,8 +151,9 @@ class Bucket:
             if index_id in indexes:
                 tombstones = self.database.holds(under(tombstone_prefix(index_id)))
                 tracker.load_state(index_id, unpack_state(value), tombstones)
-        for key, value in self.database.scan(PLACE):
-            tracker.load_place(PLACE_KEY.unpack(key[len(PLACE) :])[0], Place.unpack(value))
+        for key, value in self.database.scan(PROGRESS):
+            (vbucket,) = NUMBER_KEY.unpack(key[len(PROGRESS) :])
+            tracker.load_progress(vbucket, VbucketProgress.unpack(value))
         for key, value in self.database.scan(MARK):
             index_id, vbucket = MARK_KEY.unpack(key[len(MARK) :])
             if index_id in indexes:
@@ -368,8 +370,8 @@ class Bucket:
     def _put_tracker(self, batch: Any) -> None:
         """Put what changed of the tracker into a batch; it counts as written."""
         tracker, dirty = self.tracker, self.tracker.dirty
-        for vbucket in dirty.places:
-            batch.put(PLACE + PLACE_KEY.pack(vbucket), tracker.places[vbucket].pack())
+        for vbucket in dirty.progress:
+            batch.put(PROGRESS + NUMBER_KEY.pack(vbucket), tracker.progress[vbucket].pack())
         for index_id, vbucket in dirty.marks:
             mark = tracker.indexes[index_id].marks[vbucket]
             batch.put(MARK + MARK_KEY.pack(index_id, vbucket), mark.pack())
@@ -395,7 +397,7 @@ class Bucket:
 def put_offsets(batch: Any, offsets: Mapping[int, int], epochs: Mapping[int, int]) -> None:
     for partition, offset in offsets.items():
         value = OFFSET_VALUE.pack(offset, epochs.get(partition, NO_EPOCH))
-        batch.put(OFFSET + PLACE_KEY.pack(partition), value)
+        batch.put(OFFSET + NUMBER_KEY.pack(partition), value)
 
 
 def erase(batch: Any, index_id: int) -> None:

@@ -6,12 +6,12 @@
     b   index, document                 seqno, slice, key: where the document's one entry is
     t   index, document                 seqno: the document was in no slice then (tombstone)
     x   index                           build, and whether all of it is here
-    a   index, vbucket                  how far the build has got (`tracking.Mark`)
-    v   vbucket                         high watermark and owner (`tracking.Place`)
+    a   index, vbucket                  how far the build has got (`tracker.Mark`)
+    v   vbucket                         high watermark and owner (`progress.VbucketProgress`)
     o   partition                       the first offset of `mutations` that is not in here yet, and
                                         the leader epoch of what lies before it
     l   -                               the id of the topic `mutations` that was read
-    c   partition, projector, connection    its last record in here (`tracking.Chain`)
+    c   partition, projector, connection    its last record in here (`tracker.Chain`)
 
 Numbers are big-endian. For each (index, document) there is at most one of `d`, and exactly one
 `b` where there is a `d`: both change in one batch. All that belongs to an index lies in a few
@@ -25,14 +25,14 @@ from typing import NamedTuple
 
 SLICE, SHARD, DATA = b"m", b"s", b"d"
 BACK, TOMBSTONE = b"b", b"t"
-STATE, MARK, PLACE, OFFSET, CHAIN, TOPIC = b"x", b"a", b"v", b"o", b"c", b"l"
+STATE, MARK, PROGRESS, OFFSET, CHAIN, TOPIC = b"x", b"a", b"v", b"o", b"c", b"l"
 NO_EPOCH = -1
 """The leader epoch where none is known."""
 
 INDEX_KEY = struct.Struct(">Q")
 SLICE_KEY = struct.Struct(">QI")
 MARK_KEY = struct.Struct(">QH")
-PLACE_KEY = struct.Struct(">H")
+NUMBER_KEY = struct.Struct(">H")
 SEQNO = struct.Struct(">Q")
 BACK_HEAD = struct.Struct(">QI")
 OFFSET_VALUE = struct.Struct(">qi")

@@ -22,7 +22,8 @@ from coordinator.core.model.stream_records import StabilityTimestamp
 from coordinator.core.model.vectors import Vector
 from indexer_sim.bucket.database import Moment
 from indexer_sim.bucket.entries import unpack_back
-from indexer_sim.bucket.tracker import NEVER, ORPHANED, WHOLE, Tracker
+from indexer_sim.bucket.progress import ORPHANED, WHOLE
+from indexer_sim.bucket.tracker import NEVER, Tracker
 
 UNDO_MAX = 50_000
 """So many changes can be taken back, about 15 MiB of them."""
@@ -140,15 +141,15 @@ class Timeline:
         verdict = REACHED
         wanted = zip(vector.vbuuids.tolist(), vector.seqnos.tolist(), strict=True)
         for vbucket, (vbuuid, seqno) in enumerate(wanted):
-            place = tracker.places.get(vbucket)
+            progress = tracker.progress.get(vbucket)
             floor = self._floors.get(vbucket, 0)
-            if place is None:
+            if progress is None:
                 verdict = verdict if seqno == 0 else NOT_YET
-            elif seqno < max(place.floor, floor):
+            elif seqno < max(progress.floor, floor):
                 return MISSED
             elif seqno == 0 or (before and before[vbucket] == seqno):
                 continue
-            elif place.condition not in (WHOLE, ORPHANED) or place.vbuuid != vbuuid:
+            elif progress.condition not in (WHOLE, ORPHANED) or progress.vbuuid != vbuuid:
                 verdict = NOT_YET
             elif seqno not in (ends := tracker.boundaries.get(vbucket, [])):
                 if ends and ends[-1] > seqno:

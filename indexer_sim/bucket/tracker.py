@@ -2,17 +2,17 @@
 
 Pure. Decoded records come in, in the order of their partition; changes to documents come out, and
 what is known about vbuckets and indexes changes with them. Both belong into one write, so that a
-restart finds exactly what the database stands at; `load_place`, `load_mark` and `load_state` take
-it up again.
+restart finds exactly what the database stands at; `load_progress`, `load_mark` and `load_state`
+take it up again.
 
-A *place* is how far a vbucket is held: every mutation up to its high watermark `seqno` is in the
-entries of each index that is done there. One maintenance connection at a time is its owner, and
-moves it. A *mark* is how far the build of an index is in a vbucket: attached, then done. What
-must hold:
+The *progress* of a vbucket is how far it is held: every mutation up to its high watermark `seqno`
+is in the entries of each index that is done there. One maintenance connection at a time is its
+owner, and moves it; `progress.CONDITIONS` is the table of what can happen to it. A *mark* is how
+far the build of an index is in a vbucket: attached, then done. What must hold:
 
 - A connection becomes the owner by its BEGIN (or ATTACH) under no lower number, never by an item:
   what a superseded one still sends is ignored. Where its stream begins above the high watermark,
-  the place has a gap: items are applied, but the high watermark stays until a catch-up that began
+  the vbucket has a gap: items are applied, but the high watermark stays until a catch-up that began
   at or below it has ended at or above where the owner's stream began.
 - What the high watermark says holds for each index that is attached. One that is attached below it,
   where a stream begins again further back, takes it back to there.
@@ -23,7 +23,7 @@ must hold:
 - A document's entry is the one of the highest seqno: `entries` keeps the seqno, and whoever
   applies a change compares. Nothing here depends on a document.
 - Each record names the one before it on its connection, partition and indexer. Where that one is
-  not here, no high watermark moves past what it held: the places that it may have been about are
+  not here, no high watermark moves past what it held: the vbuckets that it may have been about are
   LOST and are caught up, and no backfill ends that may have lost something. What of a build is
   missing then, nobody here asks for: the heartbeats say how far each build is, and after which
   records, and its projector sends it again.
@@ -62,6 +62,24 @@ from coordinator.core.model.stream_records import (
 )
 from coordinator.core.model.vectors import Vector
 from indexer_sim.bucket.entries import State
+from indexer_sim.bucket.progress import (
+    BEGUN_ABOVE,
+    BEGUN_ON_A_BRANCH,
+    BEGUN_WITHIN,
+    BRANCHED,
+    CARRIED_LATER,
+    CATCHING_UP,
+    CAUGHT_UP,
+    GAP,
+    LOST,
+    NO_CONNECTION,
+    OWNER_HEARD,
+    RECORDS_MISSING,
+    WHOLE,
+    WITHOUT_OWNER,
+    Connection,
+    VbucketProgress,
+)
 
 NEVER = 2**64 - 1
 """A seqno that no mutation has."""
@@ -79,17 +97,7 @@ goes be heard again, something of it counts as lost, and is streamed once more.
 TAKEN_MAX = 512
 """So many generations are told of, the newest: each projector has one, as a rule."""
 
-Connection = tuple[int, int]
-"""A projector, and the number of the connection for itself alone."""
-
-WHOLE, GAP, LOST, ORPHANED, BRANCHED = range(5)
-"""The conditions of a place. `LOST`: part of what the owner sent is gone, and perhaps who the owner
-is; caught up, it is `ORPHANED`: nothing is missing, and whoever sends next is the owner."""
-
-CATCHING_UP = (GAP, LOST)
-PLACE_RECORD = struct.Struct(">qiqQQBQQQQiq")
 MARK_RECORD = struct.Struct(">QQQiq")
-NO_CONNECTION: Connection = (-1, 0)
 
 
 class Change(NamedTuple):
@@ -121,52 +129,6 @@ class Chain(NamedTuple):
 
 ChainKey = tuple[int, Connection]
 """A partition of `mutations`, and a connection that sends on it."""
-
-
-@dataclass(slots=True)
-class Place:
-    """How far a vbucket is held, and by whom it is moved.
-
-    `begun` is where the owner's stream began, or from where on it is whole; `reached` how far it
-    has come; `synced` the last end of a snapshot. `floor`: below it, no moment can be told exactly.
-    `partial` is the last seqno of which a part came before the rest: after a restart nobody can
-    take that part back, so that it is a floor then.
-    """
-
-    number: int = 0
-    owner: Connection = NO_CONNECTION
-    vbuuid: int = 0
-    seqno: int = 0
-    condition: int = WHOLE
-    begun: int = 0
-    reached: int = 0
-    synced: int = 0
-    floor: int = 0
-    catchup: Connection = NO_CONNECTION
-    partial: int = 0
-
-    def pack(self) -> bytes:
-        return PLACE_RECORD.pack(
-            self.number,
-            *self.owner,
-            self.vbuuid,
-            self.seqno,
-            self.condition,
-            self.begun,
-            self.reached,
-            self.synced,
-            max(self.floor, self.partial),
-            *self.catchup,
-        )
-
-    @classmethod
-    def unpack(cls, raw: bytes) -> Place:
-        number, p1, c1, vbuuid, seqno, condition, begun, reached, synced, floor, p2, c2 = (
-            PLACE_RECORD.unpack(raw)
-        )
-        return cls(
-            number, (p1, c1), vbuuid, seqno, condition, begun, reached, synced, floor, (p2, c2)
-        )
 
 
 @dataclass(slots=True)
@@ -209,13 +171,13 @@ class Tracked:
 class Dirty:
     """What changed since it was last written."""
 
-    places: set[int] = field(default_factory=set)
+    progress: set[int] = field(default_factory=set)
     marks: set[tuple[int, int]] = field(default_factory=set)
     states: set[int] = field(default_factory=set)
     chains: set[ChainKey] = field(default_factory=set)
 
     def clear(self) -> None:
-        self.places.clear()
+        self.progress.clear()
         self.marks.clear()
         self.states.clear()
         self.chains.clear()
@@ -230,7 +192,7 @@ class Tracker:
     def __init__(self, vbuckets: int = 0, partitions: int = 1) -> None:
         self.vbuckets = vbuckets
         self.partitions = partitions
-        self.places: dict[int, Place] = {}
+        self.progress: dict[int, VbucketProgress] = {}
         self.indexes: dict[int, Tracked] = {}
         self.chains: dict[ChainKey, Chain] = {}
         """How far connections are here; who was heard last comes last."""
@@ -247,12 +209,12 @@ class Tracker:
 
     # -- what was written before -------------------------------------------------------------
 
-    def load_place(self, vbucket: int, place: Place) -> None:
-        place.floor = max(place.floor, place.seqno)
-        self.places[vbucket] = place
+    def load_progress(self, vbucket: int, progress: VbucketProgress) -> None:
+        progress.floor = max(progress.floor, progress.seqno)
+        self.progress[vbucket] = progress
         self._taken = None
-        self.boundaries[vbucket] = [place.synced]
-        self._note(vbucket, place)
+        self.boundaries[vbucket] = [progress.synced]
+        self._note(vbucket, progress)
 
     def load_chain(self, partition: int, connection: Connection, chain: Chain) -> None:
         self._link((partition, connection), chain)
@@ -283,8 +245,8 @@ class Tracker:
             self._vbuuids = np.zeros(vbuckets, np.uint64)
             self._seqnos = np.zeros(vbuckets, np.uint64)
             self._taken = None
-            for vbucket, place in self.places.items():
-                self._note(vbucket, place)
+            for vbucket, progress in self.progress.items():
+                self._note(vbucket, progress)
             for index_id in self.indexes:
                 self._complete(index_id)
 
@@ -378,22 +340,23 @@ class Tracker:
         if record.kind != MAINTENANCE:
             self._break_off(partition, connection)
             return
-        for vbucket, place in self.places.items():
-            mine = place.number == record.number and place.owner[0] == record.projector
-            if vbucket % self.partitions == partition and (mine or place.number < record.number):
-                self._lose(vbucket, place)
+        for vbucket, progress in self.progress.items():
+            mine = progress.number == record.number and progress.owner[0] == record.projector
+            if vbucket % self.partitions == partition and (mine or progress.number < record.number):
+                self._lose(vbucket, progress)
 
-    def _lose(self, vbucket: int, place: Place) -> None:
-        if place.condition != BRANCHED:
-            place.condition, place.catchup = LOST, NO_CONNECTION
-            self._touch(vbucket, place)
+    def _lose(self, vbucket: int, progress: VbucketProgress) -> None:
+        if progress.condition != BRANCHED:
+            progress.change(RECORDS_MISSING)
+            progress.catchup = NO_CONNECTION
+            self._touch(vbucket, progress)
 
     def _break_off(self, partition: int, connection: Connection | None = None) -> None:
         """A connection that ends has lost something; None: each of them."""
-        for vbucket, place in self.places.items():
-            if vbucket % self.partitions == partition and _is_of(place.catchup, connection):
-                place.catchup = NO_CONNECTION
-                self.dirty.places.add(vbucket)
+        for vbucket, progress in self.progress.items():
+            if vbucket % self.partitions == partition and _is_of(progress.catchup, connection):
+                progress.catchup = NO_CONNECTION
+                self.dirty.progress.add(vbucket)
         for index_id, tracked in self.indexes.items():
             for vbucket, mark in tracked.marks.items():
                 if vbucket % self.partitions == partition and _is_of(mark.source, connection):
@@ -409,38 +372,38 @@ class Tracker:
     ) -> None:
         """Take items of a maintenance connection. The high watermark moves when a seqno is over."""
         vbucket, seqno = -1, 0
-        place: Place | None = None
+        progress: VbucketProgress | None = None
         made, append = tuple.__new__, changes.append
         for kind, at, number, which, piece, document, payload in items:
             if kind > ABSENT:
-                if place is not None:
-                    self._moved(vbucket, place, seqno)
+                if progress is not None:
+                    self._moved(vbucket, progress, seqno)
                 self._control(record, known, Item(kind, at, number, which, payload=payload))
-                vbucket, place = -1, None
+                vbucket, progress = -1, None
                 continue
             if at != vbucket:
-                if place is not None:
-                    self._moved(vbucket, place, seqno)
-                vbucket, place = at, self._owned(record, known, at, number)
-            elif number != seqno and place is not None and place.condition == WHOLE:
-                place.seqno = seqno if seqno > place.seqno else place.seqno
+                if progress is not None:
+                    self._moved(vbucket, progress, seqno)
+                vbucket, progress = at, self._owned(record, known, at, number)
+            elif number != seqno and progress is not None and progress.condition == WHOLE:
+                progress.seqno = seqno if seqno > progress.seqno else progress.seqno
             seqno = number
             index_id, tracked = known[which]
-            if place is None or tracked is None or place.condition == BRANCHED:
+            if progress is None or tracked is None or progress.condition == BRANCHED:
                 continue
             mark = tracked.marks.get(vbucket)
             if mark is None:
                 continue
-            whole = place.condition == WHOLE
+            whole = progress.condition == WHOLE
             if mark.done == NEVER:
                 guarded = True
-            elif number <= place.seqno:
+            elif number <= progress.seqno:
                 continue
             else:
                 # Up to the floor, a catch-up may have brought what the owner has still to send.
-                guarded = not whole or number <= place.floor
-                if guarded and number > place.floor:
-                    place.floor = number
+                guarded = not whole or number <= progress.floor
+                if guarded and number > progress.floor:
+                    progress.floor = number
             if kind == ABSENT:
                 piece = -1
                 tracked.tombstones = tracked.tombstones or guarded
@@ -450,11 +413,11 @@ class Tracker:
                     (index_id, document, number, piece, payload, guarded, not guarded, vbucket),
                 )
             )
-        if place is not None:
+        if progress is not None:
             if record.continued:
                 # What is still to come of the last seqno must not be counted as held.
-                place.partial, seqno = seqno, seqno - 1
-            self._moved(vbucket, place, seqno)
+                progress.partial, seqno = seqno, seqno - 1
+            self._moved(vbucket, progress, seqno)
 
     def _owned(
         self,
@@ -462,44 +425,44 @@ class Tracker:
         known: Sequence[tuple[int, Tracked | None]],
         vbucket: int,
         seqno: int,
-    ) -> Place | None:
-        """Return a vbucket's place if this connection is its owner, or is taken for it."""
-        place = self.places.get(vbucket)
+    ) -> VbucketProgress | None:
+        """Return a vbucket's progress if this connection is its owner, or is taken for it."""
+        progress = self.progress.get(vbucket)
         connection = (record.projector, record.connection)
-        if place is None:
+        if progress is None:
             return None
-        if place.condition not in (LOST, ORPHANED):
-            return place if place.owner == connection else None
-        if record.number < place.number:
+        if progress.condition not in WITHOUT_OWNER:
+            return progress if progress.owner == connection else None
+        if record.number < progress.number:
             return None
         # Who the owner is, and what it carries, may be among what was lost. All that this one sent
         # since is here, and it lists what it carries.
-        place.number, place.owner = record.number, connection
+        progress.number, progress.owner = record.number, connection
         self._taken = None
-        place.begun = place.reached = max(0, seqno - 1)
-        place.condition = GAP if place.condition == LOST else WHOLE
-        self.dirty.places.add(vbucket)
+        progress.begun = progress.reached = max(0, seqno - 1)
+        progress.change(OWNER_HEARD)
+        self.dirty.progress.add(vbucket)
         self._carry_held(vbucket, {index_id for index_id, tracked in known if tracked is not None})
-        return place
+        return progress
 
-    def _moved(self, vbucket: int, place: Place, seqno: int) -> None:
+    def _moved(self, vbucket: int, progress: VbucketProgress, seqno: int) -> None:
         """All up to this seqno has come from the owner."""
-        if seqno > place.reached:
-            place.reached = seqno
-        if place.condition == WHOLE and seqno > place.seqno:
-            place.seqno = seqno
-        self._touch(vbucket, place)
+        if seqno > progress.reached:
+            progress.reached = seqno
+        if progress.condition == WHOLE and seqno > progress.seqno:
+            progress.seqno = seqno
+        self._touch(vbucket, progress)
 
-    def _touch(self, vbucket: int, place: Place) -> None:
-        self.dirty.places.add(vbucket)
-        self._note(vbucket, place)
+    def _touch(self, vbucket: int, progress: VbucketProgress) -> None:
+        self.dirty.progress.add(vbucket)
+        self._note(vbucket, progress)
 
-    def _note(self, vbucket: int, place: Place) -> None:
-        if place.condition != WHOLE:
+    def _note(self, vbucket: int, progress: VbucketProgress) -> None:
+        if progress.condition != WHOLE:
             self._odd.add(vbucket)
         if vbucket < len(self._seqnos):
-            self._vbuuids[vbucket] = place.vbuuid
-            self._seqnos[vbucket] = place.seqno
+            self._vbuuids[vbucket] = progress.vbuuid
+            self._seqnos[vbucket] = progress.seqno
 
     # -- control on a maintenance connection -------------------------------------------------
 
@@ -508,8 +471,8 @@ class Tracker:
     ) -> None:
         vbucket, seqno = item.vbucket, item.seqno
         if item.kind == BEGIN:
-            vbuuid, places = begun(item)
-            listed = {known[place][0] for place in places if known[place][1] is not None}
+            vbuuid, which = begun(item)
+            listed = {known[at][0] for at in which if known[at][1] is not None}
             if self._begin(record, vbucket, vbuuid, seqno):
                 self._carry(vbucket, listed)
         elif item.kind == ATTACH:
@@ -518,44 +481,47 @@ class Tracker:
                 vbuuid = VBUUID.unpack_from(item.payload)[0] if item.payload else 0
                 self._attach(record, known, vbucket, vbuuid, seqno, index_id)
         else:
-            place = self._owned(record, known, vbucket, seqno + 1)
-            if place is not None and place.condition != BRANCHED:
-                if item.kind == SYNC and seqno >= place.synced:
-                    place.synced = seqno
+            progress = self._owned(record, known, vbucket, seqno + 1)
+            if progress is not None and progress.condition != BRANCHED:
+                if item.kind == SYNC and seqno >= progress.synced:
+                    progress.synced = seqno
                     ends = self.boundaries.setdefault(vbucket, [])
                     if not ends or seqno > ends[-1]:
                         ends.append(seqno)
                     if len(ends) > BOUNDARIES_MAX:
                         del ends[: BOUNDARIES_MAX // 2]
-                self._moved(vbucket, place, seqno)
+                self._moved(vbucket, progress, seqno)
 
     def _begin(self, record: KeyVersions, vbucket: int, vbuuid: int, seqno: int) -> bool:
         """A connection becomes the owner of a vbucket; False: it is superseded."""
-        place = self.places.setdefault(vbucket, Place())
-        if record.number < place.number:
+        progress = self.progress.setdefault(vbucket, VbucketProgress())
+        if record.number < progress.number:
             return False
-        place.number, place.owner = record.number, (record.projector, record.connection)
+        progress.number, progress.owner = record.number, (record.projector, record.connection)
         self._taken = None
-        place.reached = seqno
+        progress.reached = seqno
         if not self._is_held(vbucket):
             # Nothing is held, so nothing is missing, wherever it begins.
-            place.vbuuid, place.seqno, place.condition = vbuuid, seqno, WHOLE
-            place.begun = place.synced = place.floor = seqno
-            place.catchup = NO_CONNECTION
+            progress.change(BEGUN_WITHIN)
+            progress.vbuuid, progress.seqno = vbuuid, seqno
+            progress.begun = progress.synced = progress.floor = seqno
+            progress.catchup = NO_CONNECTION
             self.boundaries[vbucket] = [seqno]
-        elif place.seqno and vbuuid != place.vbuuid:
-            place.condition = BRANCHED
-        elif seqno <= place.seqno:
-            place.vbuuid, place.condition, place.begun = vbuuid, WHOLE, seqno
-            place.catchup = NO_CONNECTION
+        elif progress.seqno and vbuuid != progress.vbuuid:
+            progress.change(BEGUN_ON_A_BRANCH)
+        elif seqno <= progress.seqno:
+            progress.change(BEGUN_WITHIN)
+            progress.vbuuid, progress.begun = vbuuid, seqno
+            progress.catchup = NO_CONNECTION
         else:
-            place.vbuuid, place.condition, place.begun = vbuuid, GAP, seqno
-        self._touch(vbucket, place)
+            progress.change(BEGUN_ABOVE)
+            progress.vbuuid, progress.begun = vbuuid, seqno
+        self._touch(vbucket, progress)
         return True
 
     def _carry(self, vbucket: int, listed: set[int]) -> None:
         """The new owner of a vbucket carries these indexes."""
-        begun = self.places[vbucket].begun
+        begun = self.progress[vbucket].begun
         self._carry_held(vbucket, listed)
         for index_id in listed:
             mark = self.indexes[index_id].marks.get(vbucket)
@@ -564,15 +530,15 @@ class Tracker:
 
     def _carry_held(self, vbucket: int, listed: set[int]) -> None:
         """Of what is attached already, the new owner carries these indexes, and no others."""
-        place = self.places[vbucket]
+        progress = self.progress[vbucket]
         for index_id, tracked in self.indexes.items():
             mark = tracked.marks.get(vbucket)
             if mark is None:
                 continue
             if index_id in listed:
-                self._resume(vbucket, index_id, place.begun)
+                self._resume(vbucket, index_id, progress.begun)
             elif mark.lacks == NEVER:
-                mark.lacks = min(place.begun, place.seqno)
+                mark.lacks = min(progress.begun, progress.seqno)
                 self._marked(index_id, vbucket)
                 self._complete(index_id)
 
@@ -586,22 +552,22 @@ class Tracker:
         index_id: int,
     ) -> None:
         """From here on a connection carries an index in a vbucket, too."""
-        place = self.places.get(vbucket)
-        superseded = place is not None and place.number < record.number
-        if place is None or superseded or not self._is_held(vbucket):
+        progress = self.progress.get(vbucket)
+        superseded = progress is not None and progress.number < record.number
+        if progress is None or superseded or not self._is_held(vbucket):
             # It began before anything was held here.
             if not self._begin(record, vbucket, vbuuid, seqno):
                 return
         elif self._owned(record, known, vbucket, seqno + 1) is None:
             return
-        place = self.places[vbucket]
+        progress = self.progress[vbucket]
         mark = self.indexes[index_id].marks.get(vbucket)
         if mark is None:
             self._mark(vbucket, index_id, seqno)
         else:
             self._resume(vbucket, index_id, seqno)
-        if place.condition != BRANCHED:
-            self._moved(vbucket, place, seqno)
+        if progress.condition != BRANCHED:
+            self._moved(vbucket, progress, seqno)
 
     def _mark(self, vbucket: int, index_id: int, seqno: int) -> None:
         """An index is attached here: what it does not have, the high watermark must not say."""
@@ -609,11 +575,11 @@ class Tracker:
         mark = tracked.marks.setdefault(vbucket, Mark(seqno))
         mark.attached = seqno
         self._marked(index_id, vbucket)
-        place = self.places[vbucket]
-        if place.condition == WHOLE and seqno < place.seqno:
-            place.floor = max(place.floor, place.seqno)
-            place.seqno = seqno
-            self._touch(vbucket, place)
+        progress = self.progress[vbucket]
+        if progress.condition == WHOLE and seqno < progress.seqno:
+            progress.floor = max(progress.floor, progress.seqno)
+            progress.seqno = seqno
+            self._touch(vbucket, progress)
 
     def _resume(self, vbucket: int, index_id: int, seqno: int) -> None:
         """An index is carried from here on; what was sent without it before is a gap."""
@@ -621,15 +587,15 @@ class Tracker:
         lacks, mark.lacks = mark.lacks, NEVER
         if lacks == NEVER:
             return
-        place = self.places[vbucket]
-        if place.condition in (WHOLE, GAP):
-            place.floor = max(place.floor, place.seqno, place.reached)
-            place.seqno = min(place.seqno, lacks)
+        progress = self.progress[vbucket]
+        if progress.condition in (WHOLE, GAP):
+            progress.floor = max(progress.floor, progress.seqno, progress.reached)
+            progress.seqno = min(progress.seqno, lacks)
             if seqno > lacks:
-                begun = place.begun if place.condition == GAP else 0
-                place.condition, place.begun = GAP, max(begun, seqno)
-                place.catchup = NO_CONNECTION
-            self._touch(vbucket, place)
+                begun = progress.begun if progress.condition == GAP else 0
+                progress.change(CARRIED_LATER)
+                progress.begun, progress.catchup = max(begun, seqno), NO_CONNECTION
+            self._touch(vbucket, progress)
         self._marked(index_id, vbucket)
         self._complete(index_id)
 
@@ -661,14 +627,14 @@ class Tracker:
                 if mark.done != NEVER or mark.source != connection:
                     continue
             else:
-                place = self.places[vbucket]
-                if place.catchup != connection or place.condition not in CATCHING_UP:
+                progress = self.progress[vbucket]
+                if progress.catchup != connection or progress.condition not in CATCHING_UP:
                     continue
-                if number <= place.seqno:
+                if number <= progress.seqno:
                     continue  # It is here, and what has become of it since may be, too.
-                if number > place.floor:
-                    place.floor = number
-                    self.dirty.places.add(vbucket)
+                if number > progress.floor:
+                    progress.floor = number
+                    self.dirty.progress.add(vbucket)
             if kind == ABSENT:
                 piece = -1
                 tracked.tombstones = True
@@ -677,12 +643,12 @@ class Tracker:
     def _backfill_control(
         self, connection: Connection, known: Sequence[tuple[int, Tracked | None]], item: Item
     ) -> None:
-        place = self.places.get(item.vbucket)
-        if place is None:
+        progress = self.progress.get(item.vbucket)
+        if progress is None:
             return
         if item.kind == BEGIN:
             vbuuid, listed = begun(item)
-            if item.seqno or vbuuid != place.vbuuid:
+            if item.seqno or vbuuid != progress.vbuuid:
                 return
             for which in listed:
                 index_id, tracked = known[which]
@@ -698,42 +664,44 @@ class Tracker:
                     continue
                 mark.source = NO_CONNECTION
                 if item.seqno >= mark.attached:
-                    mark.done = max(item.seqno, place.reached, place.seqno)
+                    mark.done = max(item.seqno, progress.reached, progress.seqno)
                     self._complete(index_id)
                 self._marked(index_id, item.vbucket)
 
     def _catchup_control(
         self, connection: Connection, known: Sequence[tuple[int, Tracked | None]], item: Item
     ) -> None:
-        place = self.places.get(item.vbucket)
-        if place is None or place.condition not in CATCHING_UP:
+        progress = self.progress.get(item.vbucket)
+        if progress is None or progress.condition not in CATCHING_UP:
             return
         if item.kind == BEGIN:
             vbuuid, listed = begun(item)
             carried = {known[which][0] for which in listed}
-            same = vbuuid == place.vbuuid or not place.seqno
-            if same and item.seqno <= place.seqno and carried >= self._missing(item.vbucket):
-                place.catchup = connection
-                self.dirty.places.add(item.vbucket)
-        elif item.kind == END and place.catchup == connection:
-            place.catchup = NO_CONNECTION
-            place.floor = max(place.floor, item.seqno)
-            if place.condition == LOST:
-                place.condition, place.seqno = ORPHANED, max(place.seqno, item.seqno)
-            elif item.seqno >= place.begun:
-                place.condition, place.seqno = WHOLE, max(place.seqno, place.reached)
+            same = vbuuid == progress.vbuuid or not progress.seqno
+            if same and item.seqno <= progress.seqno and carried >= self._missing(item.vbucket):
+                progress.catchup = connection
+                self.dirty.progress.add(item.vbucket)
+        elif item.kind == END and progress.catchup == connection:
+            progress.catchup = NO_CONNECTION
+            progress.floor = max(progress.floor, item.seqno)
+            if progress.condition == LOST:
+                progress.change(CAUGHT_UP)
+                progress.seqno = max(progress.seqno, item.seqno)
+            elif item.seqno >= progress.begun:
+                progress.change(CAUGHT_UP)
+                progress.seqno = max(progress.seqno, progress.reached)
             else:
-                place.seqno = max(place.seqno, item.seqno)
-            self._touch(item.vbucket, place)
+                progress.seqno = max(progress.seqno, item.seqno)
+            self._touch(item.vbucket, progress)
 
     def _missing(self, vbucket: int) -> set[int]:
         """Return the indexes that lack something in the gap of a vbucket."""
-        place = self.places[vbucket]
+        progress = self.progress[vbucket]
         found: set[int] = set()
         for index_id, tracked in self.indexes.items():
             mark = tracked.marks.get(vbucket)
             if mark is not None and mark.lacks == NEVER:
-                late = place.condition == GAP and place.begun <= mark.attached
+                late = progress.condition == GAP and progress.begun <= mark.attached
                 if mark.done != NEVER or not late:
                     found.add(index_id)
         return found
@@ -746,9 +714,9 @@ class Tracker:
         What is complete stays so: it lacks what comes after the high watermarks, and no more.
         """
         for partition in partitions:
-            for vbucket, place in self.places.items():
+            for vbucket, progress in self.progress.items():
                 if vbucket % self.partitions == partition:
-                    self._lose(vbucket, place)
+                    self._lose(vbucket, progress)
             self._break_off(partition)
             for at in [at for at in self.chains if at[0] == partition]:
                 self._unlink(at)
@@ -790,8 +758,8 @@ class Tracker:
 
     def _in(self, *conditions: int) -> list[int]:
         """Return the vbuckets in these conditions, ascending. Asked after every batch."""
-        self._odd = {v for v in self._odd if self.places[v].condition != WHOLE}
-        return sorted(v for v in self._odd if self.places[v].condition in conditions)
+        self._odd = {v for v in self._odd if self.progress[v].condition != WHOLE}
+        return sorted(v for v in self._odd if self.progress[v].condition in conditions)
 
     def read(self) -> tuple[ConnectionRead, ...]:
         """Return how far maintenance connections are here."""
@@ -807,9 +775,9 @@ class Tracker:
         """Return under which numbers vbuckets are taken, and from whom; the highest first."""
         if self._taken is None:
             found: dict[tuple[int, int], list[int]] = {}
-            for vbucket, place in self.places.items():
-                if place.number:
-                    found.setdefault((-place.number, place.owner[0]), []).append(vbucket)
+            for vbucket, progress in self.progress.items():
+                if progress.number:
+                    found.setdefault((-progress.number, progress.owner[0]), []).append(vbucket)
             self._taken = tuple(
                 GenerationTaken(-number, projector, self._bits(found[number, projector]))
                 for number, projector in sorted(found)[:TAKEN_MAX]

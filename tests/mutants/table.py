@@ -864,34 +864,34 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a-build-counts-from-below-its-owner",
         "indexer_sim/bucket/tracker.py",
-        "mark.done = max(item.seqno, place.reached, place.seqno)",
+        "mark.done = max(item.seqno, progress.reached, progress.seqno)",
         "mark.done = item.seqno",
         "tests/unit/indexer_sim/test_tracker.py",
     ),
     Mutant(
         "a-moment-is-told-below-where-an-index-is-carried-again",
         "indexer_sim/bucket/tracker.py",
-        """            place.floor = max(place.floor, place.seqno, place.reached)
-            place.seqno = min(place.seqno, lacks)""",
-        "            place.seqno = min(place.seqno, lacks)",
+        """            progress.floor = max(progress.floor, progress.seqno, progress.reached)
+            progress.seqno = min(progress.seqno, lacks)""",
+        "            progress.seqno = min(progress.seqno, lacks)",
         "tests/unit/indexer_sim/test_tracker.py",
     ),
     Mutant(
         "a-moment-is-told-below-where-an-index-was-attached",
         "indexer_sim/bucket/tracker.py",
-        """            place.floor = max(place.floor, place.seqno)
-            place.seqno = seqno
+        """            progress.floor = max(progress.floor, progress.seqno)
+            progress.seqno = seqno
 """,
-        """            place.seqno = seqno
+        """            progress.seqno = seqno
 """,
         "tests/unit/indexer_sim/test_tracker.py",
     ),
     Mutant(
         "a-moment-is-told-within-a-catch-up",
         "indexer_sim/bucket/tracker.py",
-        """                if number > place.floor:
-                    place.floor = number
-                    self.dirty.places.add(vbucket)
+        """                if number > progress.floor:
+                    progress.floor = number
+                    self.dirty.progress.add(vbucket)
 """,
         "",
         "tests/unit/indexer_sim/test_tracker.py",
@@ -937,12 +937,12 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a-lower-number-takes-over",
         "indexer_sim/bucket/tracker.py",
-        """        if record.number < place.number:
+        """        if record.number < progress.number:
             return False
-        place.number, place.owner = record.number, (record.projector, record.connection)
+        progress.number, progress.owner = record.number, (record.projector, record.connection)
 """,
-        """        place.number, place.owner = record.number, (record.projector, record.connection)
-""",
+        "        progress.number, progress.owner = record.number, "
+        "(record.projector, record.connection)\n",
         "tests/unit/indexer_sim/test_tracker.py",
     ),
     Mutant(
@@ -975,7 +975,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "an-owner-passes-over-tombstones",
         "indexer_sim/bucket/tracker.py",
-        "guarded = not whole or number <= place.floor",
+        "guarded = not whole or number <= progress.floor",
         "guarded = not whole",
         "tests/unit/indexer_sim/test_tracker.py",
     ),

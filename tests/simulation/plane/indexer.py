@@ -306,7 +306,7 @@ class Life:
         found = [f"indexer {self.number}: open {self.planner.open} {self.reader._at}"]
         for bucket in self.storage.buckets():
             tracker = bucket.tracker
-            found.append(f"{bucket.name} offsets {bucket.offsets} places {tracker.places}")
+            found.append(f"{bucket.name} offsets {bucket.offsets} places {tracker.progress}")
             found += [f"{i}: {t.state} {t.marks}" for i, t in tracker.indexes.items()]
         return "\n    ".join(found)
 

@@ -34,7 +34,8 @@ from indexer_sim.bucket.entries import (
     TOMBSTONE,
     unpack_back,
 )
-from indexer_sim.bucket.tracker import BRANCHED, GAP, NEVER, WHOLE, Tracked
+from indexer_sim.bucket.progress import BRANCHED, GAP, WHOLE
+from indexer_sim.bucket.tracker import NEVER, Tracked
 from indexer_sim.pipeline.mutation_reader import Delivery, Queued
 from projector_sim.kv.vbuckets import vbucket_of
 from projector_sim.projector.connection_runs import Run
@@ -133,9 +134,9 @@ class Witness:
             bucket = life.storage.bucket(name)
             if bucket is not None:
                 tracker = bucket.tracker
-                places = {v: tracker.places[v] for v in vbuckets if v in tracker.places}
-                seqnos = {v: (place.vbuuid, place.seqno) for v, place in places.items()}
-                marks = {v: _marked(tracker.indexes, v) for v in places}
+                held = {v: tracker.progress[v] for v in vbuckets if v in tracker.progress}
+                seqnos = {v: (one.vbuuid, one.seqno) for v, one in held.items()}
+                marks = {v: _marked(tracker.indexes, v) for v in held}
                 found[name] = Before(seqnos, marks)
         return found
 
@@ -172,18 +173,18 @@ class Witness:
         """
         tracker = bucket.tracker
         for vbucket, (vbuuid, seqno) in before.seqnos.items():
-            place = tracker.places[vbucket]
-            if place.seqno < seqno:
+            progress = tracker.progress[vbucket]
+            if progress.seqno < seqno:
                 at = (life.number, bucket.name, vbucket)
                 self._went_back_ms[at] = self.world.clock.now
             now = _marked(tracker.indexes, vbucket)
             kept = any(was is tracked for was in before.marks[vbucket] for tracked in now)
-            found = place.condition in (WHOLE, GAP) and (bucket.name, vbucket) in begun
-            if vbuuid and place.vbuuid == vbuuid and kept and not found:
+            found = progress.condition in (WHOLE, GAP) and (bucket.name, vbucket) in begun
+            if vbuuid and progress.vbuuid == vbuuid and kept and not found:
                 require(
-                    place.seqno >= seqno,
+                    progress.seqno >= seqno,
                     "hw-never-goes-back",
-                    f"indexer {life.number} {bucket.name}/{vbucket}: {place} after {seqno}",
+                    f"indexer {life.number} {bucket.name}/{vbucket}: {progress} after {seqno}",
                 )
 
     def look(self, life: Life, bucket: Bucket, vbuckets: Sequence[int]) -> None:
@@ -192,31 +193,33 @@ class Witness:
         store = self.world.store.buckets[bucket.name]
         tracker = bucket.tracker
         for number in vbuckets:
-            place = tracker.places.get(number)
-            if place is None or place.condition == BRANCHED or number >= len(store):
+            progress = tracker.progress.get(number)
+            if progress is None or progress.condition == BRANCHED or number >= len(store):
                 continue
             vbucket = store[number]
-            if not any(branch.vbuuid == place.vbuuid for branch in vbucket.log):
+            if not any(branch.vbuuid == progress.vbuuid for branch in vbucket.log):
                 continue
             require(
-                place.seqno <= vbucket.high,
+                progress.seqno <= vbucket.high,
                 "hw-is-of-the-store",
-                f"indexer {life.number} {bucket.name}/{number}: {place}, high is {vbucket.high}",
+                f"indexer {life.number} {bucket.name}/{number}: {progress}, high is {vbucket.high}",
             )
             last = self._last.get((life.number, bucket.name, number))
-            exact = place.condition == WHOLE and last == (place.owner, place.seqno)
-            exact = exact and place.seqno >= place.floor  # Below it, there may be more than that.
+            exact = progress.condition == WHOLE and last == (progress.owner, progress.seqno)
+            exact = (
+                exact and progress.seqno >= progress.floor
+            )  # Below it, there may be more than that.
             for index_id, tracked in tracker.indexes.items():
                 index, mark = self._promised(index_id, tracked), tracked.marks.get(number)
                 if index is None or mark is None or mark.done == NEVER or mark.lacks != NEVER:
                     continue
                 self.checks += 1
-                where = f"indexer {life.number} {bucket.name}/{number} index {index_id} {place}"
-                at = vbucket.high if exact and place.seqno >= mark.done else None
-                self._compare(life, index, vbucket, place.seqno, held[index_id], where)
+                where = f"indexer {life.number} {bucket.name}/{number} index {index_id} {progress}"
+                at = vbucket.high if exact and progress.seqno >= mark.done else None
+                self._compare(life, index, vbucket, progress.seqno, held[index_id], where)
                 if at is not None:
                     self._compare_exactly(
-                        life, index, vbucket, place.seqno, held[index_id], f"{where} {mark}"
+                        life, index, vbucket, progress.seqno, held[index_id], f"{where} {mark}"
                     )
 
     def _promised(self, index_id: int, tracked: Tracked) -> Index | None:
@@ -313,7 +316,9 @@ class Witness:
 
     def went_back(self, number: int) -> None:
         """An indexer's disks have lost something."""
-        self._last = {place: last for place, last in self._last.items() if place[0] != number}
+        self._last = {
+            progress: last for progress, last in self._last.items() if progress[0] != number
+        }
 
     # -- the end -----------------------------------------------------------------------------
 
@@ -339,9 +344,12 @@ class Witness:
         if not tracked.state.complete or tracked.state.build != index.build:
             return f"{tracked.state}"
         for vbucket in self.world.store.buckets[index.bucket]:
-            place = bucket.tracker.places.get(vbucket.number)
-            if place is None or (place.vbuuid, place.seqno) != (vbucket.vbuuid, vbucket.high):
-                return f"vbucket {vbucket.number} is {place}, high is {vbucket.high}"
+            progress = bucket.tracker.progress.get(vbucket.number)
+            if progress is None or (progress.vbuuid, progress.seqno) != (
+                vbucket.vbuuid,
+                vbucket.high,
+            ):
+                return f"vbucket {vbucket.number} is {progress}, high is {vbucket.high}"
         return ""
 
     def conclude(self) -> None:

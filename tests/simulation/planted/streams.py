@@ -11,23 +11,16 @@ from coordinator.core.leader import stream_restart
 from coordinator.core.model.vectors import Vector
 from coordinator.core.timestamps.algorithms import Restart
 from indexer_sim.bucket.bucket import Bucket
-from indexer_sim.bucket.tracker import GAP, NEVER, WHOLE, Tracker
+from indexer_sim.bucket.progress import BEGUN_ABOVE, CAUGHT_UP, CONDITIONS, GAP, WHOLE
+from indexer_sim.bucket.tracker import NEVER, Tracker
 from projector_sim.projector.stream_planner import StreamPlanner
 
 Patch = pytest.MonkeyPatch
 
 
 def high_watermark_passes_over_a_gap(patch: Patch) -> None:
-    begin = Tracker._begin
-
-    def hasty(self: Tracker, record: Any, vbucket: int, vbuuid: int, seqno: int) -> bool:
-        begun = begin(self, record, vbucket, vbuuid, seqno)
-        place = self.places[vbucket]
-        if place.condition == GAP:
-            place.condition = WHOLE
-        return begun
-
-    patch.setattr(Tracker, "_begin", hasty)
+    without_gap = dict.fromkeys(CONDITIONS[BEGUN_ABOVE], WHOLE)
+    patch.setitem(CONDITIONS, BEGUN_ABOVE, without_gap)  # type: ignore[arg-type]
 
 
 def absence_leaves_no_tombstone(patch: Patch) -> None:
@@ -48,9 +41,10 @@ def catch_up_ends_early(patch: Patch) -> None:
 
     def hasty(self: Tracker, connection: Any, known: Any, item: Any) -> None:
         control(self, connection, known, item)
-        place = self.places.get(item.vbucket)
-        if place is not None and place.catchup == connection and place.condition == GAP:
-            place.condition, place.seqno = WHOLE, max(place.seqno, place.reached)
+        held = self.progress.get(item.vbucket)
+        if held is not None and held.catchup == connection and held.condition == GAP:
+            held.change(CAUGHT_UP)
+            held.seqno = max(held.seqno, held.reached)
 
     patch.setattr(Tracker, "_catchup_control", hasty)
 

@@ -42,7 +42,7 @@ from coordinator.core.model.stream_records import (
 from coordinator.core.model.vectors import Vector
 from coordinator.runtime.threads import Threads
 from indexer_sim.bucket import bucket
-from indexer_sim.bucket.entries import INDEX_KEY, OFFSET, OLD_OFFSET_VALUE, PLACE_KEY, STATE, State
+from indexer_sim.bucket.entries import INDEX_KEY, NUMBER_KEY, OFFSET, OLD_OFFSET_VALUE, STATE, State
 from indexer_sim.bucket.storage import Storage
 from indexer_sim.bucket.tracker import Change, Tracker
 from indexer_sim.pipeline.applier import Applier
@@ -191,7 +191,7 @@ def test_several_changes_of_a_document_in_one_batch_leave_the_last(bench: Bench)
 
 def test_what_lies_before_the_first_allocation_is_not_applied(bench: Bench) -> None:
     bench.applier.take([bench.delivery(record(MAINTENANCE, begin(0, 0, BRANCH, [0])), offset=99)])
-    assert not bench.bucket.tracker.places
+    assert not bench.bucket.tracker.progress
     assert bench.bucket.offsets == ENDS
 
 
@@ -269,7 +269,7 @@ def test_the_leader_of_what_lies_before_an_offset_is_known_after_a_restart(bench
 
 def test_an_offset_of_a_folder_without_leaders_is_taken_as_it_is(bench: Bench) -> None:
     batch = WriteBatch(raw_mode=True)
-    batch.put(OFFSET + PLACE_KEY.pack(2), OLD_OFFSET_VALUE.pack(77))
+    batch.put(OFFSET + NUMBER_KEY.pack(2), OLD_OFFSET_VALUE.pack(77))
     batch.put(STATE + INDEX_KEY.pack(1), struct.pack(">q??", 4, True, True))
     bench.bucket.database.write(batch, sync=False)
     bench.bucket.load()
@@ -329,7 +329,7 @@ def test_a_record_that_cannot_be_applied_is_buried_and_the_others_are_applied(
     )
     assert bench.buried == [(103, "RecursionError: too deep")]
     assert bench.documents() == [b"a", b"b"]
-    place = bench.bucket.tracker.places[0]
+    place = bench.bucket.tracker.progress[0]
     assert (place.seqno, bench.bucket.published.gaps) == (1, (0,)), "it is asked for again"
     assert bench.bucket.offsets[0] == bench.offset
     bench.feed(record(MAINTENANCE, upsert(4, b"poison"), ordinal=6, previous=5))

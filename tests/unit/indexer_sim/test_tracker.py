@@ -30,19 +30,8 @@ from coordinator.core.model.stream_records import (
 )
 from indexer_sim.bucket import tracker
 from indexer_sim.bucket.entries import State
-from indexer_sim.bucket.tracker import (
-    BRANCHED,
-    GAP,
-    LOST,
-    NEVER,
-    TAKEN_MAX,
-    WHOLE,
-    Chain,
-    Change,
-    Mark,
-    Place,
-    Tracker,
-)
+from indexer_sim.bucket.progress import BRANCHED, GAP, LOST, WHOLE, VbucketProgress
+from indexer_sim.bucket.tracker import NEVER, TAKEN_MAX, Chain, Change, Mark, Tracker
 from tests.conftest import PROFILE
 
 BRANCH = 77
@@ -113,8 +102,8 @@ def restored(tracker: Tracker) -> Tracker:
         made.load_state(index_id, State(*tracked.state), tracked.tombstones)
         for vbucket, mark in tracked.marks.items():
             made.load_mark(index_id, vbucket, Mark.unpack(mark.pack()))
-    for vbucket, place in tracker.places.items():
-        made.load_place(vbucket, Place.unpack(place.pack()))
+    for vbucket, progress in tracker.progress.items():
+        made.load_progress(vbucket, VbucketProgress.unpack(progress.pack()))
     for (partition, connection), chain in tracker.chains.items():
         made.load_chain(partition, connection, Chain(*chain))
     return made
@@ -219,14 +208,14 @@ def test_what_a_catch_up_took_back_early_does_not_come_back_with_the_owner() -> 
     two: dict[str, int] = {"connection": 2, "number": 2}
     indexer.take(maintenance(begin(0, 4, BRANCH, [0]), begin(1, 9, BRANCH, [0]), **two))
     indexer.take(catchup(begin(0, 0, BRANCH, [0]), absent(8, b"x"), Item(END, 0, 8)))
-    assert indexer.tracker.places[0].condition == WHOLE
+    assert indexer.tracker.progress[0].condition == WHOLE
     assert indexer.tracker.gaps() == [1]
     indexer.take(maintenance(upsert(5, b"x", b"k"), **two))
     indexer.take(maintenance(begin(0, 7, BRANCH, [0]), absent(8, b"x"), connection=3, number=3))
     indexer.take(
         catchup(begin(0, 5, BRANCH, [0]), absent(8, b"x"), Item(END, 0, 8), connection=201)
     )
-    assert indexer.tracker.places[0].seqno == 8
+    assert indexer.tracker.progress[0].seqno == 8
     assert not indexer.entries.held
 
 
@@ -238,7 +227,7 @@ def test_a_superseded_connection_is_ignored() -> None:
     indexer.take(maintenance(begin(0, 1, BRANCH, [0]), connection=1, number=1))
     indexer.take(maintenance(upsert(2, b"x", b"k2"), connection=2, number=2))
     assert indexer.entries.held == {(1, b"x"): (2, 0, b"k2")}
-    assert indexer.tracker.places[0].seqno == 2
+    assert indexer.tracker.progress[0].seqno == 2
 
 
 def test_a_gap_holds_the_high_watermark_until_it_is_caught_up() -> None:
@@ -246,13 +235,13 @@ def test_a_gap_holds_the_high_watermark_until_it_is_caught_up() -> None:
     indexer.take(maintenance(upsert(3, b"x", b"k3")))
     indexer.take(maintenance(begin(0, 8, BRANCH, [0]), connection=2, number=2))
     indexer.take(maintenance(absent(9, b"y"), upsert(10, b"z", b"k"), connection=2, number=2))
-    place = indexer.tracker.places[0]
-    assert (place.condition, place.seqno) == (GAP, 3)
+    progress = indexer.tracker.progress[0]
+    assert (progress.condition, progress.seqno) == (GAP, 3)
     assert indexer.tracker.gaps() == [0]
     indexer.take(catchup(begin(0, 3, BRANCH, [0]), upsert(5, b"y", b"stale"), Item(END, 0, 7)))
-    assert (place.condition, place.seqno) == (GAP, 7)
+    assert (progress.condition, progress.seqno) == (GAP, 7)
     indexer.take(catchup(begin(0, 7, BRANCH, [0]), Item(END, 0, 8), connection=201))
-    assert (place.condition, place.seqno) == (WHOLE, 10)
+    assert (progress.condition, progress.seqno) == (WHOLE, 10)
     assert {at[1] for at in indexer.entries.held} == {b"x", b"z"}
     assert not indexer.entries.tombstones
 
@@ -269,10 +258,10 @@ def test_another_branch_is_told_and_nothing_of_it_is_applied() -> None:
     indexer.take(maintenance(upsert(3, b"x", b"k3")))
     indexer.take(maintenance(begin(0, 2, BRANCH + 1, [0]), connection=2, number=2))
     indexer.take(maintenance(upsert(4, b"x", b"k4"), connection=2, number=2))
-    assert indexer.tracker.places[0].condition == BRANCHED
+    assert indexer.tracker.progress[0].condition == BRANCHED
     assert indexer.tracker.branched() == [0]
     assert indexer.entries.held == {(1, b"x"): (3, 0, b"k3")}
-    assert indexer.tracker.places[0].seqno == 3
+    assert indexer.tracker.progress[0].seqno == 3
 
 
 def test_a_newer_build_begins_from_nothing_and_items_of_the_older_one_are_void() -> None:
@@ -294,8 +283,8 @@ def test_an_attach_makes_the_owner_known_to_who_came_later() -> None:
     indexer = Indexer(1, vbuckets=1)
     indexer.take(maintenance(upsert(3, b"x", b"k"), builds={9: 1}))
     indexer.take(maintenance(attach(0, 4, BRANCH, 1), builds={9: 1, 1: 1}))
-    place = indexer.tracker.places[0]
-    assert (place.vbuuid, place.seqno, place.condition) == (BRANCH, 4, WHOLE)
+    progress = indexer.tracker.progress[0]
+    assert (progress.vbuuid, progress.seqno, progress.condition) == (BRANCH, 4, WHOLE)
     assert indexer.tracker.indexes[1].marks[0].attached == 4
 
 
@@ -307,10 +296,10 @@ def test_an_index_that_an_owner_forgot_is_caught_up_before_it_is_complete_again(
     assert indexer.tracker.done_bits(1) == b"\0", "so its projector learns of it"
     indexer.take(maintenance(Item(SYNC, 0, 6), connection=2, number=2))
     indexer.take(maintenance(attach(0, 6, BRANCH, 0), connection=2, number=2))
-    place = indexer.tracker.places[0]
-    assert (place.condition, place.seqno, place.begun) == (GAP, 3, 6)
+    progress = indexer.tracker.progress[0]
+    assert (progress.condition, progress.seqno, progress.begun) == (GAP, 3, 6)
     indexer.take(catchup(begin(0, 3, BRANCH, [0]), absent(5, b"x"), Item(END, 0, 6)))
-    assert (place.condition, place.seqno) == (WHOLE, 6)
+    assert (progress.condition, progress.seqno) == (WHOLE, 6)
     assert not indexer.entries.held
 
 
@@ -321,10 +310,10 @@ def test_what_was_sent_while_messages_were_lost_is_caught_up() -> None:
     assert indexer.tracker.gaps() == [0]
     unheard = maintenance(upsert(8, b"y", b"k"), connection=5, number=4)
     indexer.take(unheard)
-    place = indexer.tracker.places[0]
-    assert (place.condition, place.seqno, place.owner) == (GAP, 3, (1, 5))
+    progress = indexer.tracker.progress[0]
+    assert (progress.condition, progress.seqno, progress.owner) == (GAP, 3, (1, 5))
     indexer.take(catchup(begin(0, 3, BRANCH, [0]), absent(5, b"x"), Item(END, 0, 7)))
-    assert (place.condition, place.seqno) == (WHOLE, 8)
+    assert (progress.condition, progress.seqno) == (WHOLE, 8)
     assert indexer.entries.held == {(1, b"y"): (8, 0, b"k")}
 
 
@@ -334,7 +323,7 @@ def test_an_idle_vbucket_that_was_caught_up_takes_whoever_sends_next() -> None:
     indexer.take(catchup(begin(0, 0, BRANCH, [0]), upsert(5, b"x", b"k"), Item(END, 0, 7)))
     assert indexer.tracker.gaps() == []
     indexer.take(maintenance(upsert(8, b"y", b"k"), connection=5, number=4))
-    assert indexer.tracker.places[0].seqno == 8
+    assert indexer.tracker.progress[0].seqno == 8
 
 
 def test_all_items_of_one_seqno_count() -> None:
@@ -399,7 +388,7 @@ def test_messages_that_are_lost_are_caught_up_to_where_the_owner_is_heard_again(
     indexer.take(maintenance(upsert(8, b"y", b"k"), connection=5, number=4))
     indexer.take(catchup(begin(0, 0, BRANCH, [0]), Item(END, 0, 6)))
     assert indexer.tracker.gaps() == [0]
-    assert indexer.tracker.places[0].seqno == 6
+    assert indexer.tracker.progress[0].seqno == 6
 
 
 def test_a_backfill_that_leaves_an_index_out_ends_without_it() -> None:
@@ -419,7 +408,7 @@ def test_an_index_that_is_attached_below_the_high_watermark_takes_it_back() -> N
     indexer.take(backfill(begin(0, 0, BRANCH, [0]), Item(END, 0, 5)))
     indexer.take(maintenance(begin(0, 0, BRANCH, [0, 1]), connection=2, number=2, builds=both))
     indexer.take(backfill(begin(0, 0, BRANCH, [1]), Item(END, 0, 0), connection=3, builds=both))
-    assert indexer.tracker.places[0].seqno == 0
+    assert indexer.tracker.progress[0].seqno == 0
     assert indexer.complete(2)
     early = maintenance(upsert(3, b"x", b"k", place=1), connection=2, number=2, builds=both)
     indexer.take(early)
@@ -440,7 +429,7 @@ def test_a_build_ends_though_a_stream_began_anew_below_where_it_was_attached() -
     indexer.take(maintenance(begin(0, 5, BRANCH, [0])))
     indexer.take(maintenance(upsert(7, b"y", b"k")))
     indexer.take(maintenance(begin(0, 3, BRANCH, [0]), connection=2, number=2))
-    assert indexer.tracker.places[0].seqno == 3
+    assert indexer.tracker.progress[0].seqno == 3
     indexer.take(backfill(begin(0, 0, BRANCH, [0]), Item(END, 0, 3)))
     assert indexer.complete(1)
     items = (upsert(4, b"x", b"k"), upsert(7, b"y", b"k"))
@@ -455,8 +444,8 @@ def test_who_holds_nothing_misses_nothing() -> None:
     indexer.tracker.hold(1)
     assert indexer.tracker.gaps() == []
     indexer.take(maintenance(attach(0, 8, BRANCH, 0), connection=5, number=4, builds={1: 2}))
-    place = indexer.tracker.places[0]
-    assert (place.condition, place.seqno, place.owner) == (WHOLE, 8, (1, 5))
+    progress = indexer.tracker.progress[0]
+    assert (progress.condition, progress.seqno, progress.owner) == (WHOLE, 8, (1, 5))
 
 
 # -- records that are missing --------------------------------------------------------------------
@@ -492,21 +481,21 @@ def linked_and_built(vbuckets: int = 1, partitions: int = 1) -> Indexer:
 
 
 def conditions(indexer: Indexer) -> list[int]:
-    return [place.condition for _, place in sorted(indexer.tracker.places.items())]
+    return [progress.condition for _, progress in sorted(indexer.tracker.progress.items())]
 
 
 def test_a_record_that_is_missing_holds_the_high_watermark_back_until_it_is_caught_up() -> None:
     indexer = linked_and_built()
     indexer.take(linked(3, 1, upsert(2, b"x", b"k")))
     indexer.take(linked(9, 5, upsert(6, b"y", b"k")))
-    place = indexer.tracker.places[0]
-    assert (place.condition, place.seqno, place.begun) == (GAP, 2, 5)
+    progress = indexer.tracker.progress[0]
+    assert (progress.condition, progress.seqno, progress.begun) == (GAP, 2, 5)
     again = (begin(0, 2, BRANCH, [0]), absent(4, b"x"), Item(END, 0, 6))
     indexer.take(linked(1, 0, *again, kind=CATCHUP, connection=8))
-    assert (place.condition, place.seqno) == (WHOLE, 6)
+    assert (progress.condition, progress.seqno) == (WHOLE, 6)
     assert indexer.entries.held.keys() == {(1, b"y")}
     indexer.take(linked(12, 9, Item(SYNC, 0, 7)))
-    assert (place.condition, place.seqno) == (WHOLE, 7)
+    assert (progress.condition, progress.seqno) == (WHOLE, 7)
 
 
 def test_a_record_of_no_items_tells_that_one_is_missing_where_nothing_is_written() -> None:
@@ -519,8 +508,8 @@ def test_a_record_of_no_items_tells_that_one_is_missing_where_nothing_is_written
 def test_where_the_begin_of_a_connection_is_missing_it_is_the_owner_and_is_caught_up() -> None:
     indexer = linked_and_built()
     indexer.take(linked(4, 3, upsert(8, b"y", b"k"), connection=5, number=2))
-    place = indexer.tracker.places[0]
-    assert (place.condition, place.owner, place.seqno) == (GAP, (1, 5), 0)
+    progress = indexer.tracker.progress[0]
+    assert (progress.condition, progress.owner, progress.seqno) == (GAP, (1, 5), 0)
 
 
 def test_what_is_missing_of_a_superseded_connection_is_not_missed() -> None:
@@ -609,7 +598,7 @@ def test_it_is_told_under_which_numbers_vbuckets_are_taken() -> None:
 def test_under_one_number_it_is_told_from_whom_vbuckets_are_taken() -> None:
     tracker = Tracker(8)
     for vbucket in range(8):
-        tracker.load_place(vbucket, Place(number=7, owner=(vbucket % 2, 1)))
+        tracker.load_progress(vbucket, VbucketProgress(number=7, owner=(vbucket % 2, 1)))
     told = tracker.taken()
     assert told == (GenerationTaken(7, 0, b"\x55"), GenerationTaken(7, 1, b"\xaa"))
 
@@ -617,7 +606,7 @@ def test_under_one_number_it_is_told_from_whom_vbuckets_are_taken() -> None:
 def test_of_many_numbers_the_highest_are_told() -> None:
     tracker = Tracker(4 * TAKEN_MAX)
     for vbucket in range(4 * TAKEN_MAX):
-        tracker.load_place(vbucket, Place(number=1 + vbucket))
+        tracker.load_progress(vbucket, VbucketProgress(number=1 + vbucket))
     told = tracker.taken()
     assert [one.number for one in told] == list(range(4 * TAKEN_MAX, 3 * TAKEN_MAX, -1))
 
@@ -643,12 +632,12 @@ def test_a_seqno_counts_with_its_last_part() -> None:
     both = {1: 1, 2: 1}
     indexer.take(maintenance(begin(0, 0, BRANCH, [0, 1]), builds=both))
     indexer.take(backfill(begin(0, 0, BRANCH, [0, 1]), Item(END, 0, 0), builds=both))
-    place = indexer.tracker.places[0]
+    progress = indexer.tracker.progress[0]
     first = (upsert(1, b"w", b"k"), upsert(5, b"x", b"k"))
     indexer.take(record(MAINTENANCE, 1, 1, both, *first, continued=True))
-    assert (place.seqno, place.reached) == (4, 4)
+    assert (progress.seqno, progress.reached) == (4, 4)
     indexer.take(record(MAINTENANCE, 1, 1, both, upsert(5, b"x", b"k", place=1)))
-    assert (place.seqno, place.reached) == (5, 5)
+    assert (progress.seqno, progress.reached) == (5, 5)
     assert {(1, b"x"), (2, b"x")} <= indexer.entries.held.keys()
 
 
@@ -656,8 +645,8 @@ def test_after_a_restart_a_part_of_a_seqno_cannot_be_told_from_the_moment_before
     indexer = linked_and_built()
     indexer.take(linked(3, 1, Item(SYNC, 0, 4)))
     indexer.take(linked(4, 3, upsert(5, b"x", b"k"), continued=True))
-    assert indexer.tracker.places[0].floor < 4, "what came can be taken back"
-    again = restored(indexer.tracker).places[0]
+    assert indexer.tracker.progress[0].floor < 4, "what came can be taken back"
+    again = restored(indexer.tracker).progress[0]
     assert (again.seqno, again.floor) == (4, 5)
 
 
@@ -665,8 +654,8 @@ def test_a_seqno_of_which_a_part_is_missing_is_caught_up() -> None:
     indexer = linked_and_built()
     indexer.take(linked(3, 1, upsert(5, b"x", b"k"), continued=True))
     indexer.take(linked(7, 6, Item(SYNC, 0, 9)))
-    place = indexer.tracker.places[0]
-    assert (place.condition, place.seqno) == (GAP, 4)
+    progress = indexer.tracker.progress[0]
+    assert (progress.condition, progress.seqno) == (GAP, 4)
 
 
 # -- everything at once --------------------------------------------------------------------------
@@ -783,9 +772,9 @@ class Connection:
 
     def attach(self, index_id: int, build: int) -> None:
         self.builds[index_id] = build
-        place = list(self.builds).index(index_id)
+        progress = list(self.builds).index(index_id)
         for vbucket in sorted(self.begun):
-            self.send(attach(vbucket, self.at[vbucket], BRANCH, place))
+            self.send(attach(vbucket, self.at[vbucket], BRANCH, progress))
 
 
 class World:
@@ -851,8 +840,8 @@ class World:
                 self.live.step(v, 0)
 
     def hw(self, vbucket: int) -> int:
-        place = self.indexer.tracker.places.get(vbucket)
-        return place.seqno if place else 0
+        progress = self.indexer.tracker.progress.get(vbucket)
+        return progress.seqno if progress else 0
 
     def backfill(self, a: int, _: int) -> None:
         """A pass over everything, once the owner carries all the indexes that it is for."""
@@ -932,10 +921,10 @@ class World:
         for index_id, tracked in tracker.indexes.items():
             for document, (seqno, value) in self.store.newest.items():
                 vbucket = self.store.vbucket_of(document)
-                mark, place = tracked.marks.get(vbucket), tracker.places.get(vbucket)
-                if mark is None or place is None or mark.done == NEVER or mark.lacks != NEVER:
+                mark, progress = tracked.marks.get(vbucket), tracker.progress.get(vbucket)
+                if mark is None or progress is None or mark.done == NEVER or mark.lacks != NEVER:
                     continue
-                if place.condition == WHOLE and seqno <= place.seqno:
+                if progress.condition == WHOLE and seqno <= progress.seqno:
                     self._agree(index_id, document, seqno, value)
 
     def _agree(self, index_id: int, document: bytes, seqno: int, value: int) -> None:
@@ -955,7 +944,7 @@ class World:
             self.calm(0, 0)
         tracker = self.indexer.tracker
         assert tracker.gaps() == []
-        assert [tracker.places[v].seqno for v in range(VBUCKETS)] == self.store.high
+        assert [tracker.progress[v].seqno for v in range(VBUCKETS)] == self.store.high
         for index_id in INDEXES:
             assert self.indexer.complete(index_id)
             for document, (seqno, value) in self.store.newest.items():
@@ -1006,10 +995,10 @@ def test_a_build_counts_from_where_the_owner_is_and_not_from_where_its_backfill_
 def test_below_what_was_held_when_an_index_was_attached_lower_no_moment_is_told() -> None:
     tracker = Tracker(1)
     tracker.hold(1)
-    tracker.load_place(0, Place(1, (1, 1), BRANCH, 9, reached=9))
-    tracker.places[0].floor = 0
+    tracker.load_progress(0, VbucketProgress(1, (1, 1), BRANCH, 9, reached=9))
+    tracker.progress[0].floor = 0
     tracker._mark(0, 1, 5)
-    assert (tracker.places[0].seqno, tracker.places[0].floor) == (5, 9)
+    assert (tracker.progress[0].seqno, tracker.progress[0].floor) == (5, 9)
 
 
 @pytest.mark.parametrize("condition", [WHOLE, GAP])
@@ -1018,19 +1007,21 @@ def test_below_what_was_held_when_an_index_is_carried_again_no_moment_is_told(
 ) -> None:
     tracker = Tracker(1)
     tracker.hold(1)
-    tracker.load_place(0, Place(1, (1, 1), BRANCH, 9, condition, reached=12))
+    tracker.load_progress(0, VbucketProgress(1, (1, 1), BRANCH, 9, condition, reached=12))
     tracker.load_mark(1, 0, Mark(0, 0, lacks=5))
-    tracker.places[0].floor = 0
+    tracker.progress[0].floor = 0
     tracker._resume(0, 1, 9)
-    assert (tracker.places[0].seqno, tracker.places[0].floor) == (5, 12)
+    assert (tracker.progress[0].seqno, tracker.progress[0].floor) == (5, 12)
 
 
 def test_what_a_catch_up_brings_is_a_floor_at_once() -> None:
     """It may not come to its end."""
     tracker = Tracker(1)
     tracker.hold(1)
-    tracker.load_place(0, Place(1, (1, 1), BRANCH, 5, GAP, begun=9, reached=9, catchup=(1, 3)))
+    tracker.load_progress(
+        0, VbucketProgress(1, (1, 1), BRANCH, 5, GAP, begun=9, reached=9, catchup=(1, 3))
+    )
     tracker.load_mark(1, 0, Mark(0, 0))
     message = record(CATCHUP, 3, 1, {1: 0}, Item(ABSENT, 0, 7, 0, document=b"d"))
     tracker.take(message.head, message.items)
-    assert tracker.places[0].floor == 7
+    assert tracker.progress[0].floor == 7

@@ -1,0 +1,114 @@
+"""How far a vbucket is held by an indexer, in which condition, and what changes the condition.
+
+Pure. `CONDITIONS` is the one table of conditions: what is not in it cannot happen.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+Connection = tuple[int, int]
+"""A projector, and the number of the connection for itself alone."""
+
+NO_CONNECTION: Connection = (-1, 0)
+
+WHOLE, GAP, LOST, ORPHANED, BRANCHED = range(5)
+"""The conditions. `WHOLE`: all up to the high watermark is here, and the owner brings what follows.
+`GAP`: its stream began further on. `LOST`: part of what the owner sent is gone, and perhaps who the
+owner is; caught up, it is `ORPHANED`: nothing is missing, and whoever sends next is the owner.
+`BRANCHED`: the owner's stream is of another branch, and nothing of it is applied."""
+
+NAMES = ("WHOLE", "GAP", "LOST", "ORPHANED", "BRANCHED")
+CATCHING_UP = (GAP, LOST)
+WITHOUT_OWNER = (LOST, ORPHANED)
+
+(
+    BEGUN_WITHIN,
+    BEGUN_ABOVE,
+    BEGUN_ON_A_BRANCH,
+    OWNER_HEARD,
+    CARRIED_LATER,
+    RECORDS_MISSING,
+    CAUGHT_UP,
+) = (
+    "a stream began within what is held",
+    "a stream began above what is held",
+    "a stream began on another branch",
+    "a connection that may be the owner sent something",
+    "the owner carries an index from further on",
+    "records of the owner are missing",
+    "a catch-up ended far enough",
+)
+
+CONDITIONS: Mapping[str, Mapping[int, int]] = {
+    BEGUN_WITHIN: dict.fromkeys((WHOLE, GAP, LOST, ORPHANED, BRANCHED), WHOLE),
+    BEGUN_ABOVE: dict.fromkeys((WHOLE, GAP, LOST, ORPHANED, BRANCHED), GAP),
+    BEGUN_ON_A_BRANCH: dict.fromkeys((WHOLE, GAP, LOST, ORPHANED, BRANCHED), BRANCHED),
+    OWNER_HEARD: {LOST: GAP, ORPHANED: WHOLE},
+    CARRIED_LATER: {WHOLE: GAP, GAP: GAP},
+    RECORDS_MISSING: dict.fromkeys((WHOLE, GAP, LOST, ORPHANED), LOST),
+    CAUGHT_UP: {GAP: WHOLE, LOST: ORPHANED},
+}
+"""What becomes of a condition, by what happened: a new owner may begin in any, and only a beginning
+ends a branch."""
+
+RECORD = struct.Struct(">qiqQQBQQQQiq")
+
+
+class IllegalConditionError(AssertionError):
+    """What happened to a vbucket cannot happen in its condition: a bug, never an input."""
+
+
+@dataclass(slots=True)
+class VbucketProgress:
+    """How far a vbucket is held, and by whom that is moved.
+
+    `number` and `owner` are those of the maintenance connection. `begun` is where its stream began,
+    or from where on it is whole; `reached` how far it has come; `synced` the last end of a
+    snapshot. `floor`: below it, no moment can be told exactly. `partial` is the last seqno of which
+    a part came before the rest: after a restart nobody can take that part back, so that it is a
+    floor then.
+    """
+
+    number: int = 0
+    owner: Connection = NO_CONNECTION
+    vbuuid: int = 0
+    seqno: int = 0
+    condition: int = WHOLE
+    begun: int = 0
+    reached: int = 0
+    synced: int = 0
+    floor: int = 0
+    catchup: Connection = NO_CONNECTION
+    partial: int = 0
+
+    def change(self, cause: str) -> None:
+        """Go to the condition that follows. IllegalConditionError: the table has none."""
+        if self.condition not in CONDITIONS[cause]:
+            raise IllegalConditionError(f"{cause}, in the condition {NAMES[self.condition]}")
+        self.condition = CONDITIONS[cause][self.condition]
+
+    def pack(self) -> bytes:
+        return RECORD.pack(
+            self.number,
+            *self.owner,
+            self.vbuuid,
+            self.seqno,
+            self.condition,
+            self.begun,
+            self.reached,
+            self.synced,
+            max(self.floor, self.partial),
+            *self.catchup,
+        )
+
+    @classmethod
+    def unpack(cls, raw: bytes) -> VbucketProgress:
+        number, p1, c1, vbuuid, seqno, condition, begun, reached, synced, floor, p2, c2 = (
+            RECORD.unpack(raw)
+        )
+        return cls(
+            number, (p1, c1), vbuuid, seqno, condition, begun, reached, synced, floor, (p2, c2)
+        )

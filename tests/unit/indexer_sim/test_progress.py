@@ -1,0 +1,79 @@
+"""The table of a vbucket's conditions: what is in it happens, and nothing else does."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from indexer_sim.bucket import progress
+from indexer_sim.bucket.progress import (
+    BEGUN_ABOVE,
+    BEGUN_ON_A_BRANCH,
+    BEGUN_WITHIN,
+    BRANCHED,
+    CARRIED_LATER,
+    CAUGHT_UP,
+    CONDITIONS,
+    GAP,
+    LOST,
+    NAMES,
+    ORPHANED,
+    OWNER_HEARD,
+    RECORDS_MISSING,
+    WHOLE,
+    IllegalConditionError,
+    VbucketProgress,
+)
+
+ALL = range(len(NAMES))
+LEGAL = {
+    (WHOLE, BEGUN_WITHIN, WHOLE),
+    (GAP, BEGUN_WITHIN, WHOLE),
+    (LOST, BEGUN_WITHIN, WHOLE),
+    (ORPHANED, BEGUN_WITHIN, WHOLE),
+    (BRANCHED, BEGUN_WITHIN, WHOLE),
+    (WHOLE, BEGUN_ABOVE, GAP),
+    (GAP, BEGUN_ABOVE, GAP),
+    (LOST, BEGUN_ABOVE, GAP),
+    (ORPHANED, BEGUN_ABOVE, GAP),
+    (BRANCHED, BEGUN_ABOVE, GAP),
+    (WHOLE, BEGUN_ON_A_BRANCH, BRANCHED),
+    (GAP, BEGUN_ON_A_BRANCH, BRANCHED),
+    (LOST, BEGUN_ON_A_BRANCH, BRANCHED),
+    (ORPHANED, BEGUN_ON_A_BRANCH, BRANCHED),
+    (BRANCHED, BEGUN_ON_A_BRANCH, BRANCHED),
+    (LOST, OWNER_HEARD, GAP),
+    (ORPHANED, OWNER_HEARD, WHOLE),
+    (WHOLE, CARRIED_LATER, GAP),
+    (GAP, CARRIED_LATER, GAP),
+    (WHOLE, RECORDS_MISSING, LOST),
+    (GAP, RECORDS_MISSING, LOST),
+    (LOST, RECORDS_MISSING, LOST),
+    (ORPHANED, RECORDS_MISSING, LOST),
+    (GAP, CAUGHT_UP, WHOLE),
+    (LOST, CAUGHT_UP, ORPHANED),
+}
+
+
+@pytest.mark.parametrize("cause", CONDITIONS)
+@pytest.mark.parametrize("condition", ALL, ids=NAMES)
+def test_what_is_in_the_table_happens_and_nothing_else(condition: int, cause: str) -> None:
+    held = VbucketProgress(condition=condition)
+    follows = [to for before, why, to in LEGAL if (before, why) == (condition, cause)]
+    if follows:
+        held.change(cause)
+        assert held.condition == follows[0]
+    else:
+        with pytest.raises(IllegalConditionError, match=NAMES[condition]):
+            held.change(cause)
+        assert held.condition == condition
+
+
+def test_only_the_table_changes_a_condition() -> None:
+    own = Path(progress.__file__)
+    for path in own.parents[1].rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            stored = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+            assert not stored or node.attr != "condition" or path == own, f"{path}:{node.lineno}"
