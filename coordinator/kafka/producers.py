@@ -64,6 +64,9 @@ repeated by the client, and both copies may arrive."""
 
 OPEN_TIMEOUT_S = 8.0
 
+UNKNOWN = -1
+"""The offset of a record of which Kafka did not say it."""
+
 Feed = Callable[[inputs.Input], None]
 
 log = logging.getLogger(__name__)
@@ -74,7 +77,8 @@ class PlainProducer:
 
     They are fed when the client's callbacks are over: what follows may send again, and the client
     aborts the process if a callback polls. `written` is the offset of the last record of `commit`
-    that Kafka acknowledged, or -1. A dead letter is nobody's to send again: it waits in `letters`.
+    that Kafka acknowledged, or `UNKNOWN`. A dead letter is nobody's to send again: it waits in
+    `letters`.
     """
 
     def __init__(
@@ -87,7 +91,7 @@ class PlainProducer:
         """`letters` are those that wait, where they are to outlive this producer."""
         self._feed = feed
         self._letters = letters if letters is not None else DeadLetters(cluster)
-        self.written = -1
+        self.written = UNKNOWN
         self._failed: list[inputs.AppendFailed] = []
         self._producer = Producer(
             plain_settings(
@@ -104,7 +108,7 @@ class PlainProducer:
 
         def delivered(error: KafkaError | None, message: Any) -> None:
             if error is None:
-                self.written = max(self.written, message.offset())
+                self.written = max(self.written, offset_of(message))
             elif token:
                 self._failed.append(inputs.AppendFailed(token, error.str()))
 
@@ -396,7 +400,7 @@ class TransactionalProducer:
         self._begin(producer)
         self._history = ()
         began = time.monotonic()
-        offsets: list[int] = [-1] * len(effect.events)
+        offsets = [UNKNOWN] * len(effect.events)
         failures: list[str] = []
 
         def delivered_as(number: int) -> Callable[[KafkaError | None, Any], None]:
@@ -404,7 +408,7 @@ class TransactionalProducer:
                 if error is not None:
                     failures.append(error.str())
                 else:
-                    offsets[number] = message.offset()
+                    offsets[number] = offset_of(message)
 
             return delivered
 
@@ -421,7 +425,7 @@ class TransactionalProducer:
             )
         left = producer.flush(FLUSH_TIMEOUT_S)
         self._pacing.began(time.monotonic() - began)
-        if failures or left or -1 in offsets:
+        if failures or left or UNKNOWN in offsets:
             # A report without an offset is as bad as none: the CAS would be a guess.
             reason = failures[0] if failures else "no offset was reported"
             raise KafkaException(KafkaError(KafkaError._FAIL, reason))
@@ -468,6 +472,15 @@ class TransactionalProducer:
             self._fail(token, f"the end of a transaction took {took_s:.3f} s: it may arrive again")
         else:
             self._feed(inputs.Ended(token))
+
+
+def offset_of(delivered: Message) -> int:
+    """Return where a delivered record is, `UNKNOWN` if Kafka did not say.
+
+    It acknowledges a repeated record without an offset where it knows only that it has it already.
+    """
+    offset = delivered.offset()
+    return UNKNOWN if offset is None else int(offset)
 
 
 def statecontext_record(event: Event) -> tuple[bytes | None, dict[str, Any] | None]:

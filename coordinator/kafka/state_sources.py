@@ -21,6 +21,7 @@ from coordinator.core.consensus.full_sync import COMPACTED, COPY, HISTORY
 from coordinator.core.model.records import Event
 from coordinator.kafka import topics
 from coordinator.kafka.log_reader import BadRecord, LogReader, read_events
+from coordinator.kafka.producers import UNKNOWN, offset_of
 from coordinator.kafka.settings import plain_settings
 from schemas.registry import SchemaError
 
@@ -106,7 +107,7 @@ class Sources:
             if error is not None:
                 failures.append(error)
             else:
-                offsets.append(message.offset())
+                offsets.append(offset_of(message))
 
         topic = self._names[topics.SNAPSHOTS]
         key = str(copy).encode()
@@ -120,6 +121,8 @@ class Sources:
                 raise KafkaException(failures[0] if failures else KafkaError(KafkaError._TIMED_OUT))
         if not offsets:
             raise SnapshotLost("nothing of it was written")
+        if offsets[0] == UNKNOWN:
+            raise SnapshotLost("where it begins is not known")
         entities = (pair for _, held in self._copy(copy, offsets[0]) for pair in held)
         found = restore(state.cas, entities)
         if found.digest != state.digest:

@@ -18,6 +18,7 @@ from coordinator import codec
 from coordinator.core.model.records import TimestampsHeartbeat
 from coordinator.core.model.stream_records import Tick
 from coordinator.kafka.log_reader import read_to_end
+from coordinator.kafka.producers import UNKNOWN, offset_of
 from coordinator.kafka.settings import plain_settings
 from coordinator.kafka.topics import HEARTBEAT, TICK, topic_name
 from schemas.registry import SchemaError
@@ -50,7 +51,7 @@ class Ticker:
         self._writer = writer
         self._period_s = period_ms / 1000
         self._clock_ms = clock_ms
-        self._first = -1
+        self._first = UNKNOWN
         self._producer = Producer(
             plain_settings(
                 bootstrap_servers,
@@ -112,4 +113,4 @@ class Ticker:
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         if error is None and self._first < 0:
-            self._first = message.offset() or 0
+            self._first = offset_of(message)

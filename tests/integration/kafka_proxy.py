@@ -13,9 +13,12 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
+
+from coordinator.embedded.broker import Broker
 
 LOOPBACK = "127.0.0.1"
 CREATE_TOPICS, END_TXN, DESCRIBE_CONFIGS = 19, 26, 32
@@ -39,6 +42,12 @@ class Held:
 Rule = Callable[[int], str]
 """Says what becomes of a request of this API."""
 
+Alteration = Callable[[bytes], bytes]
+"""Changes an answer on its way to the client, and leaves its length."""
+
+DUPLICATE_SEQUENCE_NUMBER = 46
+NO_TIME = struct.pack(">q", -1)
+
 
 def only_once(api: int, action: str) -> Rule:
     """Return a rule that treats the next request of an API so, and lets everything else pass."""
@@ -50,11 +59,49 @@ def only_once(api: int, action: str) -> Rule:
     return rule
 
 
+@contextmanager
+def proxied_broker(folder: Path) -> Iterator[KafkaProxy]:
+    """Run a broker that all clients reach through the proxy.
+
+    It relays before the broker starts: who asks whether that is there may be sent to the proxy.
+    """
+    proxy = KafkaProxy()
+    settings = {"advertised.listeners": f"PLAINTEXT://{proxy.bootstrap_servers}"}
+    broker = Broker(folder, settings=settings)
+    proxy.serve(broker.settle().port)
+    try:
+        with broker:
+            yield proxy
+    finally:
+        proxy.close()
+
+
+def as_duplicates(topic: str) -> Alteration:
+    """Return what makes a broker acknowledge records of a topic without saying where they are.
+
+    So answers one that has the records already, and has lost what it knew of their batches: it
+    knows that they are duplicates, and not of what. Changed are error and offset of partition 0 in
+    the answer to a Produce request: the name with its length, one partition, its number; a time
+    of the append that is not said follows.
+    """
+    head = bytes((len(topic) + 1,)) + topic.encode() + bytes((2, 0, 0, 0, 0))
+    body = struct.pack(">hq", DUPLICATE_SEQUENCE_NUMBER, -1)
+
+    def altered(data: bytes) -> bytes:
+        at = data.find(head) + len(head)
+        rest = data[at + len(body) :]
+        is_produced = at >= len(head) and rest.startswith(NO_TIME)
+        return data[:at] + body + rest if is_produced else data
+
+    return altered
+
+
 class KafkaProxy:
-    """Relays between clients and one broker; `rule` may be replaced at any time."""
+    """Relays between clients and one broker; `rule` and `alter` may be replaced at any time."""
 
     def __init__(self) -> None:
         self.rule: Rule = lambda api: PASS
+        self.alter: Alteration = _unaltered
         self._held: list[Held] = []
         self._seen: list[tuple[int, float]] = []
         self._answered: set[socket.socket] = set()
@@ -78,6 +125,7 @@ class KafkaProxy:
         """Let everything pass, and forget what was."""
         with self._changed:
             self.rule = lambda api: PASS
+            self.alter = _unaltered
             self._held.clear()
             self._seen.clear()
 
@@ -158,10 +206,14 @@ class KafkaProxy:
                     self._changed.notify_all()
                 if there:
                     try:
-                        client.sendall(data)
+                        client.sendall(self.alter(data))
                     except OSError:
                         there = False
         _end(client)
+
+
+def _unaltered(data: bytes) -> bytes:
+    return data
 
 
 def _frame(stream: socket.socket) -> bytes | None:

@@ -11,12 +11,11 @@ from confluent_kafka import TopicPartition
 
 from coordinator import codec
 from coordinator.core.model.stream_records import MAINTENANCE, KeyVersions
-from coordinator.embedded.broker import Broker
 from coordinator.kafka.readers import consumer
 from coordinator.kafka.topics import MUTATIONS, ensure_topics, topic_name
 from projector_sim.projector.data_sink import DataSink
 from tests.integration.indexer_process import until
-from tests.integration.kafka_proxy import DELIVER_AND_CUT, KafkaProxy, only_once
+from tests.integration.kafka_proxy import DELIVER_AND_CUT, KafkaProxy, only_once, proxied_broker
 
 pytestmark = pytest.mark.integration
 
@@ -29,13 +28,9 @@ LOST_EVERY = 50
 @pytest.fixture
 def proxy(tmp_path: Path) -> Iterator[KafkaProxy]:
     """A proxy through which alone clients reach a broker."""
-    made = KafkaProxy()
-    advertised = {"advertised.listeners": f"PLAINTEXT://{made.bootstrap_servers}"}
-    with Broker(tmp_path / "kafka", settings=advertised) as broker:
-        made.serve(broker.port)
+    with proxied_broker(tmp_path / "kafka") as made:
         ensure_topics(made.bootstrap_servers, CLUSTER, durable=False)
         yield made
-        made.close()
 
 
 def test_a_record_whose_acknowledgement_is_lost_is_in_the_log_once(proxy: KafkaProxy) -> None:

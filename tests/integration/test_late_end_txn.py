@@ -1,12 +1,15 @@
-"""The request that ends a Kafka transaction is late, or sent twice: on a real broker.
+"""What the client does in silence, on a real broker: it repeats requests, and may lose offsets.
 
-The client repeats it by itself when it loses its connection, and says nothing. A proxy holds the
-first copy back, cuts the connection, and lets the copy go when the next transaction is open.
+The request that ends a Kafka transaction is repeated when its connection is lost. A proxy holds the
+first copy back, cuts the connection, and lets the copy go when the next transaction is open. A
+record that is repeated is acknowledged without an offset where the broker does not know it any
+more; the proxy makes it say so.
 """
 
 from __future__ import annotations
 
 import queue
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -17,14 +20,21 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from coordinator import codec
+from coordinator.core.catalog.state import EMPTY
 from coordinator.core.consensus import effects as fx
 from coordinator.core.consensus import inputs as inp
-from coordinator.core.model.records import TransactionCommitted
+from coordinator.core.model.records import ReadBarrier, TransactionCommitted
 from coordinator.core.model.types import TxnId
-from coordinator.embedded.broker import Broker
 from coordinator.kafka import end_txn
-from coordinator.kafka.producers import TransactionalProducer
-from coordinator.kafka.topics import ensure_topics, topic_name
+from coordinator.kafka.producers import PlainProducer, TransactionalProducer
+from coordinator.kafka.state_sources import SnapshotLost, Sources
+from coordinator.kafka.topics import (
+    COMMIT,
+    SNAPSHOTS,
+    STATECONTEXT,
+    ensure_topics,
+    topic_name,
+)
 from tests.integration.cluster import Cluster, read_partition, value_of, wait_until
 from tests.integration.kafka_proxy import (
     CREATE_TOPICS,
@@ -34,7 +44,9 @@ from tests.integration.kafka_proxy import (
     HOLD,
     HOLD_AND_CUT,
     KafkaProxy,
+    as_duplicates,
     only_once,
+    proxied_broker,
 )
 from tests.integration.ports import event
 
@@ -44,12 +56,8 @@ WAIT_S = 30.0
 @pytest.fixture(scope="module")
 def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaProxy]:
     """A broker that all clients reach through the proxy."""
-    made = KafkaProxy()
-    settings = {"advertised.listeners": f"PLAINTEXT://{made.bootstrap_servers}"}
-    with Broker(tmp_path_factory.mktemp("kafka"), settings=settings) as broker:
-        made.serve(broker.port)
+    with proxied_broker(tmp_path_factory.mktemp("kafka")) as made:
         yield made
-    made.close()
 
 
 @pytest.fixture(autouse=True)
@@ -241,6 +249,58 @@ def test_a_cluster_loses_nothing_when_an_end_is_late_or_doubled(
     }
     said = (shown["cas"], shown["digest"])
     assert cluster.digest_by_statecontext(shown["cas"]) == said == cluster.digest_by_history()
+
+
+# -- acknowledged without an offset ----------------------------------------------------------------
+
+
+def test_events_without_offsets_are_not_taken_for_written(
+    proxy: KafkaProxy, writer: Writer
+) -> None:
+    proxy.alter = as_duplicates(topic_name(writer.cluster, STATECONTEXT))
+    failed = writer.order(fx.WriteEvents(1, (event(1),)))
+    assert isinstance(failed, inp.ProducerFailed)
+    assert "no offset was reported" in failed.reason
+    proxy.reset()
+    assert isinstance(writer.order(fx.OpenProducer(2)), inp.ProducerOpened)
+    writer.begin(2)
+    assert isinstance(writer.order(end_of(2, "commit")), inp.Ended)
+    assert seen(proxy, writer) == ([2], [2])
+
+
+def test_a_plain_record_may_be_acknowledged_without_an_offset(proxy: KafkaProxy) -> None:
+    """A node that sends it goes on: only the place of the newest one is not known."""
+    cluster = f"plain-{uuid.uuid4().hex[:8]}"
+    ensure_topics(proxy.bootstrap_servers, cluster)
+    fed: list[inp.Input] = []
+    producer = PlainProducer(proxy.bootstrap_servers, cluster, fed.append)
+
+    def append(number: int) -> None:
+        producer.append(fx.Append(number, ReadBarrier(1, number)))
+        producer.flush(WAIT_S)
+        producer.serve()
+
+    append(1)
+    assert producer.written == 0
+    proxy.alter = as_duplicates(topic_name(cluster, COMMIT))
+    append(2)
+    assert producer.written == 0
+    proxy.reset()
+    append(3)
+    assert producer.written == 2
+    assert fed == []
+    producer.close(WAIT_S)
+
+
+def test_a_copy_of_the_state_without_an_offset_is_not_kept(proxy: KafkaProxy) -> None:
+    cluster = f"copy-{uuid.uuid4().hex[:8]}"
+    ensure_topics(proxy.bootstrap_servers, cluster)
+    sources = Sources(proxy.bootstrap_servers, cluster, threading.Event(), lambda *_: None)
+    proxy.alter = as_duplicates(topic_name(cluster, SNAPSHOTS))
+    with pytest.raises(SnapshotLost, match="where it begins is not known"):
+        sources.write_copy(1, EMPTY)
+    proxy.reset()
+    assert sources.write_copy(2, EMPTY) == 1
 
 
 @pytest.mark.parametrize("api", [CREATE_TOPICS, DESCRIBE_CONFIGS])

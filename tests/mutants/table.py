@@ -423,6 +423,13 @@ MUTANTS: tuple[Mutant, ...] = (
         ON_SOURCES,
     ),
     Mutant(
+        "an-offset-that-was-not-said-makes-a-cas",
+        "coordinator/kafka/producers.py",
+        "if failures or left or UNKNOWN in offsets:",
+        "if failures or left:",
+        "tests/integration/test_late_end_txn.py::test_events_without_offsets_are_not_taken_for_written",
+    ),
+    Mutant(
         "a-copy-is-not-read-back",
         SOURCES,
         "if found.digest != state.digest:",
