@@ -27,7 +27,7 @@ from coordinator.core.model.authority_state import (
     TransactionStatus,
 )
 from coordinator.core.model.records import Event, Mutation
-from coordinator.core.model.types import TxnId
+from coordinator.core.model.types import Cas, TxnId
 from coordinator.core.timestamps import progress as timestamp_progress
 from coordinator.core.timestamps.bucket_state import TimestampState
 from schemas.registry import SchemaError, registry
@@ -412,7 +412,7 @@ def _whole(fields: Fields) -> Fields:
 # -- commands from producers ---------------------------------------------------------------------
 
 
-def fingerprint(command: commands.Command, expected_cas: int | None) -> int:
+def fingerprint(command: commands.Command, expected_cas: Cas | None) -> int:
     """Return 63 bits that tell one command from another under the same request id."""
     text = _canonical(command) + repr(expected_cas).encode()
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "little") >> 1
@@ -437,7 +437,7 @@ def encode_ddl(
     request: str,
     command: commands.CreateIndex | commands.DropIndex | commands.BuildIndexes,
     principal: str = "",
-    expected_cas: int | None = None,
+    expected_cas: Cas | None = None,
 ) -> bytes:
     """Return a command as producers put it on the `ddl` topic."""
     fields = {

@@ -29,6 +29,7 @@ from coordinator.core.model.records import (
     Mutation,
     SliceAnswered,
 )
+from coordinator.core.model.types import Cas
 from coordinator.kafka.log_reader import decode_event
 from coordinator.kafka.producers import DeadLetters, PlainProducer
 from coordinator.kafka.state_follower import (
@@ -334,11 +335,11 @@ class Indexer:
             )
 
     @property
-    def cas(self) -> int:
+    def cas(self) -> Cas:
         """How far the StateContext was followed, 0 while that is not known."""
         if self.cas_base is None or not self.position:
-            return 0
-        return self.cas_base + self.position - 1
+            return Cas(0)
+        return Cas(self.cas_base + self.position - 1)
 
     def _learn_base(self, message: Message) -> None:
         """Take the base of all CAS from the Authority's log, once."""

@@ -114,7 +114,7 @@ from coordinator.core.model.records import (
     TransactionRolledBack,
 )
 from coordinator.core.model.stream_records import HwHeartbeat
-from coordinator.core.model.types import Instant
+from coordinator.core.model.types import Epoch, Instant
 from coordinator.core.timestamps.board import Board
 
 ENTRY_BYTES = 64
@@ -485,7 +485,7 @@ class Node:
             config.node,
             config.incarnation,
             self.role,
-            self.authority.epoch if self.authority else 0,
+            self.authority.epoch if self.authority else Epoch(0),
             self.state.cas,
             self.state.digest,
             config.address,

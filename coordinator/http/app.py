@@ -23,7 +23,7 @@ from coordinator import codec
 from coordinator.core.catalog.ddl import PRINCIPAL_LENGTH_MAX, SETTING_BYTES_MAX
 from coordinator.core.consensus import inputs
 from coordinator.core.model import commands, json_text
-from coordinator.core.model.types import CAS_MAX
+from coordinator.core.model.types import CAS_MAX, Cas
 from coordinator.http import models, views
 from coordinator.http.aside import DEFINITIONS, READS, VIEWS, Turns
 from coordinator.http.encoding import Raw, encoded
@@ -105,14 +105,14 @@ def _handle_errors(app: FastAPI) -> None:
 # -- requests to the master ----------------------------------------------------------------------
 
 
-def _if_match(value: str | None) -> int | None:
+def _if_match(value: str | None) -> Cas | None:
     """Return the expected CAS that an `If-Match` header states."""
     if value is None:
         return None
     text = value.strip().strip('"')
     if not text.isascii() or not text.isdigit() or len(text) > CAS_DIGITS_MAX:
         raise ApiError("invalid_request", f"If-Match: {value[:40]!r} is no CAS")
-    return int(text)
+    return Cas(int(text))
 
 
 async def _execute(

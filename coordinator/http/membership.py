@@ -11,6 +11,7 @@ from starlette.responses import Response
 from coordinator.core.catalog.ddl import PRINCIPAL_LENGTH_MAX
 from coordinator.core.consensus import inputs
 from coordinator.core.model import commands
+from coordinator.core.model.types import Epoch
 from coordinator.http import models, views
 from coordinator.http.errors import json_response, raise_unless_ok
 from coordinator.http.shared import DEADLINE_MS, read_answer
@@ -67,7 +68,7 @@ def add_membership(app: FastAPI, shell: Shell) -> None:
     @app.post("/v1/members/step-down", response_model=models.StepDownAnswer)
     async def step_down(body: StepDownBody, x_principal: Principal = None) -> Response:
         """Have the master hand the mastership over; answered by who has it then."""
-        command = commands.StepDown(body.successor or 0, body.reason, body.epoch)
+        command = commands.StepDown(body.successor or 0, body.reason, Epoch(body.epoch))
         return await ask(command, x_principal)
 
     @app.post("/v1/members/reform", response_model=models.RosterAnswer)

@@ -11,6 +11,7 @@ from coordinator.core.catalog.decisions import compact
 from coordinator.core.keys.topology import BOUNDS_MAX
 from coordinator.core.model.commands import BuildIndexes, CreateIndex
 from coordinator.core.model.entities import HASH
+from coordinator.core.model.types import Cas, Epoch
 from coordinator.language.ddl_commands import NAMED_MAX
 
 
@@ -123,7 +124,7 @@ class IndexAnswer(BaseModel):
     """An index, with the CAS and the transaction of the change."""
 
     index: IndexModel
-    cas: int
+    cas: Cas
     txn: str = ""
     existed: bool = False
 
@@ -132,7 +133,7 @@ class IndexesAnswer(BaseModel):
     """Indexes after a change of all of them, with its CAS and transaction."""
 
     indexes: list[IndexModel]
-    cas: int
+    cas: Cas
     txn: str = ""
 
 
@@ -141,14 +142,14 @@ class SettingAnswer(BaseModel):
 
     key: str
     value: Any
-    cas: int
+    cas: Cas
     txn: str = ""
 
 
 class TransactionModel(BaseModel):
     txn: str
     status: str
-    cas: int
+    cas: Cas
     participants: list[int]
     reason: str
 
@@ -161,7 +162,7 @@ class MemberModel(BaseModel):
     node: int
     role: str
     state: str
-    cas: int
+    cas: Cas
     digest: str
     address: str
     pid: int
@@ -181,7 +182,7 @@ class MembersAnswer(BaseModel):
     """`node` is who answers; `minimum` is how many copies a transaction needs."""
 
     node: int
-    epoch: int
+    epoch: Epoch
     master: int | None
     mastership: MastershipModel
     minimum: int
@@ -193,7 +194,7 @@ class MembersAnswer(BaseModel):
 class StepDownAnswer(BaseModel):
     """Who is master now."""
 
-    epoch: int
+    epoch: Epoch
     master: int
     address: str
 

@@ -33,6 +33,7 @@ from coordinator.core.model.entities import (
     Slice,
 )
 from coordinator.core.model.stream_records import StabilityTimestamp
+from coordinator.core.model.types import Cas
 from coordinator.core.model.vectors import Places
 from coordinator.core.timestamps import board as boards
 from coordinator.http import views
@@ -123,7 +124,7 @@ class _Plan(NamedTuple):
     asked: Asked
     order: KeyOrder
     digest: bytes
-    cas: int
+    cas: Cas
 
 
 def add_scans(app: FastAPI, shell: Shell) -> None:
@@ -220,7 +221,7 @@ def _is_light(value: Any) -> bool:
     return True
 
 
-def _planned(index: Index, body: ScanBody, cas: int, began: float) -> _Plan:
+def _planned(index: Index, body: ScanBody, cas: Cas, began: float) -> _Plan:
     order = order_of(index)
     descending = body.order == "desc"
     try:

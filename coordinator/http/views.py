@@ -12,6 +12,7 @@ from coordinator.core.leader.handshake import Handshake
 from coordinator.core.model import digest as digests
 from coordinator.core.model.authority_state import AuthorityState
 from coordinator.core.model.entities import BACKFILL, PENDING, Bucket, Index, Setting
+from coordinator.core.model.types import Cas
 from coordinator.core.node import Node
 from coordinator.http.encoding import Raw
 
@@ -51,7 +52,7 @@ def setting_value(held: Versioned) -> Raw:
     return Raw(held.entity.value_json)
 
 
-def _index(index: Index, cas: int) -> dict[str, Any]:
+def _index(index: Index, cas: Cas) -> dict[str, Any]:
     return {**describe_index(index), "cas": cas}
 
 

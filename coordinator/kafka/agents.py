@@ -34,6 +34,7 @@ from coordinator.core.model.stream_records import (
     RollbackEnquiry,
     StabilityTimestamp,
 )
+from coordinator.core.model.types import Offset
 from coordinator.kafka.faust_transport import Transport, is_at_end
 from coordinator.kafka.topics import COMMIT, RESTART, STABILITY, topic_name
 from schemas.registry import SchemaError
@@ -92,7 +93,7 @@ class Folds:
         bootstrap_servers: str,
         cluster: str,
         group: str,
-        begin: int,
+        begin: Offset,
         feed: Callable[[Input], None],
         data_dir: str,
     ) -> None:
@@ -114,7 +115,7 @@ class Folds:
         self._group, self._cluster = group, cluster
         self._agents: dict[str, _Agent[Any]] = {}
         self._whole: set[str] = set()
-        self._begin_at = {self._place(name): 0 for name in TIMESTAMPS}
+        self._begin_at = {self._place(name): Offset(0) for name in TIMESTAMPS}
         self._transport = self.app.transport = Transport(
             urls, self.app, begin_at=self._begin_at, forgetful=frozenset(self._begin_at)
         )
@@ -135,7 +136,7 @@ class Folds:
     def _add(
         self,
         name: str,
-        entry: Callable[[int, bytes | None], E],
+        entry: Callable[[Offset, bytes | None], E],
         feed: Callable[[tuple[E, ...]], None],
         batch_max: int,
     ) -> None:
@@ -182,8 +183,8 @@ class _Agent(Generic[E]):
     def __init__(
         self,
         place: TP,
-        begin_at: dict[TP, int],
-        entry: Callable[[int, bytes | None], E],
+        begin_at: dict[TP, Offset],
+        entry: Callable[[Offset, bytes | None], E],
         feed: Callable[[tuple[E, ...]], None],
         batch_max: int,
     ) -> None:
@@ -224,9 +225,9 @@ class _Agent(Generic[E]):
                 loop.call_soon(self._flush)
 
     @property
-    def next_offset(self) -> int:
+    def next_offset(self) -> Offset:
         """Return up to where everything was fed, that one not included."""
-        return 0 if self._pending else self._begin_at[self._place]
+        return Offset(0) if self._pending else self._begin_at[self._place]
 
     def _flush(self) -> None:
         self._flush_planned = False
@@ -235,12 +236,12 @@ class _Agent(Generic[E]):
             self._feed(entries)
 
 
-def _entry(offset: int, raw: bytes | None) -> Entry:
+def _entry(offset: Offset, raw: bytes | None) -> Entry:
     """Decode one record; one that does not belong here still takes its place in the order."""
     return Entry(offset, _decoded(raw, CommitRecord), raw or b"")
 
 
-def _timestamp(topic: str, expected: Any, offset: int, raw: bytes | None) -> TimestampEntry:
+def _timestamp(topic: str, expected: Any, offset: Offset, raw: bytes | None) -> TimestampEntry:
     return TimestampEntry(topic, offset, _decoded(raw, expected), raw or b"")
 
 

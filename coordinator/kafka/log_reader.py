@@ -17,6 +17,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from coordinator import codec
 from coordinator.core.model.records import Event
+from coordinator.core.model.types import Cas, Offset
 from coordinator.kafka import readers
 from coordinator.kafka.errors import passes_by_itself
 from coordinator.kafka.settings import EVENT_HEADER
@@ -36,7 +37,7 @@ class Read(NamedTuple):
     """What one wait for a partition brought, and how far it is read now."""
 
     records: list[Message]
-    position: int
+    position: Offset
     """All below this offset is read."""
     at_end: bool
     """The broker said that there is no more; silence does not say so."""
@@ -54,11 +55,11 @@ class LogReader:
     def close(self) -> None:
         self._consumer.close()
 
-    def bounds(self) -> tuple[int, int]:
+    def bounds(self) -> tuple[Offset, Offset]:
         """Return the first offset and the last stable one. Raises KafkaException."""
         return readers.bounds(self._consumer, TopicPartition(self._topic, self._partition))
 
-    def read(self, offset: int, stopping: threading.Event | None = None) -> Iterator[Read]:
+    def read(self, offset: Offset, stopping: threading.Event | None = None) -> Iterator[Read]:
         """Yield what comes from `offset` on, also where nothing comes. Raises KafkaException."""
         self._consumer.assign([TopicPartition(self._topic, self._partition, offset)])
         position, at_end = offset, False
@@ -68,15 +69,15 @@ class LogReader:
                 error = message.error()
                 if error is None:
                     records.append(message)
-                    position, at_end = max(position, int(message.offset() or 0) + 1), False
+                    position, at_end = Offset(max(position, int(message.offset() or 0) + 1)), False
                 elif error.code() == KafkaError._PARTITION_EOF:
                     # Only this steps over the markers of transactions at the end.
-                    position, at_end = max(position, int(message.offset() or 0)), True
+                    position, at_end = Offset(max(position, int(message.offset() or 0))), True
                 elif not passes_by_itself(error):
                     raise KafkaException(error)
             yield Read(records, position, at_end)
 
-    def first(self, offset: int, stopping: threading.Event) -> Message | None:
+    def first(self, offset: Offset, stopping: threading.Event) -> Message | None:
         """Return the first record at or above `offset`, None if there is none."""
         for found in self.read(offset, stopping):
             if found.records:
@@ -96,7 +97,7 @@ def read_to_end(
     with closing(LogReader(bootstrap_servers, topic, group)) as log:
         low, end = log.bounds()
         heard_s = time.monotonic()
-        for found in log.read(low if last is None else max(low, end - last)):
+        for found in log.read(Offset(low if last is None else max(low, end - last))):
             yield from found.records
             if found.at_end:
                 return
@@ -111,8 +112,8 @@ def read_events(
     topic: str,
     *,
     cas_base: int,
-    above_cas: int,
-    at_least_cas: int,
+    above_cas: Cas,
+    at_least_cas: Cas,
     bad: BadRecord,
     stopping: threading.Event | None = None,
 ) -> Iterator[Sequence[Event]]:
@@ -128,7 +129,7 @@ def read_events(
         position = max(low, above_cas - cas_base + 1)
         target, measured_again = max(end, at_least_cas - cas_base + 1), False
         heard_s, at_end = time.monotonic(), position >= end
-        reads = log.read(position, stopping)
+        reads = log.read(Offset(position), stopping)
         while True:
             if position >= target:
                 if measured_again:
@@ -169,4 +170,4 @@ def decode_event(message: Message, cas_base: int) -> Event:
     event = codec.decode(value)
     if not isinstance(event, Event):
         raise SchemaError("bad_body", f"an Event belongs here, not {type(event).__name__}")
-    return replace(event, cas=cas_base + int(message.offset() or 0))
+    return replace(event, cas=Cas(cas_base + int(message.offset() or 0)))

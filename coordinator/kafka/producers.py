@@ -22,6 +22,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from coordinator import codec
 from coordinator.core.consensus import effects, inputs
 from coordinator.core.model.records import DeadLetter, Event
+from coordinator.core.model.types import Offset
 from coordinator.kafka import end_txn
 from coordinator.kafka.commit_pacing import Pacing
 from coordinator.kafka.errors import TRANSIENT
@@ -64,7 +65,7 @@ repeated by the client, and both copies may arrive."""
 
 OPEN_TIMEOUT_S = 8.0
 
-UNKNOWN = -1
+UNKNOWN = Offset(-1)
 """The offset of a record of which Kafka did not say it."""
 
 Feed = Callable[[inputs.Input], None]
@@ -184,7 +185,8 @@ class DeadLetters:
 
     def bury_message(self, message: Message, reason: str) -> None:
         """Take a record that could not be used, as it came."""
-        where = (str(message.topic()), int(message.partition() or 0), int(message.offset() or 0))
+        offset = Offset(int(message.offset() or 0))
+        where = (str(message.topic()), int(message.partition() or 0), offset)
         value = message.value()
         at_ms = time.time_ns() // 1_000_000
         letter = DeadLetter(*where, reason, value if isinstance(value, bytes) else b"", at_ms)
@@ -474,13 +476,13 @@ class TransactionalProducer:
             self._feed(inputs.Ended(token))
 
 
-def offset_of(delivered: Message) -> int:
+def offset_of(delivered: Message) -> Offset:
     """Return where a delivered record is, `UNKNOWN` if Kafka did not say.
 
     It acknowledges a repeated record without an offset where it knows only that it has it already.
     """
     offset = delivered.offset()
-    return UNKNOWN if offset is None else int(offset)
+    return UNKNOWN if offset is None else Offset(offset)
 
 
 def statecontext_record(event: Event) -> tuple[bytes | None, dict[str, Any] | None]:

@@ -13,6 +13,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential
 
+from coordinator.core.model.types import Offset
 from coordinator.kafka.errors import may_pass, passes_by_itself
 from coordinator.kafka.settings import RECONNECT_BACKOFF_MS_MAX, SOCKET_TIMEOUT_MS
 from coordinator.kafka.topics import MESSAGE_BYTES_MAX
@@ -126,7 +127,7 @@ def available(reader: Consumer) -> list[Message]:
 
 def watermarks(
     bootstrap_servers: str, topic: str, partition: int = 0, timeout_s: float = 10.0
-) -> tuple[int, int]:
+) -> tuple[Offset, Offset]:
     """Return the first offset of a partition, and its last stable offset.
 
     A topic that was just made, or whose leader died, may have no leader yet: that is tried again.
@@ -138,7 +139,9 @@ def watermarks(
         reader.close()
 
 
-def bounds(reader: Consumer, place: TopicPartition, timeout_s: float = 10.0) -> tuple[int, int]:
+def bounds(
+    reader: Consumer, place: TopicPartition, timeout_s: float = 10.0
+) -> tuple[Offset, Offset]:
     """Return the first offset and the last stable one, trying until `timeout_s`."""
     attempts = Retrying(
         retry=retry_if_exception(may_pass),
@@ -147,7 +150,7 @@ def bounds(reader: Consumer, place: TopicPartition, timeout_s: float = 10.0) -> 
         reraise=True,
     )
     low, high = attempts(reader.get_watermark_offsets, place, timeout_s)
-    return int(low), int(high)
+    return Offset(low), Offset(high)
 
 
 class LogProbe:

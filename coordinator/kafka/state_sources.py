@@ -19,6 +19,7 @@ from coordinator.core.catalog.snapshots import Assembly, SnapshotChunk, chunks
 from coordinator.core.catalog.state import StateContext, Versioned, restore
 from coordinator.core.consensus.full_sync import COMPACTED, COPY, HISTORY
 from coordinator.core.model.records import Event
+from coordinator.core.model.types import Cas, Offset
 from coordinator.kafka import topics
 from coordinator.kafka.log_reader import BadRecord, LogReader, read_events
 from coordinator.kafka.producers import UNKNOWN, offset_of
@@ -63,23 +64,23 @@ class Sources:
         }
 
     def read(
-        self, source: str, *, cas_base: int, at_least: int, offset: int, copy: int
+        self, source: str, *, cas_base: int, at_least: Cas, offset: Offset, copy: int
     ) -> Iterator[Batch]:
         """Yield what a source has: see `core.full_sync`. Raises KafkaException, SnapshotLost."""
         if source == COMPACTED:
-            for events in self.events(cas_base, 0, at_least):
+            for events in self.events(cas_base, Cas(0), at_least):
                 yield Batch(events=events)
         elif source == HISTORY:
-            yield from self._tail(0, at_least)
+            yield from self._tail(Cas(0), at_least)
         else:
-            cas = 0
+            cas = Cas(0)
             for chunk, held in self._copy(copy, offset):
                 cas = chunk.cas
                 yield Batch(held=held)
             if source != COPY:
                 yield from self._tail(cas, at_least)
 
-    def events(self, cas_base: int, above: int, at_least: int) -> Iterator[tuple[Event, ...]]:
+    def events(self, cas_base: int, above: Cas, at_least: Cas) -> Iterator[tuple[Event, ...]]:
         """Yield the events of `statecontext` above a CAS, to its end. Raises KafkaException."""
         batches = read_events(
             self._servers,
@@ -100,7 +101,7 @@ class Sources:
         Raises KafkaException, SnapshotLost.
         """
         producer = Producer(plain_settings(self._servers, **{"enable.idempotence": True}))
-        offsets: list[int] = []
+        offsets: list[Offset] = []
         failures: list[KafkaError] = []
 
         def delivered(error: KafkaError | None, message: Any) -> None:
@@ -130,7 +131,7 @@ class Sources:
         return offsets[0]
 
     def _copy(
-        self, copy: int, offset: int
+        self, copy: int, offset: Offset
     ) -> Iterator[tuple[SnapshotChunk, tuple[tuple[str, Versioned], ...]]]:
         """Yield the chunks of a copy with their entities, to its last. Raises SnapshotLost."""
         assembly = Assembly(copy)
@@ -166,7 +167,7 @@ class Sources:
 
     # -- history -----------------------------------------------------------------------------
 
-    def _tail(self, above: int, at_least: int) -> Iterator[Batch]:
+    def _tail(self, above: Cas, at_least: Cas) -> Iterator[Batch]:
         """Yield the events of `history` above a CAS, to its last stable offset and to `at_least`.
 
         The markers of a transaction become visible partition by partition, so the last events may
@@ -176,7 +177,7 @@ class Sources:
         with closing(LogReader(self._servers, topic, GROUP)) as log:
             begin, seen = self._first_above(log, above), above
             deadline_s = time.monotonic() + TAIL_WAIT_S
-            for found in log.read(begin, self._stopping):
+            for found in log.read(Offset(begin), self._stopping):
                 events = [e for e in self._decoded(found.records, Event) if e.cas > above]
                 if events:
                     seen = max(seen, *(event.cas for event in events))
@@ -186,7 +187,7 @@ class Sources:
                 if whole or time.monotonic() > deadline_s:
                     return
 
-    def _first_above(self, log: LogReader, cas: int) -> int:
+    def _first_above(self, log: LogReader, cas: Cas) -> int:
         """Return an offset of `history` before which all events are at or below a CAS.
 
         CAS ascend with the offset, so the place is found by bisection.
@@ -195,10 +196,10 @@ class Sources:
         if not cas:
             return low
         while low < high and not self._stopping.is_set():
-            middle = (low + high) // 2
+            middle = Offset((low + high) // 2)
             message = log.first(middle, self._stopping)
             if message is None or any(e.cas > cas for e in self._decoded([message], Event)):
                 high = middle
             else:
-                low = int(message.offset() or 0) + 1
+                low = Offset(int(message.offset() or 0) + 1)
         return low

@@ -14,6 +14,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 from tenacity import RetryCallState, Retrying, retry_if_exception, wait_exponential
 
+from coordinator.core.model.types import Offset
 from coordinator.kafka.errors import KafkaRefusal, explain, may_pass
 
 COMMIT, STATECONTEXT, HISTORY = "commit", "statecontext", "history"
@@ -203,7 +204,9 @@ def _make_and_check(
     return str(metadata.cluster_id or "")
 
 
-def delete_records(bootstrap_servers: str, topic: str, offset: int, timeout_s: float = 30) -> None:
+def delete_records(
+    bootstrap_servers: str, topic: str, offset: Offset, timeout_s: float = 30
+) -> None:
     """Delete what partition 0 of a topic holds below `offset`. Raises KafkaException."""
     admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 2})
     place = TopicPartition(topic, 0, offset)

@@ -25,7 +25,7 @@ from coordinator.core.consensus.scrubber import Findings, Scrubber
 from coordinator.core.model.commands import Outcome, Position, Request, unknown
 from coordinator.core.model.records import AckRecord, Heartbeat
 from coordinator.core.model.stream_records import FailoverLog, HwHeartbeat
-from coordinator.core.model.types import Instant
+from coordinator.core.model.types import Cas, Instant, Offset
 from coordinator.core.node import Node
 from coordinator.kafka.agents import Folds
 from coordinator.kafka.producers import PlainProducer, TransactionalProducer
@@ -403,11 +403,11 @@ class Shell:
     def _read_tail(self, effect: effects.ReadTail) -> None:
         self._spawn(self._read_above(effect.token, effect.cas))
 
-    async def _read_above(self, token: int, above: int) -> None:
+    async def _read_above(self, token: int, above: Cas) -> None:
         """Read the end of `statecontext`. A master that cannot stops: it would wait for ever."""
 
         def read() -> tuple[Any, ...]:
-            batches = self._sources.events(self._cas_base, above, 0)
+            batches = self._sources.events(self._cas_base, above, Cas(0))
             return tuple(event for batch in batches for event in batch)
 
         try:
@@ -426,9 +426,9 @@ class Shell:
         try:
             offset = await asyncio.to_thread(write)
         except (KafkaException, SnapshotLost, BufferError) as error:
-            self.feed(inputs.SnapshotTaken(effect.token, -1, str(error)))
+            self.feed(inputs.SnapshotTaken(effect.token, Offset(-1), str(error)))
         else:
-            self.feed(inputs.SnapshotTaken(effect.token, offset))
+            self.feed(inputs.SnapshotTaken(effect.token, Offset(offset)))
 
     def _scrub(self, effect: effects.Scrub) -> None:
         self._spawn(self._compare(effect))
@@ -438,7 +438,7 @@ class Shell:
 
         def compare() -> Findings:
             scrubber = Scrubber(effect.state)
-            for events in self._sources.events(self._cas_base, 0, effect.state.cas):
+            for events in self._sources.events(self._cas_base, Cas(0), effect.state.cas):
                 scrubber.add(events)
             return scrubber.findings()
 
@@ -452,7 +452,7 @@ class Shell:
     def _trim(self, effect: effects.Trim) -> None:
         self._spawn(self._delete_head(effect.offset))
 
-    async def _delete_head(self, offset: int) -> None:
+    async def _delete_head(self, offset: Offset) -> None:
         topic = topic_name(self._cluster, COMMIT)
         try:
             await asyncio.to_thread(delete_records, self._servers, topic, offset)
@@ -590,7 +590,7 @@ def _bytes(message: Message) -> bytes:
 
 
 def _position(message: Message) -> Position:
-    return Position(message.partition() or 0, message.offset() or 0)
+    return Position(message.partition() or 0, Offset(message.offset() or 0))
 
 
 CARRY_OUT: dict[type, Callable[[Shell, Any], None]] = {

@@ -23,6 +23,8 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
+from coordinator.core.model.types import Seqno
+
 SLICE, SHARD, DATA = b"m", b"s", b"d"
 BACK, TOMBSTONE = b"b", b"t"
 STATE, MARK, PROGRESS, OFFSET, CHAIN, TOPIC = b"x", b"a", b"v", b"o", b"c", b"l"
@@ -80,7 +82,7 @@ def tombstone_prefix(index_id: int) -> bytes:
     return TOMBSTONE + INDEX_KEY.pack(index_id)
 
 
-def pack_back(seqno: int, piece: int, key: bytes) -> bytes:
+def pack_back(seqno: Seqno, piece: int, key: bytes) -> bytes:
     return BACK_HEAD.pack(seqno, piece) + key
 
 

@@ -9,6 +9,8 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from coordinator.core.model.types import Seqno, Vbuuid
+
 Connection = tuple[int, int]
 """A projector, and the number of the connection for itself alone."""
 
@@ -74,15 +76,15 @@ class VbucketProgress:
 
     number: int = 0
     owner: Connection = NO_CONNECTION
-    vbuuid: int = 0
-    seqno: int = 0
+    vbuuid: Vbuuid = Vbuuid(0)
+    seqno: Seqno = Seqno(0)
     condition: int = WHOLE
-    begun: int = 0
-    reached: int = 0
-    synced: int = 0
-    floor: int = 0
+    begun: Seqno = Seqno(0)
+    reached: Seqno = Seqno(0)
+    synced: Seqno = Seqno(0)
+    floor: Seqno = Seqno(0)
     catchup: Connection = NO_CONNECTION
-    partial: int = 0
+    partial: Seqno = Seqno(0)
 
     def change(self, cause: str) -> None:
         """Go to the condition that follows. IllegalConditionError: the table has none."""

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from coordinator.core.model.stream_records import StabilityTimestamp
+from coordinator.core.model.types import Seqno
 from coordinator.core.model.vectors import Vector
 from indexer_sim.bucket.database import Moment
 from indexer_sim.bucket.entries import unpack_back
@@ -40,7 +41,7 @@ class Undo(NamedTuple):
     """What takes back one change of a document: its place in the back-index before and after."""
 
     vbucket: int
-    seqno: int
+    seqno: Seqno
     index_id: int
     document: bytes
     before: bytes | None

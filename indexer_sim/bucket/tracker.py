@@ -60,6 +60,7 @@ from coordinator.core.model.stream_records import (
     GenerationTaken,
     KeyVersions,
 )
+from coordinator.core.model.types import Seqno, Vbuuid
 from coordinator.core.model.vectors import Vector
 from indexer_sim.bucket.entries import State
 from indexer_sim.bucket.progress import (
@@ -81,7 +82,7 @@ from indexer_sim.bucket.progress import (
     VbucketProgress,
 )
 
-NEVER = 2**64 - 1
+NEVER = Seqno(2**64 - 1)
 """A seqno that no mutation has."""
 
 BOUNDARIES_MAX = 256
@@ -109,7 +110,7 @@ class Change(NamedTuple):
 
     index_id: int
     document: bytes
-    seqno: int
+    seqno: Seqno
     piece: int
     key: bytes
     guarded: bool
@@ -140,9 +141,9 @@ class Mark:
     its stream began here. `source`: the connection of its backfill.
     """
 
-    attached: int
-    done: int = NEVER
-    lacks: int = NEVER
+    attached: Seqno
+    done: Seqno = NEVER
+    lacks: Seqno = NEVER
     source: Connection = NO_CONNECTION
 
     def pack(self) -> bytes:
@@ -371,7 +372,7 @@ class Tracker:
         changes: list[Change],
     ) -> None:
         """Take items of a maintenance connection. The high watermark moves when a seqno is over."""
-        vbucket, seqno = -1, 0
+        vbucket, seqno = -1, Seqno(0)
         progress: VbucketProgress | None = None
         made, append = tuple.__new__, changes.append
         for kind, at, number, which, piece, document, payload in items:
@@ -416,7 +417,7 @@ class Tracker:
         if progress is not None:
             if record.continued:
                 # What is still to come of the last seqno must not be counted as held.
-                progress.partial, seqno = seqno, seqno - 1
+                progress.partial, seqno = seqno, Seqno(seqno - 1)
             self._moved(vbucket, progress, seqno)
 
     def _owned(
@@ -424,7 +425,7 @@ class Tracker:
         record: KeyVersions,
         known: Sequence[tuple[int, Tracked | None]],
         vbucket: int,
-        seqno: int,
+        seqno: Seqno,
     ) -> VbucketProgress | None:
         """Return a vbucket's progress if this connection is its owner, or is taken for it."""
         progress = self.progress.get(vbucket)
@@ -439,13 +440,13 @@ class Tracker:
         # since is here, and it lists what it carries.
         progress.number, progress.owner = record.number, connection
         self._taken = None
-        progress.begun = progress.reached = max(0, seqno - 1)
+        progress.begun = progress.reached = Seqno(max(0, seqno - 1))
         progress.change(OWNER_HEARD)
         self.dirty.progress.add(vbucket)
         self._carry_held(vbucket, {index_id for index_id, tracked in known if tracked is not None})
         return progress
 
-    def _moved(self, vbucket: int, progress: VbucketProgress, seqno: int) -> None:
+    def _moved(self, vbucket: int, progress: VbucketProgress, seqno: Seqno) -> None:
         """All up to this seqno has come from the owner."""
         if seqno > progress.reached:
             progress.reached = seqno
@@ -478,10 +479,10 @@ class Tracker:
         elif item.kind == ATTACH:
             index_id, tracked = known[item.place]
             if tracked is not None:
-                vbuuid = VBUUID.unpack_from(item.payload)[0] if item.payload else 0
+                vbuuid = Vbuuid(VBUUID.unpack_from(item.payload)[0] if item.payload else 0)
                 self._attach(record, known, vbucket, vbuuid, seqno, index_id)
         else:
-            progress = self._owned(record, known, vbucket, seqno + 1)
+            progress = self._owned(record, known, vbucket, Seqno(seqno + 1))
             if progress is not None and progress.condition != BRANCHED:
                 if item.kind == SYNC and seqno >= progress.synced:
                     progress.synced = seqno
@@ -492,7 +493,7 @@ class Tracker:
                         del ends[: BOUNDARIES_MAX // 2]
                 self._moved(vbucket, progress, seqno)
 
-    def _begin(self, record: KeyVersions, vbucket: int, vbuuid: int, seqno: int) -> bool:
+    def _begin(self, record: KeyVersions, vbucket: int, vbuuid: Vbuuid, seqno: Seqno) -> bool:
         """A connection becomes the owner of a vbucket; False: it is superseded."""
         progress = self.progress.setdefault(vbucket, VbucketProgress())
         if record.number < progress.number:
@@ -547,8 +548,8 @@ class Tracker:
         record: KeyVersions,
         known: Sequence[tuple[int, Tracked | None]],
         vbucket: int,
-        vbuuid: int,
-        seqno: int,
+        vbuuid: Vbuuid,
+        seqno: Seqno,
         index_id: int,
     ) -> None:
         """From here on a connection carries an index in a vbucket, too."""
@@ -558,7 +559,7 @@ class Tracker:
             # It began before anything was held here.
             if not self._begin(record, vbucket, vbuuid, seqno):
                 return
-        elif self._owned(record, known, vbucket, seqno + 1) is None:
+        elif self._owned(record, known, vbucket, Seqno(seqno + 1)) is None:
             return
         progress = self.progress[vbucket]
         mark = self.indexes[index_id].marks.get(vbucket)
@@ -569,7 +570,7 @@ class Tracker:
         if progress.condition != BRANCHED:
             self._moved(vbucket, progress, seqno)
 
-    def _mark(self, vbucket: int, index_id: int, seqno: int) -> None:
+    def _mark(self, vbucket: int, index_id: int, seqno: Seqno) -> None:
         """An index is attached here: what it does not have, the high watermark must not say."""
         tracked = self.indexes[index_id]
         mark = tracked.marks.setdefault(vbucket, Mark(seqno))
@@ -581,7 +582,7 @@ class Tracker:
             progress.seqno = seqno
             self._touch(vbucket, progress)
 
-    def _resume(self, vbucket: int, index_id: int, seqno: int) -> None:
+    def _resume(self, vbucket: int, index_id: int, seqno: Seqno) -> None:
         """An index is carried from here on; what was sent without it before is a gap."""
         mark = self.indexes[index_id].marks[vbucket]
         lacks, mark.lacks = mark.lacks, NEVER
@@ -592,7 +593,7 @@ class Tracker:
             progress.floor = max(progress.floor, progress.seqno, progress.reached)
             progress.seqno = min(progress.seqno, lacks)
             if seqno > lacks:
-                begun = progress.begun if progress.condition == GAP else 0
+                begun = progress.begun if progress.condition == GAP else Seqno(0)
                 progress.change(CARRIED_LATER)
                 progress.begun, progress.catchup = max(begun, seqno), NO_CONNECTION
             self._touch(vbucket, progress)

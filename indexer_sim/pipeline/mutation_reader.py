@@ -36,6 +36,7 @@ from coordinator.core.model.stream_records import (
     KeyVersions,
     StabilityTimestamp,
 )
+from coordinator.core.model.types import Offset
 from coordinator.core.model.vectors import Vector
 from coordinator.kafka.errors import passes_by_itself
 from coordinator.kafka.readers import consumer
@@ -68,7 +69,7 @@ class Delivery(NamedTuple):
     """A record for this indexer, and where it stood."""
 
     partition: int
-    offset: int
+    offset: Offset
     head: KeyVersions
     items: list[Item]
     epoch: int = NO_EPOCH
@@ -81,7 +82,7 @@ class Position(NamedTuple):
     """
 
     partition: int
-    offset: int
+    offset: Offset
     epoch: int = NO_EPOCH
 
 
@@ -126,7 +127,7 @@ class Voucher(NamedTuple):
     """A bucket has read the record at `offset` under this leader: another one there is news."""
 
     bucket: str
-    offset: int
+    offset: Offset
     epoch: int
 
 
@@ -356,7 +357,9 @@ class MutationReader:
                     at = lost.setdefault(bucket, {})[partition] = min(max(at, low), high)
                 elif epoch != NO_EPOCH and at > low:
                     at -= 1
-                    self._vouchers.setdefault(partition, []).append(Voucher(bucket, at, epoch))
+                    self._vouchers.setdefault(partition, []).append(
+                        Voucher(bucket, Offset(at), epoch)
+                    )
                 begin = min(begin, at)
             assigned.append(TopicPartition(self._mutations, partition, begin))
         self._broken.clear()
@@ -451,12 +454,12 @@ class MutationReader:
                 return read_stability(value)
             headers = dict(message.headers() or ())
             if headers.get(HEADER, self._mine) == self._mine:
-                return Delivery(partition, offset, *read_record(value), _epoch_of(message))
+                return Delivery(partition, Offset(offset), *read_record(value), _epoch_of(message))
         except Exception as error:
             # Whatever a record does to who decodes it: it is none, and others follow. Were it one
             # after all, the next record of its connection tells that it is missing.
             self._bury(message, f"{type(error).__name__}: {error}")
-        return Position(partition, offset + 1, _epoch_of(message)) if is_mutations else None
+        return Position(partition, Offset(offset + 1), _epoch_of(message)) if is_mutations else None
 
     def _put(self, *group: Read) -> bool:
         queued = [Queued(self._epoch, one) for one in group]

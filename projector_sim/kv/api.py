@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from coordinator.core.model.types import Seqno
 from coordinator.runtime.http_guard import JSON, Guard
 from projector_sim.kv.api_errors import (
     BoundedBodies,
@@ -206,7 +207,7 @@ def _add_documents(app: FastAPI, hub: Hub) -> None:
         return _placed(hub, name, key, *placed)
 
 
-def _placed(hub: Hub, name: str, key: str, vbucket: int, seqno: int) -> Response:
+def _placed(hub: Hub, name: str, key: str, vbucket: int, seqno: Seqno) -> Response:
     vbuuid = hub.store.bucket(name).failover_log(vbucket)[0].vbuuid
     return json_response(
         {"id": key, "vbucket": vbucket, "vbuuid": str(vbuuid), "seqno": str(seqno)}

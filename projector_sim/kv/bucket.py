@@ -17,13 +17,14 @@ here knows Kafka. Not for several threads.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
 from rocksdict import WriteBatch
 
+from coordinator.core.model.types import Seqno, Vbuuid
 from projector_sim.kv.database import Database
 from projector_sim.kv.errors import KvError, RollbackError
 from projector_sim.kv.layout import (
@@ -69,9 +70,9 @@ EXPIRED_MAX = 10_000
 VBUUID_BITS = 48
 
 
-def fresh_vbuuid() -> int:
+def fresh_vbuuid() -> Vbuuid:
     """Return a vbuuid that no other history has."""
-    return 1 + secrets.randbits(VBUUID_BITS)
+    return Vbuuid(1 + secrets.randbits(VBUUID_BITS))
 
 
 class Bucket:
@@ -83,7 +84,7 @@ class Bucket:
         *,
         sync: bool = False,
         tail_seqnos: int = TAIL_SEQNOS,
-        new_vbuuid: Callable[[], int] = fresh_vbuuid,
+        new_vbuuid: Callable[[], Vbuuid] = fresh_vbuuid,
     ) -> None:
         """Open a bucket that `make_bucket` has made. KvError, as of all methods.
 
@@ -100,7 +101,7 @@ class Bucket:
         self._owners: list[int] = []
         self._logs: list[FailoverLog] = []
         self._floors: list[int] = []
-        self._high: list[int] = []
+        self._high: list[Seqno] = []
         self._refresh()
 
     def close(self) -> None:
@@ -121,12 +122,12 @@ class Bucket:
         self._refresh()
         return self._documents
 
-    def high_seqno(self, vbucket: int) -> int:
+    def high_seqno(self, vbucket: int) -> Seqno:
         """Return the highest seqno of a vbucket."""
         self._refresh()
         return self._high[vbucket]
 
-    def high_seqnos(self) -> list[int]:
+    def high_seqnos(self) -> list[Seqno]:
         """Return the highest seqno of each vbucket."""
         self._refresh()
         return self._high.copy()
@@ -179,7 +180,9 @@ class Bucket:
     def documents(self) -> Iterator[Mutation]:
         """Yield all documents of one moment, by vbucket and seqno."""
         self._refresh()
-        reader = Reader(self._database.snapshot(), range(self.vbuckets), 0, SEQNO_MAX - 1)
+        reader = Reader(
+            self._database.snapshot(), range(self.vbuckets), Seqno(0), Seqno(SEQNO_MAX - 1)
+        )
         self._readers.add(reader)
         return (mutation for mutation in reader if mutation.value is not None)
 
@@ -218,15 +221,15 @@ class Bucket:
             raise ValueError(f"a key has 1 to {KEY_BYTES_MAX} bytes")
         newest = self._newest(places)
         batch = WriteBatch(raw_mode=True)
-        high: dict[int, int] = {}
+        high: dict[int, Seqno] = {}
         placed: list[Placed] = []
         documents, followed, entries = self._documents, self.tail.followed, list[Entry]()
         for (key, value, expiry_ms), vbucket, place in zip(changes, vbuckets, places, strict=True):
             old = newest.get(place)
             if value is None and (old is None or old.kind == DELETED):
-                placed.append(Placed(vbucket, 0))
+                placed.append(Placed(vbucket, Seqno(0)))
                 continue
-            seqno = 1 + (high.get(vbucket) or self._high[vbucket])
+            seqno = Seqno(1 + (high.get(vbucket) or self._high[vbucket]))
             high[vbucket] = seqno
             if old is not None:
                 batch.put(SEQNO_PLACE.pack(SUPERSEDED, vbucket, seqno), NUMBER.pack(old.seqno))
@@ -253,7 +256,7 @@ class Bucket:
         self.tail.append(entries)
         return placed
 
-    def _trim(self, batch: Any, high: dict[int, int]) -> dict[int, int]:
+    def _trim(self, batch: Any, high: Mapping[int, Seqno]) -> dict[int, int]:
         """Delete what was superseded long ago; return the floors that rise by that."""
         floors: dict[int, int] = {}
         for vbucket, seqno in high.items():
@@ -274,10 +277,10 @@ class Bucket:
     def stream(
         self,
         vbucket: int,
-        vbuuid: int,
-        start_seqno: int,
-        end_seqno: int | None = None,
-        snapshot: tuple[int, int] | None = None,
+        vbuuid: Vbuuid,
+        start_seqno: Seqno,
+        end_seqno: Seqno | None = None,
+        snapshot: tuple[Seqno, Seqno] | None = None,
     ) -> Stream:
         """Return the mutations after `start_seqno`, up to `end_seqno` or to the last one.
 
@@ -293,13 +296,13 @@ class Bucket:
         # Who goes on within a snapshot is in a longer one now, which began where that one did.
         begin = snapshot[0] if snapshot and start_seqno < snapshot[1] else start_seqno
         reading = self._database.snapshot()
-        stream = Stream(reading, vbucket, log, start_seqno, end, (begin, high_seqno))
+        stream = Stream(reading, vbucket, log, start_seqno, Seqno(end), (begin, high_seqno))
         self._readers.add(stream)
         return stream
 
     # -- faults and moves --------------------------------------------------------------------
 
-    def lose_tail(self, vbucket: int, seqno: int) -> int:
+    def lose_tail(self, vbucket: int, seqno: Seqno) -> int:
         """Lose all mutations of a vbucket after `seqno`, as in a crash; return the new vbuuid.
 
         ValueError: it has not got that far. KvError `too_far`: what has to come back is not kept.
@@ -310,7 +313,7 @@ class Bucket:
         if 0 < seqno < self._floors[vbucket]:
             raise KvError("too_far", f"vbucket {vbucket} can go back to {self._floors[vbucket]}")
         batch = WriteBatch(raw_mode=True)
-        back: list[int] = []
+        back: list[Seqno] = []
         kinds: dict[bytes, int] = {}
         for later, raw in self._since(SUPERSEDED, vbucket, seqno):
             batch.delete(SEQNO_PLACE.pack(SUPERSEDED, vbucket, later))
@@ -365,11 +368,11 @@ class Bucket:
         self._high = [self._last_seqno(vbucket) for vbucket in range(self.vbuckets)]
         self._stale = False
 
-    def _last_seqno(self, vbucket: int) -> int:
+    def _last_seqno(self, vbucket: int) -> Seqno:
         """Return the last seqno that was given out: it is there, for nothing supersedes it."""
         highest = SEQNO_PLACE.pack(BY_SEQNO, vbucket, SEQNO_MAX)
         place = self._database.last(PLACE.pack(BY_SEQNO, vbucket), highest)
-        return 0 if place is None else SEQNO_PLACE.unpack(place)[2]
+        return Seqno(0 if place is None else SEQNO_PLACE.unpack(place)[2])
 
     def _newest(self, places: list[bytes]) -> dict[bytes, Newest]:
         """Return the newest mutation of each key that has one, by its place."""
@@ -380,13 +383,13 @@ class Bucket:
             if raw is not None
         }
 
-    def _entry(self, vbucket: int, seqno: int) -> bytes:
+    def _entry(self, vbucket: int, seqno: Seqno) -> bytes:
         """Return a mutation that is stored, as it is stored."""
         entry = self._database.get_all([SEQNO_PLACE.pack(BY_SEQNO, vbucket, seqno)])[0]
         assert entry is not None, f"vbucket {vbucket} has lost seqno {seqno}"
         return entry
 
-    def _since(self, what: bytes, vbucket: int, seqno: int) -> Iterator[tuple[int, bytes]]:
+    def _since(self, what: bytes, vbucket: int, seqno: Seqno) -> Iterator[tuple[Seqno, bytes]]:
         """Yield the records of a vbucket after `seqno`: seqno, value."""
         begin = SEQNO_PLACE.pack(what, vbucket, seqno + 1)
         for place, raw in self._database.scan(begin, SEQNO_PLACE.pack(what, vbucket, SEQNO_MAX)):
@@ -406,14 +409,14 @@ def make_bucket(
     folder: Path,
     vbuckets: int,
     nodes: Sequence[int],
-    new_vbuuid: Callable[[], int] = fresh_vbuuid,
+    new_vbuuid: Callable[[], Vbuuid] = fresh_vbuuid,
 ) -> None:
     """Make an empty bucket, whole or not at all. ValueError, KvError."""
     check_vbuckets(vbuckets)
     batch = WriteBatch(raw_mode=True)
     batch.put(OWNERS, pack_owners(spread(vbuckets, nodes)))
     for vbucket in range(vbuckets):
-        batch.put(PLACE.pack(VBUCKET, vbucket), pack_vbucket(0, (Branch(new_vbuuid(), 0),)))
+        batch.put(PLACE.pack(VBUCKET, vbucket), pack_vbucket(0, (Branch(new_vbuuid(), Seqno(0)),)))
     database = Database(folder)
     try:
         database.write(batch, sync=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from coordinator.core.model.types import Seqno
+
 
 class KvError(Exception):
     """The store could not do it.
@@ -22,7 +24,7 @@ class RollbackError(Exception):
     Who asked has to roll back to `seqno` or before, and to ask again from there.
     """
 
-    def __init__(self, vbucket: int, seqno: int) -> None:
+    def __init__(self, vbucket: int, seqno: Seqno) -> None:
         super().__init__(f"vbucket {vbucket}: roll back to seqno {seqno}")
         self.vbucket = vbucket
         self.seqno = seqno

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from coordinator.core.model.types import Seqno
 from projector_sim.kv.bucket import Bucket
 from projector_sim.kv.errors import KvError
 from projector_sim.kv.faults import Faults
@@ -163,7 +164,7 @@ class Hub:
         self._break(
             lambda live: live.connection.request.bucket == name and vbucket in live.connection.at
         )
-        bucket.lose_tail(vbucket, seqno)
+        bucket.lose_tail(vbucket, Seqno(seqno))
         return high - seqno
 
     # -- connections -------------------------------------------------------------------------

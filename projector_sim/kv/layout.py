@@ -18,6 +18,7 @@ import struct
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from coordinator.core.model.types import Seqno
 from projector_sim.protocol.failover import Branch, FailoverLog
 
 OWNERS, COUNT = b"o", b"c"
@@ -49,13 +50,13 @@ class Placed(NamedTuple):
     """Where a change went; seqno 0: there was nothing to delete."""
 
     vbucket: int
-    seqno: int
+    seqno: Seqno
 
 
 class Newest(NamedTuple):
     """What is known of the newest mutation of a key without reading the document."""
 
-    seqno: int
+    seqno: Seqno
     kind: int
     expiry_ms: int
 
@@ -67,7 +68,7 @@ class Mutation(NamedTuple):
     expiry itself.
     """
 
-    seqno: int
+    seqno: Seqno
     key: bytes
     value: bytes | None
     expiry_ms: int
@@ -80,14 +81,14 @@ def pack_entry(key: bytes, value: bytes | None, expiry_ms: int) -> bytes:
     return ENTRY.pack(LIVE, expiry_ms, len(key)) + key + value
 
 
-def unpack_entry(seqno: int, entry: bytes) -> Mutation:
+def unpack_entry(seqno: Seqno, entry: bytes) -> Mutation:
     """Return the mutation: the inverse of `pack_entry`."""
     kind, expiry_ms, size = ENTRY.unpack_from(entry)
     body = ENTRY.size + size
     return Mutation(seqno, entry[ENTRY.size : body], entry[body:] if kind else None, expiry_ms)
 
 
-def newest_of(vbucket: int, seqno: int, entry: bytes) -> tuple[bytes, Newest]:
+def newest_of(vbucket: int, seqno: Seqno, entry: bytes) -> tuple[bytes, Newest]:
     """Return the place of a stored mutation's key, and what is known there of the mutation."""
     kind, expiry_ms, size = ENTRY.unpack_from(entry)
     place = PLACE.pack(BY_KEY, vbucket) + entry[ENTRY.size : ENTRY.size + size]

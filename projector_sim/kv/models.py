@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from coordinator.core.model.types import Seqno, Vbuuid
 from projector_sim.kv.bucket import Bucket
 from projector_sim.kv.streams import StreamRequest, Wanted
 from projector_sim.kv.vbuckets import VBUCKETS_MAX
@@ -57,7 +58,10 @@ class StreamBody(Body):
         vbuuids = _numbers("vbuuids", self.vbuuids, count) or [0] * count
         seqnos = _numbers("seqnos", self.seqnos, count) or [0] * count
         until: Sequence[int | None] = _numbers("until", self.until, count) or [None] * count
-        wanted = list(map(Wanted, asked, vbuuids, seqnos, until))
+        wanted = [
+            Wanted(vbucket, Vbuuid(vbuuid), Seqno(seqno), None if end is None else Seqno(end))
+            for vbucket, vbuuid, seqno, end in zip(asked, vbuuids, seqnos, until, strict=True)
+        ]
         if self.vbuckets is None:
             wanted = [one for one in wanted if bucket.owner(one.vbucket) == self.node]
         return StreamRequest(

@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterable, Iterator
 
 from rocksdict import Snapshot
 
+from coordinator.core.model.types import Seqno
 from projector_sim.kv.database import items
 from projector_sim.kv.errors import KvError
 from projector_sim.kv.layout import (
@@ -32,7 +33,7 @@ class Reader:
     """
 
     def __init__(
-        self, snapshot: Snapshot, vbuckets: Iterable[int], start_seqno: int, end_seqno: int
+        self, snapshot: Snapshot, vbuckets: Iterable[int], start_seqno: Seqno, end_seqno: Seqno
     ) -> None:
         self._stored = _read(snapshot, vbuckets, start_seqno, end_seqno)
         self._closed = False
@@ -40,7 +41,7 @@ class Reader:
     def __iter__(self) -> Iterator[Mutation]:
         """Yield what is left. KvError `closed`: it was closed before its end."""
         for seqno, entry in self._stored:
-            yield unpack_entry(int.from_bytes(seqno, "big"), entry)
+            yield unpack_entry(Seqno(int.from_bytes(seqno, "big")), entry)
         if self._closed:
             raise KvError("closed", "what was being read was closed")
 
@@ -62,9 +63,9 @@ class Stream(Reader):
         reading: Snapshot,
         vbucket: int,
         log: FailoverLog,
-        start_seqno: int,
-        end_seqno: int,
-        snapshot: tuple[int, int],
+        start_seqno: Seqno,
+        end_seqno: Seqno,
+        snapshot: tuple[Seqno, Seqno],
     ) -> None:
         super().__init__(reading, (vbucket,), start_seqno, end_seqno)
         self.vbucket = vbucket
@@ -74,7 +75,7 @@ class Stream(Reader):
         self.end_seqno = end_seqno
         self.snapshot = snapshot
 
-    def piece(self, bytes_max: int) -> tuple[int, list[bytes]]:
+    def piece(self, bytes_max: int) -> tuple[Seqno, list[bytes]]:
         """Return mutations of `bytes_max` or a little more, as in a frame, and let go of the rest.
 
         With the seqno that they go to: `end_seqno` if there are no more.
@@ -88,12 +89,12 @@ class Stream(Reader):
             size += len(body) + MUTATION.size
             if size >= bytes_max:
                 self.close()
-                return int.from_bytes(seqno, "big"), parts
+                return Seqno(int.from_bytes(seqno, "big")), parts
         return self.end_seqno, parts
 
 
 def _read(
-    snapshot: Snapshot, vbuckets: Iterable[int], start_seqno: int, end_seqno: int
+    snapshot: Snapshot, vbuckets: Iterable[int], start_seqno: Seqno, end_seqno: Seqno
 ) -> Generator[tuple[bytes, bytes], None, None]:
     """Yield the mutations that nothing supersedes, as they are stored: seqno and entry."""
     for vbucket in vbuckets:

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from coordinator.core.model.types import Seqno, Vbuuid
 from projector_sim.kv.bucket import Bucket
 from projector_sim.kv.faults import DELAY, Faults
 from projector_sim.protocol import frames
@@ -33,8 +34,8 @@ class Wanted:
     """Where the stream of a vbucket begins, and from which seqno on it may end."""
 
     vbucket: int
-    vbuuid: int = 0
-    seqno: int = 0
+    vbuuid: Vbuuid = Vbuuid(0)
+    seqno: Seqno = Seqno(0)
     until: int | None = None
 
 
@@ -72,7 +73,7 @@ class Connection:
     def __init__(self, bucket: Bucket, request: StreamRequest, faults: Faults) -> None:
         self.request = request
         self.sent = Sent()
-        self.at: dict[int, int] = {}
+        self.at: dict[int, Seqno] = {}
         """The vbuckets that are being streamed, and up to where they were."""
         self._bucket = bucket
         self._faults = faults
@@ -205,7 +206,7 @@ class Connection:
     async def _follow(self, number: int) -> None:
         """Send a batch of the tail."""
         parts: dict[int, list[bytes]] = {}
-        to: dict[int, int] = {}
+        to: dict[int, Seqno] = {}
         for vbucket, seqno, mutation in self._bucket.tail.batch(number):
             at = to.get(vbucket) or self.at.get(vbucket)
             if at is None or seqno <= at:

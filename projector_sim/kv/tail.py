@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from coordinator.core.model.types import Seqno
+
 TAIL_BYTES_MAX = 16 * 1024 * 1024
 ENTRY_BYTES = 100
 """What an entry takes beside the mutation itself, about."""
 
-Entry = tuple[int, int, bytes]
+Entry = tuple[int, Seqno, bytes]
 """vbucket, seqno, the mutation as it is in a frame."""
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from coordinator.core.model.entities import Index
+from coordinator.core.model.types import Seqno, Vbuuid
 
 
 @dataclass(slots=True, eq=False)
@@ -35,8 +36,8 @@ class Run:
     until: Mapping[int, int] = field(default_factory=dict)
     indexer: int | None = None
     shares: Mapping[int, frozenset[int]] = field(default_factory=dict)
-    vbuuids: dict[int, int] = field(default_factory=dict)
-    positions: dict[int, int] = field(default_factory=dict)
+    vbuuids: dict[int, Vbuuid] = field(default_factory=dict)
+    positions: dict[int, Seqno] = field(default_factory=dict)
     ended: dict[int, int] = field(default_factory=dict)
     refused: dict[int, int] = field(default_factory=dict)
     departed: set[int] = field(default_factory=set)

@@ -19,6 +19,7 @@ from urllib.parse import quote
 import httpx
 
 from coordinator.core.model.stream_records import FailoverBranch
+from coordinator.core.model.types import Seqno, Vbuuid
 from coordinator.kafka.state_follower import StatusLog
 from coordinator.runtime.threads import Threads
 from projector_sim.projector.connection_runs import Run
@@ -298,7 +299,7 @@ def _path(bucket: str) -> str:
 
 
 def _branch(said: dict[str, str]) -> FailoverBranch:
-    return FailoverBranch(int(said["vbuuid"]), int(said["seqno"]))
+    return FailoverBranch(Vbuuid(int(said["vbuuid"])), Seqno(int(said["seqno"])))
 
 
 def _shut_down(response: httpx.Response) -> None:

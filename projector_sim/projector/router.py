@@ -44,6 +44,7 @@ from coordinator.core.model.stream_records import (
     StreamEnd,
     Sync,
 )
+from coordinator.core.model.types import Seqno
 from coordinator.language.expressions import Evaluator
 from projector_sim.projector.connection_runs import Run
 from projector_sim.projector.evaluation_plan import Route
@@ -312,12 +313,12 @@ class Router:
         lane.size = size
         self.documents += count
         if count:
-            self.run.positions[vbucket] = seqno
+            self.run.positions[vbucket] = Seqno(seqno)
 
     def _sync(self, body: bytes) -> None:
         """Say how far vbuckets have come: to the indexers in line, and to everybody."""
         run = self.run
-        reached: list[tuple[int, int]] = []
+        reached: list[tuple[int, Seqno]] = []
         for vbucket, seqno in POSITION.iter_unpack(body):
             if vbucket in run.positions:
                 run.positions[vbucket] = max(seqno, run.positions[vbucket])
@@ -366,7 +367,7 @@ class Router:
             self.run.done.append(vbucket)
         self._over(vbucket, seqno, Reason(reason).name.lower())
 
-    def _over(self, vbucket: int, seqno: int, reason: str) -> None:
+    def _over(self, vbucket: int, seqno: Seqno, reason: str) -> None:
         """End the stream of a vbucket, and say so after all that came of it."""
         del self.run.positions[vbucket]
         self._said.discard(vbucket)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from coordinator.core.model.types import Seqno, Vbuuid
+
 BRANCHES_MAX = 25
 """Older branches are forgotten: who comes from one of them starts at 0."""
 
@@ -17,14 +19,14 @@ BRANCHES_MAX = 25
 class Branch(NamedTuple):
     """A history, and the seqno after which it differs from the one before."""
 
-    vbuuid: int
-    seqno: int
+    vbuuid: Vbuuid
+    seqno: Seqno
 
 
 FailoverLog = tuple[Branch, ...]
 
 
-def branched(log: FailoverLog, vbuuid: int, seqno: int) -> FailoverLog:
+def branched(log: FailoverLog, vbuuid: Vbuuid, seqno: Seqno) -> FailoverLog:
     """Return the log of a vbucket that has lost what came after `seqno`.
 
     A branch that began later shares no more than that with it, either: its entry says so.
@@ -33,7 +35,7 @@ def branched(log: FailoverLog, vbuuid: int, seqno: int) -> FailoverLog:
     return (Branch(vbuuid, seqno), *older)[:BRANCHES_MAX]
 
 
-def shared_seqno(log: FailoverLog, high_seqno: int, vbuuid: int) -> int | None:
+def shared_seqno(log: FailoverLog, high_seqno: Seqno, vbuuid: Vbuuid) -> Seqno | None:
     """Return up to where the history `vbuuid` is this vbucket's; None: it is not known here."""
     last = high_seqno
     for branch in log:
@@ -45,11 +47,11 @@ def shared_seqno(log: FailoverLog, high_seqno: int, vbuuid: int) -> int | None:
 
 def rollback_seqno(
     log: FailoverLog,
-    high_seqno: int,
-    vbuuid: int,
-    start_seqno: int,
-    snapshot: tuple[int, int] | None = None,
-) -> int | None:
+    high_seqno: Seqno,
+    vbuuid: Vbuuid,
+    start_seqno: Seqno,
+    snapshot: tuple[Seqno, Seqno] | None = None,
+) -> Seqno | None:
     """Return to where one who has (`vbuuid`, `start_seqno`) must roll back; None: nowhere.
 
     `snapshot` is (start, end) of the snapshot that `start_seqno` lies in, if it was not read to
@@ -65,5 +67,5 @@ def rollback_seqno(
         begin = end = start_seqno
     shared = shared_seqno(log, high_seqno, vbuuid)
     if shared is None:
-        return 0
+        return Seqno(0)
     return None if end <= shared else min(begin, shared)

@@ -17,6 +17,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from coordinator.core.model.types import Seqno, Vbuuid
 from projector_sim.protocol.failover import Branch, FailoverLog
 
 
@@ -45,8 +46,8 @@ class Begin(NamedTuple):
     """From here on: the mutations of a vbucket after `seqno`, on the history `vbuuid`."""
 
     vbucket: int
-    vbuuid: int
-    seqno: int
+    vbuuid: Vbuuid
+    seqno: Seqno
     failover_log: FailoverLog
 
 
@@ -54,7 +55,7 @@ class Mutated(NamedTuple):
     """A document, or with `document` None its deletion."""
 
     vbucket: int
-    seqno: int
+    seqno: Seqno
     key: bytes
     document: bytes | None
 
@@ -69,7 +70,7 @@ class End(NamedTuple):
     """Nothing more comes of this vbucket; `seqno` is the last that there was."""
 
     vbucket: int
-    seqno: int
+    seqno: Seqno
     reason: Reason
 
 
@@ -77,7 +78,7 @@ class Rollback(NamedTuple):
     """The vbucket is not streamed: who asked has to go back to `seqno`, at least."""
 
     vbucket: int
-    seqno: int
+    seqno: Seqno
 
 
 class Close(NamedTuple):
@@ -98,7 +99,7 @@ _END = struct.Struct(">HQB")
 _MUTATIONS_HEAD = struct.Struct(">IBH")
 
 
-def pack_mutation(seqno: int, key: bytes, value: bytes | None) -> bytes:
+def pack_mutation(seqno: Seqno, key: bytes, value: bytes | None) -> bytes:
     """Return one mutation, as a part of a MUTATIONS frame."""
     if value is None:
         return MUTATION.pack(seqno, 0, len(key), 0) + key
@@ -110,7 +111,7 @@ def mutations_head(vbucket: int, size: int) -> bytes:
     return _MUTATIONS_HEAD.pack(size + 3, Kind.MUTATIONS, vbucket)
 
 
-def begin(vbucket: int, vbuuid: int, seqno: int, log: FailoverLog) -> bytes:
+def begin(vbucket: int, vbuuid: Vbuuid, seqno: Seqno, log: FailoverLog) -> bytes:
     pairs = b"".join(_PAIR.pack(*branch) for branch in log)
     return _frame(Kind.BEGIN, _BEGIN.pack(vbucket, vbuuid, seqno, len(log)) + pairs)
 
@@ -119,11 +120,11 @@ def sync(seqnos: Iterable[tuple[int, int]]) -> bytes:
     return _frame(Kind.SYNC, b"".join(_SEQNO.pack(*pair) for pair in seqnos))
 
 
-def end(vbucket: int, seqno: int, reason: Reason) -> bytes:
+def end(vbucket: int, seqno: Seqno, reason: Reason) -> bytes:
     return _frame(Kind.END, _END.pack(vbucket, seqno, reason))
 
 
-def rollback(vbucket: int, seqno: int) -> bytes:
+def rollback(vbucket: int, seqno: Seqno) -> bytes:
     return _frame(Kind.ROLLBACK, _SEQNO.pack(vbucket, seqno))
 
 

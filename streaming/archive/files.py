@@ -18,6 +18,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from coordinator.core.model.types import Offset
 from coordinator.runtime.files import FileLock
 from streaming.archive import manifest as manifests
 from streaming.archive.manifest import MANIFEST, Manifest, ManifestError, Part, sync_folder
@@ -118,7 +119,7 @@ class Archive:
             if str(path.relative_to(self.folder)) not in named:
                 path.unlink(missing_ok=True)
 
-    def append(self, rows: Sequence[Row], next_offset: int) -> int:
+    def append(self, rows: Sequence[Row], next_offset: Offset) -> int:
         """Make rows part of the archive, all of them or none; return how many are new.
 
         `next_offset` is the offset after the last record read. Raises OSError.

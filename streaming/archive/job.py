@@ -25,6 +25,7 @@ from confluent_kafka.admin import AdminClient
 
 from coordinator import codec
 from coordinator.core.model.records import DeadLetter
+from coordinator.core.model.types import Offset
 from coordinator.kafka.producers import letter_key
 from coordinator.kafka.readers import BEGINNING
 from coordinator.kafka.settings import plain_settings
@@ -145,7 +146,7 @@ class Archiver:
             return False
         self._status_log.settled("Kafka")
         self._failures += 1
-        query = self._start(spark, offset)
+        query = self._start(spark, Offset(offset))
         try:
             self._report_ready()
             wait_for(query, self._stopping, self._wake)
@@ -175,7 +176,7 @@ class Archiver:
             )
         return BEGINNING
 
-    def _check_end(self, offset: int, end: int) -> None:
+    def _check_end(self, offset: Offset, end: int) -> None:
         """Refuse a topic that ends before what is archived. Raises UnusableError at last."""
         if offset <= end:
             self._short = 0
@@ -188,7 +189,7 @@ class Archiver:
             "its end was lost; use another folder"
         )
 
-    def _start(self, spark: SparkSession, offset: int) -> StreamingQuery:
+    def _start(self, spark: SparkSession, offset: Offset) -> StreamingQuery:
         options = self.options
         checkpoint = options.own_folder / "checkpoint"
         shutil.rmtree(checkpoint, ignore_errors=True)
@@ -243,14 +244,14 @@ class Archiver:
         letters: list[DeadLetter] = []
         for offset, value in records:
             try:
-                rows.append(row_of(offset, value))
+                rows.append(row_of(Offset(offset), value))
             except UnreadableError as error:
                 letters.append(
-                    DeadLetter(self.topic, 0, offset, str(error), value or b"", wall_ms())
+                    DeadLetter(self.topic, 0, Offset(offset), str(error), value or b"", wall_ms())
                 )
         if letters:
             self._bury(letters)
-        self.archive.append(rows, records[-1][0] + 1)
+        self.archive.append(rows, Offset(records[-1][0] + 1))
 
     def _bury(self, letters: Sequence[DeadLetter]) -> None:
         """Put letters on `dead-letter`. Raises KafkaException if not all are known to be there."""

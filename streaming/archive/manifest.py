@@ -14,6 +14,7 @@ import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from coordinator.core.model.types import Cas, Offset
 from coordinator.runtime.files import write_text
 
 FORMAT = 1
@@ -50,8 +51,8 @@ class Part:
 
     path: str
     rows: int
-    first_cas: int
-    last_cas: int
+    first_cas: Cas
+    last_cas: Cas
 
     @property
     def partition(self) -> str:
@@ -73,13 +74,13 @@ class Manifest:
 
     cluster: str
     topic_id: str
-    next_offset: int = 0
-    last_cas: int = 0
+    next_offset: Offset = Offset(0)
+    last_cas: Cas = Cas(0)
     parts: tuple[Part, ...] = ()
     replaced: tuple[Replaced, ...] = ()
 
     def after(
-        self, parts: tuple[Part, ...], gone: frozenset[str], next_offset: int, now_ms: int
+        self, parts: tuple[Part, ...], gone: frozenset[str], next_offset: Offset, now_ms: int
     ) -> Manifest:
         """Return the manifest with new parts and without those of the paths `gone`."""
         kept = tuple(part for part in self.parts if part.path not in gone)

@@ -17,7 +17,7 @@ import numpy as np
 from coordinator import codec
 from coordinator.core.model.entities import Entity
 from coordinator.core.model.records import Event
-from coordinator.core.model.types import CAS_MAX
+from coordinator.core.model.types import CAS_MAX, Cas, Epoch, Offset
 from schemas.registry import SchemaError
 
 EPOCH = date(1970, 1, 1)
@@ -37,13 +37,13 @@ class UnreadableError(ValueError):
 class Row:
     """An event and where it belongs; `value` is None where its entity was dropped."""
 
-    offset: int
+    offset: Offset
     date: str
     kind: str
-    cas: int
+    cas: Cas
     event: str
     key: str
-    txn_epoch: int
+    txn_epoch: Epoch
     txn_seq: int
     index: int
     count: int
@@ -58,7 +58,7 @@ class Row:
         return f"date={self.date}/kind={self.kind}"
 
 
-def row_of(offset: int, data: bytes | None) -> Row:
+def row_of(offset: Offset, data: bytes | None) -> Row:
     """Return the row of the record at `offset`. Raises UnreadableError."""
     if data is None:
         raise UnreadableError("not_avro: it has no value")

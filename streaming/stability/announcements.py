@@ -14,6 +14,7 @@ from coordinator.core.model.stream_records import (
     RollbackEnquiry,
     StabilityTimestamp,
 )
+from coordinator.core.model.types import Seqno, Vbuuid
 from coordinator.core.model.vectors import Vector
 from coordinator.core.timestamps.algorithms import Watermark, mean_by_heartbeat, promote, restart
 from coordinator.core.timestamps.bucket_state import NEVER, NOBODY, BucketState, Heard, heard_of
@@ -106,8 +107,8 @@ class Announcer:
                     self.bucket,
                     self.restart_number,
                     found.vbucket,
-                    int(self.positions.vbuuid[found.vbucket]),
-                    int(self.positions.seqno[found.vbucket]),
+                    Vbuuid(int(self.positions.vbuuid[found.vbucket])),
+                    Seqno(int(self.positions.seqno[found.vbucket])),
                     found.vbuuid,
                     found.seqno,
                     found.projector,

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.core.model.stream_records import ConnectionClosed, StreamBegin, StreamEnd
+from coordinator.core.model.types import Seqno, Vbuuid
 from coordinator.core.timestamps.bucket_state import (
     MISSING,
     NEVER,
@@ -61,8 +62,8 @@ class Refusal(NamedTuple):
     """A store refused a vbucket's stream from this position."""
 
     vbucket: int
-    vbuuid: int
-    seqno: int
+    vbuuid: Vbuuid
+    seqno: Seqno
     projector: int
     connection: int
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.core.model.stream_records import SEQNO_REGRESSED, STREAM_REFUSED
+from coordinator.core.model.types import Seqno, Vbuuid
 from coordinator.core.model.vectors import Numbers
 from coordinator.core.timestamps.algorithms import Logs, Succession, succession
 from coordinator.core.timestamps.bucket_state import (
@@ -66,8 +67,8 @@ class Enquiry(NamedTuple):
 
     vbucket: int
     reason: str
-    vbuuid: int
-    seqno: int
+    vbuuid: Vbuuid
+    seqno: Seqno
     projector: int
     connection: int
 
@@ -181,8 +182,8 @@ class Positions:
 
     def _cross(self, vbucket: int) -> None:
         """Judge one vbucket whose owner is on another branch."""
-        vbuuid, seqno = int(self.vbuuid[vbucket]), int(self.seqno[vbucket])
-        seen = int(self.seen_vbuuid[vbucket])
+        vbuuid, seqno = Vbuuid(int(self.vbuuid[vbucket])), Seqno(int(self.seqno[vbucket]))
+        seen = Vbuuid(int(self.seen_vbuuid[vbucket]))
         verdict = succession(self.logs.get(vbucket, ()), vbuuid, seqno, seen)
         if verdict is Succession.COVERED:
             if self.seen_seqno[vbucket] >= seqno:
@@ -215,8 +216,8 @@ class Positions:
         enquiry = Enquiry(
             vbucket,
             reason,
-            int(self.seen_vbuuid[vbucket]),
-            int(self.seen_seqno[vbucket]),
+            Vbuuid(int(self.seen_vbuuid[vbucket])),
+            Seqno(int(self.seen_seqno[vbucket])),
             int(self.owners.projector[vbucket]),
             int(self.owners.connection[vbucket]),
         )

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from confluent_kafka import KafkaException
 
 from coordinator.core.model.records import BucketCurrent, Event, StreamOwner, TimestampsHeartbeat
+from coordinator.core.model.types import Cas, Offset
 from coordinator.core.timestamps.board import total
 from coordinator.core.timestamps.bucket_state import BucketState
 from coordinator.kafka.log_reader import read_events
@@ -235,15 +236,15 @@ class Application:
         self._query_state = with_buckets(query_state, self._events_from(query_state.context.offset))
         return self._starting({w: b for w, b in found.items() if w[0] in named})
 
-    def _events_from(self, offset: int) -> Iterator[Event]:
+    def _events_from(self, offset: Offset) -> Iterator[Event]:
         """Yield what the StateContext has from an offset on, but what cannot be decoded."""
         options = self.options
         batches = read_events(
             options.bootstrap_servers,
             topic_name(options.cluster, STATECONTEXT),
             cas_base=0,
-            above_cas=offset - 1,
-            at_least_cas=0,
+            above_cas=Cas(offset - 1),
+            at_least_cas=Cas(0),
             bad=lambda message, reason: None,
         )
         return chain.from_iterable(batches)

@@ -32,6 +32,7 @@ from coordinator.core.model.stream_records import (
     Sync,
     Tick,
 )
+from coordinator.core.model.types import Generation, Offset
 from coordinator.core.timestamps.bucket_state import BucketState
 from coordinator.core.timestamps.progress import (
     NextOffset,
@@ -95,8 +96,8 @@ BELONGS: Mapping[str, tuple[type, ...]] = {
     STATECONTEXT: (Event,),
 }
 
-NOTHING_READ = TimestampProgress("", -1, 0, 0, ())
-NOTHING_KNOWN = TimestampContext(0, (), ())
+NOTHING_READ = TimestampProgress("", -1, Generation(0), 0, ())
+NOTHING_KNOWN = TimestampContext(Offset(0), (), ())
 
 
 class Record(NamedTuple):
@@ -124,7 +125,7 @@ class Place(NamedTuple):
 
     topic: str
     partition: int
-    offset: int
+    offset: Offset
     value: bytes
 
 
@@ -183,7 +184,10 @@ def with_buckets(query_state: QueryState, events: Iterable[Event]) -> QueryState
 def restarted(query_state: QueryState) -> BatchResult:
     """Return the state for a query that begins where it stands, with a checkpoint of its own."""
     progress = replace(
-        query_state.progress, query="", batch=-1, generation=query_state.progress.generation + 1
+        query_state.progress,
+        query="",
+        batch=-1,
+        generation=Generation(query_state.progress.generation + 1),
     )
     after = replace(query_state, progress=progress)
     return BatchResult(after, _kept(query_state, after))
@@ -196,7 +200,7 @@ def _moved_on(
     known = {(one.topic, one.partition): one.offset for one in query_state.progress.offsets}
     for place, partition, offset in read:
         where = (topic_name(query_state.cluster, INPUTS[place]), partition)
-        known[where] = max(offset, known.get(where, 0))
+        known[where] = Offset(max(offset, known.get(where, 0)))
     return tuple(NextOffset(*where, offset) for where, offset in sorted(known.items()))
 
 
@@ -299,7 +303,7 @@ class _Work:
         for row in found:
             if row.offset < seen:
                 continue  # A query that began anew reads what is known already.
-            seen = row.offset + 1
+            seen = Offset(row.offset + 1)
             key = (row.key or b"").decode(errors="replace")
             if row.value is None:
                 buckets.pop(key.removeprefix(bucket_key("")), None)
@@ -359,7 +363,7 @@ class _Work:
     def _place_of(self, syncs: SyncRows, row: int) -> Place:
         topic = topic_name(self.query_state.cluster, SYNC_TOPIC)
         value = codec.encode(syncs.record(row))
-        return Place(topic, int(syncs.partition[row]), int(syncs.offset[row]), value)
+        return Place(topic, int(syncs.partition[row]), Offset(int(syncs.offset[row])), value)
 
     def _wait(self, place: Place, bucket: str) -> None:
         """Keep a record of a bucket that is not known; for how long, ticks tell."""

@@ -19,6 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from coordinator.core.model.stream_records import Sync
+from coordinator.core.model.types import Offset, Seqno, Vbuuid
 from coordinator.kafka.topics import SYNC
 from schemas.registry import Registry, registry
 from streaming.timestamps.avro_columns import Fields, decoded, plain_fields
@@ -37,7 +38,7 @@ class RawRow(NamedTuple):
 
     place: int
     partition: int
-    offset: int
+    offset: Offset
     key: bytes | None
     value: bytes | None
 
@@ -84,8 +85,8 @@ class SyncRows:
             int(self.projector[row]),
             int(self.connection[row]),
             int(self.ordinal[row]),
-            int(self.vbuuid[row]),
-            int(self.seqno[row]),
+            Vbuuid(int(self.vbuuid[row])),
+            Seqno(int(self.seqno[row])),
             0,
         )
 

@@ -229,7 +229,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a-resignation-leaves-the-transaction-open",
         AUTHORITY,
-        '        state = _close(state, ROLLBACK, 0, f"node {record.node} resigned")',
+        '        state = _close(state, ROLLBACK, Cas(0), f"node {record.node} resigned")',
         "        pass",
         RULES,
     ),
@@ -416,10 +416,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "the-tail-begins-too-late",
         SOURCES,
-        "                high = middle\n            else:\n"
-        "                low = int(message.offset() or 0) + 1",
-        "                high = middle\n            else:\n"
-        "                low = int(message.offset() or 0) + 3",
+        "low = Offset(int(message.offset() or 0) + 1)",
+        "low = Offset(int(message.offset() or 0) + 3)",
         ON_SOURCES,
     ),
     Mutant(
@@ -927,7 +925,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a-dead-letter-is-read-again",
         "streaming/archive/job.py",
-        "self.archive.append(rows, records[-1][0] + 1)",
+        "self.archive.append(rows, Offset(records[-1][0] + 1))",
         "self.archive.append(rows, (rows[-1].offset if rows else records[-1][0]) + 1)",
         "tests/unit/streaming/test_archive.py",
     ),

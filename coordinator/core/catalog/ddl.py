@@ -87,6 +87,7 @@ from coordinator.core.model.outcome_records import (
     SETTING,
     RecordedOutcome,
 )
+from coordinator.core.model.types import Cas
 from coordinator.core.timestamps import settings as timestamp_settings
 
 NAME_LENGTH_MAX = 128
@@ -467,7 +468,13 @@ def _ended(index: Index, change: Change, outcome: Outcome) -> Decision:
         record = refusal(index.request, index.request_fingerprint, index.by_topic, outcome)
     elif index.request_fingerprint:
         record = RecordedOutcome(
-            index.request, DONE, index.request_fingerprint, INDEX, (index.id,), 0, index.by_topic
+            index.request,
+            DONE,
+            index.request_fingerprint,
+            INDEX,
+            (index.id,),
+            Cas(0),
+            index.by_topic,
         )
     return Accepted((change,), outcome.answer, record=record)
 

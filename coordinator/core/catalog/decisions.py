@@ -27,7 +27,7 @@ from coordinator.core.model.outcome_records import (
     SETTING,
     RecordedOutcome,
 )
-from coordinator.core.model.types import TxnId
+from coordinator.core.model.types import Cas, TxnId
 
 GONE = "dropped"
 """How a repeat is told the state of an index that its first try made, and that is gone."""
@@ -109,7 +109,9 @@ def recorded(request: Request, outcome: Outcome) -> RecordedOutcome:
     if outcome.status != OK:
         return refusal(request.id, request.fingerprint, by_topic, outcome)
     answer, index_ids = _about(outcome.answer)
-    return RecordedOutcome(request.id, DONE, request.fingerprint, answer, index_ids, 0, by_topic)
+    return RecordedOutcome(
+        request.id, DONE, request.fingerprint, answer, index_ids, Cas(0), by_topic
+    )
 
 
 def _about(answer: Mapping[str, Any]) -> tuple[str, tuple[int, ...]]:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from coordinator.core.model import digest as digests
 from coordinator.core.model.outcome_records import RecordedOutcome
 from coordinator.core.model.ports import EntityCodec
-from coordinator.core.model.types import Instant, TxnId
+from coordinator.core.model.types import Cas, Instant, TxnId
 
 GROUPS_FORGOTTEN_MAX = 1_024
 """So many groups at most one transaction forgets; it adds one."""
@@ -50,7 +50,7 @@ class KeptGroup(NamedTuple):
     recorded, both by the wall clock. A store keeps all of it: nothing is parsed at a start.
     """
 
-    cas: int
+    cas: Cas
     value: bytes
     ids: tuple[str, ...]
     born_ms: int
@@ -83,9 +83,9 @@ class OutcomeWindow:
     # -- what is known -----------------------------------------------------------------------
 
     @property
-    def oldest_cas(self) -> int:
+    def oldest_cas(self) -> Cas:
         """The CAS of the oldest group, 0 if there is none."""
-        return self._groups[0].kept.cas if self._groups else 0
+        return self._groups[0].kept.cas if self._groups else Cas(0)
 
     def find(self, request_id: str) -> Found | None:
         """Return what became of a request, if it is remembered."""
@@ -120,7 +120,7 @@ class OutcomeWindow:
         for group in groups:
             self._take(group, now)
 
-    def add(self, cas: int, value: bytes, now: Instant) -> KeptGroup:
+    def add(self, cas: Cas, value: bytes, now: Instant) -> KeptGroup:
         """Take the group that a transaction brought, and return what to keep of it."""
         group = self._codec.decode_outcomes(value)
         ids = tuple(one.id for one in group.outcomes)
@@ -179,7 +179,7 @@ class OutcomeWindow:
         older = takewhile(lambda group: group.cas <= up_to, self.kept())
         return max((group.born_ms for group in older), default=0)
 
-    def digest_after(self, cas: int, value: bytes, forgotten: int) -> int:
+    def digest_after(self, cas: Cas, value: bytes, forgotten: int) -> int:
         """Return the digest that the window would have after this group, and after forgetting."""
         digest = self.digest + (digests.weight(KEY, cas, value) if value else 0)
         for group in self.kept():

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from coordinator.core.catalog.state import StateContext, Versioned
 from coordinator.core.model.entities import Entity
+from coordinator.core.model.types import Cas
 
 CHUNK_BYTES = 512 * 1024
 ENTRY_BYTES = 32
@@ -23,7 +24,7 @@ class SnapshotEntry:
     """One entity: its key, its CAS, its bytes as they were written."""
 
     key: str
-    cas: int
+    cas: Cas
     value: bytes
     entity: Entity = field(compare=False, repr=False)
 
@@ -33,7 +34,7 @@ class SnapshotChunk:
     """A part of a copy of the state at `cas`; the parts of a copy are numbered from 0."""
 
     copy: int
-    cas: int
+    cas: Cas
     digest: int
     part: int
     is_last: bool

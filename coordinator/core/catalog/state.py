@@ -26,6 +26,7 @@ from coordinator.core.model.entities import (
     stream_key,
 )
 from coordinator.core.model.records import Mutation
+from coordinator.core.model.types import Cas
 
 LEGACY_OUTCOMES = "request/"
 """Under such keys older versions kept outcomes of requests as entities."""
@@ -41,7 +42,7 @@ ENTITY_BYTES = 64
 class Versioned(NamedTuple):
     """An entity with its CAS and its bytes exactly as they were written."""
 
-    cas: int
+    cas: Cas
     value: bytes
     entity: Entity
 
@@ -58,7 +59,7 @@ class StateContext(NamedTuple):
     bytes. All of it follows from `entities`, and is kept so that nobody has to look at them all.
     """
 
-    cas: int = 0
+    cas: Cas = Cas(0)
     digest: int = digests.EMPTY
     entities: Map[str, Versioned] = Map()
     names: Map[tuple[str, str], int] = Map()
@@ -101,7 +102,7 @@ class StateContext(NamedTuple):
         for phase in phases:
             yield from self.phases.get(phase, Map()).values()
 
-    def indexes(self) -> list[tuple[Index, int]]:
+    def indexes(self) -> list[tuple[Index, Cas]]:
         """Return every index with its CAS, ordered by bucket and name."""
         found = [(v.entity, v.cas) for v in self.of_kind("index") if isinstance(v.entity, Index)]
         return sorted(found, key=lambda pair: (pair[0].bucket, pair[0].name, pair[0].id))
@@ -110,7 +111,7 @@ class StateContext(NamedTuple):
 EMPTY = StateContext()
 
 
-def evolve(state: StateContext, changes: Iterable[tuple[Mutation, int]]) -> StateContext:
+def evolve(state: StateContext, changes: Iterable[tuple[Mutation, Cas]]) -> StateContext:
     """Return `state` after `changes`: mutations in log order, each with its CAS.
 
     The CAS values ascend and are above `state.cas`; the last one becomes the state's.
@@ -184,7 +185,7 @@ class _Folding:
             if after.state == INIT and after.request:
                 self._pending = self._pending.set(after.request, after.id)
 
-    def finish(self, cas: int) -> StateContext:
+    def finish(self, cas: Cas) -> StateContext:
         kinds = self._kinds
         for kind, held in self._changed.items():
             of_kind = held.finish()
@@ -237,7 +238,7 @@ def recomputed_digest(state: StateContext) -> int:
     return total & digests.MODULUS_MASK
 
 
-def restore(cas: int, entities: Iterable[tuple[str, Versioned]]) -> StateContext:
+def restore(cas: Cas, entities: Iterable[tuple[str, Versioned]]) -> StateContext:
     """Build a StateContext from stored entities: after a restart or a full synchronisation.
 
     The digest is computed from the bytes given, so that a damaged store cannot hide.

@@ -58,7 +58,7 @@ from coordinator.core.model.records import (
     TransactionRolledBack,
     Unreadable,
 )
-from coordinator.core.model.types import TxnId
+from coordinator.core.model.types import Cas, Epoch, Offset, TxnId
 
 SNAPSHOTS_MAX = 8
 """So many copies of the StateContext the Authority knows of, the newest."""
@@ -74,7 +74,7 @@ class Folded(NamedTuple):
     void: str = ""
 
 
-def fold(state: AuthorityState | None, offset: int, record: CommitRecord) -> Folded:
+def fold(state: AuthorityState | None, offset: Offset, record: CommitRecord) -> Folded:
     """Return the Authority after `record`, which stands at `offset` of the commit topic.
 
     `state` is None until genesis or a snapshot has been read; everything before it is void.
@@ -89,7 +89,7 @@ def is_alarming(record: CommitRecord) -> bool:
     return isinstance(record, TransactionCommitted)
 
 
-def _begin(offset: int, record: CommitRecord) -> Folded:
+def _begin(offset: Offset, record: CommitRecord) -> Folded:
     if isinstance(record, ClusterFormed):
         return Folded(
             AuthorityState(
@@ -109,11 +109,11 @@ def _begin(offset: int, record: CommitRecord) -> Folded:
     return Folded(None, "nothing is known yet")
 
 
-def _formed(state: AuthorityState, offset: int, record: ClusterFormed) -> Folded:
+def _formed(state: AuthorityState, offset: Offset, record: ClusterFormed) -> Folded:
     return Folded(state, f"the cluster {state.cluster_id} exists")
 
 
-def _claimed(state: AuthorityState, offset: int, record: MasterClaimed) -> Folded:
+def _claimed(state: AuthorityState, offset: Offset, record: MasterClaimed) -> Folded:
     if record.epoch != state.epoch + 1:
         return Folded(state, f"epoch {record.epoch} does not follow {state.epoch}")
     if record.node not in state.eligible:
@@ -122,7 +122,7 @@ def _claimed(state: AuthorityState, offset: int, record: MasterClaimed) -> Folde
         return Folded(state, f"node {record.node} stands at {record.cas}, not {state.last_cas}")
     if state.open is not None:
         reason = f"node {record.node} claimed epoch {record.epoch}"
-        state = _close(state, ROLLBACK, 0, reason)
+        state = _close(state, ROLLBACK, Cas(0), reason)
     member = Member(record.node, record.incarnation, record.address)
     return Folded(
         replace(
@@ -139,13 +139,13 @@ def _claimed(state: AuthorityState, offset: int, record: MasterClaimed) -> Folde
     )
 
 
-def _snapshot(state: AuthorityState, offset: int, record: AuthoritySnapshot) -> Folded:
+def _snapshot(state: AuthorityState, offset: Offset, record: AuthoritySnapshot) -> Folded:
     if record.snapshot != state:
         return Folded(state, "the snapshot differs from the fold")
     return Folded(state)
 
 
-def _kept(state: AuthorityState, offset: int, record: SnapshotKept) -> Folded:
+def _kept(state: AuthorityState, offset: Offset, record: SnapshotKept) -> Folded:
     """Take note of a copy that was read back. One of a later state than the fold's is no copy."""
     if void := _of_another_epoch(state, record.epoch):
         return Folded(state, void)
@@ -157,7 +157,7 @@ def _kept(state: AuthorityState, offset: int, record: SnapshotKept) -> Folded:
     return Folded(replace(state, snapshots=(*state.snapshots, info)[-SNAPSHOTS_MAX:]))
 
 
-def _forgotten(state: AuthorityState, offset: int, record: OutcomesForgotten) -> Folded:
+def _forgotten(state: AuthorityState, offset: Offset, record: OutcomesForgotten) -> Folded:
     if void := _of_another_epoch(state, record.epoch):
         return Folded(state, void)
     return Folded(
@@ -169,7 +169,7 @@ def _forgotten(state: AuthorityState, offset: int, record: OutcomesForgotten) ->
     )
 
 
-def _separated(state: AuthorityState, offset: int, record: OutcomesSeparated) -> Folded:
+def _separated(state: AuthorityState, offset: Offset, record: OutcomesSeparated) -> Folded:
     void = (
         _of_another_epoch(state, record.epoch)
         or ("outcomes are apart already" if state.outcomes_apart else "")
@@ -193,7 +193,7 @@ def _separated(state: AuthorityState, offset: int, record: OutcomesSeparated) ->
     )
 
 
-def _proposed(state: AuthorityState, offset: int, record: TransactionProposed) -> Folded:
+def _proposed(state: AuthorityState, offset: Offset, record: TransactionProposed) -> Folded:
     void = (
         _of_another_epoch(state, record.txn.epoch)
         or ("" if state.master else "the master has resigned")
@@ -215,12 +215,12 @@ def _proposed(state: AuthorityState, offset: int, record: TransactionProposed) -
         record.prev_digest,
         len(record.mutations),
     )
-    row = TransactionStatus(record.txn, INITIAL, 0, record.participants, "")
+    row = TransactionStatus(record.txn, INITIAL, Cas(0), record.participants, "")
     logged = _append(state, row)
     return Folded(replace(logged, open=opened, last_seq=record.txn.seq))
 
 
-def _committed(state: AuthorityState, offset: int, record: TransactionCommitted) -> Folded:
+def _committed(state: AuthorityState, offset: Offset, record: TransactionCommitted) -> Folded:
     opened = state.open
     void = _of_another_epoch(state, record.txn.epoch) or _not_the_open_one(
         opened, record.txn, record.proposal_offset
@@ -243,7 +243,7 @@ def _committed(state: AuthorityState, offset: int, record: TransactionCommitted)
     )
 
 
-def _rolled_back(state: AuthorityState, offset: int, record: TransactionRolledBack) -> Folded:
+def _rolled_back(state: AuthorityState, offset: Offset, record: TransactionRolledBack) -> Folded:
     wrong_epoch = _of_another_epoch(state, record.txn.epoch)
     if wrong_epoch:
         return Folded(state, wrong_epoch)
@@ -252,20 +252,20 @@ def _rolled_back(state: AuthorityState, offset: int, record: TransactionRolledBa
     void = _not_the_open_one(state.open, record.txn, record.proposal_offset)
     if void or state.open is None:
         return Folded(state, void)
-    return Folded(_close(state, ROLLBACK, 0, record.reason))
+    return Folded(_close(state, ROLLBACK, Cas(0), record.reason))
 
 
 def _never_opened(state: AuthorityState, record: TransactionRolledBack) -> Folded:
     """Close a sequence number whose proposal the master did not see: it may still arrive."""
     if state.open is not None and state.open.txn == record.txn:
-        return Folded(_close(state, ROLLBACK, 0, record.reason))
+        return Folded(_close(state, ROLLBACK, Cas(0), record.reason))
     if state.open is not None or record.txn.seq <= state.last_seq:
         return Folded(state, f"{record.txn} has a status")
-    row = TransactionStatus(record.txn, ROLLBACK, 0, (), record.reason)
+    row = TransactionStatus(record.txn, ROLLBACK, Cas(0), (), record.reason)
     return Folded(replace(_append(state, row), last_seq=record.txn.seq))
 
 
-def _admitted(state: AuthorityState, offset: int, record: MemberAdmitted) -> Folded:
+def _admitted(state: AuthorityState, offset: Offset, record: MemberAdmitted) -> Folded:
     void = (
         _of_another_epoch(state, record.epoch)
         or (f"{state.open.txn} is open" if state.open else "")
@@ -286,7 +286,7 @@ def _with(roster: tuple[int, ...], node: int) -> tuple[int, ...]:
     return roster if node in roster else tuple(sorted((*roster, node)))
 
 
-def _expired(state: AuthorityState, offset: int, record: MemberExpired) -> Folded:
+def _expired(state: AuthorityState, offset: Offset, record: MemberExpired) -> Folded:
     if void := _of_another_epoch(state, record.epoch):
         return Folded(state, void)
     if record.node not in state.members or record.node == state.master:
@@ -294,7 +294,7 @@ def _expired(state: AuthorityState, offset: int, record: MemberExpired) -> Folde
     return Folded(replace(state, members=state.members.delete(record.node)))
 
 
-def _left(state: AuthorityState, offset: int, record: MemberLeft) -> Folded:
+def _left(state: AuthorityState, offset: Offset, record: MemberLeft) -> Folded:
     if void := _of_another_epoch(state, record.epoch) or why_not_leave(state, record.node):
         return Folded(state, void)
     return Folded(
@@ -322,18 +322,18 @@ def why_not_leave(state: AuthorityState, node: int) -> str:
     return ""
 
 
-def _resigned(state: AuthorityState, offset: int, record: MasterResigned) -> Folded:
+def _resigned(state: AuthorityState, offset: Offset, record: MasterResigned) -> Folded:
     void = _of_another_epoch(state, record.epoch) or (
         "" if record.node == state.master else f"node {record.node} is not the master"
     )
     if void:
         return Folded(state, void)
     if state.open is not None:
-        state = _close(state, ROLLBACK, 0, f"node {record.node} resigned")
+        state = _close(state, ROLLBACK, Cas(0), f"node {record.node} resigned")
     return Folded(replace(state, master=0, incarnation=0, address="", successor=record.successor))
 
 
-def _reformed(state: AuthorityState, offset: int, record: ClusterReformed) -> Folded:
+def _reformed(state: AuthorityState, offset: Offset, record: ClusterReformed) -> Folded:
     """Take the minimum and the roster that an operator gave; the writer is eligible from now."""
     if void := why_not_reform(state, record):
         return Folded(state, void)
@@ -370,7 +370,7 @@ def why_not_reform(state: AuthorityState, record: ClusterReformed) -> str:
     return ""
 
 
-def _registered(state: AuthorityState, offset: int, record: IndexerRegistered) -> Folded:
+def _registered(state: AuthorityState, offset: Offset, record: IndexerRegistered) -> Folded:
     void = _of_another_epoch(state, record.epoch) or impossible_id(record.indexer)
     if void:
         return Folded(state, void)
@@ -379,7 +379,7 @@ def _registered(state: AuthorityState, offset: int, record: IndexerRegistered) -
 
 
 def _projector_registered(
-    state: AuthorityState, offset: int, record: ProjectorRegistered
+    state: AuthorityState, offset: Offset, record: ProjectorRegistered
 ) -> Folded:
     void = _of_another_epoch(state, record.epoch) or impossible_id(record.projector)
     if void:
@@ -393,19 +393,19 @@ def impossible_id(number: int) -> str:
     return "" if 0 <= number <= SERVICE_ID_MAX else f"ids range from 0 to {SERVICE_ID_MAX}"
 
 
-def _barrier(state: AuthorityState, offset: int, record: ReadBarrier) -> Folded:
+def _barrier(state: AuthorityState, offset: Offset, record: ReadBarrier) -> Folded:
     return Folded(state)
 
 
-def _unreadable(state: AuthorityState, offset: int, record: Unreadable) -> Folded:
+def _unreadable(state: AuthorityState, offset: Offset, record: Unreadable) -> Folded:
     return Folded(state, record.reason)
 
 
-def _of_another_epoch(state: AuthorityState, epoch: int) -> str:
+def _of_another_epoch(state: AuthorityState, epoch: Epoch) -> str:
     return "" if epoch == state.epoch else f"epoch {epoch} is not the current {state.epoch}"
 
 
-def _not_the_open_one(opened: OpenTransaction | None, txn: TxnId, offset: int) -> str:
+def _not_the_open_one(opened: OpenTransaction | None, txn: TxnId, offset: Offset) -> str:
     if opened is None:
         return f"{txn} is not open"
     if (opened.txn, opened.offset) != (txn, offset):
@@ -421,7 +421,7 @@ def _append(state: AuthorityState, row: TransactionStatus) -> AuthorityState:
     return replace(state, log=log, log_next=state.log_next + 1)
 
 
-def _close(state: AuthorityState, status: str, cas: int, reason: str) -> AuthorityState:
+def _close(state: AuthorityState, status: str, cas: Cas, reason: str) -> AuthorityState:
     """Give the open transaction, whose row is the newest, its terminal status."""
     opened = state.open
     number = state.log_next - 1
@@ -431,7 +431,7 @@ def _close(state: AuthorityState, status: str, cas: int, reason: str) -> Authori
     return replace(state, open=None, log=state.log.set(number, row))
 
 
-FOLDS: dict[type, Callable[[AuthorityState, int, Any], Folded]] = {
+FOLDS: dict[type, Callable[[AuthorityState, Offset, Any], Folded]] = {
     ClusterFormed: _formed,
     MasterClaimed: _claimed,
     AuthoritySnapshot: _snapshot,

@@ -22,6 +22,7 @@ from coordinator.core.consensus.signals import Result
 from coordinator.core.consensus.view import FOLLOWING, NodeView, Tokens, unique
 from coordinator.core.model.authority_state import SnapshotInfo
 from coordinator.core.model.records import CopyOffered, CopyRequested, SnapshotKept
+from coordinator.core.model.types import Cas, Epoch, Offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +31,10 @@ class Order:
 
     token: int
     copy: int
-    cas: int
+    cas: Cas
     digest: int
     question: CopyRequested | None = None
-    commit_offset: int = 0
+    commit_offset: Offset = Offset(0)
 
 
 class Copies:
@@ -58,12 +59,16 @@ class Copies:
             return self._take(view, question=question)
         return []
 
-    def snapshot_read(self, view: NodeView, offset: int) -> list[Result]:
+    def snapshot_read(self, view: NodeView, offset: Offset) -> list[Result]:
         """This master's snapshot of the Authority stands at `offset`: copy the state as well."""
         return self._take(view, commit_offset=offset)
 
     def _take(
-        self, view: NodeView, *, question: CopyRequested | None = None, commit_offset: int = 0
+        self,
+        view: NodeView,
+        *,
+        question: CopyRequested | None = None,
+        commit_offset: Offset = Offset(0),
     ) -> list[Result]:
         if self._order is not None:
             return []
@@ -72,7 +77,7 @@ class Copies:
         self._order = Order(token, copy, state.cas, state.digest, question, commit_offset)
         return [TakeSnapshot(token, copy, state)]
 
-    def taken(self, view: NodeView, event: SnapshotTaken, epoch: int | None) -> list[Result]:
+    def taken(self, view: NodeView, event: SnapshotTaken, epoch: Epoch | None) -> list[Result]:
         """The copy stands there whole, or it does not: then nobody hears of it.
 
         `epoch` is the one of which this node is master, None if it is not.
@@ -108,7 +113,7 @@ class Copies:
             )
         return []
 
-    def kept_by(self, epoch: int) -> list[SnapshotKept]:
+    def kept_by(self, epoch: Epoch) -> list[SnapshotKept]:
         """Return the copy that was read back in this epoch, and of which the log does not know."""
         kept, self._kept = self._kept, None
         return [kept] if kept is not None and kept.epoch == epoch else []

@@ -22,13 +22,14 @@ from coordinator.core.model.records import (
     Heartbeat,
 )
 from coordinator.core.model.stream_records import PromotionRequested, RestartRequested
+from coordinator.core.model.types import Cas, Offset
 
 
 @dataclass(frozen=True, slots=True)
 class Follow:
     """Read `commit` from this offset on, and keep reading."""
 
-    offset: int
+    offset: Offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class Save:
     authority: AuthorityState | None
     rows: tuple[tuple[int, TransactionStatus], ...]
     log: LocalLog | None
-    cas: int
+    cas: Cas
     digest: int
     changes: tuple[tuple[str, Versioned | None], ...] = ()
     wipe: bool = False
@@ -153,8 +154,8 @@ class Synchronise:
 
     token: int
     source: str
-    cas: int
-    offset: int = 0
+    cas: Cas
+    offset: Offset = Offset(0)
     copy: int = 0
 
 
@@ -171,7 +172,7 @@ class TakeSnapshot:
 class Trim:
     """Delete what `commit` holds below this offset; one that fails is made up for by the next."""
 
-    offset: int
+    offset: Offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +188,7 @@ class ReadTail:
     """Read what `statecontext` holds above this CAS."""
 
     token: int
-    cas: int
+    cas: Cas
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ from coordinator.core.model.records import (
     MasterResigned,
     NodeHeartbeat,
 )
+from coordinator.core.model.types import Epoch, Offset
 
 LOOKING, OPENING, READING, CLAIMING = "looking", "opening", "reading", "claiming"
 
@@ -61,7 +62,7 @@ class Candidacy:
     step: str
     token: int
     since_ms: int
-    epoch: int = 0
+    epoch: Epoch = Epoch(0)
     reform: MembershipRequested | None = None
 
 
@@ -304,9 +305,9 @@ class Election:
         elif (state.cas, state.digest) != (authority.last_cas, authority.digest):
             return self._give_up(view, "this node is not at the last committed transaction")
         elif candidacy.reform is not None:
-            records.append(reform_record(view, candidacy.reform, authority.epoch + 1))
+            records.append(reform_record(view, candidacy.reform, Epoch(authority.epoch + 1)))
         for record in records:
-            folded = authorities.fold(authority, 0, record)
+            folded = authorities.fold(authority, Offset(0), record)
             if folded.void:
                 return self._give_up(view, folded.void)
             authority = folded.state
@@ -315,7 +316,7 @@ class Election:
             return self._give_up(view, "this node did not accept the last committed transaction")
         records.append(
             MasterClaimed(
-                authority.epoch + 1,
+                Epoch(authority.epoch + 1),
                 config.node,
                 config.incarnation,
                 config.address,
@@ -326,7 +327,7 @@ class Election:
             )
         )
         candidacy.step = CLAIMING
-        candidacy.epoch = authority.epoch + 1
+        candidacy.epoch = Epoch(authority.epoch + 1)
         return [Conclude(candidacy.token, tuple(records))]
 
     def _give_up(self, view: NodeView, why: str) -> list[Result]:
@@ -435,7 +436,7 @@ class Election:
         elif self.candidacy is not None:
             outcome = unknown("no_master", "an election is under way: retry")
         else:
-            wanted = reform_record(view, event, authority.epoch + 1)
+            wanted = reform_record(view, event, Epoch(authority.epoch + 1))
             void = authorities.why_not_reform(authority, wanted)
             if not void:
                 return self._stand(view, event)
@@ -448,7 +449,7 @@ def eligible_nodes(view: NodeView) -> tuple[int, ...]:
     return view.authority.eligible if view.authority else view.config.roster
 
 
-def reform_record(view: NodeView, event: MembershipRequested, epoch: int) -> ClusterReformed:
+def reform_record(view: NodeView, event: MembershipRequested, epoch: Epoch) -> ClusterReformed:
     """Return the record that an operator's `event` asks for, as of now."""
     command, authority = event.command, view.authority
     assert isinstance(command, Reform)

@@ -37,7 +37,7 @@ from coordinator.core.model.records import (
     TransactionCommitted,
     TransactionProposed,
 )
-from coordinator.core.model.types import TxnId
+from coordinator.core.model.types import Cas, Offset, TxnId
 
 
 class Folded(NamedTuple):
@@ -87,7 +87,7 @@ class Follower:
         else:
             self.applied = event.log_start - 1
             self.durability.unsaved.wipe = True
-        return [*found, Follow(self.applied + 1)]
+        return [*found, Follow(Offset(self.applied + 1))]
 
     def _restore(self, view: NodeView, restored: Restored) -> list[Result]:
         self.applied = restored.applied
@@ -176,7 +176,7 @@ class Follower:
             self._add_outcomes(view, record.cas[-1], record.outcomes)
         return self._forget(record.outcomes_forgotten, record.outcomes_digest)
 
-    def _add_outcomes(self, view: NodeView, cas: int, value: bytes) -> None:
+    def _add_outcomes(self, view: NodeView, cas: Cas, value: bytes) -> None:
         self.durability.unsaved.outcomes[cas] = self.outcomes.add(cas, value, view.now)
 
     def _forget(self, up_to: int, digest: int) -> list[Result]:

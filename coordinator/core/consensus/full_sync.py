@@ -27,6 +27,7 @@ from coordinator.core.consensus.signals import Result, SendBarrier, Synchronised
 from coordinator.core.consensus.synchroniser import Mismatch, Sealed, Synchroniser
 from coordinator.core.consensus.view import NodeView, Tokens
 from coordinator.core.model.records import CopyOffered, CopyRequested
+from coordinator.core.model.types import Cas, Offset
 
 DOUBLED_MAX = 6
 """The patience with a peer's copy is doubled so many times: from 5 s to five minutes."""
@@ -38,7 +39,7 @@ class Source(NamedTuple):
     """Where to read: for a copy, from which offset of `snapshots`, and which one."""
 
     kind: str
-    offset: int = 0
+    offset: Offset = Offset(0)
     copy: int = 0
 
 
@@ -94,7 +95,7 @@ class FullSync:
 
     # -- a peer's copy -----------------------------------------------------------------------
 
-    def _ask(self, view: NodeView, base_cas: int) -> list[Result]:
+    def _ask(self, view: NodeView, base_cas: Cas) -> list[Result]:
         """Ask a peer that has the state for a copy of it, another one each time."""
         config, peers = view.config, view.peers
         self._asked_ms = view.now.mono_ms
@@ -121,7 +122,7 @@ class FullSync:
         self._asked_ms = view.now.mono_ms
         return [
             Note(f"full synchronisation from the copy of node {record.node}"),
-            Synchronise(self._token, COPY, 0, record.offset, record.copy),
+            Synchronise(self._token, COPY, Cas(0), record.offset, record.copy),
         ]
 
     def tick(self, view: NodeView) -> list[Result]:

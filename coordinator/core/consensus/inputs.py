@@ -22,6 +22,7 @@ from coordinator.core.model.records import (
     Unreadable,
 )
 from coordinator.core.model.stream_records import FailoverLog, HwHeartbeat
+from coordinator.core.model.types import Offset
 from coordinator.core.timestamps.board import Record as TimestampRecord
 
 
@@ -29,7 +30,7 @@ from coordinator.core.timestamps.board import Record as TimestampRecord
 class LocalLog:
     """A proposal that waits for its verdict: persisted, not yet visible."""
 
-    offset: int
+    offset: Offset
     proposal: TransactionProposed
     raw: bytes
 
@@ -66,7 +67,7 @@ class Tick:
 class Entry:
     """A record of the commit topic, with its bytes as they stood there."""
 
-    offset: int
+    offset: Offset
     record: CommitRecord
     raw: bytes = b""
 
@@ -104,7 +105,7 @@ class TimestampEntry:
     """A record of `stability` or `restart`, of partition 0, with its bytes as they stood there."""
 
     topic: str
-    offset: int
+    offset: Offset
     record: TimestampRecord | Unreadable
     raw: bytes = b""
 
@@ -220,7 +221,7 @@ class Written:
     """The events of the open Kafka transaction stand at these offsets of `statecontext`."""
 
     token: int
-    offsets: tuple[int, ...]
+    offsets: tuple[Offset, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +249,7 @@ class SnapshotTaken:
     """The copy begins at `offset` of `snapshots` and has its digest; or a problem is in the way."""
 
     token: int
-    offset: int
+    offset: Offset
     problem: str = ""
 
 

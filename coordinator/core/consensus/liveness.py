@@ -18,7 +18,7 @@ from coordinator.core.consensus.inputs import Examined
 from coordinator.core.consensus.signals import BlockedAtStableOffset, Result
 from coordinator.core.consensus.view import CATCHING_UP, NodeView, Tokens, unique
 from coordinator.core.model.records import ReadBarrier
-from coordinator.core.model.types import Instant
+from coordinator.core.model.types import Epoch, Instant
 
 EXAMINE_MS = 1_000
 """An answer is not waited for longer than this before Kafka is asked again."""
@@ -58,7 +58,7 @@ class Liveness:
 
     def _append(self, view: NodeView) -> list[Result]:
         self._sent_ms = view.now.mono_ms
-        epoch = view.authority.epoch if view.authority else 0
+        epoch = view.authority.epoch if view.authority else Epoch(0)
         return [Append(0, ReadBarrier(epoch, self.nonce))]
 
     def take(self, record: ReadBarrier) -> bool:

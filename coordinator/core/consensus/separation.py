@@ -15,7 +15,7 @@ from coordinator.core.model.entities import RequestOutcome
 from coordinator.core.model.outcome_records import LITERAL, OutcomesRecorded, RecordedOutcome
 from coordinator.core.model.ports import EntityCodec
 from coordinator.core.model.records import OutcomesSeparated
-from coordinator.core.model.types import Instant, TxnId
+from coordinator.core.model.types import Cas, Epoch, Instant, TxnId
 
 PENDING = "pending"
 TAKEN_MAX = 4_096
@@ -30,7 +30,7 @@ def legacy_outcomes(state: StateContext) -> list[str]:
 
 
 def separation(
-    state: StateContext, codec: EntityCodec, epoch: int, now: Instant
+    state: StateContext, codec: EntityCodec, epoch: Epoch, now: Instant
 ) -> OutcomesSeparated:
     """Return the record that takes the outcomes out of `state`; the newest go on in the window."""
     held = sorted(state.of_kind("request"), key=lambda one: one.cas, reverse=True)
@@ -62,7 +62,7 @@ def separation(
     )
 
 
-def _group(old: RequestOutcome, cas: int) -> OutcomesRecorded:
+def _group(old: RequestOutcome, cas: Cas) -> OutcomesRecorded:
     """Return an outcome as the window has it. Its CAS was so far below that of its entity."""
     refused = old.status == outcome_records.REFUSED
     taken = RecordedOutcome(
@@ -70,7 +70,7 @@ def _group(old: RequestOutcome, cas: int) -> OutcomesRecorded:
         status=outcome_records.REFUSED if refused else outcome_records.DONE,
         fingerprint=old.fingerprint,
         answer=outcome_records.NOTHING if refused else LITERAL,
-        cas=0 if refused else cas - old.distance,
+        cas=Cas(0) if refused else Cas(cas - old.distance),
         by_topic=old.by_topic,
         answer_json=old.answer_json,
         error_code=old.error_code,

@@ -12,6 +12,7 @@ from coordinator.core.catalog.state import StateContext
 from coordinator.core.consensus.effects import Effect
 from coordinator.core.model.commands import Command
 from coordinator.core.model.records import Mutation, ProposalAnswered, TransactionCommitted
+from coordinator.core.model.types import Epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class Synchronised:
 class Elected:
     """This node's own claim was read back, and counts: it is master of this epoch."""
 
-    epoch: int
+    epoch: Epoch
 
 
 @dataclass(frozen=True, slots=True)

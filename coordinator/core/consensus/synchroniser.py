@@ -18,13 +18,14 @@ from coordinator.core.catalog import state as states
 from coordinator.core.catalog.state import LEGACY_OUTCOMES, StateContext, Versioned
 from coordinator.core.model import digest as digests
 from coordinator.core.model.records import Event, Mutation
+from coordinator.core.model.types import Cas
 
 
 class Sealed(NamedTuple):
     """A committed transaction: what it changed, at which CAS values, to which digest."""
 
     mutations: tuple[Mutation, ...]
-    cas: tuple[int, ...]
+    cas: tuple[Cas, ...]
     digest: int
 
 
@@ -44,14 +45,14 @@ class Synchroniser:
     source could show events.
     """
 
-    base_cas: int
+    base_cas: Cas
     base_digest: int
     without_outcomes: bool = True
     """Outcomes that an older version kept as entities are left out."""
     digest: int = digests.EMPTY
     entities: dict[str, Versioned] = field(default_factory=dict)
     overwritten: dict[str, Versioned | None] = field(default_factory=dict)
-    seen_cas: int = 0
+    seen_cas: Cas = Cas(0)
     complete: bool = False
     settled: bool = False
     sealed: list[Sealed] = field(default_factory=list)

@@ -26,6 +26,8 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from coordinator.core.model.types import Seqno, Vbuuid
+
 UPSERT, ABSENT, BEGIN, ATTACH, SYNC, END = range(1, 7)
 NO_SLICE = 0xFFFF
 INDEXES_MAX = 0xFFFF
@@ -42,7 +44,7 @@ class Item(NamedTuple):
 
     kind: int
     vbucket: int
-    seqno: int
+    seqno: Seqno
     place: int = 0
     slice: int = NO_SLICE
     document: bytes = b""
@@ -60,22 +62,22 @@ def pack(item: Item) -> bytes:
     return head + document + payload
 
 
-def begin(vbucket: int, seqno: int, vbuuid: int, indexes: Sequence[int]) -> Item:
+def begin(vbucket: int, seqno: Seqno, vbuuid: Vbuuid, indexes: Sequence[int]) -> Item:
     """Return the BEGIN of a vbucket's stream that carries the indexes at these places."""
     payload = VBUUID.pack(vbuuid) + b"".join(map(PLACE.pack, indexes))
     return Item(BEGIN, vbucket, seqno, payload=payload)
 
 
-def attach(vbucket: int, seqno: int, vbuuid: int, index: int) -> Item:
+def attach(vbucket: int, seqno: Seqno, vbuuid: Vbuuid, index: int) -> Item:
     """Return the ATTACH of the index at this place to a vbucket's stream, from this seqno on."""
     return Item(ATTACH, vbucket, seqno, index, payload=VBUUID.pack(vbuuid))
 
 
-def begun(item: Item) -> tuple[int, tuple[int, ...]]:
+def begun(item: Item) -> tuple[Vbuuid, tuple[int, ...]]:
     """Return the vbuuid and the places of the indexes of a BEGIN: the inverse of `begin`."""
     if len(item.payload) < VBUUID.size or len(item.payload) % PLACE.size:
         raise ItemsError("a BEGIN without its branch")
-    vbuuid: int = VBUUID.unpack_from(item.payload)[0]
+    vbuuid: Vbuuid = VBUUID.unpack_from(item.payload)[0]
     return vbuuid, tuple(p for (p,) in PLACE.iter_unpack(item.payload[VBUUID.size :]))
 
 

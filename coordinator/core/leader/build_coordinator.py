@@ -47,6 +47,7 @@ from coordinator.core.model.stream_records import (
     IndexBuilt,
     IndexRouted,
 )
+from coordinator.core.model.types import Epoch
 from coordinator.core.model.vectors import Vector
 
 AUTOMATIC_MAX = 50
@@ -77,7 +78,7 @@ class Renewal(NamedTuple):
 class BuildCoordinator:
     """The part of a master that has indexes built, and streams opened."""
 
-    def __init__(self, epoch: int) -> None:
+    def __init__(self, epoch: Epoch) -> None:
         self._routed: dict[int, dict[Life, int]] = {}
         self._built: dict[int, dict[int, int]] = {}
         self._watermarks: dict[tuple[str, int], HwHeartbeat] = {}

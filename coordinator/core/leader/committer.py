@@ -37,13 +37,13 @@ from coordinator.core.model.records import (
     TransactionProposed,
     TransactionRolledBack,
 )
-from coordinator.core.model.types import CAS_MAX, TxnId
+from coordinator.core.model.types import CAS_MAX, Cas, Epoch, Offset, TxnId
 
 
 class Committer:
     """Writes for a master: one transaction at a time, or records of the Authority."""
 
-    def __init__(self, epoch: int, tokens: Tokens, codec: EntityCodec) -> None:
+    def __init__(self, epoch: Epoch, tokens: Tokens, codec: EntityCodec) -> None:
         self._epoch = epoch
         self._tokens = tokens
         self._codec = codec
@@ -114,7 +114,7 @@ class Committer:
         self.attempt = Attempt(proposal, group.enlisted, now, now, token=token, lives=lives)
         return [WriteEvents(token, events_of(proposal, ())), Append(token, proposal)]
 
-    def opened(self, txn: TxnId, offset: int) -> None:
+    def opened(self, txn: TxnId, offset: Offset) -> None:
         """The fold opened a proposal: it is *initial*."""
         if self.attempt is not None and self.attempt.proposal.txn == txn:
             self.attempt.open_at(offset)
@@ -125,7 +125,7 @@ class Committer:
         if attempt is None or event.token != attempt.token or attempt.state != PROPOSED:
             return []
         base, mutations = authority_of(view).cas_base, attempt.proposal.mutations
-        cas = tuple(base + offset for offset in event.offsets)
+        cas = tuple(Cas(base + offset) for offset in event.offsets)
         first = cas[0] if cas else 0
         contiguous = cas == tuple(range(first, first + len(mutations)))
         if not contiguous or first <= view.state.cas or cas[-1] > CAS_MAX:
@@ -242,7 +242,7 @@ class Committer:
     def _undo(self, view: NodeView, attempt: Attempt) -> list[Result]:
         """Write the terminal status *rollback*; those that cannot follow leave the active list."""
         wall_ms, reason = view.now.wall_ms, attempt.reason
-        offset = -1 if attempt.offset is None else attempt.offset
+        offset = Offset(-1) if attempt.offset is None else attempt.offset
         verdict = TransactionRolledBack(attempt.proposal.txn, offset, reason, wall_ms)
         expired = [MemberExpired(self._epoch, n, reason, wall_ms) for n in attempt.expiring]
         return self.write(view, (*expired, verdict))
@@ -265,11 +265,11 @@ class Committer:
         return attempt
 
 
-def events_of(proposal: TransactionProposed, cas: tuple[int, ...]) -> tuple[Event, ...]:
+def events_of(proposal: TransactionProposed, cas: tuple[Cas, ...]) -> tuple[Event, ...]:
     """Return the mutations of a proposal as events, with their CAS once it is known."""
     count = len(proposal.mutations)
     return tuple(
-        Event(mutation, proposal.txn, number, count, cas[number] if cas else 0)
+        Event(mutation, proposal.txn, number, count, cas[number] if cas else Cas(0))
         for number, mutation in enumerate(proposal.mutations)
     )
 

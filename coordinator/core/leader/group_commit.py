@@ -28,7 +28,7 @@ from coordinator.core.model.commands import (
 from coordinator.core.model.entities import Consumed, Index, consumed_key, request_key
 from coordinator.core.model.ports import EntityCodec
 from coordinator.core.model.records import Mutation
-from coordinator.core.model.types import TxnId
+from coordinator.core.model.types import Offset, TxnId
 
 PLAIN_BYTES = 64
 """What a mutation weighs in a proposal beside its key and value."""
@@ -95,7 +95,7 @@ class GroupCommit:
             self._enlist(view, group, request)
         self._enlist_waiting(view, group)
         for partition, offset in group.consumed.items():
-            entity = Consumed(partition, offset)
+            entity = Consumed(partition, Offset(offset))
             change = decisions.Change("DdlConsumed", consumed_key(partition), entity)
             group.mutations.append(self._mutation(view, change, Request(SkipRecord("", b""))))
         return group

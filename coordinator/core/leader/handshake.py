@@ -20,6 +20,7 @@ from coordinator.core.model.records import (
     HoldingsRequested,
     IndexerHeartbeat,
 )
+from coordinator.core.model.types import Cas, Epoch
 
 ROUNDS_BEFORE_REREAD = 4
 BACKOFF_MAX = 5
@@ -42,7 +43,7 @@ class Comparison:
         return bool(self.moved or self.missing or self.orphans)
 
 
-def compare(state: StateContext, indexer: int, cas: int, holdings: Iterable[Holding]) -> Comparison:
+def compare(state: StateContext, indexer: int, cas: Cas, holdings: Iterable[Holding]) -> Comparison:
     """Return how `holdings` of an indexer that has followed the state up to `cas` differ from it.
 
     An index that changed after `cas`, or that is being made or dropped, does not count; whether
@@ -89,7 +90,7 @@ class Handshake:
     due_ms: int
     round: int = 0
     rounds: int = 0
-    asked_cas: int = 0
+    asked_cas: Cas = Cas(0)
     agreed: bool = False
     difference: Comparison = field(default_factory=Comparison)
     parts: dict[int, HoldingsReported] = field(default_factory=dict)
@@ -98,7 +99,7 @@ class Handshake:
 class Handshakes:
     """All indexers, by id, as one master sees them."""
 
-    def __init__(self, epoch: int, period_ms: int) -> None:
+    def __init__(self, epoch: Epoch, period_ms: int) -> None:
         self._epoch = epoch
         self._period_ms = period_ms
         self._by_indexer: dict[int, Handshake] = {}
@@ -113,7 +114,7 @@ class Handshakes:
         if known is None or known.incarnation != beat.incarnation:
             self._by_indexer[beat.indexer] = Handshake(beat.incarnation, now_ms)
 
-    def due(self, now_ms: int, cas: int) -> list[HoldingsRequested]:
+    def due(self, now_ms: int, cas: Cas) -> list[HoldingsRequested]:
         """Return what is to be asked now; it is asked again, less and less often, until agreed.
 
         `cas` is the state's: an indexer agrees that has followed it as far as it was when asked.

@@ -71,7 +71,7 @@ from coordinator.core.model.records import (
     TransactionRolledBack,
 )
 from coordinator.core.model.stream_records import FailoverLog, HwHeartbeat, IndexRouted
-from coordinator.core.model.types import TxnId
+from coordinator.core.model.types import Epoch, Offset, TxnId
 
 RECOVERING, ACTIVE = "recovering", "active"
 
@@ -82,7 +82,7 @@ class Master:
     def __init__(
         self,
         view: NodeView,
-        epoch: int,
+        epoch: Epoch,
         *,
         codec: EntityCodec,
         tokens: Tokens,
@@ -348,7 +348,7 @@ class Master:
     def read_back(self, record: CommitRecord) -> None:
         self.committer.read_back(record)
 
-    def opened(self, txn: TxnId, offset: int) -> None:
+    def opened(self, txn: TxnId, offset: Offset) -> None:
         self.committer.opened(txn, offset)
 
     def barrier_read(self, view: NodeView, record: ReadBarrier) -> list[Result]:

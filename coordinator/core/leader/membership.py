@@ -35,6 +35,7 @@ from coordinator.core.model.records import (
     ProjectorHeartbeat,
     ProjectorRegistered,
 )
+from coordinator.core.model.types import Cas, Epoch
 
 REQUESTS_MAX = 64
 """So many operators may wait for a change of the lists."""
@@ -53,7 +54,7 @@ class Due(NamedTuple):
 class Membership:
     """The part of a master that keeps the lists of the Authority."""
 
-    def __init__(self, view: NodeView, epoch: int, codec: EntityCodec, copies: Copies) -> None:
+    def __init__(self, view: NodeView, epoch: Epoch, codec: EntityCodec, copies: Copies) -> None:
         self._epoch = epoch
         self._codec = codec
         self._copies = copies
@@ -151,7 +152,7 @@ class Membership:
         up_to = outcomes.due(view.now, authority_of(view).request_window_ms)
         if not up_to:
             return []
-        digest = outcomes.digest_after(0, b"", up_to)
+        digest = outcomes.digest_after(Cas(0), b"", up_to)
         return [OutcomesForgotten(self._epoch, up_to, digest, outcomes.forgotten_ms(up_to))]
 
     def _admissions(self, view: NodeView) -> list[CommitRecord]:

@@ -16,6 +16,7 @@ from coordinator.core.consensus.signals import Result
 from coordinator.core.consensus.view import NodeView, Tokens, unique
 from coordinator.core.model.commands import OK, Outcome, unknown
 from coordinator.core.model.records import ReadBarrier
+from coordinator.core.model.types import Cas, Epoch
 
 
 @dataclass(slots=True)
@@ -30,7 +31,7 @@ class PendingRead:
 class ReadBarriers:
     """The barrier in flight, who waits for it, and who waits for the next."""
 
-    def __init__(self, epoch: int, tokens: Tokens) -> None:
+    def __init__(self, epoch: Epoch, tokens: Tokens) -> None:
         self._epoch = epoch
         self._tokens = tokens
         self._nonce = 0
@@ -91,6 +92,6 @@ class ReadBarriers:
         return [Reply(one.token, answer) for one in waiting]
 
 
-def _dated(outcome: Outcome, cas: int) -> Outcome:
+def _dated(outcome: Outcome, cas: Cas) -> Outcome:
     """Return a read's outcome with the CAS at which it was answered."""
     return replace(outcome, cas=cas) if outcome.status == OK and not outcome.cas else outcome

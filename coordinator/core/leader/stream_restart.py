@@ -21,6 +21,7 @@ from coordinator.core.model.stream_records import (
     RestartRequested,
     RestartTimestamp,
 )
+from coordinator.core.model.types import Epoch
 from coordinator.core.model.vectors import Vector
 from coordinator.core.timestamps import board as boards
 from coordinator.core.timestamps.algorithms import restart
@@ -59,7 +60,7 @@ class Found(NamedTuple):
 class StreamRestart:
     """The part of a master that knows from where streams are to begin again."""
 
-    def __init__(self, epoch: int) -> None:
+    def __init__(self, epoch: Epoch) -> None:
         self._epoch = epoch
         self._asked: dict[str, Asked] = {}
         self._rounds = 0

@@ -14,6 +14,7 @@ from coordinator.core.catalog.state import StateContext
 from coordinator.core.model.commands import Outcome, Request
 from coordinator.core.model.outcome_records import RecordedOutcome
 from coordinator.core.model.records import ACCEPTED, REFUSED, ProposalAnswered, TransactionProposed
+from coordinator.core.model.types import Cas, Offset
 
 PROPOSED, CONCLUDING, ABANDONING, UNDOING = "proposed", "concluding", "abandoning", "undoing"
 
@@ -57,8 +58,8 @@ class Attempt:
     token: int = 0
     lives: Mapping[int, int] = field(default_factory=dict)
     """The incarnation of each participant: another process under its number is no copy."""
-    offset: int | None = None
-    cas: tuple[int, ...] = ()
+    offset: Offset | None = None
+    cas: tuple[Cas, ...] = ()
     after: StateContext | None = None
     resends: int = 0
     doubted_ms: int = 0
@@ -71,7 +72,7 @@ class Attempt:
         assert to in MOVES[self.state], f"{self.state} -> {to}"
         self.state = to
 
-    def open_at(self, offset: int) -> None:
+    def open_at(self, offset: Offset) -> None:
         """The fold opened the proposal there; answers that came before now count or not."""
         self.offset = offset
         early, self.early = self.early, []

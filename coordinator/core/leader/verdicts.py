@@ -16,6 +16,7 @@ from coordinator.core.model.entities import Index
 from coordinator.core.model.outcome_records import OutcomesRecorded
 from coordinator.core.model.ports import EntityCodec
 from coordinator.core.model.records import DdlReply, DeadLetter, TransactionCommitted
+from coordinator.core.model.types import Cas
 
 
 def commit_of(view: NodeView, codec: EntityCodec, attempt: Attempt) -> TransactionCommitted:
@@ -52,7 +53,7 @@ def _outcomes_of(view: NodeView, codec: EntityCodec, attempt: Attempt) -> bytes:
     return codec.encode_outcomes(OutcomesRecorded(txn, attempt.cas[-1], wall_ms, found))
 
 
-def dated(held: Enlisted, cas: tuple[int, ...], txn: str) -> Outcome:
+def dated(held: Enlisted, cas: tuple[Cas, ...], txn: str) -> Outcome:
     """Return the answer with the CAS and the transaction that the log gave it."""
     if held.subject < 0:
         return held.outcome

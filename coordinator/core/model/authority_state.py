@@ -11,9 +11,9 @@ from typing import Any
 
 from immutables import Map
 
-from coordinator.core.model.types import TxnId
+from coordinator.core.model.types import Cas, Epoch, Offset, TxnId
 
-NO_TXN = TxnId(0, 0)
+NO_TXN = TxnId(Epoch(0), 0)
 
 INITIAL, COMMIT, ROLLBACK = "initial", "commit", "rollback"
 
@@ -52,7 +52,7 @@ class TransactionStatus:
 
     txn: TxnId
     status: str
-    cas: int
+    cas: Cas
     participants: tuple[int, ...]
     reason: str
 
@@ -62,9 +62,9 @@ class OpenTransaction:
     """The one transaction that is *initial*: the proposal that the fold opened, by its offset."""
 
     txn: TxnId
-    offset: int
+    offset: Offset
     participants: tuple[int, ...]
-    prev_cas: int
+    prev_cas: Cas
     prev_digest: int
     count: int
 
@@ -78,10 +78,10 @@ class SnapshotInfo:
     """
 
     copy: int
-    cas: int
+    cas: Cas
     digest: int
-    offset: int
-    commit_offset: int
+    offset: Offset
+    commit_offset: Offset
     at_ms: int
 
 
@@ -104,7 +104,7 @@ class AuthorityState:
     minimum: int
     log_capacity: int
     request_window_ms: int
-    epoch: int = 0
+    epoch: Epoch = Epoch(0)
     master: int = 0
     incarnation: int = 0
     address: str = ""
@@ -113,7 +113,7 @@ class AuthorityState:
     last_seq: int = 0
     open: OpenTransaction | None = None
     last_txn: TxnId = NO_TXN
-    last_cas: int = 0
+    last_cas: Cas = Cas(0)
     digest: int = 0
     acceptors: tuple[int, ...] = ()
     log: Map[int, TransactionStatus] = field(default_factory=Map)

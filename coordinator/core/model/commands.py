@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from coordinator.core.model.entities import HASH, Shard
+from coordinator.core.model.types import Cas, Epoch, Offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +195,7 @@ class StepDown:
 
     successor: int = 0
     reason: str = ""
-    epoch: int = 0
+    epoch: Epoch = Epoch(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +222,7 @@ class Position:
     """Where on the `ddl` topic a command stood."""
 
     partition: int
-    offset: int
+    offset: Offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +239,7 @@ class Request:
     command: Command
     id: str = ""
     principal: str = ""
-    expected_cas: int | None = None
+    expected_cas: Cas | None = None
     fingerprint: int = 0
     recorded: bool = False
     token: int = 0
@@ -284,7 +285,7 @@ class Outcome:
     message: str = ""
     details: dict[str, Any] = field(default_factory=dict)
     answer: dict[str, Any] = field(default_factory=dict)
-    cas: int = 0
+    cas: Cas = Cas(0)
     txn: str = ""
 
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
+from coordinator.core.model.types import Cas
+
 MODULUS_MASK = 2**128 - 1
 EMPTY = 0
 
 
-def weight(key: str, cas: int, value: bytes) -> int:
+def weight(key: str, cas: Cas, value: bytes) -> int:
     """Return what one entity contributes: 128 bits over its key, CAS and value, unambiguously."""
     name = key.encode()
     head = len(name).to_bytes(4, "little") + cas.to_bytes(8, "little")

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from coordinator.core.model.types import Epoch, Offset
+
 INIT, READY, PENDING, BACKFILL, MAINTENANCE, ERROR, DROPPING = INDEX_STATES = (
     "init",
     "ready",
@@ -182,7 +184,7 @@ class RequestOutcome:
     status: str
     fingerprint: int
     index_id: int
-    txn_epoch: int
+    txn_epoch: Epoch
     txn_seq: int
     distance: int
     answer_json: str
@@ -202,7 +204,7 @@ class Consumed:
     """How far the `ddl` topic has been decided: the offset of the last command, by partition."""
 
     partition: int
-    offset: int
+    offset: Offset
 
     @property
     def key(self) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coordinator.core.model.types import TxnId
+from coordinator.core.model.types import Cas, TxnId
 
 DONE, REFUSED = "done", "refused"
 
@@ -41,7 +41,7 @@ class RecordedOutcome:
     fingerprint: int
     answer: str = NOTHING
     index_ids: tuple[int, ...] = ()
-    cas: int = 0
+    cas: Cas = Cas(0)
     by_topic: bool = False
     answer_json: str = ""
     error_code: str = ""
@@ -54,6 +54,6 @@ class OutcomesRecorded:
     """The outcomes that one transaction brought; `cas` is that of its last mutation."""
 
     txn: TxnId
-    cas: int
+    cas: Cas
     at_ms: int
     outcomes: tuple[RecordedOutcome, ...]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from coordinator.core.model.authority_state import AuthorityState
 from coordinator.core.model.entities import Entity
 from coordinator.core.model.stream_records import IndexBuilt, IndexRouted
-from coordinator.core.model.types import TxnId
+from coordinator.core.model.types import Cas, Epoch, Offset, TxnId
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Event:
     txn: TxnId
     index: int
     count: int
-    cas: int = 0
+    cas: Cas = Cas(0)
 
 
 # -- the commit topic: the Authority's log -------------------------------------------------------
@@ -60,11 +60,11 @@ class ClusterFormed:
 class MasterClaimed:
     """A claim of the mastership; void unless the fold accepts it. `snapshot` precedes the claim."""
 
-    epoch: int
+    epoch: Epoch
     node: int
     incarnation: int
     address: str
-    cas: int
+    cas: Cas
     digest: int
     snapshot: AuthorityState
     at_ms: int
@@ -74,7 +74,7 @@ class MasterClaimed:
 class AuthoritySnapshot:
     """The whole Authority, so that a reader can begin here. Never while a transaction is open."""
 
-    epoch: int
+    epoch: Epoch
     snapshot: AuthorityState
 
 
@@ -82,12 +82,12 @@ class AuthoritySnapshot:
 class SnapshotKept:
     """A copy of the StateContext stands on `snapshots`, and was read back: see `SnapshotInfo`."""
 
-    epoch: int
+    epoch: Epoch
     copy: int
-    cas: int
+    cas: Cas
     digest: int
-    offset: int
-    commit_offset: int
+    offset: Offset
+    commit_offset: Offset
     at_ms: int
 
 
@@ -96,7 +96,7 @@ class TransactionProposed:
     """Phase one, plain: may arrive late or twice. The fold opens it or ignores it."""
 
     txn: TxnId
-    prev_cas: int
+    prev_cas: Cas
     prev_digest: int
     participants: tuple[int, ...]
     mutations: tuple[Mutation, ...]
@@ -112,9 +112,9 @@ class TransactionCommitted:
     """
 
     txn: TxnId
-    proposal_offset: int
+    proposal_offset: Offset
     accepted: tuple[int, ...]
-    cas: tuple[int, ...]
+    cas: tuple[Cas, ...]
     state_digest: int
     at_ms: int
     outcomes: bytes = b""
@@ -127,7 +127,7 @@ class TransactionCommitted:
 class OutcomesForgotten:
     """Outcomes up to a CAS leave the window while nothing is committed that could say so."""
 
-    epoch: int
+    epoch: Epoch
     up_to: int
     outcomes_digest: int
     forgotten_ms: int
@@ -142,8 +142,8 @@ class OutcomesSeparated:
     made after `forgotten_ms`, as far as their ids tell.
     """
 
-    epoch: int
-    cas: int
+    epoch: Epoch
+    cas: Cas
     digest: int
     state_digest: int
     groups: tuple[bytes, ...]
@@ -157,7 +157,7 @@ class TransactionRolledBack:
     """Phase two: the terminal status *rollback*. `proposal_offset` is -1 if none was seen."""
 
     txn: TxnId
-    proposal_offset: int
+    proposal_offset: Offset
     reason: str
     at_ms: int
 
@@ -166,11 +166,11 @@ class TransactionRolledBack:
 class MemberAdmitted:
     """A joiner becomes active; void unless its CAS and digest equal the fold's."""
 
-    epoch: int
+    epoch: Epoch
     node: int
     incarnation: int
     address: str
-    cas: int
+    cas: Cas
     digest: int
     at_ms: int
 
@@ -179,7 +179,7 @@ class MemberAdmitted:
 class MemberExpired:
     """A node leaves the active list because it lapsed, stayed silent, or kept refusing."""
 
-    epoch: int
+    epoch: Epoch
     node: int
     reason: str
     at_ms: int
@@ -189,7 +189,7 @@ class MemberExpired:
 class MemberLeft:
     """This life of a node leaves the cluster: the active list, and the roster."""
 
-    epoch: int
+    epoch: Epoch
     node: int
     incarnation: int
     principal: str
@@ -200,7 +200,7 @@ class MemberLeft:
 class MasterResigned:
     """The master gives the mastership up; `successor` is to claim first (0: whoever is newest)."""
 
-    epoch: int
+    epoch: Epoch
     node: int
     successor: int
     reason: str
@@ -215,9 +215,9 @@ class ClusterReformed:
     at this CAS and digest; void unless they equal the fold's.
     """
 
-    epoch: int
+    epoch: Epoch
     node: int
-    cas: int
+    cas: Cas
     digest: int
     minimum: int
     roster: tuple[int, ...]
@@ -230,7 +230,7 @@ class ClusterReformed:
 class IndexerRegistered:
     """An indexer is known to the cluster, under an id from 0 to 250."""
 
-    epoch: int
+    epoch: Epoch
     indexer: int
     incarnation: int
     address: str
@@ -242,7 +242,7 @@ class IndexerRegistered:
 class ProjectorRegistered:
     """A projector is known to the cluster, under an id from 0 to 250."""
 
-    epoch: int
+    epoch: Epoch
     projector: int
     incarnation: int
     address: str
@@ -253,7 +253,7 @@ class ProjectorRegistered:
 class ReadBarrier:
     """Says nothing: whoever reads it back has read all that came before it."""
 
-    epoch: int
+    epoch: Epoch
     nonce: int
 
 
@@ -298,7 +298,7 @@ class ProposalAnswered:
     node: int
     incarnation: int
     txn: TxnId
-    proposal_offset: int
+    proposal_offset: Offset
     answer: str
     reason: str
 
@@ -310,7 +310,7 @@ class JoinRequested:
     node: int
     incarnation: int
     address: str
-    cas: int
+    cas: Cas
     digest: int
 
 
@@ -355,7 +355,7 @@ class HoldingsReported:
     indexer: int
     incarnation: int
     round: int
-    cas: int
+    cas: Cas
     part: int
     parts: int
     holdings: tuple[Holding, ...]
@@ -373,8 +373,8 @@ class NodeHeartbeat:
     node: int
     incarnation: int
     state: str
-    epoch: int
-    cas: int
+    epoch: Epoch
+    cas: Cas
     digest: int
     address: str
     pid: int
@@ -395,7 +395,7 @@ class IndexerHeartbeat:
     pid: int
     slices: int
     bytes: int
-    cas: int
+    cas: Cas
     at_ms: int
 
 
@@ -486,7 +486,7 @@ class HoldingsRequested:
     It travels with the heartbeats, to which indexers listen.
     """
 
-    epoch: int
+    epoch: Epoch
     indexer: int
     incarnation: int
     round: int
@@ -504,7 +504,7 @@ class CopyRequested:
     incarnation: int
     of: int
     round: int
-    cas: int
+    cas: Cas
 
 
 @dataclass(frozen=True, slots=True)
@@ -516,7 +516,7 @@ class CopyOffered:
     incarnation: int
     round: int
     copy: int
-    offset: int
+    offset: Offset
 
 
 Heartbeat = (
@@ -543,7 +543,7 @@ class DdlReply:
     error_code: str
     error_message: str
     error_details_json: str
-    cas: int
+    cas: Cas
     txn: str
     at_ms: int
 
@@ -554,7 +554,7 @@ class DeadLetter:
 
     topic: str
     partition: int
-    offset: int
+    offset: Offset
     reason: str
     value: bytes
     at_ms: int

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from coordinator.core.model.types import Seqno, Vbuuid
+
 MAINTENANCE, BACKFILL, CATCHUP = STREAM_KINDS = ("maintenance", "backfill", "catch-up")
 
 
@@ -22,8 +24,8 @@ class StreamBegin:
     projector: int
     connection: int
     ordinal: int
-    vbuuid: int
-    seqno: int
+    vbuuid: Vbuuid
+    seqno: Seqno
     at_ms: int
     number: int = 0
     """Of the generation of maintenance streams that it belongs to; 0 for other kinds."""
@@ -39,8 +41,8 @@ class StreamEnd:
     projector: int
     connection: int
     ordinal: int
-    vbuuid: int
-    seqno: int
+    vbuuid: Vbuuid
+    seqno: Seqno
     reason: str
     at_ms: int
 
@@ -67,8 +69,8 @@ class Sync:
     projector: int
     connection: int
     ordinal: int
-    vbuuid: int
-    seqno: int
+    vbuuid: Vbuuid
+    seqno: Seqno
     at_ms: int
 
 
@@ -119,8 +121,8 @@ class CatchUpRequested:
 class FailoverBranch:
     """A history of a vbucket, and the seqno after which it differs from the one before."""
 
-    vbuuid: int
-    seqno: int
+    vbuuid: Vbuuid
+    seqno: Seqno
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,10 +286,10 @@ class RollbackEnquiry:
     bucket: str
     number: int
     vbucket: int
-    vbuuid: int
-    seqno: int
-    seen_vbuuid: int
-    seen_seqno: int
+    vbuuid: Vbuuid
+    seqno: Seqno
+    seen_vbuuid: Vbuuid
+    seen_seqno: Seqno
     projector: int
     connection: int
     reason: str

@@ -1,22 +1,40 @@
 """The words of the protocol that every module uses.
 
-Pure. A CAS orders mutations, an offset is a position in one Kafka partition, an epoch counts
-accepted claims of the mastership. They are all whole numbers and must never be mixed up: names
-end in what they are (`last_cas`, `proposal_offset`).
+Pure. All of these are whole numbers and must never be mixed up: each has a type of its own, which
+costs nothing but at the places where a plain number becomes one. Names end in what they are
+(`last_cas`, `proposal_offset`).
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, NewType
 
-CAS_MAX = 2**53 - 1
+Offset = NewType("Offset", int)
+"""A position in one partition of a topic."""
+
+Cas = NewType("Cas", int)
+"""The version of an entity, or of the whole state: orders mutations. 0: there is none."""
+
+Epoch = NewType("Epoch", int)
+"""Counts accepted claims of the mastership. 0: nobody has claimed it."""
+
+Seqno = NewType("Seqno", int)
+"""Numbers the mutations of one vbucket on one branch of its history, from 1 on."""
+
+Vbuuid = NewType("Vbuuid", int)
+"""A branch of a vbucket's history; unsigned, 64 bits. 0: there is none."""
+
+Generation = NewType("Generation", int)
+"""Numbers the streams of a projector for a bucket, as the master committed them."""
+
+CAS_MAX = Cas(2**53 - 1)
 """A CAS is a JSON number; beyond this bound other languages would round it."""
 
 
 class TxnId(NamedTuple):
     """A transaction: the epoch of the master that proposed it, and its number in that epoch."""
 
-    epoch: int
+    epoch: Epoch
     seq: int
 
     def __str__(self) -> str:

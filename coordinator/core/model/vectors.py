@@ -14,6 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from coordinator.core.model.types import Seqno, Vbuuid
+
 Numbers = NDArray[np.uint64]
 WIRE = np.dtype("<u8")
 HASH_BITS = 63
@@ -70,6 +72,10 @@ class Vector:
 
     def __len__(self) -> int:
         return len(self.seqnos)
+
+    def position(self, vbucket: int) -> tuple[Vbuuid, Seqno]:
+        """Return branch and seqno of one vbucket."""
+        return Vbuuid(int(self.vbuuids[vbucket])), Seqno(int(self.seqnos[vbucket]))
 
     def __eq__(self, other: object) -> bool:
         return (

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from coordinator.core.model.stream_records import FailoverBranch
+from coordinator.core.model.types import Seqno, Vbuuid
 from coordinator.core.model.vectors import Numbers, Vector
 
 NOTHING = np.uint64(0)
@@ -58,7 +59,7 @@ class Succession(Enum):
     """The log does not have the new branch."""
 
 
-def surviving(log: Log, vbuuid: int, seqno: int) -> int:
+def surviving(log: Log, vbuuid: Vbuuid, seqno: Seqno) -> int:
     """Return up to which seqno a vbucket still has what lay on branch `vbuuid` up to `seqno`.
 
     That is all of the newest branch, an older one up to where any newer one began, and nothing of
@@ -72,12 +73,12 @@ def surviving(log: Log, vbuuid: int, seqno: int) -> int:
     return 0
 
 
-def is_shared(log: Log, vbuuid: int, seqno: int) -> bool:
+def is_shared(log: Log, vbuuid: Vbuuid, seqno: Seqno) -> bool:
     """Tell whether a vbucket still has the history `vbuuid` up to `seqno`."""
     return surviving(log, vbuuid, seqno) == seqno
 
 
-def succession(log: Log, old: int, seqno: int, new: int) -> Succession:
+def succession(log: Log, old: Vbuuid, seqno: Seqno, new: Vbuuid) -> Succession:
     """Return what becomes of `seqno` of branch `old` where branch `new` is spoken of."""
     names = [branch.vbuuid for branch in log]
     if new not in names:
@@ -99,9 +100,9 @@ def newest_vbuuids(vbuckets: int, logs: Logs) -> Numbers:
 
 def _succeeds(held: Vector, old: Vector, vbucket: int, logs: Logs) -> bool:
     """Tell whether one vbucket's old position is part of the branch that is held now."""
-    vbuuid, seqno = int(old.vbuuids[vbucket]), int(old.seqnos[vbucket])
-    log = logs.get(vbucket, ())
-    return succession(log, vbuuid, seqno, int(held.vbuuids[vbucket])) is Succession.COVERED
+    vbuuid, seqno = old.position(vbucket)
+    now, _ = held.position(vbucket)
+    return succession(logs.get(vbucket, ()), vbuuid, seqno, now) is Succession.COVERED
 
 
 # -- stability --------------------------------------------------------------------------------
@@ -228,7 +229,7 @@ def _branched(vector: Vector, logs: Logs) -> set[int]:
     return {
         vbucket
         for vbucket in np.flatnonzero(doubtful).tolist()
-        if not is_shared(logs[vbucket], int(vector.vbuuids[vbucket]), int(vector.seqnos[vbucket]))
+        if not is_shared(logs[vbucket], *vector.position(vbucket))
     }
 
 

@@ -23,6 +23,7 @@ from coordinator.core.model.stream_records import (
     RestartRequested,
     StabilityTimestamp,
 )
+from coordinator.core.model.types import Seqno, Vbuuid
 from coordinator.core.model.vectors import Vector
 
 NOBODY = -1
@@ -91,8 +92,8 @@ class Held(NamedTuple):
     connection: int
     number: int
     ordinal: int
-    vbuuid: int
-    seqno: int
+    vbuuid: Vbuuid
+    seqno: Seqno
     since_ms: int
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from coordinator.core.model.entities import Bucket, Setting
 from coordinator.core.model.records import DeadLetter
+from coordinator.core.model.types import Generation, Offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +18,7 @@ class NextOffset:
 
     topic: str
     partition: int
-    offset: int
+    offset: Offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class TimestampProgress:
 
     query: str
     batch: int
-    generation: int
+    generation: Generation
     now_ms: int
     offsets: tuple[NextOffset, ...]
 
@@ -39,7 +40,7 @@ class TimestampProgress:
 class TimestampContext:
     """What was learnt from the StateContext, up to before `offset` of its topic."""
 
-    offset: int
+    offset: Offset
     buckets: tuple[Bucket, ...]
     settings: tuple[Setting, ...]
 
