@@ -54,11 +54,11 @@ class IndexSpec:
         pieces = tuple(Slice(number, 1) for number in range(self.slices))
         return route(
             Index(
-                index_id,
-                self.name,
-                "",
-                self.expressions,
-                self.where,
+                id=index_id,
+                name=self.name,
+                bucket="",
+                expressions=self.expressions,
+                where=self.where,
                 primary=False,
                 using="gsi",
                 defer_build=True,

@@ -101,20 +101,20 @@ def _index_mutations(count: int) -> Iterator[Mutation]:
 def _index_mutation(number: int, event: str, state: str) -> Mutation:
     host = number % 3 + 1
     index = Index(
-        (1 << 40) | number,
-        f"index_{number}",
-        f"bucket_{number % 16}",
-        ("city", "country"),
-        None,
-        False,
-        "gsi",
-        False,
-        state,
-        None,
-        (Slice(0, host, (host % 3 + 1,)),),
-        "",
-        number,
-        (Shard(1, number), Shard(2, number), Shard(3, number)) if state == READY else (),
+        id=(1 << 40) | number,
+        name=f"index_{number}",
+        bucket=f"bucket_{number % 16}",
+        expressions=("city", "country"),
+        where=None,
+        primary=False,
+        using="gsi",
+        defer_build=False,
+        state=state,
+        reason=None,
+        slices=(Slice(0, host, (host % 3 + 1,)),),
+        request="",
+        created_ms=number,
+        shards=(Shard(1, number), Shard(2, number), Shard(3, number)) if state == READY else (),
     )
     return Mutation(event, index.key, codec.encode(index), index, "", "bench", number)
 
@@ -170,10 +170,27 @@ def _write_log(bootstrap_servers: str, cluster: str, made: list[Mutation]) -> St
     producer = TransactionalProducer(bootstrap_servers, cluster, answers.put)
     producer.order(effects.OpenProducer(1))
     _expect(answers, inputs.ProducerOpened)
-    formed = ClusterFormed(cluster, 1, (1,), 1, 1_000, 600_000, 0)
+    formed = ClusterFormed(
+        cluster_id=cluster,
+        cas_base=1,
+        roster=(1,),
+        minimum=1,
+        log_capacity=1_000,
+        request_window_ms=600_000,
+        at_ms=0,
+    )
     authority = authorities.fold(None, 0, formed).state
     assert authority is not None
-    claim = MasterClaimed(1, 1, 1, "http://127.0.0.1:1", 0, 0, authority, 0)
+    claim = MasterClaimed(
+        epoch=1,
+        node=1,
+        incarnation=1,
+        address="http://127.0.0.1:1",
+        cas=0,
+        digest=0,
+        snapshot=authority,
+        at_ms=0,
+    )
     producer.order(effects.Conclude(2, (formed, claim)))
     _expect(answers, inputs.Ended)
     state = EMPTY
@@ -187,7 +204,14 @@ def _write_log(bootstrap_servers: str, cluster: str, made: list[Mutation]) -> St
         written = _expect(answers, inputs.Written)
         cas = tuple(1 + at for at in written.offsets)
         state = evolve(state, zip(group, cas, strict=True))
-        verdict = TransactionCommitted(txn, offset, (1,), cas, state.digest, 0)
+        verdict = TransactionCommitted(
+            txn=txn,
+            proposal_offset=offset,
+            accepted=(1,),
+            cas=cas,
+            state_digest=state.digest,
+            at_ms=0,
+        )
         producer.order(effects.Conclude(seq, (verdict,)))
         _expect(answers, inputs.Ended)
     producer.close()

@@ -173,8 +173,18 @@ class Load:
         for bucket in self.buckets:
             for indexer in range(indexers):
                 heartbeat = HwHeartbeat(
-                    *(indexer, 1, bucket, (1,), vbuuids, seqnos, 0, 0, 0, 1_000, ()),
-                    int(time.time() * 1000),
+                    indexer=indexer,
+                    incarnation=1,
+                    bucket=bucket,
+                    indexes=(1,),
+                    vbuuids=vbuuids,
+                    seqnos=seqnos,
+                    last_persistence=0,
+                    last_stability=0,
+                    mutation_queue=0,
+                    free=1_000,
+                    builds=(),
+                    at_ms=int(time.time() * 1000),
                 )
                 self._put(HW, bucket, indexer, heartbeat)
         self._producer.flush(10)
@@ -192,16 +202,30 @@ class Load:
         self._said[bucket][vbucket] = seqno
         owner = self._owners[bucket][self._owned[bucket][vbucket]]
         sync = Sync(
-            *(bucket, vbucket, owner.projector, owner.connection, owner.count()),
-            *(vbuuid_of(vbucket), seqno, 1),
+            bucket=bucket,
+            vbucket=vbucket,
+            projector=owner.projector,
+            connection=owner.connection,
+            ordinal=owner.count(),
+            vbuuid=vbuuid_of(vbucket),
+            seqno=seqno,
+            at_ms=1,
         )
         self._put(SYNC, bucket, vbucket, sync)
 
     def _move(self, bucket: str, vbucket: int) -> None:
         owner = self._owners[bucket][self._owned[bucket][vbucket]]
         end = StreamEnd(
-            *(bucket, vbucket, MAINTENANCE, owner.projector, owner.connection, owner.count()),
-            *(vbuuid_of(vbucket), self.seqno, "moved", 1),
+            bucket=bucket,
+            vbucket=vbucket,
+            kind=MAINTENANCE,
+            projector=owner.projector,
+            connection=owner.connection,
+            ordinal=owner.count(),
+            vbuuid=vbuuid_of(vbucket),
+            seqno=self.seqno,
+            reason="moved",
+            at_ms=1,
         )
         self._put(STREAM_END, bucket, vbucket, end)
         self._owned[bucket][vbucket] ^= 1
@@ -210,8 +234,16 @@ class Load:
     def _begin(self, bucket: str, vbucket: int) -> None:
         owner = self._owners[bucket][self._owned[bucket][vbucket]]
         begin = StreamBegin(
-            *(bucket, vbucket, MAINTENANCE, owner.projector, owner.connection, owner.count()),
-            *(vbuuid_of(vbucket), self.seqno, 1, 1),
+            bucket=bucket,
+            vbucket=vbucket,
+            kind=MAINTENANCE,
+            projector=owner.projector,
+            connection=owner.connection,
+            ordinal=owner.count(),
+            vbuuid=vbuuid_of(vbucket),
+            seqno=self.seqno,
+            at_ms=1,
+            number=1,
         )
         self._put(STREAM_BEGIN, bucket, vbucket, begin)
 

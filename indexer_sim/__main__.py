@@ -44,16 +44,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     code = run(
         Options(
-            arguments.id,
-            arguments.cluster,
-            arguments.bootstrap_servers,
-            arguments.data_dir,
-            arguments.zone,
-            arguments.heartbeat_ms,
-            arguments.host,
-            arguments.port,
-            arguments.checkpoint_s,
-            tuple(arguments.allowed_host),
+            indexer=arguments.id,
+            cluster=arguments.cluster,
+            bootstrap_servers=arguments.bootstrap_servers,
+            data_dir=arguments.data_dir,
+            zone=arguments.zone,
+            heartbeat_ms=arguments.heartbeat_ms,
+            host=arguments.host,
+            port=arguments.port,
+            checkpoint_s=arguments.checkpoint_s,
+            allowed_hosts=tuple(arguments.allowed_host),
         ),
         stopping,
     )

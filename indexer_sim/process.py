@@ -82,7 +82,7 @@ INDEX_PREFIX = index_key(0)[:-1]
 BUCKET_PREFIX = bucket_key("")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """What the command line says."""
 
@@ -117,7 +117,7 @@ class Indexer:
         self.storage = Storage(
             options.data_dir, f"indexer {options.indexer} of cluster {options.cluster}"
         )
-        self.planner = AllocationPlanner(options.indexer)
+        self.planner = AllocationPlanner(indexer=options.indexer)
         for index_id, value in self.storage.indexes().items():
             self.planner.observe(index_id, codec.decode(value))
         self.planner.hold(self.storage.held, self.storage.shards)

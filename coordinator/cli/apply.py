@@ -23,7 +23,7 @@ FAILED = "failed"
 SKIPPED = "skipped"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Result:
     """What became of one statement: `outcome` is created, exists, dropped, absent, ordered, …
 
@@ -110,4 +110,11 @@ def _apply_one(client: Client, statement: Statement) -> Result:
 
 def _result(statement: Statement, outcome: str, **known: Any) -> Result:
     verb = type(statement).__name__.removesuffix("Index").lower()
-    return Result(statement.line, verb, statement.name, statement.bucket, outcome, **known)
+    return Result(
+        line=statement.line,
+        verb=verb,
+        name=statement.name,
+        bucket=statement.bucket,
+        outcome=outcome,
+        **known,
+    )

@@ -76,7 +76,7 @@ def default_urls() -> list[str]:
     return (os.environ.get("INDEXCTL_URL") or DEFAULT_URL).split(",")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Call:
     """One request of the API. `node` pins it to the node of that URL: no other, no retry.
 
@@ -98,7 +98,7 @@ class Call:
         return self.method != "GET" and not self.reads
 
 
-MEMBERS = Call("GET", "/v1/members", limit_s=MEMBERS_TIMEOUT_S)
+MEMBERS = Call(method="GET", path="/v1/members", limit_s=MEMBERS_TIMEOUT_S)
 
 Plan = Generator[Call, Body, Body]
 Outcome = httpx.Response | httpx.TransportError
@@ -611,7 +611,7 @@ def _plan_read(
     node: str | None = None,
 ) -> Plan:
     barrier = {"consistency": consistency, "at_least": at_least}
-    return (yield Call("GET", path, {**(query or {}), **barrier}, node=node))
+    return (yield Call(method="GET", path=path, query={**(query or {}), **barrier}, node=node))
 
 
 def _plan_write(
@@ -624,7 +624,7 @@ def _plan_write(
     if value is not _NOTHING:
         headers["Content-Type"] = "application/json"
         content = json.dumps(value, allow_nan=False).encode()
-    return (yield Call(method, path, headers=headers, content=content))
+    return (yield Call(method=method, path=path, headers=headers, content=content))
 
 
 def _plan_drop(
@@ -653,13 +653,15 @@ def _plan_members(route: _Route) -> Plan:
 def _plan_post(path: str, body: Mapping[str, Any], node: str | None = None) -> Plan:
     content = json.dumps(body, allow_nan=False).encode()
     headers = {"Content-Type": "application/json"}
-    return (yield Call("POST", path, headers=headers, content=content, node=node))
+    return (yield Call(method="POST", path=path, headers=headers, content=content, node=node))
 
 
 def _plan_scan(body: Mapping[str, Any]) -> Plan:
     content = json.dumps(body, allow_nan=False).encode()
     headers = {"Content-Type": "application/json"}
-    return (yield Call("POST", "/v1/scan", headers=headers, content=content, reads=True))
+    return (
+        yield Call(method="POST", path="/v1/scan", headers=headers, content=content, reads=True)
+    )
 
 
 def _plan_step_down(route: _Route, successor: int | None, epoch: int | None, reason: str) -> Plan:
@@ -681,7 +683,7 @@ def _plan_reform(route: _Route, body: Mapping[str, Any], node: str | None) -> Pl
 
 def _plan_ready(node: str) -> Plan:
     try:
-        body = yield Call("GET", "/readyz", node=node)
+        body = yield Call(method="GET", path="/readyz", node=node)
     except CoordinatorError as error:
         return {"ready": False, "reason": error.message, "url": node}
     return {"ready": True, "reason": "", "url": node, **body}

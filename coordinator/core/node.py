@@ -482,17 +482,17 @@ class Node:
         """Return what this node tells the others about itself."""
         config = self.config
         return NodeHeartbeat(
-            config.node,
-            config.incarnation,
-            self.role,
-            self.authority.epoch if self.authority else Epoch(0),
-            self.state.cas,
-            self.state.digest,
-            config.address,
-            config.pid,
-            self.why_not_ready,
-            self.now.wall_ms,
-            self.durable,
+            node=config.node,
+            incarnation=config.incarnation,
+            state=self.role,
+            epoch=self.authority.epoch if self.authority else Epoch(0),
+            cas=self.state.cas,
+            digest=self.state.digest,
+            address=config.address,
+            pid=config.pid,
+            reason=self.why_not_ready,
+            at_ms=self.now.wall_ms,
+            durable=self.durable,
         )
 
     def _beats_read(self, event: BeatsRead) -> None:

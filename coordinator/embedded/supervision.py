@@ -37,7 +37,7 @@ def say(line: str) -> None:
         print(line, flush=True)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What to run: brokers or none, then `prepare` (may block), then the children."""
 

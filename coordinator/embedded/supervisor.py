@@ -29,7 +29,7 @@ BROKERS_MAX = 5
 EXAMPLE = "examples/travel.sql"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
     """What `indexctl run` was asked for."""
 
@@ -177,9 +177,9 @@ def _run_locked(options: RunOptions, data_dir: Path, lock: FileLock, began: floa
 
     members = brokers.members if brokers is not None else ()
     plan = Plan(
-        members,
-        prepare,
-        summary,
+        brokers=members,
+        prepare=prepare,
+        summary=summary,
         finish=lambda: load_example(options) if options.example and options.projectors else None,
         start_timeout_s=options.start_timeout_s,
     )

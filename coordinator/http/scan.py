@@ -164,7 +164,7 @@ def add_scans(app: FastAPI, shell: Shell) -> None:
             raise ApiError("overloaded", f"{SCANS_MAX} scans are being answered")
         plan = await _plan(shell, body)
         await _arrived(shell, plan.asked)
-        scatter = Scatter(calls, plan.asked, address)
+        scatter = Scatter(calls=calls, asked=plan.asked, address=address)
         try:
             async with _hurrying(shell, body, plan.asked):
                 found = await (scatter.count() if body.count else scatter.rows())

@@ -52,7 +52,7 @@ class ScanFailed(Exception):
         self.details = details or {}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """What is scanned, and how.
 
@@ -99,7 +99,7 @@ PREFERRED = (
 """If no host of a slice answers, the first of these that one gave tells most."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Scatter:
     """The state of one scan. `address` tells where a live indexer can be asked, None for others."""
 

@@ -71,7 +71,7 @@ def read_command(data: bytes, position: Position, examine: Examine | None = None
         request = codec.decode_ddl(data, position)
     except SchemaError as error:
         reason = f"{error.code}: {error}"[:REASON_LENGTH_MAX]
-        return Request(SkipRecord(reason, data[:COMMAND_BYTES_MAX]), position=position)
+        return Request(command=SkipRecord(reason, data[:COMMAND_BYTES_MAX]), position=position)
     return normalised(request, examine)
 
 
@@ -121,7 +121,7 @@ def examine_here(definition: Definition) -> Definition | str:
 
 def _emptied(command: Command) -> Command:
     """Return a command of the same kind that says nothing."""
-    return CreateIndex("", "") if isinstance(command, CreateIndex) else DropIndex()
+    return CreateIndex(name="", bucket="") if isinstance(command, CreateIndex) else DropIndex()
 
 
 def _too_much(command: Command) -> str:

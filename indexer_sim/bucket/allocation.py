@@ -51,7 +51,7 @@ class Reply:
     shard: int = 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class AllocationPlanner:
     """What an indexer knows: index states, what it holds, what it refused, what is unfinished.
 

@@ -63,7 +63,7 @@ class IllegalConditionError(AssertionError):
     """What happened to a vbucket cannot happen in its condition: a bug, never an input."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class VbucketProgress:
     """How far a vbucket is held, and by whom that is moved.
 
@@ -112,5 +112,14 @@ class VbucketProgress:
             RECORD.unpack(raw)
         )
         return cls(
-            number, (p1, c1), vbuuid, seqno, condition, begun, reached, synced, floor, (p2, c2)
+            number=number,
+            owner=(p1, c1),
+            vbuuid=vbuuid,
+            seqno=seqno,
+            condition=condition,
+            begun=begun,
+            reached=reached,
+            synced=synced,
+            floor=floor,
+            catchup=(p2, c2),
         )

@@ -133,20 +133,20 @@ class ProgressReporter:
         gaps, branched = published.gaps, published.branched
         vbuuids, seqnos = published.vector.to_bytes()
         beat = HwHeartbeat(
-            self._indexer,
-            self._incarnation,
-            bucket.name,
-            tuple(sorted(published.states)),
-            vbuuids,
-            seqnos,
-            bucket.last_persistence,
-            bucket.last_stability,
-            min(self._queue.waiting, INT_MAX),
-            self._queue.free,
-            published.builds,
-            wall_ms(),
-            published.read,
-            published.taken,
+            indexer=self._indexer,
+            incarnation=self._incarnation,
+            bucket=bucket.name,
+            indexes=tuple(sorted(published.states)),
+            vbuuids=vbuuids,
+            seqnos=seqnos,
+            last_persistence=bucket.last_persistence,
+            last_stability=bucket.last_stability,
+            mutation_queue=min(self._queue.waiting, INT_MAX),
+            free=self._queue.free,
+            builds=published.builds,
+            at_ms=wall_ms(),
+            read=published.read,
+            taken=published.taken,
         )
         self._send(HW, beat, bucket.name)
         if gaps and ask:

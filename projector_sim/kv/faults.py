@@ -14,7 +14,7 @@ KINDS = ("begin", "end", "sync", "mutations")
 DROP, DELAY = "drop", "delay"
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Fault:
     """`delay`: such a frame holds up its connection for `delay_ms`, with all that comes after."""
 
@@ -75,7 +75,16 @@ class Faults:
         if (delay_ms > 0) != (action == DELAY):
             raise ValueError("a delay has delay_ms, and nothing else has")
         only = None if vbuckets is None else frozenset(vbuckets)
-        fault = Fault(self._next, kind, action, bucket, only, stream, count, delay_ms)
+        fault = Fault(
+            id=self._next,
+            kind=kind,
+            action=action,
+            bucket=bucket,
+            vbuckets=only,
+            stream=stream,
+            count=count,
+            delay_ms=delay_ms,
+        )
         self._faults[fault.id] = fault
         self._next += 1
         return fault

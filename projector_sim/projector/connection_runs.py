@@ -13,7 +13,7 @@ from coordinator.core.model.entities import Index
 from coordinator.core.model.types import Seqno, Vbuuid
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Run:
     """One connection: `kind` of one bucket, for `vbuckets`.
 

@@ -434,18 +434,18 @@ class Router:
         run = self.run
         run.ordinal += 1
         record = KeyVersions(
-            run.bucket,
-            run.kind,
-            self._projector,
-            run.connection,
-            run.ordinal,
-            run.number,
-            self._indexes,
-            self._builds,
-            items,
-            self._wall_ms(),
-            self._previous.get((partition, indexer), 0),
-            continued,
+            bucket=run.bucket,
+            kind=run.kind,
+            projector=self._projector,
+            connection=run.connection,
+            ordinal=run.ordinal,
+            number=run.number,
+            indexes=self._indexes,
+            builds=self._builds,
+            items=items,
+            at_ms=self._wall_ms(),
+            previous=self._previous.get((partition, indexer), 0),
+            continued=continued,
         )
         self._previous[partition, indexer] = run.ordinal
         self._sink.items(partition, indexer, record)

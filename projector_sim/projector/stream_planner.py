@@ -116,7 +116,7 @@ class Probe:
 Action = MakeBucket | Open | Close | Carry | Probe
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Backfill:
     """How far a build is here: vbuckets by the maintenance number that they were sent under.
 
@@ -368,12 +368,12 @@ class StreamPlanner:
                 for v in vbuckets
             }
         run = Run(
-            stream.bucket,
-            MAINTENANCE_KIND,
-            self._new_connection(),
-            vbuckets,
-            streamed,
-            now_ms,
+            bucket=stream.bucket,
+            kind=MAINTENANCE_KIND,
+            connection=self._new_connection(),
+            vbuckets=vbuckets,
+            carried=streamed,
+            opened_ms=now_ms,
             number=stream.number,
             starts=starts,
         )
@@ -510,12 +510,12 @@ class StreamPlanner:
         carried = {index.id: index for index in builds if owed[index.id]}
         shares = {v: frozenset(i for i in carried if v in owed[i]) for v in vbuckets}
         run = Run(
-            bucket,
-            BACKFILL_KIND,
-            self._new_connection(),
-            vbuckets,
-            carried,
-            now_ms,
+            bucket=bucket,
+            kind=BACKFILL_KIND,
+            connection=self._new_connection(),
+            vbuckets=vbuckets,
+            carried=carried,
+            opened_ms=now_ms,
             number=source.number,
             starts={v: (source.vbuuids[v], 0) for v in vbuckets},
             until={v: source.positions[v] for v in vbuckets},
@@ -732,12 +732,12 @@ class StreamPlanner:
         if not starts or not carried:
             return None
         return Run(
-            request.bucket,
-            CATCHUP,
-            self._new_connection(),
-            tuple(sorted(starts)),
-            carried,
-            now_ms,
+            bucket=request.bucket,
+            kind=CATCHUP,
+            connection=self._new_connection(),
+            vbuckets=tuple(sorted(starts)),
+            carried=carried,
+            opened_ms=now_ms,
             number=source.number,
             starts=starts,
             until={v: source.positions[v] for v in starts},

@@ -67,7 +67,7 @@ UNHURRIED = {"kafka.fetch.max.wait.ms": "500", "kafka.max.poll.records": "5000"}
 """An archive is in no hurry, and must cost little."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveOptions:
     """What the command line says."""
 

@@ -33,7 +33,7 @@ class UnreadableError(ValueError):
     """A record that is no row; says why."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """An event and where it belongs; `value` is None where its entity was dropped."""
 

@@ -82,18 +82,20 @@ class Announcer:
                 if self.is_fresh(heard) and heard.hosts and heard.vector.holds_anything
             ]
         found = restart(vectors or [self._current()], self.positions.logs, vbuckets)
+        vbuuids, seqnos = found.vector.to_bytes()
         self.restart_number += 1
         self.outputs.append(
             RestartTimestamp(
-                self.bucket,
-                self.restart_number,
-                asked,
-                tuple(vbuckets),
-                *found.vector.to_bytes(),
-                found.branched,
-                tuple(sorted(set(projectors) - {NOBODY})),
-                reason,
-                self.now_ms,
+                bucket=self.bucket,
+                number=self.restart_number,
+                round=asked,
+                vbuckets=tuple(vbuckets),
+                vbuuids=vbuuids,
+                seqnos=seqnos,
+                branched=found.branched,
+                projectors=tuple(sorted(set(projectors) - {NOBODY})),
+                reason=reason,
+                at_ms=self.now_ms,
             )
         )
 
@@ -104,17 +106,17 @@ class Announcer:
             self.restart_number += 1
             self.outputs.append(
                 RollbackEnquiry(
-                    self.bucket,
-                    self.restart_number,
-                    found.vbucket,
-                    Vbuuid(int(self.positions.vbuuid[found.vbucket])),
-                    Seqno(int(self.positions.seqno[found.vbucket])),
-                    found.vbuuid,
-                    found.seqno,
-                    found.projector,
-                    found.connection,
-                    found.reason,
-                    self.now_ms,
+                    bucket=self.bucket,
+                    number=self.restart_number,
+                    vbucket=found.vbucket,
+                    vbuuid=Vbuuid(int(self.positions.vbuuid[found.vbucket])),
+                    seqno=Seqno(int(self.positions.seqno[found.vbucket])),
+                    seen_vbuuid=found.vbuuid,
+                    seen_seqno=found.seqno,
+                    projector=found.projector,
+                    connection=found.connection,
+                    reason=found.reason,
+                    at_ms=self.now_ms,
                 )
             )
 

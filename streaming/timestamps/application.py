@@ -97,7 +97,7 @@ class GapError(Exception):
     """Spark's batch does not follow on what the state has."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """What the command line says."""
 

@@ -80,14 +80,14 @@ class SyncRows:
     def record(self, row: int) -> Sync:
         """Return a row as the record that it was, without its time."""
         return Sync(
-            self.bucket,
-            int(self.vbucket[row]),
-            int(self.projector[row]),
-            int(self.connection[row]),
-            int(self.ordinal[row]),
-            Vbuuid(int(self.vbuuid[row])),
-            Seqno(int(self.seqno[row])),
-            0,
+            bucket=self.bucket,
+            vbucket=int(self.vbucket[row]),
+            projector=int(self.projector[row]),
+            connection=int(self.connection[row]),
+            ordinal=int(self.ordinal[row]),
+            vbuuid=Vbuuid(int(self.vbuuid[row])),
+            seqno=Seqno(int(self.seqno[row])),
+            at_ms=0,
         )
 
 

@@ -361,7 +361,7 @@ class Publisher:
             name = f"n{self.rng.randrange(NAMES)}"
             command: Any = DropIndex(bucket=bucket, name=name)
             if self.rng.random() < 0.6:
-                command = CreateIndex(name, bucket, ("a",))
+                command = CreateIndex(name=name, bucket=bucket, expressions=("a",))
             request = new_request_id()
             value = codec.encode_ddl(request, command, "producer")
             with self.lock:

@@ -35,6 +35,7 @@ from coordinator.kafka.topics import (
     ensure_topics,
     topic_name,
 )
+from tests.support.indexes import make_index
 
 DEADLINE_S = 20.0
 
@@ -58,10 +59,7 @@ def until(what: str, probe: Callable[[], Found | None], deadline_s: float = DEAD
 
 def an_index(index_id: int, state: str = INIT, bucket: str = "travel", **more: Any) -> Index:
     slices = more.pop("slices", (Slice(0, INDEXER), Slice(1, 2, (INDEXER,)), Slice(2, 2)))
-    return Index(
-        index_id, f"i{index_id}", bucket, ("a",), None, False, "gsi", False, state, None, slices,
-        f"r{index_id}", 1,
-    )  # fmt: skip
+    return make_index(index_id, bucket=bucket, state=state, slices=slices, **more)
 
 
 class Cluster:

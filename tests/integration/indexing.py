@@ -24,7 +24,7 @@ from coordinator.core.keys.key_versions import (
     pack,
 )
 from coordinator.core.keys.scan_pages import unpack
-from coordinator.core.model.entities import BACKFILL, Index, Slice
+from coordinator.core.model.entities import BACKFILL, Index
 from coordinator.core.model.records import IndexerHeartbeat
 from coordinator.core.model.stream_records import BACKFILL as BACKFILL_KIND
 from coordinator.core.model.stream_records import (
@@ -39,6 +39,7 @@ from coordinator.core.model.vectors import Vector
 from coordinator.kafka.readers import consumer
 from coordinator.kafka.topics import HW, MUTATIONS, STABILITY, STREAM_PARTITIONS, topic_name
 from tests.integration.indexer_process import INDEXER, Cluster, until
+from tests.support.indexes import make_index
 
 BUCKET = "travel"
 VBUCKETS = 8
@@ -47,23 +48,8 @@ BRANCH = 2**63 + 5
 
 def an_index(index_id: int = 1, state: str = BACKFILL, build: int = 1, **more: Any) -> Index:
     """Return an index of which the indexer has the slices 0 and 1; `more` changes it."""
-    fields: dict[str, Any] = {
-        "id": index_id,
-        "name": f"i{index_id}",
-        "bucket": BUCKET,
-        "expressions": ("city",),
-        "where": None,
-        "primary": False,
-        "using": "gsi",
-        "defer_build": True,
-        "state": state,
-        "reason": None,
-        "slices": (Slice(0, INDEXER), Slice(1, INDEXER), Slice(2, INDEXER + 1)),
-        "request": f"r{index_id}",
-        "created_ms": 1,
-        "build": build,
-    }
-    return Index(**(fields | more))
+    fields = {"expressions": ("city",), "defer_build": True, "state": state, "build": build}
+    return make_index(index_id, INDEXER, INDEXER, INDEXER + 1, **(fields | more))
 
 
 def key_of(text: str) -> bytes:
@@ -140,9 +126,17 @@ class Connection:
         ordinal = next(self._ordinals)
         previous = self._last.get(partition, 0) if self.is_linked else NOT_SAID
         record = KeyVersions(
-            *(BUCKET, self.kind, 1, self.connection, ordinal, self.number),
-            *(tuple(self.builds), tuple(self.builds.values()), items, 0),
-            previous,
+            bucket=BUCKET,
+            kind=self.kind,
+            projector=1,
+            connection=self.connection,
+            ordinal=ordinal,
+            number=self.number,
+            indexes=tuple(self.builds),
+            builds=tuple(self.builds.values()),
+            items=items,
+            at_ms=0,
+            previous=previous,
         )
         self._last[partition] = ordinal
         if partition not in lost:

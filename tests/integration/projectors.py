@@ -34,7 +34,7 @@ from coordinator.core.keys.key_versions import (
     begun,
     unpack,
 )
-from coordinator.core.model.entities import BACKFILL, Entity, Index, Slice, Source, Stream
+from coordinator.core.model.entities import BACKFILL, Entity, Index, Source, Stream
 from coordinator.core.model.records import Event, Mutation, ProjectorHeartbeat
 from coordinator.core.model.stream_records import MAINTENANCE, KeyVersions
 from coordinator.core.model.types import TxnId
@@ -53,6 +53,7 @@ from coordinator.kafka.topics import SYNC as SYNC_TOPIC
 from coordinator.language.expressions import compile_index
 from tests.integration.cluster import LINES
 from tests.integration.indexer_process import DEADLINE_S, Cluster, until
+from tests.support.indexes import make_index
 
 BUCKET = "travel"
 VBUCKETS = 16
@@ -60,23 +61,8 @@ VBUCKETS = 16
 
 def an_index(index_id: int, state: str = BACKFILL, build: int = 1, **more: Any) -> Index:
     """Return an index on `city`, in two slices on the indexers 1 and 2; `more` changes it."""
-    fields: dict[str, Any] = {
-        "id": index_id,
-        "name": f"i{index_id}",
-        "bucket": BUCKET,
-        "expressions": ("city",),
-        "where": None,
-        "primary": False,
-        "using": "gsi",
-        "defer_build": True,
-        "state": state,
-        "reason": None,
-        "slices": (Slice(0, 1), Slice(1, 2)),
-        "request": f"r{index_id}",
-        "created_ms": 1,
-        "build": build,
-    }
-    return Index(**(fields | more))
+    fields = {"expressions": ("city",), "defer_build": True, "state": state, "build": build}
+    return make_index(index_id, 1, 2, **(fields | more))
 
 
 class State:

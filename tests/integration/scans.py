@@ -31,6 +31,7 @@ from indexer_sim.bucket.database import Database, Moment
 from indexer_sim.bucket.entries import entries_prefix
 from indexer_sim.scans.api import NEWEST, ScanRefused, ScanServer, Wanted
 from indexer_sim.scans.reader import SlicesView
+from tests.support.indexes import make_index
 
 START_S = 10.0
 
@@ -195,12 +196,13 @@ class Fleet:
             for n in range(slices)
         )
         number = 100 + self._cas
-        fields: dict[str, Any] = {"state": MAINTENANCE, "partitioning": HASH, "build": 1, **more}
-        index = Index(
-            number, f"i{number}", "travel", expressions, None, False, "gsi", False,
-            fields.pop("state"), None, pieces, f"r{number}", 1,
-            tuple(Shard(indexer, 0) for indexer in hosts), **fields,
-        )  # fmt: skip
+        index = make_index(
+            number,
+            expressions=expressions,
+            slices=pieces,
+            shards=tuple(Shard(indexer, 0) for indexer in hosts),
+            **{"state": MAINTENANCE, "partitioning": HASH, "build": 1, **more},
+        )
         return self.write(index)
 
     def become(self, index: Index, **changes: Any) -> Index:

@@ -29,7 +29,6 @@ from coordinator.core.model.stream_records import (
     ConnectionClosed,
     FailoverBranch,
     FailoverLog,
-    HwHeartbeat,
     RestartRequested,
     StabilityTimestamp,
     StreamBegin,
@@ -61,6 +60,7 @@ from coordinator.kafka.topics import (
 )
 from streaming.timestamps.application import Application, Options
 from tests.integration.cluster import Child, read_partition, value_of, wait_until
+from tests.support.indexes import make_watermarks
 
 VBUCKETS = 64
 BUCKET = "travel"
@@ -162,8 +162,16 @@ class Streams:
             log = FailoverLog(self.bucket, vbucket, (FailoverBranch(vbuuid, 0),), 1)
             self._put(FAILOVER_LOG, vbucket, log)
             begin = StreamBegin(
-                *(self.bucket, vbucket, MAINTENANCE, 0, self.connection, self._count()),
-                *(vbuuid, self.seqno, 1, self.number),
+                bucket=self.bucket,
+                vbucket=vbucket,
+                kind=MAINTENANCE,
+                projector=0,
+                connection=self.connection,
+                ordinal=self._count(),
+                vbuuid=vbuuid,
+                seqno=self.seqno,
+                at_ms=1,
+                number=self.number,
             )
             self._put(STREAM_BEGIN, vbucket, encode(begin))
         self.topics.flush()
@@ -178,8 +186,16 @@ class Streams:
         return self
 
     def a_sync(self, vbucket: int, seqno: int) -> Sync:
-        numbers = (0, self.connection, self._count(), _vbuuid(vbucket), seqno)
-        return Sync(self.bucket, vbucket, *numbers, 1)
+        return Sync(
+            bucket=self.bucket,
+            vbucket=vbucket,
+            projector=0,
+            connection=self.connection,
+            ordinal=self._count(),
+            vbuuid=_vbuuid(vbucket),
+            seqno=seqno,
+            at_ms=1,
+        )
 
     def end(self) -> None:
         """End all streams, and the connection."""
@@ -208,7 +224,7 @@ class Streams:
     def hold(self, indexer: int, seqno: int) -> None:
         """Have an indexer say that it holds everything up to a seqno."""
         vector = Vector(map(_vbuuid, range(self.vbuckets)), [seqno] * self.vbuckets)
-        beat = HwHeartbeat(indexer, 1, self.bucket, (7,), *vector.to_bytes(), 0, 0, 0, 1_000, (), 1)
+        beat = make_watermarks(indexer, vector, bucket=self.bucket, indexes=(7,), free=1_000)
         self._put(HW, 0, beat)
 
     def ask(self, number: int, participants: tuple[int, ...]) -> None:
@@ -221,8 +237,16 @@ class Streams:
 
     def _end(self, vbucket: int) -> StreamEnd:
         return StreamEnd(
-            *(self.bucket, vbucket, MAINTENANCE, 0, self.connection, self._count()),
-            *(_vbuuid(vbucket), self.seqno, "test", 1),
+            bucket=self.bucket,
+            vbucket=vbucket,
+            kind=MAINTENANCE,
+            projector=0,
+            connection=self.connection,
+            ordinal=self._count(),
+            vbuuid=_vbuuid(vbucket),
+            seqno=self.seqno,
+            reason="test",
+            at_ms=1,
         )
 
     def _count(self) -> int:
@@ -299,7 +323,14 @@ def outcome(topics: Topics) -> Any:
 
 def read_through(spark: SparkSession, topics: Topics, folder: Path, **more: Any) -> Application:
     """Have all that is there computed, by an application in this process, without ticks."""
-    options = Options(topics.name, topics.servers, folder, tick_ms=0, until_read=True, **more)
+    options = Options(
+        cluster=topics.name,
+        bootstrap_servers=topics.servers,
+        data_dir=folder,
+        tick_ms=0,
+        until_read=True,
+        **more,
+    )
     made = Application(options, threading.Event(), threading.Event())
     made.compute(spark)
     return made

@@ -129,7 +129,7 @@ def test_a_node_leaves_and_comes_back(cluster: Cluster) -> None:
 
 
 def test_a_projector_registers_by_its_heartbeat(cluster: Cluster) -> None:
-    beat = ProjectorHeartbeat(7, 1, "projector-7", 123, 0)
+    beat = ProjectorHeartbeat(projector=7, incarnation=1, address="projector-7", pid=123, at_ms=0)
 
     def listed() -> bool:
         cluster.publish("heartbeat", codec.encode(beat))
@@ -137,7 +137,12 @@ def test_a_projector_registers_by_its_heartbeat(cluster: Cluster) -> None:
         return [(r["id"], r["registered"], r["alive"]) for r in rows] == [(7, True, True)]
 
     wait_until(listed, "the projector is registered and alive")
-    cluster.publish("heartbeat", codec.encode(ProjectorHeartbeat(251, 1, "no", 1, 0)))
+    cluster.publish(
+        "heartbeat",
+        codec.encode(
+            ProjectorHeartbeat(projector=251, incarnation=1, address="no", pid=1, at_ms=0)
+        ),
+    )
     with cluster.client() as client:
         client.put_config("after", "projector 251")
         rows = client.projectors()["projectors"]

@@ -37,7 +37,19 @@ def test_a_record_whose_acknowledgement_is_lost_is_in_the_log_once(proxy: KafkaP
     servers = proxy.bootstrap_servers
     sink = DataSink(servers, CLUSTER, threading.Event(), lambda: None)
     for ordinal in range(1, RECORDS + 1):
-        record = KeyVersions("b", MAINTENANCE, 0, 1, ordinal, 1, (), (), b"", 0, ordinal - 1)
+        record = KeyVersions(
+            bucket="b",
+            kind=MAINTENANCE,
+            projector=0,
+            connection=1,
+            ordinal=ordinal,
+            number=1,
+            indexes=(),
+            builds=(),
+            items=b"",
+            at_ms=0,
+            previous=ordinal - 1,
+        )
         sink.items(0, 1, record)
         if ordinal % LOST_EVERY == 0:
             before = len(proxy.times(PRODUCE))

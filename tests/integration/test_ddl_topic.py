@@ -19,7 +19,9 @@ pytestmark = pytest.mark.integration
 
 
 def a_create(request: str, name: str, **more: Any) -> bytes:
-    return codec.encode_ddl(request, CreateIndex(name, "travel", ("a",), **more), "producer")
+    return codec.encode_ddl(
+        request, CreateIndex(name=name, bucket="travel", expressions=("a",), **more), "producer"
+    )
 
 
 def replies(cluster: Cluster, *requests: str, count: int = 1) -> list[DdlReply]:

@@ -201,15 +201,20 @@ def test_requests_do_not_hold_the_loop(cluster: Cluster, kind: str) -> None:
 
 def test_commands_of_the_topic_do_not_hold_the_loop(cluster: Cluster) -> None:
     hostile = [
-        CreateIndex("slow", "travel", (an_expression(2_000),) * 2),
-        CreateIndex("slow", "travel", (an_expression(4_090),) * 32),
-        CreateIndex("slow", "travel", tuple("a" for _ in range(80_000))),
-        CreateIndex("slow", "travel", ("a",), bounds_json="[" + filled("[1]", 200_000) + "]"),
-        CreateIndex("slow", "travel", ("a",), bounds_json="[" * 200_000),
-        CreateIndex("slow", "travel", ("a",), nodes=tuple(range(60_000))),
+        CreateIndex(name="slow", bucket="travel", expressions=(an_expression(2_000),) * 2),
+        CreateIndex(name="slow", bucket="travel", expressions=(an_expression(4_090),) * 32),
+        CreateIndex(name="slow", bucket="travel", expressions=tuple("a" for _ in range(80_000))),
+        CreateIndex(
+            name="slow",
+            bucket="travel",
+            expressions=("a",),
+            bounds_json="[" + filled("[1]", 200_000) + "]",
+        ),
+        CreateIndex(name="slow", bucket="travel", expressions=("a",), bounds_json="[" * 200_000),
+        CreateIndex(name="slow", bucket="travel", expressions=("a",), nodes=tuple(range(60_000))),
         BuildIndexes(tuple(range(60_000))),
         BuildIndexes((), "travel", tuple(str(n) for n in range(30_000))),
-        CreateIndex("n" * 250_000, "travel", ("a",)),
+        CreateIndex(name="n" * 250_000, bucket="travel", expressions=("a",)),
     ]
     epoch = cluster.settled()["epoch"]
     pauses_ms(cluster)

@@ -100,7 +100,14 @@ def end_of(number: int, kind: str) -> fx.Effect:
     """Return the order to end a transaction."""
     if kind == "abort":
         return fx.Abandon(number)
-    verdict = TransactionCommitted(TxnId(1, number), 0, (1,), (number,), 0, 0)
+    verdict = TransactionCommitted(
+        txn=TxnId(1, number),
+        proposal_offset=0,
+        accepted=(1,),
+        cas=(number,),
+        state_digest=0,
+        at_ms=0,
+    )
     return fx.Conclude(number, (verdict,))
 
 

@@ -48,7 +48,19 @@ def poisons() -> list[bytes]:
         head + b"\xfe\xff\xff\xff\xff\xff\xff\xff\xff\x01" * 50,
         b"\xc3\x01" + bytes(LARGE),
         codec.encode(DeadLetter("nowhere", 0, 0, "", b"", 0)),
-        codec.encode(records.DdlReply("r", "ok", "{}", "", "", "{}", 1, "1-1", 0)),
+        codec.encode(
+            records.DdlReply(
+                request="r",
+                status="ok",
+                answer_json="{}",
+                error_code="",
+                error_message="",
+                error_details_json="{}",
+                cas=1,
+                txn="1-1",
+                at_ms=0,
+            )
+        ),
     ]
 
 
@@ -75,8 +87,12 @@ def test_no_record_on_any_topic_stops_a_node(cluster: Cluster) -> None:
     for name in TOPICS:
         where[name] = cluster.publish_all(name, [(value, 0) for value in bad], key="bad")
     request = new_request_id()
-    good = codec.encode_ddl(request, CreateIndex("behind", "travel", ("a",)))
-    odd = codec.encode_ddl(new_request_id(), CreateIndex("odd", "travel", ("ELSE",)))
+    good = codec.encode_ddl(
+        request, CreateIndex(name="behind", bucket="travel", expressions=("a",))
+    )
+    odd = codec.encode_ddl(
+        new_request_id(), CreateIndex(name="odd", bucket="travel", expressions=("ELSE",))
+    )
     cluster.publish_all(DDL, [(odd, 0), (good, 0)])
 
     def answered() -> DdlReply | None:

@@ -133,7 +133,18 @@ async def forgotten_records(servers: str, folder: Path) -> None:
 def write_restarts(servers: str, numbers: range) -> None:
     producer = Producer({"bootstrap.servers": servers, "acks": "all", "log_level": 2})
     for number in numbers:
-        record = RestartTimestamp("b", number, 0, (), b"", b"", (), (), "closed", 0)
+        record = RestartTimestamp(
+            bucket="b",
+            number=number,
+            round=0,
+            vbuckets=(),
+            vbuuids=b"",
+            seqnos=b"",
+            branched=(),
+            projectors=(),
+            reason="closed",
+            at_ms=0,
+        )
         producer.produce("f.restart", codec.encode(record), partition=0)
     assert producer.flush(DEADLINE_S) == 0
 

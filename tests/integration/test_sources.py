@@ -80,7 +80,9 @@ class Log:
         cas = tuple(offset + 1 for offset in written.offsets)
         dated = tuple(replace(e, cas=at) for e, at in zip(events, cas, strict=True))
         self._desk.order(fx.WriteHistory(dated))
-        verdict = TransactionCommitted(TxnId(1, 1), 0, (1,), cas, 0, 0)
+        verdict = TransactionCommitted(
+            txn=TxnId(1, 1), proposal_offset=0, accepted=(1,), cas=cas, state_digest=0, at_ms=0
+        )
         assert isinstance(self._desk.order(fx.Conclude(2, (verdict,))), inp.Ended)
         self.state = states.evolve(self.state, [(e.mutation, e.cas) for e in dated])
         self.at.append(self.state)

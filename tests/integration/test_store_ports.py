@@ -63,7 +63,17 @@ def put(name: str, cas: int, value: str = "1") -> tuple[str, Versioned]:
 def authority(rows: int) -> AuthorityState:
     """Return an Authority whose rolling log has had so many rows."""
     log = {n: TransactionStatus(TxnId(1, n + 1), "commit", n + 1, (1, 2), "") for n in range(rows)}
-    made = AuthorityState("c", 1, (1, 2, 3), 2, 4, 1_000, epoch=1, master=1, log_next=rows)
+    made = AuthorityState(
+        cluster_id="c",
+        cas_base=1,
+        roster=(1, 2, 3),
+        minimum=2,
+        log_capacity=4,
+        request_window_ms=1_000,
+        epoch=1,
+        master=1,
+        log_next=rows,
+    )
     first = max(0, rows - made.log_capacity)
     return replace(made, log=Map({n: row for n, row in log.items() if n >= first}))
 
@@ -72,7 +82,16 @@ def batch(number: int, *changes: tuple[str, Versioned | None], **more: Any) -> S
     """Return a whole batch at offset `number`, with a row for each batch so far."""
     held = authority(number)
     newest = tuple((n, held.log[n]) for n in (number - 1,) if n in held.log)
-    save = Save(number, number, held, newest, None, number, 0, changes)
+    save = Save(
+        token=number,
+        applied=number,
+        authority=held,
+        rows=newest,
+        log=None,
+        cas=number,
+        digest=0,
+        changes=changes,
+    )
     return replace(save, **more)
 
 

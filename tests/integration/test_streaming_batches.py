@@ -86,10 +86,38 @@ def test_syncs_become_stability_and_bad_records_dead_letters(
     streams.sync(5)
     topics.put(SYNC, b"garbage", 2)
     topics.put(SYNC, MAGIC + bytes(8) + b"of a schema that nobody knows", 3)
-    topics.put(SYNC, codec.encode(Sync("travel", 1, 0, 1, 0, 0, 0, 0))[:-3], 1)
+    topics.put(
+        SYNC,
+        codec.encode(
+            Sync(
+                bucket="travel",
+                vbucket=1,
+                projector=0,
+                connection=1,
+                ordinal=0,
+                vbuuid=0,
+                seqno=0,
+                at_ms=0,
+            )
+        )[:-3],
+        1,
+    )
     topics.put(STREAM_BEGIN, Tick(1, 1), 1)
     topics.put(HW, b"", 0)
-    topics.put(SYNC, Sync("travel", VBUCKETS, 0, 1, 0, 0, 0, 0), 0)
+    topics.put(
+        SYNC,
+        Sync(
+            bucket="travel",
+            vbucket=VBUCKETS,
+            projector=0,
+            connection=1,
+            ordinal=0,
+            vbuuid=0,
+            seqno=0,
+            at_ms=0,
+        ),
+        0,
+    )
     streams.sync(7)
     topics.tick(NOW_MS)
     read_through(spark, topics, tmp_path)
@@ -153,7 +181,19 @@ def test_writers_of_an_older_and_a_newer_version_are_read_side_by_side(
     for name, schema in (("Sync.1", older), ("Sync.2", newer), ("Sync.3", current)):
         (folder / "released" / f"{name}.avsc").write_text(json.dumps(schema))
     values = [
-        _encoded(schema, Sync("b", n, 1, 2, n, 2**64 - 1, 2**63 + n, 4))
+        _encoded(
+            schema,
+            Sync(
+                bucket="b",
+                vbucket=n,
+                projector=1,
+                connection=2,
+                ordinal=n,
+                vbuuid=2**64 - 1,
+                seqno=2**63 + n,
+                at_ms=4,
+            ),
+        )
         for n, schema in enumerate((older, newer, current))
     ]
     names = [topic_name("c", name) for name in INPUTS]
@@ -165,7 +205,17 @@ def test_writers_of_an_older_and_a_newer_version_are_read_side_by_side(
     assert found.raw == ()
     (syncs,) = found.syncs
     assert [syncs.record(n) for n in range(3)] == [
-        Sync("b", n, 1, 2, n, 2**64 - 1, 2**63 + n, 0) for n in range(3)
+        Sync(
+            bucket="b",
+            vbucket=n,
+            projector=1,
+            connection=2,
+            ordinal=n,
+            vbuuid=2**64 - 1,
+            seqno=2**63 + n,
+            at_ms=0,
+        )
+        for n in range(3)
     ]
 
 

@@ -206,13 +206,34 @@ def test_bad_records_are_dead_letters_and_lower_numbers_are_ignored(
 def test_restart_timestamps_and_enquiries_are_shown_newest_first(
     plant: Cluster, writer: Writer
 ) -> None:
-    places = Vector([5, TOP], [TOP, 0]).to_bytes()
+    vbuuids, seqnos = Vector([5, TOP], [TOP, 0]).to_bytes()
     restarts = [
-        RestartTimestamp("travel", n, n % 2, (3, 9), *places, (9,), (0, 1), "closed", now_ms())
+        RestartTimestamp(
+            bucket="travel",
+            number=n,
+            round=n % 2,
+            vbuckets=(3, 9),
+            vbuuids=vbuuids,
+            seqnos=seqnos,
+            branched=(9,),
+            projectors=(0, 1),
+            reason="closed",
+            at_ms=now_ms(),
+        )
         for n in range(1, 4)
     ]
     enquiry = RollbackEnquiry(
-        "travel", 4, 3, 5, 10, TOP, 8, 1, 2**62, SEQNO_REGRESSED, now_ms() - 5_000
+        bucket="travel",
+        number=4,
+        vbucket=3,
+        vbuuid=5,
+        seqno=10,
+        seen_vbuuid=TOP,
+        seen_seqno=8,
+        projector=1,
+        connection=2**62,
+        reason=SEQNO_REGRESSED,
+        at_ms=now_ms() - 5_000,
     )
     writer.write(RESTART, *restarts, b"garbage", enquiry, restarts[1], enquiry)
 

@@ -960,10 +960,10 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "an-indexer-does-not-say-which-numbers-it-takes",
         "indexer_sim/pipeline/progress_reporter.py",
-        """            published.read,
-            published.taken,
+        """            read=published.read,
+            taken=published.taken,
 """,
-        """            published.read,
+        """            read=published.read,
 """,
         "tests/integration/indexer/test_indexer_data.py",
     ),

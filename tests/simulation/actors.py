@@ -63,7 +63,15 @@ class Indexer:
             return
         self._read()
         beat = IndexerHeartbeat(
-            self.number, self.incarnation, f"indexer{self.number}", "", 1, 0, 0, 0, WALL_MS
+            indexer=self.number,
+            incarnation=self.incarnation,
+            address=f"indexer{self.number}",
+            zone="",
+            pid=1,
+            slices=0,
+            bytes=0,
+            cas=0,
+            at_ms=WALL_MS,
         )
         self.world.beat(beat, 0)
         for index in self.indexes.values():
@@ -228,9 +236,9 @@ class Client:
             )
         elif dice < 0.87:
             command = CreateIndex(
-                f"i{chance.randrange(4)}",
-                f"b{chance.randrange(2)}",
-                ("x",),
+                name=f"i{chance.randrange(4)}",
+                bucket=f"b{chance.randrange(2)}",
+                expressions=("x",),
                 slices=chance.randint(1, 2),
                 replicas=chance.randint(0, 1),
                 if_not_exists=chance.random() < 0.2,
@@ -244,7 +252,14 @@ class Client:
             )
         recorded = stale or chance.random() < 0.8
         fingerprint = hash_of(command)
-        return Request(command, request_id, "client", expected, fingerprint, recorded)
+        return Request(
+            command=command,
+            id=request_id,
+            principal="client",
+            expected_cas=expected,
+            fingerprint=fingerprint,
+            recorded=recorded,
+        )
 
     def _send(self) -> None:
         assert self.op is not None
@@ -352,7 +367,7 @@ class DdlWriter:
         dice = chance.random()
         request: Request
         if dice < 0.08:
-            request = Request(SkipRecord("no command", b"?"))
+            request = Request(command=SkipRecord("no command", b"?"))
         elif dice < 0.2 and self.sent and (self.world.timed_ids or not self.world.evicting):
             request = chance.choice(self.sent)
         else:
@@ -375,13 +390,20 @@ class DdlWriter:
             expected = chance.choice((None, None, NEVER))
         elif dice < 0.75:
             name, bucket = f"i{chance.randrange(4)}", f"b{chance.randrange(2)}"
-            command = CreateIndex(name, bucket, ("y",))
+            command = CreateIndex(name=name, bucket=bucket, expressions=("y",))
             self._made_last = command
         elif self._made_last is not None and chance.random() < 0.7:
             command = DropIndex(0, self._made_last.bucket, self._made_last.name)
         else:
             command = DropIndex(0, f"b{chance.randrange(2)}", f"i{chance.randrange(4)}")
-        return Request(command, request_id, "topic", expected, hash_of(command), True)
+        return Request(
+            command=command,
+            id=request_id,
+            principal="topic",
+            expected_cas=expected,
+            fingerprint=hash_of(command),
+            recorded=True,
+        )
 
 
 def hash_of(command: Any) -> int:

@@ -104,7 +104,7 @@ def _synchronise(judge: Judge) -> None:
     judge.world.broker.compact(0)
     machine = judge.world.living[0]
     events = machine._dated(judge.world.broker["statecontext"].read(0))
-    synchroniser = Synchroniser(judge.truth.last_cas, judge.truth.digest)
+    synchroniser = Synchroniser(base_cas=judge.truth.last_cas, base_digest=judge.truth.digest)
     synchroniser.add_events(events, True)
     state = synchroniser.resolve()
     require(

@@ -18,7 +18,6 @@ from coordinator.core.model.records import (
     TimestampsHeartbeat,
 )
 from coordinator.core.model.stream_records import (
-    HwHeartbeat,
     IndexBuilt,
     IndexRouted,
     RestartRequested,
@@ -26,6 +25,7 @@ from coordinator.core.model.stream_records import (
 )
 from coordinator.core.model.vectors import Vector
 from tests.simulation.clock import WALL_MS
+from tests.support.indexes import make_watermarks
 
 if TYPE_CHECKING:
     from coordinator.core.node import Node
@@ -79,14 +79,14 @@ class Projector:
         )
         seen = tuple(BucketSeen(bucket, VBUCKETS) for bucket in BUCKETS)
         beat = ProjectorHeartbeat(
-            self.number,
-            self.incarnation,
-            f"projector{self.number}",
-            1,
-            WALL_MS,
-            "kv",
-            seen,
-            waiting,
+            projector=self.number,
+            incarnation=self.incarnation,
+            address=f"projector{self.number}",
+            pid=1,
+            at_ms=WALL_MS,
+            kv="kv",
+            buckets=seen,
+            waiting=waiting,
         )
         world.beat(beat, 0)
         for index in self.indexes.values():
@@ -176,12 +176,21 @@ class Application:
         chance = self.chance
         vbuckets = tuple(v for v in range(VBUCKETS) if chance.random() < 0.7)
         seqnos = [chance.randrange(5) for _ in vbuckets]
-        vector = Vector([7 if seqno else 0 for seqno in seqnos], seqnos)
+        vbuuids, stored = Vector([7 if seqno else 0 for seqno in seqnos], seqnos).to_bytes()
         projectors = tuple(p for p in (0, 1) if chance.random() < 0.7)
         number = 1 + sum(record.bucket == bucket for record in self.records)
         self.records.append(
             RestartTimestamp(
-                bucket, number, asked, vbuckets, *vector.to_bytes(), (), projectors, "lost", WALL_MS
+                bucket=bucket,
+                number=number,
+                round=asked,
+                vbuckets=vbuckets,
+                vbuuids=vbuuids,
+                seqnos=stored,
+                branched=(),
+                projectors=projectors,
+                reason="lost",
+                at_ms=WALL_MS,
             )
         )
 
@@ -230,17 +239,13 @@ def attend_to_builds(indexer: Indexer) -> None:
     for bucket in sorted({i.bucket for i in hosted if i.state in STREAMED}):
         indexes = tuple(i.id for i in hosted if i.bucket == bucket)
         vector = _watermark(indexer, bucket)
-        record = HwHeartbeat(
+        record = make_watermarks(
             indexer.number,
-            indexer.incarnation,
-            bucket,
-            indexes,
-            *vector.to_bytes(),
-            last_persistence=0,
-            last_stability=0,
-            mutation_queue=0,
+            vector,
+            incarnation=indexer.incarnation,
+            bucket=bucket,
+            indexes=indexes,
             free=1,
-            builds=(),
             at_ms=WALL_MS,
         )
         world.tell_streams(record)

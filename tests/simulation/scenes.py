@@ -29,7 +29,9 @@ class Caller:
         self.reading = None
         self._token = world.token()
         deadline_ms = world.clock.now + patience_ms
-        request = Request(command, f"r{self._token}", token=self._token, deadline_ms=deadline_ms)
+        request = Request(
+            command=command, id=f"r{self._token}", token=self._token, deadline_ms=deadline_ms
+        )
         master = world.machines[world.judge.truth.master]
         master.ask(Requested(replace(request, **more)), self._token, self)
 

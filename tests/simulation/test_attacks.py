@@ -55,7 +55,17 @@ def test_the_expiry_of_the_last_life_does_not_end_the_next(world: World) -> None
     assert node is not None
     life = again.number * 1_000 + again.life
     beat = replace(node.peers.nodes[again.number].beat, incarnation=life)
-    stranger = IndexerHeartbeat(7, 1, "indexer7", "a", 1, 0, 0, 0, 0)
+    stranger = IndexerHeartbeat(
+        indexer=7,
+        incarnation=1,
+        address="indexer7",
+        zone="a",
+        pid=1,
+        slices=0,
+        bytes=0,
+        cas=0,
+        at_ms=0,
+    )
     joiner = JoinRequested(again.number, life, "again", node.state.cas, node.state.digest)
     master.feed(BeatsRead((stranger,)))
     master.feed(BeatsRead((beat,)))
@@ -199,9 +209,28 @@ def test_a_reader_that_begins_late_does_not_make_an_empty_state_of_an_unread_log
 
 def test_nobody_registers_under_a_number_that_cannot_be(world: World) -> None:
     """A record of it would be void, and written again with each of its heartbeats."""
-    stranger = IndexerHeartbeat(999, 1, "indexer999", "a", 1, 0, 0, 0, 0)
+    stranger = IndexerHeartbeat(
+        indexer=999,
+        incarnation=1,
+        address="indexer999",
+        zone="a",
+        pid=1,
+        slices=0,
+        bytes=0,
+        cas=0,
+        at_ms=0,
+    )
     for _ in range(4):
-        master_of(world).feed(BeatsRead((stranger, ProjectorHeartbeat(-3, 1, "projector", 1, 0))))
+        master_of(world).feed(
+            BeatsRead(
+                (
+                    stranger,
+                    ProjectorHeartbeat(
+                        projector=-3, incarnation=1, address="projector", pid=1, at_ms=0
+                    ),
+                )
+            )
+        )
         world.clock.run(world.clock.now + 250)
     numbers = {r.indexer for _, r in records(world, IndexerRegistered)}
     assert numbers == {i.number for i in world.indexers}

@@ -38,8 +38,8 @@ class Flood:
         for number in range(count):
             token = world.token()
             request = Request(
-                PutSetting(f"k{number % 100}" if name != "f" else f"k{number}", value),
-                f"{name}{number}",
+                command=PutSetting(f"k{number % 100}" if name != "f" else f"k{number}", value),
+                id=f"{name}{number}",
                 fingerprint=1,
                 recorded=True,
                 token=token,
@@ -126,7 +126,7 @@ def test_steps_that_take_time_delay_what_follows() -> None:
     world.calls_per_ms = 20
     world.judge.calls_max = 10**9
     master = master_of(world)
-    master.feed(Requested(Request(PutSetting("k", "1"), token=world.token())))
+    master.feed(Requested(Request(command=PutSetting("k", "1"), token=world.token())))
     assert master.paused
     before = world.steps
     run_until(world, lambda: not master.paused)

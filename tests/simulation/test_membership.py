@@ -193,7 +193,9 @@ def test_a_reform_is_refused_while_there_is_a_master(world: World) -> None:
 def test_an_indexer_that_lost_its_storage_allocates_again_and_the_state_says_so(
     world: World, alive: bool
 ) -> None:
-    outcome = ask(world, CreateIndex("i", "b", ("x",), slices=3, replicas=1))
+    outcome = ask(
+        world, CreateIndex(name="i", bucket="b", expressions=("x",), slices=3, replicas=1)
+    )
     index_id = int(outcome.answer["index"]["id"])
     before = shards_of(world, index_id)
     assert 0 not in before.values()

@@ -118,7 +118,18 @@ def test_a_build_ends_though_a_stream_began_anew_below_where_it_was_attached() -
     """
 
     def record(kind: str, connection: int, number: int, *items: Item) -> tuple[KeyVersions, Any]:
-        head = KeyVersions("b", kind, 0, connection, 1, number, (7,), (1,), b"", 0)
+        head = KeyVersions(
+            bucket="b",
+            kind=kind,
+            projector=0,
+            connection=connection,
+            ordinal=1,
+            number=number,
+            indexes=(7,),
+            builds=(1,),
+            items=b"",
+            at_ms=0,
+        )
         return head, items
 
     tracker = Tracker(1)

@@ -41,7 +41,7 @@ from tests.simulation.scenes import (
 from tests.simulation.world import World
 
 PUT = PutSetting("k", '"v"')
-CREATE = CreateIndex("i", "b", ("x",))
+CREATE = CreateIndex(name="i", bucket="b", expressions=("x",))
 
 
 def test_a_refusing_replica_rolls_back_and_its_log_is_deleted(world: World) -> None:
@@ -276,7 +276,7 @@ def test_recorded_refusals_keep_to_the_bounds_of_a_group(world: World) -> None:
     assert ask(world, PutSetting("k", json.dumps("v" * 60_000))).status == OK
     before = len(records(world, TransactionCommitted))
     for number in range(20):
-        request = Request(PUT, f"t{number}", expected_cas=NEVER, recorded=True)
+        request = Request(command=PUT, id=f"t{number}", expected_cas=NEVER, recorded=True)
         world.broker.ddl[0].append(request, None, world.clock.now)
     run_until(world, lambda: len(world.broker["ddl-replies"].read(0)) == 20)
     assert len(records(world, TransactionCommitted)) - before > 2, "they do not fit into one"
@@ -306,7 +306,7 @@ def test_a_published_command_is_not_overtaken_after_a_rollback(world: World) -> 
         replica.disk.full = True
     line = (PutSetting("k", '"first"'), CREATE, PutSetting("k", '"last"'))
     for number, command in enumerate(line):
-        request = Request(command, f"t{number}", fingerprint=number, recorded=True)
+        request = Request(command=command, id=f"t{number}", fingerprint=number, recorded=True)
         world.broker.ddl[0].append(request, None, world.clock.now)
     run_until(world, lambda: world.judge.rolled_back > 0)
     for replica in replicas_of(world):

@@ -517,7 +517,17 @@ class LastCall:
         self._token = world.token()
         deadline = world.clock.now + 3_000
         command = PutSetting("last", '"call"')
-        request = Request(command, "last", "judge", None, 1, True, self._token, None, deadline)
+        request = Request(
+            command=command,
+            id="last",
+            principal="judge",
+            expected_cas=None,
+            fingerprint=1,
+            recorded=True,
+            token=self._token,
+            position=None,
+            deadline_ms=deadline,
+        )
         machine = world.machines[world.judge.truth.master]
         machine.ask(Requested(request), self._token, self)
         world.clock.at(4_000, self._again, self._token)

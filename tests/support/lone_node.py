@@ -139,7 +139,7 @@ class LoneNode:
         """Ask for a command, and return the token under which the answer comes."""
         self._token += 1
         request = Request(
-            command, token=self._token, deadline_ms=self.mono_ms + PATIENCE_MS, **terms
+            command=command, token=self._token, deadline_ms=self.mono_ms + PATIENCE_MS, **terms
         )
         self.feed(inp.Requested(request))
         return self._token
@@ -157,12 +157,24 @@ class LoneNode:
         """Have a command read from the `ddl` topic."""
         place = Position(partition, offset)
         print_ = codec.fingerprint(command, None)
-        request = Request(command, request_id, fingerprint=print_, recorded=True, position=place)
+        request = Request(
+            command=command, id=request_id, fingerprint=print_, recorded=True, position=place
+        )
         self.feed(inp.DdlRead((request,)))
 
     def indexer_answers(self) -> None:
         """The indexer is alive, and has done what the state says."""
-        beat = IndexerHeartbeat(INDEXER, 5, INDEXER_URL, "", 1, 0, 0, 0, self.wall_ms)
+        beat = IndexerHeartbeat(
+            indexer=INDEXER,
+            incarnation=5,
+            address=INDEXER_URL,
+            zone="",
+            pid=1,
+            slices=0,
+            bytes=0,
+            cas=0,
+            at_ms=self.wall_ms,
+        )
         self.feed(inp.BeatsRead((beat,)))
         for held in list(self.node.state.of_kind("index")):
             index = held.entity
@@ -313,4 +325,4 @@ def other_beat(node: int, **more: Any) -> NodeHeartbeat:
     """Return a heartbeat that claims to be of some node."""
     fields = {"incarnation": 1, "state": "replica", "epoch": 0, "cas": 0, "digest": 0}
     fields |= {"address": "http://127.0.0.1:9", "pid": 1, "reason": "", "at_ms": WALL_MS, **more}
-    return NodeHeartbeat(node, **fields)
+    return NodeHeartbeat(node=node, **fields)

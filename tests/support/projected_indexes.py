@@ -7,34 +7,19 @@ from typing import Any
 from coordinator.core.model.entities import (
     BACKFILL,
     Index,
-    Slice,
 )
 from coordinator.core.model.stream_records import (
     CatchUpRequested,
 )
 from coordinator.core.model.vectors import Vector
+from tests.support.indexes import make_index
 
 BRANCH = 9
 
 
 def an_index(index_id: int = 1, state: str = BACKFILL, build: int = 1, **more: Any) -> Index:
-    fields: dict[str, Any] = {
-        "id": index_id,
-        "name": f"i{index_id}",
-        "bucket": "b",
-        "expressions": ("a",),
-        "where": None,
-        "primary": False,
-        "using": "gsi",
-        "defer_build": True,
-        "state": state,
-        "reason": None,
-        "slices": (Slice(0, 1), Slice(1, 2)),
-        "request": "r",
-        "created_ms": 1,
-        "build": build,
-    }
-    return Index(**(fields | more))
+    fields = {"bucket": "b", "defer_build": True, "state": state, "build": build}
+    return make_index(index_id, 1, 2, **(fields | more))
 
 
 def request(*vbuckets: int, seqno: int = 3, indexer: int = 2) -> CatchUpRequested:

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from coordinator.core.model.entities import HASH, RANGE, Index, Shard, Slice
+from tests.support.indexes import make_index
 
 
 def index(
@@ -14,24 +15,13 @@ def index(
     """An index whose slice n has its k-th host on indexer 10 n + k, in shard 100 n + k."""
     hosts = [[10 * n + k for k in range(replicas + 1)] for n in range(slices)]
     fields: dict[str, Any] = {
-        "id": 1,
-        "name": "i",
         "bucket": "b",
         "expressions": ("a", "c"),
-        "where": None,
-        "primary": False,
-        "using": "gsi",
-        "defer_build": False,
-        "state": "ready",
-        "reason": None,
         "slices": tuple(Slice(n, h[0], tuple(h[1:])) for n, h in enumerate(hosts)),
-        "request": "",
-        "created_ms": 0,
         "shards": tuple(
             Shard(h, 100 * n + k) for n, row in enumerate(hosts) for k, h in enumerate(row)
         ),
         "partitioning": HASH if bounds is None else RANGE,
         "bounds_json": json.dumps(bounds or []),
-        **more,
     }
-    return Index(**fields)
+    return make_index(1, **(fields | more))

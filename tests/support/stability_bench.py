@@ -20,6 +20,7 @@ from coordinator.core.model.stream_records import (
 from coordinator.core.model.vectors import Vector
 from coordinator.core.timestamps.settings import TimestampSettings
 from streaming.stability.fold import Batch, BucketState, Control, Output, Refusals, Syncs, fold
+from tests.support.indexes import make_watermarks
 
 TOP = 2**64 - 1
 A, B, C = TOP, 8, 9
@@ -37,7 +38,18 @@ def begin(
     vbuuid: int = A,
     kind: str = "maintenance",
 ) -> StreamBegin:
-    return StreamBegin("b", vbucket, kind, projector, connection, ordinal, vbuuid, seqno, 0, number)
+    return StreamBegin(
+        bucket="b",
+        vbucket=vbucket,
+        kind=kind,
+        projector=projector,
+        connection=connection,
+        ordinal=ordinal,
+        vbuuid=vbuuid,
+        seqno=seqno,
+        at_ms=0,
+        number=number,
+    )
 
 
 def end(
@@ -51,7 +63,18 @@ def end(
     seqno: int = 0,
     kind: str = "maintenance",
 ) -> StreamEnd:
-    return StreamEnd("b", vbucket, kind, projector, connection, ordinal, vbuuid, seqno, reason, 0)
+    return StreamEnd(
+        bucket="b",
+        vbucket=vbucket,
+        kind=kind,
+        projector=projector,
+        connection=connection,
+        ordinal=ordinal,
+        vbuuid=vbuuid,
+        seqno=seqno,
+        reason=reason,
+        at_ms=0,
+    )
 
 
 def closed(
@@ -63,7 +86,16 @@ def closed(
 def sync(
     vbucket: int, connection: int, ordinal: int, seqno: int, vbuuid: int = A, projector: int = 0
 ) -> Sync:
-    return Sync("b", vbucket, projector, connection, ordinal, vbuuid, seqno, 0)
+    return Sync(
+        bucket="b",
+        vbucket=vbucket,
+        projector=projector,
+        connection=connection,
+        ordinal=ordinal,
+        vbuuid=vbuuid,
+        seqno=seqno,
+        at_ms=0,
+    )
 
 
 def log(vbucket: int, *branches: tuple[int, int]) -> FailoverLog:
@@ -79,8 +111,13 @@ def heartbeat(
     free: int = 100,
     incarnation: int = 1,
 ) -> HwHeartbeat:
-    return HwHeartbeat(
-        indexer, incarnation, "b", indexes, *vector.to_bytes(), 0, 0, queue, free, (), 0
+    return make_watermarks(
+        indexer,
+        vector,
+        incarnation=incarnation,
+        indexes=indexes,
+        mutation_queue=queue,
+        free=free,
     )
 
 

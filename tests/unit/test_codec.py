@@ -152,7 +152,7 @@ POSITION = commands.Position(1, 5)
 
 
 def test_a_producers_command_becomes_a_recorded_request() -> None:
-    command = commands.CreateIndex("n", "b", ("x",), if_not_exists=True)
+    command = commands.CreateIndex(name="n", bucket="b", expressions=("x",), if_not_exists=True)
     request = codec.decode_ddl(codec.encode_ddl("r1", command, "me", 7), POSITION)
     assert request.command == command
     assert (request.id, request.principal, request.expected_cas) == ("r1", "me", 7)

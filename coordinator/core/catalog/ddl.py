@@ -468,13 +468,13 @@ def _ended(index: Index, change: Change, outcome: Outcome) -> Decision:
         record = refusal(index.request, index.request_fingerprint, index.by_topic, outcome)
     elif index.request_fingerprint:
         record = RecordedOutcome(
-            index.request,
-            DONE,
-            index.request_fingerprint,
-            INDEX,
-            (index.id,),
-            Cas(0),
-            index.by_topic,
+            id=index.request,
+            status=DONE,
+            fingerprint=index.request_fingerprint,
+            answer=INDEX,
+            index_ids=(index.id,),
+            cas=Cas(0),
+            by_topic=index.by_topic,
         )
     return Accepted((change,), outcome.answer, record=record)
 

@@ -42,7 +42,7 @@ class Change:
     entity: Entity | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Circumstances:
     """What a decision may use beside the state: values that come in from outside, as values.
 
@@ -110,7 +110,13 @@ def recorded(request: Request, outcome: Outcome) -> RecordedOutcome:
         return refusal(request.id, request.fingerprint, by_topic, outcome)
     answer, index_ids = _about(outcome.answer)
     return RecordedOutcome(
-        request.id, DONE, request.fingerprint, answer, index_ids, Cas(0), by_topic
+        id=request.id,
+        status=DONE,
+        fingerprint=request.fingerprint,
+        answer=answer,
+        index_ids=index_ids,
+        cas=Cas(0),
+        by_topic=by_topic,
     )
 
 

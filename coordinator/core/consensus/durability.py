@@ -112,13 +112,13 @@ class Durability:
         token = self._tokens.next()
         self._in_flight.append(InFlight(token, unsaved, at.applied if at.is_whole else -1))
         return Save(
-            token,
-            at.applied,
-            at.authority if at.is_whole else None,
-            self._new_rows(at.authority) if at.is_whole else (),
-            at.log,
-            at.state.cas,
-            at.state.digest,
+            token=token,
+            applied=at.applied,
+            authority=at.authority if at.is_whole else None,
+            rows=self._new_rows(at.authority) if at.is_whole else (),
+            log=at.log,
+            cas=at.state.cas,
+            digest=at.state.digest,
             changes=tuple(unsaved.changes.items()),
             wipe=unsaved.wipe,
             sync=sync or len(self._in_flight) >= UNSYNCED_SAVES_MAX,

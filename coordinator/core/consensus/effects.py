@@ -61,7 +61,7 @@ class Ask:
     record: RestartRequested | PromotionRequested
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Save:
     """Write one atomic batch to the store.
 

@@ -316,14 +316,14 @@ class Election:
             return self._give_up(view, "this node did not accept the last committed transaction")
         records.append(
             MasterClaimed(
-                Epoch(authority.epoch + 1),
-                config.node,
-                config.incarnation,
-                config.address,
-                state.cas,
-                state.digest,
-                authority,
-                view.now.wall_ms,
+                epoch=Epoch(authority.epoch + 1),
+                node=config.node,
+                incarnation=config.incarnation,
+                address=config.address,
+                cas=state.cas,
+                digest=state.digest,
+                snapshot=authority,
+                at_ms=view.now.wall_ms,
             )
         )
         candidacy.step = CLAIMING
@@ -455,15 +455,15 @@ def reform_record(view: NodeView, event: MembershipRequested, epoch: Epoch) -> C
     assert isinstance(command, Reform)
     assert authority is not None
     return ClusterReformed(
-        epoch,
-        view.config.node,
-        view.state.cas,
-        view.state.digest,
-        command.minimum,
-        tuple(n for n in authority.roster if n not in command.forget),
-        event.principal,
-        command.reason,
-        view.now.wall_ms,
+        epoch=epoch,
+        node=view.config.node,
+        cas=view.state.cas,
+        digest=view.state.digest,
+        minimum=command.minimum,
+        roster=tuple(n for n in authority.roster if n not in command.forget),
+        principal=event.principal,
+        reason=command.reason,
+        at_ms=view.now.wall_ms,
     )
 
 
@@ -480,11 +480,11 @@ def _is_by(view: NodeView, record: MasterClaimed) -> bool:
 def _genesis(view: NodeView) -> ClusterFormed:
     config = view.config
     return ClusterFormed(
-        config.cluster_id,
-        config.cas_base,
-        config.roster,
-        config.quorum,
-        config.log_capacity,
-        config.request_window_ms,
-        view.now.wall_ms,
+        cluster_id=config.cluster_id,
+        cas_base=config.cas_base,
+        roster=config.roster,
+        minimum=config.quorum,
+        log_capacity=config.log_capacity,
+        request_window_ms=config.request_window_ms,
+        at_ms=view.now.wall_ms,
     )

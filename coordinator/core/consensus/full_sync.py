@@ -83,7 +83,9 @@ class FullSync:
         assert authority is not None
         self._source = source
         self._synchroniser = Synchroniser(
-            authority.last_cas, authority.digest, without_outcomes=authority.outcomes_apart
+            base_cas=authority.last_cas,
+            base_digest=authority.digest,
+            without_outcomes=authority.outcomes_apart,
         )
         self._token = self._tokens.next()
         if source.kind == COPY:

@@ -51,14 +51,14 @@ def separation(
     for value in groups:
         window.add(codec.decode_outcomes(value).cas, value, now)
     return OutcomesSeparated(
-        epoch,
-        state.cas,
-        state.digest,
-        states.without(state, legacy_outcomes(state)).digest,
-        tuple(groups),
-        window.digest,
-        now.wall_ms,
-        forgotten_ms,
+        epoch=epoch,
+        cas=state.cas,
+        digest=state.digest,
+        state_digest=states.without(state, legacy_outcomes(state)).digest,
+        groups=tuple(groups),
+        outcomes_digest=window.digest,
+        at_ms=now.wall_ms,
+        forgotten_ms=forgotten_ms,
     )
 
 

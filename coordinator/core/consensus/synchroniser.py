@@ -35,7 +35,7 @@ class Mismatch(NamedTuple):
     message: str
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Synchroniser:
     """Collects what a source holds, and commits of `commit`, until the two agree.
 

@@ -111,7 +111,14 @@ class Committer:
         )
         token = self._tokens.next()
         lives = {n: member.incarnation for n, member in authority.members.items()}
-        self.attempt = Attempt(proposal, group.enlisted, now, now, token=token, lives=lives)
+        self.attempt = Attempt(
+            proposal=proposal,
+            enlisted=group.enlisted,
+            began_ms=now,
+            sent_ms=now,
+            token=token,
+            lives=lives,
+        )
         return [WriteEvents(token, events_of(proposal, ())), Append(token, proposal)]
 
     def opened(self, txn: TxnId, offset: Offset) -> None:

@@ -41,7 +41,7 @@ class Answered(NamedTuple):
     outcome: Outcome
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Group:
     """A group of commands while it is being formed."""
 
@@ -84,7 +84,12 @@ class GroupCommit:
         requests = self._requests
         parked = (r.position for waiting in requests.parked.values() for r in waiting)
         partitions = {position.partition for position in parked if position is not None}
-        group = Group(txn, _live_indexers(view), _buckets_seen(view), partitions)
+        group = Group(
+            txn=txn,
+            indexers=_live_indexers(view),
+            vbuckets=_buckets_seen(view),
+            partitions=partitions,
+        )
         rewrites = [r for r in requests.upkeep.values() if isinstance(r.command, RewriteEntities)]
         if rewrites:
             self._enlist(view, group, rewrites[0])
@@ -97,7 +102,9 @@ class GroupCommit:
         for partition, offset in group.consumed.items():
             entity = Consumed(partition, Offset(offset))
             change = decisions.Change("DdlConsumed", consumed_key(partition), entity)
-            group.mutations.append(self._mutation(view, change, Request(SkipRecord("", b""))))
+            group.mutations.append(
+                self._mutation(view, change, Request(command=SkipRecord("", b"")))
+            )
         return group
 
     def _enlist_waiting(self, view: NodeView, group: Group) -> None:

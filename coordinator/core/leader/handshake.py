@@ -82,7 +82,7 @@ def moved_shard(index: Index | None, indexer: int, shard: int) -> bool:
     )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Handshake:
     """What is known of one life of one indexer."""
 
@@ -112,7 +112,7 @@ class Handshakes:
         """An indexer is alive: another life of it begins a new handshake."""
         known = self._by_indexer.get(beat.indexer)
         if known is None or known.incarnation != beat.incarnation:
-            self._by_indexer[beat.indexer] = Handshake(beat.incarnation, now_ms)
+            self._by_indexer[beat.indexer] = Handshake(incarnation=beat.incarnation, due_ms=now_ms)
 
     def due(self, now_ms: int, cas: Cas) -> list[HoldingsRequested]:
         """Return what is to be asked now; it is asked again, less and less often, until agreed.

@@ -69,7 +69,7 @@ class RequestTable:
     def want(self, key: str, command: Command) -> None:
         """Enter a command of the master's own into the next group, once."""
         if key not in self.upkeep:
-            self.upkeep[key] = Request(command, principal="coordinator", key=key)
+            self.upkeep[key] = Request(command=command, principal="coordinator", key=key)
 
     # -- what becomes of them ----------------------------------------------------------------
 

@@ -46,7 +46,7 @@ class Enlisted:
     record: RecordedOutcome | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Attempt:
     """The transaction in flight. At most one exists."""
 

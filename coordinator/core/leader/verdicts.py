@@ -27,16 +27,16 @@ def commit_of(view: NodeView, codec: EntityCodec, attempt: Attempt) -> Transacti
     group = _outcomes_of(view, codec, attempt)
     forgotten = outcomes.due(view.now, authority_of(view).request_window_ms)
     return TransactionCommitted(
-        attempt.proposal.txn,
-        attempt.offset,
-        attempt.accepted,
-        attempt.cas,
-        attempt.after.digest,
-        view.now.wall_ms,
-        group,
-        forgotten,
-        outcomes.digest_after(attempt.cas[-1], group, forgotten),
-        outcomes.forgotten_ms(forgotten),
+        txn=attempt.proposal.txn,
+        proposal_offset=attempt.offset,
+        accepted=attempt.accepted,
+        cas=attempt.cas,
+        state_digest=attempt.after.digest,
+        at_ms=view.now.wall_ms,
+        outcomes=group,
+        outcomes_forgotten=forgotten,
+        outcomes_digest=outcomes.digest_after(attempt.cas[-1], group, forgotten),
+        outcomes_forgotten_ms=outcomes.forgotten_ms(forgotten),
     )
 
 
@@ -85,15 +85,15 @@ def _created(view: NodeView, index_id: int) -> Index | None:
 
 def _reply(view: NodeView, request_id: str, outcome: Outcome) -> DdlReply:
     return DdlReply(
-        request_id,
-        outcome.status,
-        decisions.compact(outcome.answer),
-        outcome.code,
-        outcome.message,
-        decisions.compact(outcome.details),
-        outcome.cas,
-        outcome.txn,
-        view.now.wall_ms,
+        request=request_id,
+        status=outcome.status,
+        answer_json=decisions.compact(outcome.answer),
+        error_code=outcome.code,
+        error_message=outcome.message,
+        error_details_json=decisions.compact(outcome.details),
+        cas=outcome.cas,
+        txn=outcome.txn,
+        at_ms=view.now.wall_ms,
     )
 
 

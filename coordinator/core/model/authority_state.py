@@ -85,7 +85,7 @@ class SnapshotInfo:
     at_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AuthorityState:
     """All that the fold of `commit` knows.
 

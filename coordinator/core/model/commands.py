@@ -13,7 +13,7 @@ from coordinator.core.model.entities import HASH, Shard
 from coordinator.core.model.types import Cas, Epoch, Offset
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CreateIndex:
     """Create an index: committed as INIT, READY once all hosting indexers have allocated it."""
 
@@ -225,7 +225,7 @@ class Position:
     offset: Offset
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """A command and the terms under which it counts.
 

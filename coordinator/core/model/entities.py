@@ -62,7 +62,7 @@ class Shard:
     number: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Index:
     """An index definition with its topology (seed: IndexDefinition and IndexTopology).
 
@@ -170,7 +170,7 @@ class Setting:
 OUTCOME_PENDING, OUTCOME_DONE, OUTCOME_REFUSED = "pending", "done", "refused"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutcome:
     """What became of a request, as older versions kept it: `core.outcomes` has taken its place.
 

@@ -28,7 +28,7 @@ DETAILS_BYTES_MAX = 1_024
 """Longer details of a refusal are not remembered."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedOutcome:
     """What became of one request.
 

@@ -42,7 +42,7 @@ class Event:
 # -- the commit topic: the Authority's log -------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFormed:
     """Genesis: written once, by the first claimant of an empty log."""
 
@@ -56,7 +56,7 @@ class ClusterFormed:
     outcomes_apart: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MasterClaimed:
     """A claim of the mastership; void unless the fold accepts it. `snapshot` precedes the claim."""
 
@@ -102,7 +102,7 @@ class TransactionProposed:
     mutations: tuple[Mutation, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionCommitted:
     """Phase two: the terminal status *commit*, in one Kafka transaction with its events.
 
@@ -133,7 +133,7 @@ class OutcomesForgotten:
     forgotten_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OutcomesSeparated:
     """From here on outcomes are no entities: what a new version does first to an older cluster.
 
@@ -207,7 +207,7 @@ class MasterResigned:
     at_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterReformed:
     """An operator lowers the minimum of copies, or the roster, to what is left.
 
@@ -366,7 +366,7 @@ AckRecord = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeHeartbeat:
     """An IndexManager node is alive, in this state."""
 
@@ -384,7 +384,7 @@ class NodeHeartbeat:
     """The offset of `commit` up to which this node has everything on its disk."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IndexerHeartbeat:
     """An indexer is alive; its load in slices and bytes of storage."""
 
@@ -425,7 +425,7 @@ class BackfillProgress:
     total: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProjectorHeartbeat:
     """A projector is alive.
 
@@ -533,7 +533,7 @@ Heartbeat = (
 # -- DDL by topic --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DdlReply:
     """The outcome of a command from the `ddl` topic."""
 

@@ -14,7 +14,7 @@ from coordinator.core.model.types import Seqno, Vbuuid
 MAINTENANCE, BACKFILL, CATCHUP = STREAM_KINDS = ("maintenance", "backfill", "catch-up")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StreamBegin:
     """A vbucket's stream begins on a connection, after this seqno of this branch."""
 
@@ -31,7 +31,7 @@ class StreamBegin:
     """Of the generation of maintenance streams that it belongs to; 0 for other kinds."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StreamEnd:
     """A vbucket's stream ends on a connection: nothing after this seqno comes on it."""
 
@@ -60,7 +60,7 @@ class ConnectionClosed:
     at_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sync:
     """All mutations of a vbucket up to this seqno, the end of a snapshot, were sent."""
 
@@ -78,7 +78,7 @@ NOT_SAID = -1
 """The `previous` of a record whose projector does not link its records."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KeyVersions:
     """What a connection sends to one indexer about vbuckets of one partition of `mutations`.
 
@@ -172,7 +172,7 @@ class GenerationTaken:
     vbuckets: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HwHeartbeat:
     """The high watermarks of an indexer in one bucket (seed: HWHeartbeat).
 
@@ -248,7 +248,7 @@ class PromotionRequested:
     at_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RestartTimestamp:
     """From where on the streams of `vbuckets` are to begin again.
 
@@ -276,7 +276,7 @@ SYNC_MISSING, SEQNO_REGRESSED, STREAM_REFUSED = ENQUIRIES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RollbackEnquiry:
     """A vbucket may have been rolled back: somebody has to look at its failover log.
 

@@ -148,7 +148,7 @@ class Question(NamedTuple):
     since_ms: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class BucketState:
     """All that `stability.fold` knows of a bucket. Bounds are where the parts are filled."""
 
@@ -176,7 +176,7 @@ class BucketState:
         """Return the state of a bucket of which nothing is known. ValueError: no vbuckets."""
         if vbuckets < 1:
             raise ValueError(f"a bucket of {vbuckets} vbuckets")
-        return cls(bucket, _new_places(vbuckets))
+        return cls(bucket=bucket, places=_new_places(vbuckets))
 
     @classmethod
     def resumed(cls, bucket: str, vbuckets: int, last: StabilityTimestamp) -> BucketState:
@@ -348,7 +348,7 @@ def _build(head: dict[str, Any], blob: memoryview) -> BucketState:
         for indexer, *rest in head["heard"]
     }
     return replace(
-        BucketState(head["bucket"], places),
+        BucketState(bucket=head["bucket"], places=places),
         held={v: tuple(Held(*one) for one in waiting) for v, *waiting in head["held"]},
         connections=connections,
         early=early,

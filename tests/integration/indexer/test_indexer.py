@@ -123,7 +123,20 @@ def test_an_index_is_allocated_answered_and_released(
 
 
 def test_heartbeats_say_what_is_held(cluster: Cluster, start: Start) -> None:
-    cluster.write_raw(COMMIT, codec.encode(ClusterFormed("id", 5_000, (1, 2, 3), 2, 100, 1, 1)))
+    cluster.write_raw(
+        COMMIT,
+        codec.encode(
+            ClusterFormed(
+                cluster_id="id",
+                cas_base=5_000,
+                roster=(1, 2, 3),
+                minimum=2,
+                log_capacity=100,
+                request_window_ms=1,
+                at_ms=1,
+            )
+        ),
+    )
     process = start()
     with cluster.listen(HEARTBEAT) as beats:
         first: IndexerHeartbeat = beats.hears("a heartbeat", lambda _: True)
@@ -317,7 +330,20 @@ def test_an_indexer_that_is_told_to_read_the_state_again_keeps_what_it_has(
     cluster: Cluster, start: Start, acks: Listener
 ) -> None:
     """What it has was written after it came: the log's end of then is not the end to read to."""
-    cluster.write_raw(COMMIT, codec.encode(ClusterFormed("c", 1, (1,), 1, 10, 5, 6)))
+    cluster.write_raw(
+        COMMIT,
+        codec.encode(
+            ClusterFormed(
+                cluster_id="c",
+                cas_base=1,
+                roster=(1,),
+                minimum=1,
+                log_capacity=10,
+                request_window_ms=5,
+                at_ms=6,
+            )
+        ),
+    )
     process = start()
     with cluster.listen(HEARTBEAT) as beats:
         beat = beats.hears("a heartbeat", lambda r: isinstance(r, IndexerHeartbeat))

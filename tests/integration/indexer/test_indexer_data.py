@@ -123,7 +123,20 @@ def test_a_new_build_begins_from_nothing(bench: Bench) -> None:
 def test_what_is_no_record_is_a_dead_letter_and_the_rest_is_applied(bench: Bench) -> None:
     stream = bench.build()
     mine = [("indexer", b"1")]
-    whole = codec.encode(KeyVersions(BUCKET, "maintenance", 1, 1, 1, 1, (1,), (1,), b"\x01\x00", 0))
+    whole = codec.encode(
+        KeyVersions(
+            bucket=BUCKET,
+            kind="maintenance",
+            projector=1,
+            connection=1,
+            ordinal=1,
+            number=1,
+            indexes=(1,),
+            builds=(1,),
+            items=b"\x01\x00",
+            at_ms=0,
+        )
+    )
     for value, headers in (
         (b"garbage", mine),
         (whole, mine),

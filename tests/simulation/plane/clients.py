@@ -53,7 +53,14 @@ class IndexClient(Client):
         else:
             command = BuildIndexes(bucket=bucket)
         recorded = stale or isinstance(command, CreateIndex) or chance.random() < 0.8
-        return Request(command, request_id, "client", None, hash_of(command), recorded)
+        return Request(
+            command=command,
+            id=request_id,
+            principal="client",
+            expected_cas=None,
+            fingerprint=hash_of(command),
+            recorded=recorded,
+        )
 
 
 class Writer:

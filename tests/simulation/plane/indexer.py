@@ -34,6 +34,7 @@ from indexer_sim.pipeline.progress_reporter import _is_built
 from tests.simulation.clock import WALL_MS
 from tests.simulation.plane.disk import Crashed, MemoryDatabase
 from tests.simulation.plane.reading import Buckets, Reader
+from tests.support.indexes import make_watermarks
 
 if TYPE_CHECKING:
     from tests.simulation.plane.world import PlaneWorld
@@ -66,7 +67,7 @@ class Life:
         self.world = shell.world
         self.number = shell.number
         self.dead = False
-        self.planner = AllocationPlanner(shell.number)
+        self.planner = AllocationPlanner(indexer=shell.number)
         self.storage = Buckets(shell.disks, shell.vbuckets)
         self.planner.hold(self.storage.held, self.storage.shards)
         self.reader = Reader(self.world, self.number, self.storage)
@@ -224,7 +225,15 @@ class Life:
     def _beat(self) -> None:
         world = self.world
         beat = IndexerHeartbeat(
-            self.number, self.shell.incarnation, f"indexer{self.number}", "", 1, 0, 0, 0, WALL_MS
+            indexer=self.number,
+            incarnation=self.shell.incarnation,
+            address=f"indexer{self.number}",
+            zone="",
+            pid=1,
+            slices=0,
+            bytes=0,
+            cas=0,
+            at_ms=WALL_MS,
         )
         world.beat(beat, 0)
         self.storage.tend()
@@ -269,15 +278,12 @@ class Life:
             for index_id, tracked in sorted(tracker.indexes.items())
             if tracked.state.build
         )
-        return HwHeartbeat(
+        return make_watermarks(
             self.number,
-            self.shell.incarnation,
-            bucket.name,
-            tuple(sorted(tracker.indexes)),
-            *tracker.vector().to_bytes(),
-            last_persistence=0,
-            last_stability=0,
-            mutation_queue=0,
+            tracker.vector(),
+            incarnation=self.shell.incarnation,
+            bucket=bucket.name,
+            indexes=tuple(sorted(tracker.indexes)),
             free=1,
             builds=builds,
             at_ms=WALL_MS,

@@ -56,7 +56,7 @@ KINDS = (
 def definition(number: int, bucket: str, slices: int, **more: Any) -> CreateIndex:
     kind = KINDS[number % len(KINDS)]
     slices = 0 if "bounds_json" in kind.more else slices
-    return CreateIndex(f"i{number}", bucket, slices=slices, **kind.more, **more)
+    return CreateIndex(name=f"i{number}", bucket=bucket, slices=slices, **kind.more, **more)
 
 
 class Oracle:

@@ -261,15 +261,15 @@ class Life:
         for answer in sorted(self._answers):
             self._answer(*answer)
         beat = ProjectorHeartbeat(
-            self.number,
-            self.incarnation,
-            f"projector{self.number}",
-            1,
-            WALL_MS,
-            "kv",
-            self.planner.seen(),
-            self.planner.waiting(self.world.clock.now),
-            self.planner.progress(),
+            projector=self.number,
+            incarnation=self.incarnation,
+            address=f"projector{self.number}",
+            pid=1,
+            at_ms=WALL_MS,
+            kv="kv",
+            buckets=self.planner.seen(),
+            waiting=self.planner.waiting(self.world.clock.now),
+            backfills=self.planner.progress(),
         )
         self.world.beat(beat, 0)
 

@@ -57,7 +57,9 @@ def ranged(size: int) -> CreateIndex:
     length, more = divmod(size, 255)
     bounds = [[f"{n:05d}{'k' * (length - 12 + (n < more))}"] for n in range(255)]
     return CreateIndex(
-        *("big", "b", ("name",)),
+        name="big",
+        bucket="b",
+        expressions=("name",),
         slices=0,
         partitioning="range",
         bounds_json=json.dumps(bounds, separators=(",", ":")),
@@ -71,7 +73,7 @@ def test_the_largest_index_that_is_admitted_becomes_ready_and_can_be_dropped(
     lone: LoneNode,
 ) -> None:
     """READY weighs more than INIT: the shards of its hosts come in. The bucket is there already."""
-    small = CreateIndex("small", "b", ("name",))
+    small = CreateIndex(name="small", bucket="b", expressions=("name",))
     lone.create(small, "first")
     low, high = 0, 2 * GROUP_BYTES
     while high - low > 1:
@@ -335,7 +337,17 @@ def test_not_everything_waits_for_a_proposal_to_be_synced(lone: LoneNode) -> Non
     since = longest = 0
     for number in range(3 * UNSYNCED_SAVES_MAX):
         seen = len(lone.saves)
-        beat = IndexerHeartbeat(3, 5, f"http://{number}", "", 1, 0, 0, 0, lone.wall_ms)
+        beat = IndexerHeartbeat(
+            indexer=3,
+            incarnation=5,
+            address=f"http://{number}",
+            zone="",
+            pid=1,
+            slices=0,
+            bytes=0,
+            cas=0,
+            at_ms=lone.wall_ms,
+        )
         lone.feed(inp.BeatsRead((beat,)))
         lone.run(50)
         for save in lone.saves[seen:]:
@@ -353,7 +365,7 @@ def published(number: int, command: Command, request_id: str = "") -> Request:
     print_ = codec.fingerprint(command, None)
     place = Position(0, number)
     name = request_id or f"r{number}"
-    return Request(command, name, fingerprint=print_, recorded=True, position=place)
+    return Request(command=command, id=name, fingerprint=print_, recorded=True, position=place)
 
 
 def replies(lone: LoneNode) -> dict[str, tuple[str, str]]:
@@ -374,7 +386,7 @@ def test_what_stands_behind_a_creation_in_its_partition_is_decided_after_it(
     """Also if both are read at once, as they are under load and after a failover."""
     lone = LoneNode(serves=True).start()
     lone.run(1_000)
-    creation = CreateIndex("x", "b", ("a",), defer_build=True)
+    creation = CreateIndex(name="x", bucket="b", expressions=("a",), defer_build=True)
     lone.feed(inp.DdlRead((published(0, creation), published(1, then))))
     lone.until(lambda: len(replies(lone)) == 2)
     lone.run(2_000)
@@ -386,7 +398,7 @@ def test_another_command_under_the_id_of_a_creation_does_not_hide_it(lone: LoneN
     """Its refusal is told, and not remembered: under that id something takes effect."""
     lone.indexer_answers()
     lone.until(lambda: lone.node.authority and lone.node.authority.indexers)
-    creation = CreateIndex("x", "b", ("a",))
+    creation = CreateIndex(name="x", bucket="b", expressions=("a",))
     print_ = codec.fingerprint(creation, None)
     first = lone.send(creation, id="X", recorded=True, fingerprint=print_)
     lone.run(500)
@@ -416,8 +428,15 @@ def test_a_partition_that_is_held_up_holds_up_nobody_else(lone: LoneNode) -> Non
     """However many commands stand behind a creation that no indexer answers."""
     lone.indexer_answers()
     lone.until(lambda: lone.node.authority and lone.node.authority.indexers)
-    again = CreateIndex("x", "b", ("a",), if_not_exists=True)
-    lone.feed(inp.DdlRead((published(0, CreateIndex("x", "b", ("a",))), published(1, again))))
+    again = CreateIndex(name="x", bucket="b", expressions=("a",), if_not_exists=True)
+    lone.feed(
+        inp.DdlRead(
+            (
+                published(0, CreateIndex(name="x", bucket="b", expressions=("a",))),
+                published(1, again),
+            )
+        )
+    )
     lone.run(200)
     behind = lone.node.config.examined_max + 500
     drop = DropIndex(bucket="b", name="z", if_exists=True)

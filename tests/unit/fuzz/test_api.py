@@ -24,11 +24,12 @@ from schemathesis import Case, GenerationMode
 from coordinator.codec import encode
 from coordinator.core.catalog.state import evolve
 from coordinator.core.keys.scans import Cursor
-from coordinator.core.model.entities import Bucket, Index, Slice
+from coordinator.core.model.entities import Bucket
 from coordinator.core.model.records import Mutation
 from coordinator.http.errors import STATUS
 from tests.support.fuzzing import CALL_S_MAX, INTS, TEXTS, VALUES, holds
 from tests.support.hostile import EXPRESSIONS
+from tests.support.indexes import make_index
 from tests.support.lone_node import HOST, INDEXER, LoneNode
 from tests.support.lone_shell import LoneShell
 
@@ -339,9 +340,13 @@ class ScanService(Service):
 
     def node(self) -> LoneNode:
         one = super().node()
-        index = Index(
-            *(1 << 40, "i", "b", ("a", "c DESC"), None, False, "gsi", False, "maintenance", None),
-            *((Slice(0, INDEXER, ()), Slice(1, 2, ())), "", 0),
+        index = make_index(
+            1 << 40,
+            *(INDEXER, 2),
+            name="i",
+            bucket="b",
+            expressions=("a", "c DESC"),
+            state="maintenance",
         )
         held = (Bucket("b", 64), index)
         changes = [(Mutation("x", e.key, encode(e), e), 10 + n) for n, e in enumerate(held)]

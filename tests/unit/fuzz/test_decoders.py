@@ -18,7 +18,6 @@ from coordinator.core.keys.scans import Cursor, ScanError, cover_of, row_of
 from coordinator.core.keys.topology import read_bounds
 from coordinator.core.model import json_text
 from coordinator.core.model.commands import CreateIndex, Position, Request
-from coordinator.core.model.entities import Index, Slice
 from coordinator.core.timestamps import settings as timestamp_settings
 from coordinator.http.encoding import encoded
 from coordinator.language.ddl_commands import Definition, examine_here, read_command
@@ -42,6 +41,7 @@ from tests.support.hostile import (
     SCHEMAS,
     _of,
 )
+from tests.support.indexes import make_index
 from tests.support.records import ONE_OF_EACH, nested
 
 pytestmark = pytest.mark.fuzz
@@ -176,9 +176,11 @@ DECODERS: dict[str, Decoder] = {
         (),
         ODD_RECORDS
         | EXPRESSIONS.filter(str.isprintable).map(
-            lambda text: codec.encode_ddl("r", CreateIndex("i", "b", (text,)))
+            lambda text: codec.encode_ddl(
+                "r", CreateIndex(name="i", bucket="b", expressions=(text,))
+            )
         ),
-        (codec.encode_ddl("r", CreateIndex("i", "b", ("ELSE",))),),
+        (codec.encode_ddl("r", CreateIndex(name="i", bucket="b", expressions=("ELSE",))),),
     ),
     "archive": Decoder(lambda data: archived(1, data), (UnreadableError,), ODD_RECORDS | RECORDS),
     "json": Decoder(json_text.parse, (ValueError,), JSON_TEXTS, (DEEP, "[" * 10**6, '{"a":' * 900)),
@@ -277,10 +279,7 @@ def _compiles(given: tuple[str, dict[str, Any]]) -> None:
     found = examine_here(Definition((text,), None))
     if isinstance(found, str):
         return
-    index = Index(
-        *(1, "i", "b", found.expressions, None, False, "gsi", False, "ready", None),
-        *((Slice(0, 1, ()),), "", 0),
-    )
+    index = make_index(1, expressions=found.expressions)
     evaluate = compile_index(index)
     try:
         assert isinstance(evaluate("id", document), bytes | None)
@@ -328,7 +327,7 @@ def test_answers_of_the_api_are_the_json_that_they_stand_for() -> None:
 
 def test_the_request_of_a_command_does_not_depend_on_how_it_is_read() -> None:
     def law(text: str) -> None:
-        command = CreateIndex("i", "b", (text,))
+        command = CreateIndex(name="i", bucket="b", expressions=(text,))
         data = codec.encode_ddl("r", command)
         request = read_command(data, PLACE)
         assert isinstance(request, Request)

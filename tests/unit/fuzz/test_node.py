@@ -66,9 +66,11 @@ HISTORIES = st.lists(EVENTS, min_size=1, max_size=12)
 def _busy() -> LoneNode:
     """Return a master with an index, a setting and an indexer, and somebody who waits."""
     one = LoneNode(serves=True).start().run(2_000)
-    for token, command in enumerate((CreateIndex("i", "b", ("a",)), PutSetting("k", "1")), 1):
+    for token, command in enumerate(
+        (CreateIndex(name="i", bucket="b", expressions=("a",)), PutSetting("k", "1")), 1
+    ):
         deadline_ms = one.mono_ms + 60_000
-        one.feed(inputs.Requested(Request(command, token=token, deadline_ms=deadline_ms)))
+        one.feed(inputs.Requested(Request(command=command, token=token, deadline_ms=deadline_ms)))
     one.run(300)
     one.feed(inputs.ReadRequested(9, one.mono_ms + 60_000, False, 10**9))
     assert one.node.master is not None

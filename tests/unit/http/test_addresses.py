@@ -24,7 +24,7 @@ def lone() -> LoneNode:
 
 def projector(**more: Any) -> ProjectorHeartbeat:
     fields = {"incarnation": 3, "address": "projector-0", "pid": 1, "at_ms": 1, "kv": "http://kv"}
-    return ProjectorHeartbeat(0, **{**fields, **more})
+    return ProjectorHeartbeat(projector=0, **{**fields, **more})
 
 
 def rows(shown: dict[str, Any], key: str, number: str) -> dict[int, Any]:
@@ -48,7 +48,9 @@ def test_an_indexer_is_at_the_address_that_is_registered_for_the_life_that_is_he
         one.node.peers.indexers[INDEXER].beat = odd
         assert views.scan_address(one.node, INDEXER) is None
         assert rows(views.indexers(one.node), "indexers", "id")[INDEXER]["address"] == INDEXER_URL
-    unheard = IndexerHeartbeat(8, 1, EVIL, "", 9, 0, 0, 0, 1)
+    unheard = IndexerHeartbeat(
+        indexer=8, incarnation=1, address=EVIL, zone="", pid=9, slices=0, bytes=0, cas=0, at_ms=1
+    )
     one.node.step(one.now, inputs.BeatsRead((unheard,)))
     assert views.scan_address(one.node, 8) is None
     assert rows(views.indexers(one.node), "indexers", "id")[8]["address"] == ""

@@ -17,16 +17,16 @@ def command(**fields: Any) -> CreateIndex:
 
 
 def test_what_a_body_leaves_out_is_what_the_command_leaves_out() -> None:
-    assert command() == CreateIndex("i", "b", ("c",))
+    assert command() == CreateIndex(name="i", bucket="b", expressions=("c",))
 
 
 def test_bounds_say_how_many_slices_there_are_unless_the_body_does() -> None:
     ranges = {"partitioning": "range", "bounds": [["F"], ["P", 1, 1.5, True, None]]}
     made = command(**ranges)
     assert made == CreateIndex(
-        "i",
-        "b",
-        ("c",),
+        name="i",
+        bucket="b",
+        expressions=("c",),
         slices=0,
         partitioning="range",
         bounds_json='[["F"],["P",1,1.5,true,null]]',

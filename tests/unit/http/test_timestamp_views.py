@@ -9,7 +9,6 @@ from coordinator.core.model.entities import Source, Stream
 from coordinator.core.model.records import BucketCurrent, StreamOwner, TimestampsHeartbeat
 from coordinator.core.model.stream_records import (
     SYNC_MISSING,
-    HwHeartbeat,
     RestartTimestamp,
     RollbackEnquiry,
     StabilityTimestamp,
@@ -19,6 +18,7 @@ from coordinator.core.model.vectors import Vector
 from coordinator.core.timestamps.board import EMPTY, BucketBoard, fold, of
 from coordinator.http import models
 from coordinator.http.timestamp_views import Row, restart, stabilities, stability
+from tests.support.indexes import make_watermarks
 
 TOP = 2**64 - 1
 NOW_MS = 10_000
@@ -36,9 +36,43 @@ def known() -> BucketBoard:
     for record in (
         STABLE,
         StabilityTimestamp("b", 40, *PLACES, 9_500),
-        RestartTimestamp("b", 1, 5, (3, 1), *PLACES, (1,), (0,), "closed", 20_000),
-        RestartTimestamp("b", 2, 0, (), b"", b"", (), (), "asked", 1_000),
-        RollbackEnquiry("b", 3, 9, TOP, 1, 7, TOP, 1, 2**63 - 1, SYNC_MISSING, 9_000),
+        RestartTimestamp(
+            bucket="b",
+            number=1,
+            round=5,
+            vbuckets=(3, 1),
+            vbuuids=PLACES[0],
+            seqnos=PLACES[1],
+            branched=(1,),
+            projectors=(0,),
+            reason="closed",
+            at_ms=20_000,
+        ),
+        RestartTimestamp(
+            bucket="b",
+            number=2,
+            round=0,
+            vbuckets=(),
+            vbuuids=b"",
+            seqnos=b"",
+            branched=(),
+            projectors=(),
+            reason="asked",
+            at_ms=1_000,
+        ),
+        RollbackEnquiry(
+            bucket="b",
+            number=3,
+            vbucket=9,
+            vbuuid=TOP,
+            seqno=1,
+            seen_vbuuid=7,
+            seen_seqno=TOP,
+            projector=1,
+            connection=2**63 - 1,
+            reason=SYNC_MISSING,
+            at_ms=9_000,
+        ),
     ):
         board = fold(board, record, Instant(0, 0)).board
     return of(board, "b")
@@ -58,7 +92,7 @@ def test_a_timestamp_is_shown_with_every_place() -> None:
 def test_buckets_are_shown_with_and_without_what_is_known_of_them() -> None:
     stream = Stream("b", 6, (Source(0, 1, 5), Source(1, 2, 6)), b"", b"", "")
     digest = Vector([TOP, 7], [TOP, 0]).digest()
-    beat = HwHeartbeat(3, 1, "b", (), *PLACES, 0, digest, 0, 0, (), 9_100)
+    beat = make_watermarks(3, PLACES, last_stability=digest, at_ms=9_100)
     rows = [
         Row("b", 2, known(), Versioned(1, b"", stream), [beat], APPLICATION),
         Row("c", None, BucketBoard(), None, [], APPLICATION),

@@ -17,15 +17,13 @@ from indexer_sim.bucket.allocation import (
     Slices,
     wanted,
 )
+from tests.support.indexes import make_index
 
 INDEXER = 1
 
 
 def an_index(index_id: int, state: str = INIT, slices: Iterable[Slice] = (Slice(0, 1),)) -> Index:
-    return Index(
-        index_id, f"i{index_id}", "b", ("a",), None, False, "gsi", False, state, None,
-        tuple(slices), "", 1,
-    )  # fmt: skip
+    return make_index(index_id, bucket="b", state=state, slices=tuple(slices))
 
 
 def carry_out(planner: AllocationPlanner, refusing: bool = False) -> None:
@@ -45,7 +43,7 @@ def carry_out(planner: AllocationPlanner, refusing: bool = False) -> None:
 
 
 def a_desk(*indexes: Index, held: dict[int, Slices] | None = None) -> AllocationPlanner:
-    planner = AllocationPlanner(INDEXER)
+    planner = AllocationPlanner(indexer=INDEXER)
     for index in indexes:
         planner.observe(index.id, index)
     planner.hold(held or {})
@@ -158,7 +156,7 @@ def test_a_refusal_in_init_is_final_and_one_later_is_not() -> None:
 
 
 def test_nothing_is_done_or_answered_before_the_log_was_read_to_its_end() -> None:
-    planner = AllocationPlanner(INDEXER)
+    planner = AllocationPlanner(indexer=INDEXER)
     planner.hold({1: frozenset({0, 1}), 9: frozenset({0})})
     planner.observe(1, an_index(1, DROPPING))
     assert (planner.plan(), planner.replies()) == ([], [])

@@ -76,7 +76,17 @@ def record(
     raw = b"".join(map(pack, items))
     return codec.encode(
         KeyVersions(
-            *(bucket, kind, 1, connection, ordinal, 1, (index_id,), (build,), raw, 0, previous)
+            bucket=bucket,
+            kind=kind,
+            projector=1,
+            connection=connection,
+            ordinal=ordinal,
+            number=1,
+            indexes=(index_id,),
+            builds=(build,),
+            items=raw,
+            at_ms=0,
+            previous=previous,
         )
     )
 
@@ -382,13 +392,37 @@ def test_garbage_is_refused_as_a_whole(raw: bytes) -> None:
 
 @given(st.binary(max_size=80))
 def test_items_that_are_none_are_refused_as_a_whole(raw: bytes) -> None:
-    value = codec.encode(KeyVersions("b", MAINTENANCE, 1, 1, 0, 1, (1,), (1,), raw, 0))
+    value = codec.encode(
+        KeyVersions(
+            bucket="b",
+            kind=MAINTENANCE,
+            projector=1,
+            connection=1,
+            ordinal=0,
+            number=1,
+            indexes=(1,),
+            builds=(1,),
+            items=raw,
+            at_ms=0,
+        )
+    )
     try:
         _, items = read_record(value)
     except ValueError:
         return
     assert b"".join(map(pack, items)) == raw
-    bench = KeyVersions("b", MAINTENANCE, 1, 1, 0, 1, (1,), (1,), raw, 0)
+    bench = KeyVersions(
+        bucket="b",
+        kind=MAINTENANCE,
+        projector=1,
+        connection=1,
+        ordinal=0,
+        number=1,
+        indexes=(1,),
+        builds=(1,),
+        items=raw,
+        at_ms=0,
+    )
 
     tracker = Tracker(1)
     tracker.hold(1)
@@ -413,7 +447,20 @@ def test_an_item_of_no_index_makes_its_record_none(item: Item) -> None:
 
 def test_another_record_is_none_of_mutations() -> None:
     with pytest.raises(ValueError, match="KeyVersions"):
-        read_record(codec.encode(Sync("b", 0, 1, 1, 1, 1, 1, 1)))
+        read_record(
+            codec.encode(
+                Sync(
+                    bucket="b",
+                    vbucket=0,
+                    projector=1,
+                    connection=1,
+                    ordinal=1,
+                    vbuuid=1,
+                    seqno=1,
+                    at_ms=1,
+                )
+            )
+        )
 
 
 def test_a_queue_is_full_until_something_is_taken() -> None:

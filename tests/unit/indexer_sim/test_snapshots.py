@@ -80,7 +80,16 @@ class Feeder:
     ) -> None:
         self.offset += 1
         head = KeyVersions(
-            "b", kind, 1, connection, 0, number, indexes, (1,) * len(indexes), b"", 0
+            bucket="b",
+            kind=kind,
+            projector=1,
+            connection=connection,
+            ordinal=0,
+            number=number,
+            indexes=indexes,
+            builds=(1,) * len(indexes),
+            items=b"",
+            at_ms=0,
         )
         bucket = self.bucket
         builds = bucket.tracker.newer_builds(head)

@@ -60,8 +60,18 @@ def record(
     continued: bool = False,
 ) -> Record:
     head = KeyVersions(
-        *("b", kind, projector, connection, ordinal, number),
-        *(tuple(builds), tuple(builds.values()), b"", 0, previous, continued),
+        bucket="b",
+        kind=kind,
+        projector=projector,
+        connection=connection,
+        ordinal=ordinal,
+        number=number,
+        indexes=tuple(builds),
+        builds=tuple(builds.values()),
+        items=b"",
+        at_ms=0,
+        previous=previous,
+        continued=continued,
     )
     return Record(head, items)
 
@@ -995,7 +1005,9 @@ def test_a_build_counts_from_where_the_owner_is_and_not_from_where_its_backfill_
 def test_below_what_was_held_when_an_index_was_attached_lower_no_moment_is_told() -> None:
     tracker = Tracker(1)
     tracker.hold(1)
-    tracker.load_progress(0, VbucketProgress(1, (1, 1), BRANCH, 9, reached=9))
+    tracker.load_progress(
+        0, VbucketProgress(number=1, owner=(1, 1), vbuuid=BRANCH, seqno=9, reached=9)
+    )
     tracker.progress[0].floor = 0
     tracker._mark(0, 1, 5)
     assert (tracker.progress[0].seqno, tracker.progress[0].floor) == (5, 9)
@@ -1007,7 +1019,12 @@ def test_below_what_was_held_when_an_index_is_carried_again_no_moment_is_told(
 ) -> None:
     tracker = Tracker(1)
     tracker.hold(1)
-    tracker.load_progress(0, VbucketProgress(1, (1, 1), BRANCH, 9, condition, reached=12))
+    tracker.load_progress(
+        0,
+        VbucketProgress(
+            number=1, owner=(1, 1), vbuuid=BRANCH, seqno=9, condition=condition, reached=12
+        ),
+    )
     tracker.load_mark(1, 0, Mark(0, 0, lacks=5))
     tracker.progress[0].floor = 0
     tracker._resume(0, 1, 9)
@@ -1019,7 +1036,17 @@ def test_what_a_catch_up_brings_is_a_floor_at_once() -> None:
     tracker = Tracker(1)
     tracker.hold(1)
     tracker.load_progress(
-        0, VbucketProgress(1, (1, 1), BRANCH, 5, GAP, begun=9, reached=9, catchup=(1, 3))
+        0,
+        VbucketProgress(
+            number=1,
+            owner=(1, 1),
+            vbuuid=BRANCH,
+            seqno=5,
+            condition=GAP,
+            begun=9,
+            reached=9,
+            catchup=(1, 3),
+        ),
     )
     tracker.load_mark(1, 0, Mark(0, 0))
     message = record(CATCHUP, 3, 1, {1: 0}, Item(ABSENT, 0, 7, 0, document=b"d"))

@@ -42,7 +42,7 @@ def test_an_oversized_definition_is_not_parsed(
         raise AssertionError("it was parsed")
 
     monkeypatch.setattr(ddl_parser, "normalise_expression", parse)
-    request = Request(command)
+    request = Request(command=command)
     assert normalised(request) is request
 
 
@@ -63,12 +63,34 @@ def refuse(definition: Definition) -> Definition | str:
 @pytest.mark.parametrize(
     ("command", "why"),
     [
-        (CreateIndex("i", "b", ("a" * 4_000,) * 9), f"more than {DEFINITION_LENGTH_MAX}"),
-        (CreateIndex("i", "b", ("a",), bounds_json=" " * (BOUNDS_LENGTH_MAX + 1)), "of bounds"),
-        (CreateIndex("i", "b", ("a",), nodes=(1,) * (NAMED_MAX + 1)), "are named"),
-        (CreateIndex("i" * (NAME_LENGTH_MAX + 1), "b", ("a",)), "a name has at most"),
-        (CreateIndex("i", "b" * (NAME_LENGTH_MAX + 1), ("a",)), "a name has at most"),
-        (CreateIndex("i", "b", ("a",), using="u" * (NAME_LENGTH_MAX + 1)), "a name has at most"),
+        (
+            CreateIndex(name="i", bucket="b", expressions=("a" * 4_000,) * 9),
+            f"more than {DEFINITION_LENGTH_MAX}",
+        ),
+        (
+            CreateIndex(
+                name="i", bucket="b", expressions=("a",), bounds_json=" " * (BOUNDS_LENGTH_MAX + 1)
+            ),
+            "of bounds",
+        ),
+        (
+            CreateIndex(name="i", bucket="b", expressions=("a",), nodes=(1,) * (NAMED_MAX + 1)),
+            "are named",
+        ),
+        (
+            CreateIndex(name="i" * (NAME_LENGTH_MAX + 1), bucket="b", expressions=("a",)),
+            "a name has at most",
+        ),
+        (
+            CreateIndex(name="i", bucket="b" * (NAME_LENGTH_MAX + 1), expressions=("a",)),
+            "a name has at most",
+        ),
+        (
+            CreateIndex(
+                name="i", bucket="b", expressions=("a",), using="u" * (NAME_LENGTH_MAX + 1)
+            ),
+            "a name has at most",
+        ),
         (DropIndex(name="i" * (NAME_LENGTH_MAX + 1)), "a name has at most"),
         (BuildIndexes(tuple(range(NAMED_MAX + 1))), "are named"),
         (BuildIndexes((), "b", ("i",) * (NAMED_MAX + 1)), "are named"),
@@ -83,7 +105,7 @@ def test_what_takes_time_by_its_size_is_refused_and_not_kept(
     assert why in request.objection
     assert request.fingerprint == codec.fingerprint(command, None)
     assert len(str(request.command)) < 400
-    assert normalised(Request(command), refuse).objection == request.objection
+    assert normalised(Request(command=command), refuse).objection == request.objection
 
 
 @pytest.mark.parametrize(
@@ -96,7 +118,7 @@ def test_whatever_a_definition_stumbles_over_is_an_objection(
         raise error
 
     monkeypatch.setattr(ddl_parser, "normalise_expression", stumble)
-    data = codec.encode_ddl("r", CreateIndex("i", "b", ("a",)))
+    data = codec.encode_ddl("r", CreateIndex(name="i", bucket="b", expressions=("a",)))
     assert type(error).__name__ in read_command(data, PLACE).objection
 
 
@@ -107,9 +129,16 @@ def test_a_definition_is_examined_by_who_is_given_and_an_index_without_one_is_no
         asked.append(definition)
         return Definition(("x",), "y") if definition.where else "no"
 
-    request = Request(CreateIndex("i", "b", ("a",), where="b"))
-    assert normalised(request, examine).command == CreateIndex("i", "b", ("x",), where="y")
-    assert normalised(Request(CreateIndex("i", "b", ("a",))), examine).objection == "no"
+    request = Request(command=CreateIndex(name="i", bucket="b", expressions=("a",), where="b"))
+    assert normalised(request, examine).command == CreateIndex(
+        name="i", bucket="b", expressions=("x",), where="y"
+    )
+    assert (
+        normalised(
+            Request(command=CreateIndex(name="i", bucket="b", expressions=("a",))), examine
+        ).objection
+        == "no"
+    )
     assert asked == [Definition(("a",), "b"), Definition(("a",))]
-    primary = Request(CreateIndex("i", "b", primary=True))
+    primary = Request(command=CreateIndex(name="i", bucket="b", primary=True))
     assert normalised(primary, refuse) is primary

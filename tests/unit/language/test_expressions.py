@@ -551,7 +551,7 @@ def test_the_example_can_be_evaluated() -> None:
             key({}, *statement.expressions, where=statement.where)
 
 
-CREATE = commands.CreateIndex("i", "b", ("a",))
+CREATE = commands.CreateIndex(name="i", bucket="b", expressions=("a",))
 
 
 @pytest.mark.parametrize(
@@ -572,7 +572,7 @@ CREATE = commands.CreateIndex("i", "b", ("a",))
 def test_what_cannot_be_evaluated_is_objected_to_wherever_it_comes_from(
     command: commands.CreateIndex, objection: str
 ) -> None:
-    by_http = normalised(commands.Request(command))
+    by_http = normalised(commands.Request(command=command))
     by_topic = read_command(codec.encode_ddl("r", command), commands.Position(0, 1))
     assert by_http.objection == by_topic.objection
     assert objection in by_http.objection

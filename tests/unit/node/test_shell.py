@@ -42,7 +42,7 @@ def test_what_an_earlier_mastership_read_from_ddl_is_not_fed(
     async def check(shell: Shell) -> None:
         fed: list[inputs.Input] = []
         monkeypatch.setattr(shell, "feed", fed.append)
-        requests = (Request(SkipRecord("", b""), position=Position(0, 100)),)
+        requests = (Request(command=SkipRecord("", b""), position=Position(0, 100)),)
         earlier = shell._ddl_reading
         shell._stop_ddl(StopDdl())
         shell._take_ddl(earlier, requests)

@@ -78,10 +78,29 @@ def test_a_byte_that_flips_in_what_is_known_of_a_group_is_noticed(
     tmp_path: Path, place: str
 ) -> None:
     """The ids of requests and their times are believed without a look at the group itself."""
-    authority = AuthorityState("c", 1, (1,), 1, 100, 600_000)
+    authority = AuthorityState(
+        cluster_id="c",
+        cas_base=1,
+        roster=(1,),
+        minimum=1,
+        log_capacity=100,
+        request_window_ms=600_000,
+    )
     group = KeptGroup(9, b"value", ("a-request",), 1_000, 1_001)
     store = Store(tmp_path / "node-1")
-    store.save(Save(1, 1, authority, (), None, 9, 0, outcomes=((9, group),), sync=True))
+    store.save(
+        Save(
+            token=1,
+            applied=1,
+            authority=authority,
+            rows=(),
+            log=None,
+            cas=9,
+            digest=0,
+            outcomes=((9, group),),
+            sync=True,
+        )
+    )
     restored = store.restore()
     assert restored is not None
     assert restored.outcomes == (group,)

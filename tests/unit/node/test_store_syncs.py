@@ -21,7 +21,9 @@ from coordinator.core.model.types import TxnId
 from coordinator.node import store as stores
 from tests.support.observed_store import ObservedStore
 
-AUTHORITY = AuthorityState("c", 1, (1,), 1, 100, 600_000)
+AUTHORITY = AuthorityState(
+    cluster_id="c", cas_base=1, roster=(1,), minimum=1, log_capacity=100, request_window_ms=600_000
+)
 
 
 @pytest.fixture
@@ -37,7 +39,13 @@ def batch(applied: int, *, sync: bool, log: bool = False, wipe: bool = False) ->
     proposal = TransactionProposed(TxnId(1, applied), 0, 0, (1,), ())
     local = LocalLog(applied, proposal, codec.encode(proposal)) if log else None
     return Save(
-        *(applied, applied, AUTHORITY, (), local, applied, 0),
+        token=applied,
+        applied=applied,
+        authority=AUTHORITY,
+        rows=(),
+        log=local,
+        cas=applied,
+        digest=0,
         changes=((setting.key, held),),
         wipe=wipe,
         sync=sync,

@@ -30,6 +30,7 @@ from tests.faults.load import Ack, Record, Seen, Sent, name_of, value_named
 from tests.faults.nemesis import BROKER, KINDS, MASTER, OTHER, Strike, plan
 from tests.faults.rounds import recoveries
 from tests.faults.verdict import CHECKS, Evidence, replayed, violations
+from tests.support.indexes import make_index
 from tests.support.linearizability import UNKNOWN, Ok, Operation, Refused
 
 EAST, KEY = ("bucket", "east"), ("setting", "k")
@@ -43,20 +44,13 @@ def an_event(
 
 
 def an_index(state: str) -> Index:
-    return Index(
-        id=7,
+    return make_index(
+        7,
         name="n",
         bucket="east",
-        expressions=("a",),
-        where=None,
-        primary=False,
-        using="gsi",
-        defer_build=False,
         state=state,
-        reason=None,
         slices=(Slice(0, 1, (2,)),),
         request="r2",
-        created_ms=0,
         shards=() if state == "init" else (Shard(1, 5), Shard(2, 6)),
     )
 
@@ -91,9 +85,30 @@ def the_commit_topic() -> list[tuple[int, Any]]:
 
     def claim(epoch: int, node: int) -> None:
         assert state is not None
-        append(MasterClaimed(epoch, node, node, "", state.last_cas, state.digest, state, at_ms=0))
+        append(
+            MasterClaimed(
+                epoch=epoch,
+                node=node,
+                incarnation=node,
+                address="",
+                cas=state.last_cas,
+                digest=state.digest,
+                snapshot=state,
+                at_ms=0,
+            )
+        )
 
-    append(ClusterFormed("c", 1, (1, 2, 3), 2, 100, 1_000, 0))
+    append(
+        ClusterFormed(
+            cluster_id="c",
+            cas_base=1,
+            roster=(1, 2, 3),
+            minimum=2,
+            log_capacity=100,
+            request_window_ms=1_000,
+            at_ms=0,
+        )
+    )
     claim(1, 1)
     held = states.EMPTY
     for event in HISTORY:
@@ -106,7 +121,16 @@ def the_commit_topic() -> list[tuple[int, Any]]:
         )
         held = states.evolve(held, [(event.mutation, event.cas)])
         offset = log[-1][0]
-        append(TransactionCommitted(event.txn, offset, (1, 2), (event.cas,), held.digest, 0))
+        append(
+            TransactionCommitted(
+                txn=event.txn,
+                proposal_offset=offset,
+                accepted=(1, 2),
+                cas=(event.cas,),
+                state_digest=held.digest,
+                at_ms=0,
+            )
+        )
     return log
 
 

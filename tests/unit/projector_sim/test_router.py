@@ -82,7 +82,15 @@ class Given:
     """A router of one connection."""
 
     def __init__(self, *indexes: Index, kind: str = "maintenance", **more: Any) -> None:
-        self.run = Run("b", kind, 5, tuple(range(8)), {i.id: i for i in indexes}, 0, **more)
+        self.run = Run(
+            bucket="b",
+            kind=kind,
+            connection=5,
+            vbuckets=tuple(range(8)),
+            carried={i.id: i for i in indexes},
+            opened_ms=0,
+            **more,
+        )
         self.sink = Sink()
         routes = [route(index) for index in indexes]
         self.router = Router(self.run, routes, self.sink, PROJECTOR, PARTITIONS, lambda: 1)

@@ -27,7 +27,6 @@ from coordinator.core.model.stream_records import (
     BuildProgress,
     ConnectionRead,
     GenerationTaken,
-    HwHeartbeat,
 )
 from coordinator.core.model.vectors import Vector
 from projector_sim.projector.connection_runs import Run
@@ -48,9 +47,11 @@ from projector_sim.projector.stream_planner import (
     Probe,
     StreamPlanner,
 )
+from tests.support.indexes import make_watermarks
 from tests.support.projected_indexes import BRANCH, an_index, request
 
 ME, LIFE = 1, 77
+NOTHING = (b"", b"")
 VBUCKETS = 8
 OWNED = frozenset({0, 1, 2, 3})
 
@@ -115,7 +116,7 @@ class Given:
             self.planner.maintenance["b"].connection if "b" in self.planner.maintenance else 0
         )
         reads = (ConnectionRead(ME, connection, (read, read)),)
-        record = HwHeartbeat(indexer, 3, "b", (1,), b"", b"", 0, 0, 0, 0, progress, 1, reads)
+        record = make_watermarks(indexer, NOTHING, indexes=(1,), builds=progress, read=reads)
         self.planner.hear(record)
 
     def sent(self, *indexes: Index) -> Run:
@@ -139,7 +140,7 @@ class Given:
     def takes(self, number: int, *vbuckets: int, bucket: str = "b", by: int = 0) -> None:
         """An indexer says that it takes these vbuckets from another under this number."""
         taken = (GenerationTaken(number, by, bytes([sum(1 << v for v in vbuckets)])),)
-        record = HwHeartbeat(1, 3, bucket, (1,), b"", b"", 0, 0, 0, 0, (), 1, (), taken)
+        record = make_watermarks(1, NOTHING, bucket=bucket, indexes=(1,), taken=taken)
         self.planner.hear(record)
 
     def waits_when_it_is_certain(self) -> list[int]:

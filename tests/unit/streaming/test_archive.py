@@ -124,8 +124,21 @@ def test_a_value_can_be_read_without_the_codec(entity: Entity, shown: dict[str, 
 
 
 def test_numbers_beyond_json_are_strings() -> None:
-    numbers = (2**62 + 1, 2**62 + 3, 1, 1, 1)
-    outcome = RequestOutcome("r", "done", *numbers, "{}", "", "", "null", False, 1)
+    outcome = RequestOutcome(
+        id="r",
+        status="done",
+        fingerprint=2**62 + 1,
+        index_id=2**62 + 3,
+        txn_epoch=1,
+        txn_seq=1,
+        distance=1,
+        answer_json="{}",
+        error_code="",
+        error_message="",
+        error_details_json="null",
+        by_topic=False,
+        at_ms=1,
+    )
     shown = json.loads(value_of(outcome))
     assert (shown["fingerprint"], shown["index_id"]) == (str(2**62 + 1), str(2**62 + 3))
     assert (shown["answer"], shown["error_details"]) == ({}, None)
@@ -229,7 +242,12 @@ def test_files_without_a_manifest_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_history_that_has_lost_its_end_is_refused_at_last(tmp_path: Path) -> None:
-    options = ArchiveOptions("c", "127.0.0.1:1", tmp_path, tmp_path / "archive")
+    options = ArchiveOptions(
+        cluster="c",
+        bootstrap_servers="127.0.0.1:1",
+        data_dir=tmp_path,
+        archive=tmp_path / "archive",
+    )
     archiver = Archiver(options, threading.Event(), threading.Event())
     for _ in range(SHORT_MAX - 1):
         with pytest.raises(KafkaException):

@@ -99,7 +99,17 @@ LAST = {"vbuuid": 2**64 - 1, "seqno": 2**63}
 
 
 def a_sync(number: int, bucket: str = "travel") -> bytes:
-    return codec.encode(Sync(bucket, number, 1, 2**62 + number, number, at_ms=4, **LAST))
+    return codec.encode(
+        Sync(
+            bucket=bucket,
+            vbucket=number,
+            projector=1,
+            connection=2**62 + number,
+            ordinal=number,
+            at_ms=4,
+            **LAST,
+        )
+    )
 
 
 SYNC = registry().current["Sync"]

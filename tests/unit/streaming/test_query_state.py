@@ -16,7 +16,6 @@ from coordinator.core.model.records import DeadLetter, Event, Mutation
 from coordinator.core.model.stream_records import (
     MAINTENANCE,
     ConsolidatedStability,
-    HwHeartbeat,
     StabilityTimestamp,
     StreamBegin,
     Sync,
@@ -52,6 +51,7 @@ from streaming.timestamps.query_state import (
 )
 from streaming.timestamps.rows import RawRow, Rows, SyncRows
 from streaming.timestamps.state_store import _published
+from tests.support.indexes import make_watermarks
 
 CLUSTER = "c"
 VBUCKETS = 4
@@ -115,7 +115,21 @@ def a_bucket(name: str = "b", vbuckets: int = VBUCKETS) -> tuple[str, Any]:
 
 def begins(bucket: str = "b", connection: int = 7) -> list[tuple[str, Any]]:
     return [
-        (STREAM_BEGIN, StreamBegin(bucket, v, MAINTENANCE, 1, connection, v, 50 + v, 0, 1, 1))
+        (
+            STREAM_BEGIN,
+            StreamBegin(
+                bucket=bucket,
+                vbucket=v,
+                kind=MAINTENANCE,
+                projector=1,
+                connection=connection,
+                ordinal=v,
+                vbuuid=50 + v,
+                seqno=0,
+                at_ms=1,
+                number=1,
+            ),
+        )
         for v in range(VBUCKETS)
     ]
 
@@ -123,7 +137,19 @@ def begins(bucket: str = "b", connection: int = 7) -> list[tuple[str, Any]]:
 def syncs(seqno: int, bucket: str = "b", connection: int = 7) -> list[tuple[str, Any]]:
     first = VBUCKETS + seqno * VBUCKETS
     return [
-        (SYNC_TOPIC, Sync(bucket, v, 1, connection, first + v, 50 + v, seqno, 0))
+        (
+            SYNC_TOPIC,
+            Sync(
+                bucket=bucket,
+                vbucket=v,
+                projector=1,
+                connection=connection,
+                ordinal=first + v,
+                vbuuid=50 + v,
+                seqno=seqno,
+                at_ms=0,
+            ),
+        )
         for v in range(VBUCKETS)
     ]
 
@@ -189,9 +215,24 @@ def test_bad_records_are_dead_letters_and_the_rest_goes_on() -> None:
     done = run.step(
         (SYNC_TOPIC, b"garbage"),
         (SYNC_TOPIC, codec.encode(Tick(1, 1))),
-        (HW, HwHeartbeat(1, 2, "b", (7,), b"short", b"short", 0, 0, 0, 0, (), 1)),
+        (
+            HW,
+            make_watermarks(1, (b"short", b"short"), indexes=(7,)),
+        ),
         (STREAM_END, b""),
-        (SYNC_TOPIC, Sync("b", VBUCKETS, 1, 7, 3, 50, 1, 0)),
+        (
+            SYNC_TOPIC,
+            Sync(
+                bucket="b",
+                vbucket=VBUCKETS,
+                projector=1,
+                connection=7,
+                ordinal=3,
+                vbuuid=50,
+                seqno=1,
+                at_ms=0,
+            ),
+        ),
         *begins(),
         *syncs(4),
         tick(NOW_MS + 2_000),
@@ -317,7 +358,7 @@ def test_numbers_go_on_where_the_state_was_lost_and_what_was_published_was_not()
 def test_a_batch_of_ticks_and_heartbeats_is_quiet_unless_something_follows() -> None:
     run = Run()
     zeros = bytes(8 * VBUCKETS)
-    beat = (HW, HwHeartbeat(1, 2, "b", (7,), zeros, zeros, 0, 0, 0, 0, (), 1))
+    beat = (HW, make_watermarks(1, (zeros, zeros), indexes=(7,)))
     assert not run.step(a_bucket(), *begins(), tick()).quiet
     assert run.step(beat, tick(NOW_MS + 1)).quiet
     assert not run.step(*syncs(5)).quiet

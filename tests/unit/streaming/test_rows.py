@@ -34,7 +34,7 @@ Row = dict[str, Any]
 
 def sync_row(partition: int, offset: int, bucket: str = "b", **more: int) -> Row:
     numbers = {"vbucket": offset % 7, "projector": 1, "connection": 5, "ordinal": offset}
-    sync = Sync(bucket, **{**numbers, "vbuuid": 9, "seqno": offset, "at_ms": 3, **more})
+    sync = Sync(bucket=bucket, **{**numbers, "vbuuid": 9, "seqno": offset, "at_ms": 3, **more})
     return {
         "place": INPUTS.index(SYNC),
         "partition": partition,
@@ -96,7 +96,16 @@ def test_each_partition_goes_on_after_its_last_record() -> None:
 @pytest.mark.parametrize("number", [0, 1, 2**63 - 1, 2**63, 2**64 - 1])
 def test_unsigned_numbers_survive(number: int) -> None:
     (found,) = rows_of(table([sync_row(1, 4, vbuuid=number, seqno=number)])).syncs
-    assert found.record(0) == Sync("b", 4, 1, 5, 4, number, number, 0)
+    assert found.record(0) == Sync(
+        bucket="b",
+        vbucket=4,
+        projector=1,
+        connection=5,
+        ordinal=4,
+        vbuuid=number,
+        seqno=number,
+        at_ms=0,
+    )
 
 
 def test_a_sync_that_was_not_decoded_is_a_raw_row() -> None:

@@ -33,7 +33,7 @@ def test_a_query_begins_where_the_books_stand_or_says_why_not(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    options = Options("c", "127.0.0.1:1", tmp_path, tick_ms=0)
+    options = Options(cluster="c", bootstrap_servers="127.0.0.1:1", data_dir=tmp_path, tick_ms=0)
     application = Application(options, threading.Event(), threading.Event())
     read = TimestampProgress("query", 3, 0, 1, (NextOffset(*SYNC, 5),))
     application._query_state = QueryState("c", read)
@@ -57,7 +57,7 @@ class Frame:
 @pytest.fixture
 def after_batch_3(tmp_path: Path) -> Application:
     """An application whose books have the batches 0 to 3 of the query that runs."""
-    options = Options("c", "127.0.0.1:1", tmp_path, tick_ms=0)
+    options = Options(cluster="c", bootstrap_servers="127.0.0.1:1", data_dir=tmp_path, tick_ms=0)
     application = Application(options, threading.Event(), threading.Event())
     application._query_state = QueryState(
         "c", TimestampProgress("query", 3, 0, 1, (NextOffset(*SYNC, 5),))

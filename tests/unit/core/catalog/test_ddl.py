@@ -41,7 +41,7 @@ from coordinator.core.model.outcome_records import OutcomesRecorded
 from coordinator.core.model.records import Mutation
 from coordinator.core.model.types import Instant, TxnId
 
-CREATE = CreateIndex("by_city", "travel", ("city",))
+CREATE = CreateIndex(name="by_city", bucket="travel", expressions=("city",))
 INDEXERS = [Candidate(1, ""), Candidate(2, "")]
 
 
@@ -59,11 +59,16 @@ class Bench:
         self.seq += 1
         remembered = self.window.find(terms.get("id", ""))
         given = Circumstances(
-            *(TxnId(1, self.seq), 100 + self.seq, self.wall_ms, INDEXERS, {}, 600_000),
+            txn=TxnId(1, self.seq),
+            fresh_id=100 + self.seq,
+            wall_ms=self.wall_ms,
+            indexers=INDEXERS,
+            extra_load={},
+            request_window_ms=600_000,
             remembered=remembered,
             forgotten_ms=self.forgotten_ms,
         )
-        return ddl.decide(self.state, Request(command, **terms), given)
+        return ddl.decide(self.state, Request(command=command, **terms), given)
 
     def apply(self, command: Command, **terms: Any) -> Accepted:
         decision = self.decide(command, **terms)

@@ -22,7 +22,12 @@ CODEC = Codec()
 
 
 def group(cas: int, *ids: str, at_ms: int = WALL_MS) -> bytes:
-    outcomes = tuple(RecordedOutcome(one, "done", 1, "setting", (), cas) for one in ids)
+    outcomes = tuple(
+        RecordedOutcome(
+            id=one, status="done", fingerprint=1, answer="setting", index_ids=(), cas=cas
+        )
+        for one in ids
+    )
     return CODEC.encode_outcomes(OutcomesRecorded(TxnId(1, cas), cas, at_ms, outcomes))
 
 

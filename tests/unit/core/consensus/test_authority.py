@@ -27,7 +27,7 @@ from coordinator.core.model.types import TxnId
 
 MEMBERS = Map({n: Member(n, n * 10, f"n{n}") for n in (1, 2, 3)})
 STATE = AuthorityState(
-    "c", 1, (1, 2, 3), 2, 10, 5,
+    cluster_id="c", cas_base=1, roster=(1, 2, 3), minimum=2, log_capacity=10, request_window_ms=5,
     epoch=4, master=1, incarnation=10, address="n1", members=MEMBERS, last_seq=7,
     last_txn=TxnId(4, 7), last_cas=50, digest=9, acceptors=(1, 2),
 )  # fmt: skip
@@ -50,11 +50,33 @@ def resigned(**more: Any) -> MasterResigned:
 
 
 def reformed(**more: Any) -> ClusterReformed:
-    return replace(ClusterReformed(4, 1, 50, 9, 1, (1,), "me", "two are lost", 0), **more)
+    return replace(
+        ClusterReformed(
+            epoch=4,
+            node=1,
+            cas=50,
+            digest=9,
+            minimum=1,
+            roster=(1,),
+            principal="me",
+            reason="two are lost",
+            at_ms=0,
+        ),
+        **more,
+    )
 
 
 def claim(node: int, snapshot: AuthorityState = STATE) -> MasterClaimed:
-    return MasterClaimed(5, node, node * 10, f"n{node}", 50, 9, snapshot, 0)
+    return MasterClaimed(
+        epoch=5,
+        node=node,
+        incarnation=node * 10,
+        address=f"n{node}",
+        cas=50,
+        digest=9,
+        snapshot=snapshot,
+        at_ms=0,
+    )
 
 
 def test_a_node_that_left_is_nowhere_any_more() -> None:
@@ -141,7 +163,17 @@ def test_projectors_have_ids_from_0_to_250() -> None:
 
 
 def committed(**more: Any) -> TransactionCommitted:
-    return replace(TransactionCommitted(TxnId(4, 8), 99, (1, 2), (60,), 77, 0), **more)
+    return replace(
+        TransactionCommitted(
+            txn=TxnId(4, 8),
+            proposal_offset=99,
+            accepted=(1, 2),
+            cas=(60,),
+            state_digest=77,
+            at_ms=0,
+        ),
+        **more,
+    )
 
 
 def admitted(**more: Any) -> MemberAdmitted:

@@ -30,7 +30,9 @@ DATA = json.loads(
 COMMANDS = {
     "order-1": PutSetting("quota", "10"),
     "order-2": PutSetting("quota", "20"),
-    "create-1": CreateIndex("by_city", "travel", ("city",), defer_build=True),
+    "create-1": CreateIndex(
+        name="by_city", bucket="travel", expressions=("city",), defer_build=True
+    ),
     "order-3": DeleteSetting("quota"),
     "order-4": PutSetting("quota", "30"),
 }
@@ -97,7 +99,19 @@ def test_what_an_upgrade_leaves_out_is_refused_and_never_executed_again(
     for number in range(4):
         made_ms = wall_ms - 10_000 + 1_000 * number
         outcome = RequestOutcome(
-            *(uuid7(made_ms, number), "done", 7, 0, 1, number, 0, "{}", "", "", "", False, made_ms)
+            id=uuid7(made_ms, number),
+            status="done",
+            fingerprint=7,
+            index_id=0,
+            txn_epoch=1,
+            txn_seq=number,
+            distance=0,
+            answer_json="{}",
+            error_code="",
+            error_message="",
+            error_details_json="",
+            by_topic=False,
+            at_ms=made_ms,
         )
         mutation = Mutation("RequestDone", outcome.key, codec.encode(outcome), outcome)
         changes.append((mutation, 10 + number))

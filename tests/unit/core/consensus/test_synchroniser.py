@@ -31,7 +31,7 @@ ONE, TWO, STRAY = (put("a", "1"), 1), (put("b", "2"), 2), (put("a", "stray"), 3)
 
 
 def synchroniser(base: StateContext, *events: tuple[Mutation, int]) -> Synchroniser:
-    made = Synchroniser(base.cas, base.digest)
+    made = Synchroniser(base_cas=base.cas, base_digest=base.digest)
     made.add_events(tuple(event(m, cas) for m, cas in events), True)
     return made
 

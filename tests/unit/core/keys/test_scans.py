@@ -26,8 +26,9 @@ from coordinator.core.keys.scans import (
     slices_of,
 )
 from coordinator.core.keys.topology import topology_of
-from coordinator.core.model.entities import HASH, MAINTENANCE, RANGE, Index, Slice
+from coordinator.core.model.entities import HASH, MAINTENANCE, RANGE, Index
 from indexer_sim.scans.api import SLICES_MAX, ScanRefused, read_scan
+from tests.support.indexes import make_index
 
 scalars = st.none() | st.booleans() | st.integers(-3, 3) | st.text("ab\0\1é", max_size=3)
 keys = st.tuples(scalars, scalars)
@@ -149,11 +150,15 @@ def test_only_a_scan_of_a_whole_key_names_it() -> None:
 
 
 def an_index(partitioning: str, slices: int, bounds: list[Any], *expressions: str) -> Index:
-    return Index(
-        7, "i", "b", expressions or ("x", "y DESC"), None, False, "gsi", False, MAINTENANCE, None,
-        tuple(Slice(n, n + 1) for n in range(slices)), "r", 1,
-        partitioning=partitioning, bounds_json=json.dumps(bounds),
-    )  # fmt: skip
+    return make_index(
+        7,
+        *range(1, slices + 1),
+        bucket="b",
+        expressions=expressions or ("x", "y DESC"),
+        state=MAINTENANCE,
+        partitioning=partitioning,
+        bounds_json=json.dumps(bounds),
+    )
 
 
 scans = st.one_of(

@@ -40,13 +40,25 @@ class Bench:
         self.state: StateContext = EMPTY
         self.seq = 0
         for name in names:
-            self.do(ddl.CreateIndex(name, "b", ("x",), **{"defer_build": True, **more}))
+            self.do(
+                ddl.CreateIndex(
+                    name=name, bucket="b", expressions=("x",), **{"defer_build": True, **more}
+                )
+            )
             self.do(MarkReady(self.index(name).id, (Shard(1, 11),)))
 
     def decide(self, command: Command, **terms: Any) -> Any:
         self.seq += 1
-        given = Circumstances(TxnId(1, self.seq), self.seq, 1, INDEXERS, {}, 10_000, {"b": 4})
-        return ddl.decide(self.state, Request(command, **terms), given)
+        given = Circumstances(
+            txn=TxnId(1, self.seq),
+            fresh_id=self.seq,
+            wall_ms=1,
+            indexers=INDEXERS,
+            extra_load={},
+            request_window_ms=10_000,
+            vbuckets={"b": 4},
+        )
+        return ddl.decide(self.state, Request(command=command, **terms), given)
 
     def do(self, command: Command) -> Any:
         decision = self.decide(command)
@@ -120,7 +132,7 @@ def test_one_many_or_all_deferred_indexes_are_built_at_once(
     command: BuildIndexes, built: set[str]
 ) -> None:
     bench = Bench("i", "j")
-    bench.do(ddl.CreateIndex("k", "b", ("x",)))
+    bench.do(ddl.CreateIndex(name="k", bucket="b", expressions=("x",)))
     bench.do(MarkReady(bench.index("k").id))
     bench.do(command)
     assert {n for n in ("i", "j", "k") if bench.index(n).state == "pending"} == built
@@ -136,7 +148,7 @@ def test_what_is_built_already_is_not_built_again() -> None:
 
 def test_an_index_that_is_being_made_is_waited_for() -> None:
     bench = Bench()
-    bench.do(ddl.CreateIndex("i", "b", ("x",), defer_build=True))
+    bench.do(ddl.CreateIndex(name="i", bucket="b", expressions=("x",), defer_build=True))
     assert bench.do(BuildIndexes(bucket="b", names=("i",))) == Parked(bench.index("i").id)
 
 
@@ -230,7 +242,7 @@ def test_a_build_with_an_expected_cas_compares_it() -> None:
 
 # -- progress ------------------------------------------------------------------------------------
 
-BEAT = ProjectorHeartbeat(0, 1, "p", 1, 0)
+BEAT = ProjectorHeartbeat(projector=0, incarnation=1, address="p", pid=1, at_ms=0)
 
 
 def said(projector: int, sent: int, total: int, build: int = 1) -> ProjectorHeartbeat:

@@ -10,7 +10,7 @@ from coordinator.core.model.commands import PutSetting, Request, weight
 
 
 def request(number: int, size: int = 0, **more: int) -> Request:
-    return Request(PutSetting(f"k{number}", "x" * size), id=str(number), **more)
+    return Request(command=PutSetting(f"k{number}", "x" * size), id=str(number), **more)
 
 
 @given(st.lists(st.integers(0, 50), max_size=20), st.data())

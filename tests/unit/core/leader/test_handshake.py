@@ -8,22 +8,20 @@ from hypothesis import strategies as st
 from coordinator.core.catalog import state as states
 from coordinator.core.catalog.state import StateContext, Versioned
 from coordinator.core.leader.handshake import ROUNDS_BEFORE_REREAD, Handshakes, compare, moved_shard
-from coordinator.core.model.entities import DROPPING, INIT, READY, Index, Shard, Slice
+from coordinator.core.model.entities import DROPPING, INIT, READY, Index, Shard
 from coordinator.core.model.records import (
     Holding,
     HoldingsReported,
     IndexerHeartbeat,
 )
+from tests.support.indexes import make_index
 
 INDEXER = 2
 PERIOD_MS = 100
 
 
 def an_index(number: int, state: str = READY, shard: int = 5, host: int = INDEXER) -> Index:
-    return Index(
-        number, f"i{number}", "b", ("a",), None, False, "gsi", False, state, None,
-        (Slice(0, host), Slice(1, host)), "", 1, (Shard(host, shard),),
-    )  # fmt: skip
+    return make_index(number, host, host, bucket="b", state=state, shards=(Shard(host, shard),))
 
 
 def a_state(*indexes: Index) -> StateContext:
@@ -78,7 +76,17 @@ def test_a_moved_shard_is_one_of_a_finished_index_here(state: str, shard: int, h
 
 
 def beat(incarnation: int = 1) -> IndexerHeartbeat:
-    return IndexerHeartbeat(INDEXER, incarnation, "x", "", 1, 0, 0, 0, 0)
+    return IndexerHeartbeat(
+        indexer=INDEXER,
+        incarnation=incarnation,
+        address="x",
+        zone="",
+        pid=1,
+        slices=0,
+        bytes=0,
+        cas=0,
+        at_ms=0,
+    )
 
 
 def report(number: int, *holdings: Holding, cas: int = 1, **more: int) -> HoldingsReported:
@@ -151,7 +159,20 @@ def test_a_difference_that_stays_makes_the_indexer_read_the_state_again() -> Non
 
 def test_an_indexer_that_is_behind_the_question_has_not_answered_it() -> None:
     made = Handshakes(1, 100)
-    made.heard(IndexerHeartbeat(3, 7, "http://x", "", 1, 0, 0, 0, 1), 0)
+    made.heard(
+        IndexerHeartbeat(
+            indexer=3,
+            incarnation=7,
+            address="http://x",
+            zone="",
+            pid=1,
+            slices=0,
+            bytes=0,
+            cas=0,
+            at_ms=1,
+        ),
+        0,
+    )
     (asked,) = made.due(0, 20)
     made.take(HoldingsReported(3, 7, asked.round, 10, 0, 1, ()), StateContext())
     held = made.get(3)

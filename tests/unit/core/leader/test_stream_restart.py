@@ -28,11 +28,11 @@ from coordinator.core.model.records import (
     Mutation,
     StreamAwaited,
 )
-from coordinator.core.model.stream_records import HwHeartbeat, RestartRequested, RestartTimestamp
+from coordinator.core.model.stream_records import RestartRequested, RestartTimestamp
 from coordinator.core.model.types import Instant
 from coordinator.core.model.vectors import Vector
 from coordinator.core.timestamps.board import EMPTY, fold
-from tests.support.streamed_indexes import an_index
+from tests.support.indexes import make_index, make_watermarks
 
 WAIT_MS = 2_000
 HELD = Vector([7, 7], [5, 9])
@@ -59,7 +59,16 @@ class View:
     def answer(self, question: RestartRequested, vector: Vector = HELD) -> None:
         vbuuids, seqnos = vector.to_bytes()
         record = RestartTimestamp(
-            *("travel", 1, question.round, (0, 1), vbuuids, seqnos, (), (), "asked", 1)
+            bucket="travel",
+            number=1,
+            round=question.round,
+            vbuckets=(0, 1),
+            vbuuids=vbuuids,
+            seqnos=seqnos,
+            branched=(),
+            projectors=(),
+            reason="asked",
+            at_ms=1,
         )
         self.timestamps = fold(self.timestamps, record, self.now).board
 
@@ -122,14 +131,17 @@ def a_building(view: Any, *indexes: Index, live: tuple[int, ...]) -> BuildCoordi
 
 
 def says(building: BuildCoordinator, indexer: int, vector: Vector) -> None:
-    record = HwHeartbeat(indexer, 1, "travel", (1,), *vector.to_bytes(), 0, 0, 0, 0, (), 0)
+    record = make_watermarks(indexer, vector, bucket="travel", indexes=(1,))
     building.streams_read([record])
 
 
 def test_who_is_away_or_holds_nothing_takes_no_part(view: Any) -> None:
     """Indexer 2 has only just come, 3 is away; 4 hosts what nobody has begun to build."""
     building = a_building(
-        view, an_index(1, MAINTENANCE, 1, 2, 3), an_index(2, PENDING, 4), live=(1, 2, 4)
+        view,
+        make_index(1, 1, 2, 3, state=MAINTENANCE),
+        make_index(2, 4, state=PENDING),
+        live=(1, 2, 4),
     )
     for indexer, vector in ((1, HELD), (2, ZERO), (4, ZERO)):
         says(building, indexer, vector)
@@ -141,7 +153,7 @@ def test_who_is_away_or_holds_nothing_takes_no_part(view: Any) -> None:
 
 
 def test_who_is_sure_to_hold_something_is_waited_for(view: Any) -> None:
-    building = a_building(view, an_index(1, MAINTENANCE, 1, 2), live=(1, 2))
+    building = a_building(view, make_index(1, 1, 2, state=MAINTENANCE), live=(1, 2))
     says(building, 1, HELD)
     assert building._restart(view, "travel", overdue=False) == (None, ())
     view.peers.application = None
@@ -150,7 +162,17 @@ def test_who_is_sure_to_hold_something_is_waited_for(view: Any) -> None:
 
 
 def test_no_indexer_is_registered_while_an_answer_is_awaited(view: Any) -> None:
-    beat = IndexerHeartbeat(3, 7, "http://x", "", 1, 0, 0, 0, 1)
+    beat = IndexerHeartbeat(
+        indexer=3,
+        incarnation=7,
+        address="http://x",
+        zone="",
+        pid=1,
+        slices=0,
+        bytes=0,
+        cas=0,
+        at_ms=1,
+    )
     view.authority = SimpleNamespace(
         indexers={}, projectors={}, members={}, active=(), minimum=1, outcomes_apart=True
     )
@@ -178,7 +200,7 @@ def test_an_answer_is_not_taken_for_a_loss_that_nobody_asked_about(
 
 
 def test_what_an_indexer_held_in_another_life_does_not_count(view: Any) -> None:
-    building = a_building(view, an_index(1, MAINTENANCE, 1), live=(1,))
+    building = a_building(view, make_index(1, 1, state=MAINTENANCE), live=(1,))
     says(building, 1, HELD)
     assert building._watermark(view, "travel", 1, 2) is not None
     view.peers.indexers[1].beat.incarnation = 2
@@ -189,7 +211,7 @@ def test_what_an_indexer_held_in_another_life_does_not_count(view: Any) -> None:
 def test_a_host_of_two_indexes_surely_holds_something_if_one_of_them_is_built(
     view: Any, states: tuple[str, str]
 ) -> None:
-    indexes = [an_index(number, state, 1) for number, state in enumerate(states, 1)]
+    indexes = [make_index(number, 1, state=state) for number, state in enumerate(states, 1)]
     a_building(view, *indexes, live=(1,))
     # The state has them in no particular order: here, in both.
     view.state = SimpleNamespace(in_phase=lambda *phases: indexes)
@@ -198,7 +220,7 @@ def test_a_host_of_two_indexes_surely_holds_something_if_one_of_them_is_built(
 
 def test_who_waits_under_a_number_that_was_renewed_already_waits_no_more(view: Any) -> None:
     """A heartbeat from before the renewal would bring another one."""
-    building = a_building(view, an_index(1, MAINTENANCE, 1), live=(1,))
+    building = a_building(view, make_index(1, 1, state=MAINTENANCE), live=(1,))
     stream = Stream("travel", 4, (Source(0, 5, 4),), b"", b"", "")
     change = (Mutation("StreamRenewed", stream.key, b"", stream), 9)
     state = evolve(view.state, [change])

@@ -40,6 +40,7 @@ from coordinator.core.timestamps.board import (
     of,
 )
 from coordinator.core.timestamps.board import has as has_places
+from tests.support.indexes import make_watermarks
 
 TOP = 2**64 - 1
 
@@ -55,12 +56,35 @@ def stable(number: int, *seqnos: int, bucket: str = "b", at_ms: int = 0) -> Stab
 
 
 def restart(number: int, *vbuckets: int) -> RestartTimestamp:
-    places = Vector([7] * len(vbuckets), [number] * len(vbuckets)).to_bytes()
-    return RestartTimestamp("b", number, 0, vbuckets, *places, (), (0,), "closed", number)
+    vbuuids, seqnos = Vector([7] * len(vbuckets), [number] * len(vbuckets)).to_bytes()
+    return RestartTimestamp(
+        bucket="b",
+        number=number,
+        round=0,
+        vbuckets=vbuckets,
+        vbuuids=vbuuids,
+        seqnos=seqnos,
+        branched=(),
+        projectors=(0,),
+        reason="closed",
+        at_ms=number,
+    )
 
 
 def enquiry(number: int) -> RollbackEnquiry:
-    return RollbackEnquiry("b", number, 3, 7, 10, 7, 10, 0, 99, SYNC_MISSING, number)
+    return RollbackEnquiry(
+        bucket="b",
+        number=number,
+        vbucket=3,
+        vbuuid=7,
+        seqno=10,
+        seen_vbuuid=7,
+        seen_seqno=10,
+        projector=0,
+        connection=99,
+        reason=SYNC_MISSING,
+        at_ms=number,
+    )
 
 
 def folded(*records: Record, board: Board = EMPTY) -> Board:
@@ -178,7 +202,9 @@ def test_the_last_restarts_and_enquiries_are_kept() -> None:
 
 
 def test_a_node_buries_what_is_of_no_use_and_goes_on() -> None:
-    node = Node(NodeConfig(1, (1,), "", 1, 1, "c"), Codec())
+    node = Node(
+        NodeConfig(node=1, roster=(1,), address="", pid=1, incarnation=1, cluster_id="c"), Codec()
+    )
     bad = replace(stable(7), seqnos=b"")
     entries = (
         TimestampEntry("stability", 4, Unreadable("bad_body: torn"), b"raw"),
@@ -202,11 +228,13 @@ def test_a_node_buries_what_is_of_no_use_and_goes_on() -> None:
 
 def hw(indexer: int, places: list[tuple[int, int]], at_ms: int = 0, last: int = 0) -> HwHeartbeat:
     vector = Vector([vbuuid for vbuuid, _ in places], [seqno for _, seqno in places])
-    return HwHeartbeat(indexer, 1, "b", (), *vector.to_bytes(), 0, last, 0, 0, (), at_ms)
+    return make_watermarks(indexer, vector, last_stability=last, at_ms=at_ms)
 
 
 def test_a_node_asks_for_a_timestamp_once_for_all_scans_that_wait() -> None:
-    node = Node(NodeConfig(1, (1,), "", 1, 1, "c"), Codec())
+    node = Node(
+        NodeConfig(node=1, roster=(1,), address="", pid=1, incarnation=1, cluster_id="c"), Codec()
+    )
     bucket = Bucket("travel", 64)
     node.follower.state = evolve(node.state, [(Mutation("Changed", bucket.key, b"", bucket), 1)])
     asked = []

@@ -1,0 +1,47 @@
+"""Entities and heartbeats with many fields: tests name those that they are about."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from coordinator.core.model.entities import READY, Index, Slice
+from coordinator.core.model.stream_records import HwHeartbeat
+from coordinator.core.model.vectors import Vector
+
+
+def make_index(index_id: int, *hosts: int, **fields: Any) -> Index:
+    """Return an index on `a` of the bucket `travel`, ready; a slice on each of the `hosts`."""
+    known = {
+        "name": f"i{index_id}",
+        "bucket": "travel",
+        "expressions": ("a",),
+        "where": None,
+        "primary": False,
+        "using": "gsi",
+        "defer_build": False,
+        "state": READY,
+        "reason": None,
+        "slices": tuple(Slice(number, host) for number, host in enumerate(hosts or (1,))),
+        "request": f"r{index_id}",
+        "created_ms": 1,
+    }
+    return Index(id=index_id, **(known | fields))
+
+
+def make_watermarks(
+    indexer: int, vector: Vector | tuple[bytes, bytes], **fields: Any
+) -> HwHeartbeat:
+    """Return what an indexer says of the bucket `b`: it has nothing but these high watermarks."""
+    vbuuids, seqnos = vector.to_bytes() if isinstance(vector, Vector) else vector
+    known = {
+        "incarnation": 1,
+        "bucket": "b",
+        "indexes": (),
+        "last_persistence": 0,
+        "last_stability": 0,
+        "mutation_queue": 0,
+        "free": 0,
+        "builds": (),
+        "at_ms": 0,
+    }
+    return HwHeartbeat(indexer=indexer, vbuuids=vbuuids, seqnos=seqnos, **(known | fields))
