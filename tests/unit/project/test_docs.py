@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-PAGES += [ROOT / "benchmarks" / "README.md"]
+from tests.support.pages import PAGES, ROOT, quoted
+
 FOLDERS = ("coordinator/", "tests/", "docs/", "schemas/", "indexer_sim/", "projector_sim/")
 FOLDERS += ("streaming/", "benchmarks/", "examples/")
 NOT_INVARIANTS = {"code-with-dashes"}
@@ -26,10 +25,6 @@ def sources() -> str:
 @cache
 def defined() -> set[str]:
     return set(re.findall(r"def (\w+)\(", sources()))
-
-
-def quoted(text: str) -> list[str]:
-    return re.findall(r"`([^`\n]+)`", text)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
