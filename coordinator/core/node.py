@@ -44,8 +44,8 @@ from coordinator.core.consensus.inputs import (
     Entry,
     Examined,
     Input,
-    LocalLog,
     MembershipRequested,
+    PreparedTransaction,
     ProducerFailed,
     ProducerOpened,
     ReadRequested,
@@ -169,8 +169,8 @@ class Node:
         return self.follower.state_known
 
     @property
-    def log(self) -> LocalLog | None:
-        return self.follower.log
+    def prepared(self) -> PreparedTransaction | None:
+        return self.follower.prepared
 
     @property
     def outcomes(self) -> OutcomeWindow:

@@ -1,4 +1,4 @@
-"""A node's RocksDB: its state, the Authority, the local log, all at one applied offset.
+"""A node's RocksDB: its state, the Authority, the prepared transaction, all at one applied offset.
 
 Each `Save` is one WriteBatch, so that the parts never disagree. A write that fails breaks the
 store until `probe` has reopened it: RocksDB must not take a later batch without the earlier one.
@@ -6,8 +6,8 @@ Nothing here knows the protocol.
 
 Keys: `e/<entity key>` (CAS, then the value as it was written), `g/<CAS>` (a group of outcomes of
 requests: when it was made and recorded, the ids, then the group as it was written), `t/<number>`
-(a row of the rolling log of transactions), `a` (the Authority), `l` (the local log), `m` (applied
-offset, CAS).
+(a row of the rolling log of transactions), `a` (the Authority), `l` (the prepared transaction), `m`
+(applied offset, CAS).
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from coordinator.core.catalog import state as states
 from coordinator.core.catalog.outcomes import KeptGroup
 from coordinator.core.catalog.state import Versioned
 from coordinator.core.consensus.effects import Save
-from coordinator.core.consensus.inputs import LocalLog, Restored
+from coordinator.core.consensus.inputs import PreparedTransaction, Restored
 from coordinator.core.model.authority_state import AuthorityState, TransactionStatus
 from coordinator.runtime.files import make_durably
 from coordinator.runtime.rocksdb import options_of
 
 ENTITY, GROUP, ROW = b"e/", b"g/", b"t/"
-AUTHORITY, LOG, META, IDENTITY, REBUILD = b"a", b"l", b"m", b"identity", b"rebuild"
+AUTHORITY, PREPARED, META, IDENTITY, REBUILD = b"a", b"l", b"m", b"identity", b"rebuild"
 
 CAS = struct.Struct("<q")
 NUMBER = struct.Struct(">q")
@@ -128,7 +128,7 @@ class Store:
 
     def _wipe(self) -> None:
         batch = WriteBatch(raw_mode=True)
-        for key in (META, AUTHORITY, LOG, REBUILD):
+        for key in (META, AUTHORITY, PREPARED, REBUILD):
             batch.delete(key)
         for prefix in (ENTITY, GROUP, ROW):
             batch.delete_range(prefix, prefix[:-1] + b"0")
@@ -167,7 +167,7 @@ class Store:
             applied, cas = META_FIELDS.unpack(meta)
             state = states.restore(cas, self._entities())
             return Restored(
-                applied, self._authority(encoded), state, self._log(), tuple(self._outcomes())
+                applied, self._authority(encoded), state, self._prepared(), tuple(self._outcomes())
             )
         except Exception as error:
             raise StoreError("store_damaged", f"{self.folder}: {error}") from error
@@ -201,12 +201,12 @@ class Store:
                 rows[number] = codec.decode(held)
         return replace(authority, log=Map(rows))
 
-    def _log(self) -> LocalLog | None:
-        held = self._db.get(LOG)
+    def _prepared(self) -> PreparedTransaction | None:
+        held = self._db.get(PREPARED)
         if held is None:
             return None
         raw = held[CAS.size :]
-        return LocalLog(CAS.unpack_from(held)[0], codec.decode(raw), raw)
+        return PreparedTransaction(CAS.unpack_from(held)[0], codec.decode(raw), raw)
 
     def _scan(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         entries: Any = self._db.items(from_key=prefix + start)
@@ -275,7 +275,7 @@ def _check(key: bytes, head: bytes) -> bytes:
 
 
 def _put_head(batch: Any, effect: Save) -> None:
-    """Add what every batch carries: offset, Authority, its new rows, the local log."""
+    """Add what every batch carries: offset, Authority, its new rows, the prepared transaction."""
     if effect.authority is None:
         batch.delete(AUTHORITY)
     else:
@@ -284,10 +284,10 @@ def _put_head(batch: Any, effect: Save) -> None:
         batch.put(ROW + NUMBER.pack(number), codec.encode(row))
         if effect.authority is not None and number >= effect.authority.log_capacity:
             batch.delete(ROW + NUMBER.pack(number - effect.authority.log_capacity))
-    if effect.log is None:
-        batch.delete(LOG)
+    if effect.prepared is None:
+        batch.delete(PREPARED)
     else:
-        batch.put(LOG, CAS.pack(effect.log.offset) + effect.log.raw)
+        batch.put(PREPARED, CAS.pack(effect.prepared.offset) + effect.prepared.raw)
     batch.put(META, META_FIELDS.pack(effect.applied, effect.cas))
 
 

@@ -15,7 +15,7 @@ from coordinator.core.catalog import state as states
 from coordinator.core.catalog.outcomes import KeptGroup
 from coordinator.core.catalog.state import Versioned
 from coordinator.core.consensus.effects import Save
-from coordinator.core.consensus.inputs import LocalLog, Restored
+from coordinator.core.consensus.inputs import PreparedTransaction, Restored
 from coordinator.core.model.authority_state import AuthorityState, TransactionStatus
 from coordinator.core.model.entities import Setting
 from coordinator.core.model.records import TransactionProposed
@@ -87,7 +87,7 @@ def batch(number: int, *changes: tuple[str, Versioned | None], **more: Any) -> S
         applied=number,
         authority=held,
         rows=newest,
-        log=None,
+        prepared=None,
         cas=number,
         digest=0,
         changes=changes,
@@ -95,9 +95,9 @@ def batch(number: int, *changes: tuple[str, Versioned | None], **more: Any) -> S
     return replace(save, **more)
 
 
-def local_log(offset: int) -> LocalLog:
+def a_prepared(offset: int) -> PreparedTransaction:
     proposal = TransactionProposed(TxnId(1, 9), 3, 4, (1, 2), (event(1).mutation,))
-    return LocalLog(offset, proposal, codec.encode(proposal))
+    return PreparedTransaction(offset, proposal, codec.encode(proposal))
 
 
 def seen(restored: Restored | None) -> Any:
@@ -105,8 +105,8 @@ def seen(restored: Restored | None) -> Any:
     if restored is None:
         return None
     entities = {key: (v.cas, v.value) for key, v in restored.state.entities.items()}
-    log = restored.log and (restored.log.offset, restored.log.proposal)
-    return restored.applied, restored.state.cas, restored.authority, entities, log
+    prepared = restored.prepared and (restored.prepared.offset, restored.prepared.proposal)
+    return restored.applied, restored.state.cas, restored.authority, entities, prepared
 
 
 def test_an_empty_store_has_nothing(store: StorePort) -> None:
@@ -116,15 +116,15 @@ def test_an_empty_store_has_nothing(store: StorePort) -> None:
 def test_what_was_saved_is_restored_with_log_and_rows(store: StorePort) -> None:
     for number in range(1, 8):
         assert store.save(batch(number, put(f"k{number % 3}", number)))
-    assert store.save(batch(8, ("config/k1", None), log=local_log(8), sync=True))
+    assert store.save(batch(8, ("config/k1", None), prepared=a_prepared(8), sync=True))
     restored = store.restore()
     assert restored is not None
     assert (restored.applied, restored.state.cas) == (8, 8)
     assert restored.authority == authority(8), "the newest rows of the log, as many as it holds"
     held = {key: v.cas for key, v in restored.state.entities.items()}
     assert held == {"config/k0": 6, "config/k2": 5}
-    assert restored.log is not None
-    assert restored.log.proposal == local_log(8).proposal
+    assert restored.prepared is not None
+    assert restored.prepared.proposal == a_prepared(8).proposal
     assert restored.state.digest == states.recomputed_digest(restored.state)
 
 
@@ -149,9 +149,9 @@ def test_a_crash_leaves_whole_batches_and_all_that_was_synced(store: StorePort) 
     whole = []
     saves = [
         batch(1, put("a", 1), sync=True),
-        batch(2, put("a", 2), put("b", 2), log=local_log(2), sync=True),
+        batch(2, put("a", 2), put("b", 2), prepared=a_prepared(2), sync=True),
         batch(3, put("a", 3), ("config/b", None)),
-        batch(4, put("a", 4, "y" * 300), put("c", 4), log=local_log(4)),
+        batch(4, put("a", 4, "y" * 300), put("c", 4), prepared=a_prepared(4)),
         batch(5, ("config/a", None), put("d", 5)),
     ]
     for save in saves:
@@ -165,12 +165,12 @@ def test_a_crash_leaves_whole_batches_and_all_that_was_synced(store: StorePort) 
 
 
 def test_a_wipe_leaves_only_what_comes_with_it(store: StorePort) -> None:
-    store.save(batch(1, put("a", 1), put("b", 1), log=local_log(1), sync=True))
+    store.save(batch(1, put("a", 1), put("b", 1), prepared=a_prepared(1), sync=True))
     store.save(batch(2, put("c", 2), wipe=True, sync=True))
     restored = store.restore()
     assert restored is not None
     assert set(restored.state.entities) == {"config/c"}
-    assert restored.log is None
+    assert restored.prepared is None
 
 
 def test_an_unfinished_store_counts_as_empty_until_the_last_batch(store: StorePort) -> None:

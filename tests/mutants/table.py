@@ -111,8 +111,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a-proposal-is-saved-without-a-sync",
         DURABILITY,
-        "saved = self.save(checkpoint(view, view.log), sync=True)",
-        "saved = self.save(checkpoint(view, view.log))",
+        "saved = self.save(checkpoint(view, view.prepared), sync=True)",
+        "saved = self.save(checkpoint(view, view.prepared))",
         SCENARIOS,
     ),
     Mutant(

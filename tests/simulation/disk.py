@@ -44,7 +44,7 @@ class Content(NamedTuple):
     applied: int = -1
     authority: AuthorityState | None = None
     rows: Map[int, Any] = Map()
-    log: inp.LocalLog | None = None
+    prepared: inp.PreparedTransaction | None = None
     cas: int = 0
     digest: int = 0
     entities: Map[str, Any] = Map()
@@ -72,7 +72,7 @@ class Disk:
         self.refusing = False
         self.unreadable = False
         self.next_sync_fails = False
-        self.durable_logs: set[int] = set()
+        self.durable_prepared: set[int] = set()
 
     def write(self, save: fx.Save) -> Batch:
         """Apply a batch in memory."""
@@ -90,8 +90,8 @@ class Disk:
             if not one.doubtful:
                 self.durable = applied(self.durable, one.save)
         del self.unsynced[: place + 1]
-        if self.durable.log is not None:
-            self.durable_logs.add(self.durable.log.offset)
+        if self.durable.prepared is not None:
+            self.durable_prepared.add(self.durable.prepared.offset)
 
     def sync_failed(self) -> None:
         """The system has dropped what it could not write, and calls it clean."""
@@ -105,8 +105,8 @@ class Disk:
                 self.durable = applied(self.durable, batch.save)
         self.unsynced.clear()
         self.newest = self.durable
-        if self.newest.log is not None:
-            self.durable_logs.add(self.newest.log.offset)
+        if self.newest.prepared is not None:
+            self.durable_prepared.add(self.newest.prepared.offset)
 
     def restore(self) -> inp.Restored | None:
         """Return what a starting node finds."""
@@ -123,7 +123,7 @@ class Disk:
         authority = replace(authority, log=Map(rows))
         state = states.restore(content.cas, content.entities.items())
         outcomes = tuple(group for _, group in sorted(content.outcomes.items()))
-        return inp.Restored(content.applied, authority, state, content.log, outcomes)
+        return inp.Restored(content.applied, authority, state, content.prepared, outcomes)
 
     def flip(self, choose: Any) -> bool:
         """Change one byte of an entity in silence; tell whether there was one to change."""
@@ -164,7 +164,7 @@ def applied(old: Content, save: fx.Save) -> Content:
         save.applied,
         authority,
         rows,
-        save.log,
+        save.prepared,
         save.cas,
         save.digest,
         entities.finish(),

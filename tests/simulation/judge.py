@@ -306,7 +306,7 @@ class Judge(Answers):
         )
         for node in record.accepted:
             require(
-                record.proposal_offset in self.world.machines[node].disk.durable_logs,
+                record.proposal_offset in self.world.machines[node].disk.durable_prepared,
                 "accepted-is-durable",
                 f"{record.txn} counts node {node}, whose disk does not have it",
             )
@@ -510,7 +510,7 @@ class Judge(Answers):
 
     def answered(self, machine: Machine, record: ProposalAnswered) -> None:
         require(
-            record.answer != ACCEPTED or record.proposal_offset in machine.disk.durable_logs,
+            record.answer != ACCEPTED or record.proposal_offset in machine.disk.durable_prepared,
             "accepted-is-durable",
             f"node {machine.number} accepts {record.txn} before it is on its disk",
         )

@@ -201,9 +201,9 @@ class Machine:
     def wipe(self) -> None:
         """Empty the folder of a node that is down."""
         assert self.node is None
-        logs = self.disk.durable_logs
+        logs = self.disk.durable_prepared
         self.disk = Disk()
-        self.disk.durable_logs = logs
+        self.disk.durable_prepared = logs
 
     def pause(self) -> None:
         self.paused = True

@@ -244,7 +244,7 @@ MUTANTS: list[tuple[Plant, Worlds, int, set[str]]] = [
     (r.ready_without_every_indexer, anywhere, 0, {"ready-needs-every-indexer"}),
     (r.expected_cas_is_not_compared, anywhere, 0, {"compare-and-set", "linearizable-history"}),
     (r.dropped_index_keeps_its_name, busy(anywhere), 6, {"linearizable"}),
-    (b.built_without_every_indexer, anywhere, 4, {"built-needs-every-indexer"}),
+    (b.built_without_every_indexer, anywhere, 5, {"built-needs-every-indexer"}),
     (b.backfill_without_a_router, anywhere, 2, {"backfill-needs-a-router"}),
     (
         b.lost_storage_is_not_built_again,

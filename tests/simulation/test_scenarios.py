@@ -56,8 +56,8 @@ def test_a_refusing_replica_rolls_back_and_its_log_is_deleted(world: World) -> N
     for machine in world.machines.values():
         assert machine.node is not None
         assert machine.node.state.cas == before[machine.number]
-        assert machine.node.log is None
-        assert machine.disk.newest.log is None
+        assert machine.node.prepared is None
+        assert machine.disk.newest.prepared is None
     assert replica.number not in world.judge.truth.members, "it kept refusing"
     assert ask(world, PUT).status == OK
 

@@ -169,8 +169,8 @@ DONE: dict[type, Callable[[Any], str]] = {
 def told_of_save(effect: fx.Save) -> str:
     """Return what a node puts into its store in one batch."""
     parts = [f"{'delete' if held is None else 'put'} {key}" for key, held in effect.changes]
-    if effect.log is not None:
-        parts.append(f"prepared {effect.log.proposal.txn}")
+    if effect.prepared is not None:
+        parts.append(f"prepared {effect.prepared.proposal.txn}")
     parts += [f"{row.txn} is {row.status}" for _, row in effect.rows]
     told = ", ".join(parts) or "how far it is"
     return f"store, synced: {told}" if effect.sync else f"store: {told}"

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from coordinator.core.catalog.outcomes import KeptGroup
 from coordinator.core.catalog.state import StateContext, Versioned
 from coordinator.core.consensus.effects import Note, Probe, Save
-from coordinator.core.consensus.inputs import LocalLog, Stored, StoreFailed
+from coordinator.core.consensus.inputs import PreparedTransaction, Stored, StoreFailed
 from coordinator.core.consensus.signals import AnswerProposal, ChainBroken, Result
 from coordinator.core.consensus.view import NodeView, Tokens
 from coordinator.core.model.authority_state import AuthorityState
@@ -43,13 +43,13 @@ class Checkpoint(NamedTuple):
     applied: int
     authority: AuthorityState | None
     state: StateContext
-    log: LocalLog | None
+    prepared: PreparedTransaction | None
     is_whole: bool
 
 
-def checkpoint(view: NodeView, log: LocalLog | None) -> Checkpoint:
+def checkpoint(view: NodeView, prepared: PreparedTransaction | None) -> Checkpoint:
     """Return what a node knows now, with this prepared transaction."""
-    return Checkpoint(view.applied, view.authority, view.state, log, view.state_known)
+    return Checkpoint(view.applied, view.authority, view.state, prepared, view.state_known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +73,9 @@ class Durability:
         self.unsaved = Unsaved()
         self._in_flight: list[InFlight] = []
         self._saved_rows = 0
-        self._log_token = 0
-        self._log_answer: tuple[str, str] | None = None
-        self._before_log: AuthorityState | None = None
+        self._prepared_token = 0
+        self._prepared_answer: tuple[str, str] | None = None
+        self._before_prepared: AuthorityState | None = None
         self._probe_token = 0
         self._probed_ms = 0
 
@@ -90,19 +90,19 @@ class Durability:
     def replaced(self, view: NodeView) -> list[Result]:
         """The whole state came from elsewhere: the store begins anew with it."""
         self._saved_rows = 0
-        self._log_answer = None
-        self._log_token = 0
-        if view.log is not None:
-            self._before_log = None
+        self._prepared_answer = None
+        self._prepared_token = 0
+        if view.prepared is not None:
+            self._before_prepared = None
         outcomes: dict[int, KeptGroup | None] = {one.cas: one for one in view.outcomes.kept()}
         self.unsaved = Unsaved(dict(view.state.entities.items()), True, True, outcomes)
-        return [self.save(checkpoint(view, view.log)), *self.save_log(view)]
+        return [self.save(checkpoint(view, view.prepared)), *self.save_prepared(view)]
 
     def opened(self, before: AuthorityState | None) -> None:
         """A proposal was opened; `before` is the Authority without it."""
-        self._log_answer = None
-        self._log_token = 0
-        self._before_log = before
+        self._prepared_answer = None
+        self._prepared_token = 0
+        self._before_prepared = before
 
     # -- batches -----------------------------------------------------------------------------
 
@@ -116,7 +116,7 @@ class Durability:
             applied=at.applied,
             authority=at.authority if at.is_whole else None,
             rows=self._new_rows(at.authority) if at.is_whole else (),
-            log=at.log,
+            prepared=at.prepared,
             cas=at.state.cas,
             digest=at.state.digest,
             changes=tuple(unsaved.changes.items()),
@@ -127,25 +127,29 @@ class Durability:
 
     def save_installed(self, view: NodeView) -> list[Result]:
         """Save what was installed; before a new proposal, as of the offset before it."""
-        unsaved, log = self.unsaved, view.log
+        unsaved, prepared = self.unsaved, view.prepared
         if not view.state_known or self.sick or not (unsaved.needed or unsaved.changes):
             return []
-        if log is None or self._log_answer is not None or self._log_token:
-            return [self.save(checkpoint(view, log))]
+        if prepared is None or self._prepared_answer is not None or self._prepared_token:
+            return [self.save(checkpoint(view, prepared))]
         if unsaved.changes or unsaved.wipe:
-            return [self.save(Checkpoint(log.offset - 1, self._before_log, view.state, None, True))]
+            return [
+                self.save(
+                    Checkpoint(prepared.offset - 1, self._before_prepared, view.state, None, True)
+                )
+            ]
         return []
 
-    def save_log(self, view: NodeView) -> list[Result]:
+    def save_prepared(self, view: NodeView) -> list[Result]:
         """Save the open proposal, synced; the answer waits for `Stored`."""
-        if view.log is None or self._log_answer is not None or self._log_token:
+        if view.prepared is None or self._prepared_answer is not None or self._prepared_token:
             return []
         if not view.state_known:
             return self.answer(view, BEHIND, view.phase)
         if self.sick:
             return self.answer(view, REFUSED, self.sick)
-        saved = self.save(checkpoint(view, view.log), sync=True)
-        self._log_token = saved.token
+        saved = self.save(checkpoint(view, view.prepared), sync=True)
+        self._prepared_token = saved.token
         return [saved]
 
     def _new_rows(self, authority: AuthorityState | None) -> tuple[Any, ...]:
@@ -168,8 +172,8 @@ class Durability:
         done = [held for held in self._in_flight if held.token <= event.token]
         self._in_flight = [held for held in self._in_flight if held.token > event.token]
         self.durable = max([self.durable, *(held.applied for held in done)])
-        if event.token == self._log_token and view.log is not None:
-            self._log_token = 0
+        if event.token == self._prepared_token and view.prepared is not None:
+            self._prepared_token = 0
             return self.answer(view, ACCEPTED, "")
         return []
 
@@ -188,8 +192,12 @@ class Durability:
         if not self.sick:
             self.sick = event.reason
             found.append(Note(f"the store refuses writes: {event.reason}"))
-        if self._log_token and self._log_token >= event.token and view.log is not None:
-            self._log_token = 0
+        if (
+            self._prepared_token
+            and self._prepared_token >= event.token
+            and view.prepared is not None
+        ):
+            self._prepared_token = 0
             found += self.answer(view, REFUSED, event.reason)
         return found
 
@@ -208,7 +216,7 @@ class Durability:
     def answer(self, view: NodeView, answer: str, reason: str) -> list[Result]:
         """Answer the prepared proposal, if it is still open and asks this node."""
         opened = view.authority.open if view.authority else None
-        if view.log is None or opened is None or opened.offset != view.log.offset:
+        if view.prepared is None or opened is None or opened.offset != view.prepared.offset:
             return []
         found: list[Result] = []
         builds_on, at = (opened.prev_cas, opened.prev_digest), (view.state.cas, view.state.digest)
@@ -216,7 +224,7 @@ class Durability:
             why = f"{opened.txn} follows CAS {opened.prev_cas}, not {view.state.cas}"
             found.append(ChainBroken(why))
             answer, reason = BEHIND, f"this node stands at CAS {view.state.cas}"
-        self._log_answer = (answer, reason)
+        self._prepared_answer = (answer, reason)
         config = view.config
         if config.node in opened.participants:
             record = ProposalAnswered(
@@ -227,7 +235,7 @@ class Durability:
 
     def answer_again(self, view: NodeView) -> list[Result]:
         """The master asks once more: repeat the answer, if there is one."""
-        return [] if self._log_answer is None else self.answer(view, *self._log_answer)
+        return [] if self._prepared_answer is None else self.answer(view, *self._prepared_answer)
 
 
 def _merged(older: Unsaved, newer: Unsaved) -> Unsaved:

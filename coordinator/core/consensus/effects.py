@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from coordinator.core.catalog.outcomes import KeptGroup
 from coordinator.core.catalog.state import StateContext, Versioned
-from coordinator.core.consensus.inputs import LocalLog
+from coordinator.core.consensus.inputs import PreparedTransaction
 from coordinator.core.model.authority_state import AuthorityState, TransactionStatus
 from coordinator.core.model.commands import Outcome
 from coordinator.core.model.records import (
@@ -67,7 +67,7 @@ class Save:
 
     `applied` is the offset of `commit` up to which all of this holds. `changes` are entities to
     put, or to delete where None. `outcomes` are groups of outcomes by their CAS,
-    likewise. `log` is the local log after the batch. With `wipe`, everything
+    likewise. `prepared` is what waits for its verdict after the batch. With `wipe`, everything
     that was there goes first. An `authority` of None leaves the store unfinished: a node that
     finds it so synchronises in full. `Stored` answers a synced batch, and says that all before
     it are there too; after a `StoreFailed` the store refuses everything until it is probed.
@@ -77,7 +77,7 @@ class Save:
     applied: int
     authority: AuthorityState | None
     rows: tuple[tuple[int, TransactionStatus], ...]
-    log: LocalLog | None
+    prepared: PreparedTransaction | None
     cas: Cas
     digest: int
     changes: tuple[tuple[str, Versioned | None], ...] = ()

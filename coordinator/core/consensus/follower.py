@@ -23,7 +23,7 @@ from coordinator.core.consensus.counters import Counters
 from coordinator.core.consensus.durability import Durability, checkpoint
 from coordinator.core.consensus.effects import Follow, Halt, Note
 from coordinator.core.consensus.full_sync import FullSync
-from coordinator.core.consensus.inputs import Entry, LocalLog, Restored, Started
+from coordinator.core.consensus.inputs import Entry, PreparedTransaction, Restored, Started
 from coordinator.core.consensus.separation import legacy_outcomes
 from coordinator.core.consensus.signals import Result, Synchronised, TransactionInstalled
 from coordinator.core.consensus.synchroniser import Sealed
@@ -58,7 +58,7 @@ class Follower:
         self.authority: AuthorityState | None = None
         self.state: StateContext = states.EMPTY
         self.state_known = False
-        self.log: LocalLog | None = None
+        self.prepared: PreparedTransaction | None = None
         """The prepared transaction: a proposal that waits for its verdict."""
         self.outcomes = OutcomeWindow(codec)
         self.durability = Durability(tokens)
@@ -66,7 +66,7 @@ class Follower:
 
     def holds(self, txn: TxnId) -> bool:
         """Tell whether this is the prepared transaction."""
-        return self.log is not None and self.log.proposal.txn == txn
+        return self.prepared is not None and self.prepared.proposal.txn == txn
 
     # -- start -------------------------------------------------------------------------------
 
@@ -94,7 +94,7 @@ class Follower:
         self.authority = authority = restored.authority
         self.state = restored.state
         self.state_known = True
-        self.log = restored.log
+        self.prepared = restored.prepared
         self.outcomes.restore(restored.outcomes, view.now)
         if authority is None:
             return self.durability.restored(view, 0)
@@ -120,18 +120,18 @@ class Follower:
     def proposed(self, entry: Entry, before: AuthorityState | None) -> None:
         """A proposal was opened: it is prepared here from now on."""
         assert isinstance(entry.record, TransactionProposed)
-        self.log = LocalLog(entry.offset, entry.record, entry.raw)
+        self.prepared = PreparedTransaction(entry.offset, entry.record, entry.raw)
         self.durability.opened(before)
 
     def rolled_back(self, txn: TxnId) -> None:
         """The verdict *rollback* was read."""
         if self.holds(txn):
-            self.log = None
+            self.prepared = None
         self._counters.transactions_rolled_back += 1
 
     def drop_prepared(self) -> None:
         """A claim or a resignation has closed what was open."""
-        self.log = None
+        self.prepared = None
 
     def committed(
         self, view: NodeView, record: TransactionCommitted, computed: StateContext | None
@@ -141,14 +141,14 @@ class Follower:
         This is the one place where a transaction becomes visible. `computed` is the state that the
         verdict leads to, if this node, as master, has computed it already.
         """
-        log, self.log = self.log, None
+        prepared, self.prepared = self.prepared, None
         wrong = self._remember(view, record)
         if wrong:
             return wrong
-        if log is None or log.proposal.txn != record.txn:
+        if prepared is None or prepared.proposal.txn != record.txn:
             return self.chain_broken(f"the proposal of {record.txn} was not seen")
         self._counters.transactions_committed += 1
-        mutations = log.proposal.mutations
+        mutations = prepared.proposal.mutations
         if not self.state_known:
             self.full_sync.add_commit(Sealed(mutations, record.cas, record.state_digest))
             return []
@@ -228,7 +228,7 @@ class Follower:
     def batch_ended(self, view: NodeView) -> list[Result]:
         """All records that came together were folded: save what they changed."""
         found = self.durability.save_installed(view)
-        found += self.durability.save_log(view)
+        found += self.durability.save_prepared(view)
         return found + self.full_sync.resolve(view)
 
 

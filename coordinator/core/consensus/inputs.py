@@ -27,7 +27,7 @@ from coordinator.core.timestamps.board import Record as TimestampRecord
 
 
 @dataclass(frozen=True, slots=True)
-class LocalLog:
+class PreparedTransaction:
     """A proposal that waits for its verdict: persisted, not yet visible."""
 
     offset: Offset
@@ -42,7 +42,7 @@ class Restored:
     applied: int
     authority: AuthorityState | None
     state: StateContext
-    log: LocalLog | None
+    prepared: PreparedTransaction | None
     outcomes: tuple[KeptGroup, ...] = ()
 
 

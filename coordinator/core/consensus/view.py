@@ -10,7 +10,7 @@ from typing import Protocol
 
 from coordinator.core.catalog.outcomes import OutcomeWindow
 from coordinator.core.catalog.state import StateContext
-from coordinator.core.consensus.inputs import LocalLog
+from coordinator.core.consensus.inputs import PreparedTransaction
 from coordinator.core.consensus.peers import PeersView
 from coordinator.core.model.authority_state import AuthorityState
 from coordinator.core.model.config import NodeConfig
@@ -41,7 +41,7 @@ class NodeView(Protocol):
     @property
     def state_known(self) -> bool: ...
     @property
-    def log(self) -> LocalLog | None: ...
+    def prepared(self) -> PreparedTransaction | None: ...
     @property
     def timestamps(self) -> Board: ...
     @property

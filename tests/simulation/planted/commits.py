@@ -100,13 +100,13 @@ def commit_without_missing_answers(patch: Patch) -> None:
 
 def accept_before_it_is_durable(patch: Patch) -> None:
     def hasty(self: Durability, view: NodeView) -> list[Result]:
-        if view.log is None or self._log_answer is not None:
+        if view.prepared is None or self._prepared_answer is not None:
             return []
         if not view.state_known or self.sick:
             return []
-        return [self.save(checkpoint(view, view.log)), *self.answer(view, ACCEPTED, "")]
+        return [self.save(checkpoint(view, view.prepared)), *self.answer(view, ACCEPTED, "")]
 
-    patch.setattr(Durability, "save_log", hasty)
+    patch.setattr(Durability, "save_prepared", hasty)
 
 
 def ambiguous_commit_is_called_a_refusal(patch: Patch) -> None:
@@ -137,8 +137,8 @@ def digest_is_ignored(patch: Patch) -> None:
     committed = Follower.committed
 
     def careless(self: Follower, view: NodeView, record: Any, computed: Any) -> list[Result]:
-        if self.state_known and self.log is not None and self.holds(record.txn):
-            pairs = list(zip(self.log.proposal.mutations, record.cas, strict=True))
+        if self.state_known and self.prepared is not None and self.holds(record.txn):
+            pairs = list(zip(self.prepared.proposal.mutations, record.cas, strict=True))
             kept = [pair for pair in pairs if pair[0].event != "SettingDeleted" or view.is_master]
             computed = states.evolve(self.state, kept)._replace(cas=record.cas[-1])
             record = replace(record, state_digest=computed.digest)

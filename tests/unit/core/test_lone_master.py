@@ -315,7 +315,7 @@ def test_a_proposal_that_builds_on_another_state_is_not_accepted(lone: LoneNode)
     lone.held.add(fx.Save)
     lone.send(PutSetting("k", "2"))
     node = lone.node
-    assert node.log is not None
+    assert node.prepared is not None
     node.follower.state = node.state._replace(cas=node.state.cas - 1)
     answers: list[ProposalAnswered] = []
     take = lone.master.answered

@@ -94,7 +94,7 @@ def test_a_byte_that_flips_in_what_is_known_of_a_group_is_noticed(
             applied=1,
             authority=authority,
             rows=(),
-            log=None,
+            prepared=None,
             cas=9,
             digest=0,
             outcomes=((9, group),),

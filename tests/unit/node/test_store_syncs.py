@@ -13,7 +13,7 @@ import pytest
 from coordinator import codec
 from coordinator.core.catalog.state import Versioned
 from coordinator.core.consensus.effects import Save
-from coordinator.core.consensus.inputs import LocalLog
+from coordinator.core.consensus.inputs import PreparedTransaction
 from coordinator.core.model.authority_state import AuthorityState
 from coordinator.core.model.entities import Setting
 from coordinator.core.model.records import TransactionProposed
@@ -33,17 +33,17 @@ def store(tmp_path: Path) -> Iterator[ObservedStore]:
     made.close()
 
 
-def batch(applied: int, *, sync: bool, log: bool = False, wipe: bool = False) -> Save:
+def batch(applied: int, *, sync: bool, prepared: bool = False, wipe: bool = False) -> Save:
     setting = Setting(f"k{applied}", str(applied))
     held = Versioned(applied, codec.encode(setting), setting)
     proposal = TransactionProposed(TxnId(1, applied), 0, 0, (1,), ())
-    local = LocalLog(applied, proposal, codec.encode(proposal)) if log else None
+    local = PreparedTransaction(applied, proposal, codec.encode(proposal)) if prepared else None
     return Save(
         token=applied,
         applied=applied,
         authority=AUTHORITY,
         rows=(),
-        log=local,
+        prepared=local,
         cas=applied,
         digest=0,
         changes=((setting.key, held),),
@@ -55,20 +55,20 @@ def batch(applied: int, *, sync: bool, log: bool = False, wipe: bool = False) ->
 def test_a_batch_that_says_so_is_synced_and_no_other(store: ObservedStore) -> None:
     for number, sync in enumerate((True, False, False, True, True, False), 1):
         before = store.syncs
-        store.save(batch(number, sync=sync, log=sync))
+        store.save(batch(number, sync=sync, prepared=sync))
         assert (store.syncs > before) is sync
 
 
 def test_a_power_cut_after_a_synced_batch_leaves_all_up_to_it(store: ObservedStore) -> None:
     store.save(batch(1, sync=False))
-    store.save(batch(2, sync=True, log=True))
+    store.save(batch(2, sync=True, prepared=True))
     store.save(batch(3, sync=False))
     with store.as_of_the_last_sync() as left:
         restored = left.restore()
     assert restored is not None
     assert restored.applied == 2
-    assert restored.log is not None
-    assert restored.log.offset == 2
+    assert restored.prepared is not None
+    assert restored.prepared.offset == 2
     assert set(restored.state.entities) == {"config/k1", "config/k2"}
 
 
@@ -117,7 +117,7 @@ def test_what_a_start_finds_is_durable_from_then_on(tmp_path: Path) -> None:
     """
     first = ObservedStore(tmp_path / "node-1")
     first.save(batch(1, sync=True))
-    first.save(batch(2, sync=False, log=True))
+    first.save(batch(2, sync=False, prepared=True))
     shutil.copytree(first.folder, tmp_path / "node-2", ignore=shutil.ignore_patterns("LOCK"))
     first.close()
     second = ObservedStore(tmp_path / "node-2")

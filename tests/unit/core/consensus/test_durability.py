@@ -16,7 +16,7 @@ FULL = "full"
 def a_view(**more: Any) -> Any:
     """Return what a node at CAS 3 shows, which has applied offset 5."""
     state = SimpleNamespace(cas=3, digest=0)
-    given = {"applied": 5, "authority": None, "state": state, "state_known": True, "log": None}
+    given = {"applied": 5, "authority": None, "state": state, "state_known": True, "prepared": None}
     return SimpleNamespace(now=Instant(0, 0), **(given | more))
 
 
