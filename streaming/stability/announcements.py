@@ -14,10 +14,16 @@ from coordinator.core.model.stream_records import (
     RollbackEnquiry,
     StabilityTimestamp,
 )
-from coordinator.core.model.types import Seqno, Vbuuid
 from coordinator.core.model.vectors import Vector
 from coordinator.core.timestamps.algorithms import Watermark, mean_by_heartbeat, promote, restart
-from coordinator.core.timestamps.bucket_state import NEVER, NOBODY, BucketState, Heard, heard_of
+from coordinator.core.timestamps.bucket_state import (
+    NEVER,
+    NOBODY,
+    UNTIMED,
+    BucketState,
+    Heard,
+    heard_of,
+)
 from coordinator.core.timestamps.settings import HEARTBEAT, TimestampSettings
 from streaming.stability.positions import Positions
 
@@ -39,7 +45,7 @@ class Announcer:
         self, state: BucketState, positions: Positions, settings: TimestampSettings, now_ms: int
     ) -> None:
         self.bucket, self.now_ms, self.settings = state.bucket, now_ms, settings
-        self.positions, self.places = positions, positions.owners.places
+        self.positions, self.rows = positions, positions.rows
         self.heard = dict(state.heard)
         self.stability_number, self.restart_number = state.stability_number, state.restart_number
         self.published_ms, self.hurried_until_ms = state.published_ms, state.hurried_until_ms
@@ -53,6 +59,12 @@ class Announcer:
         if len(self.heard) > INDEXERS_MAX:
             del self.heard[min(self.heard, key=lambda indexer: self.heard[indexer].since_ms)]
 
+    def time_heard(self) -> None:
+        """Who was heard before the first tick was heard now."""
+        for indexer, heard in self.heard.items():
+            if heard.since_ms == UNTIMED:
+                self.heard[indexer] = heard._replace(since_ms=self.now_ms)
+
     def is_fresh(self, heard: Heard | None) -> bool:
         """Tell whether an indexer was heard lately."""
         if heard is None:
@@ -60,9 +72,6 @@ class Announcer:
         return self.now_ms - (heard.since_ms or self.now_ms) <= self.settings.heartbeat_stale_ms
 
     # -- outputs ---------------------------------------------------------------------------------
-
-    def _current(self) -> Vector:
-        return Vector(self.positions.vbuuid, self.positions.seqno)
 
     def restart(
         self,
@@ -81,7 +90,7 @@ class Announcer:
                 for heard in self.heard.values()
                 if self.is_fresh(heard) and heard.hosts and heard.vector.holds_anything
             ]
-        found = restart(vectors or [self._current()], self.positions.logs, vbuckets)
+        found = restart(vectors or [self.rows.current], self.positions.logs, vbuckets)
         vbuuids, seqnos = found.vector.to_bytes()
         self.restart_number += 1
         self.outputs.append(
@@ -101,16 +110,16 @@ class Announcer:
 
     def tell_enquiries(self) -> None:
         """Tell what positions enquire about."""
-        enquiries, self.positions.enquiries = self.positions.enquiries, []
-        for found in enquiries:
+        for found in self.positions.enquiries():
             self.restart_number += 1
+            vbuuid, seqno = self.rows.position(found.vbucket)
             self.outputs.append(
                 RollbackEnquiry(
                     bucket=self.bucket,
                     number=self.restart_number,
                     vbucket=found.vbucket,
-                    vbuuid=Vbuuid(int(self.positions.vbuuid[found.vbucket])),
-                    seqno=Seqno(int(self.positions.seqno[found.vbucket])),
+                    vbuuid=vbuuid,
+                    seqno=seqno,
                     seen_vbuuid=found.vbuuid,
                     seen_seqno=found.seqno,
                     projector=found.projector,
@@ -138,8 +147,7 @@ class Announcer:
             return
         if self.published_ms != NEVER and self.now_ms - self.published_ms < period_ms:
             return
-        places = self.places
-        stable = Vector(places["stable_vbuuid"], places["stable_seqno"])
+        stable = self.rows.stable
         if self.settings.algorithm == HEARTBEAT:
             advanced = mean_by_heartbeat(
                 [
@@ -151,10 +159,10 @@ class Announcer:
                 self.positions.logs,
             )
         else:
-            advanced = promote(stable, self._current(), self.positions.logs)
+            advanced = promote(stable, self.rows.current, self.positions.logs)
         if advanced is None:
             return
-        places["stable_vbuuid"], places["stable_seqno"] = advanced.vbuuids, advanced.seqnos
+        self.rows.promote(advanced)
         self.stability_number += 1
         self.published_ms = self.now_ms
         self.outputs.append(

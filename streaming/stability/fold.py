@@ -47,6 +47,7 @@ from streaming.stability.limits import Limits
 from streaming.stability.ownership import Ownership
 from streaming.stability.positions import Positions, Syncs, sound
 from streaming.stability.validation import Control, fault
+from streaming.stability.vbuckets import Vbuckets
 
 __all__ = [
     "Batch",
@@ -139,7 +140,8 @@ class _Fold:
 
     def __init__(self, state: BucketState, batch: Batch, settings: TimestampSettings) -> None:
         self.before, self.batch, self.now_ms = state, batch, batch.now_ms
-        self.owners = Ownership(state, batch.now_ms)
+        self.rows = Vbuckets(state, batch.now_ms)
+        self.owners = Ownership(state, self.rows)
         self.logs = dict(state.logs)
         self.positions = Positions(self.owners, self.logs)
         self.announcer = Announcer(state, self.positions, settings, batch.now_ms)
@@ -155,13 +157,13 @@ class _Fold:
         for record in control:
             if isinstance(record, FailoverLog):
                 self.logs[record.vbucket] = record.branches
-                self.owners.touched[record.vbucket] = True
+                self.rows.branch(record.vbucket)
         syncs = self._sound_syncs()
         left = syncs.only(self.positions.take(syncs))
         for record in control:
             self._control(record)
         self._take_early(left)
-        self.positions.judge(np.flatnonzero(self.owners.touched))
+        self.positions.judge(self.rows.touched())
         for refusal in self.owners.refusals:
             self.positions.refused(refusal)
         self.announcer.tell_enquiries()
@@ -223,7 +225,7 @@ class _Fold:
         self.early, self.questions = limits.look(self.early, self.questions)
         if len(self.early):
             self._take_early(Syncs.none())
-            self.positions.judge(np.flatnonzero(self.owners.touched))
+            self.positions.judge(self.rows.touched())
             self.announcer.tell_enquiries()
 
     def answer(self) -> None:
@@ -243,8 +245,7 @@ class _Fold:
     def _answer(self, question: Question, known: Sequence[Heard]) -> None:
         fresh = [heard.vector for heard in known if self.announcer.is_fresh(heard)]
         vectors = [vector for vector in fresh if vector.holds_anything]
-        owners = self.owners
-        streaming = owners.projector[owners.ended == OPEN].tolist()
+        streaming = self.rows.projector[self.rows.ended == OPEN].tolist()
         everything = range(self.before.vbuckets)
         self.announcer.restart(question.reason, everything, streaming, question.round, vectors)
 
@@ -252,7 +253,7 @@ class _Fold:
         """Return the state after the batch; if it is the one before, that object."""
         after = replace(
             self.before,
-            places=self.owners.frozen_places(),
+            places=self.rows.frozen(),
             held=self.owners.held,
             connections=self.owners.remembered(self.before),
             early=self.early,

@@ -16,14 +16,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from coordinator.core.model.stream_records import SYNC_MISSING
 from coordinator.core.timestamps.bucket_state import (
     MISSING,
     NEVER,
-    NOBODY,
-    OPEN,
     REFUSED,
     UNTIMED,
     Array,
@@ -33,6 +30,7 @@ from coordinator.core.timestamps.bucket_state import (
 from streaming.stability.announcements import Announcer
 from streaming.stability.ownership import Ownership
 from streaming.stability.positions import Positions
+from streaming.stability.vbuckets import set_on
 
 BEGIN_HELD, END_UNMATCHED, NO_OWNER = ("begin_held", "end_unmatched", "no_owner")
 
@@ -44,6 +42,7 @@ class Limits:
         self, owners: Ownership, positions: Positions, announcer: Announcer, unwatched_ms: int
     ) -> None:
         self.owners, self.positions, self.announcer = owners, positions, announcer
+        self.rows = owners.rows
         self.now_ms, self.settings = announcer.now_ms, announcer.settings
         self.unwatched_ms = unwatched_ms
 
@@ -59,27 +58,12 @@ class Limits:
 
     def _start_times(self, early: Array) -> Array:
         """What was read before the first tick was read now; what was waited for waits longer."""
-        places, owners = self.owners.places, self.owners
-        for name in ("heard_ms", "lost_ms", "asked_ms", "doubt_ms"):
-            self._set_on(places[name])
+        self.rows.set_on(self.unwatched_ms)
         early = early.copy()
-        self._set_on(early["since_ms"])
-        for vbucket, waiting in owners.held.items():
-            owners.held[vbucket] = tuple(self._later(held) for held in waiting)
-        for key, ends in owners.ends.items():
-            owners.ends[key] = tuple(self._later(end) for end in ends)
-        for indexer, heard in self.announcer.heard.items():
-            if heard.since_ms == UNTIMED:
-                self.announcer.heard[indexer] = heard._replace(since_ms=self.now_ms)
+        set_on(early["since_ms"], self.unwatched_ms, self.now_ms)
+        self.owners.set_on(self._later)
+        self.announcer.time_heard()
         return frozen(early)
-
-    def _set_on(self, times: NDArray[np.int64]) -> None:
-        """Set times on by what nobody watched, to the tick at most."""
-        if not self.unwatched_ms and not (times == UNTIMED).any():
-            return
-        later = np.minimum(times + self.unwatched_ms, self.now_ms)
-        times[times > UNTIMED] = later[times > UNTIMED]
-        times[times == UNTIMED] = self.now_ms
 
     def _later(self, timed: Any) -> Any:
         """Return something that has a `since_ms`, set on in the same way."""
@@ -95,11 +79,9 @@ class Limits:
         over = self.now_ms - early["since_ms"] >= self.settings.sync_missing_ms
         if not over.any():
             return early
-        owners = self.owners
         vbuckets = np.unique(early["vbucket"][over])
-        unowned = (owners.connection[vbuckets] == NOBODY) | (owners.ended[vbuckets] != OPEN)
-        lost = vbuckets[unowned & (owners.lost_ms[vbuckets] == NEVER)]
-        owners.lost_ms[lost] = self.now_ms - self.settings.sync_missing_ms
+        unowned = vbuckets[~self.rows.owned[vbuckets]]
+        self.rows.lose(unowned, self.now_ms - self.settings.sync_missing_ms)
         return frozen(early[~over])
 
     def _give_held(self) -> None:
@@ -109,53 +91,41 @@ class Limits:
             for vbucket, waiting in owners.held.items()
             if any(self._due(held.since_ms, limit) for held in waiting)
         )
-        silent = owners.projector[late].tolist()
+        silent = self.rows.projector[late].tolist()
         for vbucket in late:
             owners.give(vbucket)
         self.positions.judge(np.array(late, np.int64))
         self.announcer.restart(BEGIN_HELD, late, silent)
 
     def _end_unmatched(self) -> None:
-        owners, places, limit = self.owners, self.owners.places, self.settings.end_unmatched_ms
+        limit = self.settings.end_unmatched_ms
         found: dict[int, int] = {}
-        for (connection, vbucket), ends in list(owners.ends.items()):
-            old = [end for end in ends if self._due(end.since_ms, limit)]
-            if not old:
-                continue
-            del owners.ends[connection, vbucket]
-            if left := tuple(end for end in ends if end not in old):
-                owners.ends[connection, vbucket] = left
-            last = max(old, key=lambda end: end.since_ms)
-            owned = owners.connection[vbucket] != NOBODY and owners.ended[vbucket] == OPEN
-            if owned and places["heard_ms"][vbucket] > last.since_ms:
-                continue
-            found[vbucket] = last.projector
-            if not owned:
-                if owners.lost_ms[vbucket] == NEVER:
-                    owners.lost_ms[vbucket] = last.since_ms
-                places["asked_ms"][vbucket] = self.now_ms
+        for vbucket, end in self.owners.unmatched(lambda since_ms: self._due(since_ms, limit)):
+            found[vbucket] = end.projector
+            if not self.rows.owned[vbucket]:
+                self.rows.lose(np.array([vbucket]), end.since_ms)
+                self.rows.ask(np.array([vbucket]))
         affected = sorted(found)
         self.announcer.restart(END_UNMATCHED, affected, [found[vbucket] for vbucket in affected])
 
     def _ask_for_owners(self) -> None:
         """Ask for a restart of vbuckets that nobody streams, more and more rarely."""
-        places, now = self.owners.places, self.now_ms
-        lost, asked = places["lost_ms"], places["asked_ms"]
+        rows, now = self.rows, self.now_ms
+        lost, asked = rows.lost_ms, rows.asked_ms
         first = (asked == NEVER) & (now - lost >= self.settings.begin_held_ms)
         pause = np.maximum(self.settings.sync_missing_ms, asked - lost)
         again = (asked != NEVER) & (now - asked >= pause)
-        due = (lost != NEVER) & (first | again) & (places["enquired"] & REFUSED == 0)
-        asked[due] = now
+        due = (lost != NEVER) & (first | again) & (rows.enquired & REFUSED == 0)
+        rows.ask(due)
         affected = np.flatnonzero(due).tolist()
-        self.announcer.restart(NO_OWNER, affected, places["projector"][due].tolist())
+        self.announcer.restart(NO_OWNER, affected, rows.projector[due].tolist())
 
     def _enquire(self) -> None:
-        owners, places, now = self.owners, self.owners.places, self.now_ms
-        owned = (owners.connection != NOBODY) & (owners.ended == OPEN)
-        missing = owned & (now - places["heard_ms"] >= self.settings.sync_missing_ms)
-        for vbucket in np.flatnonzero(missing & (owners.enquired & MISSING == 0)).tolist():
+        rows, now = self.rows, self.now_ms
+        missing = rows.owned & (now - rows.heard_ms >= self.settings.sync_missing_ms)
+        for vbucket in np.flatnonzero(missing & (rows.enquired & MISSING == 0)).tolist():
             self.positions.enquire(vbucket, SYNC_MISSING, MISSING)
-        doubt = places["doubt_ms"]
+        doubt = rows.doubt_ms
         overdue = (doubt != NEVER) & (now - doubt >= self.settings.begin_held_ms)
         for vbucket in np.flatnonzero(overdue).tolist():
             self.positions.regressed(vbucket)

@@ -15,9 +15,9 @@ three topics that have no common order; its ordinals are its order. The rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,18 +25,16 @@ from numpy.typing import NDArray
 from coordinator.core.model.stream_records import ConnectionClosed, StreamBegin, StreamEnd
 from coordinator.core.model.types import Seqno, Vbuuid
 from coordinator.core.timestamps.bucket_state import (
-    MISSING,
     NEVER,
     NOBODY,
     OPEN,
-    REFUSED,
-    Array,
     BucketState,
     Connection,
     EarlyEnd,
     Held,
     frozen,
 )
+from streaming.stability.vbuckets import Rows, Vbuckets
 
 CONNECTIONS_MAX = 32
 """So many connections are remembered, and as many again as own or wait for anything, up to:"""
@@ -46,8 +44,6 @@ HELD_MAX = 4
 EARLY_ENDS_PER_VBUCKET_MAX = 4
 ROLLBACK = "rollback"
 """The reason of an END that says that the store refuses a stream."""
-
-Rows = NDArray[np.int64]
 
 
 class Claim(Enum):
@@ -89,22 +85,16 @@ class Link:
 
 
 class Ownership:
-    """The places of a bucket, and who waits for them."""
+    """Who owns the vbuckets of a bucket, and who waits for them."""
 
-    def __init__(self, state: BucketState, now_ms: int) -> None:
-        self.now_ms = now_ms
-        self.places = places = state.places.copy()
-        self.connection, self.projector = places["connection"], places["projector"]
-        self.number, self.begun, self.ended = places["number"], places["begun"], places["ended"]
-        self.lost_ms, self.enquired = places["lost_ms"], places["enquired"]
+    def __init__(self, state: BucketState, rows: Vbuckets) -> None:
+        self.now_ms, self.rows = rows.now_ms, rows
         self.held = dict(state.held)
         self.ends = dict(state.early_ends)
         self.links = {
             c: Link(known.projector, known.number, known.closed, known.marks)
             for c, known in state.connections.items()
         }
-        self.touched = np.zeros(len(places), np.bool_)
-        """The vbuckets whose connection has said anything new."""
         self.refusals: list[Refusal] = []
 
     # -- records ---------------------------------------------------------------------------------
@@ -113,8 +103,8 @@ class Ownership:
         """A vbucket's stream begins."""
         vbucket, connection, ordinal = record.vbucket, record.connection, record.ordinal
         link = self._link(connection, record.projector, record.number)
-        owns = self.connection[vbucket] == connection
-        before = max(link.last(vbucket)[0], int(self.begun[vbucket]) if owns else NEVER)
+        owns = self.rows.connection[vbucket] == connection
+        before = max(link.last(vbucket)[0], int(self.rows.begun[vbucket]) if owns else NEVER)
         if ordinal <= before:
             return
         end = self._end_of(link, connection, vbucket, ordinal)
@@ -151,7 +141,7 @@ class Ownership:
             return
         key, early = (connection, vbucket), EarlyEnd(ordinal, record.projector, self.now_ms)
         self.ends[key] = tuple(sorted({*self.ends.get(key, ()), early}))[-HELD_MAX:]
-        while len(self.ends) > EARLY_ENDS_PER_VBUCKET_MAX * len(self.places):
+        while len(self.ends) > EARLY_ENDS_PER_VBUCKET_MAX * len(self.rows):
             del self.ends[next(iter(self.ends))]
 
     def close(self, record: ConnectionClosed) -> None:
@@ -159,7 +149,8 @@ class Ownership:
         connection, ordinal = record.connection, record.ordinal
         link = self._link(connection, record.projector, 0)
         link.closed = max(link.closed, ordinal)
-        mine = (self.connection == connection) & (self.ended == OPEN) & (self.begun < ordinal)
+        rows = self.rows
+        mine = (rows.connection == connection) & (rows.ended == OPEN) & (rows.begun < ordinal)
         for vbucket in [v for v, waiting in self.held.items() if _of(waiting, connection)]:
             self._unhold(vbucket, connection)
         for vbucket in np.flatnonzero(mine).tolist():
@@ -169,23 +160,7 @@ class Ownership:
 
     def own(self, vbucket: int, offer: Held, end: int = OPEN) -> None:
         """Give a vbucket to a connection; with `end`, what that said until then still counts."""
-        place = self.places[vbucket]
-        self.connection[vbucket], self.projector[vbucket] = offer.connection, offer.projector
-        self.number[vbucket], self.begun[vbucket], self.ended[vbucket] = (
-            offer.number,
-            offer.ordinal,
-            end,
-        )
-        place["heard_ms"], place["doubt_ms"], place["asked_ms"] = self.now_ms, NEVER, NEVER
-        self.lost_ms[vbucket] = NEVER if end == OPEN else self.now_ms
-        self.enquired[vbucket] &= ~(MISSING | REFUSED)
-        known = place["vbuuid"] != 0 or place["seqno"] != 0
-        # It goes on after `seqno`. Where more is known, or less, that is no news.
-        seqno = min(offer.seqno, int(place["seqno"])) if known else offer.seqno
-        if not known:
-            place["vbuuid"], place["seqno"] = offer.vbuuid, seqno
-        place["seen_vbuuid"], place["seen_seqno"] = offer.vbuuid, seqno
-        self.touched[vbucket] = True
+        self.rows.own(vbucket, offer, end)
         self._settle(vbucket)
 
     def give(self, vbucket: int) -> None:
@@ -195,9 +170,7 @@ class Ownership:
         self.own(vbucket, newest)
 
     def _vacate(self, vbucket: int, ordinal: int) -> None:
-        self.ended[vbucket] = ordinal
-        self.lost_ms[vbucket] = self.now_ms
-        self.places[vbucket]["asked_ms"] = NEVER
+        self.rows.vacate(vbucket, ordinal)
         self._settle(vbucket)
 
     def _settle(self, vbucket: int) -> None:
@@ -211,20 +184,21 @@ class Ownership:
             self.own(vbucket, taking)
 
     def _claim(self, vbucket: int, offer: Held) -> Claim:
-        owner, number = self.connection[vbucket], self.number[vbucket]
+        rows = self.rows
+        owner, number = rows.connection[vbucket], rows.number[vbucket]
         if owner in (NOBODY, offer.connection):
             return Claim.TAKES
         if 0 < offer.number < number:
             return Claim.LATE
-        succeeds = offer.number > number and offer.projector == self.projector[vbucket]
-        return Claim.TAKES if succeeds or self.ended[vbucket] != OPEN else Claim.WAITS
+        succeeds = offer.number > number and offer.projector == rows.projector[vbucket]
+        return Claim.TAKES if succeeds or rows.ended[vbucket] != OPEN else Claim.WAITS
 
     # -- what belongs to what --------------------------------------------------------------------
 
     def _link(self, connection: int, projector: int, number: int) -> Link:
         link = self.links.get(connection)
         if link is None:
-            marks = np.full(len(self.places), NEVER, np.int64)
+            marks = np.full(len(self.rows), NEVER, np.int64)
             link = self.links[connection] = Link(projector, number, OPEN, marks)
         link.number = link.number or number
         return link
@@ -253,7 +227,7 @@ class Ownership:
             return False
         link.mark(vbucket, ordinal, ended=True)
         self._unhold(vbucket, connection)
-        if self.connection[vbucket] == connection and self.ended[vbucket] == OPEN:
+        if self.rows.connection[vbucket] == connection and self.rows.ended[vbucket] == OPEN:
             self._vacate(vbucket, ordinal)
         return True
 
@@ -261,8 +235,8 @@ class Ownership:
         """Tell whether a connection is of an older generation than the vbucket's."""
         return (
             link is not None
-            and 0 < link.number < self.number[vbucket]
-            and self.connection[vbucket] != connection
+            and 0 < link.number < self.rows.number[vbucket]
+            and self.rows.connection[vbucket] != connection
         )
 
     def _unhold(self, vbucket: int, connection: int) -> None:
@@ -278,10 +252,10 @@ class Ownership:
 
     def counts(self, vbuckets: Rows, connections: Rows, ordinals: Rows) -> NDArray[np.bool_]:
         """Tell which SYNCs come from owners, or from the last ones, before their END."""
-        ended = self.ended[vbuckets]
+        ended = self.rows.ended[vbuckets]
         return np.asarray(
-            (self.connection[vbuckets] == connections)
-            & (ordinals > self.begun[vbuckets])
+            (self.rows.connection[vbuckets] == connections)
+            & (ordinals > self.rows.begun[vbuckets])
             & ((ended == OPEN) | (ordinals < ended))
         )
 
@@ -292,14 +266,41 @@ class Ownership:
             rows = np.flatnonzero(connections == connection)
             if not len(rows):
                 continue
-            places, marks = vbuckets[rows], link.marks[vbuckets[rows]]
-            waits = np.zeros(len(self.places), np.bool_)
+            named, marks = vbuckets[rows], link.marks[vbuckets[rows]]
+            waits = np.zeros(len(self.rows), np.bool_)
             waits[[v for v, held in self.held.items() if _of(held, connection)]] = True
-            later = (ordinals[rows] > marks >> 1) & ((marks & 1 == 1) | waits[places])
-            past = (self.number[places] > link.number) & (link.number > 0)
-            past &= self.connection[places] != connection
+            later = (ordinals[rows] > marks >> 1) & ((marks & 1 == 1) | waits[named])
+            past = (self.rows.number[named] > link.number) & (link.number > 0)
+            past &= self.rows.connection[named] != connection
             may[rows] = ((marks == NEVER) | later) & ~past
         return may
+
+    # -- time ------------------------------------------------------------------------------------
+
+    def set_on(self, later: Callable[[Any], Any]) -> None:
+        """Set on since when BEGINs and ENDs wait."""
+        for vbucket, waiting in self.held.items():
+            self.held[vbucket] = tuple(later(held) for held in waiting)
+        for key, ends in self.ends.items():
+            self.ends[key] = tuple(later(end) for end in ends)
+
+    def unmatched(self, due: Callable[[int], bool]) -> list[tuple[int, EarlyEnd]]:
+        """Forget ENDs that have waited long enough for their BEGIN.
+
+        Return the last of each connection and vbucket, but where the owner was heard since.
+        """
+        found: list[tuple[int, EarlyEnd]] = []
+        for (connection, vbucket), ends in list(self.ends.items()):
+            old = [end for end in ends if due(end.since_ms)]
+            if not old:
+                continue
+            del self.ends[connection, vbucket]
+            if left := tuple(end for end in ends if end not in old):
+                self.ends[connection, vbucket] = left
+            last = max(old, key=lambda end: end.since_ms)
+            if not self.rows.owned[vbucket] or self.rows.heard_ms[vbucket] <= last.since_ms:
+                found.append((vbucket, last))
+        return found
 
     # -- the end of a batch ----------------------------------------------------------------------
 
@@ -307,7 +308,8 @@ class Ownership:
         """Return the connections that are kept; those that did not change are the same objects."""
         kept = dict(self.links)
         if len(kept) > CONNECTIONS_MAX:
-            active = set(self.connection[self.ended == OPEN].tolist()) | set(self._waiting())
+            owning = self.rows.connection[self.rows.ended == OPEN]
+            active = set(owning.tolist()) | set(self._waiting())
             idle = [c for c in kept if c not in active]
             for connection in idle[: max(0, len(idle) - CONNECTIONS_MAX)]:
                 del kept[connection]
@@ -317,9 +319,6 @@ class Ownership:
 
     def _waiting(self) -> Iterator[int]:
         return (held.connection for waiting in self.held.values() for held in waiting)
-
-    def frozen_places(self) -> Array:
-        return frozen(self.places)
 
 
 def _of(waiting: tuple[Held, ...], connection: int) -> bool:

@@ -18,7 +18,6 @@ from coordinator.core.model.vectors import Numbers
 from coordinator.core.timestamps.algorithms import Logs, Succession, succession
 from coordinator.core.timestamps.bucket_state import (
     EARLY,
-    MISSING,
     NEVER,
     REFUSED,
     REGRESSED,
@@ -89,13 +88,9 @@ class Positions:
     """The current positions of a bucket, and what its owners say."""
 
     def __init__(self, owners: Ownership, logs: Logs) -> None:
-        self.owners = owners
+        self.owners, self.rows = owners, owners.rows
         self.logs = logs
-        self.enquiries: list[Enquiry] = []
-        places = owners.places
-        self.vbuuid, self.seqno = places["vbuuid"], places["seqno"]
-        self.seen_vbuuid, self.seen_seqno = places["seen_vbuuid"], places["seen_seqno"]
-        self.doubt_ms = places["doubt_ms"]
+        self._enquiries: list[Enquiry] = []
 
     # -- SYNC ------------------------------------------------------------------------------------
 
@@ -107,24 +102,18 @@ class Positions:
 
     def _advance(self, syncs: Syncs) -> None:
         """Take SYNCs of owners: the greatest seqno of each vbucket, branch after branch."""
-        owners, vbuckets = self.owners, syncs.vbucket
+        vbuckets = syncs.vbucket
         if not len(vbuckets):
             return
-        heard = np.zeros(len(self.seqno), np.bool_)
-        heard[vbuckets] = True
-        owners.touched |= heard
-        owners.places["heard_ms"][heard] = owners.now_ms
-        owners.enquired[heard] &= ~MISSING
-        strange = syncs.vbuuid != self.seen_vbuuid[vbuckets]
+        self.rows.hear(vbuckets)
+        strange = syncs.vbuuid != self.rows.seen_vbuuid[vbuckets]
         if strange.any():
-            mixed = np.zeros(len(self.seqno), np.bool_)
+            mixed = np.zeros(len(self.rows), np.bool_)
             mixed[vbuckets[strange]] = True
             odd = mixed[vbuckets]
             self._in_turn(syncs.only(odd))
             syncs = syncs.only(~odd)
-        seen = np.ascontiguousarray(self.seen_seqno)
-        np.maximum.at(seen, syncs.vbucket, syncs.seqno)
-        self.seen_seqno[:] = seen
+        self.rows.say(syncs.vbucket, syncs.seqno)
 
     def _in_turn(self, syncs: Syncs) -> None:
         """Take SYNCs of vbuckets whose branch changes: one branch after the other."""
@@ -135,13 +124,15 @@ class Positions:
         highest = np.maximum.reduceat(rows.seqno, starts)
         lasts = np.append(starts[1:], len(first)) - 1
         turns = np.lexsort((rows.ordinal[lasts], rows.vbucket[lasts]))
-        for fold_batch in turns.tolist():
-            vbucket, vbuuid = int(rows.vbucket[starts[fold_batch]]), rows.vbuuid[starts[fold_batch]]
-            if vbuuid == self.seen_vbuuid[vbucket]:
-                self.seen_seqno[vbucket] = max(self.seen_seqno[vbucket], highest[fold_batch])
+        for turn in turns.tolist():
+            vbucket, seqno = int(rows.vbucket[starts[turn]]), Seqno(int(highest[turn]))
+            vbuuid = Vbuuid(int(rows.vbuuid[starts[turn]]))
+            known, said = self.rows.seen(vbucket)
+            if vbuuid == known:
+                seqno = max(seqno, said)
             else:
                 self.judge(np.array([vbucket]))
-                self.seen_vbuuid[vbucket], self.seen_seqno[vbucket] = vbuuid, highest[fold_batch]
+            self.rows.say_on(vbucket, vbuuid, seqno)
 
     def kept(self, rest: Syncs, since: NDArray[np.int64]) -> Array:
         """Return what is kept of SYNCs that do not count: those whose BEGIN may still come.
@@ -151,7 +142,7 @@ class Positions:
         """
         may = self.owners.may_count(rest.vbucket, rest.connection, rest.ordinal)
         rest, since = rest.only(may), since[may]
-        groups, count = _groups(rest.connection, rest.vbucket, len(self.seqno))
+        groups, count = _groups(rest.connection, rest.vbucket, len(self.rows))
         newest, first_ms = np.full(count, NEVER, np.int64), np.full(count, ORDINAL_MAX, np.int64)
         np.maximum.at(newest, groups, rest.ordinal)
         np.minimum.at(first_ms, groups, since)
@@ -163,43 +154,39 @@ class Positions:
             kept[name] = getattr(rest, name)[lasts]
         kept["since_ms"] = first_ms
         kept = kept[np.lexsort((kept["vbucket"], kept["connection"], kept["since_ms"]))]
-        return frozen(kept[-EARLY_PER_VBUCKET_MAX * len(self.seqno) :])
+        return frozen(kept[-EARLY_PER_VBUCKET_MAX * len(self.rows) :])
 
     # -- branches --------------------------------------------------------------------------------
 
     def judge(self, vbuckets: NDArray[np.int64]) -> None:
         """Move current positions up to what owners have said, where nothing is lost by it."""
-        old, new = self.vbuuid[vbuckets], self.seen_vbuuid[vbuckets]
-        empty = (self.seqno[vbuckets] == 0) & (
-            (self.seen_seqno[vbuckets] != 0) | (old == 0) | (old == new)
+        rows = self.rows
+        old, new = rows.vbuuid[vbuckets], rows.seen_vbuuid[vbuckets]
+        empty = (rows.seqno[vbuckets] == 0) & (
+            (rows.seen_seqno[vbuckets] != 0) | (old == 0) | (old == new)
         )
         plain = vbuckets[(old == new) | empty]
-        self.vbuuid[plain] = self.seen_vbuuid[plain]
-        self.seqno[plain] = np.maximum(self.seqno[plain], self.seen_seqno[plain])
-        self._sure(plain)
+        rows.advance(plain)
+        rows.trust(plain)
         for vbucket in vbuckets[(old != new) & ~empty].tolist():
             self._cross(vbucket)
 
     def _cross(self, vbucket: int) -> None:
         """Judge one vbucket whose owner is on another branch."""
-        vbuuid, seqno = Vbuuid(int(self.vbuuid[vbucket])), Seqno(int(self.seqno[vbucket]))
-        seen = Vbuuid(int(self.seen_vbuuid[vbucket]))
-        verdict = succession(self.logs.get(vbucket, ()), vbuuid, seqno, seen)
+        rows, log = self.rows, self.logs.get(vbucket, ())
+        (vbuuid, seqno), (seen_vbuuid, seen_seqno) = rows.position(vbucket), rows.seen(vbucket)
+        verdict = succession(log, vbuuid, seqno, seen_vbuuid)
         if verdict is Succession.COVERED:
-            if self.seen_seqno[vbucket] >= seqno:
-                self.vbuuid[vbucket], self.seqno[vbucket] = seen, self.seen_seqno[vbucket]
-            self._sure(np.array([vbucket]))
+            if seen_seqno >= seqno:
+                rows.cross(vbucket)
+            rows.trust(np.array([vbucket]))
         elif verdict is Succession.LATE:
-            self.doubt_ms[vbucket] = NEVER
+            rows.settle(vbucket)
         elif verdict is Succession.LOST:
-            self.doubt_ms[vbucket] = NEVER
+            rows.settle(vbucket)
             self.regressed(vbucket)
-        elif self.doubt_ms[vbucket] == NEVER:
-            self.doubt_ms[vbucket] = self.owners.now_ms
-
-    def _sure(self, vbuckets: NDArray[np.int64]) -> None:
-        self.doubt_ms[vbuckets] = NEVER
-        self.owners.enquired[vbuckets] &= ~REGRESSED
+        else:
+            rows.doubt(vbucket)
 
     # -- enquiries -------------------------------------------------------------------------------
 
@@ -213,20 +200,18 @@ class Positions:
 
     def enquire(self, vbucket: int, reason: str, bit: int) -> None:
         """Enquire about a vbucket as its owner has spoken of it, unless that is out already."""
-        enquiry = Enquiry(
-            vbucket,
-            reason,
-            Vbuuid(int(self.seen_vbuuid[vbucket])),
-            Seqno(int(self.seen_seqno[vbucket])),
-            int(self.owners.projector[vbucket]),
-            int(self.owners.connection[vbucket]),
-        )
-        self._once(bit, enquiry)
+        rows = self.rows
+        owner = int(rows.projector[vbucket]), int(rows.connection[vbucket])
+        self._once(bit, Enquiry(vbucket, reason, *rows.seen(vbucket), *owner))
 
     def _once(self, bit: int, enquiry: Enquiry) -> None:
-        if not self.owners.enquired[enquiry.vbucket] & bit:
-            self.owners.enquired[enquiry.vbucket] |= bit
-            self.enquiries.append(enquiry)
+        if self.rows.enquire(enquiry.vbucket, bit):
+            self._enquiries.append(enquiry)
+
+    def enquiries(self) -> list[Enquiry]:
+        """Return what was enquired about since the last call."""
+        found, self._enquiries = self._enquiries, []
+        return found
 
 
 def _firsts(*keys: NDArray[np.int64] | Numbers) -> NDArray[np.bool_]:
