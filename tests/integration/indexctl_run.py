@@ -87,7 +87,10 @@ def spec(kind, name):
 
 specs = [spec(*one.split(":")) for one in sys.argv[4:]]
 policy = BackoffPolicy(first_s=0.05, max_s=0.2)
-plan = Plan((), lambda: specs, lambda s: "ready", start_timeout_s=start_timeout_s, backoff=policy)
+plan = Plan(
+    brokers=(), prepare=lambda: specs, summary=lambda s: "ready",
+    start_timeout_s=start_timeout_s, backoff=policy,
+)
 try:
     sys.exit(supervise(plan))
 except EmbeddedError as error:
@@ -113,7 +116,14 @@ class Supervised:
 
     def said(self, text: str) -> None:
         """Wait until the supervisor has printed `text`."""
-        eventually(lambda: text in self.output.read_text(), f"{text!r} is printed")
+
+        def printed() -> bool:
+            ended = self.process.poll() is not None
+            said = self.output.read_text()
+            assert text in said or not ended, f"it ended, and {text!r} was not printed: {said}"
+            return text in said
+
+        eventually(printed, f"{text!r} is printed")
 
     def pids(self, name: str = "*") -> list[int]:
         """Return the children that ever ran, by process id."""
