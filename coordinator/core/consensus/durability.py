@@ -133,11 +133,8 @@ class Durability:
         if prepared is None or self._prepared_answer is not None or self._prepared_token:
             return [self.save(checkpoint(view, prepared))]
         if unsaved.changes or unsaved.wipe:
-            return [
-                self.save(
-                    Checkpoint(prepared.offset - 1, self._before_prepared, view.state, None, True)
-                )
-            ]
+            at = prepared.offset - 1
+            return [self.save(Checkpoint(at, self._before_prepared, view.state, None, True))]
         return []
 
     def save_prepared(self, view: NodeView) -> list[Result]:
@@ -192,11 +189,8 @@ class Durability:
         if not self.sick:
             self.sick = event.reason
             found.append(Note(f"the store refuses writes: {event.reason}"))
-        if (
-            self._prepared_token
-            and self._prepared_token >= event.token
-            and view.prepared is not None
-        ):
+        is_lost = bool(self._prepared_token) and self._prepared_token >= event.token
+        if is_lost and view.prepared is not None:
             self._prepared_token = 0
             found += self.answer(view, REFUSED, event.reason)
         return found

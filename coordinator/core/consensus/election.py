@@ -305,7 +305,7 @@ class Election:
         elif (state.cas, state.digest) != (authority.last_cas, authority.digest):
             return self._give_up(view, "this node is not at the last committed transaction")
         elif candidacy.reform is not None:
-            records.append(reform_record(view, candidacy.reform, Epoch(authority.epoch + 1)))
+            records.append(reform_record(view, candidacy.reform, authority.next_epoch))
         for record in records:
             folded = authorities.fold(authority, Offset(0), record)
             if folded.void:
@@ -316,7 +316,7 @@ class Election:
             return self._give_up(view, "this node did not accept the last committed transaction")
         records.append(
             MasterClaimed(
-                epoch=Epoch(authority.epoch + 1),
+                epoch=authority.next_epoch,
                 node=config.node,
                 incarnation=config.incarnation,
                 address=config.address,
@@ -327,7 +327,7 @@ class Election:
             )
         )
         candidacy.step = CLAIMING
-        candidacy.epoch = Epoch(authority.epoch + 1)
+        candidacy.epoch = authority.next_epoch
         return [Conclude(candidacy.token, tuple(records))]
 
     def _give_up(self, view: NodeView, why: str) -> list[Result]:
@@ -436,7 +436,7 @@ class Election:
         elif self.candidacy is not None:
             outcome = unknown("no_master", "an election is under way: retry")
         else:
-            wanted = reform_record(view, event, Epoch(authority.epoch + 1))
+            wanted = reform_record(view, event, authority.next_epoch)
             void = authorities.why_not_reform(authority, wanted)
             if not void:
                 return self._stand(view, event)

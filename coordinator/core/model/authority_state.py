@@ -126,6 +126,11 @@ class AuthorityState:
     outcomes_forgotten_ms: int = 0
 
     @property
+    def next_epoch(self) -> Epoch:
+        """The epoch of the next claim."""
+        return Epoch(self.epoch + 1)
+
+    @property
     def active(self) -> tuple[int, ...]:
         """The active nodes in numeric order."""
         return tuple(sorted(self.members))
