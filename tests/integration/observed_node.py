@@ -43,7 +43,7 @@ class Watched(Shell):
             restored = left.restore()
         held = restored is not None and (
             restored.applied > offset
-            or (restored.log is not None and restored.log.offset == offset)
+            or (restored.prepared is not None and restored.prepared.offset == offset)
         )
         name = "checked" if held else "violations"
         with (self.folder / name).open("a") as file:

@@ -130,12 +130,12 @@ def test_a_replica_whose_disk_refuses_rolls_back_is_expired_and_comes_back(
         for node in (master, other):
             held = cluster.nodes[node].restored()
             assert held is not None
-            assert held.log is None
+            assert held.prepared is None
             assert summary(held.state) == shown(before)
         of_victim = cluster.nodes[victim].restored()
         assert of_victim is not None
-        log = of_victim.log
-        assert log is None or str(log.proposal.txn) not in {row["txn"] for row in rows}
+        prepared = of_victim.prepared
+        assert prepared is None or str(prepared.proposal.txn) not in {row["txn"] for row in rows}
 
         assert cluster.member(victim)["role"] == "outside"
         assert cluster.put("starved/by-two", 1).status_code == 200
@@ -152,7 +152,7 @@ def test_a_replica_whose_disk_refuses_rolls_back_is_expired_and_comes_back(
         lambda: summary(_restored(cluster.nodes[victim]).state) == shown(state),
         "the store has all of it",
     )
-    assert _restored(cluster.nodes[victim]).log is None
+    assert _restored(cluster.nodes[victim]).prepared is None
 
 
 def _restored(node: NodeChild) -> Restored:

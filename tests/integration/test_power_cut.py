@@ -50,9 +50,9 @@ def test_what_was_accepted_is_on_the_disk_and_outlives_a_power_cut(
     for node in cluster.nodes.values():
         restored = node.restored()
         assert restored is not None
-        assert restored.log is not None or restored.state.cas == before["cas"]
-        if restored.log is not None:
-            assert restored.state.cas == restored.log.proposal.prev_cas
+        assert restored.prepared is not None or restored.state.cas == before["cas"]
+        if restored.prepared is not None:
+            assert restored.state.cas == restored.prepared.proposal.prev_cas
         node.start()
     assert shown(cluster.settled()) == shown(before)
     with cluster.client() as client:
