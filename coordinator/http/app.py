@@ -185,9 +185,12 @@ def _add_indexes(app: FastAPI, shell: Shell) -> None:
         x_principal: Principal = None,
     ) -> Response:
         """Build indexes: those named, or all deferred ones of a bucket. It goes on by itself."""
+        command = body.command()
+        for number in command.indexes:
+            _index_id(number)
         outcome = await _execute(
             shell,
-            body.command(),
+            command,
             key=idempotency_key,
             if_match=if_match,
             principal=x_principal,
@@ -242,6 +245,7 @@ def _add_indexes(app: FastAPI, shell: Shell) -> None:
 
 
 def _index_id(number: int) -> int:
+    """Return a number that an index can have. ApiError: `index_not_found`."""
     if not 0 < number < 2**63:
         raise ApiError("index_not_found", f"there is no index {number}")
     return number

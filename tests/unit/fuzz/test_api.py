@@ -122,6 +122,16 @@ def service() -> Iterator[Service]:
     made.close()
 
 
+@pytest.mark.parametrize("number", [2**63, 10**19 - 1])
+def test_a_number_that_no_index_can_have_is_of_none(service: Service, number: int) -> None:
+    """With a key a command is written down to be compared, and a long has 63 bits."""
+    body = {"indexes": [str(number)]}
+    headers = {"Idempotency-Key": "k"}
+    request = httpx.Request("POST", f"{URL}/v1/indexes/build", json=body, headers=headers)
+    response = service.answer(request)
+    assert (response.status_code, response.json()["error"]["code"]) == (404, "index_not_found")
+
+
 # -- as the document says, and against it ---------------------------------------------------------
 
 
