@@ -44,24 +44,23 @@ class Read(NamedTuple):
 
 
 class LogReader:
-    """A consumer of one partition. The caller closes it."""
+    """A consumer of partition 0 of a topic. The caller closes it."""
 
-    def __init__(self, bootstrap_servers: str, topic: str, group: str, partition: int = 0) -> None:
+    def __init__(self, bootstrap_servers: str, topic: str, group: str) -> None:
         settings = {"enable.partition.eof": True, "fetch.wait.max.ms": END_WAIT_MS}
         self._consumer = readers.consumer(bootstrap_servers, group, **settings)
         self._topic = topic
-        self._partition = partition
 
     def close(self) -> None:
         self._consumer.close()
 
     def bounds(self) -> tuple[Offset, Offset]:
         """Return the first offset and the last stable one. Raises KafkaException."""
-        return readers.bounds(self._consumer, TopicPartition(self._topic, self._partition))
+        return readers.bounds(self._consumer, TopicPartition(self._topic, 0))
 
     def read(self, offset: Offset, stopping: threading.Event | None = None) -> Iterator[Read]:
         """Yield what comes from `offset` on, also where nothing comes. Raises KafkaException."""
-        self._consumer.assign([TopicPartition(self._topic, self._partition, offset)])
+        self._consumer.assign([TopicPartition(self._topic, 0, offset)])
         position, at_end = offset, False
         while stopping is None or not stopping.is_set():
             records: list[Message] = []
@@ -130,7 +129,7 @@ def read_events(
         target, measured_again = max(end, at_least_cas - cas_base + 1), False
         heard_s, at_end = time.monotonic(), position >= end
         reads = log.read(Offset(position), stopping)
-        while True:
+        while stopping is None or not stopping.is_set():
             if position >= target:
                 if measured_again:
                     return

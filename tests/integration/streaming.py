@@ -60,7 +60,7 @@ from coordinator.kafka.topics import (
 )
 from streaming.timestamps.application import Application, Options
 from tests.integration.cluster import Child, read_partition, value_of, wait_until
-from tests.support.indexes import make_watermarks
+from tests.support.indexes import make_sync, make_watermarks
 
 VBUCKETS = 64
 BUCKET = "travel"
@@ -186,10 +186,9 @@ class Streams:
         return self
 
     def a_sync(self, vbucket: int, seqno: int) -> Sync:
-        return Sync(
+        return make_sync(
+            vbucket,
             bucket=self.bucket,
-            vbucket=vbucket,
-            projector=0,
             connection=self.connection,
             ordinal=self._count(),
             vbuuid=_vbuuid(vbucket),

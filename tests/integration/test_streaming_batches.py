@@ -44,6 +44,7 @@ from tests.integration.streaming import (
     read_through,
     seqnos,
 )
+from tests.support.indexes import make_sync
 
 pytestmark = pytest.mark.integration
 
@@ -88,34 +89,14 @@ def test_syncs_become_stability_and_bad_records_dead_letters(
     topics.put(SYNC, MAGIC + bytes(8) + b"of a schema that nobody knows", 3)
     topics.put(
         SYNC,
-        codec.encode(
-            Sync(
-                bucket="travel",
-                vbucket=1,
-                projector=0,
-                connection=1,
-                ordinal=0,
-                vbuuid=0,
-                seqno=0,
-                at_ms=0,
-            )
-        )[:-3],
+        codec.encode(make_sync(1, bucket="travel"))[:-3],
         1,
     )
     topics.put(STREAM_BEGIN, Tick(1, 1), 1)
     topics.put(HW, b"", 0)
     topics.put(
         SYNC,
-        Sync(
-            bucket="travel",
-            vbucket=VBUCKETS,
-            projector=0,
-            connection=1,
-            ordinal=0,
-            vbuuid=0,
-            seqno=0,
-            at_ms=0,
-        ),
+        make_sync(VBUCKETS, bucket="travel"),
         0,
     )
     streams.sync(7)
@@ -183,15 +164,8 @@ def test_writers_of_an_older_and_a_newer_version_are_read_side_by_side(
     values = [
         _encoded(
             schema,
-            Sync(
-                bucket="b",
-                vbucket=n,
-                projector=1,
-                connection=2,
-                ordinal=n,
-                vbuuid=2**64 - 1,
-                seqno=2**63 + n,
-                at_ms=4,
+            make_sync(
+                n, projector=1, connection=2, ordinal=n, vbuuid=2**64 - 1, seqno=2**63 + n, at_ms=4
             ),
         )
         for n, schema in enumerate((older, newer, current))
@@ -205,16 +179,7 @@ def test_writers_of_an_older_and_a_newer_version_are_read_side_by_side(
     assert found.raw == ()
     (syncs,) = found.syncs
     assert [syncs.record(n) for n in range(3)] == [
-        Sync(
-            bucket="b",
-            vbucket=n,
-            projector=1,
-            connection=2,
-            ordinal=n,
-            vbuuid=2**64 - 1,
-            seqno=2**63 + n,
-            at_ms=0,
-        )
+        make_sync(n, projector=1, connection=2, ordinal=n, vbuuid=2**64 - 1, seqno=2**63 + n)
         for n in range(3)
     ]
 

@@ -25,12 +25,12 @@ from coordinator.core.model.records import (
     Holding,
     HoldingsReported,
     HoldingsRequested,
-    IndexerHeartbeat,
     SliceAnswered,
 )
 from coordinator.core.model.records import REFUSED as SLICES_REFUSED
 from tests.simulation.clock import WALL_MS
 from tests.simulation.data_plane import attend_to_builds
+from tests.support.indexes import make_indexer_beat
 
 if TYPE_CHECKING:
     from tests.simulation.machine import Machine
@@ -62,15 +62,10 @@ class Indexer:
         if not self.alive:
             return
         self._read()
-        beat = IndexerHeartbeat(
-            indexer=self.number,
+        beat = make_indexer_beat(
+            self.number,
             incarnation=self.incarnation,
             address=f"indexer{self.number}",
-            zone="",
-            pid=1,
-            slices=0,
-            bytes=0,
-            cas=0,
             at_ms=WALL_MS,
         )
         self.world.beat(beat, 0)

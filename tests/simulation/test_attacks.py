@@ -12,7 +12,6 @@ from coordinator.core.consensus.inputs import AcksRead, BeatsRead
 from coordinator.core.consensus.view import CATCHING_UP
 from coordinator.core.model.commands import OK, REFUSED, UNKNOWN, Leave, Reform, StepDown
 from coordinator.core.model.records import (
-    IndexerHeartbeat,
     IndexerRegistered,
     JoinRequested,
     MasterClaimed,
@@ -34,6 +33,7 @@ from tests.simulation.scenes import (
     world_has_members,
 )
 from tests.simulation.world import World
+from tests.support.indexes import make_indexer_beat
 
 
 def test_a_node_whose_heartbeats_are_not_heard_is_not_admitted_over_and_over(world: World) -> None:
@@ -55,17 +55,7 @@ def test_the_expiry_of_the_last_life_does_not_end_the_next(world: World) -> None
     assert node is not None
     life = again.number * 1_000 + again.life
     beat = replace(node.peers.nodes[again.number].beat, incarnation=life)
-    stranger = IndexerHeartbeat(
-        indexer=7,
-        incarnation=1,
-        address="indexer7",
-        zone="a",
-        pid=1,
-        slices=0,
-        bytes=0,
-        cas=0,
-        at_ms=0,
-    )
+    stranger = make_indexer_beat(7, address="indexer7", zone="a")
     joiner = JoinRequested(again.number, life, "again", node.state.cas, node.state.digest)
     master.feed(BeatsRead((stranger,)))
     master.feed(BeatsRead((beat,)))
@@ -209,17 +199,7 @@ def test_a_reader_that_begins_late_does_not_make_an_empty_state_of_an_unread_log
 
 def test_nobody_registers_under_a_number_that_cannot_be(world: World) -> None:
     """A record of it would be void, and written again with each of its heartbeats."""
-    stranger = IndexerHeartbeat(
-        indexer=999,
-        incarnation=1,
-        address="indexer999",
-        zone="a",
-        pid=1,
-        slices=0,
-        bytes=0,
-        cas=0,
-        at_ms=0,
-    )
+    stranger = make_indexer_beat(999, address="indexer999", zone="a")
     for _ in range(4):
         master_of(world).feed(
             BeatsRead(

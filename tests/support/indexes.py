@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from coordinator.core.model.entities import READY, Index, Slice
-from coordinator.core.model.stream_records import HwHeartbeat
+from coordinator.core.model.records import IndexerHeartbeat
+from coordinator.core.model.stream_records import HwHeartbeat, Sync
 from coordinator.core.model.vectors import Vector
 
 
@@ -45,3 +46,15 @@ def make_watermarks(
         "at_ms": 0,
     }
     return HwHeartbeat(indexer=indexer, vbuuids=vbuuids, seqnos=seqnos, **(known | fields))
+
+
+def make_indexer_beat(indexer: int, **fields: Any) -> IndexerHeartbeat:
+    """Return a heartbeat of an indexer in its first life: it holds nothing."""
+    known = {"incarnation": 1, "address": "x", "zone": "", "pid": 1, "slices": 0, "bytes": 0}
+    return IndexerHeartbeat(indexer=indexer, **(known | {"cas": 0, "at_ms": 0} | fields))
+
+
+def make_sync(vbucket: int, **fields: Any) -> Sync:
+    """Return what the connection 1 of projector 0 says first of a vbucket of the bucket `b`."""
+    known = {"bucket": "b", "projector": 0, "connection": 1, "ordinal": 0, "vbuuid": 0}
+    return Sync(vbucket=vbucket, **(known | {"seqno": 0, "at_ms": 0} | fields))

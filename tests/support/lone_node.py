@@ -26,12 +26,12 @@ from coordinator.core.model.records import (
     RELEASED,
     CommitRecord,
     Event,
-    IndexerHeartbeat,
     NodeHeartbeat,
     SliceAnswered,
 )
 from coordinator.core.model.types import Instant
 from coordinator.core.node import Node
+from tests.support.indexes import make_indexer_beat
 
 WALL_MS = 1_700_000_000_000
 PATIENCE_MS = 15_000
@@ -164,17 +164,7 @@ class LoneNode:
 
     def indexer_answers(self) -> None:
         """The indexer is alive, and has done what the state says."""
-        beat = IndexerHeartbeat(
-            indexer=INDEXER,
-            incarnation=5,
-            address=INDEXER_URL,
-            zone="",
-            pid=1,
-            slices=0,
-            bytes=0,
-            cas=0,
-            at_ms=self.wall_ms,
-        )
+        beat = make_indexer_beat(INDEXER, incarnation=5, address=INDEXER_URL, at_ms=self.wall_ms)
         self.feed(inp.BeatsRead((beat,)))
         for held in list(self.node.state.of_kind("index")):
             index = held.entity

@@ -20,7 +20,7 @@ from coordinator.core.model.stream_records import (
 from coordinator.core.model.vectors import Vector
 from coordinator.core.timestamps.settings import TimestampSettings
 from streaming.stability.fold import Batch, BucketState, Control, Output, Refusals, Syncs, fold
-from tests.support.indexes import make_watermarks
+from tests.support.indexes import make_sync, make_watermarks
 
 TOP = 2**64 - 1
 A, B, C = TOP, 8, 9
@@ -86,15 +86,13 @@ def closed(
 def sync(
     vbucket: int, connection: int, ordinal: int, seqno: int, vbuuid: int = A, projector: int = 0
 ) -> Sync:
-    return Sync(
-        bucket="b",
-        vbucket=vbucket,
+    return make_sync(
+        vbucket,
         projector=projector,
         connection=connection,
         ordinal=ordinal,
         vbuuid=vbuuid,
         seqno=seqno,
-        at_ms=0,
     )
 
 

@@ -15,7 +15,6 @@ from coordinator.core.model.records import (
     Holding,
     HoldingsReported,
     HoldingsRequested,
-    IndexerHeartbeat,
     SliceAnswered,
 )
 from coordinator.core.model.stream_records import (
@@ -34,7 +33,7 @@ from indexer_sim.pipeline.progress_reporter import _is_built
 from tests.simulation.clock import WALL_MS
 from tests.simulation.plane.disk import Crashed, MemoryDatabase
 from tests.simulation.plane.reading import Buckets, Reader
-from tests.support.indexes import make_watermarks
+from tests.support.indexes import make_indexer_beat, make_watermarks
 
 if TYPE_CHECKING:
     from tests.simulation.plane.world import PlaneWorld
@@ -224,15 +223,10 @@ class Life:
 
     def _beat(self) -> None:
         world = self.world
-        beat = IndexerHeartbeat(
-            indexer=self.number,
+        beat = make_indexer_beat(
+            self.number,
             incarnation=self.shell.incarnation,
             address=f"indexer{self.number}",
-            zone="",
-            pid=1,
-            slices=0,
-            bytes=0,
-            cas=0,
             at_ms=WALL_MS,
         )
         world.beat(beat, 0)

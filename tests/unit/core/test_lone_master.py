@@ -36,12 +36,12 @@ from coordinator.core.model.commands import (
 )
 from coordinator.core.model.records import (
     DdlReply,
-    IndexerHeartbeat,
     MemberLeft,
     ProposalAnswered,
     TransactionCommitted,
     TransactionRolledBack,
 )
+from tests.support.indexes import make_indexer_beat
 from tests.support.lone_node import LoneNode
 
 GROUP_BYTES = 512 * 1024
@@ -337,17 +337,7 @@ def test_not_everything_waits_for_a_proposal_to_be_synced(lone: LoneNode) -> Non
     since = longest = 0
     for number in range(3 * UNSYNCED_SAVES_MAX):
         seen = len(lone.saves)
-        beat = IndexerHeartbeat(
-            indexer=3,
-            incarnation=5,
-            address=f"http://{number}",
-            zone="",
-            pid=1,
-            slices=0,
-            bytes=0,
-            cas=0,
-            at_ms=lone.wall_ms,
-        )
+        beat = make_indexer_beat(3, incarnation=5, address=f"http://{number}", at_ms=lone.wall_ms)
         lone.feed(inp.BeatsRead((beat,)))
         lone.run(50)
         for save in lone.saves[seen:]:

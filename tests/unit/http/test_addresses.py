@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from coordinator.core.consensus import inputs
-from coordinator.core.model.records import IndexerHeartbeat, ProjectorHeartbeat
+from coordinator.core.model.records import ProjectorHeartbeat
 from coordinator.http import views
+from tests.support.indexes import make_indexer_beat
 from tests.support.lone_node import HOST, INDEXER, INDEXER_URL, LoneNode, other_beat
 from tests.support.lone_shell import LoneShell
 
@@ -48,9 +49,7 @@ def test_an_indexer_is_at_the_address_that_is_registered_for_the_life_that_is_he
         one.node.peers.indexers[INDEXER].beat = odd
         assert views.scan_address(one.node, INDEXER) is None
         assert rows(views.indexers(one.node), "indexers", "id")[INDEXER]["address"] == INDEXER_URL
-    unheard = IndexerHeartbeat(
-        indexer=8, incarnation=1, address=EVIL, zone="", pid=9, slices=0, bytes=0, cas=0, at_ms=1
-    )
+    unheard = make_indexer_beat(8, address=EVIL, pid=9, at_ms=1)
     one.node.step(one.now, inputs.BeatsRead((unheard,)))
     assert views.scan_address(one.node, 8) is None
     assert rows(views.indexers(one.node), "indexers", "id")[8]["address"] == ""

@@ -37,7 +37,6 @@ from coordinator.core.model.stream_records import (
     ConsolidatedStability,
     KeyVersions,
     StabilityTimestamp,
-    Sync,
 )
 from coordinator.core.model.vectors import Vector
 from coordinator.runtime.threads import Threads
@@ -58,6 +57,7 @@ from indexer_sim.pipeline.mutation_reader import (
 )
 from indexer_sim.scans.api import ScanRefused, Wanted
 from indexer_sim.scans.reader import StorageReading
+from tests.support.indexes import make_sync
 
 BRANCH = 9
 ENDS = {0: 100, 1: 100, 2: 100, 3: 100}
@@ -447,20 +447,7 @@ def test_an_item_of_no_index_makes_its_record_none(item: Item) -> None:
 
 def test_another_record_is_none_of_mutations() -> None:
     with pytest.raises(ValueError, match="KeyVersions"):
-        read_record(
-            codec.encode(
-                Sync(
-                    bucket="b",
-                    vbucket=0,
-                    projector=1,
-                    connection=1,
-                    ordinal=1,
-                    vbuuid=1,
-                    seqno=1,
-                    at_ms=1,
-                )
-            )
-        )
+        read_record(codec.encode(make_sync(0, projector=1, ordinal=1, vbuuid=1, seqno=1, at_ms=1)))
 
 
 def test_a_queue_is_full_until_something_is_taken() -> None:

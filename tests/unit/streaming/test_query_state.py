@@ -51,7 +51,7 @@ from streaming.timestamps.query_state import (
 )
 from streaming.timestamps.rows import RawRow, Rows, SyncRows
 from streaming.timestamps.state_store import _published
-from tests.support.indexes import make_watermarks
+from tests.support.indexes import make_sync, make_watermarks
 
 CLUSTER = "c"
 VBUCKETS = 4
@@ -139,15 +139,14 @@ def syncs(seqno: int, bucket: str = "b", connection: int = 7) -> list[tuple[str,
     return [
         (
             SYNC_TOPIC,
-            Sync(
+            make_sync(
+                v,
                 bucket=bucket,
-                vbucket=v,
                 projector=1,
                 connection=connection,
                 ordinal=first + v,
                 vbuuid=50 + v,
                 seqno=seqno,
-                at_ms=0,
             ),
         )
         for v in range(VBUCKETS)
@@ -222,16 +221,7 @@ def test_bad_records_are_dead_letters_and_the_rest_goes_on() -> None:
         (STREAM_END, b""),
         (
             SYNC_TOPIC,
-            Sync(
-                bucket="b",
-                vbucket=VBUCKETS,
-                projector=1,
-                connection=7,
-                ordinal=3,
-                vbuuid=50,
-                seqno=1,
-                at_ms=0,
-            ),
+            make_sync(VBUCKETS, projector=1, connection=7, ordinal=3, vbuuid=50, seqno=1),
         ),
         *begins(),
         *syncs(4),

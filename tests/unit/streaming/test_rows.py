@@ -19,6 +19,7 @@ from coordinator.kafka.topics import SYNC
 from schemas.registry import FOLDER, Registry
 from streaming.timestamps.inputs import INPUTS
 from streaming.timestamps.rows import NO_ROWS, Rows, SyncRows, layouts, rows_of
+from tests.support.indexes import make_sync
 
 SCHEMA = pa.schema(
     [
@@ -96,15 +97,8 @@ def test_each_partition_goes_on_after_its_last_record() -> None:
 @pytest.mark.parametrize("number", [0, 1, 2**63 - 1, 2**63, 2**64 - 1])
 def test_unsigned_numbers_survive(number: int) -> None:
     (found,) = rows_of(table([sync_row(1, 4, vbuuid=number, seqno=number)])).syncs
-    assert found.record(0) == Sync(
-        bucket="b",
-        vbucket=4,
-        projector=1,
-        connection=5,
-        ordinal=4,
-        vbuuid=number,
-        seqno=number,
-        at_ms=0,
+    assert found.record(0) == make_sync(
+        4, projector=1, connection=5, ordinal=4, vbuuid=number, seqno=number
     )
 
 

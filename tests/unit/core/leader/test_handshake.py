@@ -14,7 +14,7 @@ from coordinator.core.model.records import (
     HoldingsReported,
     IndexerHeartbeat,
 )
-from tests.support.indexes import make_index
+from tests.support.indexes import make_index, make_indexer_beat
 
 INDEXER = 2
 PERIOD_MS = 100
@@ -76,17 +76,7 @@ def test_a_moved_shard_is_one_of_a_finished_index_here(state: str, shard: int, h
 
 
 def beat(incarnation: int = 1) -> IndexerHeartbeat:
-    return IndexerHeartbeat(
-        indexer=INDEXER,
-        incarnation=incarnation,
-        address="x",
-        zone="",
-        pid=1,
-        slices=0,
-        bytes=0,
-        cas=0,
-        at_ms=0,
-    )
+    return make_indexer_beat(INDEXER, incarnation=incarnation)
 
 
 def report(number: int, *holdings: Holding, cas: int = 1, **more: int) -> HoldingsReported:
@@ -160,17 +150,7 @@ def test_a_difference_that_stays_makes_the_indexer_read_the_state_again() -> Non
 def test_an_indexer_that_is_behind_the_question_has_not_answered_it() -> None:
     made = Handshakes(1, 100)
     made.heard(
-        IndexerHeartbeat(
-            indexer=3,
-            incarnation=7,
-            address="http://x",
-            zone="",
-            pid=1,
-            slices=0,
-            bytes=0,
-            cas=0,
-            at_ms=1,
-        ),
+        make_indexer_beat(3, incarnation=7, address="http://x", at_ms=1),
         0,
     )
     (asked,) = made.due(0, 20)

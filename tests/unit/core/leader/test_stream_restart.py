@@ -23,7 +23,6 @@ from coordinator.core.model.entities import (
     Stream,
 )
 from coordinator.core.model.records import (
-    IndexerHeartbeat,
     IndexerRegistered,
     Mutation,
     StreamAwaited,
@@ -32,7 +31,7 @@ from coordinator.core.model.stream_records import RestartRequested, RestartTimes
 from coordinator.core.model.types import Instant
 from coordinator.core.model.vectors import Vector
 from coordinator.core.timestamps.board import EMPTY, fold
-from tests.support.indexes import make_index, make_watermarks
+from tests.support.indexes import make_index, make_indexer_beat, make_watermarks
 
 WAIT_MS = 2_000
 HELD = Vector([7, 7], [5, 9])
@@ -162,17 +161,7 @@ def test_who_is_sure_to_hold_something_is_waited_for(view: Any) -> None:
 
 
 def test_no_indexer_is_registered_while_an_answer_is_awaited(view: Any) -> None:
-    beat = IndexerHeartbeat(
-        indexer=3,
-        incarnation=7,
-        address="http://x",
-        zone="",
-        pid=1,
-        slices=0,
-        bytes=0,
-        cas=0,
-        at_ms=1,
-    )
+    beat = make_indexer_beat(3, incarnation=7, address="http://x", at_ms=1)
     view.authority = SimpleNamespace(
         indexers={}, projectors={}, members={}, active=(), minimum=1, outcomes_apart=True
     )
