@@ -195,7 +195,7 @@ async def _serve(arguments: argparse.Namespace, store: Store, started: Started) 
     await server.stop()
     await app.state.calls.close()
     await shell.close()
-    ignore_stops(loop)
+    ignore_stops()
     return shell.exit_code
 
 

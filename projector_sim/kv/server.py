@@ -153,7 +153,7 @@ async def _serve(hub: Hub, arguments: argparse.Namespace) -> int:
     http.should_exit = True
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(serving, GRACE_S + 0.5)
-    ignore_stops(loop)
+    ignore_stops()
     return 0 if stopping.is_set() else EX_UNUSABLE
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 
 import pytest
+import uvloop
 
-from coordinator.runtime.signals import STOPS, ignore_stops, on_stop
+from coordinator.runtime.signals import STOPS, ignore_stops, on_stop, on_stop_in
 
 DEADLINE_S = 10.0
 
@@ -56,3 +59,53 @@ def test_ctrl_c_and_a_supervisor_are_both_heard() -> None:
 def test_who_ends_hears_neither() -> None:
     ignore_stops()
     assert {signal.getsignal(number) for number in STOPS} == {signal.SIG_IGN}
+
+
+@pytest.mark.parametrize("number", STOPS)
+def test_an_idle_loop_hears_a_signal(number: signal.Signals) -> None:
+    async def until_asked_to_stop() -> None:
+        stopping = asyncio.Event()
+        on_stop_in(asyncio.get_running_loop(), stopping.set)
+        threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
+        await asyncio.wait_for(stopping.wait(), DEADLINE_S)
+
+    uvloop.run(until_asked_to_stop())
+
+
+def test_a_signal_after_the_loop_is_closed_is_nothing() -> None:
+    async def listen() -> None:
+        on_stop_in(asyncio.get_running_loop(), lambda: None)
+
+    uvloop.run(listen())
+    failed: list[object] = []
+    before, threading.excepthook = threading.excepthook, failed.append
+    try:
+        for _ in range(100):
+            os.kill(os.getpid(), signal.SIGTERM)
+        done = threading.Event()
+        on_stop(done.set)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert done.wait(DEADLINE_S)
+    finally:
+        threading.excepthook = before
+    assert not failed
+
+
+def test_there_is_no_moment_in_which_a_signal_kills() -> None:
+    """Not while the process ends, either: what a loop does with handlers puts no default back."""
+    seen: set[object] = set()
+
+    def look(*_: object) -> None:
+        seen.update(signal.getsignal(number) for number in STOPS)
+
+    async def life() -> None:
+        on_stop_in(asyncio.get_running_loop(), lambda: None)
+        sys.setprofile(look)
+        ignore_stops()
+
+    try:
+        uvloop.run(life())
+    finally:
+        sys.setprofile(None)
+    assert signal.SIG_IGN in seen
+    assert not seen & {signal.SIG_DFL, signal.default_int_handler}
