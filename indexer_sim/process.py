@@ -213,7 +213,7 @@ class Indexer:
             wait_s = 0.0 if self._is_behind else self._beat_due_s - time.monotonic()
             messages = link.read(max(0.0, wait_s))
             if messages:
-                self._take(link, messages)
+                self._handle_messages(link, messages)
             if self._is_behind:
                 self._act(link)
             if not self.planner.complete and (link.at_end or (self.position or 0) >= self._end):
@@ -243,7 +243,7 @@ class Indexer:
         """Tell whether the log may have forgotten drops that this indexer has not heard of."""
         return not 0 <= wall_ms() - self._saved_ms <= AWAY_MS_MAX
 
-    def _take(self, link: IndexerLink, messages: list[Message]) -> None:
+    def _handle_messages(self, link: IndexerLink, messages: list[Message]) -> None:
         """Note what records say, save it, and act on it."""
         base_known = self.cas_base is not None
         moved = False

@@ -404,7 +404,7 @@ class Node:
     def _barrier_read(self, record: ReadBarrier) -> None:
         if self.master is not None:
             self.run(self.master.barrier_read(self, record))
-        if not self.liveness.take(record):
+        if not self.liveness.barrier_read(record):
             return
         if self.phase == FOLLOWING:
             self.run(self.election.barrier_read(self))
@@ -500,7 +500,7 @@ class Node:
         for beat in event.records:
             if impossible(beat):
                 continue
-            self.peers.take(beat, self.now)
+            self.peers.remember(beat, self.now)
             match beat:
                 case NodeHeartbeat():
                     self.election.beat(self, beat)

@@ -40,7 +40,7 @@ from coordinator.http import views
 from coordinator.http.aside import BODIES
 from coordinator.http.calls import Calls
 from coordinator.http.errors import ApiError
-from coordinator.http.scatter import Asked, Found, ScanFailed, Scatter, aside
+from coordinator.http.scatter import Asked, ScanFailed, ScanResult, Scatter, aside
 from coordinator.http.shared import APPLIED_CAS
 from coordinator.node.shell import Shell
 
@@ -343,7 +343,7 @@ def _ready(shell: Shell, index: Index) -> Index:
     raise ApiError("index_not_ready", text, details)
 
 
-def _answer(body: ScanBody, plan: _Plan, found: Found) -> bytes:
+def _answer(body: ScanBody, plan: _Plan, found: ScanResult) -> bytes:
     """Return the answer as JSON. Rows are dealt with in blocks: nothing may hold the interpreter
     for long, not even in a thread."""
     rest: dict[str, Any] = {}
@@ -372,7 +372,7 @@ def _json(value: Any) -> bytes:
         return text.encode("utf-8", "backslashreplace")
 
 
-def _given(body: ScanBody, found: Found) -> dict[str, Any]:
+def _given(body: ScanBody, found: ScanResult) -> dict[str, Any]:
     wanted = _wanted(body)
     if wanted is None:
         return {"mode": "any"}

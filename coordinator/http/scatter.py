@@ -71,7 +71,7 @@ class Asked:
     deadline: float
 
 
-class Found(NamedTuple):
+class ScanResult(NamedTuple):
     """Entries, whether there are more, and the stability timestamp they were read at (0: none)."""
 
     entries: list[bytes]
@@ -123,7 +123,7 @@ class Scatter:
     def _is_consistent(self) -> bool:
         return isinstance(self.asked.consistency, dict) and "consistent" in self.asked.consistency
 
-    async def rows(self) -> Found:
+    async def rows(self) -> ScanResult:
         """Return the first entries of the scan. Raises ScanFailed."""
         pages = await self._begin(self._group(self.asked.slices), count=False)
         self._add(pages)
@@ -132,9 +132,9 @@ class Scatter:
             self._add(await self._fetch_all(missing, count=False))
         kept = _bounded(released)
         more = len(kept) < len(released) or self.gathering.more
-        return Found(kept, more, len(kept), self.number, self.hash)
+        return ScanResult(kept, more, len(kept), self.number, self.hash)
 
-    async def count(self) -> Found:
+    async def count(self) -> ScanResult:
         """Return how many entries there are. Raises ScanFailed."""
         groups = self._group(self.asked.slices)
         pages = await self._begin([(h, (n,)) for h, numbers in groups for n in numbers], count=True)
@@ -145,7 +145,7 @@ class Scatter:
                 part.after = page.entries[-1] if page.entries else part.after
             going_on = [part for part, page in pages if page.more]
             pages = await self._fetch_all(going_on, count=True)
-        return Found([], False, counted, self.number, self.hash)
+        return ScanResult([], False, counted, self.number, self.hash)
 
     # -- the first pages ---------------------------------------------------------------------
 

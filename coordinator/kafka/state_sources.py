@@ -143,7 +143,7 @@ class Sources:
                     if chunk.copy != copy:
                         continue
                     deadline_s = time.monotonic() + READ_TIMEOUT_S
-                    held = assembly.take(chunk)
+                    held = assembly.add(chunk)
                     if held or assembly.is_whole:
                         yield chunk, held
                     if assembly.is_whole:

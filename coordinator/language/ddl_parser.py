@@ -507,7 +507,7 @@ class _Parser:
     def script(self) -> list[Statement]:
         statements: list[Statement] = []
         while self._at < len(self._tokens):
-            if not self._take(";"):
+            if not self._accept(";"):
                 statements.append(self._statement())
                 if self._at < len(self._tokens):
                     self._expect(";", "the end of the statement, or ;")
@@ -520,10 +520,10 @@ class _Parser:
             "drop": DropIndex,
             "build": BuildIndex,
         }
-        verb = next((verb for verb in kinds if self._take(verb)), "")
+        verb = next((verb for verb in kinds if self._accept(verb)), "")
         if not verb:
             raise self._unexpected("CREATE INDEX, DROP INDEX or BUILD INDEX")
-        primary = verb != "build" and self._take("primary")
+        primary = verb != "build" and self._accept("primary")
         self._expect("index")
         if verb == "build":
             meaning = self._build()
@@ -551,9 +551,9 @@ class _Parser:
         where = None
         if self._peek("where") and primary:
             raise self._error("a primary index has no WHERE")
-        if self._take("where"):
+        if self._accept("where"):
             where = self.expression(self._until("using", "with"), key=False)
-        using = self._name("an index method").lower() if self._take("using") else None
+        using = self._name("an index method").lower() if self._accept("using") else None
         return {
             "name": name,
             "bucket": bucket,
@@ -571,30 +571,30 @@ class _Parser:
             name, bucket = PRIMARY_NAME, self._on_bucket()
         else:
             name = self._name("the name of an index")
-            if self._take("."):
+            if self._accept("."):
                 bucket, name = name, self._name("the name of an index")
                 if_exists = self._condition("if", "exists") or if_exists
             else:
                 if_exists = self._condition("if", "exists") or if_exists
                 bucket = self._on_bucket()
-        if self._take("using"):
+        if self._accept("using"):
             self._name("an index method")
         return {"name": name, "bucket": bucket, "if_exists": if_exists}
 
     def _build(self) -> dict[str, Any]:
         bucket = self._on_bucket()
         names: list[str] = []
-        if self._take("("):
-            while not names or self._take(","):
+        if self._accept("("):
+            while not names or self._accept(","):
                 names.append(self._name("the name of an index"))
             self._expect(")", "a comma or )")
-        if self._take("using"):
+        if self._accept("using"):
             self._name("an index method")
         return {"bucket": bucket, "names": tuple(names)}
 
     def _condition(self, *words: str) -> bool:
         """Take `IF [NOT] EXISTS` whole, or nothing."""
-        if not self._take(words[0]):
+        if not self._accept(words[0]):
             return False
         for word in words[1:]:
             self._expect(word)
@@ -613,13 +613,13 @@ class _Parser:
         keys = []
         while True:
             keys.append(self.expression(self._until(",", ")"), key=True))
-            if self._take(")"):
+            if self._accept(")"):
                 return tuple(keys)
-            if not self._take(","):
+            if not self._accept(","):
                 raise self._error("this parenthesis is not closed", opening)
 
     def _with(self) -> dict[str, Any]:
-        if not self._take("with"):
+        if not self._accept("with"):
             return {}
         brace = self._tokens[self._at].start if self._at < len(self._tokens) else -1
         if brace not in self._options:
@@ -720,13 +720,13 @@ class _Parser:
         """Return a token as it is written, in small letters; what is quoted keeps its quotes."""
         return " ".join(self._source.visible[token.start : token.end + 1].lower().split())
 
-    def _take(self, word: str) -> bool:
+    def _accept(self, word: str) -> bool:
         taken = self._peek(word)
         self._at += taken
         return taken
 
     def _expect(self, word: str, what: str = "") -> None:
-        if not self._take(word):
+        if not self._accept(word):
             raise self._unexpected(what or word.upper())
 
     def _until(self, *ends: str) -> list[Token]:

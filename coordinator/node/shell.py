@@ -108,13 +108,13 @@ class Shell:
     def feed(self, event: inputs.Input) -> None:
         """Hand an input to the node, from any thread."""
         if threading.get_ident() == self._loop_thread:
-            self._take(event)
+            self._handle(event)
         else:
             # A thread may still hand something over while the loop is being closed.
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._take, event)
+                self._loop.call_soon_threadsafe(self._handle, event)
 
-    def _take(self, event: inputs.Input) -> None:
+    def _handle(self, event: inputs.Input) -> None:
         self._inbox.append(event)
         if self._stepping:
             return

@@ -21,17 +21,17 @@ class Reserve:
     def __init__(self, path: Path, size_bytes: int) -> None:
         self.path = path
         self.size_bytes = size_bytes
-        self.taken = path.exists()
+        self.is_allocated = path.exists()
 
-    def take(self) -> bool:
-        """Take the reserve if as much again stays free; tell whether it is there."""
-        if self.taken:
+    def allocate(self) -> bool:
+        """Allocate the reserve if as much again stays free; tell whether it is there."""
+        if self.is_allocated:
             return True
         with suppress(OSError):
             if shutil.disk_usage(self.path.parent).free >= 2 * self.size_bytes:
                 self._write()
-                self.taken = True
-        return self.taken
+                self.is_allocated = True
+        return self.is_allocated
 
     def _write(self) -> None:
         """Write the file. Random bytes: file systems may not store zeros, or repetitions."""
@@ -55,9 +55,9 @@ class Reserve:
 
     def give_up(self) -> bool:
         """Give the space back to the disk; tell whether there was any."""
-        if not self.taken:
+        if not self.is_allocated:
             return False
-        self.taken = False
+        self.is_allocated = False
         with suppress(OSError):
             self.path.unlink(missing_ok=True)
         return True

@@ -62,7 +62,7 @@ class Storage:
             if not (self._reserve.is_needed() and self._reserve.give_up()):
                 raise
             self._open(identity)
-        self._reserve.take()
+        self._reserve.allocate()
 
     def _open(self, identity: str) -> None:
         self._meta.opened()
@@ -207,7 +207,7 @@ class Storage:
 
     def tend(self) -> bool:
         """Open again what failed, where that can be; tell whether `held` may have changed."""
-        self._reserve.take()
+        self._reserve.allocate()
         stale = [b for b in self.buckets() if b.stale or b.damaged]
         for bucket in stale:
             with suppress(StorageError), bucket.lock:

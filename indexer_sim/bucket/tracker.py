@@ -271,8 +271,8 @@ class Tracker:
 
     # -- records -----------------------------------------------------------------------------
 
-    def take(self, record: KeyVersions, items: Iterable[Item], partition: int = 0) -> list[Change]:
-        """Take one record from a partition; return what is to be applied, in order.
+    def apply(self, record: KeyVersions, items: Iterable[Item], partition: int = 0) -> list[Change]:
+        """Apply one record from a partition; return what is to be applied, in order.
 
         ItemsError, IndexError: the record is not one. Nothing was changed up to the item.
         """

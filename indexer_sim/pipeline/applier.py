@@ -89,7 +89,7 @@ class Applier:
         while not self._stopping.is_set():
             taken = self._queue.take(BATCH_ITEMS, WAIT_S)
             if taken:
-                self.take(taken)
+                self.apply(taken)
             if time.monotonic() >= self._positions_due_s:
                 self._positions_due_s = time.monotonic() + POSITIONS_PERIOD_S
                 self._write_positions()
@@ -97,7 +97,7 @@ class Applier:
                 self._make_checkpoints()
                 self._checkpoints_due_s = time.monotonic() + self._checkpoint_s
 
-    def take(self, taken: list[Queued]) -> None:
+    def apply(self, taken: list[Queued]) -> None:
         """Apply what was read, all of it or until told to stop."""
         epoch = taken[-1].epoch
         current = [queued.one for queued in taken if queued.epoch == epoch]
@@ -203,7 +203,7 @@ class Applier:
                     bucket.apply(changes, offsets, epochs)
                     changes, offsets = [], {}
                 bucket.begin_builds(builds)
-            changes += tracker.take(head, items, partition)
+            changes += tracker.apply(head, items, partition)
             offsets[partition], epochs[partition] = offset + 1, leader_epoch
         if offsets:
             bucket.apply(changes, offsets, epochs)

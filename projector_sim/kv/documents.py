@@ -193,7 +193,7 @@ class Loader:
         self._rest = lines.pop()
         before = self.loaded.written + self.loaded.deleted
         for line in lines:
-            self._take(line)
+            self._add_line(line)
         if len(self._rest) > LINE_BYTES_MAX and not self._skipping:
             self._fail(self._line + 1, "value_too_large", LINE_TOO_LONG)
             self._skipping = True
@@ -204,11 +204,11 @@ class Loader:
     def finish(self) -> Loaded:
         """Take in a last line that has no end, and write what is left. KvError."""
         if self._rest:
-            self._take(self._rest)
+            self._add_line(self._rest)
         self._write()
         return self.loaded
 
-    def _take(self, line: bytes) -> None:
+    def _add_line(self, line: bytes) -> None:
         self._line += 1
         if self._skipping:
             self._skipping = False

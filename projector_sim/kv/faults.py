@@ -98,7 +98,7 @@ class Faults:
     def remove(self, fault: int) -> bool:
         return self._faults.pop(fault, None) is not None
 
-    def take(self, kind: str, bucket: str, vbucket: int, stream: str) -> Fault | None:
+    def trigger(self, kind: str, bucket: str, vbucket: int, stream: str) -> Fault | None:
         """Return what happens to a frame, and count it."""
         for fault in self._faults.values():
             if not fault.matches(kind, bucket, vbucket, stream):

@@ -283,7 +283,7 @@ class Connection:
     async def _is_lost(self, kind: str, vbucket: int) -> bool:
         """Have a frame's fault take place; return whether it is lost."""
         request = self.request
-        fault = self._faults.take(kind, request.bucket, vbucket, request.kind)
+        fault = self._faults.trigger(kind, request.bucket, vbucket, request.kind)
         if fault is None:
             return False
         if fault.action != DELAY:

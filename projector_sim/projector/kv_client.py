@@ -96,7 +96,7 @@ class KvStream:
         )
         self._thread.start()
 
-    def take(self) -> list[Frame] | None:
+    def poll(self) -> list[Frame] | None:
         """Return the frames of one piece, None if nothing has come."""
         try:
             return self._batches.get_nowait()

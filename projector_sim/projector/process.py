@@ -397,13 +397,13 @@ class Projector:
         """Turn frames into items for a while; tell whether there were any. Raises FrameError."""
         stream, router = line.stream, line.router
         took = False
-        while (frames := stream.take()) is not None:
+        while (frames := stream.poll()) is not None:
             took = line.waits = True
             refused = len(line.run.refused)
             for kind, body in frames:
                 if kind == Kind.CLOSE:
                     continue
-                router.take(kind, body)
+                router.route(kind, body)
                 if kind not in (Kind.MUTATIONS, Kind.SYNC):
                     self._dirty = True
                     line.run.heard_ms = _mono_ms()

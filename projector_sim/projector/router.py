@@ -194,7 +194,7 @@ class Router:
 
     # -- frames ------------------------------------------------------------------------------
 
-    def take(self, kind: int, body: bytes) -> None:
+    def route(self, kind: int, body: bytes) -> None:
         """Turn one frame into items. Raises FrameError."""
         handle = self._frames.get(kind)
         if handle is None:

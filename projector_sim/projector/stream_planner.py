@@ -703,13 +703,13 @@ class StreamPlanner:
                 actions.append(Carry(run))
         requests, self._requests = self._requests, []
         for request in requests:
-            run_wanted = self._requested(request, now_ms)
+            run_wanted = self._catchup_run(request, now_ms)
             if run_wanted is not None:
                 self.catchups.append(run_wanted)
                 actions.append(Open(run_wanted))
         return actions
 
-    def _requested(self, request: CatchUpRequested, now_ms: int) -> Run | None:
+    def _catchup_run(self, request: CatchUpRequested, now_ms: int) -> Run | None:
         source = self.maintenance.get(request.bucket)
         size = 8 * len(request.vbuckets)
         if source is None or not len(request.seqnos) == len(request.vbuuids) == size:

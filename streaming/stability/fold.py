@@ -53,7 +53,7 @@ __all__ = [
     "Batch",
     "BucketState",
     "Control",
-    "Folded",
+    "FoldResult",
     "Output",
     "Owner",
     "Refusals",
@@ -93,7 +93,7 @@ class Refusals(NamedTuple):
         return bool(len(self.syncs) or self.control)
 
 
-class Folded(NamedTuple):
+class FoldResult(NamedTuple):
     """The state after a batch, the same object if nothing changed; outputs; what was refused."""
 
     state: BucketState
@@ -110,7 +110,7 @@ class Owner(NamedTuple):
     vbuckets: tuple[int, ...]
 
 
-def fold(state: BucketState, batch: Batch, settings: TimestampSettings) -> Folded:
+def fold(state: BucketState, batch: Batch, settings: TimestampSettings) -> FoldResult:
     """Return what a batch makes of a bucket's state. Nothing that a record says makes it raise."""
     work = _Fold(state, batch, settings)
     work.read()
@@ -118,7 +118,7 @@ def fold(state: BucketState, batch: Batch, settings: TimestampSettings) -> Folde
         work.tick()
     work.answer()
     work.announcer.publish(ticked=batch.ticked)
-    return Folded(work.state_after(), work.announcer.outputs, work.refused)
+    return FoldResult(work.state_after(), work.announcer.outputs, work.refused)
 
 
 def owners(state: BucketState) -> list[Owner]:
@@ -159,7 +159,7 @@ class _Fold:
                 self.logs[record.vbucket] = record.branches
                 self.rows.branch(record.vbucket)
         syncs = self._sound_syncs()
-        left = syncs.only(self.positions.take(syncs))
+        left = syncs.only(self.positions.apply(syncs))
         for record in control:
             self._control(record)
         self._take_early(left)
@@ -214,7 +214,7 @@ class _Fold:
         both = Syncs(*columns)
         new = np.full(len(left.vbucket), self.now_ms, np.int64)
         since = np.concatenate([early["since_ms"], new])
-        rest = self.positions.take(both)
+        rest = self.positions.apply(both)
         self.early = self.positions.kept(both.only(rest), since[rest])
 
     # -- outputs ---------------------------------------------------------------------------------

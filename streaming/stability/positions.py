@@ -94,8 +94,8 @@ class Positions:
 
     # -- SYNC ------------------------------------------------------------------------------------
 
-    def take(self, syncs: Syncs) -> NDArray[np.bool_]:
-        """Take what counts now, and tell which ones are left."""
+    def apply(self, syncs: Syncs) -> NDArray[np.bool_]:
+        """Apply the SYNCs that count now; tell which are left."""
         mine = self.owners.counts(syncs.vbucket, syncs.connection, syncs.ordinal)
         self._advance(syncs if mine.all() else syncs.only(mine))
         return ~mine

@@ -200,8 +200,9 @@ MUTANTS: tuple[Mutant, ...] = (
         "a-claim-at-any-cas-and-digest",
         AUTHORITY,
         "    if (record.cas, record.digest) != (state.last_cas, state.digest):\n"
-        '        return Folded(state, f"node {record.node} stands at {record.cas}, not '
-        '{state.last_cas}")\n    if state.open is not None:',
+        "        return AuthorityUpdate(\n"
+        '            state, f"node {record.node} stands at {record.cas}, not {state.last_cas}"\n'
+        "        )\n    if state.open is not None:",
         "    if state.open is not None:",
         RULES,
     ),
@@ -266,7 +267,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "a-drop-does-not-compare-its-cas",
         DDL,
         "    if request.expected_cas is not None and request.expected_cas != held.cas:\n"
-        "        return Answered(mismatch(request.expected_cas, held.cas))\n"
+        "        return Unchanged(mismatch(request.expected_cas, held.cas))\n"
         "    dropping",
         "    dropping",
         UNIT_DDL,
@@ -720,8 +721,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "an-answer-of-spark-is-not-read",
         "coordinator/core/leader/stream_restart.py",
-        "return Found(restart([*vectors, _whole(answer, vectors[0])], logs).vector)",
-        "return Found(restart(vectors, logs).vector)",
+        "return StartPosition(restart([*vectors, _whole(answer, vectors[0])], logs).vector)",
+        "return StartPosition(restart(vectors, logs).vector)",
         "tests/unit/core/leader/test_stream_restart.py",
     ),
     Mutant(

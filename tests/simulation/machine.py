@@ -504,7 +504,7 @@ class Machine:
         assembly = Assembly(effect.copy)
         held: list[Any] = []
         for stored in self.broker["snapshots"].read(effect.offset):
-            held += assembly.take(stored.value)
+            held += assembly.add(stored.value)
         return tuple(held), assembly.cas
 
     def _do_take_snapshot(self, effect: fx.TakeSnapshot) -> None:

@@ -17,21 +17,21 @@ TRIES_MAX = 80
 
 
 @dataclass
-class Found:
+class SeedReport:
     """The seeds that fail, each with what is wrong, and what the seeds met."""
 
     bad: dict[int, str] = field(default_factory=dict)
     coverage: Coverage = field(default_factory=Coverage)
 
-    def add(self, other: Found) -> None:
+    def add(self, other: SeedReport) -> None:
         """Add what other seeds found."""
         self.bad.update(other.bad)
         self.coverage.add(other.coverage)
 
 
-def run_seeds(seeds: Iterable[int]) -> Found:
+def run_seeds(seeds: Iterable[int]) -> SeedReport:
     """Run some seeds, one after the other."""
-    found = Found()
+    found = SeedReport()
     for seed in seeds:
         world = World(seed)
         try:
@@ -45,10 +45,10 @@ def run_seeds(seeds: Iterable[int]) -> Found:
     return found
 
 
-def run(seeds: Iterable[int], jobs: int) -> Found:
+def run(seeds: Iterable[int], jobs: int) -> SeedReport:
     """Run the seeds in `jobs` processes."""
     wanted = list(seeds)
-    found = Found()
+    found = SeedReport()
     if jobs == 1:
         return run_seeds(wanted)
     chunks = [wanted[i : i + CHUNK] for i in range(0, len(wanted), CHUNK)]
@@ -58,7 +58,7 @@ def run(seeds: Iterable[int], jobs: int) -> Found:
     return found
 
 
-def meet_pairs(found: Found, tries_max: int = TRIES_MAX) -> None:
+def meet_pairs(found: SeedReport, tries_max: int = TRIES_MAX) -> None:
     """Run worlds made for the pairs that were never met, until each is met or given up."""
     for pair in empty_cells(found.coverage)[1]:
         for attempt in range(tries_max):

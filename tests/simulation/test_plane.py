@@ -16,7 +16,7 @@ from indexer_sim.bucket.tracker import Tracker
 from tests.conftest import PROFILE
 from tests.simulation.conftest import BASE
 from tests.simulation.plane.faults import ACTIONS
-from tests.simulation.plane.runs import Found, repeat, run_seeds
+from tests.simulation.plane.runs import SeedReport, repeat, run_seeds
 from tests.simulation.plane.world import PlaneWorld
 from tests.simulation.planted import streams as s
 from tests.simulation.planted.search import search
@@ -28,7 +28,7 @@ SEEDS = max(BATCH, int(os.environ.get("SIMULATION_SEEDS", "400")) // SHARE)
 ENOUGH = 100
 WORLDS_MAX = 60
 
-MET = Found()
+MET = SeedReport()
 """What all seeds of this run met together."""
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -140,7 +140,7 @@ def test_a_build_ends_though_a_stream_began_anew_below_where_it_was_attached() -
         record(BACKFILL, 3, 2, begin(0, 0, 9, [0]), Item(END, 0, 3)),
         record(MAINTENANCE, 2, 2, Item(ABSENT, 0, 4, document=b"d"), Item(SYNC, 0, 6)),
     ):
-        tracker.take(head, items)
+        tracker.apply(head, items)
     assert tracker.indexes[7].state.complete
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.simulation.conftest import BASE
 from tests.simulation.requirements import shortcomings
-from tests.simulation.runs import Found, meet_pairs, repeat, run_seeds
+from tests.simulation.runs import SeedReport, meet_pairs, repeat, run_seeds
 from tests.simulation.world import World
 
 SEEDS = int(os.environ.get("SIMULATION_SEEDS", "300"))
@@ -23,7 +23,7 @@ BATCH = 50
 ENOUGH_FOR_EACH = 150
 ENOUGH_FOR_PAIRS = 700
 
-MET = Found()
+MET = SeedReport()
 """What all seeds of this run met together."""
 
 

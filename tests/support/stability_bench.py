@@ -159,9 +159,9 @@ class Bench:
         self.state = BucketState.new("b", vbuckets)
         self.now_ms = 1_000_000
         self.refused: Refusals | None = None
-        self.take([], ticked=True)
+        self.fold([], ticked=True)
 
-    def take(self, records: Iterable[Sync | Control], *, ticked: bool = False) -> list[Output]:
+    def fold(self, records: Iterable[Sync | Control], *, ticked: bool = False) -> list[Output]:
         """Fold records as one batch."""
         given = batch(records, self.now_ms, ticked)
         self.state, outputs, self.refused = fold(self.state, given, self.settings)
@@ -169,7 +169,7 @@ class Bench:
 
     def read(self, *records: Sync | Control) -> list[Output]:
         """Fold records, each as a batch of its own."""
-        return [output for record in records for output in self.take([record])]
+        return [output for record in records for output in self.fold([record])]
 
     def tick(self, after_ms: int, *records: Sync | Control, unwatched_ms: int = 0) -> list[Output]:
         """Let time go by, and fold a tick with these records."""

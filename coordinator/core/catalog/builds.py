@@ -11,11 +11,11 @@ from dataclasses import replace
 
 from coordinator.core.catalog.decisions import (
     Accepted,
-    Answered,
     Change,
     Circumstances,
     Decision,
     Parked,
+    Unchanged,
     accepted,
     describe_index,
     index_in,
@@ -74,10 +74,10 @@ def _build_indexes(state: StateContext, request: Request, given: Circumstances) 
     command = request.command
     assert isinstance(command, BuildIndexes)
     if not (command.indexes or command.bucket):
-        return Answered(refused("invalid_request", "name indexes by id, or a bucket"))
+        return Unchanged(refused("invalid_request", "name indexes by id, or a bucket"))
     found = named(state, command)
     if len(found) > BUILT_AT_ONCE_MAX:
-        return Answered(
+        return Unchanged(
             refused(
                 "value_too_large",
                 f"{len(found)} indexes: at most {BUILT_AT_ONCE_MAX} are built by one command",
@@ -88,14 +88,14 @@ def _build_indexes(state: StateContext, request: Request, given: Circumstances) 
     indexes = [h.entity for h in found if not isinstance(h, str) and isinstance(h.entity, Index)]
     missing += [str(i.id) for i in indexes if i.state == DROPPING]
     if missing:
-        return Answered(refused("index_not_found", f"there is no index {missing[0][:300]}"))
+        return Unchanged(refused("index_not_found", f"there is no index {missing[0][:300]}"))
     for index in indexes:
         if index.state == INIT:
             return Parked(index.id)
     if request.expected_cas is not None and len(indexes) == 1:
         cas = state.cas_of(indexes[0].key)
         if cas != request.expected_cas:
-            return Answered(mismatch(request.expected_cas, cas))
+            return Unchanged(mismatch(request.expected_cas, cas))
     return _begun(request, given, indexes)
 
 
@@ -110,7 +110,7 @@ def _begun(request: Request, given: Circumstances, indexes: Iterable[Index]) -> 
         after.append(index)
     answer = {"indexes": [describe_index(index) for index in after]}
     if not changes:
-        return Answered(Outcome("ok", answer=answer))
+        return Unchanged(Outcome("ok", answer=answer))
     return accepted(request, tuple(changes), answer)
 
 
@@ -122,7 +122,7 @@ def _step(event: str, state: str, to: str) -> Callable[..., Decision]:
         assert isinstance(command, MarkRouted | MarkBuilt)
         index = index_in(context, command.index_id, state)
         if index is None or index.build != command.build:
-            return Answered(Outcome("ok"))
+            return Unchanged(Outcome("ok"))
         return Accepted((Change(event, index.key, moved(index, to, None)),), {})
 
     return decide
@@ -133,7 +133,7 @@ def _mark_failed(state: StateContext, request: Request, given: Circumstances) ->
     assert isinstance(command, MarkFailed)
     index = index_in(state, command.index_id, PENDING, BACKFILL)
     if index is None or index.build != command.build:
-        return Answered(Outcome("ok"))
+        return Unchanged(Outcome("ok"))
     failed = moved(index, ERROR, command.reason)
     return Accepted((Change("BuildFailed", index.key, failed),), {})
 
@@ -144,10 +144,10 @@ def _adopt_bucket(state: StateContext, request: Request, given: Circumstances) -
     assert isinstance(command, AdoptBucket)
     held = state.bucket(command.name)
     if held is None or state.stream(command.name) is not None:
-        return Answered(Outcome("ok"))
+        return Unchanged(Outcome("ok"))
     adopted = Bucket(command.name, command.vbuckets)
     if adopted == held.entity:
-        return Answered(Outcome("ok"))
+        return Unchanged(Outcome("ok"))
     return Accepted((Change("BucketAdopted", adopted.key, adopted),), {})
 
 
@@ -159,7 +159,7 @@ def _renew_stream(state: StateContext, request: Request, given: Circumstances) -
     stream = held.entity if held else None
     number, sources = (stream.number, stream.sources) if isinstance(stream, Stream) else (0, ())
     if number != command.number:
-        return Answered(Outcome("ok"))
+        return Unchanged(Outcome("ok"))
     table = {source.projector: source for source in sources}
     for projector, incarnation in command.projectors:
         table[projector] = Source(projector, incarnation, given.number)

@@ -17,11 +17,11 @@ from typing import Any
 from coordinator.core.catalog.builds import BUILD_DECIDERS, begin_build, named
 from coordinator.core.catalog.decisions import (
     Accepted,
-    Answered,
     Change,
     Circumstances,
     Decision,
     Parked,
+    Unchanged,
     accepted,
     compact,
     describe_gone,
@@ -31,7 +31,7 @@ from coordinator.core.catalog.decisions import (
     moved,
     refusal,
 )
-from coordinator.core.catalog.outcomes import AHEAD_MS_MAX, Found, time_of_uuid7
+from coordinator.core.catalog.outcomes import AHEAD_MS_MAX, RememberedOutcome, time_of_uuid7
 from coordinator.core.catalog.placement import Impossible, place
 from coordinator.core.catalog.state import StateContext, Versioned
 from coordinator.core.keys.key_order import PRIMARY, order_of_expressions
@@ -122,7 +122,7 @@ def decide(state: StateContext, request: Request, given: Circumstances) -> Decis
         if remembered is not None:
             return remembered
     if request.objection:
-        return Answered(refused("invalid_request", request.objection))
+        return Unchanged(refused("invalid_request", request.objection))
     return DECIDERS[type(request.command)](state, request, given)
 
 
@@ -189,7 +189,7 @@ def _keys_of_index(held: Versioned) -> set[str]:
 def _remembered(state: StateContext, request: Request, given: Circumstances) -> Decision | None:
     """Return the recorded outcome of a repeat, or None for a request that is new."""
     if not request.id or len(request.id) > REQUEST_ID_LENGTH_MAX:
-        return Answered(
+        return Unchanged(
             refused("invalid_request", f"a request id has 1 to {REQUEST_ID_LENGTH_MAX} characters")
         )
     if given.remembered is not None:
@@ -198,7 +198,7 @@ def _remembered(state: StateContext, request: Request, given: Circumstances) -> 
     held = state.index_by_id(pending) if pending is not None else None
     if held is not None and isinstance(held.entity, Index):
         if held.entity.request_fingerprint not in (0, request.fingerprint):
-            return Answered(MISMATCH)
+            return Unchanged(MISMATCH)
         return Parked(held.entity.id)
     return _out_of_time(request, given)
 
@@ -215,7 +215,7 @@ def _out_of_time(request: Request, given: Circumstances) -> Decision | None:
     if given.forgotten_ms <= given.wall_ms + BELIEVED_MS_MAX:
         oldest_ms = max(oldest_ms, given.forgotten_ms + 1)
     if born_ms < oldest_ms:
-        return Answered(
+        return Unchanged(
             refused(
                 "request_expired",
                 "this request id is older than the window in which outcomes are kept",
@@ -223,7 +223,7 @@ def _out_of_time(request: Request, given: Circumstances) -> Decision | None:
             )
         )
     if born_ms > given.wall_ms + AHEAD_MS_MAX:
-        return Answered(
+        return Unchanged(
             refused(
                 "clock_ahead",
                 f"this request id was made {born_ms - given.wall_ms} ms in the future: "
@@ -235,16 +235,16 @@ def _out_of_time(request: Request, given: Circumstances) -> Decision | None:
     return None
 
 
-def _repeated(state: StateContext, request: Request, found: Found) -> Decision:
+def _repeated(state: StateContext, request: Request, found: RememberedOutcome) -> Decision:
     """Answer a repeat: the first outcome, with what it is about as that is now."""
     recorded = found.outcome
     if recorded.fingerprint != request.fingerprint:
-        return Answered(MISMATCH)
+        return Unchanged(MISMATCH)
     if recorded.status == REFUSED:
         details = _object(recorded.error_details_json)
-        return Answered(Outcome("refused", recorded.error_code, recorded.error_message, details))
+        return Unchanged(Outcome("refused", recorded.error_code, recorded.error_message, details))
     answer = _answer_again(state, request, recorded)
-    return Answered(Outcome("ok", answer=answer, cas=recorded.cas, txn=str(found.txn)))
+    return Unchanged(Outcome("ok", answer=answer, cas=recorded.cas, txn=str(found.txn)))
 
 
 def _answer_again(
@@ -289,16 +289,16 @@ def _create_index(state: StateContext, request: Request, given: Circumstances) -
     command = request.command
     assert isinstance(command, CreateIndex)
     if problem := _invalid_create(command):
-        return Answered(refused("invalid_request", problem))
+        return Unchanged(refused("invalid_request", problem))
     existing = state.index_named(command.bucket, command.name)
     if existing is not None:
         return _already_there(existing, command, request)
     if request.expected_cas not in (None, 0):
-        return Answered(mismatch(request.expected_cas or 0, 0))
+        return Unchanged(mismatch(request.expected_cas or 0, 0))
     load = {i: state.load.get(i, 0) + given.extra_load.get(i, 0) for i, _ in given.indexers}
     topology = place(_slices(command), command.replicas, command.nodes, given.indexers, load)
     if isinstance(topology, Impossible):
-        return Answered(refused("placement_impossible", topology.message, **topology.details))
+        return Unchanged(refused("placement_impossible", topology.message, **topology.details))
     index = Index(
         id=given.fresh_id,
         name=command.name,
@@ -334,10 +334,10 @@ def _already_there(existing: Versioned, command: CreateIndex, request: Request) 
         return Parked(index.id)
     if command.if_not_exists:
         answer = {"index": describe_index(index), "existed": True}
-        return Answered(Outcome("ok", answer=answer, cas=existing.cas))
+        return Unchanged(Outcome("ok", answer=answer, cas=existing.cas))
     if request.expected_cas is not None and request.expected_cas != existing.cas:
-        return Answered(mismatch(request.expected_cas, existing.cas))
-    return Answered(
+        return Unchanged(mismatch(request.expected_cas, existing.cas))
+    return Unchanged(
         refused(
             "index_exists",
             f"index {index.name} on {index.bucket} exists",
@@ -402,15 +402,15 @@ def _drop_index(state: StateContext, request: Request, given: Circumstances) -> 
     held = _dropped(state, command)
     if held is None or (isinstance(held.entity, Index) and held.entity.state == DROPPING):
         if command.if_exists:
-            return Answered(Outcome("ok", answer={"index": None, "existed": False}))
+            return Unchanged(Outcome("ok", answer={"index": None, "existed": False}))
         which = str(command.index_id) if command.index_id else f"{command.bucket}.{command.name}"
-        return Answered(refused("index_not_found", f"there is no index {which[:300]}"))
+        return Unchanged(refused("index_not_found", f"there is no index {which[:300]}"))
     index = held.entity
     assert isinstance(index, Index)
     if index.state == INIT:
         return Parked(index.id)
     if request.expected_cas is not None and request.expected_cas != held.cas:
-        return Answered(mismatch(request.expected_cas, held.cas))
+        return Unchanged(mismatch(request.expected_cas, held.cas))
     dropping = moved(index, DROPPING, None)
     answer = {"index": describe_index(dropping)}
     change = Change("IndexDropped", index.key, dropping)
@@ -428,7 +428,7 @@ def _mark_ready(state: StateContext, request: Request, given: Circumstances) -> 
     assert isinstance(command, MarkReady)
     index = index_in(state, command.index_id, INIT)
     if index is None:
-        return Answered(Outcome("ok"))
+        return Unchanged(Outcome("ok"))
     ready = replace(moved(index, READY, None), shards=command.shards)
     change = Change("IndexReady", index.key, ready)
     return _ended(index, change, Outcome("ok", answer={"index": describe_index(ready)}))
@@ -440,11 +440,11 @@ def _move_shards(state: StateContext, request: Request, given: Circumstances) ->
     held = state.index_by_id(command.index_id)
     index = held.entity if held else None
     if not isinstance(index, Index) or index.state in (INIT, DROPPING):
-        return Answered(Outcome("ok"))
+        return Unchanged(Outcome("ok"))
     shards = {s.indexer: s for s in (*index.shards, *command.shards) if s.indexer in index.hosts}
     after = replace(index, shards=tuple(shards[i] for i in sorted(shards)))
     if after == index:
-        return Answered(Outcome("ok"))
+        return Unchanged(Outcome("ok"))
     if index.state in (PENDING, BACKFILL, MAINTENANCE):
         after = begin_build(after, given)  # What the other storage held is lost.
     return Accepted((Change("ShardsMoved", index.key, after),), {})
@@ -455,7 +455,7 @@ def _undo_index(state: StateContext, request: Request, given: Circumstances) -> 
     assert isinstance(command, UndoIndex)
     index = index_in(state, command.index_id, INIT)
     if index is None:
-        return Answered(Outcome("ok"))
+        return Unchanged(Outcome("ok"))
     gone = moved(index, DROPPING, command.reason)
     change = Change("IndexUndone", index.key, gone)
     return _ended(index, change, refused("indexer_refused", command.reason))
@@ -484,7 +484,7 @@ def _forget_index(state: StateContext, request: Request, given: Circumstances) -
     assert isinstance(command, ForgetIndex)
     index = index_in(state, command.index_id, DROPPING)
     if index is None:
-        return Answered(Outcome("ok"))
+        return Unchanged(Outcome("ok"))
     return Accepted((Change("IndexForgotten", index.key, None),), {})
 
 
@@ -495,9 +495,11 @@ def _put_setting(state: StateContext, request: Request, given: Circumstances) ->
     command = request.command
     assert isinstance(command, PutSetting)
     if not SETTING_NAME.fullmatch(command.name):
-        return Answered(refused("invalid_request", "a key has 1 to 256 letters, digits, _ . - / :"))
+        return Unchanged(
+            refused("invalid_request", "a key has 1 to 256 letters, digits, _ . - / :")
+        )
     if len(command.value_json.encode()) > SETTING_BYTES_MAX:
-        return Answered(
+        return Unchanged(
             refused(
                 "value_too_large",
                 f"a value has at most {SETTING_BYTES_MAX} bytes of JSON",
@@ -507,12 +509,12 @@ def _put_setting(state: StateContext, request: Request, given: Circumstances) ->
     try:
         value = json_text.parse(command.value_json)
     except ValueError as error:
-        return Answered(refused("invalid_request", f"the value is no JSON: {error}"))
+        return Unchanged(refused("invalid_request", f"the value is no JSON: {error}"))
     if problem := _invalid_setting(command):
-        return Answered(refused("invalid_request", problem, key=command.name))
+        return Unchanged(refused("invalid_request", problem, key=command.name))
     held = state.setting(command.name)
     if clash := _clash(request, held):
-        return Answered(clash)
+        return Unchanged(clash)
     setting = Setting(command.name, command.value_json)
     answer = {"key": command.name, "value": value}
     change = Change("SettingWritten", setting.key, setting)
@@ -534,9 +536,9 @@ def _delete_setting(state: StateContext, request: Request, given: Circumstances)
     assert isinstance(command, DeleteSetting)
     held = state.setting(command.name)
     if clash := _clash(request, held):
-        return Answered(clash)
+        return Unchanged(clash)
     if held is None:
-        return Answered(refused("config_not_found", f"there is no setting {command.name!r}"))
+        return Unchanged(refused("config_not_found", f"there is no setting {command.name!r}"))
     change = Change("SettingDeleted", setting_key(command.name), None)
     return accepted(request, (change,), {"key": command.name, "value": None})
 
@@ -562,13 +564,13 @@ def _rewrite_entities(state: StateContext, request: Request, given: Circumstance
         Change("EntityRewritten", key, held.entity if (held := state.get(key)) else None)
         for key in command.keys
     )
-    return Accepted(changes, {}) if changes else Answered(Outcome("ok"))
+    return Accepted(changes, {}) if changes else Unchanged(Outcome("ok"))
 
 
 def _skip_record(state: StateContext, request: Request, given: Circumstances) -> Decision:
     command = request.command
     assert isinstance(command, SkipRecord)
-    return Answered(refused("invalid_request", command.reason))
+    return Unchanged(refused("invalid_request", command.reason))
 
 
 DECIDERS: dict[type, Callable[[StateContext, Request, Circumstances], Decision]] = {

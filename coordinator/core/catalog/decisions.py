@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from coordinator.core.catalog.outcomes import Found
+from coordinator.core.catalog.outcomes import RememberedOutcome
 from coordinator.core.catalog.placement import Candidate
 from coordinator.core.catalog.state import StateContext
 from coordinator.core.model.commands import OK, CreateIndex, Outcome, Request, refused
@@ -57,7 +57,7 @@ class Circumstances:
     extra_load: Mapping[int, int]
     request_window_ms: int
     vbuckets: Mapping[str, int] = field(default_factory=dict)
-    remembered: Found | None = None
+    remembered: RememberedOutcome | None = None
     forgotten_ms: int = 0
 
     @property
@@ -87,7 +87,7 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class Unchanged:
     """Nothing has to change: the outcome stands already."""
 
     outcome: Outcome
@@ -100,7 +100,7 @@ class Parked:
     index_id: int
 
 
-Decision = Accepted | Answered | Parked
+Decision = Accepted | Unchanged | Parked
 
 
 def recorded(request: Request, outcome: Outcome) -> RecordedOutcome:

@@ -36,7 +36,7 @@ AHEAD_MS_MAX = 300_000
 outcome would have to be kept for as much longer."""
 
 
-class Found(NamedTuple):
+class RememberedOutcome(NamedTuple):
     """A remembered outcome, with the transaction that brought it."""
 
     txn: TxnId
@@ -87,14 +87,14 @@ class OutcomeWindow:
         """The CAS of the oldest group, 0 if there is none."""
         return self._groups[0].kept.cas if self._groups else Cas(0)
 
-    def find(self, request_id: str) -> Found | None:
+    def find(self, request_id: str) -> RememberedOutcome | None:
         """Return what became of a request, if it is remembered."""
         cas = self._cas_of.get(request_id)
         if cas is None:
             return None
         group = self._codec.decode_outcomes(self._values[cas])
         found = next(one for one in group.outcomes if one.id == request_id)
-        return Found(group.txn, found)
+        return RememberedOutcome(group.txn, found)
 
     def kept(self) -> Iterator[KeptGroup]:
         """Yield each group, the oldest first."""
@@ -118,7 +118,7 @@ class OutcomeWindow:
     def restore(self, groups: Iterable[KeptGroup], now: Instant) -> None:
         """Take what the store held; the window was empty before."""
         for group in groups:
-            self._take(group, now)
+            self._add(group, now)
 
     def add(self, cas: Cas, value: bytes, now: Instant) -> KeptGroup:
         """Take the group that a transaction brought, and return what to keep of it."""
@@ -127,10 +127,10 @@ class OutcomeWindow:
         born_ms = max((time_of_uuid7(one) or 0 for one in ids), default=0)
         born_ms = min(born_ms, group.at_ms + AHEAD_MS_MAX)
         kept = KeptGroup(cas, value, ids, born_ms, group.at_ms)
-        self._take(kept, now)
+        self._add(kept, now)
         return kept
 
-    def _take(self, kept: KeptGroup, now: Instant) -> None:
+    def _add(self, kept: KeptGroup, now: Instant) -> None:
         cas, value = kept.cas, kept.value
         self._groups.append(_Group(kept, now.mono_ms))
         self._values[cas] = value

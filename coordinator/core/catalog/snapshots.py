@@ -66,7 +66,7 @@ class Assembly:
         self.is_whole = False
         self._parts = 0
 
-    def take(self, chunk: SnapshotChunk) -> tuple[tuple[str, Versioned], ...]:
+    def add(self, chunk: SnapshotChunk) -> tuple[tuple[str, Versioned], ...]:
         """Return the entities of the next chunk; nothing of one that is not the copy's next."""
         if chunk.copy != self.copy or chunk.part != self._parts or self.is_whole:
             return ()

@@ -67,14 +67,14 @@ SERVICE_ID_MAX = 250
 """Indexers and projectors have ids from 0 to this."""
 
 
-class Folded(NamedTuple):
+class AuthorityUpdate(NamedTuple):
     """The state after a record; `void` says why the record changed nothing, or is empty."""
 
     state: AuthorityState | None
     void: str = ""
 
 
-def fold(state: AuthorityState | None, offset: Offset, record: CommitRecord) -> Folded:
+def fold(state: AuthorityState | None, offset: Offset, record: CommitRecord) -> AuthorityUpdate:
     """Return the Authority after `record`, which stands at `offset` of the commit topic.
 
     `state` is None until genesis or a snapshot has been read; everything before it is void.
@@ -89,9 +89,9 @@ def is_alarming(record: CommitRecord) -> bool:
     return isinstance(record, TransactionCommitted)
 
 
-def _begin(offset: Offset, record: CommitRecord) -> Folded:
+def _begin(offset: Offset, record: CommitRecord) -> AuthorityUpdate:
     if isinstance(record, ClusterFormed):
-        return Folded(
+        return AuthorityUpdate(
             AuthorityState(
                 cluster_id=record.cluster_id,
                 cas_base=record.cas_base,
@@ -103,28 +103,30 @@ def _begin(offset: Offset, record: CommitRecord) -> Folded:
             )
         )
     if isinstance(record, AuthoritySnapshot):
-        return Folded(record.snapshot)
+        return AuthorityUpdate(record.snapshot)
     if isinstance(record, MasterClaimed):
         return _claimed(record.snapshot, offset, record)
-    return Folded(None, "nothing is known yet")
+    return AuthorityUpdate(None, "nothing is known yet")
 
 
-def _formed(state: AuthorityState, offset: Offset, record: ClusterFormed) -> Folded:
-    return Folded(state, f"the cluster {state.cluster_id} exists")
+def _formed(state: AuthorityState, offset: Offset, record: ClusterFormed) -> AuthorityUpdate:
+    return AuthorityUpdate(state, f"the cluster {state.cluster_id} exists")
 
 
-def _claimed(state: AuthorityState, offset: Offset, record: MasterClaimed) -> Folded:
+def _claimed(state: AuthorityState, offset: Offset, record: MasterClaimed) -> AuthorityUpdate:
     if record.epoch != state.epoch + 1:
-        return Folded(state, f"epoch {record.epoch} does not follow {state.epoch}")
+        return AuthorityUpdate(state, f"epoch {record.epoch} does not follow {state.epoch}")
     if record.node not in state.eligible:
-        return Folded(state, f"node {record.node} did not accept {state.last_txn}")
+        return AuthorityUpdate(state, f"node {record.node} did not accept {state.last_txn}")
     if (record.cas, record.digest) != (state.last_cas, state.digest):
-        return Folded(state, f"node {record.node} stands at {record.cas}, not {state.last_cas}")
+        return AuthorityUpdate(
+            state, f"node {record.node} stands at {record.cas}, not {state.last_cas}"
+        )
     if state.open is not None:
         reason = f"node {record.node} claimed epoch {record.epoch}"
         state = _close(state, ROLLBACK, Cas(0), reason)
     member = Member(record.node, record.incarnation, record.address)
-    return Folded(
+    return AuthorityUpdate(
         replace(
             state,
             epoch=record.epoch,
@@ -139,28 +141,28 @@ def _claimed(state: AuthorityState, offset: Offset, record: MasterClaimed) -> Fo
     )
 
 
-def _snapshot(state: AuthorityState, offset: Offset, record: AuthoritySnapshot) -> Folded:
+def _snapshot(state: AuthorityState, offset: Offset, record: AuthoritySnapshot) -> AuthorityUpdate:
     if record.snapshot != state:
-        return Folded(state, "the snapshot differs from the fold")
-    return Folded(state)
+        return AuthorityUpdate(state, "the snapshot differs from the fold")
+    return AuthorityUpdate(state)
 
 
-def _kept(state: AuthorityState, offset: Offset, record: SnapshotKept) -> Folded:
+def _kept(state: AuthorityState, offset: Offset, record: SnapshotKept) -> AuthorityUpdate:
     """Take note of a copy that was read back. One of a later state than the fold's is no copy."""
     if void := _of_another_epoch(state, record.epoch):
-        return Folded(state, void)
+        return AuthorityUpdate(state, void)
     if record.cas > state.last_cas or record.commit_offset >= offset:
-        return Folded(state, f"a copy at CAS {record.cas} is ahead of {state.last_cas}")
+        return AuthorityUpdate(state, f"a copy at CAS {record.cas} is ahead of {state.last_cas}")
     info = SnapshotInfo(
         record.copy, record.cas, record.digest, record.offset, record.commit_offset, record.at_ms
     )
-    return Folded(replace(state, snapshots=(*state.snapshots, info)[-SNAPSHOTS_MAX:]))
+    return AuthorityUpdate(replace(state, snapshots=(*state.snapshots, info)[-SNAPSHOTS_MAX:]))
 
 
-def _forgotten(state: AuthorityState, offset: Offset, record: OutcomesForgotten) -> Folded:
+def _forgotten(state: AuthorityState, offset: Offset, record: OutcomesForgotten) -> AuthorityUpdate:
     if void := _of_another_epoch(state, record.epoch):
-        return Folded(state, void)
-    return Folded(
+        return AuthorityUpdate(state, void)
+    return AuthorityUpdate(
         replace(
             state,
             outcomes_digest=record.outcomes_digest,
@@ -169,7 +171,7 @@ def _forgotten(state: AuthorityState, offset: Offset, record: OutcomesForgotten)
     )
 
 
-def _separated(state: AuthorityState, offset: Offset, record: OutcomesSeparated) -> Folded:
+def _separated(state: AuthorityState, offset: Offset, record: OutcomesSeparated) -> AuthorityUpdate:
     void = (
         _of_another_epoch(state, record.epoch)
         or ("outcomes are apart already" if state.outcomes_apart else "")
@@ -181,8 +183,8 @@ def _separated(state: AuthorityState, offset: Offset, record: OutcomesSeparated)
         )
     )
     if void:
-        return Folded(state, void)
-    return Folded(
+        return AuthorityUpdate(state, void)
+    return AuthorityUpdate(
         replace(
             state,
             digest=record.state_digest,
@@ -193,7 +195,9 @@ def _separated(state: AuthorityState, offset: Offset, record: OutcomesSeparated)
     )
 
 
-def _proposed(state: AuthorityState, offset: Offset, record: TransactionProposed) -> Folded:
+def _proposed(
+    state: AuthorityState, offset: Offset, record: TransactionProposed
+) -> AuthorityUpdate:
     void = (
         _of_another_epoch(state, record.txn.epoch)
         or ("" if state.master else "the master has resigned")
@@ -206,7 +210,7 @@ def _proposed(state: AuthorityState, offset: Offset, record: TransactionProposed
         )
     )
     if void:
-        return Folded(state, void)
+        return AuthorityUpdate(state, void)
     opened = OpenTransaction(
         record.txn,
         offset,
@@ -217,20 +221,24 @@ def _proposed(state: AuthorityState, offset: Offset, record: TransactionProposed
     )
     row = TransactionStatus(record.txn, INITIAL, Cas(0), record.participants, "")
     logged = _append(state, row)
-    return Folded(replace(logged, open=opened, last_seq=record.txn.seq))
+    return AuthorityUpdate(replace(logged, open=opened, last_seq=record.txn.seq))
 
 
-def _committed(state: AuthorityState, offset: Offset, record: TransactionCommitted) -> Folded:
+def _committed(
+    state: AuthorityState, offset: Offset, record: TransactionCommitted
+) -> AuthorityUpdate:
     opened = state.open
     void = _of_another_epoch(state, record.txn.epoch) or _not_the_open_one(
         opened, record.txn, record.proposal_offset
     )
     if void or opened is None:
-        return Folded(state, void)
+        return AuthorityUpdate(state, void)
     if not record.cas or len(record.cas) != opened.count or record.cas[0] <= state.last_cas:
-        return Folded(state, f"{record.txn} carries impossible CAS values {record.cas[:3]}")
+        return AuthorityUpdate(
+            state, f"{record.txn} carries impossible CAS values {record.cas[:3]}"
+        )
     closed = _close(state, COMMIT, record.cas[-1], "")
-    return Folded(
+    return AuthorityUpdate(
         replace(
             closed,
             last_txn=record.txn,
@@ -243,29 +251,31 @@ def _committed(state: AuthorityState, offset: Offset, record: TransactionCommitt
     )
 
 
-def _rolled_back(state: AuthorityState, offset: Offset, record: TransactionRolledBack) -> Folded:
+def _rolled_back(
+    state: AuthorityState, offset: Offset, record: TransactionRolledBack
+) -> AuthorityUpdate:
     wrong_epoch = _of_another_epoch(state, record.txn.epoch)
     if wrong_epoch:
-        return Folded(state, wrong_epoch)
+        return AuthorityUpdate(state, wrong_epoch)
     if record.proposal_offset < 0:
         return _never_opened(state, record)
     void = _not_the_open_one(state.open, record.txn, record.proposal_offset)
     if void or state.open is None:
-        return Folded(state, void)
-    return Folded(_close(state, ROLLBACK, Cas(0), record.reason))
+        return AuthorityUpdate(state, void)
+    return AuthorityUpdate(_close(state, ROLLBACK, Cas(0), record.reason))
 
 
-def _never_opened(state: AuthorityState, record: TransactionRolledBack) -> Folded:
+def _never_opened(state: AuthorityState, record: TransactionRolledBack) -> AuthorityUpdate:
     """Close a sequence number whose proposal the master did not see: it may still arrive."""
     if state.open is not None and state.open.txn == record.txn:
-        return Folded(_close(state, ROLLBACK, Cas(0), record.reason))
+        return AuthorityUpdate(_close(state, ROLLBACK, Cas(0), record.reason))
     if state.open is not None or record.txn.seq <= state.last_seq:
-        return Folded(state, f"{record.txn} has a status")
+        return AuthorityUpdate(state, f"{record.txn} has a status")
     row = TransactionStatus(record.txn, ROLLBACK, Cas(0), (), record.reason)
-    return Folded(replace(_append(state, row), last_seq=record.txn.seq))
+    return AuthorityUpdate(replace(_append(state, row), last_seq=record.txn.seq))
 
 
-def _admitted(state: AuthorityState, offset: Offset, record: MemberAdmitted) -> Folded:
+def _admitted(state: AuthorityState, offset: Offset, record: MemberAdmitted) -> AuthorityUpdate:
     void = (
         _of_another_epoch(state, record.epoch)
         or (f"{state.open.txn} is open" if state.open else "")
@@ -276,28 +286,30 @@ def _admitted(state: AuthorityState, offset: Offset, record: MemberAdmitted) -> 
         )
     )
     if void:
-        return Folded(state, void)
+        return AuthorityUpdate(state, void)
     member = Member(record.node, record.incarnation, record.address)
     roster = _with(state.roster, record.node)
-    return Folded(replace(state, roster=roster, members=state.members.set(record.node, member)))
+    return AuthorityUpdate(
+        replace(state, roster=roster, members=state.members.set(record.node, member))
+    )
 
 
 def _with(roster: tuple[int, ...], node: int) -> tuple[int, ...]:
     return roster if node in roster else tuple(sorted((*roster, node)))
 
 
-def _expired(state: AuthorityState, offset: Offset, record: MemberExpired) -> Folded:
+def _expired(state: AuthorityState, offset: Offset, record: MemberExpired) -> AuthorityUpdate:
     if void := _of_another_epoch(state, record.epoch):
-        return Folded(state, void)
+        return AuthorityUpdate(state, void)
     if record.node not in state.members or record.node == state.master:
-        return Folded(state, f"node {record.node} is not a replica")
-    return Folded(replace(state, members=state.members.delete(record.node)))
+        return AuthorityUpdate(state, f"node {record.node} is not a replica")
+    return AuthorityUpdate(replace(state, members=state.members.delete(record.node)))
 
 
-def _left(state: AuthorityState, offset: Offset, record: MemberLeft) -> Folded:
+def _left(state: AuthorityState, offset: Offset, record: MemberLeft) -> AuthorityUpdate:
     if void := _of_another_epoch(state, record.epoch) or why_not_leave(state, record.node):
-        return Folded(state, void)
-    return Folded(
+        return AuthorityUpdate(state, void)
+    return AuthorityUpdate(
         replace(
             state,
             roster=tuple(n for n in state.roster if n != record.node),
@@ -322,27 +334,29 @@ def why_not_leave(state: AuthorityState, node: int) -> str:
     return ""
 
 
-def _resigned(state: AuthorityState, offset: Offset, record: MasterResigned) -> Folded:
+def _resigned(state: AuthorityState, offset: Offset, record: MasterResigned) -> AuthorityUpdate:
     void = _of_another_epoch(state, record.epoch) or (
         "" if record.node == state.master else f"node {record.node} is not the master"
     )
     if void:
-        return Folded(state, void)
+        return AuthorityUpdate(state, void)
     if state.open is not None:
         state = _close(state, ROLLBACK, Cas(0), f"node {record.node} resigned")
-    return Folded(replace(state, master=0, incarnation=0, address="", successor=record.successor))
+    return AuthorityUpdate(
+        replace(state, master=0, incarnation=0, address="", successor=record.successor)
+    )
 
 
-def _reformed(state: AuthorityState, offset: Offset, record: ClusterReformed) -> Folded:
+def _reformed(state: AuthorityState, offset: Offset, record: ClusterReformed) -> AuthorityUpdate:
     """Take the minimum and the roster that an operator gave; the writer is eligible from now."""
     if void := why_not_reform(state, record):
-        return Folded(state, void)
+        return AuthorityUpdate(state, void)
     roster = record.roster
     acceptors = tuple(n for n in state.acceptors if n in roster)
     members = state.members
     for node in members:
         members = members if node in roster else members.delete(node)
-    return Folded(
+    return AuthorityUpdate(
         replace(
             state,
             minimum=record.minimum,
@@ -370,22 +384,24 @@ def why_not_reform(state: AuthorityState, record: ClusterReformed) -> str:
     return ""
 
 
-def _registered(state: AuthorityState, offset: Offset, record: IndexerRegistered) -> Folded:
+def _registered(
+    state: AuthorityState, offset: Offset, record: IndexerRegistered
+) -> AuthorityUpdate:
     void = _of_another_epoch(state, record.epoch) or impossible_id(record.indexer)
     if void:
-        return Folded(state, void)
+        return AuthorityUpdate(state, void)
     info = IndexerInfo(record.indexer, record.incarnation, record.address, record.zone)
-    return Folded(replace(state, indexers=state.indexers.set(record.indexer, info)))
+    return AuthorityUpdate(replace(state, indexers=state.indexers.set(record.indexer, info)))
 
 
 def _projector_registered(
     state: AuthorityState, offset: Offset, record: ProjectorRegistered
-) -> Folded:
+) -> AuthorityUpdate:
     void = _of_another_epoch(state, record.epoch) or impossible_id(record.projector)
     if void:
-        return Folded(state, void)
+        return AuthorityUpdate(state, void)
     info = ProjectorInfo(record.projector, record.incarnation, record.address)
-    return Folded(replace(state, projectors=state.projectors.set(record.projector, info)))
+    return AuthorityUpdate(replace(state, projectors=state.projectors.set(record.projector, info)))
 
 
 def impossible_id(number: int) -> str:
@@ -393,12 +409,12 @@ def impossible_id(number: int) -> str:
     return "" if 0 <= number <= SERVICE_ID_MAX else f"ids range from 0 to {SERVICE_ID_MAX}"
 
 
-def _barrier(state: AuthorityState, offset: Offset, record: ReadBarrier) -> Folded:
-    return Folded(state)
+def _barrier(state: AuthorityState, offset: Offset, record: ReadBarrier) -> AuthorityUpdate:
+    return AuthorityUpdate(state)
 
 
-def _unreadable(state: AuthorityState, offset: Offset, record: Unreadable) -> Folded:
-    return Folded(state, record.reason)
+def _unreadable(state: AuthorityState, offset: Offset, record: Unreadable) -> AuthorityUpdate:
+    return AuthorityUpdate(state, record.reason)
 
 
 def _of_another_epoch(state: AuthorityState, epoch: Epoch) -> str:
@@ -431,7 +447,7 @@ def _close(state: AuthorityState, status: str, cas: Cas, reason: str) -> Authori
     return replace(state, open=None, log=state.log.set(number, row))
 
 
-FOLDS: dict[type, Callable[[AuthorityState, Offset, Any], Folded]] = {
+FOLDS: dict[type, Callable[[AuthorityState, Offset, Any], AuthorityUpdate]] = {
     ClusterFormed: _formed,
     MasterClaimed: _claimed,
     AuthoritySnapshot: _snapshot,

@@ -56,14 +56,14 @@ class Copies:
         number = view.config.node
         meant = question.of == number and question.node != number
         if meant and view.phase == FOLLOWING and view.state.cas >= question.cas:
-            return self._take(view, question=question)
+            return self._take_snapshot(view, question=question)
         return []
 
     def snapshot_read(self, view: NodeView, offset: Offset) -> list[Result]:
         """This master's snapshot of the Authority stands at `offset`: copy the state as well."""
-        return self._take(view, commit_offset=offset)
+        return self._take_snapshot(view, commit_offset=offset)
 
-    def _take(
+    def _take_snapshot(
         self,
         view: NodeView,
         *,

@@ -40,7 +40,7 @@ from coordinator.core.model.records import (
 from coordinator.core.model.types import Cas, Offset, TxnId
 
 
-class Folded(NamedTuple):
+class FollowerUpdate(NamedTuple):
     """What a record did: the Authority before it, and why it changed nothing, if it did not."""
 
     before: AuthorityState | None
@@ -106,7 +106,7 @@ class Follower:
 
     # -- the log -----------------------------------------------------------------------------
 
-    def fold(self, entry: Entry) -> Folded:
+    def fold(self, entry: Entry) -> FollowerUpdate:
         """Fold one record into the Authority."""
         before = self.authority
         self.authority, void = authorities.fold(before, entry.offset, entry.record)
@@ -115,7 +115,7 @@ class Follower:
             self.outcomes.begin(self.authority.outcomes_digest)
         if not void and not isinstance(entry.record, ReadBarrier):
             self.durability.unsaved.needed = True
-        return Folded(before, void)
+        return FollowerUpdate(before, void)
 
     def proposed(self, entry: Entry, before: AuthorityState | None) -> None:
         """A proposal was opened: it is prepared here from now on."""

@@ -61,7 +61,7 @@ class Liveness:
         epoch = view.authority.epoch if view.authority else Epoch(0)
         return [Append(0, ReadBarrier(epoch, self.nonce))]
 
-    def take(self, record: ReadBarrier) -> bool:
+    def barrier_read(self, record: ReadBarrier) -> bool:
         """Tell whether this is the barrier that is out; it is not any more."""
         if record.nonce != self.nonce:
             return False

@@ -85,7 +85,7 @@ class Peers:
         self.clock_ms += max(0, step_ms)
         self._heard_at_ms = now.mono_ms
 
-    def take(self, beat: Heartbeat, now: Instant) -> None:
+    def remember(self, beat: Heartbeat, now: Instant) -> None:
         """Remember a heartbeat; records that are none are passed over."""
         heard = Peer(self.clock_ms, beat)
         match beat:

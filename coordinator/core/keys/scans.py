@@ -241,7 +241,7 @@ class Gathering:
         if room <= 0 or any(part.more and not part.waiting for part in self.parts):
             return
         bound = self._bound()
-        ready = [self._take(part, bound) for part in self.parts]
+        ready = [self._pop_ready(part, bound) for part in self.parts]
         if sum(map(bool, ready)) == 1:
             merged: Sequence[bytes] = next(filter(None, ready))
         else:
@@ -258,7 +258,7 @@ class Gathering:
             return None
         return max(lasts) if self.descending else min(lasts)
 
-    def _take(self, part: Part, bound: bytes | None) -> Sequence[bytes]:
+    def _pop_ready(self, part: Part, bound: bytes | None) -> Sequence[bytes]:
         """Take what waits of a part up to `bound`."""
         waiting = part.waiting
         if bound is None or not waiting:

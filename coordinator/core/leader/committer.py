@@ -150,7 +150,7 @@ class Committer:
     def answered(self, record: ProposalAnswered) -> None:
         """A node says whether it has the proposal on its disk."""
         if self.attempt is not None:
-            self.attempt.take(record)
+            self.attempt.count(record)
 
     def echoed(self, now_ms: int) -> None:
         """This node's own answer came back by the topic: answers can be heard."""
@@ -263,7 +263,7 @@ class Committer:
             return None
         return attempt.after
 
-    def take(self, txn: TxnId) -> Attempt | None:
+    def finish(self, txn: TxnId) -> Attempt | None:
         """Return the transaction in flight if it is this one: its verdict was read back."""
         attempt = self.attempt
         if attempt is None or attempt.proposal.txn != txn:

@@ -34,7 +34,7 @@ PLAIN_BYTES = 64
 """What a mutation weighs in a proposal beside its key and value."""
 
 
-class Answered(NamedTuple):
+class UnchangedRequest(NamedTuple):
     """A command that changes nothing: its caller is told behind a read barrier."""
 
     request: Request
@@ -51,7 +51,7 @@ class Group:
     partitions: set[int]
     """Of `ddl`: in each a command waits, and whatever comes after it does, too."""
     enlisted: list[Enlisted] = field(default_factory=list)
-    answered: list[Answered] = field(default_factory=list)
+    answered: list[UnchangedRequest] = field(default_factory=list)
     mutations: list[Mutation] = field(default_factory=list)
     size_bytes: int = 0
     touched: set[str] = field(default_factory=set)
@@ -143,7 +143,7 @@ class GroupCommit:
             self._requests.park(decision.index_id, request)
             group.block(request, keys)
             return True
-        if isinstance(decision, decisions.Answered):
+        if isinstance(decision, decisions.Unchanged):
             return self._enlist_answer(view, group, request, decision.outcome)
         return self._enlist_changes(view, group, request, decision, keys)
 
@@ -157,7 +157,7 @@ class GroupCommit:
         self._requests.decided(request)
         if request.position is None:
             if request.token:
-                group.answered.append(Answered(request, outcome))
+                group.answered.append(UnchangedRequest(request, outcome))
             return True
         size = len(decisions.compact(outcome.details)) + len(decisions.compact(outcome.answer))
         if group.enlisted and group.size_bytes + size > view.config.group_bytes_max:

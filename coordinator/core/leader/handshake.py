@@ -134,7 +134,7 @@ class Handshakes:
             )
         return asked
 
-    def take(self, report: HoldingsReported, state: StateContext) -> Comparison | None:
+    def count(self, report: HoldingsReported, state: StateContext) -> Comparison | None:
         """Count a part of a report; return how the whole differs from `state` once it is whole."""
         held = self._by_indexer.get(report.indexer)
         if held is None or (held.incarnation, held.round) != (report.incarnation, report.round):

@@ -133,7 +133,7 @@ class Master:
         """Tell whether no command waits, and no transaction is under way."""
         return not (self.committer.attempt or self.requests.queue or self.requests.upkeep)
 
-    def _take(self, results: Iterable[Result]) -> list[Result]:
+    def _enter_wants(self, results: Iterable[Result]) -> list[Result]:
         """Enter what the parts want into the next group; return what is for the node."""
         left: list[Result] = []
         for result in results:
@@ -162,7 +162,7 @@ class Master:
         found: list[Result] = []
         if strays:
             found.append(Note(f"rewriting {len(strays)} entities that stray events touched"))
-            found += self._take(rewrites(view, "rewrite", strays))
+            found += self._enter_wants(rewrites(view, "rewrite", strays))
         self.substate = ACTIVE
         positions = sorted(
             (v.entity.partition, v.entity.offset)
@@ -210,7 +210,7 @@ class Master:
         elif isinstance(record, HoldingsReported):
             return self._holdings_reported(view, record)
         elif isinstance(record, IndexRouted):
-            return self._take(self.building.routed(view, record))
+            return self._enter_wants(self.building.routed(view, record))
         else:
             self.building.built(view, record)
         return []
@@ -220,7 +220,7 @@ class Master:
         self.committer.echoed(view.now.mono_ms)
 
     def _slice_answered(self, view: NodeView, record: SliceAnswered) -> None:
-        due = self.prepares.take(record)
+        due = self.prepares.count(record)
         if due is not None:
             self._want_due(due)
         elif record.answer == ALLOCATED:
@@ -232,7 +232,7 @@ class Master:
 
     def _holdings_reported(self, view: NodeView, report: HoldingsReported) -> list[Result]:
         """Take an indexer's part of the handshake; differences of the state become mutations."""
-        difference = self.handshakes.take(report, view.state)
+        difference = self.handshakes.count(report, view.state)
         if difference is None:
             return []
         for index_id, shard in difference.moved:
@@ -265,7 +265,7 @@ class Master:
 
     def scrubbed(self, view: NodeView, event: Scrubbed) -> list[Result]:
         """`statecontext` was compared with the state."""
-        return self._take(self.scrubbing.scrubbed(view, event, self._quiet_at))
+        return self._enter_wants(self.scrubbing.scrubbed(view, event, self._quiet_at))
 
     @property
     def _quiet_at(self) -> int | None:
@@ -330,8 +330,8 @@ class Master:
         found += self.barriers.expire(now)
         if self.active:
             found += [Beat(asked) for asked in self.handshakes.due(now, view.state.cas)]
-            found += self._take(self.building.tick(view))
-            found += self._take(self.scrubbing.tick(view, self._quiet_at))
+            found += self._enter_wants(self.building.tick(view))
+            found += self._enter_wants(self.scrubbing.tick(view, self._quiet_at))
             found += self._copies.trim(view)
         return found + self.barriers.tick(view)
 
@@ -380,7 +380,7 @@ class Master:
 
     def committed(self, record: TransactionCommitted) -> list[Result]:
         """The verdict *commit* was read back: callers hear, creators wait for READY."""
-        attempt = self.committer.take(record.txn)
+        attempt = self.committer.finish(record.txn)
         if attempt is None:
             return []
         self.committer.has_committed = True
@@ -392,7 +392,7 @@ class Master:
 
     def rolled_back(self, view: NodeView, record: TransactionRolledBack) -> list[Result]:
         """The verdict *rollback* was read back: try again, within bounds, if it still leads."""
-        attempt = self.committer.take(record.txn)
+        attempt = self.committer.finish(record.txn)
         if attempt is None:
             return []
         if self._is_deposed:

@@ -131,7 +131,7 @@ class Membership:
             return Due([AuthoritySnapshot(self._epoch, authority)], [])
         if self.resigning is not None:
             return self._resignation(view, self.resigning)
-        requested, results = self._requested(view)
+        requested, results = self._next_granted(view)
         if requested is not None:
             return Due([requested], results)
         records = [
@@ -251,7 +251,7 @@ class Membership:
         self._requests.append(event)
         return []
 
-    def _requested(self, view: NodeView) -> tuple[CommitRecord | None, list[Result]]:
+    def _next_granted(self, view: NodeView) -> tuple[CommitRecord | None, list[Result]]:
         """Return the record of the first request that can be granted; refuse those that cannot."""
         found: list[Result] = []
         while self._requests:

@@ -47,7 +47,7 @@ class Prepares:
         else:
             self._waits[index_id] = Wait(index.state, index.hosts, now_ms)
 
-    def take(self, answer: SliceAnswered) -> Command | None:
+    def count(self, answer: SliceAnswered) -> Command | None:
         """Count an indexer's answer; return the command that it completes, if any."""
         wait = self._waits.get(answer.index_id)
         if wait is None or answer.indexer not in wait.hosts:

@@ -50,7 +50,7 @@ class Asked(NamedTuple):
     since_ms: int
 
 
-class Found(NamedTuple):
+class StartPosition(NamedTuple):
     """Where a bucket's streams are to begin again, None while an answer is awaited; what to ask."""
 
     vector: Vector | None
@@ -100,7 +100,7 @@ class StreamRestart:
         """Note that a bucket's streams are renewed for what was told: not again at once."""
         self._quiet_until_ms[bucket] = view.now.mono_ms + view.config.restart_pause_ms
 
-    def vector(self, view: NodeView, bucket: str, held: Held, logs: Logs) -> Found:
+    def vector(self, view: NodeView, bucket: str, held: Held, logs: Logs) -> StartPosition:
         """Return the restart timestamp of a bucket, or the question whose answer is awaited.
 
         What was answered counts as one more that holds something: nothing is streamed later than
@@ -111,7 +111,7 @@ class StreamRestart:
         asked = self._asked.get(bucket)
         if asked is None:
             if not view.peers.alive(view.peers.application):
-                return Found(restart(vectors, logs).vector)
+                return StartPosition(restart(vectors, logs).vector)
             self._rounds += 1
             asked = Asked(self._epoch << ROUND_BITS | self._rounds, now.mono_ms)
             self._asked[bucket] = asked
@@ -119,11 +119,11 @@ class StreamRestart:
             question = RestartRequested(
                 bucket, asked.round, len(vectors[0]), tuple(held), why, now.wall_ms
             )
-            return Found(None, (Ask(question),))
+            return StartPosition(None, (Ask(question),))
         answer = _answer(view, bucket, asked.round)
         if answer is not None:
-            return Found(restart([*vectors, _whole(answer, vectors[0])], logs).vector)
-        return Found(None if _may_come(view, asked) else restart(vectors, logs).vector)
+            return StartPosition(restart([*vectors, _whole(answer, vectors[0])], logs).vector)
+        return StartPosition(None if _may_come(view, asked) else restart(vectors, logs).vector)
 
     def forget_others(self, buckets: set[str]) -> None:
         """Forget the questions about all buckets but these."""

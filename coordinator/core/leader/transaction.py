@@ -77,9 +77,9 @@ class Attempt:
         self.offset = offset
         early, self.early = self.early, []
         for answer in early:
-            self.take(answer)
+            self.count(answer)
 
-    def take(self, answer: ProposalAnswered) -> None:
+    def count(self, answer: ProposalAnswered) -> None:
         """Count an answer, if it names this proposal at its offset."""
         if answer.txn != self.proposal.txn:
             return

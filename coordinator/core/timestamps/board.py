@@ -64,7 +64,7 @@ EMPTY: Board = Map()
 NOTHING = BucketBoard()
 
 
-class Folded(NamedTuple):
+class BoardUpdate(NamedTuple):
     """The next board; `problem` says why a record counts for nothing, `note` what to tell."""
 
     board: Board
@@ -72,19 +72,19 @@ class Folded(NamedTuple):
     note: str = ""
 
 
-def fold(board: Board, record: Record, now: Instant) -> Folded:
+def fold(board: Board, record: Record, now: Instant) -> BoardUpdate:
     """Return `board` after `record`, which is read at `now`; a malformed one changes nothing."""
     if problem := malformed(record):
-        return Folded(board, problem)
+        return BoardUpdate(board, problem)
     match record:
         case StabilityTimestamp():
             return _stability(board, (record,), now)
         case ConsolidatedStability():
             return _stability(board, record.timestamps, now)
         case RestartTimestamp():
-            return Folded(_restart(board, record, now))
+            return BoardUpdate(_restart(board, record, now))
         case RollbackEnquiry():
-            return Folded(_enquiry(board, record, now))
+            return BoardUpdate(_enquiry(board, record, now))
 
 
 def of(board: Board, bucket: str) -> BucketBoard:
@@ -116,7 +116,7 @@ def malformed(record: Record) -> str:
 # -- the fold ------------------------------------------------------------------------------------
 
 
-def _stability(board: Board, records: Iterable[StabilityTimestamp], now: Instant) -> Folded:
+def _stability(board: Board, records: Iterable[StabilityTimestamp], now: Instant) -> BoardUpdate:
     notes: list[str] = []
     for record in records:
         known = of(board, record.bucket)
@@ -133,7 +133,7 @@ def _stability(board: Board, records: Iterable[StabilityTimestamp], now: Instant
         else:
             continue
         board = board.set(record.bucket, after)
-    return Folded(board, note="; ".join(notes))
+    return BoardUpdate(board, note="; ".join(notes))
 
 
 def _began_again(held: StabilityTimestamp, record: StabilityTimestamp) -> bool:

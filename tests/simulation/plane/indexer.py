@@ -211,7 +211,7 @@ class Life:
         """Apply what was read; the witness looks at it before and after."""
         witness = self.world.witness
         before = witness.before(self, queued)
-        self.applier.take(queued)
+        self.applier.apply(queued)
         witness.applied(self, queued, before)
 
     # -- what is told ------------------------------------------------------------------------

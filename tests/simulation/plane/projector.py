@@ -221,7 +221,7 @@ class Life:
         del line.stream.inbox[:count]
         refused = len(line.run.refused)
         for kind, body in frames:
-            line.router.take(kind, body)
+            line.router.route(kind, body)
             if kind not in (Kind.MUTATIONS, Kind.SYNC):
                 self._plan_soon()
         for vbucket in tuple(line.run.refused)[refused:]:

@@ -14,7 +14,7 @@ CHUNK = 25
 
 
 @dataclass
-class Found:
+class SeedReport:
     """The seeds that fail, each with what is wrong, and what the seeds met."""
 
     worlds: int = 0
@@ -22,16 +22,16 @@ class Found:
     bad: dict[int, str] = field(default_factory=dict)
     struck: Counter[str] = field(default_factory=Counter)
 
-    def add(self, other: Found) -> None:
+    def add(self, other: SeedReport) -> None:
         self.worlds += other.worlds
         self.checks += other.checks
         self.bad.update(other.bad)
         self.struck += other.struck
 
 
-def run_seeds(seeds: Iterable[int]) -> Found:
+def run_seeds(seeds: Iterable[int]) -> SeedReport:
     """Run some seeds, one after the other."""
-    found = Found()
+    found = SeedReport()
     for seed in seeds:
         world = PlaneWorld(seed)
         try:
@@ -47,12 +47,12 @@ def run_seeds(seeds: Iterable[int]) -> Found:
     return found
 
 
-def run(seeds: Iterable[int], jobs: int) -> Found:
+def run(seeds: Iterable[int], jobs: int) -> SeedReport:
     """Run the seeds in `jobs` processes."""
     wanted = list(seeds)
     if jobs == 1:
         return run_seeds(wanted)
-    found = Found()
+    found = SeedReport()
     chunks = [wanted[i : i + CHUNK] for i in range(0, len(wanted), CHUNK)]
     with ProcessPoolExecutor(jobs) as pool:
         for future in as_completed([pool.submit(run_seeds, chunk) for chunk in chunks]):
@@ -65,7 +65,7 @@ def repeat(seed: int) -> str:
     return f"python -m tests.simulation --plane --from {seed} --seeds 1 --trace"
 
 
-def tell(found: Found, took_s: float) -> str:
+def tell(found: SeedReport, took_s: float) -> str:
     """Return how fast it went, and what struck."""
     struck = ", ".join(f"{name} {count:,}" for name, count in sorted(found.struck.items()))
     per_hour = found.worlds / took_s * 3600

@@ -11,7 +11,7 @@ import pytest
 from coordinator.core import node as nodes
 from coordinator.core.consensus import authority as authorities
 from coordinator.core.consensus import election as elections
-from coordinator.core.consensus.authority import Folded
+from coordinator.core.consensus.authority import AuthorityUpdate
 from coordinator.core.consensus.effects import Conclude, OpenProducer
 from coordinator.core.consensus.election import Election
 from coordinator.core.consensus.signals import Elected, Result
@@ -65,11 +65,11 @@ def act_before_the_claim_is_read_back(patch: Patch) -> None:
 
 
 def late_proposal_is_accepted(patch: Patch) -> None:
-    def lax(state: Any, offset: int, record: TransactionProposed) -> Folded:
+    def lax(state: Any, offset: int, record: TransactionProposed) -> AuthorityUpdate:
         if record.txn.epoch != state.epoch or state.open is not None:
-            return Folded(state, "void")
+            return AuthorityUpdate(state, "void")
         if (record.prev_cas, record.prev_digest) != (state.last_cas, state.digest):
-            return Folded(state, "void")
+            return AuthorityUpdate(state, "void")
         opened = OpenTransaction(
             record.txn,
             offset,
@@ -80,15 +80,15 @@ def late_proposal_is_accepted(patch: Patch) -> None:
         )
         row = TransactionStatus(record.txn, "initial", 0, record.participants, "")
         logged = authorities._append(state, row)
-        return Folded(replace(logged, open=opened, last_seq=record.txn.seq))
+        return AuthorityUpdate(replace(logged, open=opened, last_seq=record.txn.seq))
 
     patch.setitem(authorities.FOLDS, TransactionProposed, lax)
 
 
 def admitted_behind(patch: Patch) -> None:
-    def lax(state: Any, offset: int, record: MemberAdmitted) -> Folded:
+    def lax(state: Any, offset: int, record: MemberAdmitted) -> AuthorityUpdate:
         member = Member(record.node, record.incarnation, record.address)
-        return Folded(replace(state, members=state.members.set(record.node, member)))
+        return AuthorityUpdate(replace(state, members=state.members.set(record.node, member)))
 
     def eager(self: Membership, view: NodeView, **given: bool) -> Due:
         found: list[Any] = [
@@ -107,14 +107,14 @@ def admitted_behind(patch: Patch) -> None:
 def anybody_may_claim(patch: Patch) -> None:
     claimed = authorities._claimed
 
-    def lax(state: Any, offset: int, record: Any) -> Folded:
+    def lax(state: Any, offset: int, record: Any) -> AuthorityUpdate:
         return claimed(replace(state, acceptors=()), offset, record)
 
-    def kept(state: Any, offset: int, record: Any) -> Folded:
+    def kept(state: Any, offset: int, record: Any) -> AuthorityUpdate:
         folded = lax(state, offset, record)
         if folded.void or folded.state is None:
-            return Folded(state, folded.void)
-        return Folded(replace(folded.state, acceptors=state.acceptors))
+            return AuthorityUpdate(state, folded.void)
+        return AuthorityUpdate(replace(folded.state, acceptors=state.acceptors))
 
     patch.setattr(AuthorityState, "eligible", property(lambda self: self.roster))
     patch.setitem(authorities.FOLDS, authorities.MasterClaimed, kept)
@@ -171,9 +171,9 @@ def join_inside_a_transaction(patch: Patch) -> None:
     advance = Master.advance
     admitted = authorities._admitted
 
-    def lax(state: Any, offset: int, record: MemberAdmitted) -> Folded:
+    def lax(state: Any, offset: int, record: MemberAdmitted) -> AuthorityUpdate:
         folded = admitted(replace(state, open=None), offset, record)
-        return Folded(replace(folded.state, open=state.open), folded.void)  # type: ignore[type-var]
+        return AuthorityUpdate(replace(folded.state, open=state.open), folded.void)  # type: ignore[type-var]
 
     def eager(self: Master, view: NodeView) -> list[Result]:
         found, attempt = advance(self, view), self.committer.attempt
@@ -197,7 +197,7 @@ def join_inside_a_transaction(patch: Patch) -> None:
 def second_terminal_status_is_accepted(patch: Patch) -> None:
     rolled_back, conclude = authorities._rolled_back, Committer._conclude
 
-    def lax(state: AuthorityState, offset: int, record: TransactionRolledBack) -> Folded:
+    def lax(state: AuthorityState, offset: int, record: TransactionRolledBack) -> AuthorityUpdate:
         folded = rolled_back(state, offset, record)
         if not folded.void:
             return folded
@@ -205,7 +205,7 @@ def second_terminal_status_is_accepted(patch: Patch) -> None:
         for number, row in state.log.items():
             if row.txn == record.txn:
                 log = log.set(number, replace(row, status=ROLLBACK))
-        return Folded(replace(state, log=log), folded.void)
+        return AuthorityUpdate(replace(state, log=log), folded.void)
 
     def doubting(self: Committer, view: NodeView, attempt: Attempt, silent: Any) -> list[Result]:
         [effect] = conclude(self, view, attempt, silent)

@@ -139,9 +139,9 @@ def what_is_missing_of_a_connection_is_not_noticed(patch: Patch) -> None:
 
 
 def part_of_a_seqno_counts_for_all_of_it(patch: Patch) -> None:
-    take = Tracker.take
+    apply = Tracker.apply
 
     def hasty(self: Tracker, record: Any, *rest: Any) -> Any:
-        return take(self, replace(record, continued=False), *rest)
+        return apply(self, replace(record, continued=False), *rest)
 
-    patch.setattr(Tracker, "take", hasty)
+    patch.setattr(Tracker, "apply", hasty)

@@ -248,10 +248,10 @@ def test_another_process_under_a_members_number_is_no_copy(lone: LoneNode) -> No
     assert attempt.offset is not None
     attempt.answers.clear()
     stranger = ProposalAnswered(1, 8, attempt.proposal.txn, attempt.offset, "accepted", "")
-    attempt.take(stranger)
+    attempt.count(stranger)
     assert attempt.missing == (1,)
     own = ProposalAnswered(1, 7, attempt.proposal.txn, attempt.offset, "accepted", "")
-    attempt.take(own)
+    attempt.count(own)
     assert attempt.missing == ()
 
 

@@ -19,8 +19,6 @@ from tests.support.lone_node import LoneNode
 CORE = Path(__file__).parents[3] / "coordinator" / "core"
 RESULTS = {"list[Result]", "list[Effect]"}
 NAMESAKES = {
-    "self._take(group, now)",
-    "self._take(kept, now)",
     "self.committer.answered(record)",
     "self.committer.membership_changed(authority_of(view))",
     "self.committer.read_back(record)",

@@ -132,7 +132,7 @@ class Bench:
         return Queued(self.storage.epoch, Delivery(0, offset, *read_record(raw)))
 
     def feed(self, *raws: bytes) -> None:
-        self.applier.take([self.delivery(raw) for raw in raws])
+        self.applier.apply([self.delivery(raw) for raw in raws])
 
     def built(self) -> Bench:
         self.feed(
@@ -200,7 +200,7 @@ def test_several_changes_of_a_document_in_one_batch_leave_the_last(bench: Bench)
 
 
 def test_what_lies_before_the_first_allocation_is_not_applied(bench: Bench) -> None:
-    bench.applier.take([bench.delivery(record(MAINTENANCE, begin(0, 0, BRANCH, [0])), offset=99)])
+    bench.applier.apply([bench.delivery(record(MAINTENANCE, begin(0, 0, BRANCH, [0])), offset=99)])
     assert not bench.bucket.tracker.progress
     assert bench.bucket.offsets == ENDS
 
@@ -210,16 +210,16 @@ def test_a_record_that_is_read_again_is_applied_once(bench: Bench) -> None:
     raw = record(MAINTENANCE, upsert(1, b"x"))
     bench.feed(raw)
     before = bench.bucket.database.latest()
-    bench.applier.take([bench.delivery(raw, offset=bench.offset - 1)])
+    bench.applier.apply([bench.delivery(raw, offset=bench.offset - 1)])
     assert bench.bucket.database.latest() == before
 
 
 def test_a_position_is_known_at_once_and_written_later(bench: Bench) -> None:
-    bench.applier.take([Queued(0, Position(3, 120))])
+    bench.applier.apply([Queued(0, Position(3, 120))])
     assert bench.bucket.offsets[3] == 120
     bench.bucket.load()
     assert bench.bucket.offsets[3] == 100
-    bench.applier.take([Queued(0, Position(3, 120))])
+    bench.applier.apply([Queued(0, Position(3, 120))])
     bench.applier._write_positions()
     bench.bucket.load()
     assert bench.bucket.offsets[3] == 120
@@ -229,7 +229,7 @@ def test_what_was_read_before_a_bucket_went_back_is_void(bench: Bench) -> None:
     bench.built()
     stale = bench.delivery(record(MAINTENANCE, upsert(1, b"x")))
     bench.storage.epoch += 1
-    bench.applier.take([stale, Queued(0, Position(1, 500))])
+    bench.applier.apply([stale, Queued(0, Position(1, 500))])
     assert bench.documents() == []
     assert bench.bucket.offsets[1] == 100
 
@@ -253,7 +253,7 @@ def test_lost_messages_leave_gaps_and_what_is_held_stays(bench: Bench) -> None:
     bench.built()
     bench.feed(record(MAINTENANCE, upsert(1, b"x")))
     shards = bench.storage.shards
-    bench.applier.take([Queued(0, Lost("b", {0: 500}))])
+    bench.applier.apply([Queued(0, Lost("b", {0: 500}))])
     assert bench.bucket.published.gaps == (0,)
     assert bench.bucket.offsets == {**ENDS, 0: 500}
     assert bench.storage.shards == shards
@@ -264,14 +264,14 @@ def test_lost_messages_leave_gaps_and_what_is_held_stays(bench: Bench) -> None:
 
 def test_the_leader_of_what_lies_before_an_offset_is_known_after_a_restart(bench: Bench) -> None:
     bench.built()
-    bench.applier.take([Queued(0, Follows("topic")), Queued(0, Position(3, 120, 5))])
+    bench.applier.apply([Queued(0, Follows("topic")), Queued(0, Position(3, 120, 5))])
     raw = record(MAINTENANCE, upsert(1, b"x"))
-    bench.applier.take([Queued(0, Delivery(0, bench.offset, *read_record(raw), epoch=7))])
+    bench.applier.apply([Queued(0, Delivery(0, bench.offset, *read_record(raw), epoch=7))])
     assert (bench.bucket.topic, bench.bucket.epochs) == ("topic", {3: 5, 0: 7})
     bench.applier._write_positions()
     bench.bucket.load()
     assert (bench.bucket.topic, bench.bucket.epochs) == ("topic", {3: 5, 0: 7})
-    bench.applier.take([Queued(0, Lost("b", {0: 90}, "another"))])
+    bench.applier.apply([Queued(0, Lost("b", {0: 90}, "another"))])
     bench.bucket.load()
     assert (bench.bucket.topic, bench.bucket.epochs) == ("another", {3: 5})
     assert bench.bucket.offsets[0] == 90
@@ -318,8 +318,8 @@ def test_a_full_disk_delays_what_is_applied_and_nothing_is_lost(bench: Bench) ->
 class Poisonous(Tracker):
     """It cannot take what is about the document `poison`, and only notices half-way."""
 
-    def take(self, record: Any, items: Iterable[Item], partition: int = 0) -> list[Change]:
-        found = super().take(record, items, partition)
+    def apply(self, record: Any, items: Iterable[Item], partition: int = 0) -> list[Change]:
+        found = super().apply(record, items, partition)
         if any(item.document == b"poison" for item in items):
             raise RecursionError("too deep")
         return found
@@ -363,7 +363,7 @@ def test_the_last_timestamp_of_a_bucket_counts_although_it_is_older_than_what_is
     bench: Bench,
 ) -> None:
     """Where nothing changes any more, no other comes."""
-    bench.applier.take([Queued(0, stable(n, 4 + n, "idle")) for n in (1, 2)])
+    bench.applier.apply([Queued(0, stable(n, 4 + n, "idle")) for n in (1, 2)])
     bench.storage.know("idle", 1)
     bench.storage.allocate("idle", 2, frozenset({0}), b"", ENDS)
     begun = record(MAINTENANCE, begin(0, 6, BRANCH, [0]), index_id=2, bucket="idle")
@@ -377,7 +377,7 @@ def test_the_last_timestamp_of_a_bucket_counts_although_it_is_older_than_what_is
 def test_timestamps_that_come_together_count_each_for_its_bucket(bench: Bench) -> None:
     bench.built()
     together = (stable(3, 0), stable(5, 7, "another"))
-    bench.applier.take([Queued(0, ConsolidatedStability(together))])
+    bench.applier.apply([Queued(0, ConsolidatedStability(together))])
     assert [kept.number for kept in bench.bucket.timeline.kept] == [3]
 
 
@@ -427,7 +427,7 @@ def test_items_that_are_none_are_refused_as_a_whole(raw: bytes) -> None:
     tracker = Tracker(1)
     tracker.hold(1)
     tracker.begin_build(1, 1)
-    tracker.take(bench, items)
+    tracker.apply(bench, items)
 
 
 @pytest.mark.parametrize(
@@ -495,8 +495,8 @@ def test_what_was_absent_first_stays_so_within_one_batch(tmp_path: Path) -> None
 def test_who_led_before_a_place_that_was_never_read_is_not_known(tmp_path: Path) -> None:
     bench = Bench(tmp_path).built()
     raw = record(MAINTENANCE, upsert(1, b"x"))
-    bench.applier.take([Queued(0, Delivery(0, bench.offset, *read_record(raw), epoch=7))])
+    bench.applier.apply([Queued(0, Delivery(0, bench.offset, *read_record(raw), epoch=7))])
     assert bench.bucket.epochs == {0: 7}
-    bench.applier.take([Queued(0, Lost("b", {0: 500}))])
+    bench.applier.apply([Queued(0, Lost("b", {0: 500}))])
     assert bench.bucket.epochs == {}
     bench.storage.close()

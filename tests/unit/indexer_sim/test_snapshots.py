@@ -60,9 +60,9 @@ class Feeder:
         self.numbers = 0
         self.offset = 0
         self.newest: dict[bytes, bytes] = {}
-        self.take(MAINTENANCE, 1, *(begin(v, 0, BRANCH, [0]) for v in range(VBUCKETS)))
-        self.take(BACKFILL, 2, *(begin(v, 0, BRANCH, [0]) for v in range(VBUCKETS)))
-        self.take(BACKFILL, 2, *(Item(END, v, 0) for v in range(VBUCKETS)))
+        self.apply(MAINTENANCE, 1, *(begin(v, 0, BRANCH, [0]) for v in range(VBUCKETS)))
+        self.apply(BACKFILL, 2, *(begin(v, 0, BRANCH, [0]) for v in range(VBUCKETS)))
+        self.apply(BACKFILL, 2, *(Item(END, v, 0) for v in range(VBUCKETS)))
 
     @property
     def bucket(self):
@@ -70,7 +70,7 @@ class Feeder:
         assert found is not None
         return found
 
-    def take(
+    def apply(
         self,
         kind: str,
         connection: int,
@@ -95,7 +95,7 @@ class Feeder:
         builds = bucket.tracker.newer_builds(head)
         if builds:
             bucket.begin_builds(builds)
-        bucket.apply(bucket.tracker.take(head, items), {0: self.offset})
+        bucket.apply(bucket.tracker.apply(head, items), {0: self.offset})
 
     def mutate(self, document: bytes, value: int, connection: int = 1, number: int = 1) -> None:
         """Change a document; the value 0 takes it away."""
@@ -109,10 +109,10 @@ class Feeder:
         else:
             self.newest.pop(document, None)
             item = Item(ABSENT, vbucket, seqno, 0, NO_SLICE, document)
-        self.take(MAINTENANCE, connection, item, number=number)
+        self.apply(MAINTENANCE, connection, item, number=number)
 
     def sync(self) -> None:
-        self.take(MAINTENANCE, 1, *(Item(SYNC, v, s) for v, s in enumerate(self.seqnos)))
+        self.apply(MAINTENANCE, 1, *(Item(SYNC, v, s) for v, s in enumerate(self.seqnos)))
 
     def stable(self, seqnos: list[int] | None = None) -> int:
         """Tell the bucket a stability timestamp; return its number."""
@@ -222,13 +222,13 @@ def test_what_a_catch_up_brought_is_not_told_exactly_below_its_end(storage: Stor
     feeder = Feeder(storage)
     feeder.mutate(b"d0", 1)
     feeder.sync()
-    feeder.take(MAINTENANCE, 9, begin(0, 4, BRANCH, [0]), number=2)
-    feeder.take(MAINTENANCE, 9, Item(SYNC, 0, 5), number=2)
-    feeder.take(CATCHUP, 10, begin(0, 1, BRANCH, [0]))
-    feeder.take(CATCHUP, 10, Item(UPSERT, 0, 6, 0, 0, b"d0", b"\x90x\x00"), Item(END, 0, 6))
+    feeder.apply(MAINTENANCE, 9, begin(0, 4, BRANCH, [0]), number=2)
+    feeder.apply(MAINTENANCE, 9, Item(SYNC, 0, 5), number=2)
+    feeder.apply(CATCHUP, 10, begin(0, 1, BRANCH, [0]))
+    feeder.apply(CATCHUP, 10, Item(UPSERT, 0, 6, 0, 0, b"d0", b"\x90x\x00"), Item(END, 0, 6))
     feeder.stable([5, 0])
     assert feeder.held() == []
-    feeder.take(MAINTENANCE, 9, Item(SYNC, 0, 7), number=2)
+    feeder.apply(MAINTENANCE, 9, Item(SYNC, 0, 7), number=2)
     number = feeder.stable([7, 0])
     assert feeder.held() == [number]
 
@@ -286,8 +286,8 @@ def test_an_index_that_is_built_when_nothing_changes_any_more_is_in_the_newest_s
     entry = b"\x90\x31\x00"
     items = [Item(UPSERT, v, 1, 0, 0, b"e%d" % v, entry) for v in range(VBUCKETS)]
     ends = [Item(END, v, fed.seqnos[v]) for v in range(VBUCKETS)]
-    fed.take(MAINTENANCE, 1, *begun, indexes=(INDEX, SECOND))
-    fed.take(BACKFILL, 8, *backfill, *items, *ends, indexes=(SECOND,))
+    fed.apply(MAINTENANCE, 1, *begun, indexes=(INDEX, SECOND))
+    fed.apply(BACKFILL, 8, *backfill, *items, *ends, indexes=(SECOND,))
     kept = fed.bucket.timeline.kept
     assert [one.number for one in kept] == [number]
     assert kept[-1].builds == {INDEX: 1, SECOND: 1}

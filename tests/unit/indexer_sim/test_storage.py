@@ -232,18 +232,18 @@ def test_a_bucket_that_was_only_begun_is_removed(tmp_path: Path) -> None:
 def test_a_reserve_is_taken_given_up_and_taken_again(tmp_path: Path) -> None:
     reserve = Reserve(tmp_path / "reserve", 3_000_000)
     assert not reserve.give_up()
-    assert reserve.take()
+    assert reserve.allocate()
     assert reserve.path.stat().st_size >= 3_000_000
-    assert Reserve(reserve.path, 3_000_000).taken
+    assert Reserve(reserve.path, 3_000_000).is_allocated
     assert reserve.give_up()
     assert not reserve.path.exists()
     with file_size_limit(1_000_000):
-        assert not reserve.take()
+        assert not reserve.allocate()
     assert list(tmp_path.iterdir()) == []
-    assert reserve.take()
+    assert reserve.allocate()
 
 
 def test_no_reserve_is_taken_from_a_disk_that_has_little_left(tmp_path: Path) -> None:
     reserve = Reserve(tmp_path / "reserve", 1 << 60)
-    assert not reserve.take()
+    assert not reserve.allocate()
     assert not reserve.path.exists()

@@ -128,11 +128,11 @@ class Indexer:
         for index_id in indexes:
             self.tracker.hold(index_id)
 
-    def take(self, message: Record, partition: int = 0) -> None:
+    def apply(self, message: Record, partition: int = 0) -> None:
         for index_id, build in self.tracker.newer_builds(message.head).items():
             self.tracker.begin_build(index_id, build)
             self.entries.forget(index_id)
-        self.entries.apply(self.tracker.take(message.head, message.items, partition))
+        self.entries.apply(self.tracker.apply(message.head, message.items, partition))
         for index_id in self.tracker.swept():
             self.entries.sweep(index_id)
 
@@ -168,39 +168,39 @@ def catchup(*items: Item, connection: int = 200, builds=ONE) -> Record:
 def built(start: int = 0) -> Indexer:
     """Return an indexer with one vbucket and one index, complete, at seqno `start`."""
     indexer = Indexer(1, vbuckets=1)
-    indexer.take(maintenance(begin(0, start, BRANCH, [0])))
-    indexer.take(backfill(begin(0, 0, BRANCH, [0]), Item(END, 0, start)))
+    indexer.apply(maintenance(begin(0, start, BRANCH, [0])))
+    indexer.apply(backfill(begin(0, 0, BRANCH, [0]), Item(END, 0, start)))
     assert indexer.complete(1)
     return indexer
 
 
 def test_an_index_is_complete_when_a_backfill_reaches_where_it_was_attached() -> None:
     indexer = Indexer(1, vbuckets=1)
-    indexer.take(maintenance(begin(0, 5, BRANCH, [0])))
-    indexer.take(backfill(begin(0, 0, BRANCH, [0]), upsert(3, b"x", b"k"), Item(END, 0, 4)))
+    indexer.apply(maintenance(begin(0, 5, BRANCH, [0])))
+    indexer.apply(backfill(begin(0, 0, BRANCH, [0]), upsert(3, b"x", b"k"), Item(END, 0, 4)))
     assert not indexer.complete(1)
-    indexer.take(backfill(begin(0, 0, BRANCH, [0]), upsert(3, b"x", b"k"), Item(END, 0, 5)))
+    indexer.apply(backfill(begin(0, 0, BRANCH, [0]), upsert(3, b"x", b"k"), Item(END, 0, 5)))
     assert indexer.complete(1)
     assert indexer.entries.held == {(1, b"x"): (3, 0, b"k")}
 
 
 def test_a_backfill_that_began_before_the_index_was_attached_does_not_count() -> None:
     indexer = Indexer(1, vbuckets=1)
-    indexer.take(backfill(begin(0, 0, BRANCH, [0]), upsert(3, b"x", b"k")))
-    indexer.take(maintenance(begin(0, 5, BRANCH, [0])))
-    indexer.take(backfill(upsert(4, b"y", b"k"), Item(END, 0, 9)))
+    indexer.apply(backfill(begin(0, 0, BRANCH, [0]), upsert(3, b"x", b"k")))
+    indexer.apply(maintenance(begin(0, 5, BRANCH, [0])))
+    indexer.apply(backfill(upsert(4, b"y", b"k"), Item(END, 0, 9)))
     assert not indexer.complete(1)
     assert not indexer.entries.held
 
 
 def test_what_was_deleted_during_a_build_stays_deleted_and_tombstones_go() -> None:
     indexer = Indexer(1, vbuckets=1)
-    indexer.take(maintenance(begin(0, 5, BRANCH, [0])))
-    indexer.take(maintenance(absent(6, b"x")))
-    indexer.take(backfill(begin(0, 0, BRANCH, [0]), upsert(3, b"x", b"k")))
+    indexer.apply(maintenance(begin(0, 5, BRANCH, [0])))
+    indexer.apply(maintenance(absent(6, b"x")))
+    indexer.apply(backfill(begin(0, 0, BRANCH, [0]), upsert(3, b"x", b"k")))
     assert not indexer.entries.held
     assert indexer.entries.tombstones
-    indexer.take(backfill(Item(END, 0, 6)))
+    indexer.apply(backfill(Item(END, 0, 6)))
     assert indexer.complete(1)
     assert not indexer.entries.tombstones
 
@@ -211,18 +211,18 @@ def test_what_a_catch_up_took_back_early_does_not_come_back_with_the_owner() -> 
     The owner sends the same later, step by step. The tombstone is kept for another vbucket's gap.
     """
     indexer = Indexer(1, vbuckets=2)
-    indexer.take(maintenance(begin(0, 0, BRANCH, [0]), begin(1, 0, BRANCH, [0])))
+    indexer.apply(maintenance(begin(0, 0, BRANCH, [0]), begin(1, 0, BRANCH, [0])))
     both = [item for v in (0, 1) for item in (begin(v, 0, BRANCH, [0]), Item(END, v, 0))]
-    indexer.take(backfill(*both))
+    indexer.apply(backfill(*both))
     assert indexer.complete(1)
     two: dict[str, int] = {"connection": 2, "number": 2}
-    indexer.take(maintenance(begin(0, 4, BRANCH, [0]), begin(1, 9, BRANCH, [0]), **two))
-    indexer.take(catchup(begin(0, 0, BRANCH, [0]), absent(8, b"x"), Item(END, 0, 8)))
+    indexer.apply(maintenance(begin(0, 4, BRANCH, [0]), begin(1, 9, BRANCH, [0]), **two))
+    indexer.apply(catchup(begin(0, 0, BRANCH, [0]), absent(8, b"x"), Item(END, 0, 8)))
     assert indexer.tracker.progress[0].condition == WHOLE
     assert indexer.tracker.gaps() == [1]
-    indexer.take(maintenance(upsert(5, b"x", b"k"), **two))
-    indexer.take(maintenance(begin(0, 7, BRANCH, [0]), absent(8, b"x"), connection=3, number=3))
-    indexer.take(
+    indexer.apply(maintenance(upsert(5, b"x", b"k"), **two))
+    indexer.apply(maintenance(begin(0, 7, BRANCH, [0]), absent(8, b"x"), connection=3, number=3))
+    indexer.apply(
         catchup(begin(0, 5, BRANCH, [0]), absent(8, b"x"), Item(END, 0, 8), connection=201)
     )
     assert indexer.tracker.progress[0].seqno == 8
@@ -231,26 +231,26 @@ def test_what_a_catch_up_took_back_early_does_not_come_back_with_the_owner() -> 
 
 def test_a_superseded_connection_is_ignored() -> None:
     indexer = built()
-    indexer.take(maintenance(upsert(1, b"x", b"k1")))
-    indexer.take(maintenance(begin(0, 1, BRANCH, [0]), connection=2, number=2))
-    indexer.take(maintenance(upsert(9, b"x", b"zombie")))
-    indexer.take(maintenance(begin(0, 1, BRANCH, [0]), connection=1, number=1))
-    indexer.take(maintenance(upsert(2, b"x", b"k2"), connection=2, number=2))
+    indexer.apply(maintenance(upsert(1, b"x", b"k1")))
+    indexer.apply(maintenance(begin(0, 1, BRANCH, [0]), connection=2, number=2))
+    indexer.apply(maintenance(upsert(9, b"x", b"zombie")))
+    indexer.apply(maintenance(begin(0, 1, BRANCH, [0]), connection=1, number=1))
+    indexer.apply(maintenance(upsert(2, b"x", b"k2"), connection=2, number=2))
     assert indexer.entries.held == {(1, b"x"): (2, 0, b"k2")}
     assert indexer.tracker.progress[0].seqno == 2
 
 
 def test_a_gap_holds_the_high_watermark_until_it_is_caught_up() -> None:
     indexer = built()
-    indexer.take(maintenance(upsert(3, b"x", b"k3")))
-    indexer.take(maintenance(begin(0, 8, BRANCH, [0]), connection=2, number=2))
-    indexer.take(maintenance(absent(9, b"y"), upsert(10, b"z", b"k"), connection=2, number=2))
+    indexer.apply(maintenance(upsert(3, b"x", b"k3")))
+    indexer.apply(maintenance(begin(0, 8, BRANCH, [0]), connection=2, number=2))
+    indexer.apply(maintenance(absent(9, b"y"), upsert(10, b"z", b"k"), connection=2, number=2))
     progress = indexer.tracker.progress[0]
     assert (progress.condition, progress.seqno) == (GAP, 3)
     assert indexer.tracker.gaps() == [0]
-    indexer.take(catchup(begin(0, 3, BRANCH, [0]), upsert(5, b"y", b"stale"), Item(END, 0, 7)))
+    indexer.apply(catchup(begin(0, 3, BRANCH, [0]), upsert(5, b"y", b"stale"), Item(END, 0, 7)))
     assert (progress.condition, progress.seqno) == (GAP, 7)
-    indexer.take(catchup(begin(0, 7, BRANCH, [0]), Item(END, 0, 8), connection=201))
+    indexer.apply(catchup(begin(0, 7, BRANCH, [0]), Item(END, 0, 8), connection=201))
     assert (progress.condition, progress.seqno) == (WHOLE, 10)
     assert {at[1] for at in indexer.entries.held} == {b"x", b"z"}
     assert not indexer.entries.tombstones
@@ -258,16 +258,16 @@ def test_a_gap_holds_the_high_watermark_until_it_is_caught_up() -> None:
 
 def test_a_catch_up_that_began_above_the_high_watermark_does_not_close_a_gap() -> None:
     indexer = built()
-    indexer.take(maintenance(begin(0, 8, BRANCH, [0]), connection=2, number=2))
-    indexer.take(catchup(begin(0, 4, BRANCH, [0]), Item(END, 0, 20)))
+    indexer.apply(maintenance(begin(0, 8, BRANCH, [0]), connection=2, number=2))
+    indexer.apply(catchup(begin(0, 4, BRANCH, [0]), Item(END, 0, 20)))
     assert indexer.tracker.gaps() == [0]
 
 
 def test_another_branch_is_told_and_nothing_of_it_is_applied() -> None:
     indexer = built()
-    indexer.take(maintenance(upsert(3, b"x", b"k3")))
-    indexer.take(maintenance(begin(0, 2, BRANCH + 1, [0]), connection=2, number=2))
-    indexer.take(maintenance(upsert(4, b"x", b"k4"), connection=2, number=2))
+    indexer.apply(maintenance(upsert(3, b"x", b"k3")))
+    indexer.apply(maintenance(begin(0, 2, BRANCH + 1, [0]), connection=2, number=2))
+    indexer.apply(maintenance(upsert(4, b"x", b"k4"), connection=2, number=2))
     assert indexer.tracker.progress[0].condition == BRANCHED
     assert indexer.tracker.branched() == [0]
     assert indexer.entries.held == {(1, b"x"): (3, 0, b"k3")}
@@ -276,23 +276,23 @@ def test_another_branch_is_told_and_nothing_of_it_is_applied() -> None:
 
 def test_a_newer_build_begins_from_nothing_and_items_of_the_older_one_are_void() -> None:
     indexer = built()
-    indexer.take(maintenance(upsert(3, b"x", b"k3")))
-    indexer.take(maintenance(attach(0, 3, BRANCH, 0), builds={1: 2}))
+    indexer.apply(maintenance(upsert(3, b"x", b"k3")))
+    indexer.apply(maintenance(attach(0, 3, BRANCH, 0), builds={1: 2}))
     assert not indexer.entries.held
     assert not indexer.complete(1)
-    indexer.take(maintenance(upsert(4, b"y", b"old")))
-    indexer.take(maintenance(upsert(5, b"z", b"new"), builds={1: 2}))
+    indexer.apply(maintenance(upsert(4, b"y", b"old")))
+    indexer.apply(maintenance(upsert(5, b"z", b"new"), builds={1: 2}))
     assert indexer.entries.held == {(1, b"z"): (5, 0, b"new")}
-    indexer.take(backfill(begin(0, 0, BRANCH, [0]), Item(END, 0, 9)))
+    indexer.apply(backfill(begin(0, 0, BRANCH, [0]), Item(END, 0, 9)))
     assert not indexer.complete(1)
-    indexer.take(backfill(begin(0, 0, BRANCH, [0]), Item(END, 0, 9), builds={1: 2}))
+    indexer.apply(backfill(begin(0, 0, BRANCH, [0]), Item(END, 0, 9), builds={1: 2}))
     assert indexer.complete(1)
 
 
 def test_an_attach_makes_the_owner_known_to_who_came_later() -> None:
     indexer = Indexer(1, vbuckets=1)
-    indexer.take(maintenance(upsert(3, b"x", b"k"), builds={9: 1}))
-    indexer.take(maintenance(attach(0, 4, BRANCH, 1), builds={9: 1, 1: 1}))
+    indexer.apply(maintenance(upsert(3, b"x", b"k"), builds={9: 1}))
+    indexer.apply(maintenance(attach(0, 4, BRANCH, 1), builds={9: 1, 1: 1}))
     progress = indexer.tracker.progress[0]
     assert (progress.vbuuid, progress.seqno, progress.condition) == (BRANCH, 4, WHOLE)
     assert indexer.tracker.indexes[1].marks[0].attached == 4
@@ -300,29 +300,29 @@ def test_an_attach_makes_the_owner_known_to_who_came_later() -> None:
 
 def test_an_index_that_an_owner_forgot_is_caught_up_before_it_is_complete_again() -> None:
     indexer = built()
-    indexer.take(maintenance(upsert(3, b"x", b"k3")))
-    indexer.take(maintenance(begin(0, 3, BRANCH, []), connection=2, number=2))
+    indexer.apply(maintenance(upsert(3, b"x", b"k3")))
+    indexer.apply(maintenance(begin(0, 3, BRANCH, []), connection=2, number=2))
     assert not indexer.complete(1)
     assert indexer.tracker.done_bits(1) == b"\0", "so its projector learns of it"
-    indexer.take(maintenance(Item(SYNC, 0, 6), connection=2, number=2))
-    indexer.take(maintenance(attach(0, 6, BRANCH, 0), connection=2, number=2))
+    indexer.apply(maintenance(Item(SYNC, 0, 6), connection=2, number=2))
+    indexer.apply(maintenance(attach(0, 6, BRANCH, 0), connection=2, number=2))
     progress = indexer.tracker.progress[0]
     assert (progress.condition, progress.seqno, progress.begun) == (GAP, 3, 6)
-    indexer.take(catchup(begin(0, 3, BRANCH, [0]), absent(5, b"x"), Item(END, 0, 6)))
+    indexer.apply(catchup(begin(0, 3, BRANCH, [0]), absent(5, b"x"), Item(END, 0, 6)))
     assert (progress.condition, progress.seqno) == (WHOLE, 6)
     assert not indexer.entries.held
 
 
 def test_what_was_sent_while_messages_were_lost_is_caught_up() -> None:
     indexer = built()
-    indexer.take(maintenance(upsert(3, b"x", b"k3")))
+    indexer.apply(maintenance(upsert(3, b"x", b"k3")))
     indexer.tracker.lose([0])
     assert indexer.tracker.gaps() == [0]
     unheard = maintenance(upsert(8, b"y", b"k"), connection=5, number=4)
-    indexer.take(unheard)
+    indexer.apply(unheard)
     progress = indexer.tracker.progress[0]
     assert (progress.condition, progress.seqno, progress.owner) == (GAP, 3, (1, 5))
-    indexer.take(catchup(begin(0, 3, BRANCH, [0]), absent(5, b"x"), Item(END, 0, 7)))
+    indexer.apply(catchup(begin(0, 3, BRANCH, [0]), absent(5, b"x"), Item(END, 0, 7)))
     assert (progress.condition, progress.seqno) == (WHOLE, 8)
     assert indexer.entries.held == {(1, b"y"): (8, 0, b"k")}
 
@@ -330,18 +330,18 @@ def test_what_was_sent_while_messages_were_lost_is_caught_up() -> None:
 def test_an_idle_vbucket_that_was_caught_up_takes_whoever_sends_next() -> None:
     indexer = built()
     indexer.tracker.lose([0])
-    indexer.take(catchup(begin(0, 0, BRANCH, [0]), upsert(5, b"x", b"k"), Item(END, 0, 7)))
+    indexer.apply(catchup(begin(0, 0, BRANCH, [0]), upsert(5, b"x", b"k"), Item(END, 0, 7)))
     assert indexer.tracker.gaps() == []
-    indexer.take(maintenance(upsert(8, b"y", b"k"), connection=5, number=4))
+    indexer.apply(maintenance(upsert(8, b"y", b"k"), connection=5, number=4))
     assert indexer.tracker.progress[0].seqno == 8
 
 
 def test_all_items_of_one_seqno_count() -> None:
     indexer = Indexer(*INDEXES, vbuckets=1)
     builds = {1: 1, 2: 1}
-    indexer.take(maintenance(begin(0, 0, BRANCH, [0, 1]), builds=builds))
-    indexer.take(backfill(begin(0, 0, BRANCH, [0, 1]), Item(END, 0, 0), builds=builds))
-    indexer.take(
+    indexer.apply(maintenance(begin(0, 0, BRANCH, [0, 1]), builds=builds))
+    indexer.apply(backfill(begin(0, 0, BRANCH, [0, 1]), Item(END, 0, 0), builds=builds))
+    indexer.apply(
         maintenance(upsert(1, b"x", b"k", place=0), upsert(1, b"x", b"k", place=1), builds=builds)
     )
     assert set(indexer.entries.held) == {(1, b"x"), (2, b"x")}
@@ -349,34 +349,34 @@ def test_all_items_of_one_seqno_count() -> None:
 
 def test_what_is_below_the_high_watermark_does_not_come_back() -> None:
     indexer = built()
-    indexer.take(maintenance(upsert(2, b"x", b"k"), absent(5, b"x")))
-    indexer.take(maintenance(begin(0, 1, BRANCH, [0]), connection=2, number=2))
-    indexer.take(maintenance(upsert(2, b"x", b"k"), connection=2, number=2))
+    indexer.apply(maintenance(upsert(2, b"x", b"k"), absent(5, b"x")))
+    indexer.apply(maintenance(begin(0, 1, BRANCH, [0]), connection=2, number=2))
+    indexer.apply(maintenance(upsert(2, b"x", b"k"), connection=2, number=2))
     assert not indexer.entries.held
 
 
 def test_an_index_that_a_stream_does_not_carry_is_not_attached() -> None:
     indexer = Indexer(*INDEXES, vbuckets=1)
     builds = {1: 1, 2: 1}
-    indexer.take(maintenance(begin(0, 0, BRANCH, [0]), builds=builds))
+    indexer.apply(maintenance(begin(0, 0, BRANCH, [0]), builds=builds))
     assert indexer.tracker.indexes[1].marks.keys() == {0}
     assert not indexer.tracker.indexes[2].marks
-    indexer.take(maintenance(upsert(1, b"x", b"k", place=1), builds=builds))
+    indexer.apply(maintenance(upsert(1, b"x", b"k", place=1), builds=builds))
     assert not indexer.entries.held
 
 
 def test_a_catch_up_without_an_index_that_lacks_something_does_not_count() -> None:
     indexer = built()
-    indexer.take(maintenance(begin(0, 8, BRANCH, [0]), connection=2, number=2))
-    indexer.take(catchup(begin(0, 0, BRANCH, []), Item(END, 0, 20)))
+    indexer.apply(maintenance(begin(0, 8, BRANCH, [0]), connection=2, number=2))
+    indexer.apply(catchup(begin(0, 0, BRANCH, []), Item(END, 0, 20)))
     assert indexer.tracker.gaps() == [0]
 
 
 def test_a_catch_up_that_began_before_there_was_a_gap_brings_nothing() -> None:
     indexer = built()
-    indexer.take(catchup(begin(0, 0, BRANCH, [0])))
-    indexer.take(maintenance(begin(0, 8, BRANCH, [0]), connection=2, number=2))
-    indexer.take(catchup(upsert(3, b"x", b"k"), Item(END, 0, 20)))
+    indexer.apply(catchup(begin(0, 0, BRANCH, [0])))
+    indexer.apply(maintenance(begin(0, 8, BRANCH, [0]), connection=2, number=2))
+    indexer.apply(catchup(upsert(3, b"x", b"k"), Item(END, 0, 20)))
     assert not indexer.entries.held
     assert indexer.tracker.gaps() == [0]
 
@@ -384,10 +384,10 @@ def test_a_catch_up_that_began_before_there_was_a_gap_brings_nothing() -> None:
 def test_what_a_catch_up_brings_from_below_the_high_watermark_does_not_come_back() -> None:
     """It may have been read before what has taken it back, and that has left no tombstone."""
     indexer = built()
-    indexer.take(maintenance(upsert(3, b"x", b"k"), absent(5, b"x")))
-    indexer.take(maintenance(begin(0, 8, BRANCH, [0]), connection=2, number=2))
+    indexer.apply(maintenance(upsert(3, b"x", b"k"), absent(5, b"x")))
+    indexer.apply(maintenance(begin(0, 8, BRANCH, [0]), connection=2, number=2))
     items = (begin(0, 2, BRANCH, [0]), upsert(3, b"x", b"k"), upsert(6, b"y", b"k"))
-    indexer.take(catchup(*items, Item(END, 0, 8)))
+    indexer.apply(catchup(*items, Item(END, 0, 8)))
     assert indexer.tracker.gaps() == []
     assert indexer.entries.held.keys() == {(1, b"y")}
 
@@ -395,8 +395,8 @@ def test_what_a_catch_up_brings_from_below_the_high_watermark_does_not_come_back
 def test_messages_that_are_lost_are_caught_up_to_where_the_owner_is_heard_again() -> None:
     indexer = built()
     indexer.tracker.lose([0])
-    indexer.take(maintenance(upsert(8, b"y", b"k"), connection=5, number=4))
-    indexer.take(catchup(begin(0, 0, BRANCH, [0]), Item(END, 0, 6)))
+    indexer.apply(maintenance(upsert(8, b"y", b"k"), connection=5, number=4))
+    indexer.apply(catchup(begin(0, 0, BRANCH, [0]), Item(END, 0, 6)))
     assert indexer.tracker.gaps() == [0]
     assert indexer.tracker.progress[0].seqno == 6
 
@@ -404,9 +404,9 @@ def test_messages_that_are_lost_are_caught_up_to_where_the_owner_is_heard_again(
 def test_a_backfill_that_leaves_an_index_out_ends_without_it() -> None:
     indexer = Indexer(*INDEXES, vbuckets=1)
     both = {1: 1, 2: 1}
-    indexer.take(maintenance(begin(0, 5, BRANCH, [0, 1]), builds=both))
-    indexer.take(backfill(begin(0, 0, BRANCH, [0, 1]), builds=both))
-    indexer.take(backfill(Item(END, 0, 5), builds={2: 1}))
+    indexer.apply(maintenance(begin(0, 5, BRANCH, [0, 1]), builds=both))
+    indexer.apply(backfill(begin(0, 0, BRANCH, [0, 1]), builds=both))
+    indexer.apply(backfill(Item(END, 0, 5), builds={2: 1}))
     assert indexer.complete(2)
     assert not indexer.complete(1)
 
@@ -414,36 +414,36 @@ def test_a_backfill_that_leaves_an_index_out_ends_without_it() -> None:
 def test_an_index_that_is_attached_below_the_high_watermark_takes_it_back() -> None:
     indexer = Indexer(*INDEXES, vbuckets=1)
     both = {1: 1, 2: 1}
-    indexer.take(maintenance(begin(0, 5, BRANCH, [0])))
-    indexer.take(backfill(begin(0, 0, BRANCH, [0]), Item(END, 0, 5)))
-    indexer.take(maintenance(begin(0, 0, BRANCH, [0, 1]), connection=2, number=2, builds=both))
-    indexer.take(backfill(begin(0, 0, BRANCH, [1]), Item(END, 0, 0), connection=3, builds=both))
+    indexer.apply(maintenance(begin(0, 5, BRANCH, [0])))
+    indexer.apply(backfill(begin(0, 0, BRANCH, [0]), Item(END, 0, 5)))
+    indexer.apply(maintenance(begin(0, 0, BRANCH, [0, 1]), connection=2, number=2, builds=both))
+    indexer.apply(backfill(begin(0, 0, BRANCH, [1]), Item(END, 0, 0), connection=3, builds=both))
     assert indexer.tracker.progress[0].seqno == 0
     assert indexer.complete(2)
     early = maintenance(upsert(3, b"x", b"k", place=1), connection=2, number=2, builds=both)
-    indexer.take(early)
+    indexer.apply(early)
     assert indexer.entries.held == {(2, b"x"): (3, 0, b"k")}
 
 
 def test_storage_that_is_new_takes_no_notice_of_a_build_that_began_before_it() -> None:
     indexer = Indexer(*INDEXES, vbuckets=1)
     both = {1: 1, 2: 1}
-    indexer.take(maintenance(begin(0, 0, BRANCH, [0])))
+    indexer.apply(maintenance(begin(0, 0, BRANCH, [0])))
     for seqno in (1, 2):
-        indexer.take(maintenance(upsert(seqno, b"x", b"k", place=1), builds=both))
+        indexer.apply(maintenance(upsert(seqno, b"x", b"k", place=1), builds=both))
     assert not indexer.entries.held
 
 
 def test_a_build_ends_though_a_stream_began_anew_below_where_it_was_attached() -> None:
     indexer = Indexer(1, vbuckets=1)
-    indexer.take(maintenance(begin(0, 5, BRANCH, [0])))
-    indexer.take(maintenance(upsert(7, b"y", b"k")))
-    indexer.take(maintenance(begin(0, 3, BRANCH, [0]), connection=2, number=2))
+    indexer.apply(maintenance(begin(0, 5, BRANCH, [0])))
+    indexer.apply(maintenance(upsert(7, b"y", b"k")))
+    indexer.apply(maintenance(begin(0, 3, BRANCH, [0]), connection=2, number=2))
     assert indexer.tracker.progress[0].seqno == 3
-    indexer.take(backfill(begin(0, 0, BRANCH, [0]), Item(END, 0, 3)))
+    indexer.apply(backfill(begin(0, 0, BRANCH, [0]), Item(END, 0, 3)))
     assert indexer.complete(1)
     items = (upsert(4, b"x", b"k"), upsert(7, b"y", b"k"))
-    indexer.take(maintenance(*items, connection=2, number=2))
+    indexer.apply(maintenance(*items, connection=2, number=2))
     assert {document for _, document in indexer.entries.held} == {b"x", b"y"}
 
 
@@ -453,7 +453,7 @@ def test_who_holds_nothing_misses_nothing() -> None:
     indexer.tracker.forget(1)
     indexer.tracker.hold(1)
     assert indexer.tracker.gaps() == []
-    indexer.take(maintenance(attach(0, 8, BRANCH, 0), connection=5, number=4, builds={1: 2}))
+    indexer.apply(maintenance(attach(0, 8, BRANCH, 0), connection=5, number=4, builds={1: 2}))
     progress = indexer.tracker.progress[0]
     assert (progress.condition, progress.seqno, progress.owner) == (WHOLE, 8, (1, 5))
 
@@ -484,8 +484,8 @@ def linked_and_built(vbuckets: int = 1, partitions: int = 1) -> Indexer:
         here = [v for v in everywhere if v % partitions == partition]
         begins = [begin(v, 0, BRANCH, [0]) for v in here]
         ends = [Item(END, v, 0) for v in here]
-        indexer.take(linked(1, 0, *begins), partition)
-        indexer.take(linked(1, 0, *begins, *ends, kind=BACKFILL, connection=2), partition)
+        indexer.apply(linked(1, 0, *begins), partition)
+        indexer.apply(linked(1, 0, *begins, *ends, kind=BACKFILL, connection=2), partition)
     assert indexer.complete(1)
     return indexer
 
@@ -496,42 +496,42 @@ def conditions(indexer: Indexer) -> list[int]:
 
 def test_a_record_that_is_missing_holds_the_high_watermark_back_until_it_is_caught_up() -> None:
     indexer = linked_and_built()
-    indexer.take(linked(3, 1, upsert(2, b"x", b"k")))
-    indexer.take(linked(9, 5, upsert(6, b"y", b"k")))
+    indexer.apply(linked(3, 1, upsert(2, b"x", b"k")))
+    indexer.apply(linked(9, 5, upsert(6, b"y", b"k")))
     progress = indexer.tracker.progress[0]
     assert (progress.condition, progress.seqno, progress.begun) == (GAP, 2, 5)
     again = (begin(0, 2, BRANCH, [0]), absent(4, b"x"), Item(END, 0, 6))
-    indexer.take(linked(1, 0, *again, kind=CATCHUP, connection=8))
+    indexer.apply(linked(1, 0, *again, kind=CATCHUP, connection=8))
     assert (progress.condition, progress.seqno) == (WHOLE, 6)
     assert indexer.entries.held.keys() == {(1, b"y")}
-    indexer.take(linked(12, 9, Item(SYNC, 0, 7)))
+    indexer.apply(linked(12, 9, Item(SYNC, 0, 7)))
     assert (progress.condition, progress.seqno) == (WHOLE, 7)
 
 
 def test_a_record_of_no_items_tells_that_one_is_missing_where_nothing_is_written() -> None:
     indexer = linked_and_built()
-    indexer.take(linked(7, 6))
+    indexer.apply(linked(7, 6))
     assert conditions(indexer) == [LOST]
     assert indexer.tracker.gaps() == [0]
 
 
 def test_where_the_begin_of_a_connection_is_missing_it_is_the_owner_and_is_caught_up() -> None:
     indexer = linked_and_built()
-    indexer.take(linked(4, 3, upsert(8, b"y", b"k"), connection=5, number=2))
+    indexer.apply(linked(4, 3, upsert(8, b"y", b"k"), connection=5, number=2))
     progress = indexer.tracker.progress[0]
     assert (progress.condition, progress.owner, progress.seqno) == (GAP, (1, 5), 0)
 
 
 def test_what_is_missing_of_a_superseded_connection_is_not_missed() -> None:
     indexer = linked_and_built()
-    indexer.take(linked(1, 0, begin(0, 0, BRANCH, [0]), connection=5, number=2))
-    indexer.take(linked(8, 7, upsert(3, b"y", b"k")))
+    indexer.apply(linked(1, 0, begin(0, 0, BRANCH, [0]), connection=5, number=2))
+    indexer.apply(linked(8, 7, upsert(3, b"y", b"k")))
     assert conditions(indexer) == [WHOLE]
 
 
 def test_what_is_missing_in_one_partition_leaves_the_others_whole() -> None:
     indexer = linked_and_built(vbuckets=4, partitions=2)
-    indexer.take(linked(9, 8), 1)
+    indexer.apply(linked(9, 8), 1)
     assert conditions(indexer) == [WHOLE, LOST, WHOLE, LOST]
     indexer.tracker.lose([0])
     assert conditions(indexer) == [LOST] * 4
@@ -539,29 +539,29 @@ def test_what_is_missing_in_one_partition_leaves_the_others_whole() -> None:
 
 def test_a_backfill_of_which_a_record_is_missing_does_not_end() -> None:
     indexer = Indexer(1, vbuckets=1)
-    indexer.take(linked(1, 0, begin(0, 5, BRANCH, [0])))
-    indexer.take(linked(1, 0, begin(0, 0, BRANCH, [0]), kind=BACKFILL, connection=2))
-    indexer.take(linked(3, 2, Item(END, 0, 5), kind=BACKFILL, connection=2))
+    indexer.apply(linked(1, 0, begin(0, 5, BRANCH, [0])))
+    indexer.apply(linked(1, 0, begin(0, 0, BRANCH, [0]), kind=BACKFILL, connection=2))
+    indexer.apply(linked(3, 2, Item(END, 0, 5), kind=BACKFILL, connection=2))
     assert not indexer.complete(1)
     assert indexer.tracker.done_bits(1) == b"\0"
 
 
 def test_a_catch_up_of_which_a_record_is_missing_does_not_end() -> None:
     indexer = linked_and_built()
-    indexer.take(linked(9, 5, Item(SYNC, 0, 6)))
-    indexer.take(linked(1, 0, begin(0, 0, BRANCH, [0]), kind=CATCHUP, connection=8))
-    indexer.take(linked(3, 2, Item(END, 0, 6), kind=CATCHUP, connection=8))
+    indexer.apply(linked(9, 5, Item(SYNC, 0, 6)))
+    indexer.apply(linked(1, 0, begin(0, 0, BRANCH, [0]), kind=CATCHUP, connection=8))
+    indexer.apply(linked(3, 2, Item(END, 0, 6), kind=CATCHUP, connection=8))
     assert conditions(indexer) == [GAP]
 
 
 @pytest.mark.parametrize("kind", [BACKFILL, CATCHUP])
 def test_a_stream_that_was_cut_off_by_a_loss_does_not_end(kind: str) -> None:
     indexer = linked_and_built() if kind == CATCHUP else Indexer(1, vbuckets=1)
-    indexer.take(linked(9, 1 if kind == CATCHUP else 0, begin(0, 5, BRANCH, [0])))
-    indexer.take(linked(1, 0, begin(0, 0, BRANCH, [0]), kind=kind, connection=8))
+    indexer.apply(linked(9, 1 if kind == CATCHUP else 0, begin(0, 5, BRANCH, [0])))
+    indexer.apply(linked(1, 0, begin(0, 0, BRANCH, [0]), kind=kind, connection=8))
     indexer.tracker.lose([0])
     # By a projector that does not link its records: nothing but the loss itself tells.
-    indexer.take(record(kind, 8, 1, ONE, Item(END, 0, 9)))
+    indexer.apply(record(kind, 8, 1, ONE, Item(END, 0, 9)))
     assert conditions(indexer) == [LOST]
     assert indexer.complete(1) == (kind == CATCHUP)
 
@@ -569,9 +569,9 @@ def test_a_stream_that_was_cut_off_by_a_loss_does_not_end(kind: str) -> None:
 def test_a_record_that_comes_twice_counts_once() -> None:
     indexer = linked_and_built()
     for _ in range(2):
-        indexer.take(linked(3, 1, upsert(2, b"x", b"k")))
-    indexer.take(linked(4, 3, absent(3, b"x")))
-    indexer.take(linked(3, 1, upsert(2, b"x", b"k")))
+        indexer.apply(linked(3, 1, upsert(2, b"x", b"k")))
+    indexer.apply(linked(4, 3, absent(3, b"x")))
+    indexer.apply(linked(3, 1, upsert(2, b"x", b"k")))
     assert conditions(indexer) == [WHOLE]
     assert not indexer.entries.held
 
@@ -585,9 +585,9 @@ def test_a_loss_does_not_take_back_what_is_complete() -> None:
 
 def test_it_is_told_how_far_each_maintenance_connection_is_here() -> None:
     indexer = linked_and_built(vbuckets=4, partitions=2)
-    indexer.take(linked(9, 1), 1)
+    indexer.apply(linked(9, 1), 1)
     assert indexer.tracker.read() == (ConnectionRead(1, 1, (1, 9)),)
-    indexer.take(linked(4, 0, connection=7, number=2), 0)
+    indexer.apply(linked(4, 0, connection=7, number=2), 0)
     told = (ConnectionRead(1, 1, (0, 9)), ConnectionRead(1, 7, (4, 0)))
     assert indexer.tracker.read() == told
     assert restored(indexer.tracker).read() == told
@@ -597,7 +597,7 @@ def test_it_is_told_under_which_numbers_vbuckets_are_taken() -> None:
     indexer = linked_and_built(vbuckets=4, partitions=2)
     (taken,) = indexer.tracker.taken()
     assert taken.number == 1
-    indexer.take(linked(1, 0, begin(2, 0, BRANCH, [0]), connection=7, number=5), 0)
+    indexer.apply(linked(1, 0, begin(2, 0, BRANCH, [0]), connection=7, number=5), 0)
     told = indexer.tracker.taken()
     assert [(one.number, one.projector) for one in told] == [(5, 1), (1, 1)]
     assert told[0].vbuckets == b"\4"
@@ -627,8 +627,8 @@ def test_no_more_connections_are_followed_than_the_bound_says(
     monkeypatch.setattr(tracker, "CHAINS_MAX", 3)
     indexer = linked_and_built()
     for connection in range(10, 15):
-        indexer.take(linked(1, 0, kind=CATCHUP, connection=connection))
-        indexer.take(linked(connection, connection - 1 if connection > 10 else 1))
+        indexer.apply(linked(1, 0, kind=CATCHUP, connection=connection))
+        indexer.apply(linked(connection, connection - 1 if connection > 10 else 1))
     kept = [connection for _, (_, connection) in indexer.tracker.chains]
     assert len(kept) == 3
     assert 1 in kept, "who was heard last stays"
@@ -640,21 +640,21 @@ def test_no_more_connections_are_followed_than_the_bound_says(
 def test_a_seqno_counts_with_its_last_part() -> None:
     indexer = Indexer(*INDEXES, vbuckets=1)
     both = {1: 1, 2: 1}
-    indexer.take(maintenance(begin(0, 0, BRANCH, [0, 1]), builds=both))
-    indexer.take(backfill(begin(0, 0, BRANCH, [0, 1]), Item(END, 0, 0), builds=both))
+    indexer.apply(maintenance(begin(0, 0, BRANCH, [0, 1]), builds=both))
+    indexer.apply(backfill(begin(0, 0, BRANCH, [0, 1]), Item(END, 0, 0), builds=both))
     progress = indexer.tracker.progress[0]
     first = (upsert(1, b"w", b"k"), upsert(5, b"x", b"k"))
-    indexer.take(record(MAINTENANCE, 1, 1, both, *first, continued=True))
+    indexer.apply(record(MAINTENANCE, 1, 1, both, *first, continued=True))
     assert (progress.seqno, progress.reached) == (4, 4)
-    indexer.take(record(MAINTENANCE, 1, 1, both, upsert(5, b"x", b"k", place=1)))
+    indexer.apply(record(MAINTENANCE, 1, 1, both, upsert(5, b"x", b"k", place=1)))
     assert (progress.seqno, progress.reached) == (5, 5)
     assert {(1, b"x"), (2, b"x")} <= indexer.entries.held.keys()
 
 
 def test_after_a_restart_a_part_of_a_seqno_cannot_be_told_from_the_moment_before_it() -> None:
     indexer = linked_and_built()
-    indexer.take(linked(3, 1, Item(SYNC, 0, 4)))
-    indexer.take(linked(4, 3, upsert(5, b"x", b"k"), continued=True))
+    indexer.apply(linked(3, 1, Item(SYNC, 0, 4)))
+    indexer.apply(linked(4, 3, upsert(5, b"x", b"k"), continued=True))
     assert indexer.tracker.progress[0].floor < 4, "what came can be taken back"
     again = restored(indexer.tracker).progress[0]
     assert (again.seqno, again.floor) == (4, 5)
@@ -662,8 +662,8 @@ def test_after_a_restart_a_part_of_a_seqno_cannot_be_told_from_the_moment_before
 
 def test_a_seqno_of_which_a_part_is_missing_is_caught_up() -> None:
     indexer = linked_and_built()
-    indexer.take(linked(3, 1, upsert(5, b"x", b"k"), continued=True))
-    indexer.take(linked(7, 6, Item(SYNC, 0, 9)))
+    indexer.apply(linked(3, 1, upsert(5, b"x", b"k"), continued=True))
+    indexer.apply(linked(7, 6, Item(SYNC, 0, 9)))
     progress = indexer.tracker.progress[0]
     assert (progress.condition, progress.seqno) == (GAP, 4)
 
@@ -887,7 +887,7 @@ class World:
     def consume(self, a: int, _: int) -> None:
         for _ in range(1 + a):
             if self.log:
-                self.indexer.take(self.log.pop(0))
+                self.indexer.apply(self.log.pop(0))
 
     def calm(self, _: int, __: int) -> None:
         """Everybody gets as far as there is something to send, and all of it is taken."""
@@ -900,7 +900,7 @@ class World:
         if self.live is not None and self.live.begun:
             self.live.send()
         while self.log:
-            self.indexer.take(self.log.pop(0))
+            self.indexer.apply(self.log.pop(0))
             self.check()
 
     def restart(self, _: int, __: int) -> None:
@@ -998,7 +998,7 @@ def test_a_build_counts_from_where_the_owner_is_and_not_from_where_its_backfill_
         record(MAINTENANCE, 1, 1, {1: 0}, Item(ABSENT, 0, 9, 0, document=b"d")),
         record(BACKFILL, 2, 1, {1: 0}, Item(END, 0, 4)),
     ):
-        tracker.take(message.head, message.items)
+        tracker.apply(message.head, message.items)
     assert tracker.indexes[1].marks[0].done == 9
 
 
@@ -1050,5 +1050,5 @@ def test_what_a_catch_up_brings_is_a_floor_at_once() -> None:
     )
     tracker.load_mark(1, 0, Mark(0, 0))
     message = record(CATCHUP, 3, 1, {1: 0}, Item(ABSENT, 0, 7, 0, document=b"d"))
-    tracker.take(message.head, message.items)
+    tracker.apply(message.head, message.items)
     assert tracker.progress[0].floor == 7

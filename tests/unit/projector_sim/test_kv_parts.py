@@ -125,9 +125,9 @@ def test_a_fault_is_for_what_it_names_and_is_forgotten_after_its_last_use() -> N
     faults = Faults()
     fault = faults.add("end", "drop", bucket="b", vbuckets=[1], stream="backfill", count=2)
     for miss in (("sync", "b", 1), ("end", "c", 1), ("end", "b", 2)):
-        assert faults.take(*miss, "backfill") is None
-    assert faults.take("end", "b", 1, "maintenance") is None
-    assert [faults.take("end", "b", 1, "backfill") for _ in range(3)] == [fault, fault, None]
+        assert faults.trigger(*miss, "backfill") is None
+    assert faults.trigger("end", "b", 1, "maintenance") is None
+    assert [faults.trigger("end", "b", 1, "backfill") for _ in range(3)] == [fault, fault, None]
     assert fault.hits == 2
     assert not faults
 
@@ -136,10 +136,10 @@ def test_the_first_fault_that_matches_counts() -> None:
     faults = Faults()
     first = faults.add("sync", "delay", delay_ms=1)
     second = faults.add("sync", "drop")
-    assert faults.take("sync", "b", 0, "maintenance") is first
+    assert faults.trigger("sync", "b", 0, "maintenance") is first
     assert faults.remove(first.id)
     assert not faults.remove(first.id)
-    assert faults.take("sync", "b", 0, "maintenance") is second
+    assert faults.trigger("sync", "b", 0, "maintenance") is second
     assert faults.clear() == 1
 
 

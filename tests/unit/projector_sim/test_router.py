@@ -95,13 +95,13 @@ class Given:
         routes = [route(index) for index in indexes]
         self.router = Router(self.run, routes, self.sink, PROJECTOR, PARTITIONS, lambda: 1)
 
-    def take(self, data: bytes) -> None:
+    def feed(self, data: bytes) -> None:
         for kind, body in split(bytearray(), data):
-            self.router.take(kind, body)
+            self.router.route(kind, body)
 
     def begin(self, *vbuckets: int, seqno: int = 0) -> None:
         for vbucket in vbuckets:
-            self.take(frames.begin(vbucket, BRANCH, seqno, (Branch(BRANCH, 0),)))
+            self.feed(frames.begin(vbucket, BRANCH, seqno, (Branch(BRANCH, 0),)))
 
     def mutate(self, vbucket: int, *mutations: tuple[int, str, Any]) -> None:
         """Send mutations: seqno, id, and the document, None for a deletion, bytes as they are."""
@@ -112,7 +112,7 @@ class Given:
             for seqno, name, document in mutations
         ]
         whole = b"".join(parts)
-        self.take(frames.mutations_head(vbucket, len(whole)) + whole)
+        self.feed(frames.mutations_head(vbucket, len(whole)) + whole)
 
     def carry(self, *indexes: Index, attached: Iterable[int] = ()) -> None:
         self.run.carried = {index.id: index for index in indexes}
@@ -209,7 +209,7 @@ def test_indexes_of_which_a_vbucket_is_not_sent_have_no_items_of_it() -> None:
     here.begin(1, 2)
     for vbucket in (1, 2):
         here.mutate(vbucket, (1, f"d{vbucket}", {"a": 1, "b": 2}))
-    here.take(frames.end(2, 1, Reason.DONE))
+    here.feed(frames.end(2, 1, Reason.DONE))
     places = {(i.vbucket, i.place) for n in (1, 2, 3) for i in here.items(n, UPSERT)}
     assert places == {(1, 0), (1, 1), (2, 1)}
     assert {i.vbucket: begun(i)[1] for i in here.items(1, BEGIN)} == {1: (0, 1), 2: (1,)}
@@ -272,7 +272,7 @@ def test_each_record_names_the_one_before_it_on_its_partition_and_for_its_indexe
     here.begin(0, 1)
     for seqno in range(1, 5):
         here.mutate(seqno % 2, (seqno, f"d{seqno}", {"a": seqno, "b": 2}))
-        here.take(frames.sync([(seqno % 2, seqno)]))
+        here.feed(frames.sync([(seqno % 2, seqno)]))
     last: dict[tuple[int, int], int] = {}
     for partition, indexer, record in here.sink.sent:
         assert record.previous == last.get((partition, indexer), 0)
@@ -389,7 +389,7 @@ def test_a_sync_comes_after_all_that_it_promises() -> None:
     here.begin(0, 1)
     here.mutate(0, (1, "d", {"a": 1, "b": 2}))
     here.mutate(1, (3, "e", None))
-    here.take(frames.sync([(0, 1), (1, 3), (7, 9)]))
+    here.feed(frames.sync([(0, 1), (1, 3), (7, 9)]))
     for indexer in (1, 2, 3):
         items = here.sink.of(indexer)
         assert [(i.vbucket, i.seqno) for i in items if i.kind == SYNC] == [(0, 1), (1, 3)]
@@ -406,10 +406,10 @@ def test_a_sync_comes_after_all_that_it_promises() -> None:
 def test_where_nothing_changes_the_last_sync_is_repeated_but_not_to_the_indexers() -> None:
     here = Given(ONE, TWO)
     here.begin(0, 1, 2, seqno=3)
-    here.take(frames.sync([(0, 5)]))
+    here.feed(frames.sync([(0, 5)]))
     here.router.repeat()
-    here.take(frames.sync([(1, 7)]))
-    here.take(frames.end(2, 0, Reason.MOVED))
+    here.feed(frames.sync([(1, 7)]))
+    here.feed(frames.end(2, 0, Reason.MOVED))
     here.router.repeat()
     syncs = [(r.vbucket, r.seqno) for r in here.sink.records if isinstance(r, Sync)]
     assert syncs == [(0, 5), (1, 3), (2, 3), (1, 7), (0, 5)]
@@ -430,7 +430,7 @@ def test_where_nothing_changes_indexers_hear_that_this_is_all() -> None:
 def test_a_backfill_sends_no_sync() -> None:
     here = Given(ONE, kind="backfill")
     here.begin(0)
-    here.take(frames.sync([(0, 5)]))
+    here.feed(frames.sync([(0, 5)]))
     assert here.items(1, SYNC) == []
     assert not any(isinstance(r, Sync) for r in here.sink.records)
 
@@ -438,9 +438,9 @@ def test_a_backfill_sends_no_sync() -> None:
 def test_only_the_end_of_what_was_sent_to_its_end_is_an_item() -> None:
     here = Given(ONE, TWO, kind="backfill")
     here.begin(0, 1, 2)
-    here.take(frames.end(0, 8, Reason.DONE))
-    here.take(frames.end(1, 4, Reason.MOVED))
-    here.take(frames.end(5, 4, Reason.DONE))
+    here.feed(frames.end(0, 8, Reason.DONE))
+    here.feed(frames.end(1, 4, Reason.MOVED))
+    here.feed(frames.end(5, 4, Reason.DONE))
     here.router.close("broken")
     for indexer in (1, 2, 3):
         assert [(i.vbucket, i.seqno) for i in here.sink.of(indexer, END)] == [(0, 8)]
@@ -457,7 +457,7 @@ def test_ordinals_count_all_records_of_a_connection() -> None:
     here = Given(ONE, TWO)
     here.begin(0, 1)
     here.mutate(0, (1, "d", {"a": 1, "b": 2}))
-    here.take(frames.sync([(0, 1)]))
+    here.feed(frames.sync([(0, 1)]))
     here.router.close("over")
     ordinals = [r.ordinal for r in here.sink.all if not isinstance(r, FailoverLog)]
     assert ordinals == list(range(1, len(ordinals) + 1))
@@ -476,7 +476,7 @@ def test_what_waits_is_not_sent_after_a_gap() -> None:
 
 def test_a_rollback_ends_a_vbucket_that_never_began() -> None:
     here = Given(ONE, starts={3: (BRANCH, 50)})
-    here.take(frames.rollback(3, 20))
+    here.feed(frames.rollback(3, 20))
     here.mutate(3, (51, "d", {"a": 1}))
     assert here.items(1) == []
     (record,) = here.sink.records
@@ -510,7 +510,7 @@ def test_what_is_no_frame_is_refused(kind: int, body: bytes) -> None:
     here = Given(ONE)
     here.begin(0)
     with pytest.raises(FrameError):
-        here.router.take(kind, body)
+        here.router.route(kind, body)
 
 
 # -- frames and routes -----------------------------------------------------------------------------

@@ -177,7 +177,7 @@ def test_ownership(case: str, together: bool) -> None:
     records, owner = OWNERSHIP[case]
     bench = Bench()
     if together:
-        bench.take(records)
+        bench.fold(records)
     else:
         bench.read(*records)
     assert bench.owners[0] == owner
@@ -261,7 +261,7 @@ def test_a_begin_counts_where_nothing_is_known() -> None:
 
 def test_syncs_that_nobody_begins_are_bounded_and_forgotten() -> None:
     bench = Bench()
-    bench.take([sync(v, 100 + c, o, 1) for v in range(4) for c in range(40) for o in (1, 2)])
+    bench.fold([sync(v, 100 + c, o, 1) for v in range(4) for c in range(40) for o in (1, 2)])
     assert len(bench.state.early) == EARLY_PER_VBUCKET_MAX * 4
     bench.tick(MISSING)
     assert len(bench.state.early) == 0
@@ -327,7 +327,7 @@ def test_a_begin_on_a_lost_branch_is_enquired_about_at_once() -> None:
 def test_branches_within_one_batch_are_taken_in_turn() -> None:
     bench = Bench()
     bench.read(begin(0, X, 1), log(0, (B, 9), (A, 0)))
-    found = bench.take([sync(0, X, 3, 4, B), sync(0, X, 2, 10)])
+    found = bench.fold([sync(0, X, 3, 4, B), sync(0, X, 2, 10)])
     assert enquiries(found) == [("seqno_regressed", 0)]
     assert isinstance(found[0], RollbackEnquiry)
     assert (found[0].seen_vbuuid, found[0].seen_seqno) == (B, 4)
@@ -360,7 +360,7 @@ def test_what_a_store_refuses_is_enquired_about_and_not_asked_for_again() -> Non
 
 def test_a_begin_that_is_held_too_long_takes_over() -> None:
     bench = Bench()
-    bench.take([begin(v, X, v + 1) for v in range(4)] + [sync(1, X, 9, 20), sync(2, X, 10, 30)])
+    bench.fold([begin(v, X, v + 1) for v in range(4)] + [sync(1, X, 9, 20), sync(2, X, 10, 30)])
     bench.read(begin(1, Y, 1, 15, number=2, projector=1), begin(2, Y, 2, 30, number=2, projector=1))
     assert restarts(bench.tick(HELD - 1)) == []
     found = bench.tick(1)
@@ -438,7 +438,7 @@ def test_an_end_without_begin_does_not_matter_if_the_owner_is_heard() -> None:
 
 def test_a_vbucket_without_owner_is_asked_for_once_then_rarely() -> None:
     bench = Bench()
-    bench.take([begin(v, X, v + 1, 10 * v) for v in range(4)])
+    bench.fold([begin(v, X, v + 1, 10 * v) for v in range(4)])
     bench.read(end(1, X, 8), end(2, X, 9))
     assert restarts(bench.tick(HELD - 1)) == []
     found = bench.tick(1)
@@ -519,7 +519,7 @@ def test_limits_are_looked_at_when_there_is_a_tick() -> None:
     bench = Bench()
     bench.read(begin(0, X, 1), begin(0, Y, 1, projector=1), end(1, X, 9))
     bench.now_ms += 10 * MISSING
-    assert bench.take([]) == []
+    assert bench.fold([]) == []
 
 
 def test_nothing_changes_when_nothing_comes() -> None:
@@ -527,7 +527,7 @@ def test_nothing_changes_when_nothing_comes() -> None:
     bench.tick(1, begin(0, X, 1), sync(0, X, 2, 5))
     before = bench.state
     assert bench.tick(PERIOD) == []
-    assert bench.take([]) == []
+    assert bench.fold([]) == []
     assert bench.state is before
 
 
@@ -658,14 +658,14 @@ def test_while_a_query_waits_what_advances_is_promoted_sooner() -> None:
     bench = Bench(settings=replace(SETTINGS, period_ms=10_000))
     bench.tick(1, begin(0, X, 1), sync(0, X, 2, 5))
     assert bench.tick(HURRIED_PERIOD_MS, sync(0, X, 3, 6)) == []
-    found = stabilities(bench.take([hurried(1_000, bench.now_ms)]))
+    found = stabilities(bench.fold([hurried(1_000, bench.now_ms)]))
     assert [(t.number, t.at_ms) for t in found] == [(2, bench.now_ms)]
-    assert bench.take([sync(0, X, 4, 7)]) == []
+    assert bench.fold([sync(0, X, 4, 7)]) == []
     assert bench.tick(HURRIED_PERIOD_MS - 1) == []
     assert len(stabilities(bench.tick(1))) == 1
     assert bench.tick(0, hurried(10_000, bench.now_ms)) == []
     bench.tick(HURRIED_PERIOD_MS)
-    assert len(stabilities(bench.take([sync(0, X, 5, 8)]))) == 1, "a tick is not waited for"
+    assert len(stabilities(bench.fold([sync(0, X, 5, 8)]))) == 1, "a tick is not waited for"
 
 
 def test_nobody_is_hurried_for_who_has_gone_or_for_ever() -> None:
@@ -673,7 +673,7 @@ def test_nobody_is_hurried_for_who_has_gone_or_for_ever() -> None:
     bench.tick(1, begin(0, X, 1), sync(0, X, 2, 5))
     bench.tick(PERIOD, sync(0, X, 3, 6), hurried(10_000, bench.now_ms - 10_000))
     assert bench.state.hurried_until_ms <= bench.now_ms
-    assert len(stabilities(bench.take([hurried(2**62, 2**62)]))) == 1
+    assert len(stabilities(bench.fold([hurried(2**62, 2**62)]))) == 1
     assert bench.state.hurried_until_ms == bench.now_ms + HURRIED_MS_MAX
     assert bench.tick(HURRIED_MS_MAX, sync(0, X, 4, 7)) == []
 
@@ -726,7 +726,7 @@ NONSENSE: list[Any] = [
 def test_nonsense_is_refused_and_changes_nothing(record: Any) -> None:
     bench = Bench()
     before = bench.state
-    bench.take([record])
+    bench.fold([record])
     assert bench.state is before
     assert bench.refused is not None
     assert bench.refused
@@ -737,7 +737,7 @@ def test_nonsense_among_syncs_is_refused_by_its_place() -> None:
     bench = Bench()
     good = sync(0, X, 2, 5)
     bad = [sync(4, X, 2, 5), sync(-1, X, 2, 5), sync(0, -1, 2, 5), sync(0, X, -1, 5)]
-    bench.take([begin(0, X, 1), *bad[:2], good, *bad[2:], sync(0, X, 2**62, 9)])
+    bench.fold([begin(0, X, 1), *bad[:2], good, *bad[2:], sync(0, X, 2**62, 9)])
     assert bench.refused is not None
     assert bench.refused.syncs.tolist() == [0, 1, 3, 4, 5]
     assert bench.seqnos[0] == 5
@@ -756,7 +756,7 @@ def test_connections_are_bounded_and_owners_are_not_forgotten() -> None:
 
 def test_early_ends_are_bounded() -> None:
     bench = Bench()
-    bench.take([end(n % 4, 100 + n // 8, 1 + n) for n in range(1_000)])
+    bench.fold([end(n % 4, 100 + n // 8, 1 + n) for n in range(1_000)])
     assert len(bench.state.early_ends) <= 16
 
 
@@ -821,7 +821,7 @@ def test_a_bucket_has_vbuckets() -> None:
 
 def test_a_million_syncs_are_folded_at_once() -> None:
     bench = Bench(1024)
-    bench.take([begin(v, X, v + 1) for v in range(1024)])
+    bench.fold([begin(v, X, v + 1) for v in range(1024)])
     order = np.random.default_rng(1).permutation(1_000_000)
     vbuckets = (order % 1024).astype(np.int64)
     syncs = batch([]).syncs._replace(

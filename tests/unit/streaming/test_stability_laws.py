@@ -154,7 +154,7 @@ def test_whatever_the_topics_order_and_the_batches_the_end_is_the_same(
     bench = Bench(World.SIZE)
     reached = bench.state.current
     for given_batch in _batches(_interleaved(list(world.topics.values()), turns), cuts):
-        outputs = bench.take(given_batch)
+        outputs = bench.fold(given_batch)
         assert not bench.refused
         assert outputs == []
         assert (bench.state.current.seqnos >= reached.seqnos).all()
@@ -280,7 +280,7 @@ def test_a_batch_of_syncs_is_its_syncs_one_after_the_other(
     at_once, one_by_one = Bench(2), Bench(2)
     for bench in (at_once, one_by_one):
         bench.read(*control)
-    at_once.take(syncs)
+    at_once.fold(syncs)
     one_by_one.read(*syncs)
     assert at_once.state.current == one_by_one.state.current
     fields = ["connection", "vbucket", "ordinal"]

@@ -14,10 +14,10 @@ from coordinator.codec import Codec, encode
 from coordinator.core.catalog import ddl
 from coordinator.core.catalog.decisions import (
     Accepted,
-    Answered,
     Circumstances,
     Decision,
     Parked,
+    Unchanged,
     describe_index,
 )
 from coordinator.core.catalog.outcomes import OutcomeWindow, time_of_uuid7
@@ -88,7 +88,7 @@ class Bench:
 
     def refusal(self, command: Command, **terms: Any) -> str:
         decision = self.decide(command, **terms)
-        assert isinstance(decision, Answered), decision
+        assert isinstance(decision, Unchanged), decision
         return decision.outcome.code
 
     def index(self) -> Index:
@@ -129,7 +129,7 @@ def test_a_name_is_unique_in_its_bucket_only(ready: Bench) -> None:
 
 def test_if_not_exists_answers_the_one_that_exists(ready: Bench) -> None:
     decision = ready.decide(replace(CREATE, if_not_exists=True))
-    assert isinstance(decision, Answered)
+    assert isinstance(decision, Unchanged)
     assert decision.outcome.status == "ok"
     assert decision.outcome.answer["index"]["id"] == str(ready.index().id)
 
@@ -232,7 +232,7 @@ def test_a_drop_frees_the_name_at_once_and_the_entity_when_all_have_released(rea
 
 @pytest.mark.parametrize("command", [MarkReady(1), UndoIndex(1, "x"), ForgetIndex(1)])
 def test_what_is_settled_already_changes_nothing(bench: Bench, command: Command) -> None:
-    assert isinstance(bench.decide(command), Answered)
+    assert isinstance(bench.decide(command), Unchanged)
 
 
 def test_a_drop_of_what_is_not_there(bench: Bench) -> None:
@@ -261,7 +261,7 @@ def test_a_setting_is_written_only_at_the_expected_cas(
     if code is None:
         assert isinstance(decision, Accepted)
     else:
-        assert isinstance(decision, Answered)
+        assert isinstance(decision, Unchanged)
         assert decision.outcome.code == code
         assert decision.outcome.details["expected"] == expected
         assert decision.outcome.details["actual"] == (1 if there else 0)
@@ -299,7 +299,7 @@ def test_a_setting_of_timestamps_that_cannot_be_is_refused_and_its_field_is_name
 ) -> None:
     bench.apply(PutSetting(name, '{"period_ms": 500}'))
     decision = bench.decide(PutSetting(name, value))
-    assert isinstance(decision, Answered)
+    assert isinstance(decision, Unchanged)
     assert decision.outcome.code == "invalid_request"
     assert decision.outcome.details == {"key": name}
     assert decision.outcome.message.startswith(f"{name}: ")
@@ -334,7 +334,7 @@ def test_a_repeat_answers_the_same_even_after_another_change(bench: Bench) -> No
     cas = bench.state.cas_of("config/k")
     bench.apply(PutSetting("k", "2"))
     again = bench.decide(PutSetting("k", "1"), **terms)
-    assert isinstance(again, Answered)
+    assert isinstance(again, Unchanged)
     assert (again.outcome.answer, again.outcome.cas) == (first.answer, cas)
     assert again.outcome.txn == "1-1"
 
@@ -359,7 +359,7 @@ def test_a_time_ordered_id_older_than_the_window_is_refused(
     if code is None:
         assert isinstance(decision, Accepted)
     else:
-        assert isinstance(decision, Answered)
+        assert isinstance(decision, Unchanged)
         assert decision.outcome.code == code
 
 
@@ -372,7 +372,7 @@ def test_an_id_that_the_log_has_forgotten_is_refused_by_a_master_whose_clock_is_
     for age_ms, code in ((1_001, "request_expired"), (1_000, "request_expired"), (999, "")):
         text = uuid7(bench.wall_ms - age_ms, 0)
         decision = bench.decide(PutSetting("k", "1"), id=text, recorded=True)
-        assert (decision.outcome.code if isinstance(decision, Answered) else "") == code
+        assert (decision.outcome.code if isinstance(decision, Unchanged) else "") == code
 
 
 def test_what_was_forgotten_under_a_clock_far_ahead_refuses_nobody(bench: Bench) -> None:
@@ -380,7 +380,7 @@ def test_what_was_forgotten_under_a_clock_far_ahead_refuses_nobody(bench: Bench)
     for ahead_ms, code in ((24 * 3_600_000, "request_expired"), (24 * 3_600_000 + 1, "")):
         bench.forgotten_ms = bench.wall_ms + ahead_ms
         decision = bench.decide(PutSetting("k", "1"), id=uuid7(bench.wall_ms, 0), recorded=True)
-        assert (decision.outcome.code if isinstance(decision, Answered) else "") == code
+        assert (decision.outcome.code if isinstance(decision, Unchanged) else "") == code
 
 
 @pytest.mark.parametrize(("ahead_ms", "code"), [(300_000, None), (300_001, "clock_ahead")])
@@ -393,7 +393,7 @@ def test_an_id_from_the_future_is_refused_beyond_a_bound(
     if code is None:
         assert isinstance(decision, Accepted)
     else:
-        assert isinstance(decision, Answered)
+        assert isinstance(decision, Unchanged)
         assert decision.outcome.code == code
         assert decision.outcome.details["limit_ms"] == ddl.AHEAD_MS_MAX
 
@@ -405,7 +405,7 @@ def test_the_answer_of_a_repeat_survives_that_entities_are_written_again(bench: 
     bench.apply(RewriteEntities(("config/k",)))
     assert bench.state.cas_of("config/k") > cas
     again = bench.decide(PutSetting("k", "1"), **terms)
-    assert isinstance(again, Answered)
+    assert isinstance(again, Unchanged)
     assert (again.outcome.cas, again.outcome.txn) == (cas, "1-1")
 
 
@@ -420,7 +420,7 @@ def test_a_repeat_of_a_creation_shows_the_index_as_it_is_now(bench: Bench) -> No
     bench.apply(DropIndex(index_id=number))
     for state in ("dropping", "dropped"):
         again = bench.decide(CREATE, **terms)
-        assert isinstance(again, Answered)
+        assert isinstance(again, Unchanged)
         shown = again.outcome.answer["index"]
         assert (again.outcome.status, again.outcome.cas) == ("ok", cas)
         assert (shown["id"], shown["name"], shown["state"]) == (str(number), "by_city", state)
@@ -462,7 +462,7 @@ def test_a_drop_under_another_cas_is_refused(ready: Bench, offset: int) -> None:
     by = {"by id": DropIndex(index_id=index.id), "by name": DropIndex(0, "travel", "by_city")}
     for command in by.values():
         decision = ready.decide(command, expected_cas=cas + offset)
-        assert isinstance(decision, Answered)
+        assert isinstance(decision, Unchanged)
         assert decision.outcome.code == "cas_mismatch"
         assert decision.outcome.details == {"expected": cas + offset, "actual": cas}
     assert isinstance(ready.decide(by["by id"], expected_cas=cas), Accepted)

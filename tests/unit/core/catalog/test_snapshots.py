@@ -30,7 +30,7 @@ def test_a_copy_is_the_state_whatever_stands_between_its_chunks(
         topic.insert(data.draw(st.integers(0, len(topic))), other)
     topic += topic[: data.draw(st.integers(0, len(topic)))]
     assembly = Assembly(7)
-    held = [pair for chunk in topic for pair in assembly.take(chunk)]
+    held = [pair for chunk in topic for pair in assembly.add(chunk)]
     assert assembly.is_whole
     assert states.restore(assembly.cas, held) == state
 
@@ -51,7 +51,7 @@ def test_a_copy_without_its_last_chunk_is_not_whole() -> None:
     assert [chunk.is_last for chunk in found] == [True]
     assembly = Assembly(7)
     assert not assembly.is_whole
-    assert assembly.take(found[0]) == ()
+    assert assembly.add(found[0]) == ()
     assert assembly.is_whole
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.codec import encode
 from coordinator.core.catalog import ddl
-from coordinator.core.catalog.decisions import Accepted, Answered, Circumstances, Parked
+from coordinator.core.catalog.decisions import Accepted, Circumstances, Parked, Unchanged
 from coordinator.core.catalog.placement import Candidate
 from coordinator.core.catalog.state import EMPTY, StateContext, evolve
 from coordinator.core.consensus.build_progress import Progress, Progresses
@@ -90,10 +90,10 @@ def test_a_bucket_has_as_many_vbuckets_as_the_store_says() -> None:
 def test_a_bucket_takes_the_number_of_the_store_until_something_was_streamed() -> None:
     bench = Bench("i")
     assert bench.events(bench.do(AdoptBucket("b", 64))) == ["BucketAdopted"]
-    assert isinstance(bench.do(AdoptBucket("b", 64)), Answered)
-    assert isinstance(bench.do(AdoptBucket("unknown", 64)), Answered)
+    assert isinstance(bench.do(AdoptBucket("b", 64)), Unchanged)
+    assert isinstance(bench.do(AdoptBucket("unknown", 64)), Unchanged)
     bench.do(RenewStream("b", 0, ((0, 7),)))
-    assert isinstance(bench.do(AdoptBucket("b", 128)), Answered)
+    assert isinstance(bench.do(AdoptBucket("b", 128)), Unchanged)
     held = bench.state.bucket("b")
     assert held is not None
     assert held.entity.vbuckets == 64  # type: ignore[union-attr]
@@ -116,7 +116,7 @@ def test_what_is_said_of_another_build_changes_nothing() -> None:
     i = bench.index("i").id
     bench.do(BuildIndexes((i,)))
     for command in (MarkRouted(i, 99), MarkFailed(i, 99, "x"), MarkBuilt(i, 99), MarkRouted(8, 1)):
-        assert isinstance(bench.do(command), Answered)
+        assert isinstance(bench.do(command), Unchanged)
     assert bench.index("i").state == "pending"
 
 
@@ -142,7 +142,7 @@ def test_what_is_built_already_is_not_built_again() -> None:
     bench = Bench("i")
     bench.do(BuildIndexes(bucket="b", names=("i",)))
     again = bench.do(BuildIndexes(bucket="b", names=("i",)))
-    assert isinstance(again, Answered)
+    assert isinstance(again, Unchanged)
     assert again.outcome.answer["indexes"][0]["state"] == "pending"
 
 
@@ -162,7 +162,7 @@ def test_an_index_that_is_being_made_is_waited_for() -> None:
 )
 def test_a_build_of_nothing_that_is_there_is_refused(command: BuildIndexes, code: str) -> None:
     decision = Bench("i").do(command)
-    assert isinstance(decision, Answered)
+    assert isinstance(decision, Unchanged)
     assert decision.outcome.code == code
 
 
@@ -228,7 +228,7 @@ def test_a_generation_names_those_who_wait_and_keeps_the_others() -> None:
 def test_a_generation_that_was_decided_against_an_older_one_is_not_made() -> None:
     bench = Bench("i")
     bench.do(RenewStream("b", 0, ((0, 7),)))
-    assert isinstance(bench.do(RenewStream("b", 0, ((0, 8),))), Answered)
+    assert isinstance(bench.do(RenewStream("b", 0, ((0, 8),))), Unchanged)
 
 
 def test_a_build_with_an_expected_cas_compares_it() -> None:

@@ -91,7 +91,7 @@ def test_each_life_of_an_indexer_is_asked_until_it_agrees() -> None:
     (asked,) = handshakes.due(0, 1)
     assert (asked.epoch, asked.indexer, asked.incarnation, asked.reread) == (3, INDEXER, 1, False)
     assert handshakes.due(PERIOD_MS - 1, 1) == []
-    assert handshakes.take(report(asked.round, held(7)), state) is not None
+    assert handshakes.count(report(asked.round, held(7)), state) is not None
     assert handshakes.due(10**9, 1) == []
     handshakes.heard(beat(2), 10**9)
     assert handshakes.due(10**9, 1)[0].incarnation == 2
@@ -103,7 +103,7 @@ def test_an_indexer_agrees_although_writes_go_on() -> None:
     for reported, agreed in (((held(7), held(99)), False), ((held(7),), True)):
         handshakes.heard(beat(), 0)
         (asked,) = handshakes.due(10**6 if agreed else 0, 1)
-        assert not handshakes.take(report(asked.round, *reported), state)
+        assert not handshakes.count(report(asked.round, *reported), state)
         known = handshakes.get(INDEXER)
         assert known is not None
         assert known.agreed == agreed
@@ -115,10 +115,10 @@ def test_a_report_in_parts_counts_once_it_is_whole() -> None:
     handshakes.heard(beat(), 0)
     number = handshakes.due(0, 1)[0].round
     first = report(number, held(7), cas=2, part=0, parts=2)
-    assert handshakes.take(first, state) is None
-    assert handshakes.take(first, state) is None
+    assert handshakes.count(first, state) is None
+    assert handshakes.count(first, state) is None
     last = report(number, held(8), cas=2, part=1, parts=2)
-    difference = handshakes.take(last, state)
+    difference = handshakes.count(last, state)
     assert difference is not None
     assert not difference
 
@@ -126,13 +126,13 @@ def test_a_report_in_parts_counts_once_it_is_whole() -> None:
 def test_answers_to_another_question_or_from_another_life_are_ignored() -> None:
     state = a_state(an_index(7))
     handshakes = Handshakes(3, PERIOD_MS)
-    assert handshakes.take(report(1, held(7)), state) is None
+    assert handshakes.count(report(1, held(7)), state) is None
     handshakes.heard(beat(), 0)
     old = handshakes.due(0, 1)[0].round
     new = handshakes.due(10 * PERIOD_MS, 1)[0].round
-    assert handshakes.take(report(old, held(7)), state) is None
-    assert handshakes.take(report(new, held(7), life=9), state) is None
-    assert handshakes.take(report(new, held(7)), state) is not None
+    assert handshakes.count(report(old, held(7)), state) is None
+    assert handshakes.count(report(new, held(7), life=9), state) is None
+    assert handshakes.count(report(new, held(7)), state) is not None
 
 
 def test_a_difference_that_stays_makes_the_indexer_read_the_state_again() -> None:
@@ -143,7 +143,7 @@ def test_a_difference_that_stays_makes_the_indexer_read_the_state_again() -> Non
     for now in range(0, 10**6, 10**5):
         (asked,) = handshakes.due(now, 1)
         rereads.append(asked.reread)
-        handshakes.take(report(asked.round), state)
+        handshakes.count(report(asked.round), state)
     assert rereads[:ROUNDS_BEFORE_REREAD] == [False] * (ROUNDS_BEFORE_REREAD - 1) + [True]
 
 
@@ -154,7 +154,7 @@ def test_an_indexer_that_is_behind_the_question_has_not_answered_it() -> None:
         0,
     )
     (asked,) = made.due(0, 20)
-    made.take(HoldingsReported(3, 7, asked.round, 10, 0, 1, ()), StateContext())
+    made.count(HoldingsReported(3, 7, asked.round, 10, 0, 1, ()), StateContext())
     held = made.get(3)
     assert held is not None
     assert not held.agreed
