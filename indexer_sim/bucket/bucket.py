@@ -26,6 +26,7 @@ from coordinator.core.model.stream_records import BuildProgress, ConnectionRead,
 from coordinator.core.model.vectors import Vector
 from coordinator.kafka.topics import STREAM_PARTITIONS
 from indexer_sim.bucket.allocation import NONE, Slices
+from indexer_sim.bucket.chains import Chain
 from indexer_sim.bucket.checkpoints import About
 from indexer_sim.bucket.database import Database
 from indexer_sim.bucket.entries import (
@@ -60,7 +61,7 @@ from indexer_sim.bucket.entries import (
 )
 from indexer_sim.bucket.progress import VbucketProgress
 from indexer_sim.bucket.snapshots import Timeline, Undo, Wanted
-from indexer_sim.bucket.tracker import Chain, Change, Mark, Tracker
+from indexer_sim.bucket.tracker import Change, Mark, Tracker
 
 SHARD_BITS = 48
 NOT_KNOWN: Mapping[int, int] = {}
@@ -161,7 +162,7 @@ class Bucket:
         for key, value in self.database.scan(CHAIN):
             partition, *connection = CHAIN_KEY.unpack(key[len(CHAIN) :])
             chain = Chain(*CHAIN_VALUE.unpack(value))
-            tracker.load_chain(partition, (connection[0], connection[1]), chain)
+            tracker.chains.load(partition, (connection[0], connection[1]), chain)
         return tracker
 
     def know(self, vbuckets: int) -> None:
@@ -180,7 +181,7 @@ class Bucket:
             if state.build
         )
         gaps, branched = tuple(tracker.gaps()), tuple(tracker.branched())
-        read, taken = tracker.read(), tracker.taken()
+        read, taken = tracker.chains.read(tracker.partitions), tracker.taken()
         self.published = Published(tracker.vector(), states, gaps, branched, builds, read, taken)
 
     # -- slices ------------------------------------------------------------------------------
@@ -378,14 +379,15 @@ class Bucket:
         for index_id in dirty.states:
             state = tracker.indexes[index_id].state
             batch.put(STATE + INDEX_KEY.pack(index_id), pack_state(state))
-        for at in dirty.chains:
+        for at in tracker.chains.dirty:
             partition, connection = at
-            chain = tracker.chains.get(at)
+            chain = tracker.chains.by_key.get(at)
             if chain is None:
                 batch.delete(CHAIN + CHAIN_KEY.pack(partition, *connection))
             else:
                 batch.put(CHAIN + CHAIN_KEY.pack(partition, *connection), CHAIN_VALUE.pack(*chain))
         dirty.clear()
+        tracker.chains.dirty.clear()
 
     def write(self, batch: Any, *, sync: bool = True) -> None:
         """Write a batch. Raises StorageError; then all that is known must be loaded again."""

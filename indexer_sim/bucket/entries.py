@@ -11,7 +11,7 @@
     o   partition                       the first offset of `mutations` that is not in here yet, and
                                         the leader epoch of what lies before it
     l   -                               the id of the topic `mutations` that was read
-    c   partition, projector, connection    its last record in here (`tracker.Chain`)
+    c   partition, projector, connection    its last record in here (`chains.Chain`)
 
 Numbers are big-endian. For each (index, document) there is at most one of `d`, and exactly one
 `b` where there is a `d`: both change in one batch. All that belongs to an index lies in a few

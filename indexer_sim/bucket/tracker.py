@@ -2,8 +2,8 @@
 
 Pure. Decoded records come in, in the order of their partition; changes to documents come out, and
 what is known about vbuckets and indexes changes with them. Both belong into one write, so that a
-restart finds exactly what the database stands at; `load_progress`, `load_mark` and `load_state`
-take it up again.
+restart finds exactly what the database stands at; `load_progress`, `load_mark`, `load_state` and
+`chains.load` take it up again.
 
 The *progress* of a vbucket is how far it is held: every mutation up to its high watermark `seqno`
 is in the entries of each index that is done there. One maintenance connection at a time is its
@@ -22,11 +22,11 @@ far the build of an index is in a vbucket: attached, then done. What must hold:
   document and took back. So absence leaves a tombstone as long as one of them may come.
 - A document's entry is the one of the highest seqno: `entries` keeps the seqno, and whoever
   applies a change compares. Nothing here depends on a document.
-- Each record names the one before it on its connection, partition and indexer. Where that one is
-  not here, no high watermark moves past what it held: the vbuckets that it may have been about are
-  LOST and are caught up, and no backfill ends that may have lost something. What of a build is
-  missing then, nobody here asks for: the heartbeats say how far each build is, and after which
-  records, and its projector sends it again.
+- `chains` tells where records of a connection are missing. There, no high watermark moves past
+  what the missing ones held: the vbuckets that they may have been about are LOST and are caught up,
+  and no backfill ends that may have lost something. What of a build is missing then, nobody here
+  asks for: the heartbeats say how far each build is, and after which records, and its projector
+  sends it again.
 
 Seqnos of two branches are not compared: a stream of another branch than that of the high watermark
 is `branched`, and nothing of it is applied.
@@ -55,13 +55,12 @@ from coordinator.core.model.stream_records import (
     BACKFILL,
     CATCHUP,
     MAINTENANCE,
-    NOT_SAID,
-    ConnectionRead,
     GenerationTaken,
     KeyVersions,
 )
 from coordinator.core.model.types import Seqno, Vbuuid
 from coordinator.core.model.vectors import Vector
+from indexer_sim.bucket.chains import AFTER_A_HOLE, READ_BEFORE, Chains
 from indexer_sim.bucket.entries import State
 from indexer_sim.bucket.progress import (
     BEGUN_ABOVE,
@@ -88,13 +87,6 @@ NEVER = Seqno(2**64 - 1)
 BOUNDARIES_MAX = 256
 """So many ends of snapshots of a vbucket are remembered."""
 
-CHAINS_MAX = 8_192
-"""So many connections are followed in all partitions; the one that was silent for longest goes.
-
-There are one maintenance connection for each projector, and a few that end. Should the one that
-goes be heard again, something of it counts as lost, and is streamed once more.
-"""
-
 TAKEN_MAX = 512
 """So many generations are told of, the newest: each projector has one, as a rule."""
 
@@ -116,20 +108,6 @@ class Change(NamedTuple):
     guarded: bool
     logged: bool
     vbucket: int
-
-
-class Chain(NamedTuple):
-    """How far a connection is here in one partition: up to the record with this ordinal.
-
-    `number` is that of a maintenance connection, 0 for one that ends.
-    """
-
-    ordinal: int
-    number: int
-
-
-ChainKey = tuple[int, Connection]
-"""A partition of `mutations`, and a connection that sends on it."""
 
 
 @dataclass(slots=True)
@@ -175,13 +153,11 @@ class Dirty:
     progress: set[int] = field(default_factory=set)
     marks: set[tuple[int, int]] = field(default_factory=set)
     states: set[int] = field(default_factory=set)
-    chains: set[ChainKey] = field(default_factory=set)
 
     def clear(self) -> None:
         self.progress.clear()
         self.marks.clear()
         self.states.clear()
-        self.chains.clear()
 
 
 class Tracker:
@@ -195,10 +171,8 @@ class Tracker:
         self.partitions = partitions
         self.progress: dict[int, VbucketProgress] = {}
         self.indexes: dict[int, Tracked] = {}
-        self.chains: dict[ChainKey, Chain] = {}
-        """How far connections are here; who was heard last comes last."""
-        self._maintaining: set[ChainKey] = set()
-        """Those of them that do not end."""
+        self.chains = Chains()
+        """How far connections are here."""
         self.dirty = Dirty()
         self.boundaries: dict[int, list[int]] = {}
         """Ends of snapshots of each vbucket, ascending, since somebody took them."""
@@ -216,9 +190,6 @@ class Tracker:
         self._taken = None
         self.boundaries[vbucket] = [progress.synced]
         self._note(vbucket, progress)
-
-    def load_chain(self, partition: int, connection: Connection, chain: Chain) -> None:
-        self._link((partition, connection), chain)
 
     def load_mark(self, index_id: int, vbucket: int, mark: Mark) -> None:
         self.indexes[index_id].marks[vbucket] = mark
@@ -276,8 +247,11 @@ class Tracker:
 
         ItemsError, IndexError: the record is not one. Nothing was changed up to the item.
         """
-        if not self._follow(record, partition):
+        followed = self.chains.follow(record, partition)
+        if followed == READ_BEFORE:
             return []
+        if followed == AFTER_A_HOLE:
+            self._miss(record, partition)
         known: list[tuple[int, Tracked | None]] = []
         for index_id, build in zip(record.indexes, record.builds, strict=True):
             tracked = self.indexes.get(index_id)
@@ -289,47 +263,6 @@ class Tracker:
         elif record.kind in (BACKFILL, CATCHUP):
             self._fill(record, known, items, changes)
         return changes
-
-    def _follow(self, record: KeyVersions, partition: int) -> bool:
-        """Note how far a connection is; False: this record of it is here already."""
-        at = (partition, (record.projector, record.connection))
-        before = self.chains.get(at)
-        reached = before.ordinal if before is not None else 0
-        if record.previous != NOT_SAID:
-            if record.ordinal <= reached:
-                return False
-            if record.previous != reached:
-                self._miss(record, partition)
-        number = record.number if record.kind == MAINTENANCE else 0
-        if before is None:
-            self._let_go(partition, record.projector, number)
-        else:
-            del self.chains[at]
-        self._link(at, Chain(record.ordinal, number))
-        self.dirty.chains.add(at)
-        return True
-
-    def _link(self, at: ChainKey, chain: Chain) -> None:
-        self.chains[at] = chain
-        if chain.number:
-            self._maintaining.add(at)
-
-    def _unlink(self, at: ChainKey) -> None:
-        self.chains.pop(at, None)
-        self._maintaining.discard(at)
-        self.dirty.chains.add(at)
-
-    def _let_go(self, partition: int, projector: int, number: int) -> None:
-        """Make room for a connection: what it supersedes is not followed any more."""
-        gone = [
-            at
-            for at in self._maintaining
-            if at[0] == partition and at[1][0] == projector and self.chains[at].number < number
-        ]
-        for at in gone:
-            self._unlink(at)
-        if len(self.chains) >= CHAINS_MAX:
-            self._unlink(next(iter(self.chains)))
 
     def _miss(self, record: KeyVersions, partition: int) -> None:
         """What a connection sent before this record is not here: take it for lost.
@@ -719,8 +652,7 @@ class Tracker:
                 if vbucket % self.partitions == partition:
                     self._lose(vbucket, progress)
             self._break_off(partition)
-            for at in [at for at in self.chains if at[0] == partition]:
-                self._unlink(at)
+            self.chains.forget(partition)
 
     def _marked(self, index_id: int, vbucket: int) -> None:
         self.dirty.marks.add((index_id, vbucket))
@@ -761,16 +693,6 @@ class Tracker:
         """Return the vbuckets in these conditions, ascending. Asked after every batch."""
         self._odd = {v for v in self._odd if self.progress[v].condition != WHOLE}
         return sorted(v for v in self._odd if self.progress[v].condition in conditions)
-
-    def read(self) -> tuple[ConnectionRead, ...]:
-        """Return how far maintenance connections are here."""
-        found: dict[Connection, list[int]] = {}
-        for at in self._maintaining:
-            partition, connection = at
-            if partition < self.partitions:
-                ordinals = found.setdefault(connection, [0] * self.partitions)
-                ordinals[partition] = self.chains[at].ordinal
-        return tuple(ConnectionRead(*c, tuple(o)) for c, o in sorted(found.items()))
 
     def taken(self) -> tuple[GenerationTaken, ...]:
         """Return under which numbers vbuckets are taken, and from whom; the highest first."""

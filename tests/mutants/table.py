@@ -939,7 +939,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "tests/unit/core/test_lone_master.py",
     ),
     # -- who streams ------------------------------------------------------------------------------
-    # -- who streams ------------------------------------------------------------------------------
     Mutant(
         "a-lower-number-takes-over",
         "indexer_sim/bucket/tracker.py",
@@ -1020,5 +1019,19 @@ MUTANTS: tuple[Mutant, ...] = (
         "UMASK = 0o077",
         "UMASK = 0o022",
         "tests/unit/runtime/test_private_files.py",
+    ),
+    Mutant(
+        "a-hole-in-a-connection-is-the-next-record",
+        "indexer_sim/bucket/chains.py",
+        "            if record.previous != reached:\n                place = AFTER_A_HOLE\n",
+        "",
+        "tests/unit/indexer_sim/test_chains.py",
+    ),
+    Mutant(
+        "a-record-that-was-read-counts-again",
+        "indexer_sim/bucket/chains.py",
+        "            if record.ordinal <= reached:\n                return READ_BEFORE\n",
+        "",
+        "tests/unit/indexer_sim/test_chains.py",
     ),
 )

@@ -281,7 +281,7 @@ class Life:
             free=1,
             builds=builds,
             at_ms=WALL_MS,
-            read=tracker.read(),
+            read=tracker.chains.read(tracker.partitions),
             taken=tracker.taken(),
         )
 

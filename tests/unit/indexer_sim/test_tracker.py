@@ -28,10 +28,11 @@ from coordinator.core.model.stream_records import (
     GenerationTaken,
     KeyVersions,
 )
-from indexer_sim.bucket import tracker
+from indexer_sim.bucket import chains
+from indexer_sim.bucket.chains import Chain
 from indexer_sim.bucket.entries import State
 from indexer_sim.bucket.progress import BRANCHED, GAP, LOST, WHOLE, VbucketProgress
-from indexer_sim.bucket.tracker import NEVER, TAKEN_MAX, Chain, Change, Mark, Tracker
+from indexer_sim.bucket.tracker import NEVER, TAKEN_MAX, Change, Mark, Tracker
 from tests.conftest import PROFILE
 
 BRANCH = 77
@@ -114,8 +115,8 @@ def restored(tracker: Tracker) -> Tracker:
             made.load_mark(index_id, vbucket, Mark.unpack(mark.pack()))
     for vbucket, progress in tracker.progress.items():
         made.load_progress(vbucket, VbucketProgress.unpack(progress.pack()))
-    for (partition, connection), chain in tracker.chains.items():
-        made.load_chain(partition, connection, Chain(*chain))
+    for (partition, connection), chain in tracker.chains.by_key.items():
+        made.chains.load(partition, connection, Chain(*chain))
     return made
 
 
@@ -586,11 +587,11 @@ def test_a_loss_does_not_take_back_what_is_complete() -> None:
 def test_it_is_told_how_far_each_maintenance_connection_is_here() -> None:
     indexer = linked_and_built(vbuckets=4, partitions=2)
     indexer.apply(linked(9, 1), 1)
-    assert indexer.tracker.read() == (ConnectionRead(1, 1, (1, 9)),)
+    assert indexer.tracker.chains.read(2) == (ConnectionRead(1, 1, (1, 9)),)
     indexer.apply(linked(4, 0, connection=7, number=2), 0)
     told = (ConnectionRead(1, 1, (0, 9)), ConnectionRead(1, 7, (4, 0)))
-    assert indexer.tracker.read() == told
-    assert restored(indexer.tracker).read() == told
+    assert indexer.tracker.chains.read(2) == told
+    assert restored(indexer.tracker).chains.read(2) == told
 
 
 def test_it_is_told_under_which_numbers_vbuckets_are_taken() -> None:
@@ -624,12 +625,12 @@ def test_of_many_numbers_the_highest_are_told() -> None:
 def test_no_more_connections_are_followed_than_the_bound_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tracker, "CHAINS_MAX", 3)
+    monkeypatch.setattr(chains, "CHAINS_MAX", 3)
     indexer = linked_and_built()
     for connection in range(10, 15):
         indexer.apply(linked(1, 0, kind=CATCHUP, connection=connection))
         indexer.apply(linked(connection, connection - 1 if connection > 10 else 1))
-    kept = [connection for _, (_, connection) in indexer.tracker.chains]
+    kept = [connection for _, (_, connection) in indexer.tracker.chains.by_key]
     assert len(kept) == 3
     assert 1 in kept, "who was heard last stays"
 

@@ -1,0 +1,107 @@
+"""What a record is to its connection: here already, the next, or one behind a hole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from coordinator.core.model.stream_records import (
+    CATCHUP,
+    MAINTENANCE,
+    NOT_SAID,
+    ConnectionRead,
+    KeyVersions,
+)
+from indexer_sim.bucket import chains
+from indexer_sim.bucket.chains import AFTER_A_HOLE, NEXT, READ_BEFORE, Chain, Chains
+
+
+def record(ordinal: int, previous: int, **fields: Any) -> KeyVersions:
+    """Return a record without items: of connection 1 of projector 0, unless said otherwise."""
+    known: dict[str, Any] = {"kind": MAINTENANCE, "projector": 0, "connection": 1, "number": 1}
+    known |= {"bucket": "b", "indexes": (), "builds": (), "items": b"", "at_ms": 0}
+    return KeyVersions(ordinal=ordinal, previous=previous, **(known | fields))
+
+
+@pytest.mark.parametrize(
+    ("ordinal", "previous", "place"),
+    [
+        (4, 3, NEXT),
+        (9, 3, NEXT),
+        (3, 2, READ_BEFORE),
+        (1, 0, READ_BEFORE),
+        (5, 4, AFTER_A_HOLE),
+        (9, 0, AFTER_A_HOLE),
+        (1, NOT_SAID, NEXT),
+    ],
+)
+def test_the_ordinals_tell_what_a_record_is(ordinal: int, previous: int, place: str) -> None:
+    chain = Chains()
+    chain.follow(record(3, 0), 0)
+    assert chain.follow(record(ordinal, previous), 0) == place
+
+
+def test_the_first_record_of_a_connection_is_the_next_and_any_other_is_behind_a_hole() -> None:
+    assert Chains().follow(record(3, 0), 0) == NEXT
+    assert Chains().follow(record(3, 2), 0) == AFTER_A_HOLE
+
+
+def test_partitions_and_connections_are_counted_each_for_itself() -> None:
+    chain = Chains()
+    chain.follow(record(3, 0), 0)
+    assert chain.follow(record(3, 0), 1) == NEXT
+    assert chain.follow(record(3, 0, projector=1), 0) == NEXT
+    assert chain.follow(record(3, 0, connection=2, kind=CATCHUP), 0) == NEXT
+
+
+def test_a_maintenance_connection_supersedes_those_of_its_projector_with_lower_numbers() -> None:
+    chain = Chains()
+    chain.follow(record(3, 0), 0)
+    chain.follow(record(4, 0, projector=1), 0)
+    chain.dirty.clear()
+    chain.follow(record(1, 0, connection=2, number=2), 0)
+    assert set(chain.by_key) == {(0, (1, 1)), (0, (0, 2))}
+    assert chain.dirty == {(0, (0, 1)), (0, (0, 2))}, "what is gone is written, too"
+
+
+def test_a_connection_that_ends_supersedes_nobody() -> None:
+    chain = Chains()
+    chain.follow(record(3, 0), 0)
+    chain.follow(record(1, 0, connection=9, kind=CATCHUP, number=7), 0)
+    assert chain.follow(record(4, 3), 0) == NEXT
+
+
+def test_a_lost_partition_begins_anew() -> None:
+    chain = Chains()
+    for partition in (0, 1):
+        chain.follow(record(3, 0), partition)
+    chain.forget(0)
+    assert chain.follow(record(4, 3), 0) == AFTER_A_HOLE
+    assert chain.follow(record(4, 3), 1) == NEXT
+
+
+def test_only_maintenance_connections_are_told_of_in_each_partition_there_is() -> None:
+    chain = Chains()
+    chain.follow(record(3, 0), 0)
+    chain.follow(record(8, 0), 2)
+    chain.follow(record(5, 0, connection=9, kind=CATCHUP), 0)
+    assert chain.read(2) == (ConnectionRead(0, 1, (3, 0)),)
+
+
+def test_what_was_written_is_taken_up_again() -> None:
+    chain, again = Chains(), Chains()
+    chain.follow(record(3, 0), 1)
+    for (partition, connection), held in chain.by_key.items():
+        again.load(partition, connection, Chain(*held))
+    assert again.follow(record(3, 0), 1) == READ_BEFORE
+    assert again.read(2) == chain.read(2)
+    assert not again.dirty - {(1, (0, 1))}
+
+
+def test_who_was_silent_for_longest_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chains, "CHAINS_MAX", 2)
+    chain = Chains()
+    for connection in (1, 2, 1, 3):
+        chain.follow(record(5, NOT_SAID, connection=connection, kind=CATCHUP), 0)
+    assert set(chain.by_key) == {(0, (0, 1)), (0, (0, 3))}
