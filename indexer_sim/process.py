@@ -107,7 +107,10 @@ class PortTakenError(Exception):
 
 
 class Indexer:
-    """An indexer between its folder and a Kafka cluster that may come and go."""
+    """An indexer between its folder and a Kafka cluster that may come and go.
+
+    Large because it puts all parts of an indexer together and takes them apart again.
+    """
 
     def __init__(self, options: Options, stopping: threading.Event) -> None:
         """Open the folder, and take the port. Raises StorageError and PortTakenError."""

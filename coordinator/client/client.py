@@ -335,6 +335,8 @@ class _Api(Generic[R]):
 
     Each writing call takes a `request_id` (a UUIDv7; a fresh one if None): the same id gives
     the first outcome again. `expected_cas` makes it conditional; 0 means "must not exist".
+
+    Large because it has one method for each call of the HTTP API.
     """
 
     def __init__(

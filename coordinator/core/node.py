@@ -122,7 +122,11 @@ ENTRY_BYTES = 64
 
 
 class Node:
-    """One IndexManager: feed it with `step`, carry out what it returns."""
+    """One IndexManager: feed it with `step`, carry out what it returns.
+
+    Large because it has one method for each input, signal and record of the log: each of them
+    hands on to the parts concerned, and decides nothing.
+    """
 
     def __init__(self, config: NodeConfig, codec: EntityCodec) -> None:
         self.config = config

@@ -95,6 +95,8 @@ class Broker:
     `port` and `controller_port` are those of the last run, or free ones, unless given. A given
     `cluster_id` must be that of the folder. `settings` are further server properties. One broker
     of several that are stopped together shall make the class archive.
+
+    Large because a start has many steps, and each has a fault of its own to explain.
     """
 
     def __init__(

@@ -494,7 +494,10 @@ def _depth_of(tree: exp.Expr) -> int:
 
 
 class _Parser:
-    """Recursive descent over the tokens of a script; expressions go to sqlglot."""
+    """Recursive descent over the tokens of a script; expressions go to sqlglot.
+
+    Large because it has one method for each rule of the grammar.
+    """
 
     def __init__(self, source: _Source, options: dict[int, _Options], tokens: list[Token]) -> None:
         self._source = source

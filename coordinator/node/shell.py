@@ -66,7 +66,11 @@ STOPPING = unknown("no_master", "this node is stopping: retry")
 
 
 class Shell:
-    """A node with everything that it touches."""
+    """A node with everything that it touches.
+
+    Large because it carries out every effect: one method an effect, and one for each
+    completion.
+    """
 
     def __init__(
         self, node: Node, store: Store, bootstrap_servers: str, cluster: str, data_dir: str

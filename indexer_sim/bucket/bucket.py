@@ -85,7 +85,11 @@ class Published:
 
 
 class Bucket:
-    """The slices of one bucket. `vbuckets` is 0 while their number is not known."""
+    """The slices of one bucket. `vbuckets` is 0 while their number is not known.
+
+    Large because tracker, entries, snapshots and undo are written in one batch, which is put
+    together here.
+    """
 
     def __init__(
         self, name: str, folder: Path, vbuckets: int = 0, partitions: int = STREAM_PARTITIONS

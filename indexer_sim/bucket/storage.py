@@ -40,7 +40,11 @@ NOWHERE: Mapping[int, int] = {}
 
 
 class Storage:
-    """An indexer's folder."""
+    """An indexer's folder.
+
+    Large because it has one method for each thing that can happen to a slice, an index and a
+    bucket.
+    """
 
     def __init__(self, folder: Path, identity: str) -> None:
         """Open the folder, or make it and bind it to `identity`. Raises StorageError."""

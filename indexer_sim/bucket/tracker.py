@@ -164,6 +164,9 @@ class Tracker:
     """All that is known of one bucket's streams. `vbuckets` is 0 while that is not known.
 
     `partitions` is how many `mutations` has: what is sent of vbucket `v` lies in `v % partitions`.
+
+    Large because marks and progress change together: each kind of item changes both, and a
+    reader has to see both changes in one place.
     """
 
     def __init__(self, vbuckets: int = 0, partitions: int = 1) -> None:

@@ -76,7 +76,11 @@ def fresh_vbuuid() -> Vbuuid:
 
 
 class Bucket:
-    """One bucket in one folder."""
+    """One bucket in one folder.
+
+    Large because it has one method for each operation on documents, and for each fault that
+    tests can order.
+    """
 
     def __init__(
         self,

@@ -137,7 +137,10 @@ Note = Started | Read | KvSeen | LogsFetched
 
 
 class Projector:
-    """A projector between a key-value store and a Kafka cluster that may come and go."""
+    """A projector between a key-value store and a Kafka cluster that may come and go.
+
+    Large because it puts all parts of a projector together and takes them apart again.
+    """
 
     def __init__(
         self, options: Options, stopping: threading.Event, wake: threading.Event | None = None

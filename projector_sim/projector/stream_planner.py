@@ -183,7 +183,11 @@ class _Ignorance:
 
 
 class StreamPlanner:
-    """What a projector knows, and what it has running."""
+    """What a projector knows, and what it has running.
+
+    Large because what to open and to close follows from everything that is known at once: the
+    state, what runs, and what indexers say.
+    """
 
     def __init__(
         self,

@@ -32,7 +32,10 @@ Mask = NDArray[np.bool_]
 
 
 class Vbuckets:
-    """All rows of one bucket. Columns are read-only; each method is one thing that happens."""
+    """All rows of one bucket. Columns are read-only.
+
+    Large because each method is one thing that can happen to a vbucket.
+    """
 
     def __init__(self, state: BucketState, now_ms: int) -> None:
         self.now_ms = now_ms

@@ -136,7 +136,11 @@ def look(state: BucketState) -> Seen:
 
 
 class Application:
-    """One life of the application. `run` returns when it was told to stop."""
+    """One life of the application. `run` returns when it was told to stop.
+
+    Large because it puts query, reader, ticker and producer together and takes them apart
+    again.
+    """
 
     def __init__(self, options: Options, stopping: threading.Event, wake: threading.Event) -> None:
         """`wake` is set with `stopping`, and also when the query ends."""

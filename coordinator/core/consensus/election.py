@@ -76,7 +76,10 @@ class Mastership:
 
 
 class Election:
-    """One node's part in every election."""
+    """One node's part in every election.
+
+    Large because a candidacy has seven steps, and each can fail in a way of its own.
+    """
 
     def __init__(self, tokens: Tokens) -> None:
         self._tokens = tokens

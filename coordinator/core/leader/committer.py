@@ -41,7 +41,10 @@ from coordinator.core.model.types import CAS_MAX, Cas, Epoch, Offset, TxnId
 
 
 class Committer:
-    """Writes for a master: one transaction at a time, or records of the Authority."""
+    """Writes for a master: one transaction at a time, or records of the Authority.
+
+    Large because each step of a transaction has an answer, a failure and a time-out.
+    """
 
     def __init__(self, epoch: Epoch, tokens: Tokens, codec: EntityCodec) -> None:
         self._epoch = epoch

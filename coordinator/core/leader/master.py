@@ -77,7 +77,11 @@ RECOVERING, ACTIVE = "recovering", "active"
 
 
 class Master:
-    """What a node does while it is master of `epoch`."""
+    """What a node does while it is master of `epoch`.
+
+    Large because it has one method for each input that concerns a master: each hands on to its
+    parts.
+    """
 
     def __init__(
         self,
