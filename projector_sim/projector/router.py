@@ -113,8 +113,7 @@ class FrameError(Exception):
 class Router:
     """Turns the frames of one connection into records.
 
-    Large because each kind of frame has a method, on a path where a call more is seen in the
-    throughput.
+    Large because each kind of frame has a method, and all of them fill the same lanes.
     """
 
     def __init__(

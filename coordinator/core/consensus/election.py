@@ -78,7 +78,7 @@ class Mastership:
 class Election:
     """One node's part in every election.
 
-    Large because a candidacy has seven steps, and each can fail in a way of its own.
+    Large because a candidacy has four steps, and each can fail in a way of its own.
     """
 
     def __init__(self, tokens: Tokens) -> None:
