@@ -1,9 +1,9 @@
 """The Faust application of a node: an agent for the commit topic, and one for each of the topics
-that tell of timestamps.
+`stability` and `restart`.
 
-Each life of a node is a consumer group of its own, so that every node sees everything and a
-restart never waits for the session of its predecessor. The agents only hand records over, each
-topic in its order; what they mean is the core's business.
+Each process of a node is a consumer group of its own. So every node reads everything, and a restart
+never waits for the session of the process before it. The agents only pass records on, each topic
+in its order. The core decides what the records mean.
 """
 
 from __future__ import annotations

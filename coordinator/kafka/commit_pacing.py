@@ -1,9 +1,10 @@
 """When to begin the next Kafka transaction.
 
-After a commit the transaction coordinator still writes markers and closes the transaction in its
-own log. A producer that begins before that is told CONCURRENT_TRANSACTIONS, and the client waits
-20 ms before it asks again: five times as long as waiting for the right moment. No call tells when
-that moment is, so it is learnt: longer after each stall, a little shorter after each success.
+After a commit the transaction coordinator still writes markers, and closes the transaction in its
+own log. If a producer begins the next transaction before that, it gets CONCURRENT_TRANSACTIONS, and
+the client waits 20 ms before it asks again. That is five times as long as a wait for the right
+moment. No call tells when that moment is, so it is learnt: the pause grows after each stall, and
+shrinks a little after each success.
 
 Pure: time comes in as values, in seconds.
 """

@@ -1,11 +1,11 @@
 """When the request that ends a Kafka transaction may have been sent twice.
 
 librdkafka repeats EndTxn by itself, without an error callback, when the connection is lost or the
-broker answers with an error that passes. Up to protocol version 4, which it speaks, the request
-names the producer but not the transaction: a copy that was delayed ends the *next* transaction,
-with the verdict of the one before. A producer that was initialised anew is not affected, since
-Kafka refuses the older epoch. So whoever waits longer than the client's shortest pause before a
-repeat cannot know, and has to initialise.
+broker answers with a transient error. It speaks the request up to version 4, which names the
+producer but not the transaction. So a delayed copy ends the *next* transaction, with the verdict of
+the one before. After a new initialisation Kafka refuses the copy, because its producer epoch is
+old. If an end took longer than the client's shortest pause before a repeat, there may be a copy,
+and the producer has to be initialised again.
 
 Pure: time comes in as values.
 """
@@ -35,7 +35,7 @@ def may_be_repeated(took_s: float, pause_ms: int = RETRY_BACKOFF_MS) -> bool:
 
 
 class Patience:
-    """How long the producers of one process pause before they repeat: one after the other."""
+    """The pause before a repeat, for one producer of a process after the other."""
 
     def __init__(self) -> None:
         self.pause_ms = RETRY_BACKOFF_MS

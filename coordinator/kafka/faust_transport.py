@@ -1,10 +1,10 @@
-"""Faust's transport, made to read what the protocol needs: committed records, from our offset.
+"""Faust's transport, changed to read what the protocol needs: committed records, from our offset.
 
-Faust reads uncommitted records unless its own exactly-once mode is on, and begins where its
-consumer group committed. Here the isolation level is read_committed, and the store's applied
-offset decides where to begin, because Faust's commits may run ahead of what is durable. Where a
-topic forgets its oldest records, reading goes on with those that are left; an offset that any other
-topic does not have is a failure.
+Faust reads uncommitted records unless its own exactly-once mode is on, and begins at the offset
+that its consumer group committed. Here the isolation level is read_committed. Reading begins after
+the store's applied offset, because Faust's committed offset may be ahead of what is durable. If a
+topic deletes its oldest records by retention, reading goes on with the oldest that is left. On any
+other topic an offset that does not exist is a failure.
 """
 
 from __future__ import annotations

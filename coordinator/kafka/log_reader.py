@@ -1,6 +1,6 @@
-"""Reading one partition from an offset on: as it comes, to its end, or the events of the state.
+"""Reads one partition from an offset on: record by record, to its end, or the events of the state.
 
-Only committed records are read, by a consumer that is made for this and closed afterwards, in the
+It reads only committed records, by a consumer that is made for this and closed afterwards, in the
 thread that asks.
 """
 

@@ -1,9 +1,10 @@
-"""Ending the transaction of a dead master without the wait that librdkafka would add.
+"""Ends the transaction of a dead master without the wait that librdkafka would add.
 
-Initialising a transactional id makes Kafka abort what an older producer had open, which takes some
-10 ms; until then it answers "concurrent transactions". librdkafka then waits a fixed 500 ms,
-and so it does when it is asked before it is connected to a broker by its number. aiokafka asks
-again at once. So it goes first, and librdkafka's own initialisation finds nothing open any more.
+When a transactional id is initialised, Kafka aborts the open transaction of the older producer.
+This takes some 10 ms; until then Kafka answers "concurrent transactions". librdkafka then waits for
+a fixed 500 ms. It waits as long if it is asked before it has a connection to a broker by its
+number. aiokafka asks again at once. So aiokafka initialises the id first, and librdkafka's own
+initialisation finds no open transaction.
 """
 
 from __future__ import annotations

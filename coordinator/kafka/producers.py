@@ -1,8 +1,8 @@
 """The two producers of a node: a plain one, and the cluster's one transactional producer.
 
 The plain one sends proposals, barriers, answers and heartbeats. The transactional one writes all
-that is authoritative; it lives in a thread of its own because its calls block. What its calls
-return is never taken for an outcome: the log alone tells.
+that is authoritative; it runs in a thread of its own, because its calls block. Nobody takes the
+result of a call for the outcome of a transaction: only the log tells the outcome.
 """
 
 from __future__ import annotations
@@ -74,12 +74,12 @@ log = logging.getLogger(__name__)
 
 
 class PlainProducer:
-    """Sends records whose loss the protocol survives; failures of appends are fed back.
+    """Sends records whose loss the protocol survives; feeds failures of appends to the node.
 
-    They are fed when the client's callbacks are over: what follows may send again, and the client
-    aborts the process if a callback polls. `written` is the offset of the last record of `commit`
-    that Kafka acknowledged, or `UNKNOWN`. A dead letter is nobody's to send again: it waits in
-    `letters`.
+    It feeds them after the client's callbacks have returned: the node may send again at once, and
+    the client aborts the process if a callback polls. `written` is the offset of the last record of
+    `commit` that Kafka acknowledged, or `UNKNOWN`. Nobody would send a dead letter again, so it
+    waits in `letters`.
     """
 
     def __init__(
@@ -162,10 +162,10 @@ class PlainProducer:
 
 
 class DeadLetters:
-    """Dead letters on their way: they wait for a broker that is away.
+    """Dead letters that are not sent yet: they wait while the broker is away.
 
-    They outlive producers, which come and go with connections. Any thread may bury; whoever serves
-    a producer sends.
+    They outlive producers, which are made anew with each connection. Any thread may add a letter;
+    the thread that serves a producer sends it.
     """
 
     def __init__(self, cluster: str) -> None:

@@ -1,7 +1,7 @@
-"""Readers on confluent-kafka: consumers that never move by themselves, and tails in a thread.
+"""Readers on confluent-kafka: consumers with assigned offsets, and a thread that reads a tail.
 
-All read committed records only. None resets its offset by itself: an offset that the log does
-not have is an error that the caller hears of. What is read is handed over raw.
+All read committed records only. No consumer resets its offset by itself: if the log does not have
+an offset, the caller gets an error. Records are passed on raw.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def consumer(bootstrap_servers: str, group: str, **more: Any) -> Consumer:
 
 
 class TailReader:
-    """Reads partitions in a thread and hands batches over; `pause_while` holds it back.
+    """Reads partitions in a thread and passes batches on; pauses while `pause_while` is true.
 
-    Whatever ends the thread, `failed` is told why; and `has_died` tells who looks now and then,
-    should even that have failed. Who is not read to is deaf, and does not notice by itself.
+    If the thread ends by a failure, it calls `failed` with the reason. `has_died` also tells if
+    that call has failed: a node whose reader is dead would not notice it otherwise.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
-"""Notices that a consumer stands still: the client says nothing then, and never goes on.
+"""Notices that a consumer has stalled: the client reports nothing then, and never continues.
 
-After cuts of the network librdkafka may lose a broker for good, with records waiting there. Whoever
-reads by it makes a new one; no test of the process's health would show it, as all else goes on.
+After cuts of the network librdkafka may lose a broker for ever, though records wait there. Then the
+owner of the consumer makes a new one. No health check of the process would show the stall, as
+everything else works.
 """
 
 from __future__ import annotations

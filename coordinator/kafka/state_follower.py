@@ -1,8 +1,7 @@
 """How a process beside the nodes follows `statecontext`: one consumer, one plain producer.
 
-A `Link` is one connection to Kafka. It lasts until a call raises KafkaException; then the process
-closes it and makes another one, for as long as it lives. No call blocks for long: a stop is due
-within two seconds.
+A `Link` is one connection to Kafka. It lasts until a call raises KafkaException. Then the process
+closes it and makes another one. No call blocks for long, so a process can stop within two seconds.
 """
 
 from __future__ import annotations
@@ -128,7 +127,7 @@ class Link:
 
 
 class StatusLog:
-    """What a process tells the operator, on stderr; a fault once, and once that it is over."""
+    """What a process tells the operator, on stderr: each fault when it begins, and when it ends."""
 
     def __init__(self, who: str) -> None:
         self._who = who

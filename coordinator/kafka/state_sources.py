@@ -1,7 +1,8 @@
 """The sources of the StateContext on Kafka: `statecontext`, `history`, and copies on `snapshots`.
 
-All are read with read_committed, by a consumer of their own, in the thread that asks. A record that
-cannot be decoded is told of and passed over: whether what is left is right, the digest decides.
+A consumer made for this reads them with read_committed, in the thread that asks. It reports a
+record that cannot be decoded, and reads on. The digest of the result shows whether something is
+missing.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The process of a node: it carries out what the core says."""
+"""The process of a node: it executes the effects of the core."""

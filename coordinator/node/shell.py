@@ -1,8 +1,8 @@
-"""Carries a node's effects out on the real world, and feeds what happens back.
+"""Executes a node's effects in the real world, and feeds the results back as inputs.
 
-One asyncio loop owns the node. Producers and readers live in threads and hand inputs over; the
-store is written in line, since nothing may overtake a batch. No protocol here: inputs go in,
-effects go out, in order.
+One asyncio loop owns the node. Producers and readers run in threads, and pass inputs to the loop.
+The loop itself writes the store, since nothing may overtake a batch. The protocol is not here: the
+shell only feeds inputs, and executes effects in order.
 """
 
 from __future__ import annotations

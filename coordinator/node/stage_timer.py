@@ -1,9 +1,10 @@
 """Where the time of a transaction goes, stage by stage, for metrics and benchmarks.
 
-Watches the inputs and effects of a node from outside; the node knows nothing of it. The stages:
-`proposal`, sent to read back; `events`, proposal sent to events written, meanwhile; `answers`, read
-back to all answers and events there; `commit`, verdict sent to Kafka's word; `read_back`, that word
-to the verdict read back; `total`, the whole.
+Watches the inputs and effects of a node from outside; the node does not know it. The stages:
+`proposal`, from the proposal sent to read back; `events`, from the proposal sent to the events
+acknowledged (at the same time); `answers`, from the proposal read back until all nodes have
+answered and the events are acknowledged; `commit`, from the verdict sent to the end of the Kafka
+transaction; `read_back`, from there to the verdict read back; `total`, all of it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A thread that ends the process when its event loop does not turn any more.
+"""A thread that ends the process when its event loop hangs.
 
-A store or a library that blocks for ever raises no error, and a node that hangs cannot say so by
-itself. Time is counted in looks, not by the clock: a process that was stopped as a whole has not
-hung.
+A store or a library that blocks for ever raises no error, and a node that hangs cannot say so
+itself. The thread looks once a second and counts its looks. It does not compare clocks, so a
+process that was stopped as a whole does not count as hung.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a node gets into the active list: it asks, at the CAS and digest that it has. Pure."""
+"""How a node asks to be admitted to the active list, at its CAS and digest. Pure."""
 
 from __future__ import annotations
 

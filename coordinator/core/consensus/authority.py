@@ -1,18 +1,18 @@
 """The Authority: a deterministic fold of the `commit` topic.
 
-It stands for the cluster manager of the specification, and is no process: each node folds the
-same records in the same order and reaches the same master, epoch, active list and transaction
-statuses. Its rules:
+It takes the place of a cluster manager, and is not a process. Each node folds the same records in
+the same order, and so computes the same master, epoch, active list and statuses of transactions.
+The rules:
 
 * A claim counts only if its epoch is the next one, its node accepted the last committed
   transaction, and its CAS and digest are the fold's. It closes an open transaction.
-* A proposal opens only in the current epoch, above the last sequence number, while none is open.
-  Proposals are plain records, so late and doubled ones are expected, and void.
+* A proposal opens a transaction only in the current epoch, above the last sequence number, and
+  while no transaction is open. Proposals are plain records: late and repeated ones are void.
 * A verdict must name the open transaction and its offset. The first terminal status wins.
-* A joiner is admitted only while nothing is open, and only at the fold's CAS and digest.
-* After its resignation, nothing that a master wrote opens anything.
-* A node leaves, and the cluster is reformed, only while nothing is open; whoever is left must be
-  enough for the minimum.
+* A node is admitted only while no transaction is open, and only at the fold's CAS and digest.
+* After a master has resigned, none of its proposals opens a transaction.
+* A node leaves, and a master reforms the cluster, only while no transaction is open. The nodes
+  that are left must be at least the minimum.
 
 A record that breaks a rule is *void*: it changes nothing, and `fold` says why. The caller decides
 whether that is ordinary (a late proposal) or an alarm (`is_alarming`).

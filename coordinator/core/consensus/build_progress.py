@@ -1,4 +1,4 @@
-"""How far builds have got, and how fast, from what projectors say with their heartbeats. Pure."""
+"""The progress and the rate of builds, as the heartbeats of projectors report them. Pure."""
 
 from __future__ import annotations
 

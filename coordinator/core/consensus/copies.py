@@ -1,13 +1,13 @@
 """Copies of the StateContext on the topic `snapshots`: for peers, for replay, and to trim the log.
 
-Pure. A node gives a copy to a peer that cannot find the state elsewhere. A master has one taken
-whenever the commit topic has grown by as much as the state weighs, and by `snapshot_bytes` at
-least: so all copies together cost no more than the log. What is a copy of the Authority at the
-same CAS, the `AuthoritySnapshot`, stands in the log just before it.
+Pure. A node writes a copy for a peer that cannot find the state elsewhere. A master has a copy
+written whenever the commit topic has grown by the size of the state, and by `snapshot_bytes` at
+least. So all copies together take no more room than the log. Just before the copy the master
+writes the Authority at the same CAS to the log: the `AuthoritySnapshot`.
 
-The log is trimmed behind the newest copy of which three things hold: it was read back; every active
-node has what came before it on its own disk; and no outcome of a request is remembered that was
-recorded before it, since those come from the log alone.
+The log is trimmed to the newest `AuthoritySnapshot` for which three things hold: its copy was read
+back; every active node has everything before it on its own disk; and the window holds no outcome
+of a request that was recorded before it, since only the log has outcomes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """What a node has in its store, and when it may say that a proposal is durable there.
 
-Pure. A batch carries everything that belongs to one applied offset of `commit`: entities, the
-Authority, the prepared transaction. What was only installed needs no sync, since the log can be
-read again; an open proposal does, and is answered only after that. A store that refused a write
-gets nothing more until a probe succeeds, and then everything that it missed.
+Pure. One batch carries everything that belongs to one applied offset of `commit`: entities, the
+Authority, the prepared transaction. A batch with installed changes needs no sync, since the node
+can read the log again. A batch with an open proposal is synced, and the node answers the proposal
+only after that. After a refused write the store gets nothing until a probe succeeds. Then it gets
+everything that it has missed.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class Unsaved:
 class Checkpoint(NamedTuple):
     """What a node knows at one offset of `commit`, beside the entities.
 
-    Where `is_whole` is not set, the node has no state yet: the Authority is left out of the store,
-    and a node that finds it so synchronises in full.
+    If `is_whole` is false, the node does not have the state yet. Then the store does not get the
+    Authority, and a node that finds its store so synchronises in full.
     """
 
     applied: int

@@ -1,7 +1,7 @@
 """What comes out of a node: everything that it wants done outside, as values.
 
-Pure, frozen data. The shell carries effects out in order; those with a `token` are answered by an
-input with the same token. None of them returns anything by itself.
+Pure, frozen data. The shell executes effects in order. No effect returns a value: where the node
+needs the result, the effect has a `token`, and an input with the same token answers it.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ class Ask:
 class Save:
     """Write one atomic batch to the store.
 
-    `applied` is the offset of `commit` up to which all of this holds. `changes` are entities to
-    put, or to delete where None. `outcomes` are groups of outcomes by their CAS,
-    likewise. `prepared` is what waits for its verdict after the batch. With `wipe`, everything
-    that was there goes first. An `authority` of None leaves the store unfinished: a node that
-    finds it so synchronises in full. `Stored` answers a synced batch, and says that all before
-    it are there too; after a `StoreFailed` the store refuses everything until it is probed.
+    All of it holds as of offset `applied` of `commit`. `changes` has entities to put; None deletes
+    one. `outcomes` has groups of outcomes by their CAS, in the same way. `prepared` is the prepared
+    transaction after the batch. With `wipe`, the store deletes everything first. If `authority` is
+    None, the store is unfinished, and a node that finds it so synchronises in full. `Stored`
+    answers a synced batch; then all batches before it are durable, too. After a `StoreFailed` the
+    store refuses everything until it is probed.
     """
 
     token: int
@@ -109,7 +109,7 @@ class OpenProducer:
 
 @dataclass(frozen=True, slots=True)
 class CloseProducer:
-    """Give the transactional producer up."""
+    """Close the transactional producer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +148,9 @@ class Abandon:
 class Synchronise:
     """Read a source of the state, in batches, for a full synchronisation up to `cas` or later.
 
-    `source` is one of `full_sync`'s: all of `statecontext`; all of `history`; the copy with this
-    number, from `offset` of `snapshots` on, alone or with its tail on `history`.
+    `source` is one of those in `full_sync`: all of `statecontext`; all of `history`; the copy with
+    the number `copy`, from `offset` of `snapshots` on, with the events after it on `history` or
+    without.
     """
 
     token: int
@@ -170,7 +171,7 @@ class TakeSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Trim:
-    """Delete what `commit` holds below this offset; one that fails is made up for by the next."""
+    """Delete what `commit` holds below this offset; if that fails, the next `Trim` does it."""
 
     offset: Offset
 

@@ -1,10 +1,11 @@
 """How a node comes to claim the mastership, and what it tells while there is no master.
 
-Pure. A master is suspected when its heartbeats stay away, and missed at once when it resigned.
-The newest live node that may claim comes first, then by id; the others wait longer. A claim goes
-step by step: look (read the log to its end, for a claim not heard of), open the producer (which
-fences any other), read to the end again, write the claim, read it back. Only then is there a
-`Master`. A candidate that dies on the way leaves nothing behind but a fenced predecessor.
+Pure. A node suspects the master after `election_timeout_ms` without its heartbeats. After a
+resignation it does not wait that long. The live node with the highest CAS claims first, then the
+one with the lower id; the others wait longer. A claim has these steps: look (read the log to its
+end, for a newer claim), open the producer (which fences any other), read to the end again, write
+the claim, read it back. Only then is there a `Master`. A candidate that dies on the way has only
+fenced its predecessor.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """What a node makes of the `commit` topic: the Authority, the state, the prepared transaction.
 
-Pure. Record by record it folds the Authority, keeps a proposal until its verdict, and installs what
-was committed. It brings all of that into the node's store (`durability`), and finds the state again
-where the node does not have it (`full_sync`).
+Pure. It takes one record after the other: it folds the Authority, keeps a proposal until its
+verdict, and installs what was committed. `durability` brings all of that into the node's store.
+`full_sync` finds the state again if the node does not have it.
 
 Invariants:
 
-* What a node shows (`state`) moves on only by a terminal status that was read back; it begins as
-  the store or a full synchronisation has it, whose digest is in the log.
+* `state` is what the node shows. It changes only by a verdict that was read back. It begins with
+  the state of the store, or of a full synchronisation; the log has the digest of either.
 * In the store, entities, the Authority and the prepared transaction belong to one applied offset.
 """
 

@@ -1,17 +1,17 @@
-"""A node without the state finds it again: from which source, and in which order.
+"""How a node without the state finds it again: from which source, and in which order.
 
 Pure. Four sources hold the StateContext, and any of them may be damaged:
 
 1. `statecontext`, compacted: the smallest to read.
-2. A copy on `snapshots` that the Authority knows of, with its tail on `history`.
+2. A copy on `snapshots` that the Authority names, with the events after it on `history`.
 3. `history` from its beginning.
-4. A copy that a peer writes because it is asked for one.
+4. A copy that a peer writes when it is asked.
 
-The first that folds to a digest which the commit topic has for its CAS wins. Where none does they
-are tried again: the master repairs `statecontext`, and a peer may come back. No operator is needed
-as long as one source is whole.
+The node takes the first source that folds to a digest which the commit topic has for its CAS. If
+there is none, it tries all of them again: meanwhile the master may have repaired `statecontext`,
+or a peer may have come back. No operator is needed as long as one source is intact.
 
-Invariant: no state is taken whose digest is not in the commit topic.
+Invariant: a node takes no state whose digest is not in the commit topic.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ COMPACTED, SNAPSHOT, HISTORY, COPY = "statecontext", "snapshot", "history", "cop
 
 
 class Source(NamedTuple):
-    """Where to read: for a copy, from which offset of `snapshots`, and which one."""
+    """A source: which kind; for a copy, its number and its offset on `snapshots`."""
 
     kind: str
     offset: Offset = Offset(0)

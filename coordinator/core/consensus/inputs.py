@@ -187,7 +187,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class StoreFailed:
-    """The store refused the write with this token; 0: one that cannot be refused."""
+    """The store refused the write with this token: no unsynced batch can be relied on."""
 
     token: int
     reason: str
@@ -210,7 +210,7 @@ class ProducerOpened:
 
 @dataclass(frozen=True, slots=True)
 class ProducerFailed:
-    """The transactional producer could not be made, or broke; nothing is known of its work."""
+    """The transactional producer could not be made, or broke: what it wrote may count or not."""
 
     token: int
     reason: str
@@ -235,7 +235,7 @@ class Ended:
 class SyncRead:
     """What a source of a full synchronisation has: entities of a copy, then events, in order.
 
-    `done` comes with the last.
+    `done` is true in the last of them.
     """
 
     token: int

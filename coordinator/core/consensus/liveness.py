@@ -1,14 +1,14 @@
 """Reading the log to its end, and noticing when reading or writing has silently stopped.
 
-Pure. A read barrier is a plain record that says nothing: once it is read back, everything before
-it was. That is how a node knows that it has caught up, and how a candidate knows that nothing
-speaks against its claim.
+Pure. A read barrier is a plain record without content. Once a node has read its barrier back, it
+has read everything before it. So a node knows that it has caught up, and a candidate knows that
+there is no newer claim.
 
-A reader, a producer or a topic's consumer can stop without any error. So a node that has read
-nothing for a while has Kafka asked, over another connection, where the log ends. If that is
-further on than the node, perhaps by markers alone, it writes a barrier; one that does not come
-back tells which part has stopped. The same holds for the node's own heartbeats, which it hears.
-Time counts only while the node is awake: a process that was stopped has not noticed a silence.
+A reader, a producer or the consumer of a topic can stop without any error. So a node that has read
+nothing for a while asks Kafka, over another connection, where the log ends. If the log has grown
+(perhaps only by transaction markers), the node writes a barrier. If the barrier does not come
+back, the node knows which part has stopped. It watches its own heartbeats in the same way. Time
+counts only while the process runs: a process that was stopped has not missed anything.
 """
 
 from __future__ import annotations

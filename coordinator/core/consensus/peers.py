@@ -1,7 +1,7 @@
 """Who else is alive: the last heartbeat of each process, and when it was heard.
 
-Pure. Silence is measured by a clock of its own, which goes on only while heartbeats arrive: a node
-that was stopped, or hears nothing at all, has no reason to suspect anybody.
+Pure. The clock that measures silence advances only while heartbeats arrive, of whatever process.
+So a node that was stopped, or that hears no process at all, suspects nobody.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The states of a node, and how it may move between them.
 
-Pure. Every life of a node begins in `bootstrap`. It becomes `replica` once it is in the active
-list and hears the master, `master` once its claim was read back. Whatever breaks that (a master
-not heard, the own expiry, a newer claim, a gap in the chain of CAS values) leads back to
-`bootstrap`. `rollback` is a master that coordinates a kv-rollback.
+Pure. A node starts in `bootstrap`. It becomes `replica` once it is in the active list and hears
+the master, and `master` once it has read its own claim back. It returns to `bootstrap` if it does
+not hear the master, if it was expired, or if a newer claim counts. `rollback` is a master that
+coordinates a kv-rollback.
 """
 
 from __future__ import annotations

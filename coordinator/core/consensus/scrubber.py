@@ -1,14 +1,15 @@
 """Compares what `statecontext` says with what was committed: holes and strays.
 
-Pure. The compacted topic is the first source of every full synchronisation, so it must fold to
-the committed state. A Kafka transaction that ended as nobody asked for breaks that: its events are
-*strays*, which no transaction committed, or they are missing, and leave *holes*. Either shows as an
-entity whose last record is not the one that the state holds.
+Pure. The compacted topic is the first source of every full synchronisation, so it must fold to the
+committed state. If a Kafka transaction ends otherwise than the master asked for, it does not. Its
+events are *strays* if they are visible and no verdict names them. They are *holes* if a verdict
+names them and they are missing. In both cases the last record of an entity on the topic is not
+the one in the state.
 
-A state that is known to be right, at its CAS, is held against all records of the topic. Entities
-that have a record above that CAS are told apart: it may have been committed since, and compaction
-may have taken the older one away. It is there as long as the comparison takes, since the topic
-keeps tombstones for longer.
+The scrubber compares all records of the topic with a state that is known to be right, at the CAS
+of this state. It reports entities with a record above that CAS separately: the record may have
+been committed since, and compaction may have removed the older one. The topic keeps tombstones for
+longer than a comparison takes, so no tombstone disappears meanwhile.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from coordinator.core.model.records import Event
 class Findings(NamedTuple):
     """The keys of entities that differ: their last record is missing, or does not belong there.
 
-    Those in `later` have a record above the state's CAS: strays, if nothing was committed since.
+    Those in `later` have a record above the state's CAS: a stray, unless it was committed since.
     """
 
     holes: tuple[str, ...] = ()

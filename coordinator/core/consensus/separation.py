@@ -1,8 +1,9 @@
-"""Taking the outcomes of requests out of the state of a cluster that an older version made.
+"""Takes the outcomes of requests out of the state of a cluster that an older version made.
 
-Pure. There they were entities under `request/`, and counted in the state's digest. A new master
-separates them once, by a record on the log: from its CAS on the state's digest leaves them out, and
-the newest of them go on in the window. What the log holds before that folds to its old digests.
+Pure. The older version kept outcomes as entities under `request/`, and its digest counted them. A
+new master takes them out once, by a record on the log. From the CAS of this record on, the digest
+leaves them out, and the newest of them stay in the window. What the log holds before the record
+folds to its old digests.
 """
 
 from __future__ import annotations

@@ -27,9 +27,10 @@ class ExamineLog:
 
 @dataclass(frozen=True, slots=True)
 class BlockedAtStableOffset:
-    """All that can be read was read: an open transaction holds the last stable offset back.
+    """The node has read up to the last stable offset: an open transaction blocks what stands above.
 
-    Its master may be dead, and all nodes may have just started: only a claim ends it then.
+    The master of this transaction may be dead, and all nodes may have just started. Then only a
+    claim ends the transaction.
     """
 
 
@@ -72,7 +73,7 @@ class Elected:
 
 @dataclass(frozen=True, slots=True)
 class LoseMastership:
-    """This master cannot go on: its producer, its store or the log does not do its part."""
+    """This master cannot go on: its producer, its store or its reading of the log has failed."""
 
     why: str
 
@@ -87,7 +88,7 @@ class AwaitSuccessor:
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """A master's part has something to commit: enter it into the next group, once by this key."""
+    """A part of the master wants this command in the next group; one command for each key."""
 
     key: str
     command: Command

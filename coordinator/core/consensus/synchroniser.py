@@ -1,11 +1,12 @@
 """A full synchronisation: from what a source holds to a state that is known to be right.
 
-Pure. What is read is provisional: the source may be ahead of the commit topic as this node has
-folded it, the last mutation may be a drop that compaction took away, and events may be there that
-no transaction committed. The state is right once its digest is that of some committed transaction;
-commits after that one, which were folded meanwhile, are applied on top.
+Pure. What was read is provisional, for three reasons. The source may be ahead of the commit topic
+as this node has folded it. The last change may have been a drop, and compaction may have removed
+it. There may be events that no transaction committed. The state is right once its digest is that
+of a committed transaction. Commits after this one, which the node has folded meanwhile, are applied
+to it.
 
-Invariant: no state leaves this module unless its recomputed digest stands in the commit topic.
+Invariant: no state leaves this module unless its recomputed digest is in the commit topic.
 """
 
 from __future__ import annotations
@@ -30,19 +31,19 @@ class Sealed(NamedTuple):
 
 
 class Mismatch(NamedTuple):
-    """All commits are folded that the source can know of, and none has its digest."""
+    """The node has folded all commits that the source can have; none has its digest."""
 
     message: str
 
 
 @dataclass(slots=True, kw_only=True)
 class Synchroniser:
-    """Collects what a source holds, and commits of `commit`, until the two agree.
+    """Collects what a source holds, and the commits of the log, until the two agree.
 
-    `entities` is what all of it comes to; `overwritten` has what stood at `base_cas` where an
-    event above it came later. Such an event may belong to no transaction, and then only the
-    state without it agrees with a commit. `settled` says that every commit was folded of which the
-    source could show events.
+    `entities` is the result of everything that was read. `overwritten` has the earlier values of
+    entities that an event above `base_cas` has changed. Such an event may belong to no transaction,
+    and then only the state without it agrees with a commit. `settled`: the node has folded every
+    commit whose events the source can have shown.
     """
 
     base_cas: Cas

@@ -1,4 +1,4 @@
-"""What a node knows of timestamps, and how it asks for the next one to come soon. Pure."""
+"""What a node knows of timestamps, and how it asks for an early stability timestamp. Pure."""
 
 from __future__ import annotations
 

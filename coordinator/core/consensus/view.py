@@ -1,7 +1,7 @@
 """What the parts of a node may know of it. They read it, and change nothing by it.
 
-Pure. A part takes this view with each input, and returns results (`signals`). It keeps no hold of
-the view, so that it is built and tested alone: any object with these properties will do.
+Pure. A part gets this view with each input, and returns results (`signals`). It does not keep the
+view. So a test can build a part alone, with any object that has these properties.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What the master does on top: forms groups, commits, keeps members, leads builds. Pure."""
+"""What only the master does: forms groups, commits, keeps members, leads builds. Pure."""

@@ -1,8 +1,8 @@
 """The load phase: what the master waits for while indexes are built, and who streams what.
 
-Pure. All of it is derived from the StateContext and from what others repeat until the state moves
-on: projectors route an index, indexers have built it, a projector cannot stream a bucket. So a
-new master knows as much after a moment, and nothing that is lost on the way is lost for good.
+Pure. The master derives it from the StateContext, and from answers that other processes repeat
+until the state changes: a projector routes an index, an indexer has built it, a projector cannot
+stream a bucket. So a new master soon knows as much as the old one, and a lost answer comes again.
 
 Invariants: an index is backfilled only when every live projector routes this build of it; it takes
 scans only when every hosting indexer has this build; a projector streams a bucket's maintenance
@@ -61,8 +61,11 @@ Life = tuple[int, int]
 
 
 class Renewal(NamedTuple):
-    """A renewal of a bucket's streams: against which generation, for whom, why, and what of
-    `restart` it answers."""
+    """A renewal of a bucket's streams.
+
+    `number` is the generation that it replaces, `lives` are the projectors that stream from then
+    on, and `restart` is the number of the last record on `restart` that it acts on.
+    """
 
     number: int
     lives: tuple[Life, ...]

@@ -1,7 +1,7 @@
 """The commands that wait for a transaction, in order, bounded by number and by bytes.
 
-Pure. What does not fit is refused at the door. Commands that were let in come back to the front:
-after a rollback, or when what they waited for is there.
+Pure. The queue has bounds, and its owner refuses what exceeds them. Commands that were accepted
+return to the front: after a rollback, or when what they waited for has happened.
 """
 
 from __future__ import annotations

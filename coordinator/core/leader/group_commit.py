@@ -1,8 +1,9 @@
 """Which commands go into one transaction: decided one by one against the committed state.
 
-Pure. The commands of a group have disjoint footprints, so that each is decided as if it were
-alone. A group costs what goes into it, however many wait: it ends at the first command that does
-not fit. A command that waits holds back whatever meets it, so that nothing is overtaken.
+Pure. The footprint of a command is the set of keys that its decision depends on. The footprints of
+a group are disjoint, so each command is decided as if it were alone. Forming a group costs what
+goes into it, however many commands wait: the group ends at the first command that does not fit. If
+a command has to wait, later commands with a common key wait behind it, so none overtakes it.
 """
 
 from __future__ import annotations

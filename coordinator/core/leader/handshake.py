@@ -1,10 +1,11 @@
 """The handshake with indexers: what each holds, against what the StateContext says it should.
 
-Pure. A new master asks every indexer, and each new life of an indexer, for everything that it
-holds. An indexer follows the StateContext by itself: what it lacks it allocates again, and what
-nobody wants it drops. So a difference means that it is on the way there, and is asked for again;
-one that stays makes it read the state from its start. Storage that was allocated again has
-another shard number: that is a difference in the state, and is committed as a mutation.
+Pure. A new master asks every indexer for everything that it holds, and asks again when an indexer
+was restarted. An indexer follows the StateContext by itself: it allocates what it lacks, and
+deletes what it no longer has to hold. So a difference usually means that the indexer is still
+busy, and the master asks again. If a difference lasts, the master tells the indexer to read the
+state from its start. Storage that was allocated again has another shard number; the master commits
+this difference as a change of the state.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ BACKOFF_MAX = 5
 class Comparison:
     """How an indexer's holdings differ from the state, by index id.
 
-    `unclear` are those that the state does not have, but may have had where the indexer stands.
+    `unclear` are indexes that the state does not have now, but perhaps had at the CAS up to which
+    the indexer has followed it.
     """
 
     moved: tuple[tuple[int, Shard], ...] = ()

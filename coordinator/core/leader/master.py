@@ -1,11 +1,10 @@
 """What a node does while it is master: group commit, DDL to its end, admission, linearizable reads.
 
-Pure, like the node that owns it. It exists from the moment the fold accepted this node's claim
-until a newer claim, or until its producer breaks. After that it does nothing any more but wait for
-the verdict on what it has proposed. Its parts do the work:
-`requests` (who waits for what), `groups` (what goes into a transaction), `committer` (the one in
-flight), `barriers` (reads), `membership`, `handshakes`, `prepares` and `building` (DDL), and
-`scrubbing` (the compacted topic).
+Pure, like the node that owns it. A master exists from the moment the fold accepts this node's claim
+until a newer claim, or until its producer breaks. After that it only waits for the verdict on its
+last proposal. Its parts do the work: `requests` (the commands that wait), `groups` (what goes into
+a transaction), `committer` (the transaction in flight), `barriers` (reads), `membership`,
+`handshakes`, `prepares` and `building` (DDL), and `scrubbing` (the compacted topic).
 
 Invariants:
 

@@ -1,8 +1,8 @@
-"""What a master writes for the Authority beside transactions: who is in, and who leads.
+"""What a master writes to `commit` beside transactions: who is a member, and who leads.
 
-Pure. Admissions, expiries, registrations, snapshots, and what operators wish for. Each is decided
-against the Authority as it was read back, between two transactions, and is a fact only once it
-was read back itself.
+Pure. These are admissions, expiries, registrations, snapshots, and what operators ask for. The
+master decides each by the Authority as it was read back, between two transactions. Each counts
+only once the master has read it back.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ FORGET_PAUSE_MS = 5_000
 
 
 class Due(NamedTuple):
-    """What is to be written for the Authority, and what to tell before."""
+    """Records to write to `commit`, and results to return before them."""
 
     records: list[CommitRecord]
     results: list[Result]

@@ -1,8 +1,8 @@
 """The prepare phase of DDL: what the master still waits for from indexers.
 
-Pure. Derived from the StateContext alone, so that a new master has it as soon as it has the
-state: every index in `init` waits for "allocated" from all its hosts, every index in `dropping`
-for "released". Indexers repeat their answers until the state moves on.
+Pure. It follows from the StateContext alone, so a new master knows it as soon as it has the state:
+every index in `init` waits for "allocated" from all its hosts, every index in `dropping` for
+"released". Indexers repeat their answers until the state changes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Linearizable reads at the master: each is answered behind a barrier that was sent after it came.
 
 Pure. The master writes a plain record to `commit` and waits until it reads it back. Then it has
-read everything that was committed before, and if the epoch is still its own, nobody has replaced
-it. One barrier is in flight at a time; all that came before it was sent share it. Refusals, and
-answers that change nothing, wait for one, too: the state that decided them may be an old one.
+read everything that was committed before. If the epoch is still its own, no other master has
+replaced it. One barrier is in flight at a time; all requests that came before it was sent share
+it. Refusals, and answers that change nothing, wait for a barrier, too, because the state that they
+were decided by may be old.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """All commands that a master has taken and not answered; those in flight are with the committer.
 
-Pure. A command waits in the queue until a group takes it; it is parked while an index of its name
-is being created; who created an index waits until that is ready. What the master itself has to do
-(`upkeep`) stands beside them, each thing once. A caller is told exactly once.
+Pure. A command waits in the queue until a group takes it. It is parked while an index that it
+depends on is being created. The creator of an index waits until the index is ready. Commands of the
+master itself (`upkeep`) stand beside them, one for each key. Each caller is answered exactly once.
 """
 
 from __future__ import annotations

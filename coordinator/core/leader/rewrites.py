@@ -1,4 +1,4 @@
-"""Entities that are written again as they were committed, in few transactions. Pure."""
+"""Writes entities again as they were committed, in few transactions. Pure."""
 
 from __future__ import annotations
 

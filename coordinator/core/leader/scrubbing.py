@@ -1,7 +1,7 @@
-"""A master has `statecontext` compared with its state, now and then, and mends what differs.
+"""A master compares `statecontext` with its state from time to time, and repairs what differs.
 
-Pure. What is found is written again from the master's own state, which is what was committed: a
-transaction like any other, so that all who follow the topic see it.
+Pure. The master's own state is what was committed. From it the master writes again what differs, in
+a transaction like any other, so that all who follow the topic see it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ FIRST_MS = 1_000
 class ScrubSchedule:
     """The part of a master that keeps `statecontext` right.
 
-    It is told, as `quiet_at`, after how many proposals nothing is in flight; None while a
-    transaction is: its events would be taken for some that nobody committed.
+    `quiet_at` is how many proposals the master has made, if none is in flight, else None. If it is
+    the same before and after a comparison, nothing was committed meanwhile, and so events above the
+    state's CAS are strays.
     """
 
     def __init__(self, now: Instant, tokens: Tokens, counters: Counters) -> None:

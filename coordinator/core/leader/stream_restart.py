@@ -1,11 +1,11 @@
 """Where streams are to begin again, as a master finds out, and what makes it begin them again.
 
-Pure. The application that computes timestamps tells on `restart` what it has seen: streams that
-were lost, vbuckets that have fallen silent. Each such record has a number, and a bucket's `Stream`
-names the last one that a renewal has answered: so each is answered once, whoever is master.
+Pure. The application that computes timestamps reports on `restart` that a stream was lost, or that
+a vbucket has fallen silent. Each such record has a number. A bucket's `Stream` names the last
+number that a renewal has acted on. So a master acts on each record once, whichever node is master.
 
-Before streams are renewed it is asked for the restart timestamp, too, where it is alive. A master
-that gets no answer in time computes it alone, from the same heartbeats: no stream waits for Spark.
+Before a renewal the master also asks the application for the restart timestamp, if it is alive. If
+no answer comes in time, the master computes it from the same heartbeats. No stream waits for Spark.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Logs = Mapping[int, tuple[FailoverBranch, ...]]
 
 
 class Told(NamedTuple):
-    """What was told since the last renewal: up to this number, of these projectors, and why."""
+    """What `restart` said since the last renewal: highest number, projectors, reason."""
 
     number: int
     projectors: frozenset[int]
@@ -44,14 +44,14 @@ class Told(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """A question that is open: which it is, and since when."""
+    """A question to the application without an answer yet: its number, and when it was sent."""
 
     round: int
     since_ms: int
 
 
 class StartPosition(NamedTuple):
-    """Where a bucket's streams are to begin again, None while an answer is awaited; what to ask."""
+    """The restart timestamp, or None while an answer is awaited; and the questions to send."""
 
     vector: Vector | None
     results: tuple[Ask, ...] = ()
