@@ -1,1 +1,1 @@
-"""What an indexer holds of one bucket: slices, entries, snapshots, and how far it is."""
+"""What an indexer holds of one bucket: slices, entries, snapshots, and its progress."""

@@ -1,12 +1,14 @@
 """What an indexer has to hold: which slices to allocate or release, and what to answer.
 
-Pure: no Kafka, RocksDB or clock. Level-triggered: only the latest state of each index counts,
-so that an indexer that slept through ten changes ends where one that saw them all does.
+Pure: no Kafka, RocksDB or clock. Level-triggered: only the latest state of each index counts. So an
+indexer that missed ten changes reaches the same result as one that saw them all.
 
-Invariants: carrying out the actions leaves exactly the wanted slices; an index is answered only
-while it waits for answers or has another shard here than the state says, with "allocated" or
-"released" only where that is so; nothing is done or answered before the log was read to its end,
-since what it says before that may be out of date.
+Invariants:
+
+- After the actions exactly the wanted slices are there.
+- An index is answered only while it waits for answers, or while its shard here is another one than
+  in the state; with "allocated" or "released" only if that is so.
+- Nothing is done or answered before the log was read to its end: until then it may be out of date.
 """
 
 from __future__ import annotations
@@ -55,10 +57,10 @@ class Reply:
 class AllocationPlanner:
     """What an indexer knows: index states, what it holds, what it refused, what is unfinished.
 
-    `indexes` has every index with slices here, at its latest state. `open` are the ids that need
-    an action or an answer, now and with every heartbeat. `complete` says that the log was read to
-    its end, so that an index that is held but not in `indexes` does not exist. `unseen` are those
-    that a reading from the log's start has not come across.
+    `indexes` has every index with slices here, at its latest state. `open` are the ids that need an
+    action or an answer, now and with every heartbeat. `complete`: the log was read to its end, so
+    an index that is held and not in `indexes` does not exist. While the log is read again from its
+    start, `unseen` are the indexes that have not come up yet.
     """
 
     indexer: int

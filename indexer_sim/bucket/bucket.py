@@ -1,14 +1,14 @@
-"""The storage of one bucket on an indexer: its slices, its entries, and how far it is.
+"""The storage of one bucket on an indexer: its slices, its entries, and its progress.
 
-A slice exists once its metadata record is synced; a slice is gone once that record's deletion is.
-The records alone say what is there, so that a restart finds it. Storage that is allocated again
-begins empty, as another shard: nothing of an earlier life is ever taken for its own. Entries,
-what is known of the streams and the offset after which they go on are written as one, without
-sync: what a power failure takes is read from Kafka again.
+A slice exists once its metadata record is synced; it is gone once the deletion of this record is
+synced. After a restart only these records count. Storage that is allocated again begins empty, and
+under another shard number, so it is never taken for the older storage. Entries, the progress of the
+streams and the Kafka offsets are written in one batch, without sync: what a power failure takes is
+read from Kafka again.
 
-Who writes or closes the database, or changes the tracker, holds `lock`: the applier for a batch,
-the control loop while it allocates or releases. Who only reads takes no lock: `published` is in
-every moment of the database that is made later.
+Whoever writes or closes the database, or changes the tracker, holds `lock`: the applier for a
+batch, the control loop while it allocates or releases. Readers take no lock: a moment (a view of
+the database at one instant) that is made after `published` was set has everything that it says.
 """
 
 from __future__ import annotations
@@ -71,8 +71,9 @@ NOT_KNOWN: Mapping[int, int] = {}
 class Published:
     """What others may rely on: the high watermarks, and the state of each index.
 
-    `gaps` and `branched` are vbuckets that do not go on; `builds` how far each build is, after the
-    records of `read`; `taken` under which numbers of generations vbuckets are taken.
+    `gaps` and `branched` are vbuckets whose high watermark does not advance. `builds` is the
+    progress of each build, after the records of `read`. `taken` has the numbers of generations
+    under which vbuckets are taken.
     """
 
     vector: Vector = field(default_factory=lambda: Vector.zero(0))

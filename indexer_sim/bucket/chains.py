@@ -26,9 +26,9 @@ others that are not here."""
 
 
 class Chain(NamedTuple):
-    """How far a connection is here in one partition: up to the record with this ordinal.
+    """Up to which ordinal the records of a connection are here, in one partition.
 
-    `number` is that of a maintenance connection, 0 for one that ends.
+    `number` is that of a maintenance connection, 0 for a connection that ends.
     """
 
     ordinal: int

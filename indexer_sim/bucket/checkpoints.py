@@ -1,8 +1,8 @@
 """Copies of a bucket's database on disk, for when it is damaged; the newest few are kept.
 
-RocksDB makes one at little cost: files that never change are linked. Beside it stands what it is
-(`About`): its number, the vector of the stability timestamp that it is for, if any, and what takes
-it back to exactly there. A checkpoint counts once it has its final name.
+RocksDB makes a copy at little cost: it links files that never change. A file beside the copy
+describes it (`About`): its number, the vector of its stability timestamp, if it has one, and the
+changes to undo to get exactly there. A checkpoint counts once it has its final name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TABLE = ".sst"
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a checkpoint is: of this timestamp (0: of none), once the changes are taken back."""
+    """What a checkpoint is: of this timestamp (0: of none), once `changes` are undone."""
 
     number: int
     vector: Vector

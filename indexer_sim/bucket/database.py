@@ -1,4 +1,4 @@
-"""The RocksDB of a bucket, and its moments.
+"""The RocksDB of a bucket, and its moments: views of the database at one instant.
 
 Threads may share it for reading; who writes or closes it holds the lock of the bucket. Closing ends
 all moments.
@@ -57,8 +57,8 @@ class MomentLostError(Exception):
 class Moment:
     """A database as it was when this was made; any thread may read it, one at a time.
 
-    An iterator stays at the moment at which it was made, wherever it is put. That is the one way:
-    those that the client makes from a snapshot see what was written later.
+    It is an iterator, which stays at the instant at which it was made, wherever it is moved. There
+    is no other way: iterators that the client library makes from a snapshot see later writes.
     """
 
     def __init__(self, iterator: RdictIter) -> None:

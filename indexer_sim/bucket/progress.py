@@ -1,6 +1,6 @@
 """How far a vbucket is held by an indexer, in which condition, and what changes the condition.
 
-Pure. `CONDITIONS` is the one table of conditions: what is not in it cannot happen.
+Pure. `CONDITIONS` is the one table of conditions: an event that is not in it raises.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ class IllegalConditionError(AssertionError):
 
 @dataclass(slots=True, kw_only=True)
 class VbucketProgress:
-    """How far a vbucket is held, and by whom that is moved.
+    """How far a vbucket is held, and by which connection.
 
-    `number` and `owner` are those of the maintenance connection. `begun` is where its stream began,
-    or from where on it is whole; `reached` how far it has come; `synced` the last end of a
-    snapshot. `floor`: below it, no moment can be told exactly. `partial` is the last seqno of which
-    a part came before the rest: after a restart nobody can take that part back, so that it is a
-    floor then.
+    `number` and `owner` are those of the maintenance connection. `begun` is the seqno at which its
+    stream began, or from which on it is whole; `reached` the last seqno that it has sent; `synced`
+    the last end of a snapshot of the store. At a seqno below `floor` no exact snapshot is possible.
+    `partial` is the last seqno of which only a part has come. After a restart nobody can undo this
+    part, so `partial` is a floor then.
     """
 
     number: int = 0

@@ -1,13 +1,12 @@
-"""Moments of a bucket at stability timestamps: exactly there, though more was applied since.
+"""Snapshots of a bucket at exactly the stability timestamps, though later changes were applied.
 
-All indexers are told the same vectors, and each keeps what it held there. It may have gone on when
-it hears of one. So what was changed is kept for a while, the newest last, with what was before; a
-snapshot is a moment of the database together with what is to be taken back in it. Pure, but for the
-moments, which it only keeps.
+All indexers get the same vectors, and each keeps a snapshot at them. When a vector comes, an
+indexer may have applied later changes. So it keeps the last changes for a while, each with the
+value before. A snapshot is a moment of the database (a view at one instant), together with the
+changes to undo. Pure, but for the moments, which are only kept.
 
-A vector can be told exactly where each vbucket had the end of a snapshot of the store there, and
-where nothing above it was applied that cannot be taken back. Else the timestamp is passed over:
-there is another one soon.
+A snapshot at a vector is exact if each vbucket had the end of a snapshot of the store there, and if
+all later changes can be undone. Otherwise the timestamp is left out: another one comes soon.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ Overlay = Mapping[tuple[int, int], list[tuple[bytes, bool]]]
 
 
 class Undo(NamedTuple):
-    """What takes back one change of a document: its place in the back-index before and after."""
+    """How to undo one change of a document: its place in the back-index before and after."""
 
     vbucket: int
     seqno: Seqno
@@ -50,7 +49,7 @@ class Undo(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stable:
-    """A bucket at a stability timestamp. `builds` are those of the indexes that it has whole."""
+    """A bucket at a stability timestamp. `builds` has the builds that are complete there."""
 
     number: int
     vector: Vector

@@ -1,11 +1,11 @@
 """The storage of an indexer: one RocksDB a bucket, slices as key prefixes; one for its position.
 
-Nothing here knows Kafka or decides anything. One thread, the control loop, opens, allocates and
-releases; others read, and one applies mutations to the buckets (`bucket` says what holds then).
+This module uses no Kafka and decides nothing. One thread, the control loop, opens, allocates and
+releases. Another applies mutations to the buckets (`bucket` says what holds then). Others read.
 
-A bucket that is damaged is made from its newest checkpoint that is not, and goes back by that much;
-without one it is as if it had never been. Layout of the folder: `meta/` (identity, position, index
-states), `buckets/<name>/`, `checkpoints/<name>/<number>/`, `reserve`.
+A damaged bucket is restored from its newest checkpoint that is intact, and so goes back to it. If
+there is none, it starts as if it had never been there. Layout of the folder: `meta/` (identity,
+position, index states), `buckets/<name>/`, `checkpoints/<name>/<number>/`, `reserve`.
 `entries` has the keys in a bucket.
 """
 

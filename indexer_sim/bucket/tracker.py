@@ -1,34 +1,37 @@
 """What an indexer makes of the key-versions of one bucket: which of them count, how far it is.
 
-Pure. Decoded records come in, in the order of their partition; changes to documents come out, and
-what is known about vbuckets and indexes changes with them. Both belong into one write, so that a
-restart finds exactly what the database stands at; `load_progress`, `load_mark`, `load_state` and
-`chains.load` take it up again.
+Pure. Decoded records come in, in the order of their partition. Changes to documents come out, and
+what is known about vbuckets and indexes changes with them. The caller writes both in one batch, so
+after a restart it finds exactly the state of the database; `load_progress`, `load_mark`,
+`load_state` and `chains.load` load it.
 
 The *progress* of a vbucket is how far it is held: every mutation up to its high watermark `seqno`
-is in the entries of each index that is done there. One maintenance connection at a time is its
-owner, and moves it; `progress.CONDITIONS` is the table of what can happen to it. A *mark* is how
-far the build of an index is in a vbucket: attached, then done. What must hold:
+is in the entries of each index that is done there. One maintenance connection at a time is the
+owner of the vbucket, and moves its progress. `progress.CONDITIONS` is the table of what can happen
+to a vbucket. A *mark* is how far the build of an index is in a vbucket: attached, then done.
 
-- A connection becomes the owner by its BEGIN (or ATTACH) under no lower number, never by an item:
-  what a superseded one still sends is ignored. Where its stream begins above the high watermark,
-  the vbucket has a gap: items are applied, but the high watermark stays until a catch-up that began
-  at or below it has ended at or above where the owner's stream began.
-- What the high watermark says holds for each index that is attached. One that is attached below it,
-  where a stream begins again further back, takes it back to there.
-- A build has all of a vbucket when a backfill that began after the index was attached has ended at
-  or above where it was attached: what is later, the owner carries.
-- Backfills and catch-ups are finite: what they bring may be older than what the owner said of a
-  document and took back. So absence leaves a tombstone as long as one of them may come.
-- A document's entry is the one of the highest seqno: `entries` keeps the seqno, and whoever
+Invariants:
+
+- A connection becomes the owner by a BEGIN (or ATTACH) under no lower number. An item makes it the
+  owner only of a vbucket that has lost its owner (LOST, ORPHANED). So what a superseded connection
+  still sends is ignored. If the owner's stream begins above the high watermark, the vbucket has a
+  gap: items are applied, but the high watermark does not advance. The gap ends when a catch-up that
+  began at or below the high watermark ends at or above the seqno where the owner's stream began.
+- The high watermark holds for each index that is attached. If an index is attached below it,
+  because a stream begins again further back, the high watermark goes back to there.
+- A build is complete in a vbucket when a backfill that began after the index was attached has ended
+  at or above the seqno of the attachment. The owner sends everything later.
+- Backfills and catch-ups end. They may bring older items than the owner has sent, also for a
+  document that the owner has deleted. So a deletion leaves a tombstone as long as one may come.
+- The entry of a document is the one of its highest seqno. `entries` keeps the seqno, and whoever
   applies a change compares. Nothing here depends on a document.
-- `chains` tells where records of a connection are missing. There, no high watermark moves past
-  what the missing ones held: the vbuckets that they may have been about are LOST and are caught up,
-  and no backfill ends that may have lost something. What of a build is missing then, nobody here
-  asks for: the heartbeats say how far each build is, and after which records, and its projector
-  sends it again.
+- `chains` tells where records of a connection are missing. No high watermark moves past such a
+  hole: the vbuckets that the missing records may have been about are LOST, and have to be caught
+  up. A backfill that may have lost a record does not end. Nobody here requests the missing part of
+  a build: the heartbeats say how far each build is, and after which records, and the projector
+  sends the part again.
 
-Seqnos of two branches are not compared: a stream of another branch than that of the high watermark
+Seqnos of two branches are not compared. A stream on another branch than that of the high watermark
 is `branched`, and nothing of it is applied.
 """
 
@@ -94,10 +97,11 @@ MARK_RECORD = struct.Struct(">QQQiq")
 
 
 class Change(NamedTuple):
-    """What a document has come to in an index; `piece` -1: it is in no slice that is held here.
+    """The new place of a document in an index; `piece` -1: it is in no slice that is held here.
 
-    Applied only if `seqno` is above what is held of the document. `guarded`: absence must leave a
-    tombstone. `logged`: it can be undone, for a moment between the high watermarks.
+    Applied only if `seqno` is above what is held of the document. `guarded`: a deletion must leave
+    a tombstone. `logged`: the change can be undone, for a snapshot at a seqno between high
+    watermarks.
     """
 
     index_id: int
@@ -114,9 +118,9 @@ class Change(NamedTuple):
 class Mark:
     """How far the build of an index is in one vbucket.
 
-    `attached`: from this seqno on owners carry it, or the last one does. `done`: all of it is
-    here, and exactly so from this seqno on. `lacks`: the owner that is now does not carry it, and
-    its stream began here. `source`: the connection of its backfill.
+    `attached`: from this seqno on the owners carry the index. `done`: everything is here, and exact
+    from this seqno on. `lacks`: the present owner does not carry the index, and its stream began
+    here. `source`: the connection of its backfill.
     """
 
     attached: Seqno
@@ -137,7 +141,7 @@ class Mark:
 class Tracked:
     """An index that has slices here. `tombstones`: there may be some.
 
-    `done` has a bit for each vbucket of which all is here, None if that must be found out.
+    `done` has a bit for each vbucket in which the build is complete; None: it has to be computed.
     """
 
     state: State = field(default_factory=State)

@@ -1,7 +1,7 @@
-"""A connection to the key-value store, as the projector sees it: what was asked and what came.
+"""A connection to the key-value store, as the projector sees it: what it asked for, and what came.
 
-`Run` is data that its router writes and the desk reads. Its positions are those of vbuckets whose
-stream has begun and not ended; all up to a position has been turned into items.
+The router writes a `Run`, and the stream planner reads it. `positions` has the vbuckets whose
+stream has begun and not ended; everything up to a position was turned into items.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from coordinator.core.model.types import Seqno, Vbuuid
 class Run:
     """One connection: `kind` of one bucket, for `vbuckets`.
 
-    `starts` has the branch and seqno to begin after, by vbucket; None is "with what comes next".
-    `until` bounds it: a vbucket ends when it has got there. A catch-up is for one `indexer` only.
-    `carried` are the indexes whose items are sent; `shares` says of which of them a vbucket is
-    sent, where not of all; `builds` are those with which it began. `done` are the vbuckets whose
-    bounded stream has come to its end, until the desk has taken note of them. `heard_ms` is when a
-    vbucket last began or ended. `ordinal` is that of the last record that was handed over.
+    `starts` has the branch and seqno to begin after, by vbucket; None: begin with the next
+    mutation. `until` has the seqnos at which vbuckets end. A catch-up is for one `indexer` only.
+    `carried` are the indexes whose items are sent. `shares` has the vbuckets that are sent for some
+    of them only, and for which; `builds` are the builds that it began with. `done` are the vbuckets
+    whose stream has reached its end, until the stream planner has noted them. `heard_ms` is when a
+    vbucket last began or ended. `ordinal` is that of the last record that was passed on.
     """
 
     bucket: str

@@ -1,9 +1,9 @@
-"""The producer of a projector's data: nothing is dropped, and nothing overtakes what was lost.
+"""The producer of a projector's data: it drops nothing, and sends nothing after a gap.
 
-Records of a partition arrive in the order in which they were handed over. If Kafka refuses one,
-the client sends none of those behind it; `failed` says so, and all connections of which anything
-was on the way must end. A broker that is away is no failure: records wait for it, and whoever
-hands over more waits, too.
+Records of a partition arrive in the order in which they were passed. If Kafka refuses one, the
+client sends none of those behind it. `failed` then has the reason, and every connection with a
+record on the way must end. A broker that is away is no failure: records wait for it, and so does
+whoever passes more.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The evaluation plan of a bucket: for each index its evaluator, and where its items go.
 
-A `Route` is made of an index as it stands; it is kept while nothing that it rests on changes.
-Pure.
+A `Route` is made of the present definition of an index, and kept until that changes. Pure.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The key-value store as a projector sees it: streams, and what there is, over HTTP.
+"""The key-value store as a projector sees it: streams and metadata, over HTTP.
 
-A `KvStream` is one connection with a thread that reads it and cuts it into frames. Its queue is
-bounded: a projector that is slow lets TCP hold the store back. A `KvWatch` follows which buckets
-there are and who owns which vbuckets; orders that may take their time have a thread of their own.
+A `KvStream` is one connection, with a thread that reads it and cuts it into frames. Its queue is
+bounded: if a projector is slow, TCP holds the store back (back-pressure). A `KvWatch` follows which
+buckets there are, and who owns which vbuckets. Orders that may take long have a thread of their
+own.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def asked(run: Run, node: int, sync_ms: int) -> dict[str, Any]:
 
 
 class KvStream:
-    """One connection; `take` what has come, until `is_over`."""
+    """One connection; `take` returns the frames that have come, until `is_over`."""
 
     def __init__(
         self, kv: str, run: Run, node: int, sync_ms: int, wake: Callable[[], None]
@@ -237,7 +238,7 @@ class KvWatch:
 
 
 class KvOrders:
-    """What is asked of the store without waiting for it, one after the other."""
+    """Requests to the store that nobody waits for, one after the other."""
 
     def __init__(
         self, kv: str, status_log: StatusLog, stopping: threading.Event, threads: Threads

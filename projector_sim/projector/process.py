@@ -1,10 +1,10 @@
 """The shell of a projector: streams of the key-value store in, items and control records out.
 
-It decides nothing: `projector` does, and `router` turns frames into items. One thread owns both;
-others only read, from Kafka (`state_follower`) and from the store (`kv_client`), and hand over.
-What it must hold: nothing that came over a connection is left out silently. If Kafka refuses a
-record, the connections end, and their buckets wait for a new generation of streams. A projector has
-no folder: each life of it begins with what the log says.
+It decides nothing: `stream_planner` does, and `router` turns frames into items. One thread owns
+both. Other threads only read, from Kafka (`state_follower`) and from the store (`kv_client`), and
+pass on what they read. Invariant: no record of a connection is left out silently. If Kafka refuses
+a record, the connections end, and their buckets wait for a new generation of streams. A projector
+has no folder: a new process begins with what the log says.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Options:
 
 @dataclass(slots=True, eq=False)
 class Line:
-    """A connection that runs: its frames, and what becomes of them."""
+    """A running connection: its frames, and the router that turns them into records."""
 
     run: Run
     stream: KvStream
@@ -112,7 +112,7 @@ class Line:
 
 @dataclass(slots=True)
 class Counters:
-    """What has happened in this life; `errors` by index, documents that are no JSON under 0."""
+    """What has happened in this process; `errors` by index, documents that are no JSON under 0."""
 
     documents: int = 0
     errors: Counter[int] = field(default_factory=Counter)

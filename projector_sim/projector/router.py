@@ -1,13 +1,17 @@
 """The router: mutations of one connection to items for the indexers (seed 004, step 19).
 
-It has, for each index, the registry of its subscribers: (partition of `mutations`, indexer) pairs.
-What it holds: items leave in the order of the stream; each indexer that hosts a slice of an index
-has exactly one item of each mutation and index, unless in a backfill, where what is absent is not
-said; what a SYNC or an END promises was handed to the sink before it. Each record names the one
-before it on its partition and for its indexer, and says if items of its last seqno follow in the
-next one: so a reader knows when something is missing, and when a seqno is over.
+It has, for each index, the registry of its subscribers: pairs of a partition of `mutations` and an
+indexer. Invariants:
 
-No I/O: frames come in, records go to a `Sink`. What a frame is: `projector_sim.protocol.frames`.
+- Items leave in the order of the stream.
+- Each indexer that hosts a slice of an index gets exactly one item of each mutation and index. A
+  backfill leaves out absent documents.
+- Everything that a SYNC or an END covers was passed to the sink before it.
+- Each record names the one before it on its partition and for its indexer, and says if items of its
+  last seqno follow in the next one. So a reader knows when a record is missing, and when a seqno is
+  complete.
+
+No I/O: frames come in, records go to a `Sink`. `projector_sim.protocol.frames` defines the frames.
 """
 
 from __future__ import annotations

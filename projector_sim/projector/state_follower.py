@@ -1,6 +1,6 @@
-"""The thread of a projector that reads Kafka: the state from its start, and what indexers say.
+"""The thread of a projector that reads Kafka: the state from its start, and what indexers report.
 
-It hands over what it has read and decides nothing. Kafka going away never ends it.
+It passes on what it reads, and decides nothing. It goes on when Kafka is away.
 """
 
 from __future__ import annotations

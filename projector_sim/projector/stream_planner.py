@@ -1,16 +1,17 @@
 """What a projector has to do: which connections to have, which indexes they carry, what to answer.
 
 Pure: no Kafka, HTTP or clock. Level-triggered: `plan` compares what the state wants with what runs,
-whatever was missed in between. What it holds:
+whatever was missed in between. Invariants:
 
 - Maintenance of a bucket runs only under a number that names this life of the projector, and each
   number opens one connection at most.
-- A vbucket is backfilled for a build once for each maintenance number it has here, unless all hosts
-  have it already; up to a seqno that maintenance had reached when it carried the index.
-- It is attached and backfilled again when a host says that it does not have it, after it has read a
-  maintenance record that was sent later. So what an indexer lacks of a build comes until it is
-  there, whatever was lost, and whether or not the index is in use already.
-- An index leaves a pass that goes on only if nobody can take the END of that pass for its build's.
+- A vbucket is backfilled for a build once under each maintenance number, unless all hosts have it
+  already. It goes up to the position that maintenance has then, which carries the index already.
+- A vbucket is attached and backfilled again if a host says that it lacks it, after it has read a
+  maintenance record that was sent later than the backfill. So a host gets the missing part of a
+  build in the end, whatever was lost, and also for an index that is in use already.
+- An index leaves a pass that goes on only if no indexer can take the END of that pass for the end
+  of its build.
 - An index is answered only while it is pending, and carried for every vbucket that is owned here.
 """
 
@@ -96,9 +97,9 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Carry:
-    """The indexes of this connection have changed; say so of those that are `attached`.
+    """The indexes of this connection have changed; send an ATTACH for those that are `attached`.
 
-    To these `vbuckets`, None: to all.
+    In these `vbuckets`, None: in all.
     """
 
     run: Run
@@ -108,7 +109,7 @@ class Carry:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Send something to all who read this connection: what they say next, they say after it."""
+    """Send an empty record to all who read this connection: their next answers come after it."""
 
     run: Run
 

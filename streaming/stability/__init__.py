@@ -1,1 +1,1 @@
-"""The fold of SYNC, BEGIN and END to timestamps. Pure."""
+"""Computes timestamps from SYNC, BEGIN and END, the control records of streams. Pure."""

@@ -1,4 +1,4 @@
-"""What a bucket's streams lead to: timestamps and enquiries, numbered in the order they are made.
+"""The outputs for a bucket: timestamps and rollback enquiries, numbered in the order they are made.
 
 Pure, but for the object itself, which lives for one batch.
 """
@@ -39,7 +39,7 @@ Output = StabilityTimestamp | RestartTimestamp | RollbackEnquiry
 
 
 class Announcer:
-    """Makes the outputs of one batch; knows what indexers hold."""
+    """Makes the outputs of one batch; knows the high watermarks of the indexers."""
 
     def __init__(
         self, state: BucketState, positions: Positions, settings: TimestampSettings, now_ms: int

@@ -1,14 +1,15 @@
-"""One bucket's streams and timestamps: what a batch of records changes, and what it leads to.
+"""One bucket's streams and timestamps: the new state after a batch of records, and the outputs.
 
-Pure: no Kafka, no clock. `fold` of the same state, batch and settings is always the same state,
-outputs and refusals, so a batch that is done again does no harm. What a batch has is read in this
-order: failover logs, SYNCs of those that own vbuckets, control records one after the other, SYNCs
-of those that own vbuckets by then; and if it has a tick, limits (`streaming.stability.limits`) and
-periods are looked at.
+Pure: no Kafka, no clock. `fold` of the same state, batch and settings always gives the same state,
+outputs and refusals, so a batch may be folded again. `fold` reads the records of a batch in this
+order: failover logs; SYNCs of connections that own vbuckets now; control records, one after the
+other; SYNCs of connections that own vbuckets by then. If the batch has a tick, it then checks the
+limits (`streaming.stability.limits`) and the periods.
 
-Restart timestamps are computed from the high watermarks of those that were heard lately, host an
-index and hold anything; without any, they are the current positions. A stability timestamp is due
-`period_ms` after the last one, when anything has advanced, and sooner while a query waits for it.
+Restart timestamps are computed from the high watermarks of indexers that were heard lately, host an
+index and hold anything. If there is no such indexer, they are the current positions. A stability
+timestamp is due `period_ms` after the last one, if a position has advanced. It is due sooner while
+a query waits for it.
 """
 
 from __future__ import annotations
@@ -71,9 +72,9 @@ QUESTIONS_MAX = 8
 class Batch(NamedTuple):
     """What was read of one bucket: `control` in the order of topic, partition and offset.
 
-    `now_ms` is the newest tick that was ever read, 0 if none was; `ticked`: this batch has one.
-    `unwatched_ms` is how much of the time since the tick before it nobody was there to read
-    anything: limits stand still meanwhile, since who was not heard then may have spoken.
+    `now_ms` is the newest tick that was ever read, 0 if there was none; `ticked`: this batch has
+    one. `unwatched_ms` is how long the application was down since the tick before. The limits do
+    not count this time: a connection may have sent records that nobody read.
     """
 
     syncs: Syncs
@@ -84,7 +85,7 @@ class Batch(NamedTuple):
 
 
 class Refusals(NamedTuple):
-    """What was not looked at: places in `Batch.syncs`, and in `Batch.control` with a reason."""
+    """What the fold refused: places in `Batch.syncs`, and in `Batch.control` with a reason."""
 
     syncs: NDArray[np.intp]
     control: tuple[tuple[int, str], ...]

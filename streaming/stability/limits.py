@@ -1,14 +1,16 @@
-"""What follows when time has gone by in ticks, and something that should have come did not.
+"""What follows when time has passed in ticks, and an expected record did not come.
 
 Pure, but for the object itself, which lives for one batch.
 
-begin_held_ms     a BEGIN that is held takes over, and a restart is asked for; so it is for a
-                  vbucket that has lost its owner, and again after `sync_missing_ms`, then twice as
-                  long, and so on. A branch that no failover log names by then is enquired about.
-end_unmatched_ms  an END whose BEGIN did not come: a restart, unless the vbucket's owner was heard
-                  after it.
-sync_missing_ms   an owner that says nothing: one enquiry until it does. SYNCs whose BEGIN did not
-                  come are forgotten; if nobody owns their vbucket, it counts as lost.
+begin_held_ms     a BEGIN that was held for so long takes over, and a restart is asked for. A
+                  restart is also asked for a vbucket that has had no owner for so long; again after
+                  `sync_missing_ms`, then after twice as long, and so on. If no failover log names
+                  the branch of a vbucket by then, there is an enquiry.
+end_unmatched_ms  an END whose BEGIN did not come for so long: a restart, unless the vbucket's owner
+                  was heard after it.
+sync_missing_ms   an owner that has sent no SYNC for so long: one enquiry until it sends one. SYNCs
+                  whose BEGIN did not come are forgotten; if nobody owns their vbucket, it counts as
+                  one that has lost its owner.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ BEGIN_HELD, END_UNMATCHED, NO_OWNER = ("begin_held", "end_unmatched", "no_owner"
 
 
 class Limits:
-    """The limits of a bucket at one tick; see `stability.Batch` for `unwatched_ms`."""
+    """The limits of a bucket at one tick; `fold.Batch` explains `unwatched_ms`."""
 
     def __init__(
         self, owners: Ownership, positions: Positions, announcer: Announcer, unwatched_ms: int

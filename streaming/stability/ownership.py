@@ -1,16 +1,18 @@
 """Which connection owns which vbucket, while one batch is folded into a bucket's state.
 
-Pure, but for the object itself, which lives for one batch. The records of a connection come on
-three topics that have no common order; its ordinals are its order. The rules:
+Pure, but for the object itself, which lives for one batch. A connection sends on three topics, and
+records on different topics have no common order; the ordinals of the connection are the order. The
+rules:
 
-- A BEGIN owns a vbucket that nobody has. Where somebody has it, it is held until the owner's END,
-  or until the owner's connection is closed, which is an END of just what it still owned.
-- Numbers of generations ascend: a BEGIN with a lower number than the owner's is late and ignored;
-  one with a higher number of the same projector takes over at once, since a projector has one
-  maintenance connection a bucket. The number 0 tells nothing.
-- After its END, a connection may still be heard with what it sent before that, until the next
-  owner comes. What has lost a vbucket in any other way is not heard any more.
-- An END that is read before its BEGIN is kept, and ends it when it comes.
+- A BEGIN takes a vbucket that has no owner. If it has one, the BEGIN is held until the owner's END,
+  or until the owner's connection is closed. To close a connection ends just the vbuckets that it
+  still owns.
+- Numbers of generations ascend. A BEGIN with a lower number than the owner's is late and ignored. A
+  BEGIN with a higher number of the same projector takes over at once, since a projector has one
+  maintenance connection a bucket. The number 0 says nothing.
+- After its END a connection may still be heard with what it sent before the END, until the next
+  owner comes. A connection that has lost a vbucket in any other way is not heard any more.
+- An END that is read before its BEGIN is kept, and ends the BEGIN when it comes.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ ROLLBACK = "rollback"
 
 
 class Claim(Enum):
-    """What a BEGIN is to a vbucket."""
+    """What a BEGIN does to a vbucket."""
 
     TAKES = "takes"
     WAITS = "waits"

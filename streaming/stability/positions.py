@@ -1,8 +1,8 @@
-"""How far each vbucket was sent: what its owner says, judged against the branch it stands on.
+"""How far each vbucket was sent: what its owner says, checked against the branch it is on.
 
 Pure, but for the object itself, which lives for one batch. SYNCs of one bucket come as columns, a
-million at once when the application has to catch up; all but changes of branches is done on whole
-arrays. A position never becomes less, and never goes over to a branch without what it had.
+million at once when the application has to catch up. All but changes of branches is computed on
+whole arrays. A position never goes back, and never moves to a branch that does not contain it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Syncs(NamedTuple):
 
 
 class Enquiry(NamedTuple):
-    """A vbucket may have been rolled back; `vbuuid` and `seqno` are what was seen."""
+    """A vbucket may have been rolled back; `vbuuid` and `seqno` are from the SYNC that shows it."""
 
     vbucket: int
     reason: str

@@ -1,4 +1,4 @@
-"""Which control records can be looked at: those whose numbers can be what they stand for. Pure."""
+"""Which control records can be used: those whose numbers are possible for what they mean. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The rows of a bucket's vbuckets, while one batch is folded: whoever changes one, changes it here.
+"""The rows of a bucket's vbuckets, while one batch is folded: only this module changes a row.
 
 Pure, but for the object itself, which lives for one batch. Its columns are views that nobody else
-can write to; what they mean stands with `bucket_state.PLACE`.
+can write to; `bucket_state.PLACE` says what they mean.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Mask = NDArray[np.bool_]
 class Vbuckets:
     """All rows of one bucket. Columns are read-only.
 
-    Large because each method is one thing that can happen to a vbucket.
+    Large because each method is one kind of event.
     """
 
     def __init__(self, state: BucketState, now_ms: int) -> None:
