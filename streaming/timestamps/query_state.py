@@ -1,6 +1,6 @@
 """What the application knows between two micro-batches, and what a micro-batch makes of it.
 
-Pure: no Spark, Kafka or clock. `turn` is the whole of it. The same batches always give the same
+Pure: no Spark, Kafka or clock. `fold_batch` is the whole of it. The same batches always give the same
 records, so a batch whose transaction failed is simply computed again. Everything that is known is
 also on Kafka: `QueryState` is what can be read back.
 
