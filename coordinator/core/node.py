@@ -307,7 +307,7 @@ class Node:
     def _fold(self, entry: Entry) -> None:
         """Fold one record, and do what it means to this node."""
         before, void = self.follower.fold(entry)
-        self.copies.grown_bytes += len(entry.raw) + ENTRY_BYTES
+        self.copies.log_grew(len(entry.raw) + ENTRY_BYTES)
         if self.master is not None:
             self.master.read_back(entry.record)
         if void:

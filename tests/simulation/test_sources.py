@@ -124,7 +124,7 @@ def test_a_copy_with_its_tail_needs_no_older_history(world: World) -> None:
     assert config is not None
     for machine in world.machines.values():
         assert machine.node is not None
-        machine.node.copies.grown_bytes = 10**9
+        machine.node.copies.log_grew(10**9)
     assert ask(world, PutSetting("k0", '"copied"')).status == OK
     run_until(world, lambda: bool(records(world, SnapshotKept)))
     assert ask(world, PutSetting("k1", '"in the tail"')).status == OK

@@ -43,11 +43,21 @@ class Copies:
     def __init__(self, tokens: Tokens, counters: Counters) -> None:
         self._tokens = tokens
         self._counters = counters
-        self.grown_bytes = 0
-        """By how much the log has grown since a copy was last due."""
+        self._grown_bytes = 0
+        """By how much the log has grown since a copy was last begun."""
         self._kept: SnapshotKept | None = None
         self._order: Order | None = None
         self._trimmed = 0
+
+    # -- when one is due ---------------------------------------------------------------------
+
+    def log_grew(self, size_bytes: int) -> None:
+        """A record of this size has been folded."""
+        self._grown_bytes += size_bytes
+
+    def begun(self) -> None:
+        """A copy that was due is being made: the log's growth counts from here on."""
+        self._grown_bytes = 0
 
     # -- writing -----------------------------------------------------------------------------
 
@@ -123,7 +133,7 @@ class Copies:
     def is_due(self, view: NodeView) -> bool:
         """Tell whether the log has grown enough for another copy, and has room to note it."""
         enough = max(view.config.snapshot_bytes, view.state.size)
-        if self.grown_bytes < enough or self._order is not None or self._kept is not None:
+        if self._grown_bytes < enough or self._order is not None or self._kept is not None:
             return False
         return len(self._untrimmed(view)) < SNAPSHOTS_MAX
 

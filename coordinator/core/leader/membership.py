@@ -127,7 +127,7 @@ class Membership:
         if not authority.outcomes_apart:
             return Due([separation(view.state, self._codec, self._epoch, view.now)], [])
         if copies.is_due(view):
-            copies.grown_bytes = 0
+            copies.begun()
             return Due([AuthoritySnapshot(self._epoch, authority)], [])
         if self.resigning is not None:
             return self._resignation(view, self.resigning)
