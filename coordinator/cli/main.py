@@ -241,8 +241,10 @@ def create(
     slices: Annotated[int | None, typer.Option(min=1, help="How many slices.")] = None,
     replicas: Annotated[int | None, typer.Option(min=0, help="Copies besides the master.")] = None,
     nodes: Annotated[
-        list[str] | None,
-        typer.Option("--node", metavar="ID", help="Place it on this indexer; repeat for more."),
+        list[int] | None,
+        typer.Option(
+            "--node", metavar="ID", min=0, help="Place it on this indexer; repeat for more."
+        ),
     ] = None,
     defer_build: Annotated[
         bool, typer.Option("--defer-build", help="Do not build it yet.")

@@ -132,7 +132,7 @@ class CreateIndex(_Statement):
     using: str | None = None
     slices: int | None = None
     replicas: int | None = None
-    nodes: tuple[str, ...] | None = None
+    nodes: tuple[int, ...] | None = None
     defer_build: bool = False
     if_not_exists: bool = False
     partitioning: str | None = None
@@ -398,7 +398,7 @@ def _is_node_list(value: Any) -> bool:
     return (
         isinstance(value, list)
         and bool(value)
-        and all(isinstance(node, str) and node for node in value)
+        and all(_is_whole(node, 0) for node in value)
         and len(set(value)) == len(value)
     )
 
@@ -416,7 +416,7 @@ def _is_list_of_keys(value: Any) -> bool:
 _OPTION_TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "slices": (lambda v: _is_whole(v, 1), "a whole number from 1"),
     "replicas": (lambda v: _is_whole(v, 0), "a whole number from 0"),
-    "nodes": (_is_node_list, "a list of different indexer ids"),
+    "nodes": (_is_node_list, "a list of different indexer ids, such as [1, 2]"),
     "defer_build": (lambda v: isinstance(v, bool), "true or false"),
     "partitioning": (lambda v: v in ("hash", "range"), '"hash" or "range"'),
     "bounds": (_is_list_of_keys, "a list of keys, each a list of numbers, strings, …"),

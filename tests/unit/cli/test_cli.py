@@ -201,6 +201,12 @@ def test_create_from_options_sends_normalised_expressions(cluster):
     assert (sent["where"], sent["slices"], sent["replicas"]) == ("type = 'airport'", 2, 1)
 
 
+def test_indexers_are_named_by_numbers_as_the_api_takes_them(cluster):
+    assert indexctl(*CITY, "--node", "2", "--node", "1").exit_code == 0
+    assert cluster.indexes["1"]["nodes"] == [2, 1]
+    assert indexctl(*CITY, "--node", "i1").exit_code == 2
+
+
 def test_create_from_a_statement_is_the_same_as_from_options(cluster):
     body = answer_of("create", "create index by_city on travel(lower(city), country desc)")
     del cluster.indexes["1"]

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from coordinator.core.model.commands import CreateIndex
 from coordinator.http.models import CreateIndexBody
+from coordinator.language.ddl_parser import parse_statement
 
 
 def command(**fields: Any) -> CreateIndex:
@@ -39,3 +40,16 @@ def test_bounds_say_how_many_slices_there_are_unless_the_body_does() -> None:
 def test_bounds_are_keys_of_scalars(bounds: Any) -> None:
     with pytest.raises(ValidationError):
         command(bounds=bounds)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        '{"nodes": [2, 1], "replicas": 1, "slices": 2, "defer_build": true}',
+        '{"partitioning": "range", "bounds": [["F", 1], ["R"]]}',
+    ],
+)
+def test_the_api_accepts_what_a_statement_asks_for(options: str) -> None:
+    statement = parse_statement(f"CREATE INDEX i ON b(c, d) WHERE e USING gsi WITH {options}")
+    made = CreateIndexBody.model_validate(statement.to_request()).command()
+    assert made.nodes == (statement.nodes or ())
