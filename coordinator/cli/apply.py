@@ -93,7 +93,7 @@ def _apply_one(client: Client, statement: Statement) -> Result:
         seconds = round(time.monotonic() - start, 3)
         if error.code == "index_not_found" and getattr(statement, "if_exists", False):
             return _result(statement, "absent", seconds=seconds)
-        message = explained(error.code, error.message)
+        message = explained(error.code, error.message, error.details)
         detail = as_error(error.code, message, error.details)
         return _result(statement, FAILED, seconds=seconds, error=detail)
     index = body.get("index", {})

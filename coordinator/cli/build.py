@@ -27,13 +27,15 @@ def begin(client: Client, bucket: str | None, names: Sequence[str]) -> dict[str,
     if not bucket and rest:
         buckets = {name.partition(".")[0] for name in rest if "." in name}
         if ids or len(buckets) != 1 or not all("." in name for name in rest):
-            raise CommandError("usage", "name the bucket with --bucket, or give ids")
+            raise CommandError("usage", "in which bucket? Give --bucket, bucket.name, or ids")
         bucket = buckets.pop()
         rest = [name.partition(".")[2] for name in rest]
     if ids:
         return client.build_indexes(ids=ids)
     if not bucket:
-        raise CommandError("usage", "build which indexes? Name them, or a bucket with --bucket")
+        raise CommandError(
+            "usage", "which indexes? Name them, or give --bucket for all deferred ones"
+        )
     return client.build_indexes(bucket=bucket, names=rest)
 
 
@@ -75,7 +77,9 @@ def _states(
             return
         if deadline_s is not None and time.monotonic() - began > deadline_s:
             waiting = ", ".join(i["name"] for i in found if i["state"] in UNDERWAY)
-            raise CommandError("timeout", f"{waiting}: not built in {deadline_s:g} s; it goes on")
+            raise CommandError(
+                "timeout", f"{waiting}: not built in {deadline_s:g} s; the build goes on"
+            )
         time.sleep(PERIOD_S)
 
 

@@ -177,7 +177,9 @@ class _Lines:
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise CommandError("usage", f"{PEOPLE}{text}: how many? For example {PEOPLE}1000")
+        raise CommandError(
+            "usage", f"{PEOPLE}{text}: a number belongs after the colon, as in {PEOPLE}1000"
+        )
     return int(text)
 
 

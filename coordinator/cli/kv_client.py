@@ -97,7 +97,7 @@ def find(session: Session) -> str:
     urls = [p["kv"] for p in sorted(known, key=lambda p: not p.get("alive")) if p.get("kv")]
     if not urls:
         raise CommandError(
-            "unavailable", "no projector tells where the key-value store is: name it with --kv URL"
+            "unavailable", "no projector names the key-value store: give its address with --kv URL"
         )
     return str(urls[0])
 

@@ -25,6 +25,8 @@ from coordinator.cli.output import (
 from coordinator.cli.session import AsJson, Session, Timeout, Url, command
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from coordinator.client.client import Client, Consistency
 
 DATA_DIR = Path(".indexctl")
@@ -159,7 +161,7 @@ def run(
         http_port=http_port,
         data_dir=data_dir,
         bootstrap_servers=bootstrap_servers,
-        cluster=cluster,
+        cluster=_cluster_name(cluster),
         durable=not not_durable,
         brokers=brokers,
         replication_factor=replication_factor,
@@ -171,14 +173,25 @@ def run(
 
 
 def _host_name(text: str) -> str:
-    from argparse import ArgumentTypeError
-
     from coordinator.runtime.http_guard import host_name
 
+    return _checked("--allowed-host", host_name, text)
+
+
+def _cluster_name(text: str) -> str:
+    from coordinator.runtime.arguments import cluster
+
+    return _checked("--cluster", cluster, text)
+
+
+def _checked(option: str, check: "Callable[[str], str]", text: str) -> str:
+    """Return what a check of the processes' own command lines makes of an option's value."""
+    from argparse import ArgumentTypeError
+
     try:
-        return host_name(text)
+        return check(text)
     except ArgumentTypeError as error:
-        raise CommandError("usage", f"--allowed-host {text}: {error}") from None
+        raise CommandError("usage", f"{option} {text}: {error}") from None
 
 
 @command(app, "reset", local=True)
@@ -199,7 +212,7 @@ def reset(
     if session.json:
         print_json({"reset": str(data_dir)})
     else:
-        typer.echo(f"forgot the cluster in {data_dir}")
+        typer.echo(f"deleted the cluster in {data_dir}")
 
 
 @command(app, "status")
@@ -378,7 +391,7 @@ def drop(
     from coordinator.client.errors import CoordinatorError
 
     if bucket is None and not index.isdecimal():
-        raise CommandError("usage", f"which bucket is {index} of? Give --bucket, or an id")
+        raise CommandError("usage", f"in which bucket is {index}? Give --bucket, or an id")
     target: dict[str, Any] = (
         {"index_id": index} if bucket is None else {"bucket": bucket, "name": index}
     )
@@ -482,7 +495,8 @@ def _find(client: "Client", index: str, bucket: str | None, consistency: "Consis
     found = client.list_indexes(bucket, index, consistency=consistency)["indexes"]
     if not found:
         where = f" on {bucket}" if bucket else ""
-        raise CommandError("index_not_found", f"there is no index {index}{where}")
+        hint = ": for bucket.name give --bucket" if "." in index and not bucket else ""
+        raise CommandError("index_not_found", f"there is no index {index}{where}{hint}")
     if len(found) > 1:
         buckets = ", ".join(sorted(entry["bucket"] for entry in found))
         raise CommandError("usage", f"several buckets have {index}; give --bucket: {buckets}")

@@ -47,7 +47,7 @@ class Mix:
     def __post_init__(self) -> None:
         shares = (self.updates, self.deletes, self.inserts)
         if min(shares) < 0 or sum(shares) <= 0:
-            raise CommandError("usage", "--updates, --deletes and --inserts: not all of them 0")
+            raise CommandError("usage", "--updates, --deletes and --inserts are all 0")
 
 
 class Traffic:

@@ -169,13 +169,21 @@ def _consistency(text: str | None, at_least: str | None) -> Any:
     if not at_least.lstrip().startswith("{"):
         try:
             at_least = Path(at_least).read_text()
-        except OSError as error:
-            raise CommandError("usage", f"--at-least: {at_least}: {error.strerror}") from error
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or "it is not UTF-8"
+            text = f"--at-least takes a file, or JSON as {{…}}; {at_least[:100]}: {reason}"
+            raise CommandError("usage", text) from error
     vector = _value(at_least)
-    if not isinstance(vector, dict):
-        raise CommandError("usage", '--at-least is an object: {"vbuckets": {"7": [vbuuid, seqno]}}')
-    required = {"at_least": vector if "vbuckets" in vector else {"vbuckets": vector}}
+    places = vector.get("vbuckets", vector) if isinstance(vector, dict) else None
+    if not (isinstance(places, dict) and all(map(_is_place, places, places.values()))):
+        raise CommandError("usage", '--at-least is JSON: {"vbuckets": {"7": [vbuuid, seqno], …}}')
+    required = {"at_least": {"vbuckets": places}}
     return {"consistent": 0, **required} if mode == "consistent" else required
+
+
+def _is_place(vbucket: str, place: Any) -> bool:
+    """Tell whether this is the number of a vbucket with a vbuuid and a seqno."""
+    return vbucket.isdecimal() and isinstance(place, list) and len(place) == 2
 
 
 def _resolve(client: "Client", index: str, bucket: str | None) -> tuple[dict[str, Any], list[str]]:
@@ -227,7 +235,7 @@ def _show_all(session: Session, rows: Iterator[dict[str, Any]], columns: list[st
 
 
 def _show_rows(rows: list[dict[str, Any]], columns: list[str]) -> None:
-    print_table([*columns, "document"], map(_cells, rows), empty="nothing in that range")
+    print_table([*columns, "document"], map(_cells, rows), empty="no entries in that range")
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

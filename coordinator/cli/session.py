@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 30.0
 FIRST_CONTACT_S = 2.0
+SLOW_HINT = "a node has answered before; give it longer with --timeout"
 NOBODY_HINT = "start one with `indexctl run`, or set INDEXCTL_URL"
 DEFAULT_URLS = "http://127.0.0.1:8600,http://127.0.0.1:8601,http://127.0.0.1:8602"
 """The nodes of `indexctl run`: a command must find the others when the first one is dead."""
@@ -74,9 +75,11 @@ class Session:
         return self.connect(min(self.timeout_s or PROBE_DEADLINE_S, PROBE_DEADLINE_S))
 
 
-def explained(code: str, message: str) -> str:
-    """Return `message`, with what to do where the code says that."""
-    return f"{message}: {NOBODY_HINT}" if code == "unreachable" else message
+def explained(code: str, message: str, details: dict[str, Any]) -> str:
+    """Return `message`, with what to do where no node answers."""
+    if code != "unreachable":
+        return message
+    return f"{message}: {SLOW_HINT if details.get('answered') else NOBODY_HINT}"
 
 
 def command(
@@ -109,10 +112,11 @@ def command(
                 code, message = getattr(error, "code", None), getattr(error, "message", None)
                 if not isinstance(code, str) or not isinstance(message, str):
                     raise
+                details = _details_of(error)
                 fail(
                     code,
-                    explained(code, message),
-                    _details_of(error),
+                    explained(code, message, details),
+                    details,
                     excerpt=getattr(error, "excerpt", ""),
                     as_json=session.json,
                 )

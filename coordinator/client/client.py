@@ -313,12 +313,16 @@ class _Attempts:
     def failure(self, transient: _Transient) -> CoordinatorError:
         """Return the last reason that a node gave, with how long it was tried.
 
-        Silence at the end, when the deadline cuts a request short, does not hide a reason.
+        Silence at the end, when the deadline cuts a request short, does not hide a reason. Of a
+        node that has answered before, `details` says so: `answered`.
         """
         error = self._answered or transient.error
         spent_s = time.monotonic() - self._start
         details = {**error.details, "requests": self.count, "seconds": round(spent_s, 3)}
         message = error.message
+        if error.code == "unreachable" and self._route.has_answered:
+            details["answered"] = True
+            message = f"no answer from {', '.join(details['urls'])} in {spent_s:.1f} s"
         if self._answered:
             message += f" (gave up after {spent_s:.1f} s"
             message += ", at last without an answer)" if error != transient.error else ")"

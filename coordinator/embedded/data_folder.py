@@ -32,7 +32,11 @@ OURS = (
     *(KAFKA, LOGS, "node-*", "indexer-*", "kv", "timestamps", "archive", "archiver"),
     *(CLUSTER_FILE, f".{CLUSTER_FILE}.*.tmp"),
 )
-WAY_OUT = "use another --data-dir, or forget this one with `indexctl reset --data-dir {}`"
+WAY_OUT = "use another --data-dir, or delete this one with `indexctl reset --data-dir {}`"
+WHOSE_KAFKA = {
+    "embedded": "its own Kafka: leave out --bootstrap-servers",
+    "external": "on a Kafka that was given: give --bootstrap-servers",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +104,14 @@ def claim(data_dir: Path, wanted: ClusterFile) -> ClusterFile:
     if kept is None or not kept.kafka_cluster_id:
         write_json(data_dir / CLUSTER_FILE, {"format": FORMAT, **asdict(wanted)})
         return wanted
-    for what, mine, yours in (
-        ("the cluster", kept.cluster, wanted.cluster),
-        ("a cluster whose Kafka is", kept.mode, wanted.mode),
-    ):
-        if mine != yours:
-            raise _mismatch(data_dir, f"{what} {mine!r}, not {yours!r}")
+    if kept.cluster != wanted.cluster:
+        raise _mismatch(data_dir, f"the cluster {kept.cluster!r}, not {wanted.cluster!r}")
+    if kept.mode != wanted.mode:
+        whose = WHOSE_KAFKA.get(kept.mode, kept.mode)
+        raise EmbeddedError(
+            "data_folder_mismatch",
+            f"{data_dir} belongs to a cluster that runs {whose}, or {WAY_OUT.format(data_dir)}",
+        )
     if kept.nodes != wanted.nodes:
         raise EmbeddedError(
             "roster_mismatch",
@@ -115,7 +121,7 @@ def claim(data_dir: Path, wanted: ClusterFile) -> ClusterFile:
     if kept.brokers != wanted.brokers:
         raise EmbeddedError(
             "brokers_mismatch",
-            f"{data_dir} belongs to a cluster of {kept.brokers} Kafka brokers, not "
+            f"{data_dir} belongs to a cluster with --brokers {kept.brokers}, not "
             f"{wanted.brokers}: run it with --brokers {kept.brokers}, or "
             + WAY_OUT.format(data_dir),
         )

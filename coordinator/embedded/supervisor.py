@@ -129,26 +129,33 @@ def check_brokers(options: RunOptions) -> None:
     if options.bootstrap_servers is not None:
         if options.brokers != 1:
             raise EmbeddedError(
-                "usage", "--brokers starts brokers, --bootstrap-servers uses others: choose one"
+                "usage",
+                "--brokers starts Kafka, --bootstrap-servers uses a Kafka that runs: give one",
             )
+        if not options.bootstrap_servers.strip():
+            raise EmbeddedError("usage", "--bootstrap-servers is empty: HOST:PORT belongs there")
     elif options.copies != copies_of(options.brokers):
         raise EmbeddedError(
             "usage",
-            f"{_number(options.brokers, 'broker')} of one's own always keep "
-            f"{copies_of(options.brokers)} of each topic: use --brokers, without "
-            "--replication-factor",
+            f"--replication-factor goes with --bootstrap-servers: --brokers {options.brokers} "
+            f"keeps {_number(copies_of(options.brokers), 'replica')} of each topic",
         )
 
 
 def check_ports(options: RunOptions) -> None:
     """Refuse HTTP ports that do not exist or are taken: EmbeddedError `port_taken`, `usage`."""
     if options.ports.stop > 65_536 or options.http_port < 1:
-        raise EmbeddedError("usage", f"--http-port {options.http_port} leaves no room for ports")
+        raise EmbeddedError(
+            "usage",
+            f"--http-port {options.http_port} does not fit: {len(options.ports)} ports in a row "
+            "are needed, from 1 to 65535",
+        )
     for port in options.ports:
         if not is_free(port):
             raise EmbeddedError(
                 "port_taken",
-                f"port {port} on {LOOPBACK} is taken: choose another range with --http-port",
+                f"port {port} on {LOOPBACK} is taken, perhaps by another `indexctl run`: "
+                "stop that one, or choose other ports with --http-port",
             )
 
 
@@ -321,9 +328,9 @@ def summary_text(
 ) -> str:
     """Return what is printed once all is ready: where everything is, and what to try."""
     urls = [f"http://{LOOPBACK}:{port}" for port in options.http_ports]
-    where = "of its own" if options.bootstrap_servers is None else "existing"
+    where = "started here" if options.bootstrap_servers is None else "existing"
     if options.brokers > 1:
-        where += f", {options.copies} copies of everything"
+        where += f", {options.copies} replicas of each topic"
     lines = [
         "",
         f"ready in {seconds:.1f} s: {_counted(options)}, cluster {options.cluster!r}",

@@ -16,6 +16,8 @@ from starlette.responses import Response
 PROBLEMS_MAX = 20
 """So many problems of a body are told. A body can have as many as it has bytes."""
 
+PATH_SHOWN = 200
+
 CODES = {404: "not_found", 405: "method_not_allowed", 413: "value_too_large"}
 """What the framework's own refusals are called."""
 
@@ -48,7 +50,11 @@ def handle_errors(
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
         otherwise = "invalid_request" if error.status_code < 500 else "internal"
-        return answer(CODES.get(error.status_code, otherwise), str(error.detail), {})
+        text = str(error.detail)
+        if error.status_code in (404, 405):  # The framework's words do not say what was asked for.
+            known = "there is no route" if error.status_code == 404 else "no such method:"
+            text = f"{known} {request.method} {request.url.path[:PATH_SHOWN]}"
+        return answer(CODES.get(error.status_code, otherwise), text, {})
 
     @app.exception_handler(Exception)
     async def unforeseen(request: Request, error: Exception) -> Response:

@@ -73,7 +73,7 @@ class Faults:
         if kind == "mutations" and action == DROP:
             raise ValueError("mutations can be delayed, not dropped")
         if (delay_ms > 0) != (action == DELAY):
-            raise ValueError("a delay has delay_ms, and nothing else has")
+            raise ValueError("delay needs delay_ms, and drop has none")
         only = None if vbuckets is None else frozenset(vbuckets)
         fault = Fault(
             id=self._next,

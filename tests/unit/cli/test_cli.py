@@ -301,6 +301,16 @@ def test_where_nothing_listens_the_error_says_what_to_do():
         )
 
 
+def test_a_node_that_answered_and_is_silent_then_is_not_taken_for_no_node(cluster):
+    cluster.indexes["1"] = {"id": "1", "name": "i", "bucket": "b", "expressions": ["c"]}
+    cluster.override = lambda request: Answer(200, None) if request.path == "/v1/scan" else None
+    result = indexctl("scan", "b.i", "--timeout", "0.3")
+    assert result.exit_code == 5
+    assert f"no answer from {cluster.url} in " in result.stderr
+    assert "--timeout [unreachable]" in result.stderr
+    assert "indexctl run" not in result.stderr
+
+
 def test_by_default_all_nodes_of_a_run_are_tried(cluster, monkeypatch):
     monkeypatch.delenv("INDEXCTL_URL")
     monkeypatch.setattr("coordinator.cli.session.DEFAULT_URLS", f"{unused_url()},{cluster.url}")
@@ -656,6 +666,7 @@ def test_run_passes_its_options_on_and_ends_with_its_code(supervisor):
     assert not seen[1]["archive"]
     assert seen[1]["allowed_hosts"] == ()
     assert indexctl("run", "--allowed-host", "http://proxy").exit_code == 2
+    assert "--cluster a b: letters" in indexctl("run", "--cluster", "a b").stderr
     assert len(seen) == 2
 
 

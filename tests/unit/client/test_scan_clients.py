@@ -91,6 +91,9 @@ def test_values_are_json_or_strings(
         ["--consistency", "at-least"],
         ["--consistency", "any", "--at-least", "{}"],
         ["--at-least", "no/such/file"],
+        ["--at-least", '{"foo": 1}'],
+        ["--at-least", '{"7": [1]}'],
+        ["--at-least", '{"vbuckets": 7}'],
     ],
 )
 def test_options_that_do_not_go_together_are_wrong_usage(node: Node, options: list[str]) -> None:

@@ -168,7 +168,7 @@ def test_the_summary_shows_every_broker() -> None:
     servers = "127.0.0.1:1,127.0.0.1:2,127.0.0.1:3"
     text = supervisor.summary_text(RunOptions(brokers=3), DATA, servers, 9)
     assert "ready in 9.0 s: Kafka (3 brokers), 3 nodes, 3 indexers, 2 projectors" in text
-    assert f"  Kafka   {servers} (of its own, 3 copies of everything)" in text
+    assert f"  Kafka   {servers} (started here, 3 replicas of each topic)" in text
 
 
 @pytest.mark.parametrize(
@@ -200,6 +200,7 @@ def test_nodes_are_told_how_many_copies_there_are(options: RunOptions, copies: i
         RunOptions(brokers=3, bootstrap_servers="k:1"),
         RunOptions(replication_factor=3),
         RunOptions(brokers=3, replication_factor=2),
+        RunOptions(bootstrap_servers=" "),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(options: RunOptions) -> None:

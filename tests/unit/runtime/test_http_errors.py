@@ -62,6 +62,12 @@ def test_what_the_framework_refuses_has_a_code() -> None:
     assert error_of(ask("GET", "/numbers"))["code"] == "method_not_allowed"
 
 
+def test_a_route_that_is_not_there_is_named() -> None:
+    assert error_of(ask("GET", "/nowhere?a=1"))["message"] == "there is no route GET /nowhere"
+    assert error_of(ask("GET", "/numbers"))["message"] == "no such method: GET /numbers"
+    assert len(error_of(ask("GET", "/" + "n" * 10_000))["message"]) < 300
+
+
 def test_what_is_wrong_with_a_body_is_told_within_a_bound() -> None:
     found = error_of(ask("POST", "/numbers", json={"numbers": ["x"] * 1_000}))
     assert found["code"] == "invalid_request"
