@@ -41,24 +41,25 @@ def load(
         str,
         typer.Argument(
             metavar="FILE|-|airports|people:N",
-            help="Lines of JSON; the airports of the world; or so many people, made up.",
+            help="A file or standard input with lines of JSON; the airports of the world; or N "
+            "generated people.",
         ),
     ],
     key: Annotated[
         str | None,
         typer.Option(
             metavar="FIELD",
-            help='The lines are documents, with this field as id; else {"id": …, "doc": …}.',
+            help='Lines are documents, with the id in this field (default: {"id": …, "doc": …}).',
         ),
     ] = None,
     vbuckets: Annotated[
-        int | None, typer.Option(min=1, help="If the bucket is not there yet (1024).")
+        int | None, typer.Option(min=1, help="Vbuckets of a new bucket, a power of two (1024).")
     ] = None,
     kv_url: KvUrl = None,
 ) -> None:
-    """Load documents into a bucket, which is made if it is not there.
+    """Load documents into a bucket; makes the bucket if there is none.
 
-    Ends with 1 if a line could not be loaded; the others are loaded all the same.
+    Loads every valid line. Exits with 1 if a line failed.
     """
     from coordinator.cli.kv_client import connect
 
@@ -224,20 +225,23 @@ def mutate(
     bucket: BucketName,
     rate: Annotated[float, typer.Option(min=0.01, help="Changes a second.")] = 100.0,
     seconds: Annotated[
-        float | None, typer.Option(min=0.1, help="For so long (default: until Ctrl-C).")
+        float | None, typer.Option(min=0.1, help="How long (default: until Ctrl-C).")
     ] = None,
     skew: Annotated[
-        float, typer.Option(min=0.0, max=5.0, help="0: all documents alike; more: some far more.")
+        float,
+        typer.Option(
+            min=0.0, max=5.0, help="Exponent of Zipf's law; 0: all documents equally often."
+        ),
     ] = 1.1,
     updates: Annotated[float, typer.Option(min=0.0, help="Share of updates.")] = 0.8,
     deletes: Annotated[float, typer.Option(min=0.0, help="Share of deletions.")] = 0.1,
     inserts: Annotated[float, typer.Option(min=0.0, help="Share of new documents.")] = 0.1,
     seed: Annotated[
-        int | None, typer.Option(help="The same one makes the same changes (default: any).")
+        int | None, typer.Option(help="The same seed makes the same changes (default: random).")
     ] = None,
     kv_url: KvUrl = None,
 ) -> None:
-    """Change documents of a bucket, all the time: some of them often, most of them rarely."""
+    """Update, delete and insert documents of a bucket, at a steady rate."""
     from coordinator.cli import mutate as traffic
     from coordinator.cli.kv_client import connect
 

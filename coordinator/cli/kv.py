@@ -8,7 +8,7 @@ from coordinator.cli.output import CommandError, plain, print_json, print_table
 from coordinator.cli.session import Session, command
 
 app = typer.Typer(
-    help="Show the key-value store, move its data, and hurt it.", no_args_is_help=True
+    help="Show the key-value store, move vbuckets, and inject faults.", no_args_is_help=True
 )
 
 KvUrl = Annotated[
@@ -23,9 +23,9 @@ KvUrl = Annotated[
 ]
 BucketName = Annotated[str, typer.Argument(metavar="BUCKET", help="The bucket.")]
 Vbuckets = Annotated[
-    str | None, typer.Option(metavar="0-3,7,…", help="Of these vbuckets only.", show_default=False)
+    str | None, typer.Option(metavar="0-3,7,…", help="Only these vbuckets.", show_default=False)
 ]
-InBucket = Annotated[str | None, typer.Option("--bucket", "-b", help="Of this bucket only.")]
+InBucket = Annotated[str | None, typer.Option("--bucket", "-b", help="Only this bucket.")]
 
 
 @command(app, "buckets")
@@ -50,7 +50,7 @@ def buckets(session: Session, kv: KvUrl = None) -> None:
 
 @command(app, "nodes")
 def nodes(session: Session, kv: KvUrl = None) -> None:
-    """Show the nodes, and how many vbuckets of each bucket they own."""
+    """Show the nodes of the store, and how many vbuckets of each bucket they own."""
     from coordinator.cli.kv_client import connect
 
     with connect(session, kv) as store:
@@ -93,19 +93,22 @@ def connections(session: Session, kv: KvUrl = None) -> None:
 def move(
     session: Session,
     bucket: BucketName,
-    to: Annotated[int, typer.Option("--to", metavar="NODE", min=0, help="Who gets them.")],
+    to: Annotated[
+        int, typer.Option("--to", metavar="NODE", min=0, help="The node that gets them.")
+    ],
     vbuckets: Annotated[
         str | None, typer.Option(metavar="0-3,7,…", help="Which vbuckets.", show_default=False)
     ] = None,
     count: Annotated[
-        int | None, typer.Option(min=1, help="Or how many, of those who have the most.")
+        int | None, typer.Option(min=1, help="Or this many, from the nodes that own most.")
     ] = None,
     source: Annotated[
-        int | None, typer.Option("--from", metavar="NODE", min=0, help="With --count: of this one.")
+        int | None,
+        typer.Option("--from", metavar="NODE", min=0, help="With --count: from this node."),
     ] = None,
     kv: KvUrl = None,
 ) -> None:
-    """Give vbuckets to a node; their streams end, and begin anew from there."""
+    """Move vbuckets to a node. Their streams end, and begin again from that node."""
     body = {"to": to, "vbuckets": parse_vbuckets(vbuckets), "count": count, "source": source}
     if (vbuckets is None) == (count is None):
         raise CommandError("usage", "name either --vbuckets, or a --count of them")
@@ -118,13 +121,13 @@ def crash(
     session: Session,
     node: Annotated[int, typer.Argument(metavar="NODE", min=0, help="Which node.")],
     lose: Annotated[
-        int, typer.Option(min=0, help="So many of the last mutations of each vbucket.")
+        int, typer.Option(min=0, help="Lose this many of the last mutations of each vbucket.")
     ] = 0,
     bucket: InBucket = None,
     vbuckets: Vbuckets = None,
     kv: KvUrl = None,
 ) -> None:
-    """Have a node crash, and come back at once: connections break, mutations may be lost."""
+    """Crash a node, which restarts at once: connections break, mutations may be lost."""
     body = {"lose": lose, "bucket": bucket, "vbuckets": parse_vbuckets(vbuckets)}
     answer = _post(session, kv, "nodes", node, "crash", body=body)
     broken, lost = answer["connections"], answer["lost"]
@@ -137,7 +140,7 @@ def close(
     connection: Annotated[str, typer.Argument(metavar="ID", help="As `kv connections` shows it.")],
     kv: KvUrl = None,
 ) -> None:
-    """End a connection; the other side is told."""
+    """Close a connection that streams mutations."""
     from coordinator.cli.kv_client import connect
 
     with connect(session, kv) as store:
@@ -150,19 +153,19 @@ def fault(
     session: Session,
     kind: Annotated[str, typer.Argument(metavar="begin|end|sync|mutations")],
     action: Annotated[str, typer.Argument(metavar="drop|delay")],
-    delay_ms: Annotated[int | None, typer.Option(min=1, help="For how long.")] = None,
+    delay_ms: Annotated[int | None, typer.Option(min=1, help="With delay: how long.")] = None,
     count: Annotated[
-        int | None, typer.Option(min=1, help="So many times (default: for good).")
+        int | None, typer.Option(min=1, help="This many times (default: until removed).")
     ] = None,
     bucket: InBucket = None,
     vbuckets: Vbuckets = None,
     stream: Annotated[
         str | None,
-        typer.Option(metavar="maintenance|backfill|catchup", help="Of such streams only."),
+        typer.Option(metavar="maintenance|backfill|catchup", help="Only streams of this kind."),
     ] = None,
     kv: KvUrl = None,
 ) -> None:
-    """Have the frames of streams lost or late. Mutations can be late, not lost."""
+    """Drop or delay frames of streams. Mutations can be delayed, not dropped."""
     body = {
         "kind": kind,
         "action": action,
@@ -179,18 +182,18 @@ def fault(
 @command(app, "faults")
 def faults(
     session: Session,
-    clear: Annotated[bool, typer.Option("--clear", help="Forget all of them.")] = False,
-    remove: Annotated[int | None, typer.Option(metavar="ID", help="Forget this one.")] = None,
+    clear: Annotated[bool, typer.Option("--clear", help="Remove all of them.")] = False,
+    remove: Annotated[int | None, typer.Option(metavar="ID", help="Remove this one.")] = None,
     kv: KvUrl = None,
 ) -> None:
-    """Show the faults that are asked for, or forget them."""
+    """Show the active faults, or remove them."""
     from coordinator.cli.kv_client import connect
 
     with connect(session, kv) as store:
         if clear or remove is not None:
             path = ("faults",) if clear else ("faults", remove or 0)
             answer = store.delete(*path)
-            _tell(session, answer, f"forgot {answer['removed']} faults")
+            _tell(session, answer, f"removed {answer['removed']} faults")
             return
         body = store.get("faults")
     if session.json:

@@ -33,9 +33,10 @@ DATA_DIR = Path(".indexctl")
 
 app = typer.Typer(
     name="indexctl",
-    help="Run an index coordinator, and manage the indexes of a cluster.",
+    help="Run a cluster of the Index Coordinator, and manage its indexes.",
     epilog="Exit codes: 0 done · 1 refused or failed · 2 wrong usage · 3 not found · "
-    "4 conflict (exists already, other CAS) · 5 unavailable or timed out.",
+    "4 conflict (exists already, other CAS) · 5 unavailable or timed out · 130 Ctrl-C. "
+    "After 5 and 130 a write may still have taken effect.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -47,12 +48,15 @@ Bucket = Annotated[str | None, typer.Option("--bucket", "-b", help="The bucket."
 IfMatch = Annotated[
     int | None,
     typer.Option(
-        "--if-match", metavar="CAS", min=0, help="Only at this CAS; 0: only if it is absent."
+        "--if-match",
+        metavar="CAS",
+        min=0,
+        help="Only if it has this CAS (version); 0: if it does not exist.",
     ),
 ]
 Local = Annotated[
     bool,
-    typer.Option("--local", help="Answer from the asked node as it is, perhaps a little behind."),
+    typer.Option("--local", help="Read what the asked node has applied; it may be stale."),
 ]
 
 
@@ -69,12 +73,14 @@ def root(
 @command(app, "run", local=True)
 def run(
     session: Session,
-    nodes: Annotated[int, typer.Option(min=1, help="How many coordinator nodes.")] = 3,
-    indexers: Annotated[int, typer.Option(min=1, help="How many indexers.")] = 3,
+    nodes: Annotated[int, typer.Option(min=1, help="Number of coordinator nodes.")] = 3,
+    indexers: Annotated[int, typer.Option(min=1, help="Number of indexers.")] = 3,
     projectors: Annotated[
         int,
         typer.Option(
-            min=0, max=16, help="How many projectors, each with a node of the key-value store."
+            min=0,
+            max=16,
+            help="Number of projectors, each with a node of the key-value store; 0: no store.",
         ),
     ] = 2,
     example: Annotated[
@@ -86,66 +92,82 @@ def run(
     timestamps: Annotated[
         bool,
         typer.Option(
-            "--timestamps/--no-timestamps", help="Compute stability timestamps, on Spark."
+            "--timestamps/--no-timestamps",
+            help="Start the Spark application that computes stability timestamps.",
         ),
     ] = True,
     spark_master: Annotated[
-        str, typer.Option(help="Where Spark's tasks run: local[N], or a cluster's URL.")
+        str, typer.Option(help="Where Spark runs its tasks on this machine, such as local[2].")
     ] = "local[2]",
     archive: Annotated[
         bool,
-        typer.Option("--archive", help="Archive the history as Parquet, on Spark; for `sql`."),
+        typer.Option(
+            "--archive", help="Start the Spark application that archives all events, for `sql`."
+        ),
     ] = False,
     http_port: Annotated[
-        int, typer.Option(min=1, max=65535, help="Port of the first node; others follow.")
+        int,
+        typer.Option(
+            min=1,
+            max=65535,
+            help="Port of node 1; the next ports are the other nodes' and the store's.",
+        ),
     ] = 8600,
-    data_dir: Annotated[Path, typer.Option(help="Where everything is kept.")] = DATA_DIR,
+    data_dir: Annotated[Path, typer.Option(help="Folder for all data and logs.")] = DATA_DIR,
     bootstrap_servers: Annotated[
         str | None,
         typer.Option(metavar="HOST:PORT,…", help="Use this Kafka instead of starting one."),
     ] = None,
-    cluster: Annotated[str, typer.Option(help="The cluster's name.")] = "default",
+    cluster: Annotated[
+        str, typer.Option(help="Name of the cluster, the prefix of its topics.")
+    ] = "default",
     not_durable: Annotated[
         bool,
         typer.Option(
             "--not-durable",
-            help="Make topics that Kafka writes to disk when it likes: for experiments.",
+            help="Make topics that Kafka does not flush before it acknowledges: a power failure "
+            "may lose changes.",
         ),
     ] = False,
     brokers: Annotated[
         int,
-        typer.Option(min=1, max=5, help="Kafka brokers to start; 3 survive the loss of one."),
+        typer.Option(min=1, max=5, help="Kafka brokers to start; 3 survive the death of one."),
     ] = 1,
     replication_factor: Annotated[
         int | None,
-        typer.Option(min=1, help="With --bootstrap-servers: copies to keep of new topics."),
+        typer.Option(min=1, help="With --bootstrap-servers: replication factor of new topics (1)."),
     ] = None,
     log_capacity: Annotated[
         int | None,
         typer.Option(
-            min=1, max=10_000, help="At the first start: transactions that are remembered (1,000)."
+            min=1,
+            max=10_000,
+            help="At the first start: how many transactions `transactions` can show (1,000).",
         ),
     ] = None,
     request_window_ms: Annotated[
         int | None,
         typer.Option(
             min=1_000,
-            help="At the first start: so long the outcome of each request is remembered (600,000).",
+            help="At the first start: how long the outcome of a request is kept (600,000).",
         ),
     ] = None,
     allowed_host: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="A further name by which clients reach the cluster, as through a proxy; "
-            "repeat for more.",
+            help="A further host name of the cluster, such as that of a proxy; repeat for more.",
         ),
     ] = None,
 ) -> None:
     """Run a whole cluster in the foreground, until Ctrl-C.
 
-    Starts Kafka, a key-value store with airports in it, the coordinator nodes, indexers,
-    projectors and the application that computes timestamps, each in its own process.
+    Starts Kafka, a key-value store, the coordinator nodes, indexers, projectors and the Spark
+    application that computes stability timestamps, each in its own process. Loads the airports of
+    the world into the store.
+
+    Ctrl-C stops all of them and keeps the data. A second Ctrl-C kills what still runs.
+    `indexctl reset` deletes the data.
     """
     require("server", *(("streaming",) if timestamps or archive else ()))
     from coordinator.embedded import supervisor
@@ -197,10 +219,10 @@ def _checked(option: str, check: "Callable[[str], str]", text: str) -> str:
 @command(app, "reset", local=True)
 def reset(
     session: Session,
-    data_dir: Annotated[Path, typer.Option(help="What to delete.")] = DATA_DIR,
+    data_dir: Annotated[Path, typer.Option(help="The folder to delete.")] = DATA_DIR,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Forget a cluster that `run` made: delete its data folder."""
+    """Delete the data folder of a cluster that `run` made. Stop `run` first."""
     if not yes:
         if not sys.stdin.isatty():
             raise CommandError("usage", "reset deletes all data: confirm it with --yes")
@@ -217,9 +239,10 @@ def reset(
 
 @command(app, "status")
 def status(session: Session) -> None:
-    """Show the cluster: master, members, indexers, and whether the nodes' digests agree.
+    """Show the master, the nodes, the indexers, and whether the digests of the nodes agree.
 
-    Ends with 1 if two nodes at the same CAS have different digests.
+    A digest is a hash over the whole state of a node. Exits with 1 if two nodes at the same CAS
+    have different digests.
     """
     from coordinator.cli import status as view
 
@@ -246,13 +269,21 @@ def create(
     bucket: Bucket = None,
     expressions: Annotated[
         list[str] | None,
-        typer.Option("--on", "-e", metavar="EXPR", help="A key of the index; repeat for more."),
+        typer.Option("--on", "-e", metavar="EXPR", help="A component of the key; repeat for more."),
     ] = None,
-    where: Annotated[str | None, typer.Option(help="Index only what fulfils this.")] = None,
-    primary: Annotated[bool, typer.Option("--primary", help="A primary index.")] = False,
-    using: Annotated[str | None, typer.Option(help="The index method.")] = None,
-    slices: Annotated[int | None, typer.Option(min=1, help="How many slices.")] = None,
-    replicas: Annotated[int | None, typer.Option(min=0, help="Copies besides the master.")] = None,
+    where: Annotated[
+        str | None, typer.Option(help="Index the documents for which this is TRUE.")
+    ] = None,
+    primary: Annotated[
+        bool, typer.Option("--primary", help="A primary index: its key is the document's id.")
+    ] = False,
+    using: Annotated[str | None, typer.Option(help="The index method: only gsi.")] = None,
+    slices: Annotated[
+        int | None, typer.Option(min=1, help="Number of slices: its partitions.")
+    ] = None,
+    replicas: Annotated[
+        int | None, typer.Option(min=0, help="Replicas of each slice besides its master copy.")
+    ] = None,
     nodes: Annotated[
         list[int] | None,
         typer.Option(
@@ -260,17 +291,18 @@ def create(
         ),
     ] = None,
     defer_build: Annotated[
-        bool, typer.Option("--defer-build", help="Do not build it yet.")
+        bool, typer.Option("--defer-build", help="Leave it empty until `indexctl build`.")
     ] = False,
     if_not_exists: Annotated[
-        bool, typer.Option("--if-not-exists", help="An index of this name is fine.")
+        bool, typer.Option("--if-not-exists", help="Succeed if an index of this name exists.")
     ] = False,
     bounds: Annotated[
         list[str] | None,
         typer.Option(
             "--bound",
             metavar="JSON",
-            help="A slice begins at this key, such as '\"M\"' or '[\"M\", 1]'; repeat for more.",
+            help="Partition by ranges: a slice begins at this key, such as "
+            "'\"M\"' or '[\"M\", 1]'; repeat for more.",
         ),
     ] = None,
 ) -> None:
@@ -344,13 +376,14 @@ def build(
     ] = None,
     bucket: Bucket = None,
     wait: Annotated[
-        bool, typer.Option("--wait", "-w", help="Until they take scans, with a progress bar.")
+        bool, typer.Option("--wait", "-w", help="Wait until they answer scans.")
     ] = False,
 ) -> None:
-    """Build indexes: those named, or all deferred ones of --bucket.
+    """Build the named indexes, or all deferred indexes of --bucket.
 
-    With --wait, also those of the bucket that are being built already; --timeout is how long to
-    wait; ends with 1 if a build failed.
+    With --wait and without names, waits for the other builds of --bucket, too. Waits for --timeout
+    seconds (default: without limit), and exits with 1 if a build failed. Ctrl-C ends the wait, not
+    the build.
     """
     from coordinator.cli import build as builds
 
@@ -384,7 +417,7 @@ def drop(
     bucket: Bucket = None,
     if_match: IfMatch = None,
     if_exists: Annotated[
-        bool, typer.Option("--if-exists", help="That there is none is fine.")
+        bool, typer.Option("--if-exists", help="Succeed if there is none.")
     ] = False,
 ) -> None:
     """Drop an index, by name and bucket or by id."""
@@ -417,7 +450,7 @@ def list_(
     bucket: Bucket = None,
     local: Local = False,
 ) -> None:
-    """List the indexes, and how those that are being built get on."""
+    """List the indexes, with the progress of their builds."""
     from coordinator.cli import build as builds
 
     with session.connect() as client:
@@ -457,7 +490,7 @@ def show(
     bucket: Bucket = None,
     local: Local = False,
 ) -> None:
-    """Show an index and where its slices are."""
+    """Show an index and the indexers of its slices."""
     from coordinator.cli import build as builds
 
     with session.connect() as client:
@@ -534,13 +567,13 @@ def apply(
     session: Session,
     file: Annotated[str, typer.Argument(metavar="FILE|-", help="A script; - is standard input.")],
     keep_going: Annotated[
-        bool, typer.Option("--keep-going", "-k", help="Go on after an error.")
+        bool, typer.Option("--keep-going", "-k", help="Go on after a statement that failed.")
     ] = False,
 ) -> None:
-    """Carry out the CREATE, BUILD and DROP INDEX statements of a file.
+    """Execute the CREATE, BUILD and DROP INDEX statements of a file.
 
-    All of it is parsed before anything is done. Stops at the first error; ends with 1 if any
-    statement failed, with 5 if no coordinator was reached at all.
+    Parses the whole file first, then executes one statement after the other. Stops at the first
+    error. Exits with 1 if a statement failed, with 5 if no node answered.
     """
     from coordinator.cli import apply as script
     from coordinator.language import ddl_parser
@@ -591,7 +624,7 @@ def _show_results(results: list[Any]) -> None:
 def transactions(
     session: Session,
     limit: Annotated[
-        int, typer.Option("--limit", "-n", min=1, max=1000, help="At most so many.")
+        int, typer.Option("--limit", "-n", min=1, max=1000, help="Show at most this many.")
     ] = 20,
 ) -> None:
     """Show the latest transactions, newest first."""
@@ -616,7 +649,7 @@ def _joined(value: Any) -> Any:
 
 @command(app, "indexers")
 def indexers(session: Session) -> None:
-    """Show the indexers, with their load."""
+    """Show the indexers, with their slices and bytes."""
     from coordinator.cli import status as view
 
     with session.connect() as client:
@@ -636,7 +669,7 @@ def projectors(session: Session) -> None:
         print_json(body)
         return
     print_table(
-        ["projector", "alive", "pid#", "store", "waits for streams of"],
+        ["projector", "alive", "pid#", "store", "buckets without a stream"],
         [
             [p["id"], p["alive"], p["pid"], p.get("kv"), ", ".join(p.get("waiting", ()))]
             for p in body["projectors"]
@@ -674,7 +707,7 @@ def config_set(
     value: Annotated[str, typer.Argument(metavar="JSON", help="Any JSON value.")],
     if_match: IfMatch = None,
 ) -> None:
-    """Set a setting to a JSON value.
+    """Write a JSON value under a key.
 
     indexctl config set retention_days 30
 

@@ -10,15 +10,15 @@ from coordinator.cli.session import Session, command
 if TYPE_CHECKING:
     from coordinator.cli.survey import Survey
 
-app = typer.Typer(help="Show the coordinator nodes, and change which there are.")
+app = typer.Typer(help="Show the coordinator nodes, or take nodes out of the cluster.")
 
-Reason = Annotated[str, typer.Option(help="Why, for the log.")]
+Reason = Annotated[str, typer.Option(help="The reason; it is kept in the log.")]
 Node = Annotated[int, typer.Argument(metavar="NODE", min=1, help="The number of a node.")]
 
 
 @command(app, None)
 def members(session: Session) -> None:
-    """Show the coordinator nodes, and change which there are."""
+    """Show the coordinator nodes, or take nodes out of the cluster."""
     from coordinator.cli import status as view
 
     found = _surveyed(session)
@@ -40,9 +40,9 @@ def members(session: Session) -> None:
 
 @command(app, "leave")
 def leave(session: Session, node: Node) -> None:
-    """Have a node leave the cluster: nobody waits for it any more.
+    """Take a node out of the cluster: no transaction waits for it any more.
 
-    A master hands the mastership over first. The node returns when it is started again.
+    A master hands the mastership over first. The node joins again when it is started again.
     """
     known = _surveyed(session).best
     left = [n for n in known["active"] if n != node]
@@ -62,7 +62,9 @@ def leave(session: Session, node: Node) -> None:
 @command(app, "reform")
 def reform(
     session: Session,
-    minimum: Annotated[int, typer.Option(min=1, help="Copies that a change needs from now on.")],
+    minimum: Annotated[
+        int, typer.Option(min=1, help="Nodes that must hold a change to commit it.")
+    ],
     forget: Annotated[
         list[int] | None,
         typer.Option("--forget", metavar="NODE", help="A node that is lost; repeat for more."),
@@ -70,13 +72,17 @@ def reform(
     reason: Reason = "",
     node: Annotated[
         str | None,
-        typer.Option("--node", metavar="URL", help="Who becomes master where there is none."),
+        typer.Option(
+            "--node",
+            metavar="URL",
+            help="The node that claims the mastership if there is no master.",
+        ),
     ] = None,
 ) -> None:
-    """Go on with fewer copies, after nodes were lost for good.
+    """Lower the minimum of copies, after nodes were lost for good.
 
-    Only a node that has everything that was ever acknowledged can do it. It is written into the
-    log, with its reason; with fewer copies, the next loss may lose data.
+    Only a node that holds every acknowledged change can do this. It writes the reform, with the
+    reason, to the log. With fewer copies, the next loss of a node may lose data.
     """
     with session.connect() as client:
         furthest = node or _furthest(_surveyed(session))
@@ -94,11 +100,12 @@ def add_step_down(root: typer.Typer) -> None:
     def step_down(
         session: Session,
         to: Annotated[
-            int | None, typer.Option("--to", metavar="NODE", min=1, help="Who is to follow.")
+            int | None,
+            typer.Option("--to", metavar="NODE", min=1, help="The node that becomes master."),
         ] = None,
         reason: Reason = "",
     ) -> None:
-        """Have the master hand the mastership over; returns once there is another."""
+        """Have the master hand over to another node; returns when that node is master."""
         epoch = _surveyed(session).best["epoch"]
         with session.connect() as client:
             body = client.step_down(to, epoch=epoch, reason=reason)

@@ -70,16 +70,18 @@ def add_to(root: typer.Typer) -> None:
 
 def plot(
     session: Session,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What was recorded.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A recording of `timestamps --record`.")
+    ],
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="Ends with .png or .svg.")
+        Path, typer.Option("--output", "-o", metavar="FILE", help="The picture: .png or .svg.")
     ],
     bucket: Annotated[
         list[str] | None,
         typer.Option("--bucket", "-b", help="Only this one; repeat for more (default: all)."),
     ] = None,
 ) -> None:
-    """Draw how far the timestamps lag behind, over time: in seqnos and in seconds.
+    """Draw the lag of the stability timestamps over time, in seqnos and in seconds.
 
     indexctl timestamps --watch --record lag.jsonl
 

@@ -28,65 +28,74 @@ def add_to(root: typer.Typer) -> None:
 def scan(
     session: Session,
     index: Annotated[
-        str, typer.Argument(metavar="BUCKET.INDEX|ID", help="Or a name, with --bucket.")
+        str, typer.Argument(metavar="BUCKET.INDEX|ID", help="A name needs its bucket, or --bucket.")
     ],
     bucket: Annotated[str | None, typer.Option("--bucket", "-b", help="The bucket.")] = None,
     equals: Annotated[
         Components,
-        typer.Option(metavar="VALUE", help="This key; repeat for each of its components."),
+        typer.Option(metavar="VALUE", help="The whole key; repeat for each component."),
     ] = None,
     prefix: Annotated[
         Components,
-        typer.Option(metavar="VALUE", help="All keys that begin with these components."),
+        typer.Option(metavar="VALUE", help="Keys that begin with these components; repeat."),
     ] = None,
     low: Annotated[
-        Components, typer.Option("--from", metavar="VALUE", help="From this key on.")
+        Components, typer.Option("--from", metavar="VALUE", help="Keys from this one on, with it.")
     ] = None,
     high: Annotated[
-        Components, typer.Option("--to", metavar="VALUE", help="Up to this key, with it.")
+        Components, typer.Option("--to", metavar="VALUE", help="Keys up to this one, with it.")
     ] = None,
     before: Annotated[
-        Components, typer.Option("--before", metavar="VALUE", help="Up to this key, without it.")
+        Components,
+        typer.Option("--before", metavar="VALUE", help="Keys up to this one, without it."),
     ] = None,
     starts_with: Annotated[
         Components,
         typer.Option(
             metavar="VALUE",
-            help="Strings that begin so; repeated, the last one, after these components.",
+            help="Keys with a string that begins so; to fix the components before it, repeat.",
         ),
     ] = None,
     limit: Annotated[
         int | None,
-        typer.Option("--limit", "-n", min=1, max=10_000, help=f"At most so many ({LIMIT})."),
+        typer.Option("--limit", "-n", min=1, max=10_000, help=f"Show at most this many ({LIMIT})."),
     ] = None,
-    order: Annotated[str, typer.Option(metavar="asc|desc", help="Or backwards.")] = "asc",
-    count: Annotated[bool, typer.Option("--count", help="Only how many there are.")] = False,
+    order: Annotated[
+        str, typer.Option(metavar="asc|desc", help="The order of the index, or the opposite.")
+    ] = "asc",
+    count: Annotated[
+        bool, typer.Option("--count", help="Show only the number of entries.")
+    ] = False,
     consistency: Annotated[
         str | None,
         typer.Option(
             metavar="|".join(CONSISTENCIES),
-            help="As it is (default); at one stability timestamp; or after what --at-least says. "
-            "With --at-least, consistent means a timestamp that has it.",
+            help="any (default): the newest entries of each indexer. consistent: all slices at one "
+            "stability timestamp. at-least: entries not older than --at-least. consistent with "
+            "--at-least: at a timestamp not older than that.",
         ),
     ] = None,
     at_least: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE|JSON", help="Not older than these vbuckets, each with vbuuid and seqno."
+            metavar="FILE|JSON",
+            help='Positions to include, as {"VBUCKET": ["VBUUID", "SEQNO"], …}.',
         ),
     ] = None,
     after: Annotated[
-        str | None, typer.Option(metavar="CURSOR", help="Go on where another page ended.")
+        str | None, typer.Option(metavar="CURSOR", help="Go on behind the page that printed this.")
     ] = None,
     everything: Annotated[
         bool, typer.Option("--all", help="All pages; with --json, a line for each row.")
     ] = False,
 ) -> None:
-    """Show what an index holds.
+    """Show the entries of an index, in order.
 
-    A VALUE is JSON; what is not is a string: --equals Paris --equals 75.
+    A VALUE is JSON. A text that is no JSON is a string.
 
-    indexctl scan travel.by_city --prefix Paris --limit 5
+    indexctl scan travel.by_city --prefix FR --prefix Paris --limit 5
+
+    indexctl scan travel.high --from 14000 --to 12000
     """
     asked: dict[str, Any] = {
         "scan": _form(equals, prefix, low, high, before, starts_with),

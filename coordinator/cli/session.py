@@ -26,7 +26,7 @@ Url = Annotated[
     typer.Option(
         "--url",
         metavar="URL",
-        help="Any node, or several with commas (default: INDEXCTL_URL, or local ports 8600-8602).",
+        help="One node, or several with commas (default: INDEXCTL_URL, or local ports 8600-8602).",
         rich_help_panel="Connection and output",
     ),
 ]
@@ -36,8 +36,7 @@ Timeout = Annotated[
         "--timeout",
         metavar="SECONDS",
         min=0.001,
-        help=f"Try for this long (default: {TIMEOUT_S:g}, but {FIRST_CONTACT_S:g} where "
-        "nobody answers at all).",
+        help=f"Deadline (default: {TIMEOUT_S:g}, or {FIRST_CONTACT_S:g} if no node answers).",
         rich_help_panel="Connection and output",
     ),
 ]

@@ -63,15 +63,16 @@ def add_to(root: typer.Typer, data_dir: Path) -> None:
     def sql(
         session: Session,
         statement: Annotated[str, typer.Argument(metavar="SELECT …", help="One query.")],
-        data_dir: Annotated[Path, typer.Option(help="Where `run` keeps everything.")] = data_dir,
+        data_dir: Annotated[Path, typer.Option(help="The data folder of `run`.")] = data_dir,
         archive: Annotated[
-            Path | None, typer.Option(help="The archive's folder, if it is not in the data folder.")
+            Path | None, typer.Option(help="Folder of the archive, if it is elsewhere.")
         ] = None,
     ) -> None:
-        """Ask the archive of the cluster's history, in the SQL of DuckDB.
+        """Query the archive of all events, in the SQL of DuckDB.
 
-        The table is "history": cas, event, kind, key, txn_epoch, txn_seq, index, count, request,
-        principal, at_utc, date, value. A value is JSON, null where something was dropped.
+        `indexctl run --archive` writes the archive. The table is "history", with the columns cas,
+        event, kind, key, txn_epoch, txn_seq, index, count, request, principal, at_utc, date and
+        value. A value is JSON, and NULL where an entity was dropped.
 
         indexctl sql "SELECT at_utc, principal, event, value->>'name' AS name FROM history
         WHERE kind = 'index' ORDER BY cas"

@@ -34,19 +34,19 @@ def timestamps(
         str | None, typer.Argument(metavar="BUCKET", help="Only this one (default: all).")
     ] = None,
     watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Again every second, until Ctrl-C.")
+        bool, typer.Option("--watch", "-w", help="Refresh every second, until Ctrl-C.")
     ] = False,
     record: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Append each refresh, as a line of JSON, for `plot`."),
+        typer.Option(metavar="FILE", help="Append each refresh as a line of JSON, for `plot`."),
     ] = None,
 ) -> None:
-    """Show the stability timestamp of each bucket, and how far it is behind.
+    """Show the stability timestamp of each bucket, and its lag.
 
-    "stability" is the sum of its seqnos, "current" that of what was sent, as Spark knows, or is
-    held by indexers, and "lag" what lies between. "snapshots" is how many indexers have taken
-    theirs; "owners" are the projectors that stream, each with its connection and how many vbuckets
-    that has.
+    stability: the sum of its seqnos. current: the sum of the seqnos that projectors have sent or
+    indexers hold, the higher of the two. lag: the difference. snapshots: how many indexers have
+    taken a snapshot at the timestamp. owners: the projectors that stream, each with its connection
+    and the number of its vbuckets.
 
     With --watch and --json, each line is one document.
     """
@@ -207,7 +207,7 @@ def _snapshots(indexers: list[dict[str, Any]]) -> str:
 def _remarks(bucket: dict[str, Any], indexers: list[dict[str, Any]]) -> Iterator[str]:
     """Yield what an operator should look at."""
     if bucket["began_again"]:
-        yield f"ignored: numbers begin again at {bucket['began_again']['number']}"
+        yield f"timestamps ignored: numbers restarted at {bucket['began_again']['number']}"
     for indexer in indexers:
         if indexer["branched"]:
             yield f"indexer {indexer['indexer']}: other branch in {indexer['branched']} vbuckets"

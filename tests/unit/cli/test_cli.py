@@ -1,6 +1,7 @@
 """`indexctl` from its arguments to exit codes, against a real HTTP server on loopback."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
 from coordinator.cli.main import app
@@ -283,6 +285,22 @@ def test_refusals_of_the_cluster_have_their_exit_codes(cluster, status, code, ex
 )
 def test_wrong_usage_ends_with_2(command):
     assert indexctl(*command.split()).exit_code == 2
+
+
+def every_command(command: Any) -> Iterator[Any]:
+    yield command
+    for one in getattr(command, "commands", {}).values():
+        yield from every_command(one)
+
+
+def test_no_help_text_has_what_rich_takes_for_markup():
+    texts = [
+        text
+        for command in every_command(typer.main.get_command(app))
+        for text in (command.help, command.epilog, *(p.help for p in command.params if p.help))
+    ]
+    assert len(texts) > 100
+    assert [text for text in texts if re.search(r"\[[a-z#/@]", text or "")] == []
 
 
 def test_a_word_that_is_not_json_gets_a_hint(cluster):
@@ -565,7 +583,7 @@ def test_timestamps_tells_of_numbers_that_began_again(cluster):
     again = {"number": 2, "at_ms": 1, "age_ms": 1}
     body = {"node": 1, "buckets": [{**TIMED, "began_again": again, "lag": None}]}
     cluster.override = lambda r: Answer(200, body) if r.path == "/v1/stability" else None
-    assert "numbers begin again at 2" in indexctl("timestamps").stdout
+    assert "numbers restarted at 2" in indexctl("timestamps").stdout
 
 
 @pytest.mark.parametrize(
