@@ -55,7 +55,8 @@ def build_app(shell: Shell, allowed_hosts: Iterable[str] = ()) -> FastAPI:
     app = FastAPI(
         title="Index Coordinator",
         version="1",
-        description="DDL, topology and settings of distributed secondary indexes.",
+        description="Definitions, topology, scans and settings of distributed secondary indexes. "
+        "Writes go to the master; a replica redirects them (307).",
         responses={"default": {"model": models.ErrorAnswer, "description": "An error"}},
         redirect_slashes=False,
     )
@@ -99,7 +100,7 @@ def _handle_errors(app: FastAPI) -> None:
     def answer(code: str, message: str, details: dict[str, Any]) -> Response:
         return error_response(ApiError(code, message, details))
 
-    handle_errors(app, answer, fault="a fault of this node: its log tells more")
+    handle_errors(app, answer, fault="a fault of this node: see its log")
 
 
 # -- requests to the master ----------------------------------------------------------------------
@@ -154,9 +155,13 @@ async def _examined(shell: Shell, request: commands.Request) -> commands.Request
         raise ApiError("unavailable", error.message) from error
 
 
-IdempotencyKey = Annotated[str | None, Header(description="A durable request id: UUIDv7 is best.")]
-IfMatch = Annotated[str | None, Header(description="The expected CAS; 0: must not exist.")]
-Principal = Annotated[str | None, Header(description="Who asks, for the audit.")]
+IdempotencyKey = Annotated[
+    str | None, Header(description="Request id; a repeat gets the first outcome. UUIDv7 is best.")
+]
+IfMatch = Annotated[
+    str | None, Header(description="The expected CAS of the entity; 0: it must not exist.")
+]
+Principal = Annotated[str | None, Header(description="The caller; recorded, not verified.")]
 
 
 def _add_indexes(app: FastAPI, shell: Shell) -> None:
@@ -167,7 +172,7 @@ def _add_indexes(app: FastAPI, shell: Shell) -> None:
         if_match: IfMatch = None,
         x_principal: Principal = None,
     ) -> Response:
-        """Create an index; answered once every hosting indexer has allocated it."""
+        """Create an index. Answers once every indexer that hosts a slice has allocated storage."""
         outcome = await _execute(
             shell,
             body.command(),
@@ -184,7 +189,7 @@ def _add_indexes(app: FastAPI, shell: Shell) -> None:
         if_match: IfMatch = None,
         x_principal: Principal = None,
     ) -> Response:
-        """Build indexes: those named, or all deferred ones of a bucket. It goes on by itself."""
+        """Start to build the named indexes, or all deferred ones of a bucket."""
         command = body.command()
         for number in command.indexes:
             _index_id(number)
@@ -204,7 +209,7 @@ def _add_indexes(app: FastAPI, shell: Shell) -> None:
         if_match: IfMatch = None,
         x_principal: Principal = None,
     ) -> Response:
-        """Drop an index: its name is free at once, its storage is released after that."""
+        """Drop an index. Its name is free at once; the indexers release its storage later."""
         outcome = await _execute(
             shell,
             commands.DropIndex(index_id=_index_id(index_id)),
@@ -297,7 +302,10 @@ def _add_settings(app: FastAPI, shell: Shell) -> None:
         openapi_extra={"requestBody": {"content": {"application/json": {"schema": {}}}}},
     )
     async def put_setting(key: str, request: Request) -> Response:
-        """Write a setting: the body is the JSON value. Headers as for indexes."""
+        """Write a setting; the body is its JSON value.
+
+        Headers: `Idempotency-Key`, `If-Match`, `X-Principal`, as for indexes.
+        """
         body = await body_of(request, SETTING_BYTES_MAX)
         text = await beside(body, lambda: _json_text(body))
         if len(body) <= LARGE_BYTES:
@@ -313,7 +321,7 @@ def _add_settings(app: FastAPI, shell: Shell) -> None:
 
     @app.delete("/v1/config/{key:path}", response_model=models.SettingAnswer)
     async def delete_setting(key: str, request: Request) -> Response:
-        """Delete a setting."""
+        """Delete a setting. Headers: `Idempotency-Key`, `If-Match`, `X-Principal`."""
         return _answer(await _execute(shell, commands.DeleteSetting(key), **_terms(request)))
 
 
@@ -358,7 +366,7 @@ def _add_reads(app: FastAPI, shell: Shell) -> None:
     async def get_state(
         consistency: Consistency = None, at_least: Annotated[int, Query(ge=0)] = 0
     ) -> Response:
-        """Show the whole StateContext with its CAS and digest."""
+        """Show the whole state, with its CAS and its digest (a hash over the state)."""
         await _settle(shell, consistency, at_least)
         authority, state = shell.node.authority, shell.node.state
         node = shell.node.config.node
@@ -368,7 +376,7 @@ def _add_reads(app: FastAPI, shell: Shell) -> None:
     async def get_topology(
         consistency: Consistency = None, at_least: Annotated[int, Query(ge=0)] = 0
     ) -> Response:
-        """Show where every slice is."""
+        """Show which indexers host the slices of every index."""
         await _settle(shell, consistency, at_least)
         state = shell.node.state
         return await read_aside(shell, lambda: views.topology(state))
@@ -377,7 +385,7 @@ def _add_reads(app: FastAPI, shell: Shell) -> None:
     async def get_transactions(
         limit: Annotated[int, Query(ge=1, le=TRANSACTIONS_MAX)] = 50,
     ) -> Response:
-        """Show the rolling log of transactions, newest first, as this node has it."""
+        """Show the last transactions, newest first, as this node has applied them."""
         authority = shell.node.authority
         return await read_aside(shell, lambda: views.transactions(authority, limit))
 
@@ -390,13 +398,13 @@ def _add_health(app: FastAPI, shell: Shell) -> None:
 
     @app.get("/livez")
     async def livez() -> Response:
-        """The process answers."""
+        """Liveness: 200 if the process answers."""
         uptime_s = round(time.monotonic() - began, 1)
         return json_response({"alive": True, "pid": os.getpid(), "uptime_s": uptime_s})
 
     @app.get("/readyz")
     async def readyz() -> Response:
-        """200 if this node serves; 503 with the reason if it does not."""
+        """Readiness: 200 if this node serves, or 503 with the reason."""
         node = shell.node
         reason = node.why_not_ready
         mastership = node.mastership.state

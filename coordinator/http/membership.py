@@ -24,12 +24,13 @@ NODE_MAX = 2**31 - 1
 Reason = Annotated[str, Field(max_length=REASON_LENGTH_MAX)]
 NodeId = Annotated[int, Field(ge=1, le=NODE_MAX)]
 Principal = Annotated[
-    str | None, Header(description="Who asks, for the audit.", max_length=PRINCIPAL_LENGTH_MAX)
+    str | None,
+    Header(description="The caller; recorded, not verified.", max_length=PRINCIPAL_LENGTH_MAX),
 ]
 
 
 class StepDownBody(BaseModel):
-    """`epoch`: only the master of this one steps down, a later one answers who it is."""
+    """`successor`: the next master. `epoch`: only the master of this epoch steps down."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -39,7 +40,7 @@ class StepDownBody(BaseModel):
 
 
 class ReformBody(BaseModel):
-    """`minimum` copies from now on; the nodes of `forget` leave the roster."""
+    """`minimum`: nodes that must hold a change to commit it. `forget`: nodes that are lost."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -62,35 +63,36 @@ def add_membership(app: FastAPI, shell: Shell) -> None:
 
     @app.get("/v1/members", response_model=models.MembersAnswer)
     async def get_members() -> Response:
-        """Show the IndexManager nodes, and how the mastership stands, as this node knows it."""
+        """Show the nodes and the state of the mastership, as this node has read them."""
         return read_answer(shell, views.members(shell.node))
 
     @app.post("/v1/members/step-down", response_model=models.StepDownAnswer)
     async def step_down(body: StepDownBody, x_principal: Principal = None) -> Response:
-        """Have the master hand the mastership over; answered by who has it then."""
+        """Have the master hand over to another node. Answers with the new master."""
         command = commands.StepDown(body.successor or 0, body.reason, Epoch(body.epoch))
         return await ask(command, x_principal)
 
     @app.post("/v1/members/reform", response_model=models.RosterAnswer)
     async def reform(body: ReformBody, x_principal: Principal = None) -> Response:
-        """Lower the minimum of copies, and forget nodes that will not come back.
+        """Lower the minimum of copies, after nodes were lost for good.
 
-        Without a master, the node that is asked claims the mastership, if its state is complete.
+        If there is no master, the node that gets this request claims the mastership, provided that
+        it holds every acknowledged change.
         """
         command = commands.Reform(body.minimum, tuple(sorted(set(body.forget))), body.reason)
         return await ask(command, x_principal)
 
     @app.post("/v1/members/{node}/leave", response_model=models.RosterAnswer)
     async def leave(node: int, x_principal: Principal = None) -> Response:
-        """Have a replica leave the cluster, until it is started again."""
+        """Take a replica out of the cluster. It joins again when it is started again."""
         return await ask(commands.Leave(node), x_principal)
 
     @app.get("/v1/indexers")
     async def get_indexers() -> Response:
-        """Show the indexers with their load and liveness; on the master, their handshakes too."""
+        """Show the indexers: address, liveness, slices, bytes; on the master, the handshake too."""
         return read_answer(shell, views.indexers(shell.node))
 
     @app.get("/v1/projectors")
     async def get_projectors() -> Response:
-        """Show the projectors with their liveness."""
+        """Show the projectors: address and liveness."""
         return read_answer(shell, views.projectors(shell.node))

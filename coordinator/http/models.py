@@ -33,8 +33,8 @@ INDEXERS_MAX = 251
 
 
 class CreateIndexBody(BaseModel):
-    """The definition of an index. With `partitioning` `range`, `bounds` are the lowest keys of all
-    slices but the first, and `slices` may be left out."""
+    """The definition of an index. With `partitioning` `range`, `bounds` holds the lowest key of
+    each slice but the first, and gives the number of slices."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -65,7 +65,7 @@ class CreateIndexBody(BaseModel):
 
 
 class BuildIndexesBody(BaseModel):
-    """Which indexes to build: by id, or by bucket and names; a bucket alone is all deferred."""
+    """The indexes to build: by id, or by bucket and names; a bucket alone: all deferred ones."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -80,7 +80,7 @@ class BuildIndexesBody(BaseModel):
 
 
 class ProgressModel(BaseModel):
-    """How far the build has got: mutations sent, of how many, and how fast."""
+    """Progress of a build: mutations sent, of how many, the rate, and the time left."""
 
     sent: int
     total: int
@@ -130,7 +130,7 @@ class IndexAnswer(BaseModel):
 
 
 class IndexesAnswer(BaseModel):
-    """Indexes after a change of all of them, with its CAS and transaction."""
+    """The indexes after the change, with the CAS and the transaction of the change."""
 
     indexes: list[IndexModel]
     cas: Cas
@@ -138,7 +138,7 @@ class IndexesAnswer(BaseModel):
 
 
 class SettingAnswer(BaseModel):
-    """A setting with its CAS; `txn` where it was just written."""
+    """A setting with its CAS. `txn` is set in answers to writes."""
 
     key: str
     value: Any
@@ -171,7 +171,8 @@ class MemberModel(BaseModel):
 
 
 class MastershipModel(BaseModel):
-    """`elected`, `electing`, `no_eligible_node` (with those it waits for) or `unknown`."""
+    """`state` is `elected`, `electing`, `no_eligible_node` or `unknown`. `waiting_for`: the
+    eligible nodes, which are down."""
 
     state: str
     message: str
@@ -179,7 +180,8 @@ class MastershipModel(BaseModel):
 
 
 class MembersAnswer(BaseModel):
-    """`node` is who answers; `minimum` is how many copies a transaction needs."""
+    """`node` answers. `minimum`: nodes that must hold a change to commit it. `active`: the in-sync
+    set. `roster`: all nodes of the cluster."""
 
     node: int
     epoch: Epoch
@@ -192,7 +194,7 @@ class MembersAnswer(BaseModel):
 
 
 class StepDownAnswer(BaseModel):
-    """Who is master now."""
+    """The master now."""
 
     epoch: Epoch
     master: int
@@ -200,7 +202,7 @@ class StepDownAnswer(BaseModel):
 
 
 class RosterAnswer(BaseModel):
-    """The cluster after the change; `epoch` and `master` where a claim was forced."""
+    """The cluster after the change."""
 
     roster: list[int]
     active: list[int]
@@ -211,7 +213,7 @@ Place = Annotated[tuple[str, str], Field(description="vbuuid and seqno, decimal"
 
 
 class NumberedModel(BaseModel):
-    """Numbers ascend within a bucket. `age_ms` is by the clocks of the two machines."""
+    """Numbers ascend within a bucket. `age_ms` compares the clocks of two machines."""
 
     number: int
     at_ms: int
@@ -219,7 +221,7 @@ class NumberedModel(BaseModel):
 
 
 class StabilityAnswer(NumberedModel):
-    """The newest stability timestamp of a bucket. `digest` is the `hash` of scans at it."""
+    """The newest stability timestamp of a bucket. Scans name its `digest` as `hash`."""
 
     bucket: str
     digest: str
@@ -234,7 +236,7 @@ class StabilityModel(NumberedModel):
 
 
 class CurrentModel(BaseModel):
-    """The sum of the seqnos of the current timestamp: up to where everything was sent."""
+    """The current timestamp: `seqnos` is the sum of the seqnos that projectors have sent."""
 
     seqnos: int
     at_ms: int
@@ -242,7 +244,7 @@ class CurrentModel(BaseModel):
 
 
 class OwnerModel(BaseModel):
-    """A connection that streams so many vbuckets; `number` is that of its generation."""
+    """A connection that streams `vbuckets` vbuckets; `number` is its generation."""
 
     connection: str
     projector: int
@@ -251,15 +253,15 @@ class OwnerModel(BaseModel):
 
 
 class SourceModel(BaseModel):
-    """Who may stream a bucket, and the number of the generation that it begins with."""
+    """A projector that may stream the bucket, and the number of its generation."""
 
     projector: int
     number: int
 
 
 class IndexerLagModel(BaseModel):
-    """What an indexer has beyond the timestamp, and lacks of it; `branched` vbuckets are on another
-    branch, and not counted."""
+    """An indexer holds `ahead` mutations beyond the timestamp and lacks `behind` of it. `branched`
+    vbuckets are on another branch and not counted."""
 
     indexer: int
     ahead: int
@@ -269,8 +271,8 @@ class IndexerLagModel(BaseModel):
 
 
 class LagModel(BaseModel):
-    """`high` is the sum of the highest seqnos that any indexer holds; `seqnos` and `ms` are how far
-    that is beyond the timestamp."""
+    """`high`: the sum of the highest seqnos that any indexer holds. `seqnos` and `ms`: how far the
+    timestamp lags behind that."""
 
     high: int
     seqnos: int
@@ -279,9 +281,9 @@ class LagModel(BaseModel):
 
 
 class BucketStabilityModel(BaseModel):
-    """`lag` is known to the master alone, `current` and `owners` while the application on Spark
-    runs. `began_again`: the last timestamp that is ignored because
-    its number is too low, though it is new."""
+    """`lag` is null except on the master; `current` is null and `owners` is empty while the Spark
+    application is down. `began_again`: the last timestamp that was ignored because its number is
+    too low."""
 
     bucket: str
     vbuckets: int | None
@@ -294,15 +296,15 @@ class BucketStabilityModel(BaseModel):
 
 
 class StabilitiesAnswer(BaseModel):
-    """All buckets, as `node` knows them."""
+    """All buckets, as `node` has read them."""
 
     node: int
     buckets: list[BucketStabilityModel]
 
 
 class RestartModel(NumberedModel):
-    """From where on streams of these vbuckets are to begin again; `round` is the question that it
-    answers, 0 if nobody asked."""
+    """The positions at which streams of these vbuckets begin again. `round`: the request that it
+    answers, 0 without a request."""
 
     round: int
     reason: str
@@ -312,7 +314,7 @@ class RestartModel(NumberedModel):
 
 
 class EnquiryModel(NumberedModel):
-    """A vbucket that may have been rolled back; `seen` is what its connection said last."""
+    """A vbucket that may have been rolled back. `seen`: the last position of its connection."""
 
     reason: str
     vbucket: int
@@ -323,7 +325,7 @@ class EnquiryModel(NumberedModel):
 
 
 class RestartAnswer(BaseModel):
-    """Newest first."""
+    """Restart timestamps and enquiries, newest first."""
 
     bucket: str
     restarts: list[RestartModel]

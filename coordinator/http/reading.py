@@ -37,7 +37,7 @@ async def body_of(request: Request, limit: int = BODY_BYTES_MAX) -> bytes:
     except BodyTooLongError as error:
         raise ApiError("value_too_large", str(error), {"limit": error.limit_bytes}) from None
     except ClientDisconnect:
-        raise ApiError("invalid_request", "the body came to no end") from None
+        raise ApiError("invalid_request", "the body is incomplete") from None
 
 
 async def beside(body: bytes, work: Callable[[], Any]) -> Any:

@@ -69,7 +69,7 @@ Number = Annotated[int, Field(ge=0, lt=2**64)]
 
 
 class VectorModel(BaseModel):
-    """Seqnos of some vbuckets, each with the branch that it is one of."""
+    """For some vbuckets, by number: a vbuuid (the branch) and a seqno."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -77,7 +77,8 @@ class VectorModel(BaseModel):
 
 
 class FreshModel(BaseModel):
-    """`at_least` a vector, or `consistent` at a timestamp by its number; or both, with 0."""
+    """`at_least`: positions to include. `consistent`: a timestamp by its number, or 0 for the
+    newest one; with `at_least`, 0 for one that includes these positions."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -104,7 +105,7 @@ Consistency = Annotated[
 
 
 class ScanBody(BaseModel):
-    """The index by `index` (its id), or by `bucket` and `name`."""
+    """A scan of the index with the id `index`, or of the index `name` of `bucket`."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -144,7 +145,7 @@ def add_scans(app: FastAPI, shell: Shell) -> None:
 
     @app.post("/v1/scan")
     async def scan(body: ScanBody) -> Response:
-        """Scan an index: what has these keys, in the order of the index, or how many there are."""
+        """Scan an index: the entries within bounds, in the order of the index, or their number."""
         nonlocal running
         began, outcome = time.monotonic(), "internal"
         running += 1
@@ -161,7 +162,7 @@ def add_scans(app: FastAPI, shell: Shell) -> None:
 
     async def answered(body: ScanBody) -> tuple[bytes, int]:
         if running > SCANS_MAX:
-            raise ApiError("overloaded", f"{SCANS_MAX} scans are being answered")
+            raise ApiError("overloaded", f"{SCANS_MAX} scans run already: retry")
         plan = await _plan(shell, body)
         await _arrived(shell, plan.asked)
         scatter = Scatter(calls=calls, asked=plan.asked, address=address)
@@ -339,7 +340,7 @@ def _ready(shell: Shell, index: Index) -> Index:
         raise ApiError("index_building", f"{name} is being built", details)
     if index.state == ERROR:
         raise ApiError("index_failed", f"{name} cannot be built: {index.reason}", details)
-    text = f"{name} is not built yet (it is {index.state}): have it built"
+    text = f"{name} is not built (its state is {index.state}): build it first"
     raise ApiError("index_not_ready", text, details)
 
 

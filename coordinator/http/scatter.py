@@ -263,7 +263,7 @@ class Scatter:
         """Return how long to wait for a host: if there are others, not for all the time."""
         left_s = self.asked.deadline - time.monotonic()
         if left_s <= 0:
-            raise ScanFailed("timeout", "the scan took longer than it may")
+            raise ScanFailed("timeout", "the scan did not finish within timeout_ms")
         others = min(len(self._candidates(piece)) for piece in part.slices) - 1
         share_s = left_s / (others + 1)
         if others and self.asked.consistency == "any":

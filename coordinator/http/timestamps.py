@@ -29,9 +29,9 @@ def add_timestamps(app: FastAPI, shell: Shell) -> None:
 
     @app.get("/v1/stability", response_model=models.StabilitiesAnswer)
     async def list_stability() -> Response:
-        """Show every bucket's newest stability timestamp, without its vector, and who streams.
+        """Show every bucket's newest stability timestamp without its vector, its lag and owners.
 
-        Only the master knows what the indexers hold, and so how far the timestamps lag behind.
+        Only the master knows the high watermarks of the indexers: `lag` is null on other nodes.
         """
         node = _read(shell, STABILITY).node
         buckets = {
@@ -58,10 +58,10 @@ def add_timestamps(app: FastAPI, shell: Shell) -> None:
 
     @app.get("/v1/stability/{bucket}", response_model=models.StabilityAnswer)
     async def get_stability(bucket: str) -> Response:
-        """Show a bucket's newest stability timestamp: `[vbuuid, seqno]` of each vbucket."""
+        """Show a bucket's newest stability timestamp: for each vbucket `[vbuuid, seqno]`."""
         held = _board(shell, STABILITY, bucket).stability
         if held is None:
-            text = f"no stability timestamp of {bucket} was read here yet"
+            text = f"there is no stability timestamp of {bucket} yet"
             raise ApiError("no_stability_timestamp", text, {"bucket": bucket}, status=404)
         now_ms = shell.node.now.wall_ms
         return await read_aside(shell, lambda: timestamp_views.stability(held.record, now_ms))
@@ -72,7 +72,7 @@ def add_timestamps(app: FastAPI, shell: Shell) -> None:
     ) -> Response:
         """Show a bucket's last restart timestamps and rollback enquiries, newest first.
 
-        The topic keeps them for an hour.
+        Retention is one hour.
         """
         known = _board(shell, RESTART, bucket)
         now_ms = shell.node.now.wall_ms
@@ -111,5 +111,5 @@ def _read(shell: Shell, topic: str) -> Shell:
     Raises ApiError: not yet.
     """
     if not shell.has_read(topic):
-        raise ApiError("not_ready", "this node has not read the timestamps yet")
+        raise ApiError("not_ready", "this node has not read the topic of timestamps to its end yet")
     return shell
