@@ -16,7 +16,7 @@ from coordinator.core.model.commands import CreateIndex
 
 kafka = {"bootstrap.servers": sys.argv[1] if len(sys.argv) == 2 else sys.exit(__doc__)}
 request = new_request_id()
-command = CreateIndex(name="by_tz", bucket="travel", expressions=("tz", "name"), replicas=1)
+command = CreateIndex(name="by_zone", bucket="travel", expressions=("tz", "name"), replicas=1)
 
 producer = Producer({**kafka, "acks": "all"})
 producer.produce("default.ddl", encode_ddl(request, command, principal="etl"), key=command.bucket)
