@@ -149,6 +149,16 @@ def every(command: Any) -> Iterator[Any]:
         yield from every(one)
 
 
+def test_every_code_that_a_command_can_end_with_is_documented() -> None:
+    raised = r'\b(?:CommandError|EmbeddedError|KafkaRefusal)\(\s*"([a-z_]+)"'
+    codes = set(re.findall(raised, source("coordinator")))
+    assert {"usage", "port_taken", "topic_mismatch"} <= codes
+    pages = "".join(
+        (ROOT / "docs" / f"{name}.md").read_text() for name in ("http-api", "operations")
+    )
+    assert {code for code in codes if f"`{code}`" not in pages} == set()
+
+
 # -- metrics and names ---------------------------------------------------------------------------
 
 
