@@ -1,4 +1,4 @@
-# Everything that one does here, from a clean checkout: `make` lists it.
+# All targets work from a clean checkout; `make` lists them.
 #
 # The set-up (virtual environment, pinned dependencies) is done when it is needed and remembered by
 # a stamp; nothing is installed outside of .venv. ARGS are passed on: make run ARGS="--nodes 5".
@@ -59,38 +59,38 @@ quick: $(STAMP) ## Under a minute: lint, types, import rules, unit tests, simula
 	for one in simulation plane; do [ "$${!one}" != 0 ] || tail -n 1 "$$out/$$one"; done; \
 	exit $$(( lint || types || tests || simulation || plane ))
 
-bench: java $(STAMP) ## Measure it, on this machine
+bench: java $(STAMP) ## Run the benchmarks on this machine
 	@exec $(BIN)/python -m benchmarks $(ARGS)
 
 simulate: $(STAMP) ## Run the simulator over many seeds (SEEDS=1000)
 	@exec $(BIN)/python -m tests.simulation --seeds $(SEEDS) $(ARGS)
 
-chaos: java $(STAMP) ## Hurt a real cluster, and fuzz (ROUNDS=10 FUZZ_SECONDS=20; ARGS="--brokers 3")
+chaos: java $(STAMP) ## Inject faults into a real cluster, and fuzz (ROUNDS=10 FUZZ_SECONDS=20; ARGS="--brokers 3")
 	@$(BIN)/python -m tests.faults --rounds $(ROUNDS) $(ARGS)
 	@MATRIX=1 $(BIN)/pytest -q -m matrix tests/integration tests/faults
 	@FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/pytest -q -m fuzz tests/unit
 	@ATTACK_S=$(FUZZ_SECONDS) $(BIN)/pytest -q tests/integration/test_hostile_requests.py
 
-mutants: java $(STAMP) ## Plant bugs one by one, and see that a test notices (ARGS="NAME")
+mutants: java $(STAMP) ## Plant bugs one by one: a test must find each (ARGS="NAME")
 	@exec $(BIN)/python -m tests.mutants $(ARGS)
 
-setup: $(STAMP) ## Make .venv with the pinned dependencies, and nothing else
+setup: $(STAMP) ## Make .venv with the pinned dependencies
 
-format: $(STAMP) ## Format the code, and mend what the linter can
+format: $(STAMP) ## Format the code, and apply the linter's fixes
 	@$(BIN)/ruff check --fix-only --quiet .
 	@$(BIN)/ruff format .
 
-lock: $(STAMP) ## Pin the dependencies of pyproject.toml anew
+lock: $(STAMP) ## Update requirements.lock from pyproject.toml
 	@$(BIN)/python -m pip install --quiet uv
 	@UV_CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/uv pip compile --quiet --universal \
 	    --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
 	    --all-extras pyproject.toml -o requirements.lock
 	@echo "requirements.lock written"
 
-schemas: $(STAMP) ## Keep the current version of every schema that changed
+schemas: $(STAMP) ## Release the current version of every changed schema
 	@$(BIN)/python -m schemas.release
 
-clean: ## Remove .venv and all caches; keeps .indexctl (see: indexctl reset)
+clean: ## Remove .venv and caches; keeps .indexctl (run `indexctl reset` before)
 	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@rm -rf .import_linter_cache *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
