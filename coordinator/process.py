@@ -15,6 +15,7 @@ import secrets
 import sys
 import uuid
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -36,18 +37,18 @@ from coordinator.runtime.signals import ignore_stops, on_stop_in
 
 log = logging.getLogger("coordinator")
 
-TIMINGS = (
-    "heartbeat_ms",
-    "election_timeout_ms",
-    "ack_timeout_ms",
-    "ddl_timeout_ms",
-    "request_window_ms",
-    "stall_ms",
-    "scrub_ms",
-    "copy_wait_ms",
-    "snapshot_bytes",
-)
-"""The periods and sizes of `NodeConfig` that can be set from outside."""
+TIMINGS = {
+    "heartbeat_ms": "period of heartbeats",
+    "election_timeout_ms": "how long a replica waits for the master's heartbeat",
+    "ack_timeout_ms": "how long the master waits for answers before it asks again",
+    "ddl_timeout_ms": "how long indexers may take to allocate storage",
+    "request_window_ms": "how long outcomes of requests are kept; counts at the first start",
+    "stall_ms": "how long nothing may be read before the node looks for a stall",
+    "scrub_ms": "period at which the master compares statecontext with its state",
+    "copy_wait_ms": "how long a node waits for a copy of the state before it asks another node",
+    "snapshot_bytes": "bytes of the commit topic between two snapshots of the state",
+}
+"""The periods and sizes of `NodeConfig` that can be set from outside, with their help texts."""
 
 CHOSEN = (*TIMINGS, "log_capacity", "minimum")
 """What can be chosen; the last two count when the cluster is formed, and are kept from then on."""
@@ -85,29 +86,40 @@ def main() -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="coordinator.process", description=__doc__)
-    parser.add_argument("--node", type=int, required=True, help="this node's id")
-    parser.add_argument("--roster", required=True, help="the ids of all nodes: 1,2,3")
-    parser.add_argument("--cluster", required=True, help="name and topic prefix")
-    parser.add_argument("--bootstrap-servers", required=True)
-    parser.add_argument("--data-dir", type=Path, required=True)
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, required=True, help="of the HTTP API")
+    parser = argparse.ArgumentParser(
+        prog="python -m coordinator.process",
+        description="Run one node. Exit code 78: a restart does not help.",
+    )
+    parser.add_argument("--node", type=int, required=True, help="number of this node")
+    parser.add_argument("--roster", required=True, help="numbers of all nodes: 1,2,3")
+    parser.add_argument(
+        "--cluster", required=True, help="name of the cluster, the prefix of its topics"
+    )
+    parser.add_argument("--bootstrap-servers", required=True, help="Kafka: HOST:PORT[,HOST:PORT…]")
+    parser.add_argument("--data-dir", type=Path, required=True, help="folder of this node")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
+    parser.add_argument("--port", type=int, required=True, help="port of the HTTP API")
     add_allowed_host(parser)
-    parser.add_argument("--replication-factor", type=int, default=1)
-    parser.add_argument("--not-durable", action="store_true", help="let Kafka flush when it likes")
+    parser.add_argument(
+        "--replication-factor", type=int, default=1, help="replicas of new topics (1)"
+    )
+    parser.add_argument(
+        "--not-durable", action="store_true", help="new topics: Kafka need not flush each message"
+    )
     parser.add_argument(
         "--log-capacity",
         type=_up_to(LOG_CAPACITY_MAX),
-        help="transactions that are remembered; counts when the cluster is formed",
+        help="transactions that `indexctl transactions` can show; counts at the first start",
     )
     parser.add_argument(
         "--minimum",
         type=_up_to(NODES_MAX),
-        help="copies that a change needs; counts when the cluster is formed",
+        help="nodes that must hold a change to commit it (a majority); counts at the first start",
     )
-    for name in TIMINGS:
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int)
+    defaults = {field.name: field.default for field in fields(NodeConfig)}
+    for name, what in TIMINGS.items():
+        option = f"--{name.replace('_', '-')}"
+        parser.add_argument(option, type=int, help=f"{what} ({defaults[name]:,})")
     return parser.parse_args()
 
 

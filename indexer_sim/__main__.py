@@ -91,16 +91,31 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "--id", type=_indexer_id, required=True, help="0 to 250, unique in a cluster"
     )
-    found.add_argument("--cluster", type=cluster, required=True, help="prefix of its topics")
-    found.add_argument("--bootstrap-servers", required=True, help="HOST:PORT[,HOST:PORT…]")
-    found.add_argument("--data-dir", type=Path, required=True, help="this indexer's own folder")
-    found.add_argument("--zone", default="", help="where it stands, for placement")
-    found.add_argument("--heartbeat-ms", type=within(10, 60_000), default=500)
     found.add_argument(
-        "--checkpoint-s", type=_seconds, default=10.0, help="at most one a bucket in that time"
+        "--cluster",
+        type=cluster,
+        required=True,
+        help="name of the cluster, the prefix of its topics",
     )
-    found.add_argument("--host", default="127.0.0.1", help="where scans are answered")
-    found.add_argument("--port", type=within(0, 65_535), default=0, help="0: any that is free")
+    found.add_argument("--bootstrap-servers", required=True, help="Kafka: HOST:PORT[,HOST:PORT…]")
+    found.add_argument("--data-dir", type=Path, required=True, help="folder of this indexer")
+    found.add_argument("--zone", default="", help="zone of this indexer, for placement")
+    found.add_argument(
+        "--heartbeat-ms", type=within(10, 60_000), default=500, help="period of heartbeats (500)"
+    )
+    found.add_argument(
+        "--checkpoint-s",
+        type=_seconds,
+        default=10.0,
+        help="least time between two checkpoints of a bucket (10)",
+    )
+    found.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
+    found.add_argument(
+        "--port",
+        type=within(0, 65_535),
+        default=0,
+        help="port of the API for scans (0: any free one)",
+    )
     add_allowed_host(found)
     return found
 

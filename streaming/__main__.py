@@ -137,21 +137,39 @@ def parser() -> argparse.ArgumentParser:
     )
     commands = found.add_subparsers(dest="command", required=True)
     one = commands.add_parser("timestamps", help="compute stability and restart timestamps")
-    one.add_argument("--cluster", type=cluster, required=True, help="prefix of its topics")
-    one.add_argument("--bootstrap-servers", required=True, help="HOST:PORT[,HOST:PORT…]")
-    one.add_argument("--data-dir", type=Path, required=True, help="this application's own folder")
-    one.add_argument("--spark-master", default="local[2]", help="where Spark's tasks run")
-    one.add_argument("--checkpoint", default="", help="URL; by default in the data folder")
-    one.add_argument("--trigger-ms", type=within(10, 60_000), default=100)
-    one.add_argument("--tick-ms", type=within(0, 1_000), default=250, help="0: no ticks")
+    one.add_argument(
+        "--cluster",
+        type=cluster,
+        required=True,
+        help="name of the cluster, the prefix of its topics",
+    )
+    one.add_argument("--bootstrap-servers", required=True, help="Kafka: HOST:PORT[,HOST:PORT…]")
+    one.add_argument("--data-dir", type=Path, required=True, help="folder of this application")
+    one.add_argument("--spark-master", default="local[2]", help="where tasks run (local[2])")
+    one.add_argument("--checkpoint", default="", help="URL of the checkpoint (in the data folder)")
+    one.add_argument(
+        "--trigger-ms",
+        type=within(10, 60_000),
+        default=100,
+        help="least time between two batches (100)",
+    )
+    one.add_argument(
+        "--tick-ms",
+        type=within(0, 1_000),
+        default=250,
+        help="period of the records on tick (250; 0: none)",
+    )
     one.add_argument(
         "--offsets-max",
         type=within(1_000, 10_000_000),
         default=400_000,
-        help="at most so many records a batch",
+        help="records a batch at most (400,000)",
     )
     one.add_argument(
-        "--heap-mb", type=within(256, 65_536), default=1_000, help="of the driver's JVM"
+        "--heap-mb",
+        type=within(256, 65_536),
+        default=1_000,
+        help="heap of the driver's JVM (1,000)",
     )
     one.add_argument(
         "--spark-conf",
@@ -159,35 +177,43 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="a setting of Spark; may be repeated",
+        help="a setting of Spark; repeat for more",
     )
-    one.add_argument("--ready-file", type=Path, help="written when the first batch is finished")
-    one.add_argument(
-        "--until-read", action="store_true", help="end when all that is there was read"
-    )
+    one.add_argument("--ready-file", type=Path, help="file that is written after the first batch")
+    one.add_argument("--until-read", action="store_true", help="exit after reading what is there")
     one.add_argument("--crash-at", default="", help=argparse.SUPPRESS)
-    _add_archive(commands.add_parser("archive", help="archive the history as Parquet"))
+    _add_archive(commands.add_parser("archive", help="archive all events as Parquet"))
     return found
 
 
 def _add_archive(one: argparse.ArgumentParser) -> None:
-    one.add_argument("--cluster", type=cluster, required=True, help="prefix of its topics")
-    one.add_argument("--bootstrap-servers", required=True, help="HOST:PORT[,HOST:PORT…]")
-    one.add_argument("--data-dir", type=Path, required=True, help="the folder of the cluster")
-    one.add_argument("--archive", type=Path, help="its folder; by default in the data folder")
-    one.add_argument("--spark-master", default="local[1]", help="where Spark's tasks run")
-    one.add_argument("--trigger-ms", type=within(100, 3_600_000), default=10_000)
+    one.add_argument(
+        "--cluster",
+        type=cluster,
+        required=True,
+        help="name of the cluster, the prefix of its topics",
+    )
+    one.add_argument("--bootstrap-servers", required=True, help="Kafka: HOST:PORT[,HOST:PORT…]")
+    one.add_argument("--data-dir", type=Path, required=True, help="data folder of the cluster")
+    one.add_argument("--archive", type=Path, help="folder of the archive (in the data folder)")
+    one.add_argument("--spark-master", default="local[1]", help="where tasks run (local[1])")
+    one.add_argument(
+        "--trigger-ms",
+        type=within(100, 3_600_000),
+        default=10_000,
+        help="period at which new records are read (10,000)",
+    )
     one.add_argument(
         "--offsets-max",
         type=within(1, 1_000_000),
         default=10_000,
-        help="at most so many records a batch",
+        help="records a batch at most (10,000)",
     )
-    one.add_argument("--heap-mb", type=within(256, 65_536), default=512, help="of the JVM")
-    one.add_argument("--ready-file", type=Path, help="written when it reads")
     one.add_argument(
-        "--until-read", action="store_true", help="end when all that is there was read"
+        "--heap-mb", type=within(256, 65_536), default=512, help="heap of the JVM (512)"
     )
+    one.add_argument("--ready-file", type=Path, help="file that is written when the job reads")
+    one.add_argument("--until-read", action="store_true", help="exit after reading what is there")
     one.add_argument("--crash-at", default="", help=argparse.SUPPRESS)
 
 

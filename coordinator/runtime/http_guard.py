@@ -156,7 +156,7 @@ def add_allowed_host(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="a further name or address by which clients reach this process; repeat for more",
+        help="a further host name or address of this process; repeat for more",
     )
 
 

@@ -66,13 +66,19 @@ def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(
         prog="python -m projector_sim kv", description="Run the key-value store."
     )
-    found.add_argument("--host", default="127.0.0.1")
+    found.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
     add_allowed_host(found)
-    found.add_argument("--port", type=_port, required=True, help="0: any that is free")
-    found.add_argument("--data-dir", type=Path, required=True, help="its own folder")
-    found.add_argument("--nodes", type=_nodes, default=NODES, help="how many own the vbuckets")
     found.add_argument(
-        "--announce-file", type=Path, help="where to write its address once it answers, as JSON"
+        "--port", type=_port, required=True, help="port of the API (0: any free one)"
+    )
+    found.add_argument("--data-dir", type=Path, required=True, help="folder of the store")
+    found.add_argument(
+        "--nodes", type=_nodes, default=NODES, help="number of nodes that own vbuckets"
+    )
+    found.add_argument(
+        "--announce-file",
+        type=Path,
+        help="file for the address of the store, as JSON, written once it answers",
     )
     return found
 

@@ -537,20 +537,30 @@ def parser() -> argparse.ArgumentParser:
         "--projector",
         type=within(0, PROJECTOR_ID_MAX),
         required=True,
-        help="its number, which is that of its node of the key-value store",
+        help="number of this projector, and of the node of the key-value store that it streams",
     )
-    found.add_argument("--cluster", type=cluster, required=True, help="prefix of its topics")
-    found.add_argument("--bootstrap-servers", required=True, help="HOST:PORT[,HOST:PORT…]")
-    found.add_argument("--kv", required=True, help="URL of the key-value store")
-    found.add_argument("--heartbeat-ms", type=within(10, 60_000), default=500)
     found.add_argument(
-        "--sync-ms", type=within(1, 60_000), default=100, help="at most one SYNC in this time"
+        "--cluster",
+        type=cluster,
+        required=True,
+        help="name of the cluster, the prefix of its topics",
+    )
+    found.add_argument("--bootstrap-servers", required=True, help="Kafka: HOST:PORT[,HOST:PORT…]")
+    found.add_argument("--kv", required=True, help="URL of the key-value store")
+    found.add_argument(
+        "--heartbeat-ms", type=within(10, 60_000), default=500, help="period of heartbeats (500)"
+    )
+    found.add_argument(
+        "--sync-ms",
+        type=within(1, 60_000),
+        default=100,
+        help="least time between two SYNCs of a vbucket (100)",
     )
     found.add_argument(
         "--repeat-ms",
         type=within(100, 3_600_000),
         default=20_000,
-        help="SYNC is repeated where nothing has changed for so long",
+        help="how long without a change before a SYNC is repeated (20,000)",
     )
     return found
 
