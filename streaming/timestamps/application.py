@@ -402,7 +402,10 @@ class Application:
         return wanted.quiet
 
     def _write(self, wanted: BatchResult) -> None:
-        """Write the result of a batch, once. Raises FencedError; DoubtError if Kafka is away for too long."""
+        """Write the result of a batch, once.
+
+        Raises FencedError; DoubtError if Kafka is away for too long.
+        """
         give_up_s = time.monotonic() + SETTLE_S
         while True:
             try:

@@ -1,8 +1,8 @@
 """What the application knows between two micro-batches, and what a micro-batch makes of it.
 
-Pure: no Spark, Kafka or clock. `fold_batch` is the whole of it. The same batches always give the same
-records, so a batch whose transaction failed is simply computed again. Everything that is known is
-also on Kafka: `QueryState` is what can be read back.
+Pure: no Spark, Kafka or clock. `fold_batch` is the whole of it. The same batches always give the
+same records, so a batch whose transaction failed is simply computed again. Everything that is
+known is also on Kafka: `QueryState` is what can be read back.
 
 A record that cannot be used becomes a dead letter, and the rest goes on. One of a bucket that is
 not known yet waits: topics have no common order, so it may be read before the bucket is.
