@@ -17,7 +17,7 @@ from coordinator.core.catalog.state import StateContext, Versioned
 from coordinator.core.consensus.effects import Note, Probe, Save
 from coordinator.core.consensus.inputs import PreparedTransaction, Stored, StoreFailed
 from coordinator.core.consensus.signals import AnswerProposal, ChainBroken, Result
-from coordinator.core.consensus.view import NodeView, Tokens
+from coordinator.core.consensus.view import FollowedView, Tokens
 from coordinator.core.model.authority_state import AuthorityState
 from coordinator.core.model.records import ACCEPTED, BEHIND, REFUSED, ProposalAnswered
 
@@ -48,7 +48,7 @@ class Checkpoint(NamedTuple):
     is_whole: bool
 
 
-def checkpoint(view: NodeView, prepared: PreparedTransaction | None) -> Checkpoint:
+def checkpoint(view: FollowedView, prepared: PreparedTransaction | None) -> Checkpoint:
     """Return what a node knows now, with this prepared transaction."""
     return Checkpoint(view.applied, view.authority, view.state, prepared, view.state_known)
 
@@ -82,13 +82,13 @@ class Durability:
 
     # -- what changed ------------------------------------------------------------------------
 
-    def restored(self, view: NodeView, rows: int) -> list[Result]:
+    def restored(self, view: FollowedView, rows: int) -> list[Result]:
         """The store holds everything, `rows` of the rolling log of transactions included."""
         self._saved_rows = rows
         self.durable = view.applied
         return self.answer(view, ACCEPTED, "")
 
-    def replaced(self, view: NodeView) -> list[Result]:
+    def replaced(self, view: FollowedView) -> list[Result]:
         """The whole state came from elsewhere: the store begins anew with it."""
         self._saved_rows = 0
         self._prepared_answer = None
@@ -126,7 +126,7 @@ class Durability:
             outcomes=tuple(unsaved.outcomes.items()),
         )
 
-    def save_installed(self, view: NodeView) -> list[Result]:
+    def save_installed(self, view: FollowedView) -> list[Result]:
         """Save what was installed; before a new proposal, as of the offset before it."""
         unsaved, prepared = self.unsaved, view.prepared
         if not view.state_known or self.sick or not (unsaved.needed or unsaved.changes):
@@ -138,7 +138,7 @@ class Durability:
             return [self.save(Checkpoint(at, self._before_prepared, view.state, None, True))]
         return []
 
-    def save_prepared(self, view: NodeView) -> list[Result]:
+    def save_prepared(self, view: FollowedView) -> list[Result]:
         """Save the open proposal, synced; the answer waits for `Stored`."""
         if view.prepared is None or self._prepared_answer is not None or self._prepared_token:
             return []
@@ -161,7 +161,7 @@ class Durability:
 
     # -- what the store says -----------------------------------------------------------------
 
-    def stored(self, view: NodeView, event: Stored) -> list[Result]:
+    def stored(self, view: FollowedView, event: Stored) -> list[Result]:
         """A batch is durable, or the store takes writes again."""
         if event.token == self._probe_token:
             self._probe_token = 0
@@ -175,7 +175,7 @@ class Durability:
             return self.answer(view, ACCEPTED, "")
         return []
 
-    def store_failed(self, view: NodeView, event: StoreFailed) -> list[Result]:
+    def store_failed(self, view: FollowedView, event: StoreFailed) -> list[Result]:
         """The store takes nothing more until a probe succeeds: keep what it did not take."""
         self._probed_ms = view.now.mono_ms
         if event.token == self._probe_token:
@@ -196,7 +196,7 @@ class Durability:
             found += self.answer(view, REFUSED, event.reason)
         return found
 
-    def tick(self, view: NodeView) -> list[Result]:
+    def tick(self, view: FollowedView) -> list[Result]:
         """Probe a store that refused."""
         now = view.now.mono_ms
         due = now - self._probed_ms > view.config.probe_ms
@@ -208,7 +208,7 @@ class Durability:
 
     # -- answers -----------------------------------------------------------------------------
 
-    def answer(self, view: NodeView, answer: str, reason: str) -> list[Result]:
+    def answer(self, view: FollowedView, answer: str, reason: str) -> list[Result]:
         """Answer the prepared proposal, if it is still open and asks this node."""
         opened = view.authority.open if view.authority else None
         if view.prepared is None or opened is None or opened.offset != view.prepared.offset:
@@ -228,7 +228,7 @@ class Durability:
             found.append(AnswerProposal(record))
         return found
 
-    def answer_again(self, view: NodeView) -> list[Result]:
+    def answer_again(self, view: FollowedView) -> list[Result]:
         """The master asks once more: repeat the answer, if there is one."""
         return [] if self._prepared_answer is None else self.answer(view, *self._prepared_answer)
 

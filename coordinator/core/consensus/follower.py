@@ -24,11 +24,19 @@ from coordinator.core.consensus.durability import Durability, checkpoint
 from coordinator.core.consensus.effects import Follow, Halt, Note
 from coordinator.core.consensus.full_sync import FullSync
 from coordinator.core.consensus.inputs import Entry, PreparedTransaction, Restored, Started
+from coordinator.core.consensus.peers import PeersView
 from coordinator.core.consensus.separation import legacy_outcomes
 from coordinator.core.consensus.signals import Result, Synchronised, TransactionInstalled
 from coordinator.core.consensus.synchroniser import Sealed
-from coordinator.core.consensus.view import CATCHING_UP, FOLLOWING, SYNCHRONISING, NodeView, Tokens
+from coordinator.core.consensus.view import (
+    CATCHING_UP,
+    FOLLOWING,
+    SYNCHRONISING,
+    Surroundings,
+    Tokens,
+)
 from coordinator.core.model.authority_state import AuthorityState
+from coordinator.core.model.config import NodeConfig
 from coordinator.core.model.ports import EntityCodec
 from coordinator.core.model.records import (
     OutcomesForgotten,
@@ -37,7 +45,7 @@ from coordinator.core.model.records import (
     TransactionCommitted,
     TransactionProposed,
 )
-from coordinator.core.model.types import Cas, Offset, TxnId
+from coordinator.core.model.types import Cas, Instant, Offset, TxnId
 
 
 class FollowerUpdate(NamedTuple):
@@ -45,6 +53,21 @@ class FollowerUpdate(NamedTuple):
 
     before: AuthorityState | None
     void: str
+
+
+class Followed(NamedTuple):
+    """What a follower holds, and what is around it: so its own parts see it, as of now."""
+
+    config: NodeConfig
+    now: Instant
+    peers: PeersView
+    phase: str
+    applied: int
+    authority: AuthorityState | None
+    state: StateContext
+    state_known: bool
+    prepared: PreparedTransaction | None
+    outcomes: OutcomeWindow
 
 
 class Follower:
@@ -64,13 +87,28 @@ class Follower:
         self.durability = Durability(tokens)
         self.full_sync = FullSync(tokens, counters)
 
+    def _seen(self, view: Surroundings) -> Followed:
+        """Return what this holds now: the view of `durability` and `full_sync`."""
+        return Followed(
+            config=view.config,
+            now=view.now,
+            peers=view.peers,
+            phase=self.phase,
+            applied=self.applied,
+            authority=self.authority,
+            state=self.state,
+            state_known=self.state_known,
+            prepared=self.prepared,
+            outcomes=self.outcomes,
+        )
+
     def holds(self, txn: TxnId) -> bool:
         """Tell whether this is the prepared transaction."""
         return self.prepared is not None and self.prepared.proposal.txn == txn
 
     # -- start -------------------------------------------------------------------------------
 
-    def begin(self, view: NodeView, event: Started) -> list[Result]:
+    def begin(self, view: Surroundings, event: Started) -> list[Result]:
         """Go on from what the store holds; where the log does not, begin with nothing."""
         restored = event.restored
         if restored is not None and restored.applied >= event.log_end:
@@ -89,7 +127,7 @@ class Follower:
             self.durability.unsaved.wipe = True
         return [*found, Follow(Offset(self.applied + 1))]
 
-    def _restore(self, view: NodeView, restored: Restored) -> list[Result]:
+    def _restore(self, view: Surroundings, restored: Restored) -> list[Result]:
         self.applied = restored.applied
         self.authority = authority = restored.authority
         self.state = restored.state
@@ -97,11 +135,11 @@ class Follower:
         self.prepared = restored.prepared
         self.outcomes.restore(restored.outcomes, view.now)
         if authority is None:
-            return self.durability.restored(view, 0)
+            return self.durability.restored(self._seen(view), 0)
         return (
             differs(self.state.digest, authority.digest, "the store")
             or differs(self.outcomes.digest, authority.outcomes_digest, "outcomes in the store")
-            or self.durability.restored(view, authority.log_next)
+            or self.durability.restored(self._seen(view), authority.log_next)
         )
 
     # -- the log -----------------------------------------------------------------------------
@@ -134,7 +172,7 @@ class Follower:
         self.prepared = None
 
     def committed(
-        self, view: NodeView, record: TransactionCommitted, computed: StateContext | None
+        self, view: Surroundings, record: TransactionCommitted, computed: StateContext | None
     ) -> list[Result]:
         """The verdict *commit* was read: switch the prepared transaction in.
 
@@ -170,13 +208,13 @@ class Follower:
 
     # -- outcomes of requests ----------------------------------------------------------------
 
-    def _remember(self, view: NodeView, record: TransactionCommitted) -> list[Result]:
+    def _remember(self, view: Surroundings, record: TransactionCommitted) -> list[Result]:
         """Take the outcomes that a transaction brought, and forget those that it says."""
         if record.outcomes:
             self._add_outcomes(view, record.cas[-1], record.outcomes)
         return self._forget(record.outcomes_forgotten, record.outcomes_digest)
 
-    def _add_outcomes(self, view: NodeView, cas: Cas, value: bytes) -> None:
+    def _add_outcomes(self, view: Surroundings, cas: Cas, value: bytes) -> None:
         self.durability.unsaved.outcomes[cas] = self.outcomes.add(cas, value, view.now)
 
     def _forget(self, up_to: int, digest: int) -> list[Result]:
@@ -190,11 +228,11 @@ class Follower:
         """An idle master has forgotten outcomes."""
         return self._forget(record.up_to, record.outcomes_digest)
 
-    def separated(self, view: NodeView, record: OutcomesSeparated) -> list[Result]:
+    def separated(self, view: Surroundings, record: OutcomesSeparated) -> list[Result]:
         """Outcomes leave the state, whose digest changes; a synchronisation begins anew."""
         for value in record.groups:
             self._add_outcomes(view, self._codec.decode_outcomes(value).cas, value)
-        found = self.full_sync.begin(view) if self.full_sync.is_active else []
+        found = self.full_sync.begin(self._seen(view)) if self.full_sync.is_active else []
         if not self.state_known:
             return found
         keys = legacy_outcomes(self.state)
@@ -205,7 +243,7 @@ class Follower:
 
     # -- the end of the log ------------------------------------------------------------------
 
-    def caught_up(self, view: NodeView) -> list[Result]:
+    def caught_up(self, view: Surroundings) -> list[Result]:
         """The log has been folded to its end: the state is known, or must be synchronised."""
         if self.state_known or self.authority is None or self.authority.last_cas == 0:
             self.state_known = True
@@ -214,22 +252,24 @@ class Follower:
             return [Note(f"caught up at offset {self.applied}, CAS {self.state.cas}")]
         self.phase = SYNCHRONISING
         self._counters.full_synchronisations += 1
-        return [self.durability.save(checkpoint(view, None)), *self.full_sync.begin(view)]
+        seen = self._seen(view)
+        return [self.durability.save(checkpoint(seen, None)), *self.full_sync.begin(seen)]
 
-    def synchronised(self, view: NodeView, found: Synchronised) -> list[Result]:
+    def synchronised(self, view: Surroundings, found: Synchronised) -> list[Result]:
         """The state was found: from here on this node follows."""
         self.state = state = found.state
         self.state_known = True
         self.phase = FOLLOWING
         count = len(state.entities)
         note = f"synchronised from {found.source}: {count} entities at CAS {state.cas}"
-        return [Note(note), *self.durability.replaced(view)]
+        return [Note(note), *self.durability.replaced(self._seen(view))]
 
-    def batch_ended(self, view: NodeView) -> list[Result]:
+    def batch_ended(self, view: Surroundings) -> list[Result]:
         """All records that came together were folded: save what they changed."""
-        found = self.durability.save_installed(view)
-        found += self.durability.save_prepared(view)
-        return found + self.full_sync.resolve(view)
+        seen = self._seen(view)
+        found = self.durability.save_installed(seen)
+        found += self.durability.save_prepared(seen)
+        return found + self.full_sync.resolve(seen)
 
 
 def differs(digest: int, expected: int, what: str) -> list[Result]:

@@ -25,7 +25,7 @@ from coordinator.core.consensus.effects import Beat, Note, Synchronise
 from coordinator.core.consensus.inputs import SyncRead
 from coordinator.core.consensus.signals import Result, SendBarrier, Synchronised
 from coordinator.core.consensus.synchroniser import Mismatch, Sealed, Synchroniser
-from coordinator.core.consensus.view import NodeView, Tokens
+from coordinator.core.consensus.view import FollowedView, Tokens
 from coordinator.core.model.records import CopyOffered, CopyRequested
 from coordinator.core.model.types import Cas, Offset
 
@@ -65,20 +65,20 @@ class FullSync:
 
     # -- sources -----------------------------------------------------------------------------
 
-    def begin(self, view: NodeView) -> list[Result]:
+    def begin(self, view: FollowedView) -> list[Result]:
         """The log has been folded to its end, and the state is not known: look for it."""
         assert view.authority is not None
         kept = [Source(SNAPSHOT, s.offset, s.copy) for s in reversed(view.authority.snapshots)]
         self._left = deque((Source(COMPACTED), *kept, Source(HISTORY), Source(COPY)))
         return self._next(view)
 
-    def _next(self, view: NodeView) -> list[Result]:
+    def _next(self, view: FollowedView) -> list[Result]:
         """Turn to the next source; after the last one begin anew."""
         if not self._left:
             return self.begin(view)
         return self._read(view, self._left.popleft())
 
-    def _read(self, view: NodeView, source: Source) -> list[Result]:
+    def _read(self, view: FollowedView, source: Source) -> list[Result]:
         authority = view.authority
         assert authority is not None
         self._source = source
@@ -97,7 +97,7 @@ class FullSync:
 
     # -- a peer's copy -----------------------------------------------------------------------
 
-    def _ask(self, view: NodeView, base_cas: Cas) -> list[Result]:
+    def _ask(self, view: FollowedView, base_cas: Cas) -> list[Result]:
         """Ask a peer that has the state for a copy of it, another one each time."""
         config, peers = view.config, view.peers
         self._asked_ms = view.now.mono_ms
@@ -113,7 +113,7 @@ class FullSync:
         question = CopyRequested(config.node, config.incarnation, giver, self._token, base_cas)
         return [Note(f"asking node {giver} for a copy of the state"), Beat(question)]
 
-    def offered(self, view: NodeView, record: CopyOffered) -> list[Result]:
+    def offered(self, view: FollowedView, record: CopyOffered) -> list[Result]:
         """A peer has written the copy that was asked for."""
         config = view.config
         if (record.to, record.incarnation) != (config.node, config.incarnation):
@@ -127,7 +127,7 @@ class FullSync:
             Synchronise(self._token, COPY, Cas(0), record.offset, record.copy),
         ]
 
-    def tick(self, view: NodeView) -> list[Result]:
+    def tick(self, view: FollowedView) -> list[Result]:
         """A copy that does not come is asked for again, of another peer."""
         if not self.is_active or self._source.kind != COPY:
             return []
@@ -139,7 +139,7 @@ class FullSync:
 
     # -- what is read ------------------------------------------------------------------------
 
-    def read(self, view: NodeView, event: SyncRead) -> list[Result]:
+    def read(self, view: FollowedView, event: SyncRead) -> list[Result]:
         """Take what the source has; behind its end a barrier tells which commits there are."""
         if self._synchroniser is None or event.token != self._token:
             return []
@@ -154,14 +154,14 @@ class FullSync:
         if self._synchroniser is not None:
             self._synchroniser.add_commit(sealed)
 
-    def barrier_read(self, view: NodeView) -> list[Result]:
+    def barrier_read(self, view: FollowedView) -> list[Result]:
         """All commits were folded that the source can have shown events of."""
         if self._synchroniser is None or not self._synchroniser.complete:
             return []
         self._synchroniser.settled = True
         return self.resolve(view)
 
-    def resolve(self, view: NodeView) -> list[Result]:
+    def resolve(self, view: FollowedView) -> list[Result]:
         """Take the state as soon as it is known to be right; turn to the next source if it is
         known to be wrong."""
         if self._synchroniser is None:

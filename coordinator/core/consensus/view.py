@@ -21,8 +21,8 @@ CATCHING_UP, SYNCHRONISING, FOLLOWING = PHASES = ("catching-up", "synchronising"
 """A node folds the log to where that ended; finds the state, if it does not have it; follows."""
 
 
-class NodeView(Protocol):
-    """A node as its parts see it."""
+class Surroundings(Protocol):
+    """What is around a part: who the node is, what time it is, who else is there."""
 
     @property
     def config(self) -> NodeConfig: ...
@@ -30,6 +30,11 @@ class NodeView(Protocol):
     def now(self) -> Instant: ...
     @property
     def peers(self) -> PeersView: ...
+
+
+class FollowedView(Surroundings, Protocol):
+    """That, and what the node has made of the log so far."""
+
     @property
     def phase(self) -> str: ...
     @property
@@ -42,6 +47,13 @@ class NodeView(Protocol):
     def state_known(self) -> bool: ...
     @property
     def prepared(self) -> PreparedTransaction | None: ...
+    @property
+    def outcomes(self) -> OutcomeWindow: ...
+
+
+class NodeView(FollowedView, Protocol):
+    """A node as its parts see it."""
+
     @property
     def timestamps(self) -> Board: ...
     @property
@@ -56,8 +68,6 @@ class NodeView(Protocol):
     def sick(self) -> str: ...
     @property
     def durable(self) -> int: ...
-    @property
-    def outcomes(self) -> OutcomeWindow: ...
 
 
 def authority_of(view: NodeView) -> AuthorityState:
