@@ -103,6 +103,14 @@ def test_the_proposal_before_says_nothing_of_the_one_that_is_open() -> None:
     assert durability.stored(preparing(), Stored(second.token)) == [an_answer()]
 
 
+@pytest.mark.parametrize("offset", [AT - 1, AT + 1])
+def test_what_is_prepared_is_answered_only_where_the_fold_opened_it(offset: int) -> None:
+    durability = Durability(Tokens())
+    prepared = prepare(durability)
+    view = preparing(prepared=PreparedTransaction(offset, PROPOSAL, b"raw"))
+    assert durability.stored(view, Stored(prepared.token)) == []
+
+
 ROWS = {n: TransactionStatus(TxnId(4, n), "commit", n, (1,), "") for n in range(8)}
 
 
@@ -151,6 +159,17 @@ def test_a_store_that_refuses_is_probed_now_and_then_until_it_takes_writes() -> 
     assert isinstance(missed, Save)
     assert durability.sick == ""
     assert durability.tick(a_view(10**9)) == []
+
+
+def test_what_a_later_batch_made_durable_is_not_written_again() -> None:
+    durability = Durability(Tokens())
+    changed(durability, "config/old", "stored")
+    save(durability, a_view())
+    synced = save(durability, a_view(), sync=True)
+    durability.stored(a_view(), Stored(synced.token))
+    changed(durability, "config/new", "lost")
+    fail_to_save(durability, a_view())
+    assert durability.unsaved.changes == {"config/new": "lost"}
 
 
 def test_what_failed_is_not_durable_whatever_is_stored_later() -> None:

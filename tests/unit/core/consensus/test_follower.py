@@ -23,10 +23,12 @@ from coordinator.core.consensus.inputs import (
     Started,
     Stored,
     StoreFailed,
+    SyncRead,
 )
 from coordinator.core.consensus.signals import (
     AnswerProposal,
     ChainBroken,
+    SendBarrier,
     Synchronised,
     TransactionInstalled,
 )
@@ -39,6 +41,7 @@ from coordinator.core.model.records import (
     BEHIND,
     REFUSED,
     AuthoritySnapshot,
+    Event,
     OutcomesForgotten,
     OutcomesSeparated,
     ProposalAnswered,
@@ -306,12 +309,15 @@ def test_a_proposal_that_comes_with_the_verdict_before_it_is_saved_behind_that()
     propose(follower)
     follower.batch_ended(around())
     conclude(follower, commit())
+    between = follower.authority
     next_ = a_proposal(9, writes("c"), prev_cas=62, prev_digest=AFTER.digest)
     propose(follower, AT + 2, next_)
-    assert saved(follower.batch_ended(around())) == [
+    saves = follower.batch_ended(around())
+    assert saved(saves) == [
         batch(AT + 1, 62, "config/a", "config/b"),
         batch(AT + 2, 62, prepared=9, sync=True),
     ]
+    assert [save.authority for save in saves] == [between, follower.authority]  # type: ignore[union-attr]
 
 
 def test_what_is_read_while_an_answer_waits_is_saved_with_what_is_prepared() -> None:
@@ -582,6 +588,46 @@ def test_without_the_state_a_commit_installs_nothing_and_a_gap_is_none() -> None
     assert conclude(follower, commit()) == []
     assert (follower.state_known, follower.state.cas, follower.prepared) == (False, 0, None)
     assert follower.chain_broken("whatever") == []
+
+
+def test_commits_that_are_folded_while_the_state_is_looked_for_are_applied_on_top() -> None:
+    """What a source holds may be ahead: it is believed once the commit is folded that it needs."""
+    follower = newcomer()
+    *_, reading = follower.caught_up(around())
+    assert isinstance(reading, Synchronise)
+    write = writes("k", "3")
+    propose(follower, proposal=a_proposal(8, write))
+    held = (Event(write, PROPOSAL.txn, 0, 1, 61),)
+    after = states.evolve(STATE, [(write, 61)])
+    read = follower.full_sync.read(seen(follower), SyncRead(reading.token, held, True))
+    assert read == [SendBarrier()]
+    record = commit(cas=(61,), state_digest=after.digest)
+    assert follower.committed(around(), record, None) == []
+    (found,) = follower.batch_ended(around())
+    assert isinstance(found, Synchronised)
+    assert (found.state.cas, found.state.digest) == (61, after.digest)
+
+
+def test_a_search_for_the_state_begins_anew_where_outcomes_leave_it() -> None:
+    """What was read so far has them, and would fold to another digest."""
+    follower = newcomer(outcomes_apart=False)
+    follower.caught_up(around())
+    record = OutcomesSeparated(
+        epoch=4,
+        cas=50,
+        digest=STATE.digest,
+        state_digest=7,
+        groups=(),
+        outcomes_digest=0,
+        at_ms=WALL_MS,
+    )
+    assert follower.fold(Entry(AT, record)).void == ""
+    note, reading = follower.separated(around(), record)
+    assert note == Note("full synchronisation to CAS 50 from statecontext")
+    assert isinstance(reading, Synchronise)
+    idle = newcomer(outcomes_apart=False)
+    idle.fold(Entry(AT, record))
+    assert idle.separated(around(), record) == [], "nothing is looked for yet"
 
 
 def test_the_state_that_was_found_replaces_the_store_with_what_is_prepared_behind_it() -> None:

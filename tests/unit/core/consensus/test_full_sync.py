@@ -292,6 +292,16 @@ def test_a_copy_that_does_not_come_is_asked_for_of_another_peer_with_twice_the_p
         now_ms += wait_ms + 1
 
 
+def test_the_patience_with_a_copy_begins_when_it_is_asked_for() -> None:
+    sync, token = a_sync()
+    fails(sync, at(), token)
+    assert sync.read(at(), read(2, event(50, value="9"), event(61))) == [SendBarrier()]
+    asked_ms = MONO_MS + 2 * WAIT_MS
+    assert sync.barrier_read(at(asked_ms))[1:] == asks(2, 3)
+    assert sync.tick(at(asked_ms + WAIT_MS)) == []
+    assert sync.tick(at(asked_ms + WAIT_MS + 1)) == begins(COMPACTED, 4)
+
+
 def test_while_a_source_is_read_there_is_no_haste() -> None:
     sync, _ = a_sync()
     assert sync.tick(at(10**9)) == []

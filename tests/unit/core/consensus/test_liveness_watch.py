@@ -113,7 +113,9 @@ def test_while_kafka_is_away_a_node_goes_on_trying() -> None:
         watch.passes(STALL_MS, hears=False)
         assert watch.told(-1) == []
         assert watch.liveness.trouble == "Kafka is out of reach: cut off"
-    watch.passes(STEP_MS, reads=True)
+    watch.passes(STEP_MS, reads=True, hears=False)
+    assert watch.liveness.trouble == ""
+    assert watch.told(END) == [], "nor right after: its heartbeats are given time to come back"
     assert watch.liveness.trouble == ""
 
 
