@@ -24,6 +24,9 @@ class Mutant(NamedTuple):
 STORE, DURABILITY = "coordinator/node/store.py", "coordinator/core/consensus/durability.py"
 FOLLOWER, MASTER = "coordinator/core/consensus/follower.py", "coordinator/core/leader/master.py"
 AUTHORITY, DDL = "coordinator/core/consensus/authority.py", "coordinator/core/catalog/ddl.py"
+ELECTION = "coordinator/core/consensus/election.py"
+COMMITTER = "coordinator/core/leader/committer.py"
+GROUPS = "coordinator/core/leader/group_commit.py"
 OUTCOMES = "coordinator/core/catalog/outcomes.py"
 FULL_SYNC = "coordinator/core/consensus/full_sync.py"
 SYNCHRONISER = "coordinator/core/consensus/synchroniser.py"
@@ -34,6 +37,10 @@ SOURCES, SHELL = "coordinator/kafka/state_sources.py", "coordinator/node/shell.p
 SYNCS = "tests/unit/node/test_store_syncs.py"
 ROCKSDB = "tests/unit/runtime/test_rocksdb.py"
 LONE = "tests/unit/core/test_lone_master.py"
+UNIT_ELECTION = "tests/unit/core/consensus/test_election.py"
+UNIT_COMMITTER = "tests/unit/core/leader/test_committer.py"
+UNIT_GROUPS = "tests/unit/core/leader/test_group_commit.py"
+UNIT_REQUESTS = "tests/unit/core/leader/test_request_table.py"
 RULES = "tests/unit/core/consensus/test_authority.py"
 UNIT_DDL = "tests/unit/core/catalog/test_ddl.py"
 WINDOW = "tests/unit/core/catalog/test_outcomes.py"
@@ -117,14 +124,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "refusals-of-a-replica-add-up-for-ever",
-        "coordinator/core/leader/committer.py",
+        COMMITTER,
         "            self._refusals.pop(node, None)",
         "            self._refusals.get(node, None)",
         SCENARIOS,
     ),
     Mutant(
         "who-looked-claims-though-the-master-is-back",
-        "coordinator/core/consensus/election.py",
+        ELECTION,
         "if not self._able(view) or not self._out_of_patience(view):",
         "if not self._able(view):",
         SCENARIOS,
@@ -302,14 +309,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "an-index-may-not-grow",
-        "coordinator/core/leader/group_commit.py",
+        GROUPS,
         "whole = size + _growth(mutations) if decision.waits_for else size",
         "whole = size",
         LONE,
     ),
     Mutant(
         "upkeep-is-dropped",
-        "coordinator/core/leader/group_commit.py",
+        GROUPS,
         "if too_large and not request.key:",
         "if too_large:",
         LONE,
@@ -380,7 +387,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "who-waits-in-one-partition-holds-up-all",
-        "coordinator/core/leader/group_commit.py",
+        GROUPS,
         "left.append(request)\n                continue\n",
         "left.append(request)\n",
         LONE,
@@ -1033,5 +1040,118 @@ MUTANTS: tuple[Mutant, ...] = (
         "            if record.ordinal <= reached:\n                return READ_BEFORE\n",
         "",
         "tests/unit/indexer_sim/test_chains.py",
+    ),
+    # -- the parts, each alone ------------------------------------------------------------------
+    Mutant(
+        "the-dead-are-waited-for",
+        ELECTION,
+        "if other == config.node or peer is None or not peers.alive(peer):",
+        "if other == config.node or peer is None:",
+        UNIT_ELECTION,
+    ),
+    Mutant(
+        "a-master-of-an-older-epoch-is-heard",
+        ELECTION,
+        "and (beat.node, beat.epoch) == (authority.master, authority.epoch)",
+        "and beat.node == authority.master",
+        UNIT_ELECTION,
+    ),
+    Mutant(
+        "the-claim-of-an-earlier-life-elects",
+        ELECTION,
+        "return (record.node, record.incarnation) == (view.config.node, view.config.incarnation)",
+        "return record.node == view.config.node",
+        UNIT_ELECTION,
+    ),
+    Mutant(
+        "a-claim-that-was-given-up-keeps-its-producer",
+        ELECTION,
+        'found += [Note(f"claim given up: {why}"), CloseProducer()]',
+        'found += [Note(f"claim given up: {why}")]',
+        UNIT_ELECTION,
+    ),
+    Mutant(
+        "claimed-behind-the-last-digest",
+        ELECTION,
+        "elif (state.cas, state.digest) != (authority.last_cas, authority.digest):",
+        "elif state.cas != authority.last_cas:",
+        UNIT_ELECTION,
+    ),
+    Mutant(
+        "the-silent-count-as-copies",
+        COMMITTER,
+        "if copies >= authority_of(view).minimum:",
+        "if copies + len(silent) >= authority_of(view).minimum:",
+        UNIT_COMMITTER,
+    ),
+    Mutant(
+        "an-echo-of-before-the-doubt-is-enough",
+        COMMITTER,
+        "if self._echoed_ms < attempt.doubted_ms and not lapsed:",
+        "if self._echoed_ms < attempt.began_ms and not lapsed:",
+        UNIT_COMMITTER,
+    ),
+    Mutant(
+        "events-with-gaps-are-believed",
+        COMMITTER,
+        "contiguous = cas == tuple(range(first, first + len(mutations)))",
+        "contiguous = len(cas) == len(mutations)",
+        UNIT_COMMITTER,
+    ),
+    Mutant(
+        "an-answer-for-another-offset-counts",
+        "coordinator/core/leader/transaction.py",
+        "elif answer.proposal_offset == self.offset and answer.node in self.proposal.participants:",
+        "elif answer.node in self.proposal.participants:",
+        "tests/unit/core/leader/test_transaction.py",
+    ),
+    Mutant(
+        "decided-upon-what-its-own-group-writes",
+        GROUPS,
+        "        group.touched |= keys\n        if decision.waits_for:",
+        "        if decision.waits_for:",
+        UNIT_GROUPS,
+    ),
+    Mutant(
+        "a-small-command-overtakes-what-does-not-fit",
+        GROUPS,
+        "            group.block(request, keys)\n            group.is_closed = True\n",
+        "            group.block(request, keys)\n",
+        UNIT_GROUPS,
+    ),
+    Mutant(
+        "what-is-parked-stays-behind-those-that-are-tried-again",
+        "coordinator/core/leader/request_table.py",
+        "self.queue.push_front([*again, *self._unpark_published()])",
+        "self.queue.push_front(again)",
+        UNIT_REQUESTS,
+    ),
+    Mutant(
+        "a-caller-in-flight-is-told-twice",
+        "coordinator/core/leader/request_table.py",
+        "                held.request = replace(held.request, token=0)",
+        "                pass",
+        UNIT_REQUESTS,
+    ),
+    Mutant(
+        "a-barrier-of-another-epoch-answers-a-read",
+        "coordinator/core/leader/read_barriers.py",
+        "if record.nonce != self._nonce or record.epoch != self._epoch:",
+        "if record.nonce != self._nonce:",
+        "tests/unit/core/leader/test_read_barrier.py",
+    ),
+    Mutant(
+        "a-batch-that-failed-leaves-the-proposal-behind-it",
+        DURABILITY,
+        "is_lost = bool(self._prepared_token) and self._prepared_token >= event.token",
+        "is_lost = bool(self._prepared_token) and self._prepared_token == event.token",
+        "tests/unit/core/consensus/test_durability.py",
+    ),
+    Mutant(
+        "a-source-is-given-up-before-it-is-read",
+        FULL_SYNC,
+        "if self._synchroniser is None or not self._synchroniser.complete:",
+        "if self._synchroniser is None:",
+        "tests/unit/core/consensus/test_full_sync.py",
     ),
 )
