@@ -50,15 +50,6 @@ ON_TOPICS = "tests/integration/test_topics.py"
 ON_SOURCES = "tests/integration/test_sources.py"
 ISOLATION = "tests/integration/test_isolation.py"
 SCENARIOS = "tests/simulation/test_scenarios.py"
-ELECTION, ON_ELECTION = (
-    "coordinator/core/consensus/election.py",
-    "tests/unit/core/consensus/test_election.py",
-)
-COMMITTER, ON_COMMITTER = (
-    "coordinator/core/leader/committer.py",
-    "tests/unit/core/leader/test_committer.py",
-)
-LEADER, ON_LEADER = "coordinator/core/leader/", "tests/unit/core/leader/"
 
 MUTANTS: tuple[Mutant, ...] = (
     # -- what must be on the disk --------------------------------------------------------------
@@ -277,63 +268,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "if self.lives.get(answer.node) != answer.incarnation:",
         "if self.lives.get(answer.node) is None:",
         LONE,
-    ),
-    # -- one part alone ------------------------------------------------------------------------
-    Mutant(
-        "a-lower-cas-claims-first",
-        ELECTION,
-        "rank = (other != successor, new, -peer.beat.cas, other)",
-        "rank = (other != successor, new, peer.beat.cas, other)",
-        ON_ELECTION,
-    ),
-    Mutant(
-        "a-claim-that-was-given-up-elects",
-        ELECTION,
-        "            and candidacy.epoch == record.epoch\n",
-        "",
-        ON_ELECTION,
-    ),
-    Mutant(
-        "an-earlier-life-is-heard-as-the-master",
-        ELECTION,
-        "and beat.incarnation == authority.incarnation",
-        "and beat.incarnation >= 0",
-        ON_ELECTION,
-    ),
-    Mutant(
-        "a-rollback-drops-whatever-is-prepared",
-        FOLLOWER,
-        "        if self.holds(txn):\n            self.prepared = None",
-        "        self.prepared = None",
-        "tests/unit/core/consensus/test_follower.py",
-    ),
-    Mutant(
-        "each-request-again-begins-the-doubt",
-        COMMITTER,
-        "        if not attempt.resends:\n            attempt.doubted_ms = now",
-        "        attempt.doubted_ms = now",
-        ON_COMMITTER,
-    ),
-    Mutant(
-        "the-first-of-what-was-written-is-enough",
-        COMMITTER,
-        "self._written = written[-1]",
-        "self._written = written[0]",
-        ON_COMMITTER,
-    ),
-    Mutant(
-        "an-answer-for-any-offset-counts",
-        LEADER + "transaction.py",
-        "answer.proposal_offset == self.offset and ",
-        "",
-        ON_LEADER + "test_transaction.py",
-    ),
-    Mutant(
-        "what-waits-is-overtaken-by-what-meets-it",
-        LEADER + "group_commit.py",
-        "        if keys & group.touched:\n            group.block(request, keys)\n",
-        "        if keys & group.touched:\n",
-        ON_LEADER + "test_group_commit.py",
     ),
     # -- what is decided -----------------------------------------------------------------------
     Mutant(
