@@ -35,10 +35,10 @@ from coordinator.kafka.readers import consumer, watermarks
 from coordinator.kafka.settings import EVENT_HEADER
 from coordinator.kafka.topics import ensure_topics, topic_name, transactional_id
 from coordinator.node.store import StoreError
-from tests.simulation.broker import Broker as SimulatedLog
-from tests.simulation.clock import Clock
 from tests.simulation.disk import Disk
 from tests.simulation.faults import Faults
+from tests.simulation.kernel.broker import Broker as SimulatedLog
+from tests.simulation.kernel.clock import Clock
 from tests.simulation.producer import ProducerThread
 from tests.support.observed_store import ObservedStore
 

@@ -28,8 +28,8 @@ from coordinator.core.model.records import (
     SliceAnswered,
 )
 from coordinator.core.model.records import REFUSED as SLICES_REFUSED
-from tests.simulation.clock import WALL_MS
 from tests.simulation.data_plane import attend_to_builds
+from tests.simulation.kernel.clock import WALL_MS
 from tests.support.indexes import make_indexer_beat
 
 if TYPE_CHECKING:

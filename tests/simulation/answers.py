@@ -17,8 +17,8 @@ from coordinator.core.model.commands import (
 from coordinator.core.model.entities import Index
 from tests.simulation.actors import Client, Op
 from tests.simulation.histories import AHEAD, EXPIRED
+from tests.simulation.kernel.violation import require
 from tests.simulation.truth import Done, Version
-from tests.simulation.violation import require
 
 if TYPE_CHECKING:
     from tests.simulation.machine import Machine

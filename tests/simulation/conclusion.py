@@ -10,8 +10,8 @@ from coordinator.core.consensus.synchroniser import Synchroniser
 from coordinator.core.model.commands import OK, REFUSED
 from coordinator.core.model.entities import MAINTENANCE
 from tests.simulation.histories import EXPIRED, violation_of
+from tests.simulation.kernel.violation import require
 from tests.simulation.truth import digest_of
-from tests.simulation.violation import require
 
 if TYPE_CHECKING:
     from tests.simulation.judge import Judge

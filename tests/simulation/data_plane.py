@@ -24,7 +24,7 @@ from coordinator.core.model.stream_records import (
     RestartTimestamp,
 )
 from coordinator.core.model.vectors import Vector
-from tests.simulation.clock import WALL_MS
+from tests.simulation.kernel.clock import WALL_MS
 from tests.support.indexes import make_watermarks
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from coordinator.core.model.commands import Leave, StepDown
 from coordinator.core.model.records import AuthoritySnapshot, MasterClaimed, Unreadable
-from tests.simulation.broker import ABORTED, COMMITTED
+from tests.simulation.kernel.broker import ABORTED, COMMITTED
 from tests.simulation.stops import PROCESS_STOPS
 
 if TYPE_CHECKING:

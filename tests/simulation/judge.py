@@ -34,11 +34,11 @@ from coordinator.core.model.records import (
 from coordinator.core.model.types import TxnId
 from tests.simulation.actors import Op, Reading
 from tests.simulation.answers import BUILD_EFFECT, EFFECTS, Answers
-from tests.simulation.broker import COMMITTED, Session, Stored
 from tests.simulation.conclusion import conclude
+from tests.simulation.kernel.broker import COMMITTED, Session, Stored
+from tests.simulation.kernel.violation import Violation, require
 from tests.simulation.meter import CALLS_PER_MS, STEP_MS_MAX
 from tests.simulation.truth import Done, Seen, Truth, Version, digest_of, point_of
-from tests.simulation.violation import Violation, require
 
 if TYPE_CHECKING:
     from tests.simulation.data_plane import Projector

@@ -22,10 +22,10 @@ from coordinator.core.model.config import NodeConfig
 from coordinator.core.model.records import Event, ProposalAnswered
 from coordinator.core.model.types import Instant
 from coordinator.core.node import Node
-from tests.simulation.clock import WALL_MS
 from tests.simulation.coverage import STEPS_OF_EFFECT, steps_of_input
 from tests.simulation.ddl_reader import DdlReader
 from tests.simulation.disk import Batch, Disk
+from tests.simulation.kernel.clock import WALL_MS
 from tests.simulation.meter import metered
 from tests.simulation.producer import ProducerThread
 from tests.simulation.stops import PROCESS_STOPS

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from coordinator.core.consensus import effects as fx
 from coordinator.core.consensus import inputs as inp
 from coordinator.kafka import end_txn
-from tests.simulation.broker import ABORTED, COMMITTED, Fenced, Misplaced, Session
+from tests.simulation.kernel.broker import ABORTED, COMMITTED, Fenced, Misplaced, Session
 
 if TYPE_CHECKING:
     from tests.simulation.machine import Machine

@@ -13,9 +13,9 @@ from coordinator.core.leader.group_commit import GroupCommit
 from coordinator.core.leader.master import Master
 from coordinator.core.model.commands import OK, Outcome, PutSetting, Request
 from tests.simulation.judge import Judge
+from tests.simulation.kernel.violation import Violation
 from tests.simulation.meter import CALLS_PER_MS
 from tests.simulation.scenes import master_of, run_until, serves, world_has_members
-from tests.simulation.violation import Violation
 from tests.simulation.world import World
 
 WAITING = 4_000

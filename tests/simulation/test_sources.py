@@ -9,7 +9,7 @@ import pytest
 from coordinator.core.model.commands import OK, DeleteSetting, PutSetting
 from coordinator.core.model.records import Event, SnapshotKept
 from coordinator.core.model.types import TxnId
-from tests.simulation.broker import COMMITTED, Session, Transaction
+from tests.simulation.kernel.broker import COMMITTED, Session, Transaction
 from tests.simulation.machine import Machine
 from tests.simulation.scenes import ask, master_of, records, run_until, world_has_members
 from tests.simulation.world import World

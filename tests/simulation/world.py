@@ -29,17 +29,17 @@ from coordinator.core.model.entities import READY, STREAMED, Index
 from coordinator.core.model.ports import EntityCodec
 from coordinator.core.model.records import HoldingsRequested, Unreadable
 from tests.simulation.actors import Client, DdlWriter, Indexer, Operator
-from tests.simulation.broker import Broker, unchanged
-from tests.simulation.clock import WALL_MS, Clock
 from tests.simulation.coverage import Coverage
 from tests.simulation.data_plane import Application, Projector, is_built
 from tests.simulation.disk import ReprCodec
 from tests.simulation.faults import ACTIONS, KINDS, LIKELY, Faults, strike
 from tests.simulation.judge import Judge
+from tests.simulation.kernel.broker import Broker, unchanged
+from tests.simulation.kernel.clock import WALL_MS, Clock
+from tests.simulation.kernel.violation import require
 from tests.simulation.machine import ACKS, HEARTBEAT, HW, Machine
 from tests.simulation.meter import CALLS_PER_MS
 from tests.simulation.schedule import Arm, arm, pair_of
-from tests.simulation.violation import require
 
 JUDGED = (CommitRead, SyncRead, Started)
 """After these inputs a node is looked at."""

@@ -30,7 +30,7 @@ from indexer_sim.bucket.database import StorageError
 from indexer_sim.pipeline.applier import Applier
 from indexer_sim.pipeline.mutation_reader import MutationQueue, Queued
 from indexer_sim.pipeline.progress_reporter import _is_built
-from tests.simulation.clock import WALL_MS
+from tests.simulation.kernel.clock import WALL_MS
 from tests.simulation.plane.disk import Crashed, MemoryDatabase
 from tests.simulation.plane.reading import Buckets, Reader
 from tests.support.indexes import make_indexer_beat, make_watermarks

@@ -35,7 +35,7 @@ from projector_sim.projector.stream_planner import (
     StreamPlanner,
 )
 from projector_sim.protocol.frames import Kind
-from tests.simulation.clock import WALL_MS
+from tests.simulation.kernel.clock import WALL_MS
 from tests.simulation.plane.mutations import PARTITIONS, Producer
 from tests.simulation.plane.store import Connection
 

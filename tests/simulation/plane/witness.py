@@ -39,9 +39,9 @@ from indexer_sim.bucket.tracker import NEVER, Tracked
 from indexer_sim.pipeline.mutation_reader import Delivery, Queued
 from projector_sim.kv.vbuckets import vbucket_of
 from projector_sim.projector.connection_runs import Run
+from tests.simulation.kernel.violation import require
 from tests.simulation.plane.oracle import Entry, Oracle
 from tests.simulation.plane.store import Vbucket
-from tests.simulation.violation import require
 
 if TYPE_CHECKING:
     from tests.simulation.plane.indexer import Life

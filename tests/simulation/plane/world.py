@@ -11,7 +11,7 @@ from typing import Any
 
 from coordinator.core.model.stream_records import CatchUpRequested, HwHeartbeat
 from projector_sim.projector.router import RECORD_BYTES_MAX
-from tests.simulation.clock import WALL_MS
+from tests.simulation.kernel.clock import WALL_MS
 from tests.simulation.plane.clients import IndexClient, Writer
 from tests.simulation.plane.disk import installed
 from tests.simulation.plane.faults import ACTIONS, STORE_LOSES, strike

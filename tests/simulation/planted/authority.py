@@ -34,7 +34,7 @@ from coordinator.core.model.records import (
     TransactionRolledBack,
 )
 from coordinator.core.node import Node
-from tests.simulation.broker import Broker, Session
+from tests.simulation.kernel.broker import Broker, Session
 
 Patch = pytest.MonkeyPatch
 

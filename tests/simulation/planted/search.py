@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.simulation.violation import Violation
+from tests.simulation.kernel.violation import Violation
 
 
 def search(

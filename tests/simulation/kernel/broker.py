@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from coordinator.kafka.topics import DDL_PARTITIONS
-from tests.simulation.clock import Clock
+from tests.simulation.kernel.clock import Clock
 
 OPEN, COMMITTED, ABORTED = "open", "committed", "aborted"
 
