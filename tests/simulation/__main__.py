@@ -12,11 +12,10 @@ import os
 import sys
 import time
 
-from tests.simulation.coverage import Coverage
-from tests.simulation.plane import runs as plane
+from tests.simulation.kernel.coverage import Coverage
+from tests.simulation.kernel.runs import run
 from tests.simulation.plane.world import PlaneWorld
-from tests.simulation.requirements import empty_cells
-from tests.simulation.runs import meet_pairs, repeat, run
+from tests.simulation.requirements import empty_cells, meet_pairs
 from tests.simulation.world import World
 
 LINES_SHOWN = 80
@@ -24,43 +23,34 @@ NAMED_MAX = 40
 """So many pairs that never met are named; a small run has them all."""
 
 
-def show(seed: int, lines: int, *, with_data: bool = False) -> None:
-    """Print the trace of a seed, its last `lines` lines (0: all), and how to repeat it."""
-    world = (PlaneWorld if with_data else World)(seed, tracing=True)
+def show(world: World, lines: int) -> None:
+    """Print a world's trace, its last `lines` lines (0: all), and how to repeat it."""
     what = ""
     try:
         world.run()
     except Exception as error:
         what = f"{type(error).__name__} {error}"
     print("\n".join(world.lines[-lines:]))
-    print(f"seed {seed}: {what or 'holds'}; trace {world.hash:08x}, {world.steps} steps")
-    print(plane.repeat(seed) if with_data else repeat(seed))
+    print(f"seed {world.seed}: {what or 'holds'}; trace {world.hash:08x}, {world.steps} steps")
+    print(world.repeat)
 
 
-def tell(coverage: Coverage, took_s: float) -> None:
+def tell(coverage: Coverage, took_s: float, *, with_data: bool) -> None:
     """Print how fast it went, and what was met."""
     worlds = coverage.worlds
     print(
         f"{worlds:,} seeds in {took_s:.1f} s: {worlds / took_s * 3600:,.0f} seeds/hour, "
         f"{coverage.events / took_s:,.0f} steps/s, {coverage.operations:,} operations of clients"
+        + (f", {coverage.checks:,} comparisons of a vbucket with the store" if with_data else "")
     )
-    print("faults: " + ", ".join(f"{name} {n:,}" for name, n in sorted(coverage.faults.items())))
+    struck = coverage.strikes if with_data else coverage.faults
+    print("faults: " + ", ".join(f"{name} {n:,}" for name, n in sorted(struck.items())))
+    if with_data:
+        return
     cells, empty = empty_cells(coverage)
     print(f"pairs of step and fault: {cells - len(empty)} of {cells} that are possible")
     for step, fault in empty[:NAMED_MAX]:
         print(f"  never met: {fault!r} at {step!r}")
-
-
-def run_plane(seeds: range, jobs: int) -> int:
-    """Run worlds with a data plane, and print what came of them."""
-    began = time.monotonic()
-    found = plane.run(seeds, jobs)
-    print(plane.tell(found, time.monotonic() - began))
-    for seed, what in sorted(found.bad.items()):
-        print(f"FAILED seed {seed}: {what}\n  {plane.repeat(seed)}")
-    if found.bad:
-        show(min(found.bad), LINES_SHOWN, with_data=True)
-    return 1 if found.bad else 0
 
 
 def main() -> int:
@@ -75,22 +65,21 @@ def main() -> int:
         "--plane", action="store_true", help="worlds in which documents are indexed"
     )
     options = parser.parse_args()
+    make = PlaneWorld if options.plane else World
     seeds = range(options.first, options.first + options.seeds)
     if options.trace:
         for seed in seeds:
-            show(seed, 0, with_data=options.plane)
+            show(make(seed, tracing=True), 0)
         return 0
-    if options.plane:
-        return run_plane(seeds, options.jobs)
     began = time.monotonic()
-    found = run(seeds, options.jobs)
-    if options.pairs:
+    found = run(make, seeds, options.jobs)
+    if options.pairs and not options.plane:
         meet_pairs(found)
-    tell(found.coverage, time.monotonic() - began)
-    for seed, what in sorted(found.bad.items()):
-        print(f"FAILED seed {seed}: {what}\n  {repeat(seed)}")
+    tell(found.coverage, time.monotonic() - began, with_data=options.plane)
+    for _, what in sorted(found.bad.items()):
+        print(f"FAILED {what}")
     if found.bad:
-        show(min(found.bad), LINES_SHOWN)
+        show(make(min(found.bad), tracing=True), LINES_SHOWN)
     return 1 if found.bad else 0
 
 

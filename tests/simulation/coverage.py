@@ -7,9 +7,7 @@ and of indexers strike every node.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from coordinator.core.consensus import effects as fx
@@ -219,29 +217,3 @@ STEPS: tuple[str, ...] = (
     "ddl reading begun",
     "store probed",
 )
-
-
-@dataclass
-class Coverage:
-    """What happened in one world, or in many."""
-
-    steps: Counter[str] = field(default_factory=Counter)
-    faults: Counter[str] = field(default_factory=Counter)
-    pairs: Counter[tuple[str, str]] = field(default_factory=Counter)
-    worlds: int = 0
-    operations: int = 0
-    events: int = 0
-
-    def struck(self, fault: str, step: str) -> None:
-        """A fault has struck a node that was in this step."""
-        self.faults[fault] += 1
-        self.pairs[step, fault] += 1
-
-    def add(self, other: Coverage) -> None:
-        """Add what happened elsewhere."""
-        self.steps.update(other.steps)
-        self.faults.update(other.faults)
-        self.pairs.update(other.pairs)
-        self.worlds += other.worlds
-        self.operations += other.operations
-        self.events += other.events

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from tests.simulation.coverage import STEPS, Coverage
+from tests.simulation.coverage import STEPS
 from tests.simulation.faults import KINDS
+from tests.simulation.kernel.coverage import Coverage
+from tests.simulation.kernel.runs import SeedReport, run_seeds
+from tests.simulation.schedule import directed
+from tests.simulation.world import World
 
 AT_ONCE = "another step follows at the same instant; a crash between the two counts as such"
 NEW_MASTER = "whoever was master is fenced, and the new one has not written anything yet"
@@ -62,6 +66,9 @@ IMPOSSIBLE: dict[tuple[str, str], str] = {
 }
 """The pairs that cannot occur, each with the reason."""
 
+TRIES_MAX = 80
+"""So many worlds are made for a pair that was never met, before it is given up."""
+
 OPERATIONS_PER_SEED_MIN = 20
 """How many operations of clients a run must have reached, on average."""
 
@@ -70,6 +77,15 @@ def empty_cells(coverage: Coverage) -> tuple[int, list[tuple[str, str]]]:
     """Return how many pairs are possible, and those of them that never occurred."""
     possible = [(s, k) for s in STEPS for k in KINDS if (s, k) not in IMPOSSIBLE]
     return len(possible), [pair for pair in possible if not coverage.pairs[pair]]
+
+
+def meet_pairs(found: SeedReport) -> None:
+    """Run worlds made for the pairs that were never met, until each is met or given up."""
+    for pair in empty_cells(found.coverage)[1]:
+        for attempt in range(TRIES_MAX):
+            if found.coverage.pairs[pair]:
+                break
+            found.add(run_seeds(World, [directed(pair, attempt)]))
 
 
 def shortcomings(coverage: Coverage, *, every_pair: bool) -> list[str]:

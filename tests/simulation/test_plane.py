@@ -15,8 +15,8 @@ from coordinator.core.model.stream_records import BACKFILL, MAINTENANCE, KeyVers
 from indexer_sim.bucket.tracker import Tracker
 from tests.conftest import PROFILE
 from tests.simulation.conftest import BASE
+from tests.simulation.kernel.runs import SeedReport, run_seeds
 from tests.simulation.plane.faults import ACTIONS
-from tests.simulation.plane.runs import SeedReport, repeat, run_seeds
 from tests.simulation.plane.world import PlaneWorld
 from tests.simulation.planted import streams as s
 from tests.simulation.planted.search import search
@@ -36,11 +36,9 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 def hold(seeds: range) -> None:
     """Run worlds; fail if one breaks an invariant, and say how to repeat it."""
-    found = run_seeds(seeds)
+    found = run_seeds(PlaneWorld, seeds)
     MET.add(found)
-    assert not found.bad, "\n".join(
-        f"seed {seed}: {what}\n  {repeat(seed)}" for seed, what in found.bad.items()
-    )
+    found.require_all()
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, BATCH))
@@ -54,10 +52,10 @@ def test_so_it_is_in_worlds_that_nobody_has_run(first: int) -> None:
 
 
 def test_the_run_met_every_fault() -> None:
-    if MET.worlds < SEEDS or SEEDS < ENOUGH:
+    if MET.coverage.worlds < SEEDS or SEEDS < ENOUGH:
         pytest.skip("too few seeds")
-    assert set(MET.struck) == set(ACTIONS)
-    assert MET.checks > 50 * MET.worlds
+    assert set(MET.coverage.strikes) == set(ACTIONS)
+    assert MET.coverage.checks > 50 * MET.coverage.worlds
 
 
 @pytest.mark.thorough

@@ -13,8 +13,8 @@ import sys
 import pytest
 
 from tests.simulation.conftest import BASE
-from tests.simulation.requirements import shortcomings
-from tests.simulation.runs import SeedReport, meet_pairs, repeat, run_seeds
+from tests.simulation.kernel.runs import SeedReport, run_seeds
+from tests.simulation.requirements import meet_pairs, shortcomings
 from tests.simulation.world import World
 
 SEEDS = int(os.environ.get("SIMULATION_SEEDS", "300"))
@@ -38,11 +38,9 @@ def test_all_invariants_hold_in_worlds_that_nobody_has_run(first: int) -> None:
 
 
 def hold(seeds: range) -> None:
-    found = run_seeds(seeds)
+    found = run_seeds(World, seeds)
     MET.coverage.add(found.coverage)
-    assert not found.bad, "\n".join(
-        f"seed {seed}: {what}\n  {repeat(seed)}" for seed, what in found.bad.items()
-    )
+    found.require_all()
 
 
 def test_the_run_met_every_fault_every_step_and_all_pairs_of_them() -> None:
@@ -52,7 +50,7 @@ def test_the_run_met_every_fault_every_step_and_all_pairs_of_them() -> None:
     every_pair = SEEDS >= ENOUGH_FOR_PAIRS
     if every_pair:
         meet_pairs(MET)
-    assert not MET.bad, "\n".join(f"{what}\n  {repeat(seed)}" for seed, what in MET.bad.items())
+    MET.require_all()
     assert not shortcomings(MET.coverage, every_pair=every_pair)
 
 

@@ -29,13 +29,13 @@ from coordinator.core.model.entities import READY, STREAMED, Index
 from coordinator.core.model.ports import EntityCodec
 from coordinator.core.model.records import HoldingsRequested, Unreadable
 from tests.simulation.actors import Client, DdlWriter, Indexer, Operator
-from tests.simulation.coverage import Coverage
 from tests.simulation.data_plane import Application, Projector, is_built
 from tests.simulation.disk import ReprCodec
 from tests.simulation.faults import ACTIONS, KINDS, LIKELY, Faults, strike
 from tests.simulation.judge import Judge
 from tests.simulation.kernel.broker import Broker, unchanged
 from tests.simulation.kernel.clock import WALL_MS, Clock
+from tests.simulation.kernel.coverage import Coverage
 from tests.simulation.kernel.violation import require
 from tests.simulation.machine import ACKS, HEARTBEAT, HW, Machine
 from tests.simulation.meter import CALLS_PER_MS
@@ -57,6 +57,9 @@ CONVERGED_BY_MS = 40_000
 
 class World:
     """All of it."""
+
+    option = ""
+    """With it, the command line runs worlds of this kind."""
 
     def __init__(
         self,
@@ -351,6 +354,11 @@ class World:
         if stale:
             self.judge.stale.add(made)
         return made, stale
+
+    @property
+    def repeat(self) -> str:
+        """The command that runs this world again, with its trace."""
+        return f"python -m tests.simulation {self.option}--from {self.seed} --seeds 1 --trace"
 
     # -- the trace ---------------------------------------------------------------------------
 

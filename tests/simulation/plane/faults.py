@@ -220,5 +220,5 @@ def strike(world: PlaneWorld, name: str) -> None:
     """Let a fault happen."""
     if not world.healed:
         world.trace(f"fault: {name}")
-        world.struck[name] += 1
+        world.coverage.strikes[name] += 1
         (_vbucket_crashes if name == STORE_LOSES else ACTIONS[name])(world)

@@ -68,7 +68,6 @@ class Witness:
     def __init__(self, world: PlaneWorld) -> None:
         self.world = world
         self.oracle = Oracle()
-        self.checks = 0
         self._numbers: set[tuple[str, int, int]] = set()
         self._last: dict[tuple[int, str, int], tuple[tuple[int, int], int]] = {}
         self._position = 0
@@ -213,7 +212,7 @@ class Witness:
                 index, mark = self._promised(index_id, tracked), tracked.marks.get(number)
                 if index is None or mark is None or mark.done == NEVER or mark.lacks != NEVER:
                     continue
-                self.checks += 1
+                self.world.coverage.checks += 1
                 where = f"indexer {life.number} {bucket.name}/{number} index {index_id} {progress}"
                 at = vbucket.high if exact and progress.seqno >= mark.done else None
                 self._compare(life, index, vbucket, progress.seqno, held[index_id], where)

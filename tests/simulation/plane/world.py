@@ -6,7 +6,6 @@ it decides that matters here, and that it is a new master now and then.
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 from coordinator.core.model.stream_records import CatchUpRequested, HwHeartbeat
@@ -30,6 +29,8 @@ LIKELY = 0.25
 class PlaneWorld(World):
     """All of it."""
 
+    option = "--plane "
+
     def __init__(
         self,
         seed: int,
@@ -41,7 +42,6 @@ class PlaneWorld(World):
     ) -> None:
         """Build the world of a seed, with the faults in `focus` only, if there are any."""
         more.setdefault("roster", (1, 2, 3) if seed % 5 == 0 else (1,))
-        self.struck: Counter[str] = Counter()
         self.indexers_were_hurt = False
         self.store_loses = store_loses
         with installed():
