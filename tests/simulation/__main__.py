@@ -12,6 +12,7 @@ import os
 import sys
 import time
 
+from tests.simulation.cluster import Cluster
 from tests.simulation.kernel.coverage import Coverage
 from tests.simulation.kernel.runs import run
 from tests.simulation.plane.world import PlaneWorld
@@ -23,7 +24,7 @@ NAMED_MAX = 40
 """So many pairs that never met are named; a small run has them all."""
 
 
-def show(world: World, lines: int) -> None:
+def show(world: Cluster, lines: int) -> None:
     """Print a world's trace, its last `lines` lines (0: all), and how to repeat it."""
     what = ""
     try:
@@ -65,7 +66,7 @@ def main() -> int:
         "--plane", action="store_true", help="worlds in which documents are indexed"
     )
     options = parser.parse_args()
-    make = PlaneWorld if options.plane else World
+    make: type[World | PlaneWorld] = PlaneWorld if options.plane else World
     seeds = range(options.first, options.first + options.seeds)
     if options.trace:
         for seed in seeds:

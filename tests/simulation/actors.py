@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from coordinator.core.consensus.inputs import MembershipRequested, ReadRequested, Requested
 from coordinator.core.model.commands import (
@@ -28,11 +29,14 @@ from coordinator.core.model.records import (
     SliceAnswered,
 )
 from coordinator.core.model.records import REFUSED as SLICES_REFUSED
+from coordinator.kafka.topics import ACKS, HEARTBEAT
 from tests.simulation.data_plane import attend_to_builds
+from tests.simulation.kernel.actor import Actor, Ear
 from tests.simulation.kernel.clock import WALL_MS
 from tests.support.indexes import make_indexer_beat
 
 if TYPE_CHECKING:
+    from tests.simulation.cluster import Cluster
     from tests.simulation.machine import Machine
     from tests.simulation.world import World
 
@@ -42,7 +46,19 @@ NEVER = 2**52
 """A CAS that nothing has: a command that expects it only ever learns the actual one."""
 
 
-class Indexer:
+class HoldsIndexes(Protocol):
+    """An indexer as the judge sees it."""
+
+    number: int
+
+    @property
+    def indexes(self) -> Mapping[Any, Index]: ...
+
+    @property
+    def held(self) -> Mapping[int, Holding]: ...
+
+
+class Indexer(Actor):
     """Follows `statecontext`, holds what it says, and repeats itself until that moves on."""
 
     def __init__(self, world: World, number: int) -> None:
@@ -68,7 +84,7 @@ class Indexer:
             address=f"indexer{self.number}",
             at_ms=WALL_MS,
         )
-        self.world.beat(beat, 0)
+        self.world.network.send(HEARTBEAT, beat)
         for index in self.indexes.values():
             if self.number in index.hosts:
                 self._attend(index)
@@ -80,7 +96,13 @@ class Indexer:
         self.held.clear()
         self.incarnation += self.world.clock.hit(0.5)
 
-    def asked(self, record: HoldingsRequested) -> None:
+    def heal(self) -> None:
+        self.alive = True
+
+    def ear(self, record: Any) -> Ear | None:
+        return self.hear if isinstance(record, HoldingsRequested) else None
+
+    def hear(self, topic: str, record: HoldingsRequested) -> None:
         """Report what is held, in parts."""
         if not self.alive or (record.indexer, record.incarnation) != (
             self.number,
@@ -103,7 +125,7 @@ class Indexer:
                 len(parts),
                 some,
             )
-            self.world.acknowledge(report, 0)
+            self.world.network.send(ACKS, report)
 
     def _read(self) -> None:
         partition = self.world.broker["statecontext"]
@@ -141,12 +163,10 @@ class Indexer:
         if answer == ALLOCATED:
             self.world.judge.allocated.add((self.number, index.id))
         slices = index.slices_on(self.number)
-        self.world.acknowledge(
-            SliceAnswered(
-                self.number, self.incarnation, index.id, answer, "no space", slices, shard
-            ),
-            0,
+        record = SliceAnswered(
+            self.number, self.incarnation, index.id, answer, "no space", slices, shard
         )
+        self.world.network.send(ACKS, record)
 
 
 @dataclass(slots=True, eq=False)
@@ -171,10 +191,14 @@ class Reading:
     done_ms: int = -1
 
 
-class Client:
+class Client(Actor):
     """Asks for one thing at a time, and repeats it under the same id while it is unknown."""
 
-    def __init__(self, world: World, number: int, operations: int) -> None:
+    reads = 0.15
+    recorded: tuple[type, ...] = ()
+    """Commands whose outcome is always to be remembered."""
+
+    def __init__(self, world: Cluster, number: int, operations: int) -> None:
         self.world = world
         self.number = number
         self.left = operations
@@ -184,15 +208,14 @@ class Client:
         self.known: dict[str, int] = {}
         self.doomed = world.clock.hit(0.1)
         self.wandering = 0.2
-        self.reads = 0.15
         self.think_ms = world.think_ms
         self._token = 0
         self._made = 0
         world.clock.at(world.clock.chance.randint(200, 2_500), self.begin)
 
-    @property
-    def busy(self) -> bool:
-        return self.left > 0 or self.op is not None or self.reading is not None
+    def unsettled(self) -> str:
+        busy = self.left > 0 or self.op is not None or self.reading is not None
+        return f"client {self.number}" if busy else ""
 
     def begin(self) -> None:
         if self.left <= 0:
@@ -209,11 +232,18 @@ class Client:
         self._send()
 
     def _choose(self) -> Request:
+        self._made += 1
+        request_id, stale = self.world.request_id(f"c{self.number}-{self._made}")
+        command, expected = self._command(request_id)
+        recorded = (
+            stale or isinstance(command, self.recorded) or (self.world.clock.chance.random() < 0.8)
+        )
+        return request_of(command, request_id, "client", expected, recorded)
+
+    def _command(self, request_id: str) -> tuple[Any, int | None]:
         """Return a random command, some of them with an expected CAS that this client knows."""
         world = self.world
         chance = world.clock.chance
-        self._made += 1
-        request_id, stale = world.request_id(f"c{self.number}-{self._made}")
         expected: int | None = None
         dice = chance.random()
         command: Any
@@ -245,16 +275,7 @@ class Client:
             command = DropIndex(
                 0, f"b{chance.randrange(2)}", f"i{chance.randrange(4)}", chance.random() < 0.2
             )
-        recorded = stale or chance.random() < 0.8
-        fingerprint = hash_of(command)
-        return Request(
-            command=command,
-            id=request_id,
-            principal="client",
-            expected_cas=expected,
-            fingerprint=fingerprint,
-            recorded=recorded,
-        )
+        return command, expected
 
     def _send(self) -> None:
         assert self.op is not None
@@ -338,25 +359,24 @@ class Client:
         self.world.clock.at(self.world.clock.chance.randint(1, self.think_ms), self.begin)
 
 
-class DdlWriter:
+class DdlWriter(Actor):
     """Writes commands to the `ddl` topic: some of them twice, some no commands at all."""
 
-    def __init__(self, world: World, commands: int) -> None:
+    def __init__(self, world: Cluster, commands: int) -> None:
         self.world = world
-        self.left = commands
+        self.commands = commands
         self._made = 0
         self._made_last: CreateIndex | None = None
         self.sent: list[Request] = []
         world.clock.at(world.clock.chance.randint(500, 1_500), self.write)
 
-    @property
-    def busy(self) -> bool:
-        return self.left > 0
+    def unsettled(self) -> str:
+        return f"{self.commands} commands to publish" if self.commands > 0 else ""
 
     def write(self) -> None:
-        if self.left <= 0:
+        if self.commands <= 0:
             return
-        self.left -= 1
+        self.commands -= 1
         clock = self.world.clock
         chance = clock.chance
         dice = chance.random()
@@ -391,14 +411,20 @@ class DdlWriter:
             command = DropIndex(0, self._made_last.bucket, self._made_last.name)
         else:
             command = DropIndex(0, f"b{chance.randrange(2)}", f"i{chance.randrange(4)}")
-        return Request(
-            command=command,
-            id=request_id,
-            principal="topic",
-            expected_cas=expected,
-            fingerprint=hash_of(command),
-            recorded=True,
-        )
+        return request_of(command, request_id, "topic", expected, True)
+
+
+def request_of(
+    command: Any, request_id: str, principal: str, expected: int | None, recorded: bool
+) -> Request:
+    return Request(
+        command=command,
+        id=request_id,
+        principal=principal,
+        expected_cas=expected,
+        fingerprint=hash_of(command),
+        recorded=recorded,
+    )
 
 
 def hash_of(command: Any) -> int:
@@ -409,18 +435,54 @@ def hash_of(command: Any) -> int:
     return total
 
 
-class Operator:
-    """Asks one node for a change of the Authority, once, and keeps the answer."""
+class Caller:
+    """Asks one node for one thing, and keeps the answer."""
 
     op = None
     reading = None
+    outcome: Outcome | None = None
+    _token = 0
 
-    def __init__(self, world: World, machine: Machine, command: Any, patience_ms: int = 5_000):
-        self.outcome: Outcome | None = None
+    def ask(self, world: Cluster, machine: Machine, make: Callable[[int], Any]) -> None:
+        """Let a machine take what is made with the token of the answer."""
         self._token = world.token()
-        deadline_ms = world.clock.now + patience_ms
-        event = MembershipRequested(self._token, deadline_ms, command, "operator")
-        machine.ask(event, self._token, self)
+        machine.ask(make(self._token), self._token, self)
 
     def heard(self, token: int, outcome: Outcome) -> None:
         self.outcome = outcome
+
+
+class Operator(Caller):
+    """Asks for a change of the Authority, once."""
+
+    def __init__(self, world: Cluster, machine: Machine, command: Any, patience_ms: int = 5_000):
+        deadline_ms = world.clock.now + patience_ms
+        self.ask(
+            world,
+            machine,
+            lambda token: MembershipRequested(token, deadline_ms, command, "operator"),
+        )
+
+
+class LastCall(Caller):
+    """One more command, when all is well again: it must succeed, if not at once."""
+
+    def __init__(self, world: Cluster) -> None:
+        self.world = world
+        self.done = False
+        self._send()
+
+    def _send(self) -> None:
+        world = self.world
+        assert world.master is not None
+        request = request_of(PutSetting("last", '"call"'), "last", "judge", None, True)
+        request = replace(request, fingerprint=1, deadline_ms=world.clock.now + 3_000)
+        self.ask(world, world.master, lambda token: Requested(replace(request, token=token)))
+        world.clock.at(4_000, self._again, self._token)
+
+    def _again(self, token: int) -> None:
+        if token == self._token and not self.done:
+            self._send()
+
+    def heard(self, token: int, outcome: Outcome) -> None:
+        self.done = self.done or (token == self._token and outcome.status == OK)

@@ -21,8 +21,8 @@ from tests.simulation.kernel.violation import require
 from tests.simulation.truth import Done, Version
 
 if TYPE_CHECKING:
+    from tests.simulation.cluster import Cluster
     from tests.simulation.machine import Machine
-    from tests.simulation.world import World
 
 EFFECTS = ("SettingWritten", "SettingDeleted", "IndexProposed", "IndexDropped")
 BUILD_EFFECT = "BuildRequested"
@@ -31,7 +31,7 @@ BUILD_EFFECT = "BuildRequested"
 class Answers:
     """The part of the judge that looks at answers."""
 
-    world: World
+    world: Cluster
     done: dict[int, Done]
     digests: dict[int, int]
     commits: list[tuple[int, int]]

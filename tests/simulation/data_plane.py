@@ -24,6 +24,8 @@ from coordinator.core.model.stream_records import (
     RestartTimestamp,
 )
 from coordinator.core.model.vectors import Vector
+from coordinator.kafka.topics import ACKS, HEARTBEAT, HW, RESTART
+from tests.simulation.kernel.actor import Actor
 from tests.simulation.kernel.clock import WALL_MS
 from tests.support.indexes import make_watermarks
 
@@ -34,13 +36,11 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 PERIOD_MS = 250
-RESTART = "restart"
-HEARTBEAT = "heartbeat"
 VBUCKETS = 4
 BUCKETS = ("b0", "b1")
 
 
-class Projector:
+class Projector(Actor):
     """Follows `statecontext`; says what it routes, and which buckets it cannot stream."""
 
     def __init__(self, world: World, number: int) -> None:
@@ -60,6 +60,9 @@ class Projector:
         self.incarnation += 1
         self.position = 0
         self.indexes, self.streams, self.running = {}, {}, {}
+
+    def heal(self) -> None:
+        self.alive = True
 
     def disconnect(self) -> None:
         """Lose the connections to the key-value store."""
@@ -88,7 +91,7 @@ class Projector:
             buckets=seen,
             waiting=waiting,
         )
-        world.beat(beat, 0)
+        world.network.send(HEARTBEAT, beat)
         for index in self.indexes.values():
             if index.state == PENDING and self._streams(index.bucket):
                 self._route(index)
@@ -98,7 +101,7 @@ class Projector:
         if not reason:
             self.world.judge.routed.add((self.number, self.incarnation, index.id, index.build))
         record = IndexRouted(self.number, self.incarnation, index.id, index.build, reason)
-        self.world.acknowledge(record, 0)
+        self.world.network.send(ACKS, record)
 
     def _number(self, bucket: str) -> int:
         """Return this life's number in the bucket's stream, 0 if it has none."""
@@ -117,7 +120,7 @@ class Projector:
             return False
         if number > abs(running):
             self.running[bucket] = number
-            self.world.judge.stream_begun(self, bucket, number)
+            self.world.judge.stream_begun(self.number, self.incarnation, bucket, number)
         return number > 0
 
     def _read(self) -> None:
@@ -135,7 +138,7 @@ class Projector:
         self.position = partition.stable
 
 
-class Application:
+class Application(Actor):
     """What computes timestamps, as nodes see it: it answers, it tells of losses, it dies.
 
     It draws from a source of chance of its own. Its records are as arbitrary as records may be: a
@@ -209,7 +212,7 @@ class Application:
         if entries:
             machine.feed(TimestampsRead(entries))
 
-    def unanswered(self) -> str:
+    def unsettled(self) -> str:
         """Return what was told of, and led to nothing; a projector may have gone meanwhile."""
         streams = {}
         for record in self.world.broker["statecontext"].read(0):
@@ -248,7 +251,7 @@ def attend_to_builds(indexer: Indexer) -> None:
             free=1,
             at_ms=WALL_MS,
         )
-        world.tell_streams(record)
+        world.network.send(HW, record)
     for index in hosted:
         held = indexer.held.get(index.id)
         if held is None or held.shard != index.shard_on(indexer.number):
@@ -259,7 +262,7 @@ def attend_to_builds(indexer: Indexer) -> None:
             record = IndexBuilt(indexer.number, indexer.incarnation, index.id, index.build)
             # One that stood still in between says it when it is not true any more.
             late_ms = world.clock.chance.choice((500, 3_000)) if world.clock.hit(0.2) else 0
-            world.acknowledge(record, late_ms)
+            world.network.send(ACKS, record, late_ms)
 
 
 def _watermark(indexer: Indexer, bucket: str) -> Vector:

@@ -17,6 +17,7 @@ from coordinator.core.catalog import state as states
 from coordinator.core.consensus import effects as fx
 from coordinator.core.consensus import inputs as inp
 from coordinator.core.model.authority_state import AuthorityState
+from tests.simulation.kernel import disk as kernel
 
 
 class ReprCodec:
@@ -59,37 +60,33 @@ class Batch:
     doubtful: bool = False
 
 
-class Disk:
-    """A store of atomic batches: those after the last sync may be lost, the newest first."""
+class Disk(kernel.Disk[Content, Batch]):
+    """A node's store."""
 
     def __init__(self) -> None:
-        self.durable = Content()
-        """What survives everything."""
-        self.newest = Content()
-        """What the process sees, and the next one after it, if only the process ends."""
-        self.unsynced: list[Batch] = []
+        super().__init__(Content())
         self.full = False
         self.refusing = False
         self.unreadable = False
         self.next_sync_fails = False
         self.durable_prepared: set[int] = set()
 
+    def applied(self, content: Content, batch: Batch) -> Content:
+        return content if batch.doubtful else applied(content, batch.save)
+
     def write(self, save: fx.Save) -> Batch:
         """Apply a batch in memory."""
         batch = Batch(save)
-        self.unsynced.append(batch)
-        self.newest = applied(self.newest, save)
+        self.take(batch)
         return batch
 
     def synced(self, batch: Batch) -> None:
         """Everything up to this batch survives from now on, but for what is doubtful."""
-        if batch not in self.unsynced:
-            return
-        place = self.unsynced.index(batch)
-        for one in self.unsynced[: place + 1]:
-            if not one.doubtful:
-                self.durable = applied(self.durable, one.save)
-        del self.unsynced[: place + 1]
+        if batch in self.unsynced:
+            self.secure(self.unsynced.index(batch) + 1)
+
+    def secure(self, count: int) -> None:
+        super().secure(count)
         if self.durable.prepared is not None:
             self.durable_prepared.add(self.durable.prepared.offset)
 
@@ -97,16 +94,6 @@ class Disk:
         """The system has dropped what it could not write, and calls it clean."""
         for batch in self.unsynced:
             batch.doubtful = True
-
-    def crash(self, kept: int) -> None:
-        """Lose all but `kept` of the batches that were not synced, and those that are doubtful."""
-        for batch in self.unsynced[:kept]:
-            if not batch.doubtful:
-                self.durable = applied(self.durable, batch.save)
-        self.unsynced.clear()
-        self.newest = self.durable
-        if self.newest.prepared is not None:
-            self.durable_prepared.add(self.newest.prepared.offset)
 
     def restore(self) -> inp.Restored | None:
         """Return what a starting node finds."""

@@ -7,16 +7,19 @@ that makes no sense now (no transaction is open to time out) does not happen, an
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from coordinator.core.model.commands import Leave, StepDown
 from coordinator.core.model.records import AuthoritySnapshot, MasterClaimed, Unreadable
 from tests.simulation.kernel.broker import ABORTED, COMMITTED
-from tests.simulation.stops import PROCESS_STOPS
+from tests.simulation.kernel.faults import Fault
+from tests.simulation.machine import PROCESS_STOPS
 
 if TYPE_CHECKING:
+    from tests.simulation.actors import Indexer
+    from tests.simulation.cluster import Cluster
     from tests.simulation.machine import Machine
     from tests.simulation.world import World
 
@@ -55,33 +58,33 @@ assert {f.name for f in fields(Faults)} == set(LIKELY)
 # -- processes -----------------------------------------------------------------------------------
 
 
-def _crash(world: World, machine: Machine) -> bool:
+def _crash(world: Cluster, machine: Machine) -> bool:
     """End the process within the next moments."""
     world.clock.at(world.clock.chance.randint(0, 3), _crash_now, world, machine)
     return True
 
 
-def _crash_now(world: World, machine: Machine) -> None:
+def _crash_now(world: Cluster, machine: Machine) -> None:
     if machine.node is not None and not world.healed:
         world.coverage.struck("crash", machine.step)
         machine.crash()
         world.clock.at(world.down_ms(), machine.start)
 
 
-def _crash_between_effects(world: World, machine: Machine) -> bool:
+def _crash_between_effects(world: Cluster, machine: Machine) -> bool:
     world.coverage.struck("crash between effects", machine.step)
     machine.crash("crash between two effects")
     world.clock.at(world.down_ms(), machine.start)
     return True
 
 
-def _crash_soon(world: World, machine: Machine) -> bool:
+def _crash_soon(world: Cluster, machine: Machine) -> bool:
     """Crash between two effects, some effects from now."""
     machine.fuse = world.clock.chance.randint(0, 12)
     return True
 
 
-def _power_cut(world: World, machine: Machine) -> bool:
+def _power_cut(world: Cluster, machine: Machine) -> bool:
     """All that was not synced is lost."""
     world.coverage.struck("power cut", machine.step)
     machine.crash("power cut", kept=0)
@@ -89,20 +92,20 @@ def _power_cut(world: World, machine: Machine) -> bool:
     return True
 
 
-def _pause(world: World, machine: Machine) -> bool:
+def _pause(world: Cluster, machine: Machine) -> bool:
     return _stop_for(world, machine, "pause", world.clock.chance.choice((100, 400, 900)))
 
 
-def _zombie(world: World, machine: Machine) -> bool:
+def _zombie(world: Cluster, machine: Machine) -> bool:
     """Stop it for longer than every timeout, and let it go on as if nothing had been."""
     return _stop_for(world, machine, "zombie", world.clock.chance.randint(3_300, 4_500))
 
 
-def _stop(world: World, machine: Machine) -> bool:
+def _stop(world: Cluster, machine: Machine) -> bool:
     return world.clock.chance.choice((_pause, _zombie))(world, machine)
 
 
-def _stop_for(world: World, machine: Machine, kind: str, lasts_ms: int) -> bool:
+def _stop_for(world: Cluster, machine: Machine, kind: str, lasts_ms: int) -> bool:
     if PROCESS_STOPS & machine.active.keys():
         return False
     machine.begin(kind)
@@ -120,13 +123,13 @@ def _go_on(machine: Machine, kind: str, life: int) -> None:
 # -- disks ---------------------------------------------------------------------------------------
 
 
-def _others_stand(world: World, machine: Machine) -> bool:
+def _others_stand(world: Cluster, machine: Machine) -> bool:
     """Tell whether some other disk has everything: only then may this one be lost."""
     others = [m for m in world.machines.values() if m is not machine]
     return any(m.node is not None and m.node.is_member for m in others)
 
 
-def _lose_disk(world: World, machine: Machine) -> bool:
+def _lose_disk(world: Cluster, machine: Machine) -> bool:
     if not _others_stand(world, machine):
         return False
     world.coverage.struck("lost disk", machine.step)
@@ -136,7 +139,7 @@ def _lose_disk(world: World, machine: Machine) -> bool:
     return True
 
 
-def _lose_any_disk(world: World, machine: Machine) -> bool:
+def _lose_any_disk(world: Cluster, machine: Machine) -> bool:
     """Also if it is the last: the log has everything."""
     world.coverage.struck("lost disk", machine.step)
     machine.crash("its disk is lost")
@@ -145,7 +148,7 @@ def _lose_any_disk(world: World, machine: Machine) -> bool:
     return True
 
 
-def _damage_disk(world: World, machine: Machine) -> bool:
+def _damage_disk(world: Cluster, machine: Machine) -> bool:
     """The store cannot be read any more, and the reader notices."""
     if not _others_stand(world, machine):
         return False
@@ -156,7 +159,7 @@ def _damage_disk(world: World, machine: Machine) -> bool:
     return True
 
 
-def _flip_bit(world: World, machine: Machine) -> bool:
+def _flip_bit(world: Cluster, machine: Machine) -> bool:
     """A byte of an entity changes in silence."""
     if not _others_stand(world, machine) or not machine.disk.newest.entities:
         return False
@@ -169,7 +172,7 @@ def _flip_bit(world: World, machine: Machine) -> bool:
     return True
 
 
-def _fill_disk(world: World, machine: Machine) -> bool:
+def _fill_disk(world: Cluster, machine: Machine) -> bool:
     machine.disk.full = True
     machine.begin("full disk")
     world.clock.at(world.down_ms(), _free_disk, machine)
@@ -181,7 +184,7 @@ def _free_disk(machine: Machine) -> None:
         machine.disk.full = False
 
 
-def _fail_sync(world: World, machine: Machine) -> bool:
+def _fail_sync(world: Cluster, machine: Machine) -> bool:
     """The next sync fails, and what it should have brought to the disk is not there."""
     machine.disk.next_sync_fails = True
     world.coverage.struck("failed sync", machine.step)
@@ -193,10 +196,10 @@ def _fail_sync(world: World, machine: Machine) -> bool:
 
 def _of_network(
     kind: str, apply: Callable[[Machine], None], undo: Callable[[Machine], None]
-) -> Callable[[World, Machine], bool]:
+) -> Kind:
     """Return a fault of one machine's network that lasts for a while."""
 
-    def strike(world: World, machine: Machine) -> bool:
+    def strike(world: Cluster, machine: Machine) -> bool:
         machine.begin(kind)
         apply(machine)
         world.clock.at(world.down_ms(), finish, machine)
@@ -243,7 +246,7 @@ def _delay_messages(machine: Machine) -> None:
 # -- clocks --------------------------------------------------------------------------------------
 
 
-def _jump(world: World, machine: Machine) -> bool:
+def _jump(world: Cluster, machine: Machine) -> bool:
     """The wall clock of the machine is set, hours forwards or backwards."""
     hours = world.clock.chance.choice((-5, -1, 1, 5))
     world.clocks_were_set = True
@@ -260,7 +263,7 @@ def _drift(machine: Machine) -> None:
 # -- the broker, and indexers --------------------------------------------------------------------
 
 
-def _everywhere(world: World, kind: str) -> bool:
+def _everywhere(world: Cluster, kind: str) -> bool:
     for machine in world.machines.values():
         if machine.node is not None:
             world.coverage.pairs[machine.step, kind] += 1
@@ -268,35 +271,35 @@ def _everywhere(world: World, kind: str) -> bool:
     return True
 
 
-def _time_out(world: World, machine: Machine) -> bool:
+def _time_out(world: Cluster, machine: Machine) -> bool:
     """The broker aborts the open transaction."""
     return _while_open(world, "transaction timeout", world.broker.time_out, OPENS_WITHIN_MS)
 
 
-def _commit_late(world: World, machine: Machine) -> bool:
+def _commit_late(world: Cluster, machine: Machine) -> bool:
     """The EndTxn of an earlier transaction commits the one that is open, and fences nobody."""
     return _end_late(world, "late commit", COMMITTED)
 
 
-def _abort_late(world: World, machine: Machine) -> bool:
+def _abort_late(world: Cluster, machine: Machine) -> bool:
     """The EndTxn of an earlier transaction aborts the one that is open, and fences nobody."""
     return _end_late(world, "late abort", ABORTED)
 
 
-def _end_late(world: World, kind: str, status: str) -> bool:
+def _end_late(world: Cluster, kind: str, status: str) -> bool:
     """Do what no client of ours can bring about: the topics are damaged, and must be repaired."""
     world.damaged = True
     return _while_open(world, kind, lambda: world.broker.end_late(status), OPENS_WITHIN_MS)
 
 
-def _repeat_the_end(world: World, machine: Machine) -> bool:
+def _repeat_the_end(world: Cluster, machine: Machine) -> bool:
     """The next EndTxn is delayed, its connection cut, and the client sends another."""
     machine.producer.cut_at_the_end = True
     world.coverage.struck("repeated EndTxn", machine.step)
     return True
 
 
-def _while_open(world: World, kind: str, strike: Callable[[], None], left_ms: int) -> bool:
+def _while_open(world: Cluster, kind: str, strike: Callable[[], None], left_ms: int) -> bool:
     """Strike at the open transaction; if there is none, at the one that opens presently."""
     if world.healed:
         return False
@@ -308,13 +311,13 @@ def _while_open(world: World, kind: str, strike: Callable[[], None], left_ms: in
     return True
 
 
-def _compact(world: World, machine: Machine) -> bool:
+def _compact(world: Cluster, machine: Machine) -> bool:
     """Tombstones outlive any time without a master: what is above the last commit stays."""
     above = world.judge.last_cas - world.cas_base + 1
     return world.broker.compact(500, above) > 0 and _everywhere(world, "compaction")
 
 
-def _trim(world: World, machine: Machine) -> bool:
+def _trim(world: Cluster, machine: Machine) -> bool:
     """Somebody trims `commit`, up to a snapshot that all live nodes have read.
 
     Outcomes of requests that are remembered are not taken: they stand nowhere else.
@@ -335,7 +338,7 @@ def _trim(world: World, machine: Machine) -> bool:
     return _everywhere(world, "trim")
 
 
-def _change_leader(world: World, machine: Machine) -> bool:
+def _change_leader(world: Cluster, machine: Machine) -> bool:
     """Another broker takes over: for a while nobody is heard, and connections are cut."""
     lasts_ms = world.clock.chance.choice((200, 800, 1_500))
     for each in world.machines.values():
@@ -353,14 +356,14 @@ def _lead_again(machine: Machine) -> None:
         _mend(machine)
 
 
-def _kill_reader(world: World, machine: Machine) -> bool:
+def _kill_reader(world: Cluster, machine: Machine) -> bool:
     """The reader of `commit`, or of the heartbeats, stops without a word."""
     machine.dead_reader = world.clock.chance.choice(("commit", "heartbeat"))
     world.coverage.struck("dead reader", machine.step)
     return True
 
 
-def _foreign(world: World, machine: Machine) -> bool:
+def _foreign(world: Cluster, machine: Machine) -> bool:
     """Somebody writes bytes on `commit` that are no record of it."""
     world.broker["commit"].append(Unreadable("foreign bytes"), None, world.clock.now)
     return _everywhere(world, "foreign record")
@@ -377,8 +380,8 @@ def _indexer_dies(world: World, machine: Machine) -> bool:
     return True
 
 
-def _indexer_lives(world: World, indexer: object) -> None:
-    indexer.alive = True  # type: ignore[attr-defined]
+def _indexer_lives(world: World, indexer: Indexer) -> None:
+    indexer.alive = True
     for each in world.machines.values():
         each.end("dead indexer")
 
@@ -410,21 +413,23 @@ def _projector_disconnects(world: World, machine: Machine) -> bool:
 # -- operators -----------------------------------------------------------------------------------
 
 
-def _step_down(world: World, machine: Machine) -> bool:
+def _step_down(world: Cluster, machine: Machine) -> bool:
     """An operator moves the mastership, to this node or to any."""
     command = StepDown(world.clock.chance.choice((0, machine.number)))
     world.clock.at(1, world.operate, command)
     return _everywhere(world, "hand-over")
 
 
-def _leave(world: World, machine: Machine) -> bool:
+def _leave(world: Cluster, machine: Machine) -> bool:
     """An operator takes the node out of the cluster; it comes back later."""
     world.clock.at(1, world.operate, Leave(machine.number))
-    world.clock.at(world.down_ms(), world.come_back, machine)
+    world.clock.at(world.down_ms(), machine.tend)
     return _everywhere(world, "departure")
 
 
-KINDS: dict[str, Callable[[World, Machine], bool]] = {
+Kind = Callable[[Any, "Machine"], bool]
+
+KINDS: dict[str, Kind] = {
     "crash": _crash,
     "crash between effects": _crash_between_effects,
     "power cut": _power_cut,
@@ -470,59 +475,70 @@ KINDS: dict[str, Callable[[World, Machine], bool]] = {
     "dead reader": _kill_reader,
 }
 
-ANY, MASTER, ALL = "any", "master", "all"
+Chosen = tuple[Iterable["Machine"], str]
 
-ACTIONS: dict[str, tuple[Callable[[World, Machine], bool], str]] = {
-    "crash": (_crash, ANY),
-    "crash_in_step": (_crash_soon, ANY),
-    "crash_and_wipe": (_lose_disk, ANY),
-    "damage": (_damage_disk, ANY),
-    "flip": (_flip_bit, ANY),
-    "power_cut": (_power_cut, ANY),
-    "pause": (_stop, ANY),
-    "cut": (KINDS["cut"], ANY),
-    "mute": (KINDS["cut: is not heard"], ANY),
-    "deaf": (KINDS["cut: hears nothing"], ANY),
-    "cut_topic": (KINDS["cut from acks"], ANY),
-    "cut_beats": (KINDS["cut from heartbeat"], ANY),
-    "full_disk": (_fill_disk, ANY),
-    "slow_network": (KINDS["delay"], ANY),
-    "lossy_network": (KINDS["message loss"], ANY),
-    "clock_jump": (_jump, ANY),
-    "clock_rate": (KINDS["clock rate"], ANY),
-    "indexer_dies": (_indexer_dies, ANY),
-    "indexer_loses_storage": (_indexer_loses_storage, ANY),
-    "projector_dies": (_projector_dies, ANY),
-    "projector_disconnects": (_projector_disconnects, ANY),
-    "compact": (_compact, ANY),
-    "trim": (_trim, ANY),
-    "foreign": (_foreign, ANY),
-    "time_out": (_time_out, ANY),
-    "crash_the_master": (_crash, MASTER),
-    "pause_the_master": (_stop, MASTER),
-    "crash_the_master_in_step": (_crash_soon, MASTER),
-    "cut_the_master": (KINDS["cut"], MASTER),
-    "mute_the_master": (KINDS["cut: is not heard"], MASTER),
-    "deafen_the_master": (KINDS["cut: hears nothing"], MASTER),
-    "cut_beats_of_the_master": (KINDS["cut from heartbeat"], MASTER),
-    "crash_all": (_crash, ALL),
-    "step_down": (_step_down, ANY),
-    "leave": (_leave, ANY),
-    "fail_sync": (_fail_sync, ANY),
-    "change_leader": (_change_leader, ANY),
-    "kill_reader": (_kill_reader, ANY),
-    "lose_all_disks": (_lose_any_disk, ALL),
+
+def _running(machines: Iterable[Machine], named: Machine) -> Chosen:
+    return (each for each in machines if each.node is not None), f", node {named.number}"
+
+
+def _drawn(world: Cluster) -> Machine:
+    return world.machines[world.clock.chance.choice(list(world.machines))]
+
+
+def any_node(world: Cluster) -> Chosen:
+    machine = _drawn(world)
+    return _running((machine,), machine)
+
+
+def the_master(world: Cluster) -> Chosen:
+    machine = _drawn(world)
+    machine = world.master or machine
+    return _running((machine,), machine)
+
+
+def all_nodes(world: Cluster) -> Chosen:
+    return _running(world.machines.values(), _drawn(world))
+
+
+ACTIONS: dict[str, Fault] = {
+    "crash": Fault(any_node, _crash),
+    "crash_in_step": Fault(any_node, _crash_soon),
+    "crash_and_wipe": Fault(any_node, _lose_disk),
+    "damage": Fault(any_node, _damage_disk),
+    "flip": Fault(any_node, _flip_bit),
+    "power_cut": Fault(any_node, _power_cut),
+    "pause": Fault(any_node, _stop),
+    "cut": Fault(any_node, KINDS["cut"]),
+    "mute": Fault(any_node, KINDS["cut: is not heard"]),
+    "deaf": Fault(any_node, KINDS["cut: hears nothing"]),
+    "cut_topic": Fault(any_node, KINDS["cut from acks"]),
+    "cut_beats": Fault(any_node, KINDS["cut from heartbeat"]),
+    "full_disk": Fault(any_node, _fill_disk),
+    "slow_network": Fault(any_node, KINDS["delay"]),
+    "lossy_network": Fault(any_node, KINDS["message loss"]),
+    "clock_jump": Fault(any_node, _jump),
+    "clock_rate": Fault(any_node, KINDS["clock rate"]),
+    "indexer_dies": Fault(any_node, _indexer_dies),
+    "indexer_loses_storage": Fault(any_node, _indexer_loses_storage),
+    "projector_dies": Fault(any_node, _projector_dies),
+    "projector_disconnects": Fault(any_node, _projector_disconnects),
+    "compact": Fault(any_node, _compact),
+    "trim": Fault(any_node, _trim),
+    "foreign": Fault(any_node, _foreign),
+    "time_out": Fault(any_node, _time_out),
+    "crash_the_master": Fault(the_master, _crash),
+    "pause_the_master": Fault(the_master, _stop),
+    "crash_the_master_in_step": Fault(the_master, _crash_soon),
+    "cut_the_master": Fault(the_master, KINDS["cut"]),
+    "mute_the_master": Fault(the_master, KINDS["cut: is not heard"]),
+    "deafen_the_master": Fault(the_master, KINDS["cut: hears nothing"]),
+    "cut_beats_of_the_master": Fault(the_master, KINDS["cut from heartbeat"]),
+    "crash_all": Fault(all_nodes, _crash),
+    "step_down": Fault(any_node, _step_down),
+    "leave": Fault(any_node, _leave),
+    "fail_sync": Fault(any_node, _fail_sync),
+    "change_leader": Fault(any_node, _change_leader),
+    "kill_reader": Fault(any_node, _kill_reader),
+    "lose_all_disks": Fault(all_nodes, _lose_any_disk),
 }
-
-
-def strike(world: World, name: str) -> None:
-    """Let an action happen, to a machine that chance chooses."""
-    apply, whom = ACTIONS[name]
-    machines = world.machines
-    machine = machines[world.clock.chance.choice(list(machines))]
-    if whom == MASTER:
-        machine = machines.get(world.judge.truth.master, machine)
-    world.trace(f"fault: {name}, node {machine.number}")
-    for each in machines.values() if whom == ALL else (machine,):
-        if each.node is not None and not world.healed:
-            apply(world, each)

@@ -41,9 +41,8 @@ from tests.simulation.meter import CALLS_PER_MS, STEP_MS_MAX
 from tests.simulation.truth import Done, Seen, Truth, Version, digest_of, point_of
 
 if TYPE_CHECKING:
-    from tests.simulation.data_plane import Projector
+    from tests.simulation.cluster import Cluster
     from tests.simulation.machine import Machine
-    from tests.simulation.world import World
 
 
 LEGAL = {
@@ -67,7 +66,7 @@ class Judge(Answers):
 
     conclude = conclude
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Cluster) -> None:
         self.world = world
         self.truth = Truth()
         self.entities: dict[str, tuple[int, bytes, Any]] = {}
@@ -86,7 +85,7 @@ class Judge(Answers):
         self.routed: set[tuple[int, int, int, int]] = set()
         self.built: set[tuple[int, int, int, int]] = set()
         self.streams: dict[str, int] = {}
-        self.begun: dict[tuple[int, str], tuple[int, int]] = {}
+        self.begun: dict[tuple[int, str], int] = {}
         self.ops: list[Op] = []
         self.readings: list[Reading] = []
         self.rolled_back = 0
@@ -426,12 +425,11 @@ class Judge(Answers):
         )
         self.streams[stream.bucket] = stream.number
 
-    def stream_begun(self, projector: Projector, bucket: str, number: int) -> None:
+    def stream_begun(self, projector: int, incarnation: int, bucket: str, number: int) -> None:
         """A projector opens a connection: no number is ever used by two of them."""
-        place = (number, projector.number)
-        life = (projector.incarnation, number)
-        known = self.begun.setdefault((number, f"{bucket}/{projector.number}"), life)
-        require(known == life, "one-connection-a-number", f"{bucket} {place}: {known} and {life}")
+        place = (number, f"{bucket}/{projector}")
+        known = self.begun.setdefault(place, incarnation)
+        require(known == incarnation, "one-connection-a-number", f"{place}: {known}, {incarnation}")
 
     def _not_refused(self, request: str, cas: int) -> None:
         require(

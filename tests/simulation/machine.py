@@ -17,21 +17,26 @@ from coordinator.core.catalog.snapshots import Assembly, chunks
 from coordinator.core.consensus import effects as fx
 from coordinator.core.consensus import inputs as inp
 from coordinator.core.consensus.full_sync import COMPACTED, COPY, HISTORY
+from coordinator.core.consensus.liveness import START_PATIENCE
 from coordinator.core.consensus.scrubber import Scrubber
 from coordinator.core.model.config import NodeConfig
 from coordinator.core.model.records import Event, ProposalAnswered
 from coordinator.core.model.types import Instant
 from coordinator.core.node import Node
+from coordinator.kafka.topics import ACKS, HEARTBEAT, HW
 from tests.simulation.coverage import STEPS_OF_EFFECT, steps_of_input
 from tests.simulation.ddl_reader import DdlReader
 from tests.simulation.disk import Batch, Disk
+from tests.simulation.kernel.actor import Actor, Ear
 from tests.simulation.kernel.clock import WALL_MS
 from tests.simulation.meter import metered
 from tests.simulation.producer import ProducerThread
-from tests.simulation.stops import PROCESS_STOPS
 
 if TYPE_CHECKING:
-    from tests.simulation.world import World
+    from tests.simulation.cluster import Cluster
+
+PROCESS_STOPS = frozenset({"pause", "zombie"})
+"""The faults that stop a process as a whole, and end with it."""
 
 TICK_MS = 50
 PATIENCE_MS = 700
@@ -40,13 +45,11 @@ PATIENCE_MS = 700
 TAIL_WAIT_MS = 1_000
 """So long the shell waits for the last events of `history`."""
 
-ACKS, HEARTBEAT, HW = "acks", "heartbeat", "hw"
 
-
-class Machine:
+class Machine(Actor):
     """One node of the cluster: disk, process, network connection."""
 
-    def __init__(self, world: World, number: int) -> None:
+    def __init__(self, world: Cluster, number: int) -> None:
         self.world = world
         self.clock = world.clock
         self.broker = world.broker
@@ -149,6 +152,51 @@ class Machine:
             return False
         self.active.pop(fault, None)
         return True
+
+    def heal(self) -> None:
+        self.cut = self.lossy = self.doubling = False
+        self.cut_topics.clear()
+        self.active.clear()
+        self.slow_ms = self.skew_ms = 0
+        self.run_at(1.0)
+        self.fuse = -1
+        self.disk.full = self.disk.next_sync_fails = False
+        self.resume()
+        self.tend()
+        self.start()
+
+    def tend(self) -> None:
+        """Start a node again that has left."""
+        if self.node is not None and self.node.admission.has_left:
+            self.crash("restart")
+            self.start()
+
+    @property
+    def patience_ms(self) -> int:
+        """Who had read nothing before is found out last."""
+        late = self.dead_reader and self.number not in self.world.dead
+        return START_PATIENCE * self.config.stall_ms if late else 0
+
+    def unsettled(self) -> str:
+        """A machine rests whose node is a member, and has what the log has; nobody waits for it."""
+        node, judge = self.node, self.world.judge
+        if self.number in self.world.dead:
+            return ""
+        if node is None:
+            return f"node {self.number} is down"
+        if (
+            node.is_member
+            and not self.waiting
+            and (node.state.cas, node.state.digest) == (judge.last_cas, judge.truth.digest)
+            and {group.cas for group in node.outcomes.kept()} == judge.remembered.keys()
+        ):
+            return ""
+        return (
+            f"node {self.number}: {node.role} {node.phase} CAS {node.state.cas} "
+            f"epoch {node.authority.epoch if node.authority else 0} "
+            f"candidacy={node.election.candidacy and node.election.candidacy.step} "
+            f"waiting={len(self.waiting)} {node.why_not_ready}"
+        )
 
     # -- life --------------------------------------------------------------------------------
 
@@ -378,13 +426,13 @@ class Machine:
         if isinstance(record, ProposalAnswered):
             self.world.judge.answered(self, record)
         if self._sends(ACKS, self.world.faults.ack_lost):
-            self.world.acknowledge(record, self.slow())
+            self.world.network.send(ACKS, record, self.slow())
             if self.doubling:
-                self.world.acknowledge(record, self.clock.chance.randint(1, 1_500))
+                self.world.network.send(ACKS, record, self.clock.chance.randint(1, 1_500))
 
     def _do_beat(self, effect: fx.Beat) -> None:
         if self._sends(HEARTBEAT, 0.0):
-            self.world.beat(effect.record, self.slow())
+            self.world.network.send(HEARTBEAT, effect.record, self.slow())
 
     def _do_ask(self, effect: fx.Ask) -> None:
         application = self.world.application
@@ -394,8 +442,11 @@ class Machine:
     def _sends(self, topic: str, probability: float) -> bool:
         return not (self.mute or topic in self.cut_topics or self.loses(probability))
 
+    def ear(self, record: Any) -> Ear:
+        return self.hear
+
     def hear(self, topic: str, record: Any) -> None:
-        """A record of `acks` or `heartbeat` has come as far as this machine."""
+        """A record of a topic that only members follow has come as far as this machine."""
         node = self.node
         if node is None or self.deaf or topic in self.cut_topics or topic == self.dead_reader:
             return

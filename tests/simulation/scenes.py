@@ -16,27 +16,21 @@ from coordinator.core.model.commands import (
     PutSetting,
     Request,
 )
+from tests.simulation import actors
 from tests.simulation.machine import Machine
 from tests.simulation.world import World
 
 
-class Caller:
-    """Asks the cluster for one thing and keeps the answer."""
+class Caller(actors.Caller):
+    """Asks the master for one thing."""
 
     def __init__(self, world: World, command: Command, patience_ms: int = 5_000, **more: Any):
-        self.outcome: Outcome | None = None
-        self.op = None
-        self.reading = None
-        self._token = world.token()
-        deadline_ms = world.clock.now + patience_ms
-        request = Request(
-            command=command, id=f"r{self._token}", token=self._token, deadline_ms=deadline_ms
-        )
-        master = world.machines[world.judge.truth.master]
-        master.ask(Requested(replace(request, **more)), self._token, self)
+        request = Request(command=command, deadline_ms=world.clock.now + patience_ms)
 
-    def heard(self, token: int, outcome: Outcome) -> None:
-        self.outcome = outcome
+        def made(token: int) -> Requested:
+            return Requested(replace(request, **{"id": f"r{token}", "token": token, **more}))
+
+        self.ask(world, master_of(world), made)
 
 
 def master_of(world: World) -> Machine:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tests.simulation.coverage import STEPS
-from tests.simulation.faults import KINDS, strike
+from tests.simulation.faults import KINDS
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -109,6 +109,6 @@ def _arm(world: World, step: str, fault: str) -> None:
         before, prime = PRIMES[step]
         world.arms.setdefault(before, []).append(Arm(prime, chance.randint(0, 8)))
     for cause in causes:
-        world.clock.at(chance.randint(1_200, 6_000), strike, world, cause)
+        world.clock.at(chance.randint(1_200, 6_000), world.strike, cause)
     if step.startswith("snapshot"):
         world.config["snapshot_bytes"] = 64 * 15

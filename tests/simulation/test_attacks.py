@@ -20,8 +20,9 @@ from coordinator.core.model.records import (
     ProjectorHeartbeat,
     ProjectorRegistered,
 )
+from coordinator.kafka.topics import ACKS, HEARTBEAT
 from tests.simulation.actors import Operator
-from tests.simulation.machine import ACKS, EFFECTS, HEARTBEAT, Machine
+from tests.simulation.machine import EFFECTS, Machine
 from tests.simulation.membership_scenes import PUT, operate, standing
 from tests.simulation.scenes import (
     ask,

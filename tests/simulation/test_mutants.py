@@ -11,13 +11,14 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.simulation.kernel.world import FAULTS_FROM_MS
 from tests.simulation.planted import authority as a
 from tests.simulation.planted import builds as b
 from tests.simulation.planted import commits as c
 from tests.simulation.planted import requests as r
 from tests.simulation.planted.search import search
 from tests.simulation.schedule import directed
-from tests.simulation.world import FAULTS_FROM_MS, World
+from tests.simulation.world import World
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 Worlds = Callable[[int], World]
@@ -67,7 +68,7 @@ def published(worlds: Worlds) -> Worlds:
         world = worlds(number)
         del world.broker.ddl[1:]
         for writer in world.writers:
-            writer.left = 40
+            writer.commands = 40
         return world
 
     return make

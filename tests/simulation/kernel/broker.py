@@ -19,7 +19,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from coordinator.kafka.topics import DDL_PARTITIONS
+from tests.simulation.kernel.actor import Actor
 from tests.simulation.kernel.clock import Clock
+from tests.simulation.kernel.network import unchanged
 
 OPEN, COMMITTED, ABORTED = "open", "committed", "aborted"
 
@@ -61,10 +63,6 @@ class Stored:
     value: Any
     txn: Transaction | None
     at_ms: int
-
-
-def unchanged(value: Any) -> Any:
-    return value
 
 
 class Partition:
@@ -121,7 +119,7 @@ class Partition:
         return found
 
 
-class Broker:
+class Broker(Actor):
     """The partitions and the coordinator of the one transactional id."""
 
     def __init__(self, clock: Clock) -> None:
@@ -138,6 +136,12 @@ class Broker:
 
     def __getitem__(self, topic: str) -> Partition:
         return self.partitions[topic]
+
+    def heal(self) -> None:
+        self.marker_spread_ms = 5
+
+    def unsettled(self) -> str:
+        return "a transaction is open or not yet marked" if self.current else ""
 
     # -- the transactional producer ----------------------------------------------------------
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from coordinator.core.model.commands import BuildIndexes, CreateIndex, DropIndex, Request
-from tests.simulation.actors import Client, hash_of
+from coordinator.core.model.commands import BuildIndexes, CreateIndex, DropIndex
+from tests.simulation.actors import Client
+from tests.simulation.kernel.actor import Actor
 from tests.simulation.plane.oracle import KEYS, definition
 
 if TYPE_CHECKING:
@@ -21,10 +22,8 @@ class IndexClient(Client):
 
     world: PlaneWorld
 
-    def __init__(self, world: PlaneWorld, number: int, operations: int) -> None:
-        super().__init__(world, number, operations)
-        self.doomed = False
-        self.reads = 0.0
+    reads = 0.0
+    recorded = (CreateIndex,)
 
     def begin(self) -> None:
         """Wait for the projectors: they tell how many vbuckets a bucket has."""
@@ -33,37 +32,25 @@ class IndexClient(Client):
         else:
             super().begin()
 
-    def _choose(self) -> Request:
+    def _command(self, request_id: str) -> tuple[Any, int | None]:
         chance = self.world.clock.chance
-        self._made += 1
-        request_id, stale = self.world.request_id(f"c{self.number}-{self._made}")
         bucket = chance.choice(self.world.buckets)
         dice = chance.random()
-        command: Any
-        if dice < 0.7 or self._made == 1:
-            command = definition(
-                chance.randrange(NAMES),
-                bucket,
-                chance.randint(1, 3),
-                replicas=chance.choice((0, 0, 1, 2)),
-                defer_build=chance.random() < 0.2,
-            )
-        elif dice < 0.85:
-            command = DropIndex(0, bucket, f"i{chance.randrange(NAMES)}")
-        else:
-            command = BuildIndexes(bucket=bucket)
-        recorded = stale or isinstance(command, CreateIndex) or chance.random() < 0.8
-        return Request(
-            command=command,
-            id=request_id,
-            principal="client",
-            expected_cas=None,
-            fingerprint=hash_of(command),
-            recorded=recorded,
+        if 0.7 <= dice < 0.85 and self._made > 1:
+            return DropIndex(0, bucket, f"i{chance.randrange(NAMES)}"), None
+        if dice >= 0.7 and self._made > 1:
+            return BuildIndexes(bucket=bucket), None
+        command = definition(
+            chance.randrange(NAMES),
+            bucket,
+            chance.randint(1, 3),
+            replicas=chance.choice((0, 0, 1, 2)),
+            defer_build=chance.random() < 0.2,
         )
+        return command, None
 
 
-class Writer:
+class Writer(Actor):
     """Writes documents, one at a time, for as long as it is told to."""
 
     def __init__(self, world: PlaneWorld, until_ms: int) -> None:
@@ -78,6 +65,9 @@ class Writer:
     @property
     def busy(self) -> bool:
         return self.world.clock.now < self.until_ms
+
+    def unsettled(self) -> str:
+        return "documents are written" if self.busy else ""
 
     def write(self) -> None:
         if self.busy:

@@ -6,11 +6,12 @@ puts them there for as long as a world runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from indexer_sim.bucket import bucket as bucket_module
 from indexer_sim.bucket.database import StorageError
+from tests.simulation.kernel.disk import Disk
 
 UNSYNCED_MAX = 20
 
@@ -57,29 +58,27 @@ def installed() -> Iterator[None]:
         bucket_module.WriteBatch, bucket_module.secrets = before  # type: ignore
 
 
-class MemoryDatabase:
+class MemoryDatabase(Disk[dict[bytes, bytes], Batch]):
     """Does what `indexer_sim.bucket.database.Database` does for a bucket.
 
     The next `failing` writes are refused: of each, chance tells whether it took place. With a
     `fuse` the process ends after so many writes.
     """
 
-    def __init__(self, took_place: object) -> None:
-        self.data: dict[bytes, bytes] = {}
+    def __init__(self, took_place: Callable[[], bool]) -> None:
+        super().__init__({})
         self.failing = 0
         self.fuse = -1
         self._took_place = took_place
-        self._durable: dict[bytes, bytes] = {}
-        self._unsynced: list[Batch] = []
 
     def get_all(self, keys: list[bytes]) -> list[bytes | None]:
-        return [self.data.get(key) for key in keys]
+        return [self.newest.get(key) for key in keys]
 
     def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
-        return sorted((k, v) for k, v in self.data.items() if k.startswith(prefix))
+        return sorted((k, v) for k, v in self.newest.items() if k.startswith(prefix))
 
     def holds(self, place: tuple[bytes, bytes]) -> bool:
-        return any(place[0] <= key < place[1] for key in self.data)
+        return any(place[0] <= key < place[1] for key in self.newest)
 
     def empty(self, begin: bytes, end: bytes) -> None:
         """Nothing is to be given back."""
@@ -87,11 +86,9 @@ class MemoryDatabase:
     def write(self, batch: Batch, *, sync: bool) -> None:
         refused = self.failing > 0
         self.failing -= refused
-        if not refused or self._took_place():  # type: ignore[operator]
-            _apply(self.data, batch)
-            self._unsynced.append(batch)
-            while len(self._unsynced) > (0 if sync else UNSYNCED_MAX):
-                _apply(self._durable, self._unsynced.pop(0))
+        if not refused or self._took_place():
+            self.take(batch)
+            self.secure(max(0, len(self.unsynced) - (0 if sync else UNSYNCED_MAX)))
         if refused:
             raise StorageError("refused", "the disk is full")
         if self.fuse >= 0:
@@ -102,24 +99,13 @@ class MemoryDatabase:
     def close(self) -> None:
         """Nothing is open."""
 
-    def lose_power(self, kept: int) -> None:
-        """Lose what was not synced, but for the first `kept` batches."""
-        for batch in self._unsynced[:kept]:
-            _apply(self._durable, batch)
-        self._unsynced.clear()
-        self.data = dict(self._durable)
-
-    @property
-    def unsynced(self) -> int:
-        return len(self._unsynced)
-
-
-def _apply(data: dict[bytes, bytes], batch: Batch) -> None:
-    for key, value, end in batch.writes:
-        if end is not None:
-            for held in [k for k in data if key <= k < end]:
-                del data[held]
-        elif value is None:
-            data.pop(key, None)
-        else:
-            data[key] = value
+    def applied(self, content: dict[bytes, bytes], batch: Batch) -> dict[bytes, bytes]:
+        for key, value, end in batch.writes:
+            if end is not None:
+                for held in [k for k in content if key <= k < end]:
+                    del content[held]
+            elif value is None:
+                content.pop(key, None)
+            else:
+                content[key] = value
+        return content

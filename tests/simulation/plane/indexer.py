@@ -23,6 +23,7 @@ from coordinator.core.model.stream_records import (
     HwHeartbeat,
     IndexBuilt,
 )
+from coordinator.kafka.topics import ACKS, HEARTBEAT, HW, STREAM_REQUEST
 from coordinator.runtime.threads import Threads
 from indexer_sim.bucket.allocation import Allocate, AllocationPlanner
 from indexer_sim.bucket.bucket import Bucket as Storage
@@ -30,9 +31,11 @@ from indexer_sim.bucket.database import StorageError
 from indexer_sim.pipeline.applier import Applier
 from indexer_sim.pipeline.mutation_reader import MutationQueue, Queued
 from indexer_sim.pipeline.progress_reporter import _is_built
+from tests.simulation.kernel.actor import Ear
 from tests.simulation.kernel.clock import WALL_MS
 from tests.simulation.plane.disk import Crashed, MemoryDatabase
 from tests.simulation.plane.reading import Buckets, Reader
+from tests.simulation.plane.shell import Shell
 from tests.support.indexes import make_indexer_beat, make_watermarks
 
 if TYPE_CHECKING:
@@ -88,6 +91,9 @@ class Life:
         clock.at(clock.delay(), self.read_state)
         clock.at(clock.chance.randrange(PERIOD_MS), self._period)
         self.apply_soon()
+
+    def die(self) -> None:
+        self.dead = True
 
     # -- the state ---------------------------------------------------------------------------
 
@@ -151,7 +157,7 @@ class Life:
             1,
             tuple(self.planner.report()),
         )
-        self.world.acknowledge(report, 0)
+        self.world.network.send(ACKS, report)
 
     def _act(self) -> None:
         for action in self.planner.plan():
@@ -176,7 +182,7 @@ class Life:
                 reply.slices,
                 reply.shard,
             )
-            self.world.acknowledge(answer, 0)
+            self.world.network.send(ACKS, answer)
         self.planner.close_finished()
 
     def _allocate(self, action: Allocate) -> None:
@@ -229,7 +235,7 @@ class Life:
             address=f"indexer{self.number}",
             at_ms=WALL_MS,
         )
-        world.beat(beat, 0)
+        world.network.send(HEARTBEAT, beat)
         self.storage.tend()
         self.planner.hold(self.storage.held, self.storage.shards)
         if self.planner.open:
@@ -244,7 +250,7 @@ class Life:
     def _tell(self, bucket: Storage) -> None:
         world, now = self.world, self.world.clock.now
         tracker = bucket.tracker
-        world.tell_everybody(self._watermarks(bucket))
+        world.network.send(HW, self._watermarks(bucket))
         gaps = tracker.gaps()
         if gaps and now >= self._requested_ms.get(bucket.name, 0) + REQUEST_MS:
             self._requested_ms[bucket.name] = now
@@ -259,7 +265,7 @@ class Life:
                 seqnos,
                 WALL_MS,
             )
-            world.tell_projectors(request)
+            world.network.send(STREAM_REQUEST, request)
         for index_id, state in bucket.published.states.items():
             index = self.indexes.get(index_id)
             if index is not None and _is_built(index, state):
@@ -292,7 +298,7 @@ class Life:
         world.judge.built.add((self.number, index.id, index.build, shard))
         late_ms = world.clock.chance.choice((0, 0, 0, 500, 3_000)) if not world.healed else 0
         record = IndexBuilt(self.number, self.shell.incarnation, index.id, index.build)
-        world.acknowledge(record, late_ms)
+        world.network.send(ACKS, record, late_ms)
 
     def is_settled(self) -> bool:
         return (
@@ -318,41 +324,32 @@ def _lacks_something(bucket: Storage) -> bool:
     return any(v in tracked.marks for v in odd for tracked in tracker.indexes.values())
 
 
-class Indexer:
-    """An indexer that is started, killed and started again, and its disks."""
+class Indexer(Shell[Life]):
+    """An indexer, its lives, and its disks."""
 
-    refusing = 0.0
+    kind = "indexer"
 
     def __init__(self, world: PlaneWorld, number: int) -> None:
-        self.world = world
-        self.number = number
-        self.alive = True
-        self.incarnation = 0
-        self.slow_ms = 0
+        super().__init__(world, number, Life)
         self.disks: dict[str, MemoryDatabase] = {}
         self.vbuckets: dict[str, int] = {}
-        self.life: Life | None = None
-        self.since_ms = 0
-        world.broker["statecontext"].listeners.append(self._state_moved)
         world.clock.at(world.clock.delay(), self.start)
 
     def fresh_disk(self) -> MemoryDatabase:
         return MemoryDatabase(lambda: self.world.clock.hit(0.5))
 
-    def start(self) -> None:
-        if self.life is None:
-            self.incarnation += 1
-            self.since_ms = self.world.clock.now
-            self.world.trace(f"indexer {self.number} starts, life {self.incarnation}")
-            self.life = Life(self)
-
     def kill(self) -> None:
         if self.life is not None:
-            self.world.trace(f"indexer {self.number} is killed")
-            self.life.dead = True
-            self.life = None
-            for disk in self.disks.values():
-                disk.fuse, disk.failing = -1, 0
+            self._mend_disks()
+        super().kill()
+
+    def heal(self) -> None:
+        self._mend_disks()
+        super().heal()
+
+    def _mend_disks(self) -> None:
+        for disk in self.disks.values():
+            disk.fuse, disk.failing = -1, 0
 
     def restart_later(self) -> None:
         self.world.clock.at(self.world.down_ms(), self.start)
@@ -362,7 +359,7 @@ class Indexer:
         self.kill()
         for name in sorted(self.disks):
             disk = self.disks[name]
-            disk.lose_power(self.world.clock.chance.randint(0, disk.unsynced))
+            disk.crash(self.world.clock.chance.randint(0, len(disk.unsynced)))
         self.world.witness.went_back(self.number)
 
     def lose_storage(self) -> None:
@@ -372,13 +369,12 @@ class Indexer:
         self.vbuckets.clear()
         self.world.witness.went_back(self.number)
 
-    def asked(self, record: HoldingsRequested) -> None:
+    def ear(self, record: Any) -> Ear | None:
+        return self._asked if isinstance(record, HoldingsRequested) else None
+
+    def _asked(self, topic: str, record: HoldingsRequested) -> None:
         if self.life is not None:
             self.life.asked(record)
-
-    def _state_moved(self) -> None:
-        if self.life is not None:
-            self.world.clock.at(self.world.clock.delay(), self.life.read_state)
 
     # -- what the judge of the coordinator looks at ----------------------------------------------
 

@@ -10,6 +10,7 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from coordinator.core.model.stream_records import FailoverLog, KeyVersions
+from coordinator.kafka.topics import HW
 
 if TYPE_CHECKING:
     from tests.simulation.plane.world import PlaneWorld
@@ -82,7 +83,7 @@ class Producer:
 
     def control(self, vbucket: int, record: object) -> None:
         if isinstance(record, FailoverLog):
-            self.world.tell_streams(record)
+            self.world.network.send(HW, record)
 
     def stop(self) -> None:
         """The process stands still, with what it has not sent."""

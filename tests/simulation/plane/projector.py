@@ -10,7 +10,6 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from coordinator.core.model.entities import Index
 from coordinator.core.model.records import ProjectorHeartbeat
 from coordinator.core.model.stream_records import (
     BACKFILL,
@@ -22,6 +21,7 @@ from coordinator.core.model.stream_records import (
     HwHeartbeat,
     IndexRouted,
 )
+from coordinator.kafka.topics import ACKS, HEARTBEAT
 from projector_sim.projector.connection_runs import Run
 from projector_sim.projector.evaluation_plan import Route, Routes
 from projector_sim.projector.router import Router
@@ -35,8 +35,10 @@ from projector_sim.projector.stream_planner import (
     StreamPlanner,
 )
 from projector_sim.protocol.frames import Kind
+from tests.simulation.kernel.actor import Ear
 from tests.simulation.kernel.clock import WALL_MS
 from tests.simulation.plane.mutations import PARTITIONS, Producer
+from tests.simulation.plane.shell import Shell
 from tests.simulation.plane.store import Connection
 
 if TYPE_CHECKING:
@@ -85,7 +87,7 @@ class Life:
 
     # -- what is heard -----------------------------------------------------------------------
 
-    def hear(self, note: Any) -> None:
+    def hear(self, topic: str, note: Any) -> None:
         """Take what was read, in its order; when it stands still, later."""
         if self.dead:
             return
@@ -107,7 +109,7 @@ class Life:
     def see(self) -> None:
         """The store tells who owns what."""
         seen: dict[str, KvBucket] = self.world.store.seen_by(self.number)
-        self.hear(seen)
+        self.hear("", seen)
 
     def read_state(self) -> None:
         """Read on in `statecontext`, a part of what there is at a time."""
@@ -245,7 +247,7 @@ class Life:
         if not reason:
             self.world.judge.routed.add((self.number, self.incarnation, index_id, build))
         record = IndexRouted(self.number, self.incarnation, index_id, build, reason)
-        self.world.acknowledge(record, 0)
+        self.world.network.send(ACKS, record)
 
     def _period(self) -> None:
         if self.dead:
@@ -271,7 +273,7 @@ class Life:
             waiting=self.planner.waiting(self.world.clock.now),
             backfills=self.planner.progress(),
         )
-        self.world.beat(beat, 0)
+        self.world.network.send(HEARTBEAT, beat)
 
     # -- its end -----------------------------------------------------------------------------
 
@@ -322,36 +324,21 @@ class Life:
         )
 
 
-class Projector:
-    """A projector that is started, killed and started again."""
+class Projector(Shell[Life]):
+    """A projector, and its lives."""
+
+    kind = "projector"
 
     def __init__(self, world: PlaneWorld, number: int) -> None:
-        self.world = world
-        self.number = number
-        self.incarnation = 0
-        self.alive = True
-        self.slow_ms = 0
-        self.life: Life | None = None
-        world.broker["statecontext"].listeners.append(self._state_moved)
+        super().__init__(world, number, Life)
         world.clock.at(world.clock.delay() + 50, self.start)
 
-    def start(self) -> None:
-        if self.life is None:
-            self.incarnation += 1
-            self.world.trace(f"projector {self.number} starts, life {self.incarnation}")
-            self.life = Life(self)
+    def heal(self) -> None:
+        super().heal()
+        assert self.life is not None
+        self.life.producer.slow_ms = 0
+        self.life.go_on()
 
-    def kill(self) -> None:
-        if self.life is not None:
-            self.world.trace(f"projector {self.number} is killed")
-            self.life.die()
-            self.life = None
-
-    def _state_moved(self) -> None:
-        if self.life is not None:
-            self.world.clock.at(self.world.clock.delay(), self.life.read_state)
-
-
-def names_of(index: Index) -> str:
-    """Return an index for a message."""
-    return f"index {index.id} ({index.bucket}.{index.name}, {index.state}, build {index.build})"
+    def ear(self, record: Any) -> Ear | None:
+        heeded = isinstance(record, HwHeartbeat | CatchUpRequested)
+        return self.life.hear if self.life is not None and heeded else None

@@ -17,6 +17,7 @@ from projector_sim.projector.stream_planner import KvBucket
 from projector_sim.protocol import frames
 from projector_sim.protocol.failover import Branch, FailoverLog, branched, rollback_seqno
 from projector_sim.protocol.frames import Reason
+from tests.simulation.kernel.actor import Actor
 
 if TYPE_CHECKING:
     from tests.simulation.plane.world import PlaneWorld
@@ -72,7 +73,7 @@ class Vbucket:
         self.log = branched(self.log, vbuuid, seqno)
 
 
-class Store:
+class Store(Actor):
     """All buckets, and those who listen."""
 
     def __init__(self, world: PlaneWorld, buckets: tuple[str, ...], vbuckets: int) -> None:
@@ -85,6 +86,9 @@ class Store:
         }
         self.dropping = 0.0
         """How likely a BEGIN, END or SYNC gets lost."""
+
+    def heal(self) -> None:
+        self.dropping = 0.0
 
     def write(self, bucket: str, key: bytes, document: bytes | None) -> None:
         vbuckets = self.buckets[bucket]

@@ -39,6 +39,7 @@ from indexer_sim.bucket.tracker import NEVER, Tracked
 from indexer_sim.pipeline.mutation_reader import Delivery, Queued
 from projector_sim.kv.vbuckets import vbucket_of
 from projector_sim.projector.connection_runs import Run
+from tests.simulation.kernel.actor import Actor
 from tests.simulation.kernel.violation import require
 from tests.simulation.plane.oracle import Entry, Oracle
 from tests.simulation.plane.store import Vbucket
@@ -62,7 +63,7 @@ class Before(NamedTuple):
     marks: dict[int, list[Tracked]]
 
 
-class Witness:
+class Witness(Actor):
     """Looks at every batch, every connection, and every generation of streams."""
 
     def __init__(self, world: PlaneWorld) -> None:
@@ -80,7 +81,7 @@ class Witness:
 
     def connected(self, life: ProjectorLife, run: Run) -> None:
         """A projector opens a connection for maintenance."""
-        self.world.judge.stream_begun(life, run.bucket, run.number)  # type: ignore[arg-type]
+        self.world.judge.stream_begun(life.number, life.incarnation, run.bucket, run.number)
         number = (run.bucket, life.number, run.number)
         require(number not in self._numbers, "one-connection-a-number", f"{number}")
         self._numbers.add(number)
@@ -101,7 +102,7 @@ class Witness:
         if not stream.seqnos or world.indexers_were_hurt:
             return
         vector = Vector.from_bytes(stream.vbuuids, stream.seqnos)
-        for indexer in world.shells:
+        for indexer in world.indexers:
             life = indexer.life
             bucket = life.storage.bucket(stream.bucket) if life else None
             if bucket is None:
@@ -275,7 +276,7 @@ class Witness:
 
     def _contents(self, life: Life, bucket: Bucket) -> Contents:
         """Return what a database holds; each entry is there once, and known as it is."""
-        data = bucket.database.data  # type: ignore[attr-defined]
+        data = life.shell.disks[bucket.name].newest
         entries: set[tuple[int, int, bytes, int]] = set()
         known: set[tuple[int, int, bytes, int]] = set()
         found: Contents = {index_id: {} for index_id in bucket.tracker.indexes}
@@ -335,7 +336,7 @@ class Witness:
         return ""
 
     def _unsettled_on(self, index: Index, host: int) -> str:
-        life = self.world.shells[host].life
+        life = self.world.indexers[host].life
         bucket = life.storage.bucket(index.bucket) if life else None
         if bucket is None or index.id not in bucket.tracker.indexes:
             return "not there"
@@ -363,13 +364,13 @@ class Witness:
             if index.state == MAINTENANCE:
                 for host in sorted(index.hosts):
                     self._conclude(index, host)
-        for shell in self.world.shells:
+        for shell in self.world.indexers:
             if shell.life is not None:
                 for bucket in shell.life.storage.buckets():
                     self._check_rest(shell.life, bucket)
 
     def _conclude(self, index: Index, host: int) -> None:
-        life = self.world.shells[host].life
+        life = self.world.indexers[host].life
         bucket = life.storage.bucket(index.bucket) if life else None
         require(bucket is not None, "index-equals-oracle", f"index {index.id}: none on {host}")
         assert bucket is not None
@@ -386,7 +387,7 @@ class Witness:
 
     def _check_rest(self, life: Life, bucket: Bucket) -> None:
         """Nothing is left of what was dropped, nor of what was only for a build."""
-        data = bucket.database.data  # type: ignore[attr-defined]
+        data = life.shell.disks[bucket.name].newest
         for raw in data:
             kind = raw[:1]
             if kind in (DATA, BACK, TOMBSTONE, MARK, SLICE):
