@@ -24,16 +24,12 @@ from coordinator.core.model.records import (
     ALLOCATED,
     RELEASED,
     Holding,
-    HoldingsReported,
     HoldingsRequested,
-    SliceAnswered,
 )
 from coordinator.core.model.records import REFUSED as SLICES_REFUSED
-from coordinator.kafka.topics import ACKS, HEARTBEAT
 from tests.simulation.data_plane import attend_to_builds
 from tests.simulation.kernel.actor import Actor, Ear
-from tests.simulation.kernel.clock import WALL_MS
-from tests.support.indexes import make_indexer_beat
+from tests.simulation.voices import IndexerVoice
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
@@ -58,7 +54,7 @@ class HoldsIndexes(Protocol):
     def held(self) -> Mapping[int, Holding]: ...
 
 
-class Indexer(Actor):
+class Indexer(IndexerVoice):
     """Follows `statecontext`, holds what it says, and repeats itself until that moves on."""
 
     def __init__(self, world: World, number: int) -> None:
@@ -78,13 +74,7 @@ class Indexer(Actor):
         if not self.alive:
             return
         self._read()
-        beat = make_indexer_beat(
-            self.number,
-            incarnation=self.incarnation,
-            address=f"indexer{self.number}",
-            at_ms=WALL_MS,
-        )
-        self.world.network.send(HEARTBEAT, beat)
+        self.say_alive()
         for index in self.indexes.values():
             if self.number in index.hosts:
                 self._attend(index)
@@ -104,10 +94,7 @@ class Indexer(Actor):
 
     def hear(self, topic: str, record: HoldingsRequested) -> None:
         """Report what is held, in parts."""
-        if not self.alive or (record.indexer, record.incarnation) != (
-            self.number,
-            self.incarnation,
-        ):
+        if not self.alive or not self.is_asked(record):
             return
         if record.reread:
             self.position = 0
@@ -115,17 +102,7 @@ class Indexer(Actor):
         self._read()
         holdings = list(self.held.values())
         parts = [tuple(holdings[i : i + 2]) for i in range(0, len(holdings), 2)] or [()]
-        for part, some in enumerate(parts):
-            report = HoldingsReported(
-                self.number,
-                self.incarnation,
-                record.round,
-                self.world.cas_base + self.position - 1,
-                part,
-                len(parts),
-                some,
-            )
-            self.world.network.send(ACKS, report)
+        self.say_holdings(record, self.position, parts)
 
     def _read(self) -> None:
         partition = self.world.broker["statecontext"]
@@ -160,13 +137,8 @@ class Indexer(Actor):
         return index.id in self.refused
 
     def _answer(self, index: Index, answer: str, shard: int) -> None:
-        if answer == ALLOCATED:
-            self.world.judge.allocated.add((self.number, index.id))
         slices = index.slices_on(self.number)
-        record = SliceAnswered(
-            self.number, self.incarnation, index.id, answer, "no space", slices, shard
-        )
-        self.world.network.send(ACKS, record)
+        self.say_slices(index.id, answer, "no space", slices, shard)
 
 
 @dataclass(slots=True, eq=False)

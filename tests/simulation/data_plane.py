@@ -13,21 +13,18 @@ from coordinator.core.consensus.inputs import TimestampEntry, TimestampsRead
 from coordinator.core.model.entities import BACKFILL, MAINTENANCE, PENDING, STREAMED, Index, Stream
 from coordinator.core.model.records import (
     BucketSeen,
-    ProjectorHeartbeat,
     StreamAwaited,
     TimestampsHeartbeat,
 )
 from coordinator.core.model.stream_records import (
-    IndexBuilt,
-    IndexRouted,
     RestartRequested,
     RestartTimestamp,
 )
 from coordinator.core.model.vectors import Vector
-from coordinator.kafka.topics import ACKS, HEARTBEAT, HW, RESTART
+from coordinator.kafka.topics import HEARTBEAT, RESTART
 from tests.simulation.kernel.actor import Actor
 from tests.simulation.kernel.clock import WALL_MS
-from tests.support.indexes import make_watermarks
+from tests.simulation.voices import ProjectorVoice
 
 if TYPE_CHECKING:
     from coordinator.core.node import Node
@@ -40,7 +37,7 @@ VBUCKETS = 4
 BUCKETS = ("b0", "b1")
 
 
-class Projector(Actor):
+class Projector(ProjectorVoice):
     """Follows `statecontext`; says what it routes, and which buckets it cannot stream."""
 
     def __init__(self, world: World, number: int) -> None:
@@ -81,27 +78,14 @@ class Projector(Actor):
             if not self._streams(bucket)
         )
         seen = tuple(BucketSeen(bucket, VBUCKETS) for bucket in BUCKETS)
-        beat = ProjectorHeartbeat(
-            projector=self.number,
-            incarnation=self.incarnation,
-            address=f"projector{self.number}",
-            pid=1,
-            at_ms=WALL_MS,
-            kv="kv",
-            buckets=seen,
-            waiting=waiting,
-        )
-        world.network.send(HEARTBEAT, beat)
+        self.say_alive(seen, waiting)
         for index in self.indexes.values():
             if index.state == PENDING and self._streams(index.bucket):
                 self._route(index)
 
     def _route(self, index: Index) -> None:
         reason = "it does not compile" if self.world.clock.hit(self.refusing) else ""
-        if not reason:
-            self.world.judge.routed.add((self.number, self.incarnation, index.id, index.build))
-        record = IndexRouted(self.number, self.incarnation, index.id, index.build, reason)
-        self.world.network.send(ACKS, record)
+        self.say_routed(index.id, index.build, reason)
 
     def _number(self, bucket: str) -> int:
         """Return this life's number in the bucket's stream, 0 if it has none."""
@@ -241,28 +225,16 @@ def attend_to_builds(indexer: Indexer) -> None:
     hosted = [i for i in indexer.indexes.values() if indexer.number in i.hosts]
     for bucket in sorted({i.bucket for i in hosted if i.state in STREAMED}):
         indexes = tuple(i.id for i in hosted if i.bucket == bucket)
-        vector = _watermark(indexer, bucket)
-        record = make_watermarks(
-            indexer.number,
-            vector,
-            incarnation=indexer.incarnation,
-            bucket=bucket,
-            indexes=indexes,
-            free=1,
-            at_ms=WALL_MS,
-        )
-        world.network.send(HW, record)
+        indexer.say_held(bucket, _watermark(indexer, bucket), indexes)
     for index in hosted:
         held = indexer.held.get(index.id)
         if held is None or held.shard != index.shard_on(indexer.number):
             continue
         known = (indexer.number, index.id, index.build, held.shard) in world.judge.built
         if index.state == BACKFILL and (known or world.clock.hit(0.3)):
-            world.judge.built.add((indexer.number, index.id, index.build, held.shard))
-            record = IndexBuilt(indexer.number, indexer.incarnation, index.id, index.build)
             # One that stood still in between says it when it is not true any more.
             late_ms = world.clock.chance.choice((500, 3_000)) if world.clock.hit(0.2) else 0
-            world.network.send(ACKS, record, late_ms)
+            indexer.say_built(index, held.shard, late_ms)
 
 
 def _watermark(indexer: Indexer, bucket: str) -> Vector:

@@ -8,37 +8,27 @@ that makes no sense now (no transaction is open to time out) does not happen, an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from coordinator.core.model.commands import Leave, StepDown
 from coordinator.core.model.records import AuthoritySnapshot, MasterClaimed, Unreadable
+from coordinator.kafka.topics import ACKS, HEARTBEAT
 from tests.simulation.kernel.broker import ABORTED, COMMITTED
 from tests.simulation.kernel.faults import Fault
-from tests.simulation.machine import PROCESS_STOPS
+from tests.simulation.machine import PROCESS_STOPS, Machine
 
 if TYPE_CHECKING:
     from tests.simulation.actors import Indexer
     from tests.simulation.cluster import Cluster
-    from tests.simulation.machine import Machine
     from tests.simulation.world import World
+
+Apply = Callable[[Machine], None]
+Kind = Callable[[Any, Machine], bool]
+"""A fault that strikes a machine; it tells whether it makes sense now."""
 
 HOUR_MS = 3_600_000
 OPENS_WITHIN_MS = 80
-
-
-@dataclass(slots=True)
-class Faults:
-    """How likely each message meets each fault."""
-
-    append_lost: float = 0.0
-    append_unknown: float = 0.0
-    append_doubled: float = 0.0
-    ack_lost: float = 0.0
-    call_lost: float = 0.0
-    call_slow: float = 0.0
-    answer_lost: float = 0.0
-    end_late: float = 0.0
 
 
 LIKELY = {
@@ -52,7 +42,12 @@ LIKELY = {
     "end_late": 0.02,
 }
 
-assert {f.name for f in fields(Faults)} == set(LIKELY)
+
+class Faults(SimpleNamespace):
+    """How likely each message meets each fault, by the names in `LIKELY`: at first, not at all."""
+
+    def __init__(self) -> None:
+        super().__init__(**dict.fromkeys(LIKELY, 0.0))
 
 
 # -- processes -----------------------------------------------------------------------------------
@@ -71,24 +66,37 @@ def _crash_now(world: Cluster, machine: Machine) -> None:
         world.clock.at(world.down_ms(), machine.start)
 
 
-def _crash_between_effects(world: Cluster, machine: Machine) -> bool:
-    world.coverage.struck("crash between effects", machine.step)
-    machine.crash("crash between two effects")
-    world.clock.at(world.down_ms(), machine.start)
-    return True
+def _ends(
+    fault: str,
+    why: str,
+    kept: int | None = None,
+    then: Apply | None = None,
+    *,
+    spares_the_last: bool = False,
+) -> Kind:
+    """Return a fault that ends the process, does something to the disk, and starts it again."""
+
+    def strike(world: Cluster, machine: Machine) -> bool:
+        if spares_the_last and not _others_stand(world, machine):
+            return False
+        world.coverage.struck(fault, machine.step)
+        machine.crash(why, kept)
+        if then is not None:
+            then(machine)
+        world.clock.at(world.down_ms(), machine.start)
+        return True
+
+    return strike
+
+
+_crash_between_effects = _ends("crash between effects", "crash between two effects")
+_power_cut = _ends("power cut", "power cut", kept=0)
+"""All that was not synced is lost."""
 
 
 def _crash_soon(world: Cluster, machine: Machine) -> bool:
     """Crash between two effects, some effects from now."""
     machine.fuse = world.clock.chance.randint(0, 12)
-    return True
-
-
-def _power_cut(world: Cluster, machine: Machine) -> bool:
-    """All that was not synced is lost."""
-    world.coverage.struck("power cut", machine.step)
-    machine.crash("power cut", kept=0)
-    world.clock.at(world.down_ms(), machine.start)
     return True
 
 
@@ -110,12 +118,12 @@ def _stop_for(world: Cluster, machine: Machine, kind: str, lasts_ms: int) -> boo
         return False
     machine.begin(kind)
     machine.pause()
-    world.clock.at(lasts_ms, _go_on, machine, kind, machine.life)
+    machine.at(lasts_ms, _go_on, machine, kind)
     return True
 
 
-def _go_on(machine: Machine, kind: str, life: int) -> None:
-    if machine.life == life and machine.paused:
+def _go_on(machine: Machine, kind: str) -> None:
+    if machine.paused:
         machine.end(kind)
         machine.resume()
 
@@ -129,34 +137,16 @@ def _others_stand(world: Cluster, machine: Machine) -> bool:
     return any(m.node is not None and m.node.is_member for m in others)
 
 
-def _lose_disk(world: Cluster, machine: Machine) -> bool:
-    if not _others_stand(world, machine):
-        return False
-    world.coverage.struck("lost disk", machine.step)
-    machine.crash("its disk is lost")
-    machine.wipe()
-    world.clock.at(world.down_ms(), machine.start)
-    return True
-
-
-def _lose_any_disk(world: Cluster, machine: Machine) -> bool:
-    """Also if it is the last: the log has everything."""
-    world.coverage.struck("lost disk", machine.step)
-    machine.crash("its disk is lost")
-    machine.wipe()
-    world.clock.at(world.down_ms(), machine.start)
-    return True
-
-
-def _damage_disk(world: Cluster, machine: Machine) -> bool:
-    """The store cannot be read any more, and the reader notices."""
-    if not _others_stand(world, machine):
-        return False
-    world.coverage.struck("damaged disk", machine.step)
-    machine.crash("its disk is damaged")
-    machine.disk.unreadable = True
-    world.clock.at(world.down_ms(), machine.start)
-    return True
+_lose_any_disk = _ends("lost disk", "its disk is lost", then=Machine.wipe)
+"""Also if it is the last: the log has everything."""
+_lose_disk = _ends("lost disk", "its disk is lost", then=Machine.wipe, spares_the_last=True)
+_damage_disk = _ends(
+    "damaged disk",
+    "its disk is damaged",
+    then=lambda machine: setattr(machine.disk, "unreadable", True),
+    spares_the_last=True,
+)
+"""The store cannot be read any more, and the reader notices."""
 
 
 def _flip_bit(world: Cluster, machine: Machine) -> bool:
@@ -172,18 +162,6 @@ def _flip_bit(world: Cluster, machine: Machine) -> bool:
     return True
 
 
-def _fill_disk(world: Cluster, machine: Machine) -> bool:
-    machine.disk.full = True
-    machine.begin("full disk")
-    world.clock.at(world.down_ms(), _free_disk, machine)
-    return True
-
-
-def _free_disk(machine: Machine) -> None:
-    if machine.end("full disk"):
-        machine.disk.full = False
-
-
 def _fail_sync(world: Cluster, machine: Machine) -> bool:
     """The next sync fails, and what it should have brought to the disk is not there."""
     machine.disk.next_sync_fails = True
@@ -194,10 +172,8 @@ def _fail_sync(world: Cluster, machine: Machine) -> bool:
 # -- the network ---------------------------------------------------------------------------------
 
 
-def _of_network(
-    kind: str, apply: Callable[[Machine], None], undo: Callable[[Machine], None]
-) -> Kind:
-    """Return a fault of one machine's network that lasts for a while."""
+def _lasts(kind: str, apply: Apply, undo: Apply) -> Kind:
+    """Return a fault of one machine that lasts for a while."""
 
     def strike(world: Cluster, machine: Machine) -> bool:
         machine.begin(kind)
@@ -212,8 +188,20 @@ def _of_network(
     return strike
 
 
-def _cut(machine: Machine) -> None:
-    machine.cut = True
+def _sets(name: str, value: Any) -> Apply:
+    return lambda machine: setattr(machine, name, value)
+
+
+def _fills(full: bool) -> Apply:
+    return lambda machine: setattr(machine.disk, "full", full)
+
+
+def _cut_off(topic: str) -> Kind:
+    return _lasts(
+        f"cut from {topic}",
+        lambda machine: machine.cut_topics.add(topic),
+        lambda machine: machine.cut_topics.discard(topic),
+    )
 
 
 def _mend(machine: Machine) -> None:
@@ -221,22 +209,6 @@ def _mend(machine: Machine) -> None:
     cut = "cut" in machine.active or "leader change" in machine.active
     machine.deaf = cut or "cut: hears nothing" in machine.active
     machine.mute = cut or "cut: is not heard" in machine.active
-
-
-def _deafen(machine: Machine) -> None:
-    machine.deaf = True
-
-
-def _silence(machine: Machine) -> None:
-    machine.mute = True
-
-
-def _lose_messages(machine: Machine) -> None:
-    machine.lossy = True
-
-
-def _double_messages(machine: Machine) -> None:
-    machine.doubling = True
 
 
 def _delay_messages(machine: Machine) -> None:
@@ -427,8 +399,6 @@ def _leave(world: Cluster, machine: Machine) -> bool:
     return _everywhere(world, "departure")
 
 
-Kind = Callable[[Any, "Machine"], bool]
-
 KINDS: dict[str, Kind] = {
     "crash": _crash,
     "crash between effects": _crash_between_effects,
@@ -438,27 +408,17 @@ KINDS: dict[str, Kind] = {
     "lost disk": _lose_disk,
     "damaged disk": _damage_disk,
     "bit flip": _flip_bit,
-    "full disk": _fill_disk,
-    "cut": _of_network("cut", _cut, _mend),
-    "cut: is not heard": _of_network("cut: is not heard", _silence, _mend),
-    "cut: hears nothing": _of_network("cut: hears nothing", _deafen, _mend),
-    "cut from acks": _of_network(
-        "cut from acks", lambda m: m.cut_topics.add("acks"), lambda m: m.cut_topics.discard("acks")
-    ),
-    "cut from heartbeat": _of_network(
-        "cut from heartbeat",
-        lambda m: m.cut_topics.add("heartbeat"),
-        lambda m: m.cut_topics.discard("heartbeat"),
-    ),
-    "message loss": _of_network(
-        "message loss", _lose_messages, lambda m: setattr(m, "lossy", False)
-    ),
-    "duplication": _of_network(
-        "duplication", _double_messages, lambda m: setattr(m, "doubling", False)
-    ),
-    "delay": _of_network("delay", _delay_messages, lambda m: setattr(m, "slow_ms", 0)),
+    "full disk": _lasts("full disk", _fills(True), _fills(False)),
+    "cut": _lasts("cut", _sets("cut", True), _mend),
+    "cut: is not heard": _lasts("cut: is not heard", _sets("mute", True), _mend),
+    "cut: hears nothing": _lasts("cut: hears nothing", _sets("deaf", True), _mend),
+    "cut from acks": _cut_off(ACKS),
+    "cut from heartbeat": _cut_off(HEARTBEAT),
+    "message loss": _lasts("message loss", _sets("lossy", True), _sets("lossy", False)),
+    "duplication": _lasts("duplication", _sets("doubling", True), _sets("doubling", False)),
+    "delay": _lasts("delay", _delay_messages, _sets("slow_ms", 0)),
     "clock jump": _jump,
-    "clock rate": _of_network("clock rate", _drift, lambda m: m.run_at(1.0)),
+    "clock rate": _lasts("clock rate", _drift, lambda machine: machine.run_at(1.0)),
     "transaction timeout": _time_out,
     "late commit": _commit_late,
     "compaction": _compact,
@@ -475,7 +435,7 @@ KINDS: dict[str, Kind] = {
     "dead reader": _kill_reader,
 }
 
-Chosen = tuple[Iterable["Machine"], str]
+Chosen = tuple[Iterable[Machine], str]
 
 
 def _running(machines: Iterable[Machine], named: Machine) -> Chosen:
@@ -514,7 +474,7 @@ ACTIONS: dict[str, Fault] = {
     "deaf": Fault(any_node, KINDS["cut: hears nothing"]),
     "cut_topic": Fault(any_node, KINDS["cut from acks"]),
     "cut_beats": Fault(any_node, KINDS["cut from heartbeat"]),
-    "full_disk": Fault(any_node, _fill_disk),
+    "full_disk": Fault(any_node, KINDS["full disk"]),
     "slow_network": Fault(any_node, KINDS["delay"]),
     "lossy_network": Fault(any_node, KINDS["message loss"]),
     "clock_jump": Fault(any_node, _jump),

@@ -39,6 +39,9 @@ PROCESS_STOPS = frozenset({"pause", "zombie"})
 """The faults that stop a process as a whole, and end with it."""
 
 TICK_MS = 50
+AGAIN_MS = 60
+"""After this what could not be read is tried again."""
+
 PATIENCE_MS = 700
 """After this the shell reports a lost append."""
 
@@ -221,7 +224,7 @@ class Machine(Actor):
             world.judge.restored(self.number, restored)
         commit = self.broker["commit"]
         self.feed(inp.Started(restored, commit.start, commit.stable))
-        self.clock.at(self.clock.chance.randrange(TICK_MS), self._tick, self.life)
+        self.at(self.clock.chance.randrange(TICK_MS), self._tick)
 
     def crash(self, why: str = "crash", kept: int | None = None) -> None:
         """End the process here and now, with `kept` of the unsynced batches (None: by chance)."""
@@ -293,7 +296,7 @@ class Machine(Actor):
         if took_ms and not self.paused:
             self._rest += found
             self.pause()
-            self.clock.at(took_ms, self._step_ends, life)
+            self.at(took_ms, self._step_ends)
         else:
             self._carry_out(found)
 
@@ -308,9 +311,8 @@ class Machine(Actor):
         world.judge.step_took(self, event, calls)
         return found, calls // world.calls_per_ms
 
-    def _step_ends(self, life: int) -> None:
-        stopped = PROCESS_STOPS & self.active.keys()
-        if life == self.life and self.paused and not stopped:
+    def _step_ends(self) -> None:
+        if not PROCESS_STOPS & self.active.keys():
             self.resume()
 
     def _carry_out(self, effects: list[fx.Effect]) -> None:
@@ -335,20 +337,32 @@ class Machine(Actor):
             if self.life != life:
                 return
 
-    def _tick(self, life: int) -> None:
-        if life != self.life:
-            return
+    def _tick(self) -> None:
         if not self.paused:
             self.feed(inp.Tick())
-        self.clock.at(TICK_MS + self.clock.chance.randint(-8, 8), self._tick, self.life)
+        self.at(TICK_MS + self.clock.chance.randint(-8, 8), self._tick)
+
+    def at(self, delay_ms: int, what: Callable[..., None], *args: Any) -> None:
+        """Have `what` called after a while, unless this life of the process is over by then."""
+        self.clock.at(delay_ms, self._in_life, self.life, what, args)
+
+    def _in_life(self, life: int, what: Callable[..., None], args: tuple[Any, ...]) -> None:
+        if life == self.life:
+            what(*args)
 
     def later(self, delay_ms: int, event: inp.Input) -> None:
         """Give an input to this life of the node after a while."""
-        self.clock.at(delay_ms, self._later, self.life, event)
+        self.at(delay_ms, self.feed, event)
 
-    def _later(self, life: int, event: inp.Input) -> None:
-        if life == self.life:
-            self.feed(event)
+    def _when_it_reads(self, delay_ms: int, what: Callable[..., None], *args: Any) -> None:
+        """Have `what` called after a while, and when the machine can read from the broker."""
+        self.at(delay_ms, self._if_it_reads, what, args)
+
+    def _if_it_reads(self, what: Callable[..., None], args: tuple[Any, ...]) -> None:
+        if self._cannot_read():
+            self._when_it_reads(AGAIN_MS, what, *args)
+        else:
+            what(*args)
 
     # -- reading commit ----------------------------------------------------------------------
 
@@ -360,14 +374,13 @@ class Machine(Actor):
         if self._follow < 0 or self._following or self.broker["commit"].stable <= self._follow:
             return
         self._following = True
-        self.clock.at(self.clock.delay() + self.slow(), self._deliver_commit, self.life)
+        self.at(self.clock.delay() + self.slow(), self._deliver_commit)
 
-    def _deliver_commit(self, life: int) -> None:
-        if life != self.life:
-            return
+    def _deliver_commit(self) -> None:
         if self.deaf or self.paused or self.dead_reader == "commit":
-            self.clock.at(60, self._deliver_commit, life)
+            self.at(AGAIN_MS, self._deliver_commit)
             return
+        life = self.life
         limit = self.clock.chance.choice((1, 2, 3, 500))
         commit = self.broker["commit"]
         if self._follow < commit.start:
@@ -414,9 +427,9 @@ class Machine(Actor):
             self._written = max(self._written, offset)
 
     def _do_examine(self, effect: fx.Examine) -> None:
-        self.clock.at(self.clock.delay(), self._examine, self.life, effect.token)
+        self.clock.at(self.clock.delay(), self._examine, effect.token)
 
-    def _examine(self, life: int, token: int) -> None:
+    def _examine(self, token: int) -> None:
         cut = self.deaf or self.mute
         end = -1 if cut else self.broker["commit"].stable
         self.later(self.clock.delay(), inp.Examined(token, end, self._written, "cut off"))
@@ -476,12 +489,12 @@ class Machine(Actor):
             disk.refusing = True
             self.later(self.clock.delay(), inp.StoreFailed(effect.token, "the sync failed"))
         elif effect.sync:
-            self.clock.at(self.clock.delay(), self._synced, self.life, effect.token, batch)
+            self.at(self.clock.delay(), self._synced, effect.token, batch)
         elif self.clock.hit(0.1) and not disk.next_sync_fails:
             disk.synced(batch)
 
-    def _synced(self, life: int, token: int, batch: Batch) -> None:
-        if life == self.life and not batch.doubtful:
+    def _synced(self, token: int, batch: Batch) -> None:
+        if not batch.doubtful:
             self.disk.synced(batch)
             self.feed(inp.Stored(token))
 
@@ -496,19 +509,17 @@ class Machine(Actor):
 
     def _do_synchronise(self, effect: fx.Synchronise) -> None:
         if effect.source == COMPACTED:
-            self.clock.at(self.clock.delay(), self._synchronise, self.life, effect, 0, -1)
+            self.at(self.clock.delay(), self._synchronise, effect, 0, -1)
         else:
-            self.clock.at(self.clock.delay(), self._read_source, self.life, effect, -1)
+            self._when_it_reads(self.clock.delay(), self._read_source, effect, -1)
 
-    def _synchronise(self, life: int, effect: fx.Synchronise, position: int, goal: int) -> None:
+    def _synchronise(self, effect: fx.Synchronise, position: int, goal: int) -> None:
         """Read to the CAS or to the stable offset, then measure again and read to that."""
-        if life != self.life:
-            return
         partition = self.broker["statecontext"]
         stable = partition.stable
         again = self.clock.delay()
         if self._cannot_read() or stable + self.world.cas_base <= effect.cas:
-            self.clock.at(again + 20, self._synchronise, life, effect, position, goal)
+            self.at(again + 20, self._synchronise, effect, position, goal)
             return
         target = stable if goal < 0 else goal
         limit = self.clock.chance.choice((2, 50))
@@ -520,20 +531,15 @@ class Machine(Actor):
             self.feed(inp.SyncRead(effect.token, self._dated(found), True))
             return
         position = found[-1].offset + 1 if found else position
-        self.clock.at(again, self._synchronise, life, effect, position, goal)
+        self.at(again, self._synchronise, effect, position, goal)
         if found:
             self.feed(inp.SyncRead(effect.token, self._dated(found), False))
 
     def _cannot_read(self) -> bool:
         return self.deaf or self.mute or self.paused
 
-    def _read_source(self, life: int, effect: fx.Synchronise, gave_up_ms: int) -> None:
+    def _read_source(self, effect: fx.Synchronise, gave_up_ms: int) -> None:
         """Read a copy, or the history, or the one and then the other."""
-        if life != self.life:
-            return
-        if self._cannot_read():
-            self.clock.at(60, self._read_source, life, effect, gave_up_ms)
-            return
         held, above = self._copy(effect) if effect.source != HISTORY else ((), 0)
         events: list[Any] = []
         if effect.source != COPY:
@@ -544,7 +550,7 @@ class Machine(Actor):
             if max((e.cas for e in events), default=0) < effect.cas > above and (
                 self.clock.now < gave_up_ms
             ):
-                self.clock.at(20, self._read_source, life, effect, gave_up_ms)
+                self._when_it_reads(20, self._read_source, effect, gave_up_ms)
                 return
         self.feed(inp.SyncRead(effect.token, (), False, held))
         half = len(events) // 2
@@ -559,12 +565,10 @@ class Machine(Actor):
         return tuple(held), assembly.cas
 
     def _do_take_snapshot(self, effect: fx.TakeSnapshot) -> None:
-        self.clock.at(self.clock.delay() + self.slow(), self._take_snapshot, self.life, effect)
+        self.at(self.clock.delay() + self.slow(), self._take_snapshot, effect)
 
-    def _take_snapshot(self, life: int, effect: fx.TakeSnapshot) -> None:
+    def _take_snapshot(self, effect: fx.TakeSnapshot) -> None:
         """Write the copy; a process that ends meanwhile leaves a part of it."""
-        if life != self.life:
-            return
         if self._cannot_read() or self.loses(self.world.faults.call_lost):
             self.later(PATIENCE_MS, inp.SnapshotTaken(effect.token, -1, "the broker is away"))
             return
@@ -576,15 +580,12 @@ class Machine(Actor):
         self.later(self.clock.delay(), inp.SnapshotTaken(effect.token, offsets[0]))
 
     def _do_scrub(self, effect: fx.Scrub) -> None:
-        self.clock.at(self.clock.delay(), self._scrub, self.life, effect)
+        self._when_it_reads(self.clock.delay(), self._scrub, effect)
 
-    def _scrub(self, life: int, effect: fx.Scrub) -> None:
-        if life != self.life:
-            return
+    def _scrub(self, effect: fx.Scrub) -> None:
         partition = self.broker["statecontext"]
-        behind = partition.stable + self.world.cas_base <= effect.state.cas
-        if self._cannot_read() or behind:
-            self.clock.at(60, self._scrub, life, effect)
+        if partition.stable + self.world.cas_base <= effect.state.cas:
+            self._when_it_reads(AGAIN_MS, self._scrub, effect)
             return
         scrubber = Scrubber(effect.state)
         scrubber.add(self._dated(partition.read(0)))
@@ -603,14 +604,9 @@ class Machine(Actor):
         )
 
     def _do_read_tail(self, effect: fx.ReadTail) -> None:
-        self.clock.at(2 * self.clock.delay(), self._tail, self.life, effect)
+        self._when_it_reads(2 * self.clock.delay(), self._tail, effect)
 
-    def _tail(self, life: int, effect: fx.ReadTail) -> None:
-        if life != self.life:
-            return
-        if self._cannot_read():
-            self.clock.at(60, self._tail, life, effect)
-            return
+    def _tail(self, effect: fx.ReadTail) -> None:
         first = effect.cas + 1 - self.world.cas_base
         found = self.broker["statecontext"].read(max(0, first))
         self.feed(inp.TailRead(effect.token, self._dated(found)))

@@ -20,6 +20,8 @@ from tests.simulation import actors
 from tests.simulation.machine import Machine
 from tests.simulation.world import World
 
+PUT = PutSetting("k", '"v"')
+
 
 class Caller(actors.Caller):
     """Asks the master for one thing."""
@@ -84,3 +86,15 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
 
 def world_has_members(world: World, count: int) -> Callable[[], bool]:
     return lambda: len(world.judge.truth.members) == count and world.settled()
+
+
+def operate(world: World, machine: Machine, command: Any) -> Outcome:
+    operator = actors.Operator(world, machine, command)
+    run_until(world, lambda: operator.outcome is not None)
+    assert operator.outcome is not None
+    return operator.outcome
+
+
+def standing(machine: Machine) -> Any:
+    assert machine.node is not None
+    return machine.node.mastership

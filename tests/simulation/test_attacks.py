@@ -23,14 +23,16 @@ from coordinator.core.model.records import (
 from coordinator.kafka.topics import ACKS, HEARTBEAT
 from tests.simulation.actors import Operator
 from tests.simulation.machine import EFFECTS, Machine
-from tests.simulation.membership_scenes import PUT, operate, standing
 from tests.simulation.scenes import (
+    PUT,
     ask,
     master_of,
+    operate,
     records,
     replicas_of,
     run_until,
     serves,
+    standing,
     world_has_members,
 )
 from tests.simulation.world import World

@@ -34,15 +34,17 @@ from coordinator.core.model.records import (
 from coordinator.core.model.types import TxnId
 from tests.simulation.actors import Operator
 from tests.simulation.machine import Machine
-from tests.simulation.membership_scenes import PUT, operate, standing
 from tests.simulation.scenes import (
+    PUT,
     Caller,
     ask,
     master_of,
+    operate,
     records,
     replicas_of,
     run_until,
     serves,
+    standing,
     world_has_members,
 )
 from tests.simulation.world import World

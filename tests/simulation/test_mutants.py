@@ -16,7 +16,7 @@ from tests.simulation.planted import authority as a
 from tests.simulation.planted import builds as b
 from tests.simulation.planted import commits as c
 from tests.simulation.planted import requests as r
-from tests.simulation.planted.search import search
+from tests.simulation.planted.search import cases, search
 from tests.simulation.schedule import directed
 from tests.simulation.world import World
 
@@ -279,13 +279,7 @@ SLOW = {
 """Worlds that never come to rest take long."""
 
 
-@pytest.mark.parametrize(
-    ("plant", "worlds", "first", "names"),
-    [
-        pytest.param(*one, id=one[0].__name__, marks=[pytest.mark.thorough] * (one[0] in SLOW))
-        for one in MUTANTS
-    ],
-)
+@pytest.mark.parametrize(("plant", "worlds", "first", "names"), cases(MUTANTS, SLOW))
 def test_a_planted_bug_is_caught(
     plant: Plant, worlds: Worlds, first: int, names: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -15,11 +13,11 @@ from coordinator.core.model.stream_records import BACKFILL, MAINTENANCE, KeyVers
 from indexer_sim.bucket.tracker import Tracker
 from tests.conftest import PROFILE
 from tests.simulation.conftest import BASE
-from tests.simulation.kernel.runs import SeedReport, run_seeds
+from tests.simulation.kernel.runs import SeedReport, ends_in_processes, run_seeds
 from tests.simulation.plane.faults import ACTIONS
 from tests.simulation.plane.world import PlaneWorld
 from tests.simulation.planted import streams as s
-from tests.simulation.planted.search import search
+from tests.simulation.planted.search import cases, search
 
 BATCH = 10
 SHARE = 20 if PROFILE == "quick" else 4
@@ -61,21 +59,7 @@ def test_the_run_met_every_fault() -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("seed", [3, 17])
 def test_a_seed_gives_the_same_trace_in_every_process(seed: int) -> None:
-    script = (
-        "from tests.simulation.plane.world import PlaneWorld\n"
-        f"w = PlaneWorld({seed})\nw.run()\nprint(w.hash, w.steps, w.clock.now)"
-    )
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", script],
-            env={**os.environ, "PYTHONHASHSEED": salt},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for salt in ("1", "2")
-    }
-    assert len(outputs) == 1
+    assert len(ends_in_processes(PlaneWorld, seed)) == 1
 
 
 LOST_BUILDS = ("away_for_retention", "indexer_loses_storage")
@@ -181,13 +165,7 @@ SLOW = {s.what_indexers_ignore_goes_on}
 """A world that never comes to rest takes long."""
 
 
-@pytest.mark.parametrize(
-    ("plant", "faults", "first", "names"),
-    [
-        pytest.param(*one, id=one[0].__name__, marks=[pytest.mark.thorough] * (one[0] in SLOW))
-        for one in MUTANTS
-    ],
-)
+@pytest.mark.parametrize(("plant", "faults", "first", "names"), cases(MUTANTS, SLOW))
 def test_a_planted_bug_is_caught(
     plant: Plant,
     faults: tuple[str, ...],

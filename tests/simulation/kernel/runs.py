@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import traceback
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -62,3 +65,21 @@ def run(make: Callable[[int], World], seeds: Iterable[int], jobs: int) -> SeedRe
         for future in as_completed([pool.submit(run_seeds, make, chunk) for chunk in chunks]):
             found.add(future.result())
     return found
+
+
+def ends_in_processes(make: type[World], seed: int) -> set[str]:
+    """Run a seed in processes that order sets otherwise; return how it ends, in each of them."""
+    script = (
+        f"from {make.__module__} import {make.__name__} as made\n"
+        f"w = made({seed})\nw.run()\nprint(w.hash, w.steps, w.clock.now)"
+    )
+    return {
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env={**os.environ, "PYTHONHASHSEED": salt},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for salt in ("1", "2")
+    }

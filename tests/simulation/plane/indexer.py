@@ -11,19 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator.core.model.entities import Bucket, Index
 from coordinator.core.model.records import (
-    ALLOCATED,
     Holding,
-    HoldingsReported,
     HoldingsRequested,
-    SliceAnswered,
 )
 from coordinator.core.model.stream_records import (
     BuildProgress,
     CatchUpRequested,
-    HwHeartbeat,
-    IndexBuilt,
 )
-from coordinator.kafka.topics import ACKS, HEARTBEAT, HW, STREAM_REQUEST
+from coordinator.kafka.topics import STREAM_REQUEST
 from coordinator.runtime.threads import Threads
 from indexer_sim.bucket.allocation import Allocate, AllocationPlanner
 from indexer_sim.bucket.bucket import Bucket as Storage
@@ -36,7 +31,7 @@ from tests.simulation.kernel.clock import WALL_MS
 from tests.simulation.plane.disk import Crashed, MemoryDatabase
 from tests.simulation.plane.reading import Buckets, Reader
 from tests.simulation.plane.shell import Shell
-from tests.support.indexes import make_indexer_beat, make_watermarks
+from tests.simulation.voices import IndexerVoice
 
 if TYPE_CHECKING:
     from tests.simulation.plane.world import PlaneWorld
@@ -134,7 +129,7 @@ class Life:
             self.storage.know(entity.name, entity.vbuckets)
 
     def asked(self, record: HoldingsRequested) -> None:
-        if (record.indexer, record.incarnation) != (self.number, self.shell.incarnation):
+        if not self.shell.is_asked(record):
             return
         self._asked = record
         if record.reread:
@@ -147,17 +142,7 @@ class Life:
         if asked is None or not self.planner.complete:
             return
         self._asked = None
-        cas = self.world.cas_base + self.position - 1
-        report = HoldingsReported(
-            self.number,
-            self.shell.incarnation,
-            asked.round,
-            cas,
-            0,
-            1,
-            tuple(self.planner.report()),
-        )
-        self.world.network.send(ACKS, report)
+        self.shell.say_holdings(asked, self.position, [tuple(self.planner.report())])
 
     def _act(self) -> None:
         for action in self.planner.plan():
@@ -171,18 +156,9 @@ class Life:
                     self.planner.refuse(action, error.message)
         self.planner.hold(self.storage.held, self.storage.shards)
         for reply in self.planner.replies():
-            if reply.answer == ALLOCATED:
-                self.world.judge.allocated.add((self.number, reply.index_id))
-            answer = SliceAnswered(
-                self.number,
-                self.shell.incarnation,
-                reply.index_id,
-                reply.answer,
-                reply.reason,
-                reply.slices,
-                reply.shard,
+            self.shell.say_slices(
+                reply.index_id, reply.answer, reply.reason, reply.slices, reply.shard
             )
-            self.world.network.send(ACKS, answer)
         self.planner.close_finished()
 
     def _allocate(self, action: Allocate) -> None:
@@ -229,13 +205,7 @@ class Life:
 
     def _beat(self) -> None:
         world = self.world
-        beat = make_indexer_beat(
-            self.number,
-            incarnation=self.shell.incarnation,
-            address=f"indexer{self.number}",
-            at_ms=WALL_MS,
-        )
-        world.network.send(HEARTBEAT, beat)
+        self.shell.say_alive()
         self.storage.tend()
         self.planner.hold(self.storage.held, self.storage.shards)
         if self.planner.open:
@@ -250,7 +220,7 @@ class Life:
     def _tell(self, bucket: Storage) -> None:
         world, now = self.world, self.world.clock.now
         tracker = bucket.tracker
-        world.network.send(HW, self._watermarks(bucket))
+        self._say_held(bucket)
         gaps = tracker.gaps()
         if gaps and now >= self._requested_ms.get(bucket.name, 0) + REQUEST_MS:
             self._requested_ms[bucket.name] = now
@@ -271,22 +241,18 @@ class Life:
             if index is not None and _is_built(index, state):
                 self._say_built(bucket, index)
 
-    def _watermarks(self, bucket: Storage) -> HwHeartbeat:
+    def _say_held(self, bucket: Storage) -> None:
         tracker = bucket.tracker
         builds = tuple(
             BuildProgress(index_id, tracked.state.build, tracker.done_bits(index_id))
             for index_id, tracked in sorted(tracker.indexes.items())
             if tracked.state.build
         )
-        return make_watermarks(
-            self.number,
+        self.shell.say_held(
+            bucket.name,
             tracker.vector(),
-            incarnation=self.shell.incarnation,
-            bucket=bucket.name,
-            indexes=tuple(sorted(tracker.indexes)),
-            free=1,
+            tuple(sorted(tracker.indexes)),
             builds=builds,
-            at_ms=WALL_MS,
             read=tracker.chains.read(tracker.partitions),
             taken=tracker.taken(),
         )
@@ -294,11 +260,8 @@ class Life:
     def _say_built(self, bucket: Storage, index: Index) -> None:
         world = self.world
         world.witness.built(self, bucket, index)
-        shard = bucket.shards[index.id]
-        world.judge.built.add((self.number, index.id, index.build, shard))
         late_ms = world.clock.chance.choice((0, 0, 0, 500, 3_000)) if not world.healed else 0
-        record = IndexBuilt(self.number, self.shell.incarnation, index.id, index.build)
-        world.network.send(ACKS, record, late_ms)
+        self.shell.say_built(index, bucket.shards[index.id], late_ms)
 
     def is_settled(self) -> bool:
         return (
@@ -324,7 +287,7 @@ def _lacks_something(bucket: Storage) -> bool:
     return any(v in tracked.marks for v in odd for tracked in tracker.indexes.values())
 
 
-class Indexer(Shell[Life]):
+class Indexer(Shell[Life], IndexerVoice):
     """An indexer, its lives, and its disks."""
 
     kind = "indexer"

@@ -10,7 +10,6 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from coordinator.core.model.records import ProjectorHeartbeat
 from coordinator.core.model.stream_records import (
     BACKFILL,
     CATCHUP,
@@ -19,9 +18,7 @@ from coordinator.core.model.stream_records import (
     FailoverBranch,
     FailoverLog,
     HwHeartbeat,
-    IndexRouted,
 )
-from coordinator.kafka.topics import ACKS, HEARTBEAT
 from projector_sim.projector.connection_runs import Run
 from projector_sim.projector.evaluation_plan import Route, Routes
 from projector_sim.projector.router import Router
@@ -36,10 +33,10 @@ from projector_sim.projector.stream_planner import (
 )
 from projector_sim.protocol.frames import Kind
 from tests.simulation.kernel.actor import Ear
-from tests.simulation.kernel.clock import WALL_MS
 from tests.simulation.plane.mutations import PARTITIONS, Producer
 from tests.simulation.plane.shell import Shell
 from tests.simulation.plane.store import Connection
+from tests.simulation.voices import ProjectorVoice
 
 if TYPE_CHECKING:
     from tests.simulation.plane.world import PlaneWorld
@@ -63,6 +60,7 @@ class Life:
     """One life of a projector: everything that a kill takes."""
 
     def __init__(self, shell: Projector) -> None:
+        self.shell = shell
         self.world = world = shell.world
         self.number = shell.number
         self.incarnation = shell.incarnation
@@ -147,7 +145,7 @@ class Life:
             self._carry_out(action)
         answers = {(index.id, index.build, reason) for index, reason in self.planner.routed()}
         for answer in sorted(answers - self._answers):
-            self._answer(*answer)
+            self.shell.say_routed(*answer)
         self._answers = answers
 
     def _carry_out(self, action: Action) -> None:
@@ -243,12 +241,6 @@ class Life:
 
     # -- what is told ------------------------------------------------------------------------
 
-    def _answer(self, index_id: int, build: int, reason: str) -> None:
-        if not reason:
-            self.world.judge.routed.add((self.number, self.incarnation, index_id, build))
-        record = IndexRouted(self.number, self.incarnation, index_id, build, reason)
-        self.world.network.send(ACKS, record)
-
     def _period(self) -> None:
         if self.dead:
             return
@@ -261,19 +253,12 @@ class Life:
             for line in self.lines:
                 line.router.repeat()
         for answer in sorted(self._answers):
-            self._answer(*answer)
-        beat = ProjectorHeartbeat(
-            projector=self.number,
-            incarnation=self.incarnation,
-            address=f"projector{self.number}",
-            pid=1,
-            at_ms=WALL_MS,
-            kv="kv",
-            buckets=self.planner.seen(),
-            waiting=self.planner.waiting(self.world.clock.now),
+            self.shell.say_routed(*answer)
+        self.shell.say_alive(
+            self.planner.seen(),
+            self.planner.waiting(self.world.clock.now),
             backfills=self.planner.progress(),
         )
-        self.world.network.send(HEARTBEAT, beat)
 
     # -- its end -----------------------------------------------------------------------------
 
@@ -324,7 +309,7 @@ class Life:
         )
 
 
-class Projector(Shell[Life]):
+class Projector(Shell[Life], ProjectorVoice):
     """A projector, and its lives."""
 
     kind = "projector"

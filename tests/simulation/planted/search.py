@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable
+from typing import Any
 
 import pytest
 
 from tests.simulation.kernel.violation import Violation
+
+
+def cases(mutants: Iterable[tuple[Any, ...]], slow: Container[Any]) -> list[Any]:
+    """Return a test's cases of a table whose rows begin with what plants the bug."""
+    thorough = pytest.mark.thorough
+    return [
+        pytest.param(*row, id=row[0].__name__, marks=[thorough] * (row[0] in slow))
+        for row in mutants
+    ]
 
 
 def search(
