@@ -20,12 +20,7 @@ from coordinator.core.model.commands import (
     SkipRecord,
 )
 from coordinator.core.model.entities import DROPPING, INIT, Index
-from coordinator.core.model.records import (
-    ALLOCATED,
-    RELEASED,
-    Holding,
-    HoldingsRequested,
-)
+from coordinator.core.model.records import ALLOCATED, RELEASED, Holding, HoldingsRequested
 from coordinator.core.model.records import REFUSED as SLICES_REFUSED
 from tests.simulation.data_plane import attend_to_builds
 from tests.simulation.kernel.actor import Actor, Ear

@@ -136,6 +136,12 @@ STEPS_OF_INPUT: dict[type, str] = {
     inp.Examined: "end of the log heard",
 }
 
+ACKS_READ: dict[type, str] = {
+    ProposalAnswered: "answer counted",
+    SliceAnswered: "slices answered",
+    HoldingsReported: "holdings reported",
+}
+
 
 def steps_of_input(machine: Machine, event: inp.Input) -> tuple[str, ...]:
     """Return the steps that the machine's node takes with this input."""
@@ -156,12 +162,8 @@ def steps_of_input(machine: Machine, event: inp.Input) -> tuple[str, ...]:
     if isinstance(event, inp.Requested):
         return ("command taken",)
     if isinstance(event, inp.AcksRead):
-        if isinstance(event.records[0], ProposalAnswered):
-            return ("answer counted",)
-        if isinstance(event.records[0], SliceAnswered):
-            return ("slices answered",)
-        if isinstance(event.records[0], HoldingsReported):
-            return ("holdings reported",)
+        name = ACKS_READ.get(type(event.records[0]))
+        return (name,) if name is not None else ()
     return ()
 
 
@@ -180,40 +182,18 @@ def _read(machine: Machine, event: inp.CommitRead) -> tuple[str, ...]:
     return tuple(found)
 
 
+OTHERS = (
+    "claim read back; claim of another read; full synchronisation begun; full synchronisation "
+    "read; command taken; answer counted; slices answered; holdings asked for; holdings reported; "
+    "end of the log asked for; proposal sent; READY proposed; step of a build proposed; proposal "
+    "accepted; proposal refused; admission asked for; catching up; claim look; fenced, reading "
+    "on; producer asked for; producer given up; events written; history written; log written; "
+    "state written; barrier sent; caller answered; caller refused; transaction abandoned; tail "
+    "asked for; ddl reading begun; store probed"
+)
 STEPS: tuple[str, ...] = (
     *dict.fromkeys(STEPS_OF_INPUT.values()),
     *dict.fromkeys(READ.values()),
     *dict.fromkeys(WRITTEN.values()),
-    "claim read back",
-    "claim of another read",
-    "full synchronisation begun",
-    "full synchronisation read",
-    "command taken",
-    "answer counted",
-    "slices answered",
-    "holdings asked for",
-    "holdings reported",
-    "end of the log asked for",
-    "proposal sent",
-    "READY proposed",
-    "step of a build proposed",
-    "proposal accepted",
-    "proposal refused",
-    "admission asked for",
-    "catching up",
-    "claim look",
-    "fenced, reading on",
-    "producer asked for",
-    "producer given up",
-    "events written",
-    "history written",
-    "log written",
-    "state written",
-    "barrier sent",
-    "caller answered",
-    "caller refused",
-    "transaction abandoned",
-    "tail asked for",
-    "ddl reading begun",
-    "store probed",
+    *OTHERS.split("; "),
 )

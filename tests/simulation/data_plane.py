@@ -11,15 +11,8 @@ from typing import TYPE_CHECKING
 
 from coordinator.core.consensus.inputs import TimestampEntry, TimestampsRead
 from coordinator.core.model.entities import BACKFILL, MAINTENANCE, PENDING, STREAMED, Index, Stream
-from coordinator.core.model.records import (
-    BucketSeen,
-    StreamAwaited,
-    TimestampsHeartbeat,
-)
-from coordinator.core.model.stream_records import (
-    RestartRequested,
-    RestartTimestamp,
-)
+from coordinator.core.model.records import BucketSeen, StreamAwaited, TimestampsHeartbeat
+from coordinator.core.model.stream_records import RestartRequested, RestartTimestamp
 from coordinator.core.model.vectors import Vector
 from coordinator.kafka.topics import HEARTBEAT, RESTART
 from tests.simulation.kernel.actor import Actor

@@ -72,7 +72,38 @@ class Disk(kernel.Disk[Content, Batch]):
         self.durable_prepared: set[int] = set()
 
     def applied(self, content: Content, batch: Batch) -> Content:
-        return content if batch.doubtful else applied(content, batch.save)
+        if batch.doubtful:
+            return content
+        save = batch.save
+        if save.wipe:
+            content = Content()
+        entities = content.entities.mutate()
+        for key, versioned in save.changes:
+            if versioned is not None:
+                entities[key] = versioned
+            elif key in entities:
+                del entities[key]
+        outcomes = content.outcomes
+        for cas, value in save.outcomes:
+            if value is not None:
+                outcomes = outcomes.set(cas, value)
+            elif cas in outcomes:
+                outcomes = outcomes.delete(cas)
+        rows = content.rows
+        for number, row in save.rows:
+            rows = rows.set(number, row)
+        authority = None if save.authority is None else replace(save.authority, log=Map())
+        return Content(
+            save.authority is not None,
+            save.applied,
+            authority,
+            rows,
+            save.prepared,
+            save.cas,
+            save.digest,
+            entities.finish(),
+            outcomes,
+        )
 
     def write(self, save: fx.Save) -> Batch:
         """Apply a batch in memory."""
@@ -124,36 +155,3 @@ class Disk(kernel.Disk[Content, Batch]):
         self.newest = self.durable
         self.unsynced.clear()
         return True
-
-
-def applied(old: Content, save: fx.Save) -> Content:
-    """Return the content after one more batch."""
-    if save.wipe:
-        old = Content()
-    entities = old.entities.mutate()
-    for key, versioned in save.changes:
-        if versioned is not None:
-            entities[key] = versioned
-        elif key in entities:
-            del entities[key]
-    outcomes = old.outcomes
-    for cas, value in save.outcomes:
-        if value is not None:
-            outcomes = outcomes.set(cas, value)
-        elif cas in outcomes:
-            outcomes = outcomes.delete(cas)
-    rows = old.rows
-    for number, row in save.rows:
-        rows = rows.set(number, row)
-    authority = None if save.authority is None else replace(save.authority, log=Map())
-    return Content(
-        save.authority is not None,
-        save.applied,
-        authority,
-        rows,
-        save.prepared,
-        save.cas,
-        save.digest,
-        entities.finish(),
-        outcomes,
-    )

@@ -248,20 +248,17 @@ def _time_out(world: Cluster, machine: Machine) -> bool:
     return _while_open(world, "transaction timeout", world.broker.time_out, OPENS_WITHIN_MS)
 
 
-def _commit_late(world: Cluster, machine: Machine) -> bool:
-    """The EndTxn of an earlier transaction commits the one that is open, and fences nobody."""
-    return _end_late(world, "late commit", COMMITTED)
+def _end_late(kind: str, status: str) -> Kind:
+    """Return what no client of ours can bring about: topics are damaged, and must be repaired.
 
+    The EndTxn of an earlier transaction ends the one that is open, and fences nobody.
+    """
 
-def _abort_late(world: Cluster, machine: Machine) -> bool:
-    """The EndTxn of an earlier transaction aborts the one that is open, and fences nobody."""
-    return _end_late(world, "late abort", ABORTED)
+    def strike(world: Cluster, machine: Machine) -> bool:
+        world.damaged = True
+        return _while_open(world, kind, lambda: world.broker.end_late(status), OPENS_WITHIN_MS)
 
-
-def _end_late(world: Cluster, kind: str, status: str) -> bool:
-    """Do what no client of ours can bring about: the topics are damaged, and must be repaired."""
-    world.damaged = True
-    return _while_open(world, kind, lambda: world.broker.end_late(status), OPENS_WITHIN_MS)
+    return strike
 
 
 def _repeat_the_end(world: Cluster, machine: Machine) -> bool:
@@ -420,7 +417,7 @@ KINDS: dict[str, Kind] = {
     "clock jump": _jump,
     "clock rate": _lasts("clock rate", _drift, lambda machine: machine.run_at(1.0)),
     "transaction timeout": _time_out,
-    "late commit": _commit_late,
+    "late commit": _end_late("late commit", COMMITTED),
     "compaction": _compact,
     "trim": _trim,
     "foreign record": _foreign,
@@ -428,7 +425,7 @@ KINDS: dict[str, Kind] = {
     "indexer without storage": _indexer_loses_storage,
     "hand-over": _step_down,
     "departure": _leave,
-    "late abort": _abort_late,
+    "late abort": _end_late("late abort", ABORTED),
     "repeated EndTxn": _repeat_the_end,
     "failed sync": _fail_sync,
     "leader change": _change_leader,

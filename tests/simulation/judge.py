@@ -18,7 +18,6 @@ from coordinator.core.model.records import (
     AuthoritySnapshot,
     ClusterFormed,
     ClusterReformed,
-    IndexerRegistered,
     MasterClaimed,
     MasterResigned,
     MemberAdmitted,
@@ -33,10 +32,10 @@ from coordinator.core.model.records import (
 )
 from coordinator.core.model.types import TxnId
 from tests.simulation.actors import Op, Reading
-from tests.simulation.answers import BUILD_EFFECT, EFFECTS, Answers
+from tests.simulation.answers import BUILD_EFFECT, EFFECTS, indexer_differences, is_undone, replied
 from tests.simulation.conclusion import conclude
-from tests.simulation.kernel.broker import COMMITTED, Session, Stored
-from tests.simulation.kernel.violation import Violation, require
+from tests.simulation.kernel.broker import Session, Stored
+from tests.simulation.kernel.violation import require
 from tests.simulation.meter import CALLS_PER_MS, STEP_MS_MAX
 from tests.simulation.truth import Done, Seen, Truth, Version, digest_of, point_of
 
@@ -61,10 +60,13 @@ LEGAL = {
 """What an index may become, written down a second time."""
 
 
-class Judge(Answers):
+class Judge:
     """Sees everything, and knows what follows from it."""
 
     conclude = conclude
+    replied = replied
+    is_undone = is_undone
+    indexer_differences = indexer_differences
 
     def __init__(self, world: Cluster) -> None:
         self.world = world
@@ -382,9 +384,7 @@ class Judge(Answers):
         new = now.state if isinstance(now, Index) else None
         rewritten = mutation.event in ("EntityRewritten", "ShardsMoved") and old == new
         require(
-            rewritten or (old, new) in LEGAL,
-            "legal-transitions",
-            f"{mutation.key}: {old} -> {new}",
+            rewritten or (old, new) in LEGAL, "legal-transitions", f"{mutation.key}: {old} -> {new}"
         )
         if isinstance(now, Index) and new != DROPPING:
             name = (now.bucket, now.name)
@@ -577,5 +577,3 @@ RULES: dict[type, Any] = {
     ClusterReformed: Judge._reformed,
     OutcomesForgotten: Judge._forgotten,
 }
-
-__all__ = ["COMMITTED", "IndexerRegistered", "Judge", "Violation"]

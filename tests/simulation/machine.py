@@ -354,13 +354,13 @@ class Machine(Actor):
         """Give an input to this life of the node after a while."""
         self.at(delay_ms, self.feed, event)
 
-    def _when_it_reads(self, delay_ms: int, what: Callable[..., None], *args: Any) -> None:
+    def when_it_reads(self, delay_ms: int, what: Callable[..., None], *args: Any) -> None:
         """Have `what` called after a while, and when the machine can read from the broker."""
         self.at(delay_ms, self._if_it_reads, what, args)
 
     def _if_it_reads(self, what: Callable[..., None], args: tuple[Any, ...]) -> None:
         if self._cannot_read():
-            self._when_it_reads(AGAIN_MS, what, *args)
+            self.when_it_reads(AGAIN_MS, what, *args)
         else:
             what(*args)
 
@@ -426,13 +426,10 @@ class Machine(Actor):
         if life == self.life:
             self._written = max(self._written, offset)
 
-    def _do_examine(self, effect: fx.Examine) -> None:
-        self.clock.at(self.clock.delay(), self._examine, effect.token)
-
-    def _examine(self, token: int) -> None:
+    def _examine(self, effect: fx.Examine) -> None:
         cut = self.deaf or self.mute
         end = -1 if cut else self.broker["commit"].stable
-        self.later(self.clock.delay(), inp.Examined(token, end, self._written, "cut off"))
+        self.later(self.clock.delay(), inp.Examined(effect.token, end, self._written, "cut off"))
 
     def _do_answer(self, effect: fx.Answer) -> None:
         record = effect.record
@@ -511,7 +508,7 @@ class Machine(Actor):
         if effect.source == COMPACTED:
             self.at(self.clock.delay(), self._synchronise, effect, 0, -1)
         else:
-            self._when_it_reads(self.clock.delay(), self._read_source, effect, -1)
+            self.when_it_reads(self.clock.delay(), self._read_source, effect, -1)
 
     def _synchronise(self, effect: fx.Synchronise, position: int, goal: int) -> None:
         """Read to the CAS or to the stable offset, then measure again and read to that."""
@@ -550,7 +547,7 @@ class Machine(Actor):
             if max((e.cas for e in events), default=0) < effect.cas > above and (
                 self.clock.now < gave_up_ms
             ):
-                self._when_it_reads(20, self._read_source, effect, gave_up_ms)
+                self.when_it_reads(20, self._read_source, effect, gave_up_ms)
                 return
         self.feed(inp.SyncRead(effect.token, (), False, held))
         half = len(events) // 2
@@ -564,9 +561,6 @@ class Machine(Actor):
             held += assembly.add(stored.value)
         return tuple(held), assembly.cas
 
-    def _do_take_snapshot(self, effect: fx.TakeSnapshot) -> None:
-        self.at(self.clock.delay() + self.slow(), self._take_snapshot, effect)
-
     def _take_snapshot(self, effect: fx.TakeSnapshot) -> None:
         """Write the copy; a process that ends meanwhile leaves a part of it."""
         if self._cannot_read() or self.loses(self.world.faults.call_lost):
@@ -579,13 +573,10 @@ class Machine(Actor):
         ]
         self.later(self.clock.delay(), inp.SnapshotTaken(effect.token, offsets[0]))
 
-    def _do_scrub(self, effect: fx.Scrub) -> None:
-        self._when_it_reads(self.clock.delay(), self._scrub, effect)
-
     def _scrub(self, effect: fx.Scrub) -> None:
         partition = self.broker["statecontext"]
         if partition.stable + self.world.cas_base <= effect.state.cas:
-            self._when_it_reads(AGAIN_MS, self._scrub, effect)
+            self.when_it_reads(AGAIN_MS, self._scrub, effect)
             return
         scrubber = Scrubber(effect.state)
         scrubber.add(self._dated(partition.read(0)))
@@ -602,9 +593,6 @@ class Machine(Actor):
             Event(r.value.mutation, r.value.txn, r.value.index, r.value.count, base + r.offset)
             for r in found
         )
-
-    def _do_read_tail(self, effect: fx.ReadTail) -> None:
-        self._when_it_reads(2 * self.clock.delay(), self._tail, effect)
 
     def _tail(self, effect: fx.ReadTail) -> None:
         first = effect.cas + 1 - self.world.cas_base
@@ -657,7 +645,7 @@ EFFECTS: dict[type, Callable[[Machine, Any], None]] = {
     fx.Ask: Machine._do_ask,
     fx.Save: Machine._do_save,
     fx.Probe: Machine._do_probe,
-    fx.Examine: Machine._do_examine,
+    fx.Examine: lambda machine, e: machine.clock.at(machine.clock.delay(), machine._examine, e),
     fx.OpenProducer: lambda machine, effect: machine.producer.open(effect),
     fx.CloseProducer: lambda machine, effect: machine.producer.drop(),
     fx.WriteEvents: lambda machine, effect: machine.producer.write_events(effect),
@@ -665,9 +653,13 @@ EFFECTS: dict[type, Callable[[Machine, Any], None]] = {
     fx.Conclude: lambda machine, effect: machine.producer.conclude(effect),
     fx.Abandon: lambda machine, effect: machine.producer.abandon(effect),
     fx.Synchronise: Machine._do_synchronise,
-    fx.ReadTail: Machine._do_read_tail,
-    fx.TakeSnapshot: Machine._do_take_snapshot,
-    fx.Scrub: Machine._do_scrub,
+    fx.ReadTail: lambda machine, e: machine.when_it_reads(
+        2 * machine.clock.delay(), machine._tail, e
+    ),
+    fx.TakeSnapshot: lambda machine, e: machine.at(
+        machine.clock.delay() + machine.slow(), machine._take_snapshot, e
+    ),
+    fx.Scrub: lambda machine, e: machine.when_it_reads(machine.clock.delay(), machine._scrub, e),
     fx.Trim: Machine._do_trim,
     fx.ReadDdl: lambda machine, effect: machine.ddl.read(effect),
     fx.StopDdl: lambda machine, effect: machine.ddl.stop(),

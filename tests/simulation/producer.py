@@ -143,6 +143,15 @@ class ProducerThread:
             self.machine.feed(inp.Ended(token))
         self._go_on(generation)
 
+    def under_way(self, there: Callable[[], None]) -> None:
+        """Let a call reach the broker, after some time."""
+        machine, clock = self.machine, self.clock
+        slow = 0
+        if clock.hit(machine.world.faults.call_slow):
+            slow = clock.chance.randint(1, 1_500)
+            machine.met("delay")
+        clock.at(clock.delay() + slow + machine.slow(), there)
+
     # -- the thread --------------------------------------------------------------------------
 
     def _enqueue(self, work: Callable[[], None]) -> None:
@@ -165,10 +174,7 @@ class ProducerThread:
             self._next()
 
     def _in_transaction(
-        self,
-        token: int,
-        what: Callable[[Session, Back], None],
-        answer: Back,
+        self, token: int, what: Callable[[Session, Back], None], answer: Back
     ) -> None:
         """Enqueue a call."""
 
@@ -228,11 +234,7 @@ class ProducerThread:
         faults = machine.world.faults
         lost_there = machine.mute or machine.loses(faults.call_lost)
         if not lost_there:
-            slow = 0
-            if clock.hit(faults.call_slow):
-                slow = clock.chance.randint(1, 1_500)
-                machine.met("delay")
-            clock.at(clock.delay() + slow + machine.slow(), there)
+            self.under_way(there)
         clock.at(PATIENCE_MS, fail, "the broker does not answer")
 
 
@@ -266,11 +268,7 @@ class Ending:
                 clock.at(clock.chance.randint(1, LATE_MS_MAX), self._arrive)
             self._disconnected(cut)
             return
-        slow = 0
-        if clock.hit(faults.call_slow):
-            slow = clock.chance.randint(1, 1_500)
-            machine.met("delay")
-        clock.at(clock.delay() + slow + machine.slow(), self._arrive)
+        self._thread.under_way(self._arrive)
 
     def _disconnected(self, surely: bool = False) -> None:
         """The client notices at once, or never."""

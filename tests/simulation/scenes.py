@@ -9,13 +9,7 @@ from typing import Any
 import pytest
 
 from coordinator.core.consensus.inputs import Requested
-from coordinator.core.model.commands import (
-    OK,
-    Command,
-    Outcome,
-    PutSetting,
-    Request,
-)
+from coordinator.core.model.commands import OK, Command, Outcome, PutSetting, Request
 from tests.simulation import actors
 from tests.simulation.machine import Machine
 from tests.simulation.world import World

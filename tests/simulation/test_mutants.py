@@ -133,12 +133,7 @@ MUTANTS: list[tuple[Plant, Worlds, int, set[str]]] = [
         0,
         {"compacted-state-suffices", "converges"},
     ),
-    (
-        c.holes_are_left,
-        at(("events placed", "late abort")),
-        1,
-        {"compacted-state-suffices"},
-    ),
+    (c.holes_are_left, at(("events placed", "late abort")), 1, {"compacted-state-suffices"}),
     (
         c.repeated_end_of_a_transaction_is_believed,
         at(("verdict written", "repeated EndTxn"), ("events placed", "repeated EndTxn")),
@@ -151,18 +146,8 @@ MUTANTS: list[tuple[Plant, Worlds, int, set[str]]] = [
         2,
         {"a-disk-holds-one-offset"},
     ),
-    (
-        c.log_is_trimmed_too_early,
-        configured(snapshot_bytes=960),
-        5,
-        {"what-is-trimmed-is-durable"},
-    ),
-    (
-        c.outcomes_are_trimmed_away,
-        configured(snapshot_bytes=960),
-        0,
-        {"outcomes-outlive-no-trim"},
-    ),
+    (c.log_is_trimmed_too_early, configured(snapshot_bytes=960), 5, {"what-is-trimmed-is-durable"}),
+    (c.outcomes_are_trimmed_away, configured(snapshot_bytes=960), 0, {"outcomes-outlive-no-trim"}),
     (
         c.synchronised_without_a_digest,
         focus("crash_and_wipe"),
@@ -204,12 +189,7 @@ MUTANTS: list[tuple[Plant, Worlds, int, set[str]]] = [
     (a.late_proposal_is_accepted, focus("append_doubled", "full_disk", "cut"), 4, {"folds-agree"}),
     (a.admitted_behind, focus("crash", "crash_and_wipe"), 5, {"folds-agree"}),
     (a.join_inside_a_transaction, focus("crash"), 7, {"folds-agree"}),
-    (
-        a.anybody_may_claim,
-        focus("cut", "crash_the_master", "slow_network"),
-        3,
-        {"folds-agree"},
-    ),
+    (a.anybody_may_claim, focus("cut", "crash_the_master", "slow_network"), 3, {"folds-agree"}),
     (a.membership_counts_before_it_is_read_back, anywhere, 1, {"participants-are-the-members"}),
     (a.second_terminal_status_is_accepted, focus("compact"), 0, {"statuses-agree"}),
     (

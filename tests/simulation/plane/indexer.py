@@ -10,14 +10,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from coordinator.core.model.entities import Bucket, Index
-from coordinator.core.model.records import (
-    Holding,
-    HoldingsRequested,
-)
-from coordinator.core.model.stream_records import (
-    BuildProgress,
-    CatchUpRequested,
-)
+from coordinator.core.model.records import Holding, HoldingsRequested
+from coordinator.core.model.stream_records import BuildProgress, CatchUpRequested
 from coordinator.kafka.topics import STREAM_REQUEST
 from coordinator.runtime.threads import Threads
 from indexer_sim.bucket.allocation import Allocate, AllocationPlanner
