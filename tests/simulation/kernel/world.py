@@ -17,7 +17,7 @@ from tests.simulation.kernel.clock import Clock
 from tests.simulation.kernel.coverage import Coverage
 from tests.simulation.kernel.faults import Table
 from tests.simulation.kernel.network import Network
-from tests.simulation.kernel.violation import require
+from tests.simulation.kernel.violation import Violation
 
 FAULTS_FROM_MS = 1_200
 FAULTS_UNTIL_MS = 9_000
@@ -145,7 +145,8 @@ class World:
             if self._left < left:
                 # A client that reads at a node which stays down is slow, and not stuck.
                 left, limit = self._left, max(limit, self.clock.now + CONVERGED_BY_MS)
-            require(self.clock.now < limit, name, self.unsettled())
+            if self.clock.now >= limit:
+                raise Violation(name, self.unsettled())
             for actor in self.actors:
                 actor.tend()
             self.clock.run(self.clock.now + 100)

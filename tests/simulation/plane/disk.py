@@ -88,7 +88,9 @@ class MemoryDatabase(Disk[dict[bytes, bytes], Batch]):
         self.failing -= refused
         if not refused or self._took_place():
             self.take(batch)
-            self.secure(max(0, len(self.unsynced) - (0 if sync else UNSYNCED_MAX)))
+            old = len(self.unsynced) - (0 if sync else UNSYNCED_MAX)
+            if old > 0:
+                self.secure(old)
         if refused:
             raise StorageError("refused", "the disk is full")
         if self.fuse >= 0:

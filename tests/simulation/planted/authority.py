@@ -40,7 +40,8 @@ Patch = pytest.MonkeyPatch
 
 
 def act_before_the_claim_is_read_back(patch: Patch) -> None:
-    opened, on_claimed = Node._producer_opened, Node._on_claimed
+    opened = nodes.HANDLERS[nodes.ProducerOpened]
+    on_claimed = nodes.ACTIONS[authorities.MasterClaimed]
 
     def eager(self: Node, event: Any) -> None:
         opened(self, event)
@@ -50,7 +51,7 @@ def act_before_the_claim_is_read_back(patch: Patch) -> None:
         candidacy = election.candidacy
         if candidacy is not None and self.authority is not None:
             election.candidacy = None
-            self._elected(Elected(candidacy.epoch))
+            nodes.SIGNALS[Elected](self, Elected(candidacy.epoch))
             assert self.master is not None
             self.master.substate = masters.ACTIVE
 
@@ -105,7 +106,7 @@ def admitted_behind(patch: Patch) -> None:
 
 
 def anybody_may_claim(patch: Patch) -> None:
-    claimed = authorities._claimed
+    claimed = authorities.FOLDS[authorities.MasterClaimed]
 
     def lax(state: Any, offset: int, record: Any) -> AuthorityUpdate:
         return claimed(replace(state, acceptors=()), offset, record)
@@ -169,7 +170,7 @@ def look_waits_for_ever(patch: Patch) -> None:
 
 def join_inside_a_transaction(patch: Patch) -> None:
     advance = Master.advance
-    admitted = authorities._admitted
+    admitted = authorities.FOLDS[MemberAdmitted]
 
     def lax(state: Any, offset: int, record: MemberAdmitted) -> AuthorityUpdate:
         folded = admitted(replace(state, open=None), offset, record)
@@ -195,7 +196,7 @@ def join_inside_a_transaction(patch: Patch) -> None:
 
 
 def second_terminal_status_is_accepted(patch: Patch) -> None:
-    rolled_back, conclude = authorities._rolled_back, Committer._conclude
+    rolled_back, conclude = authorities.FOLDS[TransactionRolledBack], Committer._conclude
 
     def lax(state: AuthorityState, offset: int, record: TransactionRolledBack) -> AuthorityUpdate:
         folded = rolled_back(state, offset, record)

@@ -26,10 +26,7 @@ from coordinator.core.leader.scrubbing import ScrubSchedule
 from coordinator.core.leader.transaction import CONCLUDING, Attempt
 from coordinator.core.leader.verdicts import dated
 from coordinator.core.model.commands import UNKNOWN, Outcome, refused
-from coordinator.core.model.records import (
-    ACCEPTED,
-    TransactionProposed,
-)
+from coordinator.core.model.records import ACCEPTED, TransactionProposed
 from coordinator.core.node import Node
 from coordinator.kafka import end_txn
 
@@ -81,7 +78,7 @@ def reply_before_the_last_acknowledgement(patch: Patch) -> None:
 
 
 def install_without_a_verdict(patch: Patch) -> None:
-    proposed = Node._on_proposed
+    proposed = nodes.ACTIONS[TransactionProposed]
 
     def eager(self: Node, entry: Any, before: Any) -> None:
         proposed(self, entry, before)
@@ -110,7 +107,7 @@ def accept_before_it_is_durable(patch: Patch) -> None:
 
 
 def ambiguous_commit_is_called_a_refusal(patch: Patch) -> None:
-    lose = Node._lose_mastership
+    lose = nodes.SIGNALS[LoseMastership]
 
     def sure(self: Node, signal: LoseMastership) -> None:
         master = self.master
@@ -256,7 +253,7 @@ def cas_as_a_maximum_over_records(patch: Patch) -> None:
 
 
 def silent_damage_is_believed(patch: Patch) -> None:
-    started = Node._started
+    started = nodes.HANDLERS[Started]
 
     def trusting(self: Node, event: Started) -> None:
         restored = event.restored
