@@ -2,8 +2,12 @@
 `stability` and `restart`.
 
 Each process of a node is a consumer group of its own. So every node reads everything, and a restart
-never waits for the session of the process before it. The agents only pass records on, each topic
-in its order. The core decides what the records mean.
+never waits for the session of the process before it.
+
+An agent decodes a record, and has it folded and stored, before it reads the next one. The shell
+(`node/shell.py`) hands it to the node, whose followers (`core/consensus/follower.py`,
+`timestamp_follower.py`) know what it means and fold it, and writes what they ask it to save to the
+store, in the same turn of the loop.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import logging
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import faust
 from faust.types import TP
@@ -23,7 +27,6 @@ from coordinator import codec
 from coordinator.core.consensus.inputs import (
     CommitRead,
     Entry,
-    Input,
     TimestampEntry,
     TimestampsRead,
 )
@@ -39,9 +42,8 @@ from coordinator.kafka.faust_transport import Transport, is_at_end
 from coordinator.kafka.topics import COMMIT, RESTART, STABILITY, topic_name
 from schemas.registry import SchemaError
 
-BATCH_MAX = 500
-TIMESTAMPS_MAX = 32
-"""So many vectors of timestamps are dealt with before the commit topic has its turn again."""
+FETCHED_MAX = 500
+"""So many records are taken from what was fetched at once."""
 
 SESSION_TIMEOUT_S = 60.0
 """Long: nobody else waits for this group's partition, and a busy loop must not lose it."""
@@ -80,12 +82,14 @@ class Sparing(logging.Filter):
         return True
 
 
-E = TypeVar("E")
+Decode = Callable[[Offset, bytes | None], CommitRead | TimestampsRead]
+FoldAndStore = Callable[[CommitRead | TimestampsRead], None]
+"""Has a follower of the node fold what was read, and the store written, before it returns."""
 
 
 class Folds:
     """Reads `commit` from `begin` on, and all that `stability` and `restart` have, each by a Faust
-    agent, and feeds batches of entries in the order of the topic."""
+    agent that folds and stores every record in the order of its topic."""
 
     def __init__(
         self,
@@ -94,7 +98,7 @@ class Folds:
         cluster: str,
         group: str,
         begin: Offset,
-        feed: Callable[[Input], None],
+        fold_and_store: FoldAndStore,
         data_dir: str,
     ) -> None:
         urls = [URL(f"kafka://{server}") for server in bootstrap_servers.split(",")]
@@ -110,38 +114,27 @@ class Folds:
             stream_publish_on_commit=False,
             consumer_auto_offset_reset="none",
             broker_session_timeout=SESSION_TIMEOUT_S,
-            broker_max_poll_records=BATCH_MAX,
+            broker_max_poll_records=FETCHED_MAX,
         )
         self._group, self._cluster = group, cluster
-        self._agents: dict[str, _Agent[Any]] = {}
+        self._agents: dict[str, _Agent] = {}
         self._whole: set[str] = set()
         self._begin_at = {self._place(name): Offset(0) for name in TIMESTAMPS}
         self._transport = self.app.transport = Transport(
             urls, self.app, begin_at=self._begin_at, forgetful=frozenset(self._begin_at)
         )
         self._begin_at[self._place(COMMIT)] = begin
-        self._add(COMMIT, _entry, lambda entries: feed(CommitRead(entries)), BATCH_MAX)
+        self._add(COMMIT, _commit_read, fold_and_store)
         for name, expected in TIMESTAMPS.items():
-            self._add(
-                name,
-                partial(_timestamp, name, expected),
-                lambda entries: feed(TimestampsRead(entries)),
-                TIMESTAMPS_MAX,
-            )
+            self._add(name, partial(_timestamps_read, name, expected), fold_and_store)
         _be_quiet()
 
     def _place(self, name: str) -> TP:
         return TP(topic_name(self._cluster, name), 0)
 
-    def _add(
-        self,
-        name: str,
-        entry: Callable[[Offset, bytes | None], E],
-        feed: Callable[[tuple[E, ...]], None],
-        batch_max: int,
-    ) -> None:
+    def _add(self, name: str, decode: Decode, fold_and_store: FoldAndStore) -> None:
         place = self._place(name)
-        agent = self._agents[name] = _Agent(place, self._begin_at, entry, feed, batch_max)
+        agent = self._agents[name] = _Agent(place, self._begin_at, decode, fold_and_store)
         # Without acks Faust commits no offsets, which nobody would read, and does not keep the
         # gaps that transaction markers leave in a tree of intervals.
         channel = self.app.topic(
@@ -168,40 +161,41 @@ class Folds:
         return next((a.failure for a in self._agents.values() if a.failure), "")
 
     def is_whole(self, name: str) -> bool:
-        """Tell whether all that a topic had, at some time since the start, was fed."""
+        """Tell whether all that a topic had, at some time since the start, was folded."""
         if name not in self._whole and self.app.started:
-            place, agent = self._place(name), self._agents[name]
-            fetched = is_at_end(self.app.consumer, place)
-            if fetched and agent.next_offset > self._transport.delivered.get(place, -1):
+            place = self._place(name)
+            folded = self._begin_at[place] > self._transport.delivered.get(place, -1)
+            if folded and is_at_end(self.app.consumer, place):
                 self._whole.add(name)
         return name in self._whole
 
 
-class _Agent(Generic[E]):
-    """Hands every record of a topic over, in order; those that are there already go together."""
+class _Agent:
+    """Folds and stores every record of a topic, one after the other."""
 
     def __init__(
         self,
         place: TP,
         begin_at: dict[TP, Offset],
-        entry: Callable[[Offset, bytes | None], E],
-        feed: Callable[[tuple[E, ...]], None],
-        batch_max: int,
+        decode: Decode,
+        fold_and_store: FoldAndStore,
     ) -> None:
         self._place = place
         self._begin_at = begin_at
-        self._entry = entry
-        self._feed = feed
-        self._batch_max = batch_max
-        self._pending: list[E] = []
-        self._flush_planned = False
+        self._decode = decode
+        self._fold_and_store = fold_and_store
         self.failure = ""
 
     async def run(self, stream: Any) -> None:
-        """Read until the application ends; any other end of it is a `failure`."""
+        """Decode, fold and store until the application ends; any other end is a `failure`."""
         why = "it ended by itself"
         try:
-            await self._read(stream)
+            async for event in stream.events():
+                offset = event.message.offset
+                read = self._decode(offset, event.value)
+                self._fold_and_store(read)
+                # A rebalance seeks anew: not to where this life began, which may be long ago.
+                self._begin_at[self._place] = offset + 1
         except asyncio.CancelledError:
             why = "it was cancelled"
             raise
@@ -211,38 +205,16 @@ class _Agent(Generic[E]):
         finally:
             self.failure = f"the agent of {self._place.topic} reads no more: {why}"
 
-    async def _read(self, stream: Any) -> None:
-        loop = asyncio.get_running_loop()
-        async for event in stream.events():
-            self._pending.append(self._entry(event.message.offset, event.value))
-            # A rebalance seeks anew: not to where this life began, which may be long ago.
-            self._begin_at[self._place] = event.message.offset + 1
-            if len(self._pending) >= self._batch_max:
-                self._flush()
-                await asyncio.sleep(0)  # The other topics have their turn.
-            elif not self._flush_planned:
-                self._flush_planned = True
-                loop.call_soon(self._flush)
 
-    @property
-    def next_offset(self) -> Offset:
-        """Return up to where everything was fed, that one not included."""
-        return Offset(0) if self._pending else self._begin_at[self._place]
-
-    def _flush(self) -> None:
-        self._flush_planned = False
-        if self._pending:
-            entries, self._pending = tuple(self._pending), []
-            self._feed(entries)
-
-
-def _entry(offset: Offset, raw: bytes | None) -> Entry:
+def _commit_read(offset: Offset, raw: bytes | None) -> CommitRead:
     """Decode one record; one that does not belong here still takes its place in the order."""
-    return Entry(offset, _decoded(raw, CommitRecord), raw or b"")
+    return CommitRead((Entry(offset, _decoded(raw, CommitRecord), raw or b""),))
 
 
-def _timestamp(topic: str, expected: Any, offset: Offset, raw: bytes | None) -> TimestampEntry:
-    return TimestampEntry(topic, offset, _decoded(raw, expected), raw or b"")
+def _timestamps_read(
+    topic: str, expected: Any, offset: Offset, raw: bytes | None
+) -> TimestampsRead:
+    return TimestampsRead((TimestampEntry(topic, offset, _decoded(raw, expected), raw or b""),))
 
 
 def _decoded(raw: bytes | None, expected: Any) -> Any:

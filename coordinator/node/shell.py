@@ -266,10 +266,18 @@ class Shell:
             cluster=self._cluster,
             group=f"{self._cluster}.node-{config.node}.{config.incarnation:x}",
             begin=effect.offset,
-            feed=self.feed,
+            fold_and_store=self._fold_and_store,
             data_dir=self._data_dir,
         )
         self._spawn(self._start_fold(self._fold))
+
+    def _fold_and_store(self, read: inputs.CommitRead | inputs.TimestampsRead) -> None:
+        """Have the node's followers fold what an agent has decoded, and store what they ask for.
+
+        When this returns, `_save` has written it, synced where they asked for that: an agent runs
+        in this loop, and never inside a step of the node.
+        """
+        self.feed(read)
 
     async def _start_fold(self, fold: Folds) -> None:
         try:

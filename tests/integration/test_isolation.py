@@ -166,7 +166,7 @@ def test_the_agents_of_a_node_fold_what_was_committed(plant: Plant, tmp_path: Pa
             cluster=plant.cluster,
             group=f"{plant.cluster}.node",
             begin=0,
-            feed=fed.append,
+            fold_and_store=fed.append,
             data_dir=str(tmp_path),
         )
         await folds.start()

@@ -57,7 +57,7 @@ async def restart_under_a_fold(folder: Path) -> None:
             cluster="f",
             group="f.node-1",
             begin=1_000,
-            feed=feed,
+            fold_and_store=feed,
             data_dir=str(folder),
         )
         starting = asyncio.create_task(fold.start())
@@ -107,7 +107,7 @@ async def forgotten_records(servers: str, folder: Path) -> None:
         cluster="f",
         group="f.node-1",
         begin=0,
-        feed=feed,
+        fold_and_store=feed,
         data_dir=str(folder),
     )
     assert not fold.is_whole(RESTART)

@@ -27,7 +27,7 @@ from coordinator.core.model.stream_records import (
 )
 from coordinator.core.timestamps import board as boards
 from coordinator.http import timestamp_views, views
-from coordinator.kafka.agents import _entry, _timestamp
+from coordinator.kafka.agents import _commit_read, _timestamps_read
 from coordinator.kafka.topics import ACKS, COMMIT, HEARTBEAT, HW, RESTART, STABILITY
 from schemas.registry import SchemaError
 from tests.support.fuzzing import holds
@@ -83,11 +83,9 @@ def _lives(history: list[Event]) -> None:
         if topic == "time":
             one.run(given)
         elif topic == COMMIT:
-            entry = _entry(one.written_by_others(), given)
-            one.feed(inputs.CommitRead((entry,)))
+            one.feed(_commit_read(one.written_by_others(), given))
         elif topic in (STABILITY, RESTART):
-            entry = _timestamp(topic, get_args(boards.Record), offset, given)
-            one.feed(inputs.TimestampsRead((entry,)))
+            one.feed(_timestamps_read(topic, get_args(boards.Record), offset, given))
         else:
             try:
                 record = codec.decode(given)

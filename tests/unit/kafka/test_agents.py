@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,8 @@ from faust.types import TP
 
 from coordinator import codec
 from coordinator.core.model.records import CommitRecord, Unreadable
-from coordinator.kafka.agents import REPEAT_S, Sparing, _Agent, _decoded
+from coordinator.core.model.types import Offset
+from coordinator.kafka.agents import REPEAT_S, Folds, Sparing, _Agent, _commit_read, _decoded
 
 
 def record_of(message: str, *arguments: object) -> logging.LogRecord:
@@ -47,20 +49,35 @@ class Stream:
             raise self._end
 
 
-def agent_of(fed: list[Any]) -> _Agent[Any]:
-    return _Agent(PLACE, {PLACE: 0}, lambda offset, raw: (offset, raw), fed.append, 10)
+def agent_of(folded: list[Any]) -> _Agent:
+    return _Agent(PLACE, {PLACE: 0}, _commit_read, folded.append)
 
 
 @pytest.mark.parametrize("end", [None, IndexError("odd"), asyncio.CancelledError()])
 def test_an_agent_that_reads_no_more_has_failed(end: BaseException | None) -> None:
     async def run() -> None:
-        fed: list[Any] = []
-        agent = agent_of(fed)
+        folded: list[Any] = []
+        agent = agent_of(folded)
         assert agent.failure == ""
         await asyncio.gather(agent.run(Stream(end, b"a", b"b")), return_exceptions=True)
         assert "c.commit reads no more" in agent.failure
-        await asyncio.sleep(0)
-        assert fed == [((0, b"a"), (1, b"b"))]
+        assert folded == [_commit_read(0, b"a"), _commit_read(1, b"b")]
+
+    asyncio.run(run())
+
+
+def test_the_consumer_of_the_agents_lives_in_the_loop_of_the_node(tmp_path: Path) -> None:
+    async def run() -> None:
+        folds = Folds(
+            bootstrap_servers="localhost:1",
+            cluster="c",
+            group="c.node",
+            begin=Offset(0),
+            fold_and_store=[].append,
+            data_dir=str(tmp_path),
+        )
+        consumer: Any = folds.app.consumer
+        assert consumer._thread.loop is asyncio.get_running_loop()
 
     asyncio.run(run())
 
