@@ -38,7 +38,7 @@ from coordinator.core.model.stream_records import (
     StabilityTimestamp,
 )
 from coordinator.core.model.types import Offset
-from coordinator.kafka.faust_transport import Transport, is_at_end
+from coordinator.kafka.faust_transport import Transport
 from coordinator.kafka.topics import COMMIT, RESTART, STABILITY, topic_name
 from schemas.registry import SchemaError
 
@@ -165,7 +165,7 @@ class Folds:
         if name not in self._whole and self.app.started:
             place = self._place(name)
             folded = self._begin_at[place] > self._transport.delivered.get(place, -1)
-            if folded and is_at_end(self.app.consumer, place):
+            if folded and self._transport.is_at_end(place):
                 self._whole.add(name)
         return name in self._whole
 

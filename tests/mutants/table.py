@@ -33,6 +33,7 @@ SYNCHRONISER = "coordinator/core/consensus/synchroniser.py"
 SCRUBBER = "coordinator/core/consensus/scrubber.py"
 PRODUCERS, TOPICS = "coordinator/kafka/producers.py", "coordinator/kafka/topics.py"
 SOURCES, SHELL = "coordinator/kafka/state_sources.py", "coordinator/node/shell.py"
+FAUST = "coordinator/kafka/faust_transport.py"
 
 SYNCS = "tests/unit/node/test_store_syncs.py"
 ROCKSDB = "tests/unit/runtime/test_rocksdb.py"
@@ -49,6 +50,7 @@ LATE = "tests/integration/test_late_end_txn.py"
 ON_TOPICS = "tests/integration/test_topics.py"
 ON_SOURCES = "tests/integration/test_sources.py"
 ISOLATION = "tests/integration/test_isolation.py"
+ON_FAUST = "tests/integration/test_faust_transport.py"
 SCENARIOS = "tests/simulation/test_scenarios.py"
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -546,10 +548,10 @@ MUTANTS: tuple[Mutant, ...] = (
         ISOLATION,
     ),
     Mutant(
-        "agents-see-what-was-not-committed",
-        "coordinator/kafka/faust_transport.py",
-        'consumer._isolation_level = "read_committed"',
-        'consumer._isolation_level = "read_uncommitted"',
+        "faust-agents-see-what-was-not-committed",
+        FAUST,
+        'isolation_level="read_committed"',
+        'isolation_level="read_uncommitted"',
         ISOLATION,
     ),
     Mutant(
@@ -997,6 +999,133 @@ MUTANTS: tuple[Mutant, ...] = (
         "(1 if self._has_read else START_PATIENCE)",
         "(1 if self._read_at else START_PATIENCE)",
         "tests/unit/core/consensus/test_liveness.py",
+    ),
+    # -- how the log is read: each override of Faust's transport is needed ----------------------
+    Mutant(
+        "faust-starts-a-thread",
+        FAUST,
+        "await self._default_start()",
+        "await super().start()",
+        f"{ON_FAUST}::test_all_that_a_topic_had_was_folded_once_it_is_whole",
+    ),
+    Mutant(
+        "faust-has-a-loop-of-its-own",
+        FAUST,
+        "loop=self.loop, thread_loop=self.loop",
+        "loop=self.loop",
+        "tests/unit/kafka/test_agents.py",
+    ),
+    Mutant(
+        "faust-asks-a-thread-that-is-not-there",
+        FAUST,
+        "return await maybe_async(fun(*args, **kwargs))",
+        "return await super().call_thread(fun, *args, **kwargs)",
+        f"{ON_FAUST}::test_all_that_a_topic_had_was_folded_once_it_is_whole",
+    ),
+    Mutant(
+        "faust-never-stops-its-consumer",
+        FAUST,
+        "await self._shutdown_thread()",
+        "await super()._stop_children()",
+        f"{ON_FAUST}::test_all_that_a_topic_had_was_folded_once_it_is_whole",
+    ),
+    Mutant(
+        "faust-ends-where-no-offset-was-committed",
+        FAUST,
+        "except NoOffsetForPartitionError:",
+        "except NotImplementedError:",
+        f"{ON_FAUST}::test_a_fetch_that_comes_before_the_seek_ends_no_agent",
+    ),
+    Mutant(
+        "faust-passes-over-what-commit-does-not-have",
+        FAUST,
+        "if not gone <= transport.forgetful:",
+        "if False:",
+        f"{ON_FAUST}::test_where_the_log_does_not_have_its_next_record_an_agent_fails",
+    ),
+    Mutant(
+        "faust-goes-on-where-there-is-something",
+        "coordinator/kafka/agents.py",
+        'consumer_auto_offset_reset="none"',
+        'consumer_auto_offset_reset="earliest"',
+        f"{ON_FAUST}::test_where_the_log_does_not_have_its_next_record_an_agent_fails",
+    ),
+    Mutant(
+        "faust-ends-where-records-were-forgotten",
+        FAUST,
+        "if not gone <= transport.forgetful:",
+        "if True:",
+        f"{ON_FAUST}::test_what_was_forgotten_is_passed_over_and_is_not_the_end",
+    ),
+    Mutant(
+        "faust-forgets-what-agents-were-given",
+        FAUST,
+        "transport.delivered.update(",
+        "dict(",
+        f"{ON_FAUST}::test_all_that_a_topic_had_was_folded_once_it_is_whole",
+    ),
+    Mutant(
+        "faust-waits-long-for-a-broker-that-hangs",
+        FAUST,
+        "request_timeout_ms=REQUEST_TIMEOUT_MS",
+        "request_timeout_ms=int(conf.broker_request_timeout * 1000)",
+        f"{ON_FAUST}::test_a_fetch_that_nobody_answers_is_given_up_soon",
+    ),
+    Mutant(
+        "faust-commits-offsets",
+        FAUST,
+        "enable_auto_commit=False",
+        "enable_auto_commit=True",
+        f"{ON_FAUST}::test_after_another_assignment_reading_goes_on_where_it_was",
+    ),
+    Mutant(
+        "faust-begins-where-its-group-committed",
+        FAUST,
+        "await self.seek(place, transport.begin_at[place])",
+        "await super().perform_seek()",
+        f"{ON_FAUST}::test_after_another_assignment_reading_goes_on_where_it_was",
+    ),
+    Mutant(
+        "faust-drops-what-it-has-sought-back-to",
+        FAUST,
+        "await self.seek(place, transport.begin_at[place])",
+        "await self._seek(place, transport.begin_at[place])",
+        f"{ON_FAUST}::test_what_was_forgotten_is_passed_over_and_is_not_the_end",
+    ),
+    Mutant(
+        "faust-asks-for-an-assignment-that-is-not-there",
+        FAUST,
+        "if inner is None or place not in inner.assignment():",
+        "if inner is None:",
+        f"{ON_FAUST}::test_all_that_a_topic_had_was_folded_once_it_is_whole",
+    ),
+    Mutant(
+        "faust-asks-for-a-consumer-that-is-not-there",
+        FAUST,
+        "if inner is None or place not in inner.assignment():",
+        "if place not in inner.assignment():",
+        f"{ON_FAUST}::test_all_that_a_topic_had_was_folded_once_it_is_whole",
+    ),
+    Mutant(
+        "faust-asks-for-a-position-that-is-not-there",
+        FAUST,
+        "return state.has_valid_position and state.lso",
+        "return state.lso",
+        f"{ON_FAUST}::test_what_was_forgotten_is_passed_over_and_is_not_the_end",
+    ),
+    Mutant(
+        "faust-takes-an-unknown-end-for-the-end",
+        FAUST,
+        "state.lso is not None and state.position >= state.lso",
+        "state.position >= (state.lso or 0)",
+        f"{ON_FAUST}::test_all_that_a_topic_had_was_folded_once_it_is_whole",
+    ),
+    Mutant(
+        "faust-reads-again-after-another-assignment",
+        "coordinator/kafka/agents.py",
+        "self._begin_at[self._place] = offset + 1",
+        "pass",
+        f"{ON_FAUST}::test_after_another_assignment_reading_goes_on_where_it_was",
     ),
     # -- what is let in ------------------------------------------------------------------------
     Mutant(
