@@ -47,7 +47,7 @@ def leave(session: Session, node: Node) -> None:
     known = _surveyed(session).best
     left = [n for n in known["active"] if n != node]
     if known["master"] == node and len(left) < known["minimum"]:
-        text = f"{len(left)} nodes would be left, {known['minimum']} copies are needed"
+        text = f"active nodes left: {len(left)}, and {known['minimum']} copies are needed"
         raise CommandError("leave_impossible", f"{text}: start another node first, or reform")
     with session.connect() as client:
         if known["master"] == node:
@@ -56,7 +56,7 @@ def leave(session: Session, node: Node) -> None:
     if session.json:
         print_json(body)
     else:
-        typer.echo(f"node {node} has left: {_joined(body['active'])} of {_joined(body['roster'])}")
+        typer.echo(f"node {node} has left; active: {_joined(body['active'])}")
 
 
 @command(app, "reform")
