@@ -73,12 +73,12 @@ class Cluster(World):
         self.codec: EntityCodec = ReprCodec()
         self.evicting = False
         self.timed_ids = False
+        self.ahead_ms = 0
+        """By how much the clocks of clients are ahead."""
         self.cas_base = self.clock.chance.choice((1, 1_000))
         self.config = self._config(self.clock.chance, more)
         if seed % CODEC_SHARE == CODEC_REST:
             self._use_the_real_codec()
-        self.ahead_ms = 0
-        """By how much the clocks of clients are ahead."""
         self.faults = Faults()
         self.clocks_were_set = False
         self.dead: set[int] = set()

@@ -109,7 +109,7 @@ anywhere: Worlds = World
 MUTANTS: list[tuple[Plant, Worlds, int, set[str]]] = [
     (c.reply_before_the_commit_is_read_back, anywhere, 0, {"acknowledged-is-effective-once"}),
     (c.reply_before_the_last_acknowledgement, anywhere, 0, {"acknowledged-is-effective-once"}),
-    (c.reply_from_the_producers_return_code, anywhere, 0, {"acknowledged-is-effective-once"}),
+    (c.reply_from_the_producers_return_code, anywhere, 3, {"acknowledged-is-effective-once"}),
     (c.install_without_a_verdict, anywhere, 0, {"a-node-shows-what-is-committed"}),
     (c.commit_without_missing_answers, anywhere, 0, {"every-participant-has-it"}),
     (c.accept_before_it_is_durable, anywhere, 0, {"accepted-is-durable"}),
@@ -124,7 +124,7 @@ MUTANTS: list[tuple[Plant, Worlds, int, set[str]]] = [
     (
         c.rollback_is_the_end_of_a_request_only_once,
         focus("full_disk", "cut"),
-        6,
+        1,
         {"one-answer-a-call"},
     ),
     (
@@ -157,7 +157,7 @@ MUTANTS: list[tuple[Plant, Worlds, int, set[str]]] = [
     (
         c.cas_as_a_maximum_over_records,
         focus("crash_and_wipe", "compact"),
-        9,
+        15,
         {"a-node-shows-what-is-committed"},
     ),
     (c.silent_damage_is_believed, focus("flip"), 3, {"nodes-agree", "digest-of-the-log"}),
@@ -186,9 +186,9 @@ MUTANTS: list[tuple[Plant, Worlds, int, set[str]]] = [
         0,
         {"converges"},
     ),
-    (a.late_proposal_is_accepted, focus("append_doubled", "full_disk", "cut"), 4, {"folds-agree"}),
+    (a.late_proposal_is_accepted, focus("append_doubled", "full_disk", "cut"), 1, {"folds-agree"}),
     (a.admitted_behind, focus("crash", "crash_and_wipe"), 5, {"folds-agree"}),
-    (a.join_inside_a_transaction, focus("crash"), 7, {"folds-agree"}),
+    (a.join_inside_a_transaction, focus("crash"), 3, {"folds-agree"}),
     (a.anybody_may_claim, focus("cut", "crash_the_master", "slow_network"), 3, {"folds-agree"}),
     (a.membership_counts_before_it_is_read_back, anywhere, 1, {"participants-are-the-members"}),
     (a.second_terminal_status_is_accepted, focus("compact"), 0, {"statuses-agree"}),

@@ -10,6 +10,7 @@ import os
 
 import pytest
 
+from coordinator.core.catalog.outcomes import AHEAD_MS_MAX
 from tests.simulation.conftest import BASE
 from tests.simulation.kernel.runs import SeedReport, ends_in_processes, run_seeds
 from tests.simulation.requirements import meet_pairs, shortcomings
@@ -50,6 +51,13 @@ def test_the_run_met_every_fault_every_step_and_all_pairs_of_them() -> None:
         meet_pairs(MET)
     MET.require_all()
     assert not shortcomings(MET.coverage, every_pair=every_pair)
+
+
+def test_in_some_worlds_the_clocks_of_clients_are_ahead_within_the_bound_and_beyond() -> None:
+    ahead_ms = {world.ahead_ms for world in map(World, range(60)) if world.timed_ids}
+    assert 0 in ahead_ms
+    assert any(0 < some_ms <= AHEAD_MS_MAX for some_ms in ahead_ms)
+    assert any(some_ms > AHEAD_MS_MAX for some_ms in ahead_ms)
 
 
 @pytest.mark.parametrize("seed", [3, 17, 42])
