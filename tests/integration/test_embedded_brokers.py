@@ -235,7 +235,7 @@ def test_a_run_keeps_each_of_its_brokers_alive_and_remembers_how_many(tmp_path: 
     first.said("Ctrl-C stops everything")
     first.said("Kafka (3 brokers), 1 node and 1 indexer, cluster 'c1'")
     servers = str(state_of(tmp_path)["bootstrap_servers"])
-    first.said(f"{servers} (of its own, 3 copies of everything)")
+    first.said(f"{servers} (started here, 3 replicas of each topic)")
     ports = [int(server.rpartition(":")[2]) for server in servers.split(",")]
     assert len(set(ports)) == 3
     assert settings_of(servers, "c1.commit")[0]["flush.messages"] == "1", "they share their power"
