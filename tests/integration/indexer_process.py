@@ -9,8 +9,9 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,6 +40,8 @@ from tests.support.indexes import make_index
 
 DEADLINE_S = 20.0
 
+COMMITS_MAX = 5
+"""So often a transaction is tried."""
 
 INDEXER = 1
 
@@ -90,7 +93,6 @@ class Cluster:
 
     def write(self, *indexes: Index | int, abort: bool = False) -> None:
         """Write index states in one transaction; a number is the index that is gone."""
-        txn = TxnId(1, next(self._sequence))
         mutations = []
         for index in indexes:
             if isinstance(index, int):
@@ -98,14 +100,27 @@ class Cluster:
             else:
                 value = codec.encode(index)
                 mutations.append(Mutation("IndexChanged", index.key, value, index))
-        events = tuple(
-            Event(mutation, txn, place, len(mutations)) for place, mutation in enumerate(mutations)
-        )
-        token = next(self._tokens)
-        self._writer.order(WriteEvents(0, events))
-        self._writer.order(Abandon(token) if abort else Conclude(token, ()))
-        until("the transaction ends", lambda: Ended(token) in self._completions)
-        assert not any(isinstance(one, ProducerFailed) for one in self._completions)
+        self.commit(mutations, abort=abort)
+
+    def commit(self, mutations: Sequence[Mutation], *, abort: bool = False) -> None:
+        """Write mutations in one transaction.
+
+        A busy broker may end it too late for the producer's taste. What became of it is unknown
+        then, and it is written again under a new producer, as a master does under a new claim.
+        """
+        for _ in range(COMMITS_MAX):
+            txn, token = TxnId(1, next(self._sequence)), next(self._tokens)
+            events = tuple(Event(m, txn, n, len(mutations)) for n, m in enumerate(mutations))
+            self._writer.order(WriteEvents(0, events))
+            self._writer.order(Abandon(token) if abort else Conclude(token, ()))
+            if until("the transaction ends", partial(self._end_of, token)) == Ended(token):
+                return
+            self._writer.order(OpenProducer(next(self._tokens)))
+        raise AssertionError(f"no transaction ends in time: {self._completions[-2:]}")
+
+    def _end_of(self, token: int) -> Ended | ProducerFailed | None:
+        ends = (one for one in self._completions if isinstance(one, Ended | ProducerFailed))
+        return next((one for one in ends if one.token == token), None)
 
     def write_raw(self, topic: str, value: bytes, key: bytes | None = None) -> int:
         """Write a record as it is; return its offset."""

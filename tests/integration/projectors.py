@@ -22,8 +22,6 @@ import httpx
 from confluent_kafka import TopicPartition
 
 from coordinator import codec
-from coordinator.core.consensus.effects import Conclude, WriteEvents
-from coordinator.core.consensus.inputs import Ended
 from coordinator.core.keys.key_versions import (
     ABSENT,
     ATTACH,
@@ -35,9 +33,8 @@ from coordinator.core.keys.key_versions import (
     unpack,
 )
 from coordinator.core.model.entities import BACKFILL, Entity, Index, Source, Stream
-from coordinator.core.model.records import Event, Mutation, ProjectorHeartbeat
+from coordinator.core.model.records import Mutation, ProjectorHeartbeat
 from coordinator.core.model.stream_records import MAINTENANCE, KeyVersions
-from coordinator.core.model.types import TxnId
 from coordinator.core.model.vectors import Vector
 from coordinator.kafka.readers import consumer
 from coordinator.kafka.topics import (
@@ -75,19 +72,14 @@ class State:
 
     def write(self, *entities: Entity | str) -> None:
         """Write entities in one transaction; a text is the key of one that is gone."""
-        cluster = self.cluster
-        txn = TxnId(1, next(cluster._sequence))
-        mutations = [
-            Mutation("Dropped", one, None, None)
-            if isinstance(one, str)
-            else Mutation("Changed", one.key, codec.encode(one), one)
-            for one in entities
-        ]
-        events = tuple(Event(m, txn, place, len(mutations)) for place, m in enumerate(mutations))
-        token = next(cluster._tokens)
-        cluster._writer.order(WriteEvents(0, events))
-        cluster._writer.order(Conclude(token, ()))
-        until("the transaction ends", lambda: Ended(token) in cluster._completions)
+        self.cluster.commit(
+            [
+                Mutation("Dropped", one, None, None)
+                if isinstance(one, str)
+                else Mutation("Changed", one.key, codec.encode(one), one)
+                for one in entities
+            ]
+        )
 
     def renew(
         self,
