@@ -10,6 +10,13 @@ import pytest
 
 from coordinator.embedded.broker import Broker
 from tests.integration.cluster import Cluster
+from tests.integration.indexctl_run import end_runs
+
+
+@pytest.fixture(autouse=True)
+def _no_run_is_left() -> Iterator[None]:
+    yield
+    end_runs()
 
 
 @pytest.fixture(scope="session")

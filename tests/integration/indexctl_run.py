@@ -168,10 +168,11 @@ except Exception as error:
 
 
 class Run(Supervised):
-    """`supervisor.run` in a process of its own."""
+    """`supervisor.run` in a process of its own; `end_runs` ends those that a test has left."""
 
     def __init__(self, folder: Path, cluster: str, servers: str = "", brokers: int = 1) -> None:
         self.folder, self.output = folder, folder / "output"
+        RUNS.append(self)
         arguments = [CHILD, str(folder), str(pick_free()), cluster, servers, str(brokers)]
         with open(self.output, "wb") as output:
             self.process = subprocess.Popen(
@@ -186,3 +187,14 @@ def state_of(folder: Path) -> dict[str, object]:
     state = json.loads((folder / "cluster.json").read_text())
     assert isinstance(state, dict)
     return state
+
+
+RUNS: list[Run] = []
+
+
+def end_runs() -> None:
+    """Kill what a test that failed has left: what a supervisor has started dies with it."""
+    while RUNS:
+        left = RUNS.pop()
+        left.process.kill()
+        left.ended()
