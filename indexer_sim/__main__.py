@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coordinator.runtime.arguments import cluster, within
+from coordinator.runtime.arguments import add_cluster, within
 from coordinator.runtime.http_guard import add_allowed_host, warn_unless_local
 from coordinator.runtime.private_files import keep_private
 from coordinator.runtime.signals import ignore_stops, on_stop
@@ -91,13 +91,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "--id", type=_indexer_id, required=True, help="0 to 250, unique in a cluster"
     )
-    found.add_argument(
-        "--cluster",
-        type=cluster,
-        required=True,
-        help="name of the cluster, the prefix of its topics",
-    )
-    found.add_argument("--bootstrap-servers", required=True, help="Kafka: HOST:PORT[,HOST:PORT…]")
+    add_cluster(found)
     found.add_argument("--data-dir", type=Path, required=True, help="folder of this indexer")
     found.add_argument("--zone", default="", help="zone of this indexer, for placement")
     found.add_argument(

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coordinator.runtime.arguments import cluster, within
+from coordinator.runtime.arguments import add_cluster, within
 from coordinator.runtime.signals import ignore_stops, on_stop
 
 if TYPE_CHECKING:
@@ -137,13 +137,7 @@ def parser() -> argparse.ArgumentParser:
     )
     commands = found.add_subparsers(dest="command", required=True)
     one = commands.add_parser("timestamps", help="compute stability and restart timestamps")
-    one.add_argument(
-        "--cluster",
-        type=cluster,
-        required=True,
-        help="name of the cluster, the prefix of its topics",
-    )
-    one.add_argument("--bootstrap-servers", required=True, help="Kafka: HOST:PORT[,HOST:PORT…]")
+    add_cluster(one)
     one.add_argument("--data-dir", type=Path, required=True, help="folder of this application")
     one.add_argument("--spark-master", default="local[2]", help="where tasks run (local[2])")
     one.add_argument("--checkpoint", default="", help="URL of the checkpoint (in the data folder)")
@@ -187,13 +181,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_archive(one: argparse.ArgumentParser) -> None:
-    one.add_argument(
-        "--cluster",
-        type=cluster,
-        required=True,
-        help="name of the cluster, the prefix of its topics",
-    )
-    one.add_argument("--bootstrap-servers", required=True, help="Kafka: HOST:PORT[,HOST:PORT…]")
+    add_cluster(one)
     one.add_argument("--data-dir", type=Path, required=True, help="data folder of the cluster")
     one.add_argument("--archive", type=Path, help="folder of the archive (in the data folder)")
     one.add_argument("--spark-master", default="local[1]", help="where tasks run (local[1])")

@@ -26,3 +26,14 @@ def within(low: int, high: int) -> Callable[[str], int]:
         return found
 
     return number
+
+
+def add_cluster(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say which cluster a process belongs to, and where its Kafka is."""
+    parser.add_argument(
+        "--cluster",
+        type=cluster,
+        required=True,
+        help="name of the cluster, the prefix of its topics",
+    )
+    parser.add_argument("--bootstrap-servers", required=True, help="Kafka: HOST:PORT[,HOST:PORT…]")

@@ -35,7 +35,7 @@ from coordinator.core.model.stream_records import (
 from coordinator.kafka.log_reader import decode_event
 from coordinator.kafka.state_follower import StatusLog, wall_ms
 from coordinator.kafka.topics import STREAM_PARTITIONS
-from coordinator.runtime.arguments import cluster, within
+from coordinator.runtime.arguments import add_cluster, within
 from coordinator.runtime.private_files import keep_private
 from coordinator.runtime.signals import ignore_stops, on_stop
 from coordinator.runtime.threads import ThreadEndedError, Threads
@@ -539,13 +539,7 @@ def parser() -> argparse.ArgumentParser:
         required=True,
         help="number of this projector, and of the node of the key-value store that it streams",
     )
-    found.add_argument(
-        "--cluster",
-        type=cluster,
-        required=True,
-        help="name of the cluster, the prefix of its topics",
-    )
-    found.add_argument("--bootstrap-servers", required=True, help="Kafka: HOST:PORT[,HOST:PORT…]")
+    add_cluster(found)
     found.add_argument("--kv", required=True, help="URL of the key-value store")
     found.add_argument(
         "--heartbeat-ms", type=within(10, 60_000), default=500, help="period of heartbeats (500)"
