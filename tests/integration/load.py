@@ -17,7 +17,7 @@ from typing import Any
 from coordinator.client.client import Client
 from coordinator.client.errors import CoordinatorError, UnavailableError
 from coordinator.client.request_ids import new_request_id
-from coordinator.core.model.entities import Index
+from coordinator.core.model.entities import DROPPING, Index
 from coordinator.core.model.records import Mutation
 from tests.integration.cluster import Cluster, an_index, wait_until
 
@@ -25,14 +25,28 @@ KEYS = 5
 
 
 class Load:
-    """A context in which `writers` threads write settings and one makes and drops indexes."""
+    """A context in which `writers` threads write settings and one makes and drops indexes.
 
-    def __init__(self, cluster: Cluster, name: str, *, writers: int = 3) -> None:
+    Where `indexers_may_be_silent`, an indexer may take longer than the time-out of DDL: the index
+    is then refused and undone, and nothing of it may be left.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        name: str,
+        *,
+        writers: int = 3,
+        indexers_may_be_silent: bool = False,
+    ) -> None:
         self.name = name
+        self._indexers_may_be_silent = indexers_may_be_silent
         self.told: dict[str, tuple[str, int]] = {}
         """Of each acknowledged request: the key that it changed, and the CAS it was told."""
         self.unknown: set[str] = set()
         self.refused: set[str] = set()
+        self.undone: set[str] = set()
+        """Requests for an index whose indexers stayed silent: the index was made, and removed."""
         self.errors: list[Exception] = []
         self._cluster = cluster
         self._answered_s: list[float] = []
@@ -106,9 +120,12 @@ class Load:
             return None
         except CoordinatorError as error:
             # A master that has not heard the indexers again places nothing on them.
-            if error.code != "placement_impossible":
+            if error.code == "placement_impossible":
+                self.refused.add(request)
+            elif error.code == "indexer_refused" and self._indexers_may_be_silent:
+                self.undone.add(request)
+            else:
                 raise
-            self.refused.add(request)
             return None
         self.told[request] = (key_of(answer), answer["cas"])
         self._answered_s.append(time.monotonic())
@@ -131,7 +148,11 @@ class Load:
             assert done[request, key] == 1, f"{request} was acknowledged, and is lost"
             assert (key, cas) in versions, f"{request} was told a CAS that {key} never had"
         assert not self.refused & {request for request, _ in done}, "a refusal took effect"
-        strangers = {request for request, _ in done} - self.told.keys() - self.unknown
+        last = {event.mutation.key: event.mutation for event in events}
+        undone = [last[key].entity for request, key in done if request in self.undone]
+        left = [i for i in undone if isinstance(i, Index) and i.state != DROPPING]
+        assert not left, f"refused by an indexer, and still there: {left}"
+        strangers = {r for r, _ in done} - self.told.keys() - self.unknown - self.undone
         assert not strangers, f"nobody asked for {len(strangers)} requests"
 
     def _is_ours(self, mutation: Mutation) -> bool:

@@ -1214,6 +1214,22 @@ MUTANTS: tuple[Mutant, ...] = (
         UNIT_COMMITTER,
     ),
     Mutant(
+        "an-acceptance-counts-only-with-a-commit",
+        COMMITTER,
+        """        for node in attempt.accepted:
+            self._refusals.pop(node, None)""",
+        """        for node in attempt.accepted if attempt.state == CONCLUDING else ():
+            self._refusals.pop(node, None)""",
+        UNIT_COMMITTER,
+    ),
+    Mutant(
+        "a-dead-replica-shortens-the-patience-with-the-own-store",
+        COMMITTER,
+        "node == view.config.node or view.peers.node_alive(node) for node in missing",
+        "view.peers.node_alive(node) for node in missing if node != view.config.node",
+        UNIT_COMMITTER,
+    ),
+    Mutant(
         "an-echo-of-before-the-doubt-is-enough",
         COMMITTER,
         "if self._echoed_ms < attempt.doubted_ms and not lapsed:",

@@ -226,8 +226,6 @@ class Committer:
     def _conclude(self, view: NodeView, attempt: Attempt, silent: tuple[int, ...]) -> list[Result]:
         """Everybody has it: write the verdict, the events and the replies, all or nothing."""
         attempt.move(CONCLUDING)
-        for node in attempt.accepted:
-            self._refusals.pop(node, None)
         verdict = commit_of(view, self._codec, attempt)
         expired = [MemberExpired(self._epoch, n, "silent", view.now.wall_ms) for n in silent]
         replies = tuple(ddl_replies(view, attempt))
@@ -267,10 +265,15 @@ class Committer:
         return attempt.after
 
     def finish(self, txn: TxnId) -> Attempt | None:
-        """Return the transaction in flight if it is this one: its verdict was read back."""
+        """Return the transaction in flight if it is this one: its verdict was read back.
+
+        Whoever accepted it has not refused it: its refusals in a row begin anew.
+        """
         attempt = self.attempt
         if attempt is None or attempt.proposal.txn != txn:
             return None
+        for node in attempt.accepted:
+            self._refusals.pop(node, None)
         self.attempt = None
         return attempt
 
@@ -285,6 +288,11 @@ def events_of(proposal: TransactionProposed, cas: tuple[Cas, ...]) -> tuple[Even
 
 
 def _lapsed(view: NodeView, attempt: Attempt) -> bool:
-    """Tell whether all that are missing have stopped their heartbeats as well."""
-    missing = [n for n in attempt.missing if n != view.config.node]
-    return bool(missing) and not any(map(view.peers.node_alive, missing))
+    """Tell whether all that are missing have stopped their heartbeats as well.
+
+    The master itself is alive, whatever is heard of it: its own store gets the whole patience.
+    """
+    missing = attempt.missing
+    return bool(missing) and not any(
+        node == view.config.node or view.peers.node_alive(node) for node in missing
+    )

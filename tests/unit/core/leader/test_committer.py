@@ -416,6 +416,14 @@ def test_a_master_whose_own_store_is_silent_gives_the_mastership_up() -> None:
     assert committer.tick(at(end_ms)) == [LoseMastership("this node's own store does not answer")]
 
 
+def test_a_master_is_as_patient_with_its_own_store_while_a_replica_is_dead() -> None:
+    dead = some_peers(5_000, [a_beat(1), a_beat(2)], [a_beat(3)])
+    committer = under_way(2)
+    end_ms = asked_in_vain(committer, peers=dead)
+    found = committer.tick(at(end_ms, peers=dead))
+    assert found == [LoseMastership("this node's own store does not answer")]
+
+
 def test_a_proposal_of_another_number_opens_nothing_here() -> None:
     committer = proposed()
     committer.opened(TxnId(4, 2), AT)
@@ -507,6 +515,16 @@ def test_a_replica_that_accepted_in_between_begins_anew() -> None:
     for seq in (1, 2):
         refused_once(committer, seq, 3)
     committed_once(committer, 3)
+    for seq in (4, 5):
+        assert refused_once(committer, seq, 3) == (rollback(seq, WHY),)
+    assert refused_once(committer, 6, 3)[0] == expired(3, WHY)
+
+
+def test_an_acceptance_that_another_replica_spoiled_begins_anew_too() -> None:
+    committer = Committer(4, Tokens(), CODEC)
+    for seq in (1, 2):
+        refused_once(committer, seq, 3)
+    refused_once(committer, 3, 2)
     for seq in (4, 5):
         assert refused_once(committer, seq, 3) == (rollback(seq, WHY),)
     assert refused_once(committer, 6, 3)[0] == expired(3, WHY)
