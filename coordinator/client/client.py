@@ -68,6 +68,8 @@ ScanConsistency = Literal["any", "consistent"] | Mapping[str, Any]
 """Of a scan; an object is `{"at_least": {"vbuckets": …}}` or `{"consistent": number}`, or both with
 the number 0."""
 
+Filter = str | int | Sequence[str] | Sequence[int] | None
+
 R = TypeVar("R")
 
 
@@ -276,8 +278,16 @@ def _error_of(response: httpx.Response, body: Any) -> CoordinatorError:
 class _Attempts:
     """The clock of one call: how long it may still take, and when to try again."""
 
-    def __init__(self, route: _Route, deadline_s: float, first_contact_s: float) -> None:
+    def __init__(
+        self,
+        route: _Route,
+        deadline_s: float,
+        first_contact_s: float,
+        headers: Mapping[str, bytes],
+    ) -> None:
+        """`headers` are those of every request."""
         self._route = route
+        self._headers = headers
         self._deadline_s = deadline_s
         self._first_contact_s = first_contact_s
         self._start = time.monotonic()
@@ -331,6 +341,7 @@ class _Attempts:
     def prepare(self, request: httpx.Request) -> httpx.Request:
         limit_s = request.extensions.pop(LIMIT, None)
         request.extensions["timeout"] = self.timeout(limit_s).as_dict()
+        request.headers.update(self._headers)
         return request
 
 
@@ -349,8 +360,13 @@ class _Api(Generic[R]):
         *,
         deadline_s: float = DEADLINE_S,
         first_contact_s: float | None = None,
+        principal: str | None = None,
     ) -> None:
-        """`url`: any node, or several. `first_contact_s`: the deadline until one answers."""
+        """`url`: any node, or several. `first_contact_s`: the deadline until one answers.
+
+        `principal`: in whose name changes are made, at most 256 characters. The history shows it;
+        nobody checks it.
+        """
         urls = default_urls() if url is None else url.split(",") if isinstance(url, str) else url
         self._route = _Route(urls)
         self._deadline_s = deadline_s
@@ -362,6 +378,7 @@ class _Api(Generic[R]):
                 max_connections=CONNECTIONS_MAX, max_keepalive_connections=CONNECTIONS_MAX
             ),
         }
+        self._headers = {"X-Principal": principal.encode()} if principal else {}
         if not any(node.startswith("https:") for node in self._route.nodes(for_write=False)):
             # Loading the trusted certificates takes longer than most calls.
             self._settings["verify"] = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -372,7 +389,7 @@ class _Api(Generic[R]):
         raise NotImplementedError
 
     def _attempts(self) -> _Attempts:
-        return _Attempts(self._route, self._deadline_s, self._first_contact_s)
+        return _Attempts(self._route, self._deadline_s, self._first_contact_s, self._headers)
 
     def _run(self, plan: Plan) -> R:
         raise NotImplementedError
@@ -445,9 +462,43 @@ class _Api(Generic[R]):
         consistency: Consistency | None = None,
         at_least: int | None = None,
         node: str | None = None,
+        cas: int | None = None,
+        at_ms: int | None = None,
     ) -> R:
-        """Answer the whole state, with CAS and digest; of `node` only, if it is given."""
-        return self._run(_plan_read("/v1/state", {}, consistency, at_least, node))
+        """Answer the whole state, with CAS and digest; of `node` only, if it is given.
+
+        With `cas` or `at_ms` (ms since 1970), that of the last transaction at or before it.
+        """
+        query = {"cas": cas, "at_ms": at_ms}
+        return self._run(_plan_read("/v1/state", query, consistency, at_least, node))
+
+    def history(
+        self,
+        *,
+        after: int = 0,
+        until: int | None = None,
+        limit: int | None = None,
+        consistency: Consistency | None = None,
+        at_least: int | None = None,
+        **filters: Filter,
+    ) -> R:
+        """Answer `{"events", "next"}`: changes above CAS `after`, oldest first, `limit` at most.
+
+        Go on with `after` set to `next` until that is None; a page may be empty. `filters` are
+        `kind`, `bucket`, `index`, `indexer`, `state`, `key`, `principal`, `request` and `txn`, each
+        one value or several of which one must fit, and `from_ms` and `to_ms`.
+        """
+        query = {"after": after, "until": until, "limit": limit, **filters}
+        return self._run(_plan_read("/v1/history", query, consistency, at_least))
+
+    def diff(
+        self, before: int, after: int | None = None, *, consistency: Consistency | None = None
+    ) -> R:
+        """Answer `{"from", "to", "changes"}`: how the states of two CAS differ, by key.
+
+        `after` is now by default. Each change is `{"key", "kind", "before", "after"}`.
+        """
+        return self._run(_plan_read("/v1/diff", {"from": before, "to": after}, consistency))
 
     def topology(self, *, consistency: Consistency | None = None, at_least: int | None = None) -> R:
         """Answer `{"cas", "indexes"}`: where the slices of each index are."""
@@ -728,6 +779,14 @@ class Client(_Api[Body]):
             if after is None:
                 return
 
+    def history_all(self, *, after: int = 0, **asked: Any) -> Iterator[Body]:
+        """Yield the changes of all pages, oldest first. Takes what `history` takes."""
+        following: int | None = after
+        while following is not None:
+            page = self.history(after=following, **asked)
+            yield from page["events"]
+            following = page["next"]
+
     def _run(self, plan: Plan) -> Body:
         attempts = self._attempts()
         try:
@@ -787,6 +846,15 @@ class AsyncClient(_Api[Awaitable[Body]]):
             after = page["next"]
             if after is None:
                 return
+
+    async def history_all(self, *, after: int = 0, **asked: Any) -> AsyncIterator[Body]:
+        """Yield the changes of all pages, oldest first. Takes what `history` takes."""
+        following: int | None = after
+        while following is not None:
+            page = await self.history(after=following, **asked)
+            for event in page["events"]:
+                yield event
+            following = page["next"]
 
     async def _run(self, plan: Plan) -> Body:
         attempts = self._attempts()

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import FastAPI, Header, Query, Request
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -28,10 +28,17 @@ from coordinator.http import models, views
 from coordinator.http.aside import DEFINITIONS, READS, VIEWS, Turns
 from coordinator.http.encoding import Raw, encoded
 from coordinator.http.errors import ApiError, error_response, json_response, raise_unless_ok
+from coordinator.http.history import MS_MAX, add_history, past_state
 from coordinator.http.membership import add_membership
 from coordinator.http.reading import BoundedRoute, beside, body_of
 from coordinator.http.scan import add_scans
-from coordinator.http.shared import APPLIED_CAS, DEADLINE_MS, read_answer, read_aside
+from coordinator.http.shared import (
+    APPLIED_CAS,
+    DEADLINE_MS,
+    Consistency,
+    read_answer,
+    read_aside,
+)
 from coordinator.http.timestamps import add_timestamps
 from coordinator.language.ddl_commands import normalised
 from coordinator.language.examiner import ExaminingError
@@ -46,8 +53,6 @@ LARGE_WAITING_MAX = 64
 and eight of them in one group would take it eight times as long."""
 
 CAS_DIGITS_MAX = len(str(CAS_MAX))
-
-Consistency = Literal["local", "linearizable"] | None
 
 
 def build_app(shell: Shell, allowed_hosts: Iterable[str] = ()) -> FastAPI:
@@ -71,6 +76,7 @@ def build_app(shell: Shell, allowed_hosts: Iterable[str] = ()) -> FastAPI:
     add_membership(app, shell)
     add_scans(app, shell)
     add_timestamps(app, shell)
+    add_history(app, shell, functools.partial(_settle, shell))
     _add_health(app, shell)
     return app
 
@@ -364,10 +370,20 @@ async def _settle(shell: Shell, consistency: Consistency, at_least: int) -> None
 def _add_reads(app: FastAPI, shell: Shell) -> None:
     @app.get("/v1/state")
     async def get_state(
-        consistency: Consistency = None, at_least: Annotated[int, Query(ge=0)] = 0
+        cas: Annotated[int | None, Query(ge=0, le=CAS_MAX)] = None,
+        at_ms: Annotated[int | None, Query(ge=0, le=MS_MAX)] = None,
+        consistency: Consistency = None,
+        at_least: Annotated[int, Query(ge=0)] = 0,
     ) -> Response:
-        """Show the whole state, with its CAS and its digest (a hash over the state)."""
-        await _settle(shell, consistency, at_least)
+        """Show the whole state, with its CAS and its digest (a hash over the state).
+
+        With `cas` or `at_ms`: that of the last transaction at or before this CAS or time.
+        """
+        if cas is not None and at_ms is not None:
+            raise ApiError("invalid_request", "cas or at_ms, not both")
+        await _settle(shell, consistency, max(at_least, cas or 0))
+        if cas is not None or at_ms is not None:
+            return await past_state(shell, cas, at_ms)
         authority, state = shell.node.authority, shell.node.state
         node = shell.node.config.node
         return await read_aside(shell, lambda: views.state(node, authority, state))

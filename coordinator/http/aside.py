@@ -96,3 +96,6 @@ VIEWS = Aside("views", 64)
 DEFINITIONS = Aside("definitions", 32)
 """Waits for the process that examines definitions: a quarter of a second for the worst of them, so
 that the last one that waits is answered well before its deadline."""
+
+HISTORY = Aside("history", 32)
+"""Reads the past, which takes up to some seconds a piece."""

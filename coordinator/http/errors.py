@@ -30,6 +30,7 @@ STATUS: Mapping[str, int] = {
     "index_failed": 409,
     "request_expired": 410,
     "timestamp_gone": 410,
+    "compacted": 410,
     "cas_mismatch": 412,
     "value_too_large": 413,
     "request_mismatch": 422,

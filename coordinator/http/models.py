@@ -332,6 +332,55 @@ class RestartAnswer(BaseModel):
     enquiries: list[EnquiryModel]
 
 
+class ChangeModel(BaseModel):
+    """One change of one entity. `value` is null where it is `dropped`, `before` where it is new:
+    `before_cas` is 0 then.
+
+    `cas`: its version. `txn`: the transaction that it belongs to. `event`: what happened.
+    `principal` and `request`: who asked for it, under which id. `at_ms`: the master's clock.
+    """
+
+    cas: int
+    txn: str
+    kind: str
+    key: str
+    event: str
+    principal: str
+    request: str
+    at_ms: int
+    dropped: bool
+    value: Any
+    before: Any
+    before_cas: int
+
+
+class HistoryAnswer(BaseModel):
+    """Changes, oldest first. `next`: the CAS after which to go on; null: there are no more."""
+
+    events: list[ChangeModel]
+    next: int | None
+
+
+class DifferenceModel(BaseModel):
+    """An entity that differs. `before` or `after` is null, and its CAS 0, where it does not
+    exist."""
+
+    key: str
+    kind: str
+    before: Any
+    before_cas: int
+    after: Any
+    after_cas: int
+
+
+class DiffAnswer(BaseModel):
+    """What differs between the states of two CAS, by key."""
+
+    from_: int = Field(alias="from")
+    to: int
+    changes: list[DifferenceModel]
+
+
 class ErrorModel(BaseModel):
     code: str
     message: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from starlette.responses import Response
 
@@ -14,6 +14,10 @@ from coordinator.node.shell import Shell
 DEADLINE_MS = 15_000
 APPLIED_CAS = "X-Applied-Cas"
 """The header that tells which CAS the answering node has applied."""
+
+
+Consistency = Literal["local", "linearizable"] | None
+"""Of a read; None: linearizable on the master, local elsewhere."""
 
 
 def read_answer(shell: Shell, body: Any) -> Response:

@@ -15,11 +15,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from confluent_kafka import KafkaException, Message
 
 from coordinator import codec
+from coordinator.core.catalog.state import StateContext
 from coordinator.core.consensus import effects, inputs
 from coordinator.core.consensus.scrubber import Findings, Scrubber
 from coordinator.core.model.commands import Outcome, Position, Request, unknown
@@ -45,6 +47,7 @@ from coordinator.kafka.topics import (
 )
 from coordinator.language.ddl_commands import read_command
 from coordinator.language.examiner import Examiner
+from coordinator.node.history import History
 from coordinator.node.metrics import NodeMetrics
 from coordinator.node.stage_timer import Stages
 from coordinator.node.store import Store, StoreError
@@ -60,6 +63,9 @@ DDL_PORTION = 16
 
 EXAMINE_TIMEOUT_S = 2.0
 HAND_OVER_S = 2.0
+HISTORY_FOLDER = "history"
+"""In the node's folder: copies of past states."""
+
 EXIT_FAILED, EXIT_REFUSED = 1, 78
 """78 (EX_CONFIG): starting again would only fail again."""
 STOPPING = unknown("no_master", "this node is stopping: retry")
@@ -95,6 +101,8 @@ class Shell:
         self._probe_log = LogProbe(bootstrap_servers)
         self._reading = threading.Event()
         self._sources = Sources(bootstrap_servers, cluster, self._reading, self._bury_unreadable)
+        self.history = History(bootstrap_servers, cluster, Path(data_dir) / HISTORY_FOLDER)
+        self._keeping_copy = False
         self.examiner = Examiner()
         self._fold: Folds | None = None
         self._beats: TailReader | None = None
@@ -158,6 +166,7 @@ class Shell:
             self._turns += 1
             self.feed(inputs.Tick())
             self._plain.serve()
+            self._keep_copy()
             if self._fold is not None and self._fold.failure:
                 log.error("the Faust application crashed: %s", self._fold.failure)
                 self._stop(EXIT_FAILED)
@@ -167,12 +176,26 @@ class Shell:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.stopped.wait(), TICK_S)
 
+    def _keep_copy(self) -> None:
+        """Keep a copy of the state now and then, for questions about the past."""
+        state = self.node.state
+        if self.node.is_following and not self._keeping_copy and self.history.is_due(state):
+            self._keeping_copy = True
+            self._spawn(self._write_past(state))
+
+    async def _write_past(self, state: StateContext) -> None:
+        try:
+            await asyncio.to_thread(self.history.keep, state)
+        finally:
+            self._keeping_copy = False
+
     async def close(self) -> None:
         """Stop every thread and task, then the store."""
         self.stopped.set()
         if self._watchdog is not None:
             await asyncio.to_thread(self._watchdog.stop)
         self._reading.set()
+        await asyncio.to_thread(self.history.close)
         await asyncio.to_thread(self.examiner.close)
         for reader in self._readers:
             await asyncio.to_thread(reader.stop)

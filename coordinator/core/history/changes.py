@@ -1,0 +1,114 @@
+"""Changes of the StateContext, each with the value before it, and the differences of two states.
+
+Pure. A transaction's events are folded by `catalog.state.evolve`, as everywhere else; what they
+replaced is looked up in the state that they are folded into.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from coordinator.core.catalog.state import LEGACY_OUTCOMES, StateContext, Versioned, evolve
+from coordinator.core.model.entities import Entity
+from coordinator.core.model.records import Event
+
+KINDS = {
+    "index": "index",
+    "bucket": "bucket",
+    "setting": "config",
+    "stream": "stream",
+    "consumed": "consumed",
+}
+"""What a kind of entity is called, and what its keys begin with."""
+
+_NAMES = {prefix: name for name, prefix in KINDS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One event, and the entity that it replaced or removed; None: there was none."""
+
+    event: Event
+    before: Versioned | None
+
+    @property
+    def key(self) -> str:
+        return self.event.mutation.key
+
+    @property
+    def kind(self) -> str:
+        return kind_of(self.key)
+
+    @property
+    def sides(self) -> tuple[Entity, ...]:
+        """The values before and after the change, as far as there are any."""
+        before = self.before.entity if self.before is not None else None
+        return tuple(side for side in (before, self.event.mutation.entity) if side is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """An entity that two states do not have alike; None: the state does not have it."""
+
+    key: str
+    before: Versioned | None
+    after: Versioned | None
+
+
+def kind_of(key: str) -> str:
+    """Return what the kind of the entity under a key is called."""
+    prefix = key.partition("/")[0]
+    return _NAMES.get(prefix, prefix)
+
+
+def fold(
+    state: StateContext, transaction: Sequence[Event]
+) -> tuple[StateContext, tuple[Change, ...]]:
+    """Return the state after a transaction, and its changes in order."""
+    after = state
+    found: list[Change] = []
+    for event in transaction:
+        found.append(Change(event, after.get(event.mutation.key)))
+        after = evolve(after, [(event.mutation, event.cas)])
+    return after, tuple(found)
+
+
+def transactions(events: Iterable[Event]) -> Iterator[tuple[Event, ...]]:
+    """Yield the events of each transaction together, in order of CAS.
+
+    A record that does not continue what is before it is passed over: an event that was there
+    already, a part of a transaction whose beginning is missing, or an outcome of a request that an
+    older version kept as an entity.
+    """
+    open_: list[Event] = []
+    cas = 0
+    for event in events:
+        if event.cas <= cas:
+            continue
+        cas = event.cas
+        if event.index == 0:
+            open_ = [event]
+        elif open_ and (event.txn, event.index) == (open_[0].txn, len(open_)):
+            open_.append(event)
+        else:
+            open_ = []
+            continue
+        if len(open_) == event.count:
+            yield tuple(e for e in open_ if not e.mutation.key.startswith(LEGACY_OUTCOMES))
+            open_ = []
+
+
+def differences(before: StateContext, after: StateContext) -> list[Difference]:
+    """Return what is not the same in both, ordered by key."""
+    found = [
+        Difference(key, before.get(key), held)
+        for key, held in after.entities.items()
+        if before.get(key) != held
+    ]
+    gone = [
+        Difference(key, held, None)
+        for key, held in before.entities.items()
+        if key not in after.entities
+    ]
+    return sorted([*found, *gone], key=lambda difference: difference.key)

@@ -1,0 +1,92 @@
+"""Predicates over changes: which of them a reader of the history wants.
+
+Pure. Each field may have several values, of which one must fit; all fields must. Those that are
+about an entity look at it before and after the change: a drop is found by what was dropped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from coordinator.core.history.changes import KINDS, Change
+from coordinator.core.model.entities import INDEX_STATES, Bucket, Entity, Index, Stream
+
+ANY: frozenset[str] = frozenset()
+
+
+class PredicateError(ValueError):
+    """A predicate that nothing could ever fit; the message says why, and what could."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicate:
+    """What a change must be like; an empty field does not matter.
+
+    `indexes` are ids or names. `indexers` host a slice of the index. Times are those at which the
+    master made the change, in ms since 1970; both ends belong to it.
+    """
+
+    kinds: frozenset[str] = ANY
+    buckets: frozenset[str] = ANY
+    indexes: frozenset[str] = ANY
+    indexers: frozenset[int] = field(default=frozenset())
+    states: frozenset[str] = ANY
+    principals: frozenset[str] = ANY
+    keys: frozenset[str] = ANY
+    requests: frozenset[str] = ANY
+    txns: frozenset[str] = ANY
+    from_ms: int | None = None
+    to_ms: int | None = None
+
+    def check(self) -> None:
+        """Raises PredicateError: a kind or a state that does not exist, or times in reverse."""
+        _check_known("kind", self.kinds, tuple(KINDS))
+        _check_known("state", self.states, INDEX_STATES)
+        if self.from_ms is not None and self.to_ms is not None and self.from_ms > self.to_ms:
+            raise PredicateError(f"from_ms {self.from_ms} is later than to_ms {self.to_ms}")
+
+    def fits(self, change: Change) -> bool:
+        """Tell whether a reader wants this change."""
+        mutation = change.event.mutation
+        return (
+            _fits(self.kinds, change.kind)
+            and _fits(self.keys, change.key)
+            and _fits(self.principals, mutation.principal)
+            and _fits(self.requests, mutation.request)
+            and (not self.txns or str(change.event.txn) in self.txns)
+            and (self.from_ms is None or mutation.at_ms >= self.from_ms)
+            and (self.to_ms is None or mutation.at_ms <= self.to_ms)
+            and (not self._is_about_entities or any(map(self._fits_entity, change.sides)))
+        )
+
+    @property
+    def _is_about_entities(self) -> bool:
+        return bool(self.buckets or self.indexes or self.indexers or self.states)
+
+    def _fits_entity(self, entity: Entity) -> bool:
+        if not _fits(self.buckets, _bucket_of(entity)):
+            return False
+        if not (self.indexes or self.indexers or self.states):
+            return True
+        return (
+            isinstance(entity, Index)
+            and (not self.indexes or not self.indexes.isdisjoint((str(entity.id), entity.name)))
+            and (not self.indexers or not self.indexers.isdisjoint(entity.hosts))
+            and _fits(self.states, entity.state)
+        )
+
+
+def _fits(wanted: frozenset[str], value: str) -> bool:
+    return not wanted or value in wanted
+
+
+def _bucket_of(entity: Entity) -> str:
+    if isinstance(entity, Index | Stream):
+        return entity.bucket
+    return entity.name if isinstance(entity, Bucket) else ""
+
+
+def _check_known(what: str, given: frozenset[str], known: tuple[str, ...]) -> None:
+    unknown = sorted(given - set(known))
+    if unknown:
+        raise PredicateError(f"{what} {unknown[0]!r} does not exist: one of {', '.join(known)}")

@@ -1,0 +1,114 @@
+"""The past over HTTP: what was changed, the state of any moment, and the differences of two.
+
+Any node answers, from `history`. The newest moment that it tells of is the state that it would
+show for the same consistency.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Annotated, Any, TypeVar
+
+from confluent_kafka import KafkaException
+from fastapi import Depends, FastAPI, Query
+from starlette.responses import Response
+
+from coordinator.core.history.changes import differences
+from coordinator.core.history.predicates import Predicate
+from coordinator.core.model.types import CAS_MAX, Cas
+from coordinator.http import history_views, models
+from coordinator.http.aside import HISTORY
+from coordinator.http.encoding import encoded
+from coordinator.http.errors import ApiError
+from coordinator.http.predicates import checked, predicate_of
+from coordinator.http.shared import APPLIED_CAS, Consistency
+from coordinator.node.history import CompactedError
+from coordinator.node.shell import Shell
+
+T = TypeVar("T")
+
+LIMIT, LIMIT_MAX = 100, 1_000
+MS_MAX = 2**53 - 1
+
+CasParameter = Annotated[int, Query(ge=0, le=CAS_MAX)]
+Ms = Annotated[int | None, Query(ge=0, le=MS_MAX)]
+Settle = Callable[[Consistency, int], Awaitable[None]]
+
+
+def add_history(app: FastAPI, shell: Shell, settle: Settle) -> None:
+    """Add the routes of the past; `settle` waits until this node may answer a read."""
+
+    @app.get("/v1/history", response_model=models.HistoryAnswer)
+    async def get_history(
+        predicate: Annotated[Predicate, Depends(predicate_of)],
+        after: CasParameter = 0,
+        until: Annotated[int | None, Query(ge=0, le=CAS_MAX)] = None,
+        limit: Annotated[int, Query(ge=1, le=LIMIT_MAX)] = LIMIT,
+        from_ms: Ms = None,
+        to_ms: Ms = None,
+        consistency: Consistency = None,
+        at_least: CasParameter = 0,
+    ) -> Response:
+        """Show what was changed, oldest first: the changes above `after`, up to `until`.
+
+        A filter may have several values, of which one must fit; all filters must. `bucket`,
+        `index` (id or name), `indexer` and `state` fit the value before or after the change.
+        Where `next` is not null, go on with `after` set to it: a page may be short, or empty.
+        """
+        wanted = checked(replace(predicate, from_ms=from_ms, to_ms=to_ms))
+        await settle(consistency, at_least)
+        newest = shell.node.state
+        last = None if until is None else Cas(until)
+
+        def build() -> bytes:
+            found = shell.history.page(Cas(after), last, wanted, limit, newest)
+            return history_views.page(found.changes, found.next)
+
+        return _answer(shell, await _told(build))
+
+    @app.get("/v1/diff", response_model=models.DiffAnswer)
+    async def get_diff(
+        from_: Annotated[int, Query(ge=0, le=CAS_MAX, alias="from")],
+        to: Annotated[int | None, Query(ge=0, le=CAS_MAX)] = None,
+        consistency: Consistency = None,
+    ) -> Response:
+        """Show how the state of one CAS differs from that of another (default: now), by key."""
+        await settle(consistency, max(from_, to or 0))
+        newest = shell.node.state
+
+        def build() -> bytes:
+            before = shell.history.state_at(Cas(from_), newest)
+            after = newest if to is None else shell.history.state_at(Cas(to), newest)
+            return history_views.differences(before.cas, after.cas, differences(before, after))
+
+        return _answer(shell, await _told(build))
+
+
+async def past_state(shell: Shell, cas: int | None, at_ms: int | None) -> Response:
+    """Return the state at a CAS, or at a time. Raises ApiError."""
+    node, newest = shell.node, shell.node.state
+    cluster_id = node.authority.cluster_id if node.authority else None
+
+    def build() -> bytes:
+        at = Cas(cas) if cas is not None else shell.history.cas_at(at_ms or 0)
+        state = shell.history.state_at(at, newest)
+        return encoded(history_views.past_state(cluster_id, node.config.node, state))
+
+    return _answer(shell, await _told(build))
+
+
+async def _told(work: Callable[[], T]) -> T:
+    """Return what `work` on the history returns. Raises ApiError."""
+    try:
+        return await HISTORY.run(work)
+    except CompactedError as error:
+        raise ApiError("compacted", str(error), {"oldest": error.oldest}) from None
+    except KafkaException as error:
+        text = f"history cannot be read: {error.args[0].str()}"
+        raise ApiError("unavailable", text) from None
+
+
+def _answer(shell: Shell, content: bytes) -> Response:
+    headers: dict[str, Any] = {APPLIED_CAS: str(shell.node.state.cas)}
+    return Response(content, 200, headers, "application/json")

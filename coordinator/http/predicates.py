@@ -1,0 +1,54 @@
+"""The filters of a request as a predicate over changes, shared by all routes that have them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Query
+
+from coordinator.core.history.predicates import ANY, Predicate, PredicateError
+from coordinator.http.errors import ApiError
+
+VALUES_MAX = 100
+TEXT_LENGTH_MAX = 512
+
+Texts = Annotated[
+    frozenset[Annotated[str, Query(max_length=TEXT_LENGTH_MAX)]], Query(max_length=VALUES_MAX)
+]
+Numbers = Annotated[frozenset[Annotated[int, Query(ge=0, lt=2**31)]], Query(max_length=VALUES_MAX)]
+
+
+def predicate_of(
+    kind: Texts = ANY,
+    bucket: Texts = ANY,
+    index: Texts = ANY,
+    indexer: Numbers = frozenset(),
+    state: Texts = ANY,
+    key: Texts = ANY,
+    principal: Texts = ANY,
+    request: Texts = ANY,
+    txn: Texts = ANY,
+) -> Predicate:
+    """Return the predicate that the filters of a request make. Raises ApiError."""
+    return checked(
+        Predicate(
+            kinds=kind,
+            buckets=bucket,
+            indexes=index,
+            indexers=indexer,
+            states=state,
+            keys=key,
+            principals=principal,
+            requests=request,
+            txns=txn,
+        )
+    )
+
+
+def checked(predicate: Predicate) -> Predicate:
+    """Return a predicate that can fit something. ApiError `invalid_request`."""
+    try:
+        predicate.check()
+    except PredicateError as error:
+        raise ApiError("invalid_request", str(error)) from None
+    return predicate

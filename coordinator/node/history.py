@@ -1,0 +1,174 @@
+"""What a node tells of the past: the changes of the state, and the state at any moment.
+
+The topic `history` has every event; copies of past states make the way to any of them short. All
+of it blocks, and of several threads that ask, one is answered at a time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from coordinator.core.catalog.state import EMPTY, StateContext
+from coordinator.core.history.changes import Change, fold
+from coordinator.core.history.predicates import Predicate
+from coordinator.core.model.types import Cas
+from coordinator.kafka.history_log import HistoryLog
+from coordinator.node.state_copies import StateCopies
+
+REMEMBERED_MAX = 8
+SCAN_S = 2.0
+"""A page ends after this time, however little it has found: who asks goes on from there."""
+
+
+class CompactedError(Exception):
+    """What is asked for is gone; `oldest` is the first CAS that can be told of."""
+
+    def __init__(self, oldest: Cas) -> None:
+        super().__init__(f"the history begins with CAS {oldest}: older records are gone")
+        self.oldest = oldest
+
+
+class Page(NamedTuple):
+    """Changes in order of CAS, and the CAS after which the next page begins; None: that is all."""
+
+    changes: tuple[Change, ...]
+    next: Cas | None
+
+
+class History:
+    """The past of a cluster, as one node has it. The caller closes it."""
+
+    def __init__(self, bootstrap_servers: str, cluster: str, folder: Path) -> None:
+        self._servers = bootstrap_servers
+        self._cluster = cluster
+        self._copies = StateCopies(folder)
+        self._turn = threading.Lock()
+        self._stopping = threading.Event()
+        self._log: HistoryLog | None = None
+        self._remembered: OrderedDict[Cas, StateContext] = OrderedDict()
+
+    def close(self) -> None:
+        """End what is asked, and let go of the consumer."""
+        self._stopping.set()
+        with self._turn:
+            if self._log is not None:
+                self._log.close()
+
+    def is_due(self, state: StateContext) -> bool:
+        """Tell whether a copy of the state of now is wanted; this does not block."""
+        return self._copies.is_due(state)
+
+    def keep(self, state: StateContext) -> None:
+        """Keep a copy of the state of now, if it is due."""
+        with self._turn:
+            self._note(state)
+
+    def _note(self, state: StateContext) -> None:
+        if self._copies.is_due(state):
+            self._copies.add(state)
+
+    def state_at(self, cas: Cas, newest: StateContext) -> StateContext:
+        """Return the state that the last transaction at or below a CAS led to.
+
+        `newest` is the state of now. Raises CompactedError, KafkaException.
+        """
+        with self._turn:
+            return self._state_at(cas, newest)
+
+    def _state_at(self, cas: Cas, newest: StateContext) -> StateContext:
+        if cas >= newest.cas:
+            return newest
+        held = self._remembered.get(cas)
+        if held is not None:
+            self._remembered.move_to_end(cas)
+            return held
+        state = self._nearest(cas)
+        for after, changes in self._folded(state, newest.cas):
+            if changes[-1].event.cas > cas:
+                break
+            state = after
+        return self._remember(cas, state)
+
+    def cas_at(self, at_ms: int) -> Cas:
+        """Return the CAS of the last event that was made at this time or before, else 0."""
+        with self._turn:
+            return self._open().cas_at(at_ms)
+
+    def page(
+        self, after: Cas, until: Cas | None, predicate: Predicate, limit: int, newest: StateContext
+    ) -> Page:
+        """Return the changes above `after`, to `until` (default: now), that fit, `limit` at most.
+
+        Raises CompactedError, KafkaException.
+        """
+        last = newest.cas if until is None else min(until, newest.cas)
+        if after >= last:
+            return Page((), None)
+        with self._turn:
+            return self._page(after, last, predicate, limit, newest)
+
+    def _page(
+        self, after: Cas, last: Cas, predicate: Predicate, limit: int, newest: StateContext
+    ) -> Page:
+        found: list[Change] = []
+        deadline_s = time.monotonic() + SCAN_S
+        before = self._state_at(after, newest)
+        for state, changes in self._folded(before, newest.cas):
+            end = changes[-1].event.cas
+            for change in changes:
+                cas = change.event.cas
+                if not after < cas <= last or not predicate.fits(change):
+                    continue
+                found.append(change)
+                if len(found) == limit:
+                    self._remember(cas, state if cas == end else before)
+                    return Page(tuple(found), cas if cas < last else None)
+            if end >= last:
+                break
+            if time.monotonic() > deadline_s:
+                self._remember(end, state)
+                return Page(tuple(found), end)
+            before = state
+        return Page(tuple(found), None)
+
+    def _folded(
+        self, state: StateContext, up_to: Cas
+    ) -> Iterator[tuple[StateContext, tuple[Change, ...]]]:
+        """Yield each transaction above a state with the state after it, keeping copies that are
+        due."""
+        if state.cas >= up_to:
+            return
+        for transaction in self._open().transactions(state.cas, up_to):
+            if not transaction:
+                continue
+            state, changes = fold(state, transaction)
+            self._note(state)
+            yield state, changes
+
+    def _nearest(self, cas: Cas) -> StateContext:
+        """Return the newest state at hand at or below a CAS, from which nothing is gone."""
+        near = [state for state in self._remembered.values() if state.cas <= cas]
+        state = max(near, key=lambda state: state.cas, default=EMPTY)
+        if self._copies.newest(cas) > state.cas:
+            state = max(state, self._copies.at(cas), key=lambda state: state.cas)
+        oldest = self._open().oldest()
+        if state.cas < oldest:
+            raise CompactedError(oldest)
+        return state
+
+    def _remember(self, cas: Cas, state: StateContext) -> StateContext:
+        self._remembered[cas] = state
+        self._remembered.move_to_end(cas)
+        while len(self._remembered) > REMEMBERED_MAX:
+            self._remembered.popitem(last=False)
+        return state
+
+    def _open(self) -> HistoryLog:
+        if self._log is None:
+            self._log = HistoryLog(self._servers, self._cluster, self._stopping)
+        return self._log

@@ -1,0 +1,110 @@
+"""Copies of past states in a node's folder, so that a state of long ago is a short replay away.
+
+A copy is a file named after its CAS. It says the digest of its state; one that is damaged is
+deleted, and the one before it takes its place: `history` has all that copies hold.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import struct
+import zlib
+from bisect import bisect_right, insort
+from pathlib import Path
+
+from coordinator import codec
+from coordinator.core.catalog.snapshots import SnapshotChunk, chunks, versioned
+from coordinator.core.catalog.state import EMPTY, StateContext, Versioned, restore
+from coordinator.core.model.types import Cas
+from coordinator.runtime.files import make_durably
+from schemas.registry import SchemaError
+
+SUFFIX = ".state"
+LENGTH = struct.Struct("<I")
+SPACING_MIN = 10_000
+"""So many CAS lie between two copies at least: some tenths of a second of replay."""
+
+log = logging.getLogger("coordinator")
+
+
+class StateCopies:
+    """The copies in one folder. One thread at a time may use them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._held: list[Cas] = []
+        with contextlib.suppress(OSError):
+            names = (path.stem for path in folder.glob(f"*{SUFFIX}"))
+            self._held = sorted(Cas(int(name)) for name in names if name.isdecimal())
+
+    def at(self, cas: Cas) -> StateContext:
+        """Return the newest state that a copy has at or below a CAS; the empty one if none has."""
+        while (found := bisect_right(self._held, cas)) > 0:
+            newest = self._held[found - 1]
+            try:
+                return self._read(newest)
+            except (OSError, ValueError, zlib.error, struct.error, SchemaError) as error:
+                log.error("the copy of the state at CAS %d is deleted: %s", newest, error)
+                self._held.remove(newest)
+                with contextlib.suppress(OSError):
+                    self._path(newest).unlink()
+        return EMPTY
+
+    def newest(self, cas: Cas) -> Cas:
+        """Return the CAS of the newest copy at or below a CAS, 0 if there is none."""
+        found = bisect_right(self._held, cas)
+        return self._held[found - 1] if found else Cas(0)
+
+    def is_due(self, state: StateContext) -> bool:
+        """Tell whether a copy of this state is wanted: none is near.
+
+        The larger the state, the rarer its copies: what they take grows with the history alone.
+        """
+        below = bisect_right(self._held, state.cas)
+        spacing = max(SPACING_MIN, len(state.entities))
+        since = self._held[below - 1] if below else 0
+        until = self._held[below] if below < len(self._held) else None
+        return state.cas - since >= spacing and (until is None or until - state.cas >= spacing)
+
+    def add(self, state: StateContext) -> None:
+        """Keep a copy. Where the disk refuses, there is none: a replay takes longer then."""
+        try:
+            make_durably(self._folder)
+            path = self._path(state.cas)
+            temporary = path.with_suffix(".tmp")
+            with open(temporary, "wb") as file:
+                packer = zlib.compressobj(1)
+                for chunk in chunks(0, state):
+                    raw = codec.encode(chunk)
+                    file.write(packer.compress(LENGTH.pack(len(raw)) + raw))
+                file.write(packer.flush())
+            os.replace(temporary, path)
+        except OSError as error:
+            log.warning("no copy of the state at CAS %d: %s", state.cas, error)
+            return
+        if state.cas not in self._held:
+            insort(self._held, state.cas)
+
+    def _path(self, cas: Cas) -> Path:
+        return self._folder / f"{cas:020d}{SUFFIX}"
+
+    def _read(self, cas: Cas) -> StateContext:
+        """Return the state of a copy. Raises ValueError: it is not what it says."""
+        raw = zlib.decompress(self._path(cas).read_bytes())
+        entities: list[tuple[str, Versioned]] = []
+        digest, position, is_whole = None, 0, False
+        while position < len(raw):
+            (length,) = LENGTH.unpack_from(raw, position)
+            position += LENGTH.size
+            chunk = codec.decode(raw[position : position + length])
+            position += length
+            if not isinstance(chunk, SnapshotChunk) or chunk.cas != cas:
+                raise ValueError("it has something else in it")
+            entities += versioned(chunk.entries)
+            digest, is_whole = chunk.digest, chunk.is_last
+        state = restore(cas, entities)
+        if not is_whole or state.digest != digest:
+            raise ValueError("it is not whole")
+        return state
