@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.cli import data, members, plot, scan, sql, timestamps
+from coordinator.cli import data, history, members, plot, scan, sql, timestamps
 from coordinator.cli.extras import require
 from coordinator.cli.output import (
     CommandError,
@@ -683,6 +683,7 @@ members.add_step_down(app)
 data.add_to(app)
 scan.add_to(app)
 timestamps.add_to(app)
+history.add_to(app)
 plot.add_to(app)
 sql.add_to(app, DATA_DIR)
 

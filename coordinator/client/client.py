@@ -283,7 +283,7 @@ class _Attempts:
         route: _Route,
         deadline_s: float,
         first_contact_s: float,
-        headers: Mapping[str, bytes],
+        headers: Mapping[bytes, bytes],
     ) -> None:
         """`headers` are those of every request."""
         self._route = route
@@ -378,7 +378,7 @@ class _Api(Generic[R]):
                 max_connections=CONNECTIONS_MAX, max_keepalive_connections=CONNECTIONS_MAX
             ),
         }
-        self._headers = {"X-Principal": principal.encode()} if principal else {}
+        self._headers = {b"X-Principal": principal.encode()} if principal else {}
         if not any(node.startswith("https:") for node in self._route.nodes(for_write=False)):
             # Loading the trusted certificates takes longer than most calls.
             self._settings["verify"] = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -482,7 +482,9 @@ class _Api(Generic[R]):
         at_least: int | None = None,
         **filters: Filter,
     ) -> R:
-        """Answer `{"events", "next"}`: changes above CAS `after`, oldest first, `limit` at most.
+        """Answer `{"events", "next", "cas"}`: `limit` changes at most above CAS `after`.
+
+        The oldest is first; `cas` is the newest that the node tells of.
 
         Go on with `after` set to `next` until that is None; a page may be empty. `filters` are
         `kind`, `bucket`, `index`, `indexer`, `state`, `key`, `principal`, `request` and `txn`, each

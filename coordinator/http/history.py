@@ -63,7 +63,7 @@ def add_history(app: FastAPI, shell: Shell, settle: Settle) -> None:
 
         def build() -> bytes:
             found = shell.history.page(Cas(after), last, wanted, limit, newest)
-            return history_views.page(found.changes, found.next)
+            return history_views.page(found.changes, found.next, newest.cas)
 
         return _answer(shell, await _told(build))
 
@@ -91,7 +91,7 @@ async def past_state(shell: Shell, cas: int | None, at_ms: int | None) -> Respon
     cluster_id = node.authority.cluster_id if node.authority else None
 
     def build() -> bytes:
-        at = Cas(cas) if cas is not None else shell.history.cas_at(at_ms or 0)
+        at = Cas(cas) if cas is not None else shell.history.cas_at(at_ms or 0, newest.cas)
         state = shell.history.state_at(at, newest)
         return encoded(history_views.past_state(cluster_id, node.config.node, state))
 

@@ -20,10 +20,10 @@ from coordinator.http import views
 _text = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
-def page(changes: Iterable[Change], next_cas: Cas | None) -> bytes:
-    """Return `{"events", "next"}`."""
+def page(changes: Iterable[Change], next_cas: Cas | None, newest: Cas) -> bytes:
+    """Return `{"events", "next", "cas"}`."""
     events = ",".join(map(change, changes))
-    return _bytes(f'{{"events":[{events}],"next":{_text(next_cas)}}}')
+    return _bytes(f'{{"events":[{events}],"next":{_text(next_cas)},"cas":{newest}}}')
 
 
 def change(made: Change) -> str:

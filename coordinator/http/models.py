@@ -355,10 +355,12 @@ class ChangeModel(BaseModel):
 
 
 class HistoryAnswer(BaseModel):
-    """Changes, oldest first. `next`: the CAS after which to go on; null: there are no more."""
+    """Changes, oldest first. `next`: the CAS after which to go on; null: there are no more. `cas`:
+    the newest that this node tells of."""
 
     events: list[ChangeModel]
     next: int | None
+    cas: int
 
 
 class DifferenceModel(BaseModel):

@@ -46,12 +46,12 @@ class HistoryLog:
     def close(self) -> None:
         self._log.close()
 
-    def oldest(self) -> Cas:
+    def oldest(self, newest: Cas) -> Cas:
         """Return the CAS of the first event where older ones are gone, else 0."""
         low, _ = self._log.bounds()
         if low == 0:
             return Cas(0)
-        found = self._first(low)
+        found = self._first(low, newest)
         return found[0].cas if found is not None else Cas(0)
 
     def transactions(self, above: Cas, up_to: Cas) -> Iterator[tuple[Event, ...]]:
@@ -63,51 +63,61 @@ class HistoryLog:
         return transactions(self._events(above, up_to))
 
     def _events(self, above: Cas, up_to: Cas) -> Iterator[Event]:
-        begin = self._bisect(lambda event: event.cas > above)[0] if above else self._log.bounds()[0]
+        begin = self._log.bounds()[0]
+        if above:
+            begin, _ = self._bisect(lambda event: event.cas > above, up_to)
         heard_s, seen = time.monotonic(), above
         for found in self._log.read(begin, self._stopping):
             for event in self._decoded(found.records):
-                if event.cas > seen:
+                # What is above is newer than what was asked for, or a stranger's.
+                if seen < event.cas <= up_to:
                     seen = event.cas
                     yield event
-            if found.records:
-                heard_s = time.monotonic()
             if seen >= up_to:
                 return
-            if time.monotonic() - heard_s > END_WAIT_S:
+            if found.records:
+                heard_s = time.monotonic()
+            elif time.monotonic() - heard_s > END_WAIT_S:
                 text = f"history shows nothing above CAS {seen}, though {up_to} was committed"
                 raise KafkaException(KafkaError(KafkaError._TIMED_OUT, text))
 
-    def cas_at(self, at_ms: int) -> Cas:
+    def cas_at(self, at_ms: int, newest: Cas) -> Cas:
         """Return the CAS of the last event that a master made at this time or before, else 0.
 
-        Where the clock of a later master is behind, either answer of that while is given.
+        `newest` is the last CAS that has been committed. Where the clock of a later master is
+        behind, either answer of that while is given.
         """
-        _, last = self._bisect(lambda event: event.mutation.at_ms > at_ms)
+        _, last = self._bisect(lambda event: event.mutation.at_ms > at_ms, newest)
         return last.cas if last is not None else Cas(0)
 
-    def _bisect(self, is_beyond: Callable[[Event], bool]) -> tuple[Offset, Event | None]:
-        """Return an offset from which on all events are beyond, and the last one before it."""
+    def _bisect(
+        self, is_beyond: Callable[[Event], bool], up_to: Cas
+    ) -> tuple[Offset, Event | None]:
+        """Return an offset from which on all events are beyond, and the last one before it.
+
+        Looks at none above `up_to`: that may be a stranger's.
+        """
         low, high = self._log.bounds()
         last: Event | None = None
         while low < high and not self._stopping.is_set():
             middle = Offset((low + high) // 2)
-            found = self._first(middle)
+            found = self._first(middle, up_to)
             if found is None or is_beyond(found[0]):
                 high = middle
             else:
                 last, low = found[0], Offset(found[1] + 1)
         return low, last
 
-    def _first(self, offset: Offset) -> tuple[Event, Offset] | None:
-        """Return the first event at or above an offset, and where it is."""
+    def _first(self, offset: Offset, up_to: Cas) -> tuple[Event, Offset] | None:
+        """Return the first event at or above an offset that is not above a CAS, and where."""
         while not self._stopping.is_set():
             message = self._log.first(offset, self._stopping)
             if message is None:
                 return None
             offset = Offset(int(message.offset() or 0))
             for event in self._decoded([message]):
-                return event, offset
+                if event.cas <= up_to:
+                    return event, offset
             offset = Offset(offset + 1)
         return None
 

@@ -87,17 +87,20 @@ class History:
         if held is not None:
             self._remembered.move_to_end(cas)
             return held
-        state = self._nearest(cas)
+        state = self._nearest(cas, newest.cas)
         for after, changes in self._folded(state, newest.cas):
             if changes[-1].event.cas > cas:
                 break
             state = after
         return self._remember(cas, state)
 
-    def cas_at(self, at_ms: int) -> Cas:
-        """Return the CAS of the last event that was made at this time or before, else 0."""
+    def cas_at(self, at_ms: int, newest: Cas) -> Cas:
+        """Return the CAS of the last event that was made at this time or before, else 0.
+
+        `newest` is the CAS of now. Raises KafkaException.
+        """
         with self._turn:
-            return self._open().cas_at(at_ms)
+            return self._open().cas_at(at_ms, newest)
 
     def page(
         self, after: Cas, until: Cas | None, predicate: Predicate, limit: int, newest: StateContext
@@ -150,13 +153,13 @@ class History:
             self._note(state)
             yield state, changes
 
-    def _nearest(self, cas: Cas) -> StateContext:
+    def _nearest(self, cas: Cas, newest: Cas) -> StateContext:
         """Return the newest state at hand at or below a CAS, from which nothing is gone."""
         near = [state for state in self._remembered.values() if state.cas <= cas]
         state = max(near, key=lambda state: state.cas, default=EMPTY)
         if self._copies.newest(cas) > state.cas:
             state = max(state, self._copies.at(cas), key=lambda state: state.cas)
-        oldest = self._open().oldest()
+        oldest = self._open().oldest(newest)
         if state.cas < oldest:
             raise CompactedError(oldest)
         return state

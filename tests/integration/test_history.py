@@ -12,14 +12,17 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from coordinator import codec
+from coordinator.cli.main import app
 from coordinator.client.client import Client
 from coordinator.core.catalog import state as states
 from coordinator.core.catalog.state import StateContext
 from coordinator.core.model import digest as digests
 from coordinator.core.model.entities import Index
-from coordinator.core.model.records import Event
+from coordinator.core.model.records import Event, Mutation
+from coordinator.core.model.types import Cas, TxnId
 from coordinator.embedded.broker import Broker
 from coordinator.kafka.topics import HISTORY, delete_records
 from schemas.registry import SchemaError
@@ -44,12 +47,19 @@ def cluster(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             client.create_index(an_index("kept", "travel"))
             gone = client.create_index(an_index("gone", "other"))["index"]["id"]
             running.publish(HISTORY, b"no event")
+            running.publish(HISTORY, codec.encode(A_STRANGERS))
             client.drop_index(gone)
             client.delete_config("app/0")
             running.nodes[running.master()].kill()
             client.put_config("app/1", None)
         running.start()
         yield running
+
+
+A_STRANGERS = Event(
+    Mutation("SettingDeleted", "config/app/1", None, None), TxnId(1, 900), 0, 1, Cas(90_000)
+)
+"""An event that nobody has committed, with a CAS that is above all."""
 
 
 @pytest.fixture(scope="module")
@@ -63,12 +73,12 @@ def moments(events: list[Event]) -> list[StateContext]:
 
 
 def events_of(cluster: Cluster) -> list[Event]:
-    """Return what `history` holds, what is no event left out."""
+    """Return what `history` holds, without what strangers wrote."""
     found: list[Event] = []
     for message in cluster.read(HISTORY):
         with suppress(SchemaError):
             found.append(codec.decode(value_of(message)))
-    return found
+    return [event for event in found if event != A_STRANGERS]
 
 
 def moments_of(events: Sequence[Event]) -> list[StateContext]:
@@ -298,3 +308,76 @@ def test_what_was_deleted_from_the_log_is_said_to_be_gone(
         error = response.json()["error"]
         assert (error["code"], error["details"]) == ("compacted", {"oldest": oldest})
     assert wait_until(lambda: cluster.get(1, "/v1/state")["cas"] > oldest, "the state of now")
+
+
+# -- indexctl ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def indexctl(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Run a command against the cluster, and return what it prints."""
+    monkeypatch.setenv("INDEXCTL_URL", ",".join(cluster.urls))
+
+    def run(*arguments: str, code: int = 0) -> str:
+        result = CliRunner().invoke(app, list(arguments))
+        assert result.exit_code == code, result.output
+        return result.stdout if code == 0 else result.stderr
+
+    return run
+
+
+def lines_of(text: str) -> list[Told]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_indexctl_shows_the_newest_changes_or_all(
+    cluster: Cluster, indexctl: Callable[..., str]
+) -> None:
+    whole = told(cluster, 1)
+    assert lines_of(indexctl("history", "--all", "--json")) == whole
+    assert lines_of(indexctl("history", "-n", "3", "--json")) == whole[-3:]
+    assert lines_of(indexctl("history", "--since", str(whole[-3]["cas"]), "--json")) == whole[-2:]
+    first = str(whole[1]["cas"])
+    assert lines_of(indexctl("history", "--until", first, "--json")) == whole[:2]
+    assert indexctl("history", "--until", "2001-01-01") == "no changes\n"
+    assert lines_of(indexctl("history", "--since", "1d", "--all", "--json")) == whole
+
+
+def test_indexctl_shows_a_change_with_what_it_changed(indexctl: Callable[..., str]) -> None:
+    text = indexctl("history", "--key", "config/app/1", "--all")
+    assert "SettingWritten  config/app/1  by ada" in text
+    assert 'by: - "ada"  + "grace"' in text, text
+    assert "+ null" in text, text
+    text = indexctl("history", "--index", "gone", "--state", "dropping")
+    assert 'state: - "ready"  + "dropping"' in text, text
+
+
+def test_indexctl_shows_how_it_was(
+    cluster: Cluster, indexctl: Callable[..., str], moments: list[StateContext]
+) -> None:
+    past = moments[len(moments) // 2]
+    body = json.loads(indexctl("state", "--at", str(past.cas), "--json"))
+    assert body["digest"] == digests.text(past.digest)
+    assert f"CAS     {past.cas}\n" in indexctl("state", "--at", str(past.cas))
+    assert "travel" in indexctl("state")
+    rows = lines_of(indexctl("diff", str(past.cas), "--json"))
+    now = cluster.get(1, f"/v1/diff?from={past.cas}")
+    assert rows == now["changes"]
+    shown = indexctl("diff", str(moments[5].cas), "0")
+    assert shown.splitlines()[0].startswith(f"CAS {moments[5].cas} to 0: ")
+    assert all(line[:2] in ("- ", "  ") for line in shown.splitlines()[1:])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("history", "--since", "yesterday"),
+        ("history", "--all", "-n", "3"),
+        ("state", "--at", "12:99"),
+        ("diff", "soon"),
+    ],
+)
+def test_indexctl_says_what_it_does_not_understand(
+    indexctl: Callable[..., str], arguments: tuple[str, ...]
+) -> None:
+    assert "[usage]" in indexctl(*arguments, code=2)

@@ -1,0 +1,280 @@
+"""`indexctl history`, `state` and `diff`: who changed what, and how it was at any moment."""
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from coordinator.cli.output import (
+    CommandError,
+    console,
+    plain,
+    print_fields,
+    print_json,
+    print_table,
+)
+from coordinator.cli.session import Session, command
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from coordinator.client.client import Client
+
+PAGE = 1_000
+NEWEST = 20
+FIRST_REACH = 1_000
+UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+STYLES = {"index": "cyan", "setting": "green", "bucket": "magenta", "stream": "blue"}
+VALUE_LENGTH_MAX = 200
+ABSENT: Any = object()
+
+WHEN = (
+    "a CAS; a time such as 2026-11-24T10:30, local unless it says Z or +01:00; or an age: 10m, 2h"
+)
+Names = list[str] | None
+
+
+def add_to(root: typer.Typer) -> None:
+    """Add them to the root command."""
+    command(root, "history")(history)
+    command(root, "state")(state)
+    command(root, "diff")(diff)
+
+
+def _filter(what: str) -> Any:
+    return typer.Option(metavar="X", help=f"Only {what}; repeat for more.")
+
+
+def history(
+    session: Session,
+    key: Annotated[Names, _filter("the entity under this key, such as config/app")] = None,
+    kind: Annotated[Names, _filter("index, bucket, setting, stream or consumed")] = None,
+    bucket: Annotated[Names, _filter("what belongs to this bucket")] = None,
+    index: Annotated[Names, _filter("the index of this id or name")] = None,
+    indexer: Annotated[list[int] | None, _filter("indexes with a slice on this indexer")] = None,
+    state: Annotated[Names, _filter("indexes that enter or leave this state")] = None,
+    principal: Annotated[Names, _filter("what this principal asked for")] = None,
+    request: Annotated[Names, _filter("what this request did")] = None,
+    txn: Annotated[Names, _filter("this transaction")] = None,
+    since: Annotated[
+        str | None, typer.Option(metavar="WHEN", help=f"Only later changes than this: {WHEN}.")
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option(metavar="WHEN", help="Only changes up to this, as --since.")
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option("--limit", "-n", min=1, help=f"The newest so many (default: {NEWEST})."),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
+) -> None:
+    """Show who changed what, oldest first: the newest changes, or those that filters select.
+
+    Every filter must fit. An index is found by what it was before the change, or after.
+    """
+    if everything and limit is not None:
+        raise CommandError("usage", "--all or --limit, not both")
+    filters: dict[str, Any] = {
+        "key": key,
+        "kind": kind,
+        "bucket": bucket,
+        "index": index,
+        "indexer": indexer,
+        "state": state,
+        "principal": principal,
+        "request": request,
+        "txn": txn,
+    }
+    after, upper = 0, None
+    if since is not None:
+        after, filters["from_ms"] = _bound(since, "--since")
+    if until is not None:
+        cas, filters["to_ms"] = _bound(until, "--until")
+        upper = cas if filters["to_ms"] is None else None
+    with session.connect() as client:
+        if everything:
+            found = client.history_all(after=after, until=upper, limit=PAGE, **filters)
+        else:
+            found = iter(_newest(client, after, upper, limit or NEWEST, filters))
+        shown = 0
+        for event in found:
+            shown += 1
+            if session.json:
+                typer.echo(json.dumps(event))
+            else:
+                console().print(_told(event), soft_wrap=True)
+    if not shown and not session.json:
+        typer.echo("no changes")
+
+
+def _bound(text: str, option: str) -> tuple[int, int | None]:
+    """Return a CAS and None, or 0 and a time in ms."""
+    if text.isdecimal():
+        return int(text), None
+    return 0, _ms(text, option)
+
+
+def _newest(
+    client: "Client", after: int, until: int | None, count: int, filters: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """Return the last `count` changes that fit: further back is looked only where it must be."""
+    now = client.history(after=2**53 - 1)["cas"]
+    end = now if until is None else min(until, now)
+    found: list[dict[str, Any]] = []
+    reach = max(FIRST_REACH, 4 * count)
+    while end > after and len(found) < count:
+        begin = max(after, end - reach)
+        part = client.history_all(after=begin, until=end, limit=PAGE, **filters)
+        found = [*part, *found]
+        end, reach = begin, reach * 4
+    return found[-count:]
+
+
+def _told(event: dict[str, Any]) -> "Text":
+    """Return a change for people: a line of who and when, and what is not as it was."""
+    from rich.text import Text
+
+    when = datetime.fromtimestamp(event["at_ms"] / 1000).strftime("%Y-%m-%d %H:%M:%S")
+    text = Text()
+    text.append(f"{event['cas']:>8}", "bold yellow").append(f"  {when}  ")
+    text.append(plain(event["event"]), STYLES.get(event["kind"], ""))
+    text.append(f"  {plain(event['key'])}", "bold")
+    if event["principal"]:
+        text.append(f"  by {plain(event['principal'])}")
+    text.append(f"  txn {plain(event['txn'])}", "dim")
+    before = event["before"] if event["before_cas"] else ABSENT
+    after = ABSENT if event["dropped"] else event["value"]
+    for line in _lines(before, after):
+        text.append("\n").append(" " * 10).append_text(line)
+    return text
+
+
+def _lines(before: Any, after: Any) -> "Iterator[Text]":
+    """Yield what differs between two values: field by field, where both are objects."""
+    both = isinstance(before, dict) and isinstance(after, dict)
+    if not both:
+        yield _line("", before, after)
+        return
+    for name in [*before, *(name for name in after if name not in before)]:
+        old, new = before.get(name, ABSENT), after.get(name, ABSENT)
+        if old == new and type(old) is type(new):
+            continue
+        if isinstance(old, dict) and isinstance(new, dict):
+            for inner in [*old, *(n for n in new if n not in old)]:
+                if old.get(inner, ABSENT) != new.get(inner, ABSENT):
+                    yield _line(f"{name}.{inner}", old.get(inner, ABSENT), new.get(inner, ABSENT))
+        else:
+            yield _line(name, old, new)
+
+
+def _line(name: str, before: Any, after: Any) -> "Text":
+    from rich.text import Text
+
+    text = Text(f"{plain(name)}: " if name else "")
+    if before is not ABSENT:
+        text.append(f"- {_short(before)}", "red")
+    if before is not ABSENT and after is not ABSENT:
+        text.append("  ")
+    if after is not ABSENT:
+        text.append(f"+ {_short(after)}", "green")
+    return text
+
+
+def _short(value: Any) -> str:
+    text = plain(json.dumps(value, ensure_ascii=False))
+    return text if len(text) <= VALUE_LENGTH_MAX else text[: VALUE_LENGTH_MAX - 1] + "…"
+
+
+def state(
+    session: Session,
+    at: Annotated[
+        str | None, typer.Option(metavar="WHEN", help=f"At this moment (default: now): {WHEN}.")
+    ] = None,
+) -> None:
+    """Show the whole state: indexes, buckets and settings, as they are or as they were."""
+    with session.connect() as client:
+        found = client.state(**_moment(at, "--at")) if at is not None else client.state()
+    if session.json:
+        print_json(found)
+        return
+    print_fields([("CAS", found["cas"]), ("digest", found["digest"])])
+    rows = sorted(found["indexes"].values(), key=lambda i: (i["bucket"], i["name"]))
+    print_table(
+        ["id#", "bucket", "index", "state", "slices#", "cas#"],
+        [
+            [i["id"], i["bucket"], i["name"], i["state"], len(i["topology"]["slices"]), i["cas"]]
+            for i in rows
+        ],
+        empty="no indexes",
+    )
+    print_table(
+        ["bucket", "vbuckets#", "cas#"],
+        [[name, b["vbuckets"], b["cas"]] for name, b in sorted(found["buckets"].items())],
+        empty="no buckets",
+    )
+    print_table(
+        ["setting", "value", "cas#"],
+        [[name, _short(s["value"]), s["cas"]] for name, s in sorted(found["config"].items())],
+        empty="no settings",
+    )
+
+
+def diff(
+    session: Session,
+    before: Annotated[str, typer.Argument(metavar="A", help=WHEN[0].upper() + WHEN[1:] + ".")],
+    after: Annotated[
+        str | None, typer.Argument(metavar="[B]", help="Likewise (default: now).")
+    ] = None,
+) -> None:
+    """Show what is not the same at two moments, by key."""
+    with session.connect() as client:
+        first = _cas_of(client, before, "A")
+        found = client.diff(first, None if after is None else _cas_of(client, after, "B"))
+    if session.json:
+        for row in found["changes"]:
+            typer.echo(json.dumps(row))
+        return
+    typer.echo(f"CAS {found['from']} to {found['to']}: {len(found['changes'])} differ")
+    for row in found["changes"]:
+        console().print(_differing(row), soft_wrap=True)
+
+
+def _differing(row: dict[str, Any]) -> "Text":
+    from rich.text import Text
+
+    before = row["before"] if row["before_cas"] else ABSENT
+    after = row["after"] if row["after_cas"] else ABSENT
+    sign = "+" if before is ABSENT else "-" if after is ABSENT else "~"
+    text = Text(f"{sign} ").append(plain(row["key"]), STYLES.get(row["kind"], "") or "bold")
+    for line in _lines(before, after):
+        text.append("\n").append(" " * 4).append_text(line)
+    return text
+
+
+def _cas_of(client: "Client", text: str, what: str) -> int:
+    """Return the CAS of a moment."""
+    moment = _moment(text, what)
+    return moment["cas"] if "cas" in moment else int(client.state(**moment)["cas"])
+
+
+def _moment(text: str, what: str) -> dict[str, Any]:
+    """Return `{"cas"}` or `{"at_ms"}`. CommandError `usage`."""
+    return {"cas": int(text)} if text.isdecimal() else {"at_ms": _ms(text, what)}
+
+
+def _ms(text: str, what: str) -> int:
+    """Return a time, or how long ago it was, in ms since 1970. CommandError `usage`."""
+    number, unit = text[:-1], UNITS.get(text[-1:])
+    if unit is not None and number.isdecimal():
+        try:
+            moment = datetime.now(UTC) - timedelta(**{unit: int(number)})
+        except OverflowError:
+            moment = datetime.fromtimestamp(0, UTC)
+    else:
+        try:
+            moment = datetime.fromisoformat(text)
+        except ValueError:
+            raise CommandError("usage", f"{what}: {text!r} is no moment. Give {WHEN}") from None
+    return max(0, int(moment.timestamp() * 1000))

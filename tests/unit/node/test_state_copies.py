@@ -1,0 +1,86 @@
+"""Copies of past states on a disk: found again, spaced, and not believed where they are damaged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from coordinator.core.catalog.state import EMPTY, StateContext
+from coordinator.node import state_copies
+from coordinator.node.state_copies import SPACING_MIN, StateCopies
+from tests.support.views import a_state
+
+
+def states(*cas: int) -> list[StateContext]:
+    return [a_state(at, **{f"k{n}": str(at) for n in range(40)}) for at in cas]
+
+
+def test_the_newest_copy_at_or_below_a_cas_is_found_also_after_a_restart(tmp_path: Path) -> None:
+    first, second = states(10, 20)
+    copies = StateCopies(tmp_path / "history")
+    assert copies.at(100) == EMPTY
+    copies.add(second)
+    copies.add(first)
+    for held in (copies, StateCopies(tmp_path / "history")):
+        assert [held.at(cas) for cas in (9, 10, 19, 20, 99)] == [
+            *(EMPTY, first, first, second, second)
+        ]
+        assert [held.newest(cas) for cas in (9, 19, 99)] == [0, 10, 20]
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "emptied", "another", "removed"])
+def test_a_damaged_copy_is_deleted_and_the_one_before_it_takes_its_place(
+    tmp_path: Path, damage: str
+) -> None:
+    first, second = states(10, 20)
+    copies = StateCopies(tmp_path)
+    for state in (first, second):
+        copies.add(state)
+    (path,) = tmp_path.glob(f"*{20:05d}.state")
+    (other,) = tmp_path.glob(f"*{10:05d}.state")
+    raw = bytearray(path.read_bytes())
+    if damage == "removed":
+        path.unlink()
+    elif damage == "another":
+        path.write_bytes(other.read_bytes())
+    else:
+        raw[len(raw) // 2] ^= 1
+        path.write_bytes({"cut": raw[: len(raw) // 2], "flipped": raw, "emptied": b""}[damage])
+    assert StateCopies(tmp_path).at(99) == first
+    assert copies.at(99) == first
+    assert not path.exists()
+    assert copies.newest(99) == 10
+
+
+def test_copies_are_as_far_apart_as_the_state_is_large(tmp_path: Path) -> None:
+    copies = StateCopies(tmp_path)
+    assert not copies.is_due(a_state(SPACING_MIN - 1, k="1"))
+    assert copies.is_due(a_state(SPACING_MIN, k="1"))
+    copies.add(a_state(SPACING_MIN, k="1"))
+    assert not copies.is_due(a_state(SPACING_MIN, k="1"))
+    assert not copies.is_due(a_state(2 * SPACING_MIN - 1, k="1"))
+    assert copies.is_due(a_state(2 * SPACING_MIN, k="1"))
+    copies.add(a_state(4 * SPACING_MIN, k="1"))
+    assert copies.is_due(a_state(2 * SPACING_MIN, k="1")), "between two that are far apart"
+    assert not copies.is_due(a_state(3 * SPACING_MIN + 1, k="1")), "the one above is near"
+    large = a_state(3 * SPACING_MIN, **{f"k{n}": "1" for n in range(SPACING_MIN + 1)})
+    assert not copies.is_due(large)
+
+
+def test_where_the_disk_refuses_there_is_no_copy_and_nothing_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    copies = StateCopies(tmp_path / "file" / "history")
+    copies.add(states(10)[0])
+    assert copies.at(99) == EMPTY
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    copies = StateCopies(tmp_path / "history")
+    monkeypatch.setattr(state_copies.os, "replace", full)
+    copies.add(states(10)[0])
+    assert copies.newest(99) == 0
+    assert StateCopies(tmp_path / "history").newest(99) == 0
