@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import commit, data_plane, failover, fold, size, timestamps
+from benchmarks import commit, data_plane, failover, fold, history, size, timestamps
 from benchmarks.cluster import cluster
 
 RESULTS = Path(__file__).parent / "results"
@@ -29,6 +29,7 @@ ALL = (
     "memory",
     "synchronisation",
     "bootstrap",
+    "history",
     "failover",
     "failover_with_outcomes",
     "build",
@@ -87,6 +88,9 @@ def main() -> int:
             if "bootstrap" in wanted:
                 servers = running.bootstrap_servers
                 _show(seen, "bootstrap", lambda: fold.bootstrap(servers))
+            if "history" in wanted:
+                servers = running.bootstrap_servers
+                _show(seen, "history", lambda: history.history(servers))
             if "failover" in wanted:
                 _show(seen, "failover", lambda: failover.failover(running))
                 _show(seen, "hand_over", lambda: failover.hand_over(running))

@@ -1,14 +1,17 @@
 """Reads `history`: the transactions above a CAS, and where a moment is.
 
 CAS ascend with the offset, and so do times as long as the clocks of masters agree: a place is
-found by bisection. One consumer is kept for all questions, so only one thread may ask at a time.
+found by looking at a few records. One consumer is kept for all questions, so only one thread may
+ask at a time.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
@@ -25,6 +28,21 @@ END_WAIT_S = 5.0
 transaction become visible partition by partition."""
 
 
+SHORT_READS = {"queued.max.messages.kbytes": 2_048, "fetch.queue.backoff.ms": 5}
+"""Most reads are of a few records: the client must not fetch megabytes ahead, nor pause for the
+second that is its default when it has."""
+
+NEAR = 500
+"""So many records are rather read than a place found more precisely."""
+
+
+class Mark(NamedTuple):
+    """An event's CAS, and its offset."""
+
+    cas: int
+    offset: int
+
+
 def ignore(_: Message, __: str) -> None:
     """Pass over a record that is no event: whoever copies the history has told of it."""
 
@@ -39,19 +57,23 @@ class HistoryLog:
         stopping: threading.Event | None = None,
         bad: BadRecord = ignore,
     ) -> None:
-        self._log = LogReader(bootstrap_servers, topic_name(cluster, HISTORY), "history")
+        self._log = LogReader(
+            bootstrap_servers, topic_name(cluster, HISTORY), "history", **SHORT_READS
+        )
         self._stopping = stopping if stopping is not None else threading.Event()
         self._bad = bad
+        self._marks: list[Mark] = []
+        """What was seen where, in order: the next question looks at fewer records."""
 
     def close(self) -> None:
         self._log.close()
 
     def oldest(self, newest: Cas) -> Cas:
         """Return the CAS of the first event where older ones are gone, else 0."""
-        low, _ = self._log.bounds()
+        low, high = self._log.bounds()
         if low == 0:
             return Cas(0)
-        found = self._first(low, newest)
+        found = self._between(low, Mark(0, low - 1), Mark(newest + 1, high))
         return found[0].cas if found is not None else Cas(0)
 
     def transactions(self, above: Cas, up_to: Cas) -> Iterator[tuple[Event, ...]]:
@@ -63,15 +85,15 @@ class HistoryLog:
         return transactions(self._events(above, up_to))
 
     def _events(self, above: Cas, up_to: Cas) -> Iterator[Event]:
-        begin = self._log.bounds()[0]
-        if above:
-            begin, _ = self._bisect(lambda event: event.cas > above, up_to)
+        begin = self._above(above, up_to) if above else self._log.bounds()[0]
         heard_s, seen = time.monotonic(), above
         for found in self._log.read(begin, self._stopping):
-            for event in self._decoded(found.records):
+            for number, (event, offset) in enumerate(self._decoded(found.records)):
                 # What is above is newer than what was asked for, or a stranger's.
                 if seen < event.cas <= up_to:
                     seen = event.cas
+                    if number == 0:
+                        self._mark(Mark(event.cas, offset))
                     yield event
             if seen >= up_to:
                 return
@@ -87,41 +109,72 @@ class HistoryLog:
         `newest` is the last CAS that has been committed. Where the clock of a later master is
         behind, either answer of that while is given.
         """
-        _, last = self._bisect(lambda event: event.mutation.at_ms > at_ms, newest)
-        return last.cas if last is not None else Cas(0)
+        low, high = self._log.bounds()
+        below, beyond = Mark(0, low - 1), Mark(newest + 1, high)
+        while beyond.offset - below.offset > 1 and not self._stopping.is_set():
+            middle = (below.offset + beyond.offset) // 2
+            found = self._between(middle, below, beyond)
+            if found is None:
+                beyond = Mark(beyond.cas, middle)
+            elif found[0].mutation.at_ms > at_ms:
+                beyond = Mark(found[0].cas, middle)
+            else:
+                below = Mark(found[0].cas, found[1])
+        return Cas(below.cas)
 
-    def _bisect(
-        self, is_beyond: Callable[[Event], bool], up_to: Cas
-    ) -> tuple[Offset, Event | None]:
-        """Return an offset from which on all events are beyond, and the last one before it.
+    def _above(self, cas: Cas, up_to: Cas) -> Offset:
+        """Return an offset below which all events are at or below a CAS, not far from the next.
 
-        Looks at none above `up_to`: that may be a stranger's.
+        Looks where the event should be, if the CAS were spread evenly; every other time in the
+        middle, so that it cannot take long where they are not.
         """
         low, high = self._log.bounds()
-        last: Event | None = None
-        while low < high and not self._stopping.is_set():
-            middle = Offset((low + high) // 2)
-            found = self._first(middle, up_to)
-            if found is None or is_beyond(found[0]):
-                high = middle
+        at = bisect_right(self._marks, (cas, high))
+        below = self._marks[at - 1] if at else Mark(0, low - 1)
+        beyond = self._marks[at] if at < len(self._marks) else Mark(up_to + 1, high)
+        turn = 0
+        while beyond.offset - below.offset > NEAR and not self._stopping.is_set():
+            distance = beyond.offset - below.offset
+            share = (cas - below.cas) / (beyond.cas - below.cas) if turn % 2 == 0 else 0.5
+            aim = below.offset + int(share * distance) - NEAR // 4
+            place = min(max(aim, below.offset + 1), beyond.offset - 1)
+            turn += 1
+            found = self._between(place, below, beyond)
+            if found is None:
+                beyond = Mark(beyond.cas, place)
+                continue
+            self._mark(Mark(found[0].cas, found[1]))
+            if found[0].cas > cas:
+                beyond = Mark(found[0].cas, place)
             else:
-                last, low = found[0], Offset(found[1] + 1)
-        return low, last
+                below = Mark(found[0].cas, found[1])
+        return Offset(max(low, below.offset + 1))
 
-    def _first(self, offset: Offset, up_to: Cas) -> tuple[Event, Offset] | None:
-        """Return the first event at or above an offset that is not above a CAS, and where."""
-        while not self._stopping.is_set():
+    def _mark(self, mark: Mark) -> None:
+        at = bisect_right(self._marks, mark)
+        if at == 0 or self._marks[at - 1] != mark:
+            self._marks.insert(at, mark)
+
+    def _between(self, place: int, below: Mark, beyond: Mark) -> tuple[Event, Offset] | None:
+        """Return the first event from an offset on that has its CAS between those of two marks.
+
+        Any other, such as a stranger's, is passed over. None: there is none up to `beyond`.
+        """
+        offset = Offset(place)
+        while offset < beyond.offset and not self._stopping.is_set():
             message = self._log.first(offset, self._stopping)
             if message is None:
                 return None
             offset = Offset(int(message.offset() or 0))
-            for event in self._decoded([message]):
-                if event.cas <= up_to:
+            if offset >= beyond.offset:
+                return None
+            for event, _ in self._decoded([message]):
+                if below.cas < event.cas < beyond.cas:
                     return event, offset
             offset = Offset(offset + 1)
         return None
 
-    def _decoded(self, messages: Iterable[Message]) -> Iterator[Event]:
+    def _decoded(self, messages: Iterable[Message]) -> Iterator[tuple[Event, Offset]]:
         for message in messages:
             try:
                 record = codec.decode(message.value() or b"")
@@ -129,6 +182,6 @@ class HistoryLog:
                 self._bad(message, str(error))
                 continue
             if isinstance(record, Event):
-                yield record
+                yield record, Offset(int(message.offset() or 0))
             else:
                 self._bad(message, f"{type(record).__name__} does not belong here")

@@ -46,8 +46,9 @@ class Read(NamedTuple):
 class LogReader:
     """A consumer of partition 0 of a topic. The caller closes it."""
 
-    def __init__(self, bootstrap_servers: str, topic: str, group: str) -> None:
-        settings = {"enable.partition.eof": True, "fetch.wait.max.ms": END_WAIT_MS}
+    def __init__(self, bootstrap_servers: str, topic: str, group: str, **more: Any) -> None:
+        """`more` is for the client."""
+        settings = {"enable.partition.eof": True, "fetch.wait.max.ms": END_WAIT_MS, **more}
         self._consumer = readers.consumer(bootstrap_servers, group, **settings)
         self._topic = topic
 

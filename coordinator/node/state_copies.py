@@ -23,7 +23,7 @@ from schemas.registry import SchemaError
 
 SUFFIX = ".state"
 LENGTH = struct.Struct("<I")
-SPACING_MIN = 10_000
+SPACING_MIN = 4_000
 """So many CAS lie between two copies at least: some tenths of a second of replay."""
 
 log = logging.getLogger("coordinator")
