@@ -28,6 +28,7 @@ FIRST_REACH = 1_000
 UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 STYLES = {"index": "cyan", "setting": "green", "bucket": "magenta", "stream": "blue"}
 VALUE_LENGTH_MAX = 200
+BRIEF = ("expressions", "where", "state")
 ABSENT: Any = object()
 
 WHEN = (
@@ -141,21 +142,31 @@ def _told(event: dict[str, Any]) -> "Text":
     text.append(f"{event['cas']:>8}", "bold yellow").append(f"  {when}  ")
     text.append(plain(event["event"]), STYLES.get(event["kind"], ""))
     text.append(f"  {plain(event['key'])}", "bold")
+    before = event["before"] if event["before_cas"] else ABSENT
+    after = ABSENT if event["dropped"] else event["value"]
+    text.append(_name_of(event["kind"], before if after is ABSENT else after))
     if event["principal"]:
         text.append(f"  by {plain(event['principal'])}")
     text.append(f"  txn {plain(event['txn'])}", "dim")
-    before = event["before"] if event["before_cas"] else ABSENT
-    after = ABSENT if event["dropped"] else event["value"]
-    for line in _lines(before, after):
+    for line in _lines(event["kind"], before, after):
         text.append("\n").append(" " * 10).append_text(line)
     return text
 
 
-def _lines(before: Any, after: Any) -> "Iterator[Text]":
+def _name_of(kind: str, value: Any) -> str:
+    return f" ({plain(value['bucket'])}.{plain(value['name'])})" if kind == "index" else ""
+
+
+def _brief(kind: str, value: Any) -> Any:
+    """Return of an index what a person asks for first."""
+    whole = kind != "index" or value is ABSENT
+    return value if whole else {name: value[name] for name in BRIEF}
+
+
+def _lines(kind: str, before: Any, after: Any) -> "Iterator[Text]":
     """Yield what differs between two values: field by field, where both are objects."""
-    both = isinstance(before, dict) and isinstance(after, dict)
-    if not both:
-        yield _line("", before, after)
+    if not (isinstance(before, dict) and isinstance(after, dict)):
+        yield _line("", _brief(kind, before), _brief(kind, after))
         return
     for name in [*before, *(name for name in after if name not in before)]:
         old, new = before.get(name, ABSENT), after.get(name, ABSENT)
@@ -248,7 +259,8 @@ def _differing(row: dict[str, Any]) -> "Text":
     after = row["after"] if row["after_cas"] else ABSENT
     sign = "+" if before is ABSENT else "-" if after is ABSENT else "~"
     text = Text(f"{sign} ").append(plain(row["key"]), STYLES.get(row["kind"], "") or "bold")
-    for line in _lines(before, after):
+    text.append(_name_of(row["kind"], before if after is ABSENT else after))
+    for line in _lines(row["kind"], before, after):
         text.append("\n").append(" " * 4).append_text(line)
     return text
 

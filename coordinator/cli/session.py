@@ -65,7 +65,12 @@ class Session:
         deadline_s = deadline_s or self.timeout_s or TIMEOUT_S
         first_s = self.timeout_s or FIRST_CONTACT_S
         url = self.url or os.environ.get("INDEXCTL_URL") or DEFAULT_URLS
-        return Client(url, deadline_s=deadline_s, first_contact_s=min(first_s, deadline_s))
+        return Client(
+            url,
+            deadline_s=deadline_s,
+            first_contact_s=min(first_s, deadline_s),
+            principal=os.environ.get("INDEXCTL_PRINCIPAL"),
+        )
 
     def probe(self) -> "Client":
         """Return a client for asking single nodes, which may be dead: it does not wait for long."""

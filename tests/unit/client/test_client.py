@@ -418,7 +418,7 @@ def test_a_reform_without_a_master_is_asked_of_the_node_that_has_the_most():
 
 
 def test_no_request_outlives_the_deadline_of_its_call():
-    attempts = client_module._Attempts(client_module._Route(["http://a:1"]), 1.0, 1.0)
+    attempts = client_module._Attempts(client_module._Route(["http://a:1"]), 1.0, 1.0, {})
     attempts._start -= 0.9
     assert attempts.timeout().read <= 0.1
     assert attempts.timeout(5.0).read <= 0.1
