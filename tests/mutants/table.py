@@ -1214,12 +1214,14 @@ MUTANTS: tuple[Mutant, ...] = (
         UNIT_COMMITTER,
     ),
     Mutant(
-        "an-acceptance-counts-only-with-a-commit",
+        "an-acceptance-that-was-spoiled-begins-anew",
         COMMITTER,
-        """        for node in attempt.accepted:
-            self._refusals.pop(node, None)""",
-        """        for node in attempt.accepted if attempt.state == CONCLUDING else ():
-            self._refusals.pop(node, None)""",
+        """        attempt.move(ABANDONING)
+""",
+        """        attempt.move(ABANDONING)
+        for node in attempt.accepted:
+            self._refusals.pop(node, None)
+""",
         UNIT_COMMITTER,
     ),
     Mutant(

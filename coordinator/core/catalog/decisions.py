@@ -226,3 +226,21 @@ def describe_index(index: Index) -> dict[str, Any]:
         },
         "build": index.build,
     }
+
+
+SHORT = ("id", "name", "bucket", "state", "build")
+"""What is left of an index in an answer in short: its length has a bound."""
+
+
+def in_short(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an answer with its indexes as `SHORT` says."""
+    found = dict(answer)
+    if found.get("index"):
+        found["index"] = _index_in_short(found["index"])
+    if "indexes" in found:
+        found["indexes"] = [_index_in_short(index) for index in found["indexes"]]
+    return found
+
+
+def _index_in_short(described: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: described[name] for name in SHORT if name in described}

@@ -179,7 +179,10 @@ class Committer:
     def _persistent(
         self, view: NodeView, refusals: tuple[ProposalAnswered, ...]
     ) -> tuple[int, ...]:
-        """Return the replicas that have refused too many times running."""
+        """Return the replicas that have refused too many times since the last commit.
+
+        An acceptance alone does not begin anew: of two that refuse in turn none would ever go.
+        """
         for answer in refusals:
             self._refusals[answer.node] = self._refusals.get(answer.node, 0) + 1
         limit = view.config.attempts_max
@@ -226,6 +229,8 @@ class Committer:
     def _conclude(self, view: NodeView, attempt: Attempt, silent: tuple[int, ...]) -> list[Result]:
         """Everybody has it: write the verdict, the events and the replies, all or nothing."""
         attempt.move(CONCLUDING)
+        for node in attempt.accepted:
+            self._refusals.pop(node, None)
         verdict = commit_of(view, self._codec, attempt)
         expired = [MemberExpired(self._epoch, n, "silent", view.now.wall_ms) for n in silent]
         replies = tuple(ddl_replies(view, attempt))
@@ -265,15 +270,10 @@ class Committer:
         return attempt.after
 
     def finish(self, txn: TxnId) -> Attempt | None:
-        """Return the transaction in flight if it is this one: its verdict was read back.
-
-        Whoever accepted it has not refused it: its refusals in a row begin anew.
-        """
+        """Return the transaction in flight if it is this one: its verdict was read back."""
         attempt = self.attempt
         if attempt is None or attempt.proposal.txn != txn:
             return None
-        for node in attempt.accepted:
-            self._refusals.pop(node, None)
         self.attempt = None
         return attempt
 

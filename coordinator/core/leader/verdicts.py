@@ -18,6 +18,11 @@ from coordinator.core.model.ports import EntityCodec
 from coordinator.core.model.records import DdlReply, DeadLetter, TransactionCommitted
 from coordinator.core.model.types import Cas
 
+ANSWER_BYTES_MAX = 1_000_000
+"""What an answer may weigh in a reply: a message on `ddl-replies` has 1 MiB at most. If a reply did
+not fit, Kafka would refuse it together with its transaction, and each next master would write the
+same again."""
+
 
 def commit_of(view: NodeView, codec: EntityCodec, attempt: Attempt) -> TransactionCommitted:
     """Return the verdict *commit*, with what is remembered of the requests and what forgotten."""
@@ -87,7 +92,7 @@ def _reply(view: NodeView, request_id: str, outcome: Outcome) -> DdlReply:
     return DdlReply(
         request=request_id,
         status=outcome.status,
-        answer_json=decisions.compact(outcome.answer),
+        answer_json=_answer_json(outcome),
         error_code=outcome.code,
         error_message=outcome.message,
         error_details_json=decisions.compact(outcome.details),
@@ -95,6 +100,14 @@ def _reply(view: NodeView, request_id: str, outcome: Outcome) -> DdlReply:
         txn=outcome.txn,
         at_ms=view.now.wall_ms,
     )
+
+
+def _answer_json(outcome: Outcome) -> str:
+    """Return the answer; if it is too long, what it is about, without the definitions."""
+    whole = decisions.compact(outcome.answer)
+    if len(whole) <= ANSWER_BYTES_MAX:
+        return whole
+    return decisions.compact(decisions.in_short(outcome.answer))
 
 
 def dead_letters(view: NodeView, attempt: Attempt) -> Iterator[DeadLetter]:

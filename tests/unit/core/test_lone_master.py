@@ -384,6 +384,34 @@ def test_what_stands_behind_a_creation_in_its_partition_is_decided_after_it(
     assert [held.entity.state for held in lone.node.state.of_kind("index")] == left
 
 
+MESSAGE_BYTES_MAX = 1_000_000
+"""A message on `ddl-replies` has 1 MiB at most, with what Kafka adds to it."""
+
+
+def test_a_reply_fits_on_its_topic_however_much_its_command_names() -> None:
+    """Kafka would refuse one that did not, with its transaction: nobody could be master again."""
+    lone = LoneNode(serves=True).start()
+    names = tuple(f"i{number}" for number in range(33))
+    keys = tuple(letter * 4_000 for letter in "abcdefgh")
+    for name in names:
+        lone.create(CreateIndex(name=name, bucket="b", expressions=keys, defer_build=True))
+    for begin in range(0, len(names), 11):
+        lone.ask(BuildIndexes(bucket="b", names=names[begin : begin + 11]))
+    lone.publish(BuildIndexes(bucket="b", names=names[:11]), "some", 0)
+    lone.publish(BuildIndexes(bucket="b", names=names), "all", 1)
+    for offset in (2, 3):  # A repeat has the same answer.
+        lone.publish(BuildIndexes(bucket="b", names=names), "all", offset)
+    lone.until(lambda: len(lone.written) == 4)
+    some, *others = lone.written
+    assert json.loads(some.answer_json)["indexes"][0]["expressions"] == list(keys)
+    for reply in others:
+        assert len(codec.encode(reply)) <= MESSAGE_BYTES_MAX
+        assert (reply.request, reply.status) == ("all", "ok")
+        told = json.loads(reply.answer_json)["indexes"]
+        assert [index["name"] for index in told] == list(names)
+        assert set(told[0]) == {"id", "name", "bucket", "state", "build"}
+
+
 def test_another_command_under_the_id_of_a_creation_does_not_hide_it(lone: LoneNode) -> None:
     """Its refusal is told, and not remembered: under that id something takes effect."""
     lone.indexer_answers()

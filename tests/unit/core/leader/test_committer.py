@@ -520,14 +520,13 @@ def test_a_replica_that_accepted_in_between_begins_anew() -> None:
     assert refused_once(committer, 6, 3)[0] == expired(3, WHY)
 
 
-def test_an_acceptance_that_another_replica_spoiled_begins_anew_too() -> None:
+def test_of_two_that_refuse_in_turn_each_is_expired_in_the_end() -> None:
+    """An acceptance that another replica spoiled brings nobody on."""
     committer = Committer(4, Tokens(), CODEC)
-    for seq in (1, 2):
-        refused_once(committer, seq, 3)
-    refused_once(committer, 3, 2)
-    for seq in (4, 5):
+    for seq in range(1, 2 * ATTEMPTS - 1, 2):
         assert refused_once(committer, seq, 3) == (rollback(seq, WHY),)
-    assert refused_once(committer, 6, 3)[0] == expired(3, WHY)
+        refused_once(committer, seq + 1, 2)
+    assert refused_once(committer, 2 * ATTEMPTS - 1, 3)[0] == expired(3, WHY)
 
 
 def test_who_left_the_active_list_begins_anew_and_nobody_else() -> None:
