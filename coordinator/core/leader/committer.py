@@ -39,6 +39,10 @@ from coordinator.core.model.records import (
 )
 from coordinator.core.model.types import CAS_MAX, Cas, Epoch, Offset, TxnId
 
+REASON_LENGTH_MAX = 300
+"""So much of the reason of a rollback is kept: each claim carries those of all transactions that
+the log of transactions has, and has to fit on `commit`."""
+
 
 class Committer:
     """Writes for a master: one transaction at a time, or records of the Authority.
@@ -240,7 +244,7 @@ class Committer:
     def _abandon(self, attempt: Attempt, reason: str, expiring: tuple[int, ...]) -> list[Result]:
         """One refused, or too few answered: abort the Kafka transaction, then roll back."""
         attempt.move(ABANDONING)
-        attempt.reason = reason
+        attempt.reason = reason[:REASON_LENGTH_MAX]
         attempt.expiring = expiring
         return [Abandon(attempt.token)]
 

@@ -12,7 +12,9 @@ from itertools import permutations
 from typing import Any
 
 import pytest
+from immutables import Map
 
+from coordinator import codec
 from coordinator.core.catalog import state as states
 from coordinator.core.consensus import authority as authorities
 from coordinator.core.consensus.effects import (
@@ -26,22 +28,26 @@ from coordinator.core.consensus.effects import (
 from coordinator.core.consensus.inputs import AppendFailed, Ended, Written
 from coordinator.core.consensus.signals import LoseMastership
 from coordinator.core.consensus.view import Tokens
-from coordinator.core.leader.committer import Committer
+from coordinator.core.leader.committer import REASON_LENGTH_MAX, Committer
 from coordinator.core.leader.group_commit import Group
 from coordinator.core.leader.transaction import CONCLUDING, PROPOSED, UNDOING, Enlisted
+from coordinator.core.model.authority_state import ROLLBACK, TransactionStatus
 from coordinator.core.model.commands import OK, Outcome, Position, PutSetting, Request, SkipRecord
 from coordinator.core.model.records import (
     ACCEPTED,
     BEHIND,
     REFUSED,
     Event,
+    MasterClaimed,
     MemberAdmitted,
     MemberExpired,
     ProposalAnswered,
     TransactionCommitted,
     TransactionRolledBack,
 )
-from coordinator.core.model.types import CAS_MAX, TxnId
+from coordinator.core.model.types import CAS_MAX, Cas, TxnId
+from coordinator.kafka.topics import MESSAGE_BYTES_MAX
+from coordinator.process import LOG_CAPACITY_MAX
 from tests.support.views import (
     CODEC,
     LIVES,
@@ -483,6 +489,32 @@ def test_one_refusal_rolls_back_at_once_and_tells_why() -> None:
     assert committer.ended(at(), Ended(TOKEN)) == [Conclude(TOKEN + 1, (rollback(1, WHY),))]
     assert committer.attempt is not None
     assert committer.attempt.state == UNDOING
+
+
+def test_the_reason_of_a_rollback_is_kept_in_short() -> None:
+    """Each claim carries those of all transactions that the log of transactions has."""
+    committer = under_way(1, 2)
+    committer.answered(an_answer(3, REFUSED, "y" * 900_000))
+    assert committer.advance(at()) == [Abandon(TOKEN)]
+    (written,) = committer.ended(at(), Ended(TOKEN))
+    assert isinstance(written, Conclude)
+    (record,) = written.records
+    assert isinstance(record, TransactionRolledBack)
+    assert record.reason == ("node 3: " + "y" * 900_000)[:REASON_LENGTH_MAX]
+    row = TransactionStatus(TXN, ROLLBACK, Cas(0), (1, 2, 3), record.reason)
+    log = Map(dict.fromkeys(range(LOG_CAPACITY_MAX), row))
+    whole = replace(OWN_AUTHORITY, log=log, log_next=len(log), log_capacity=len(log))
+    claim = MasterClaimed(
+        epoch=5,
+        node=1,
+        incarnation=LIVES[1],
+        address="n1",
+        cas=STATE.cas,
+        digest=STATE.digest,
+        snapshot=whole,
+        at_ms=WALL_MS,
+    )
+    assert len(codec.encode(claim)) < MESSAGE_BYTES_MAX
 
 
 def test_a_refusal_rolls_back_before_the_cas_are_known() -> None:
