@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -42,6 +43,7 @@ def add_to(root: typer.Typer) -> None:
     command(root, "history")(history)
     command(root, "state")(state)
     command(root, "diff")(diff)
+    command(root, "watch")(watch)
 
 
 def _filter(what: str) -> Any:
@@ -196,6 +198,67 @@ def _line(name: str, before: Any, after: Any) -> "Text":
 def _short(value: Any) -> str:
     text = plain(json.dumps(value, ensure_ascii=False))
     return text if len(text) <= VALUE_LENGTH_MAX else text[: VALUE_LENGTH_MAX - 1] + "…"
+
+
+def watch(
+    session: Session,
+    key: Annotated[Names, _filter("the entity under this key, such as config/app")] = None,
+    kind: Annotated[
+        Names, _filter("index, bucket, setting, stream, consumed, stability or members")
+    ] = None,
+    bucket: Annotated[Names, _filter("what belongs to this bucket")] = None,
+    index: Annotated[Names, _filter("the index of this id or name")] = None,
+    indexer: Annotated[list[int] | None, _filter("indexes with a slice on this indexer")] = None,
+    state: Annotated[Names, _filter("indexes that enter or leave this state")] = None,
+    principal: Annotated[Names, _filter("what this principal asked for")] = None,
+    after: Annotated[
+        str, typer.Option(metavar="CAS|now|snapshot", help="From here on (default: now).")
+    ] = "now",
+) -> None:
+    """Show changes as they happen, until Ctrl-C; after a failover it goes on by itself.
+
+    With `--after snapshot`, all that there is comes first.
+    """
+    if after not in ("now", "snapshot") and not after.isdecimal():
+        raise CommandError("usage", f"--after: {after!r} is no CAS, and not now or snapshot")
+    filters: dict[str, Any] = {
+        "key": key,
+        "kind": kind,
+        "bucket": bucket,
+        "index": index,
+        "indexer": indexer,
+        "state": state,
+        "principal": principal,
+    }
+    begin = int(after) if after.isdecimal() else after
+    with session.connect() as client, suppress(KeyboardInterrupt):
+        client.members()
+        for event in client.watch(begin, **filters):
+            if session.json:
+                typer.echo(json.dumps(event))
+            elif shown := _seen(event):
+                console().print(shown, soft_wrap=True)
+
+
+def _seen(event: dict[str, Any]) -> "Text | None":
+    """Return an event of a watch for people; None: it says nothing to them."""
+    from rich.text import Text
+
+    match event["type"]:
+        case "change":
+            return _told(event)
+        case "snapshot":
+            name = _name_of(event["kind"], event["value"])
+            return Text(f"{event['cas']:>8}  {plain(event['key'])}{name}")
+        case "snapshot_end":
+            return Text(f"-- the state at CAS {event['cas']}; changes follow --", "dim")
+        case "stability":
+            number, hash_ = event["number"], event["hash"]
+            return Text(f"stability of {plain(event['bucket'])}: number {number}, hash {hash_}")
+        case "members":
+            return Text(f"members: master {event['master']}, active {event['active']}")
+        case _:
+            return None
 
 
 def state(

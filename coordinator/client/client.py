@@ -18,21 +18,24 @@ only carry requests out.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Generator, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import quote
 
 import httpx
 import tenacity
+from httpx_sse import EventSource, SSEError
 
 from coordinator.client.errors import CoordinatorError, UnavailableError, error_of
 from coordinator.client.request_ids import new_request_id
+from coordinator.client.watching import SILENCE_S, Watching, refusal_of
 
 DEFAULT_URL = "http://127.0.0.1:8600"
 DEADLINE_S = 30.0
@@ -646,6 +649,14 @@ class _Api(Generic[R]):
         path = _config_path(key)
         return self._run(_plan_write("DELETE", path, _NOTHING, expected_cas, request_id))
 
+    def _watch_request(self, node: str, watching: Watching) -> httpx.Request:
+        call = Call(method="GET", path="/v1/watch", query=watching.query)
+        request = _request(call, node)
+        request.headers["Accept"] = "text/event-stream"
+        limits = httpx.Timeout(CONNECT_TIMEOUT_S, read=SILENCE_S)
+        request.extensions = {"timeout": limits.as_dict()}
+        return request
+
     def ready(self, node: str | None = None) -> R:
         """Answer `{"ready": bool, "reason"}` of `node`, or of the first that answers, at once."""
         return self._run(_plan_ready(node or self._route.nodes(for_write=False)[0]))
@@ -789,6 +800,38 @@ class Client(_Api[Body]):
             yield from page["events"]
             following = page["next"]
 
+    def watch(self, after: int | str = "now", **filters: Filter) -> Iterator[Body]:
+        """Yield changes as they happen, for ever, in order of CAS: each once, without a gap.
+
+        `after` is `now`, `snapshot` or a CAS. Yields `{"type", …}`: `change`; `snapshot` for each
+        entity that there is, and `snapshot_end`; `bookmark` with a CAS up to which there is no more
+        to tell. `filters` are those of `history`; `kind` may also be `stability` or `members`. It
+        goes on by itself where nodes die. Raises CoordinatorError: refused, or `compacted`.
+        """
+        watching = Watching(after, filters)
+        turn = 0
+        while True:
+            nodes = self._route.nodes(for_write=False)
+            request = self._watch_request(nodes[turn % len(nodes)], watching)
+            try:
+                with closing(self._http.send(request, stream=True)) as response:
+                    if response.status_code == 200:
+                        for event in EventSource(response).iter_sse():
+                            told = watching.hear(event)
+                            if told is not None:
+                                yield told
+                    elif error := refusal_of(response.status_code, response.read()):
+                        raise error
+            except (httpx.TransportError, SSEError):
+                pass
+            turn += 1
+            self._learn_once()
+            time.sleep(watching.pause_s())
+
+    def _learn_once(self) -> None:
+        with suppress(CoordinatorError):
+            self._run(_plan_members(self._route))
+
     def _run(self, plan: Plan) -> Body:
         attempts = self._attempts()
         try:
@@ -857,6 +900,32 @@ class AsyncClient(_Api[Awaitable[Body]]):
             for event in page["events"]:
                 yield event
             following = page["next"]
+
+    async def watch(self, after: int | str = "now", **filters: Filter) -> AsyncIterator[Body]:
+        """Yield changes as they happen: see `Client.watch`."""
+        watching = Watching(after, filters)
+        turn = 0
+        while True:
+            nodes = self._route.nodes(for_write=False)
+            request = self._watch_request(nodes[turn % len(nodes)], watching)
+            try:
+                response = await self._http.send(request, stream=True)
+                try:
+                    if response.status_code == 200:
+                        async for event in EventSource(response).aiter_sse():
+                            told = watching.hear(event)
+                            if told is not None:
+                                yield told
+                    elif error := refusal_of(response.status_code, await response.aread()):
+                        raise error
+                finally:
+                    await response.aclose()
+            except (httpx.TransportError, SSEError):
+                pass
+            turn += 1
+            with suppress(CoordinatorError):
+                await self._run(_plan_members(self._route))
+            await asyncio.sleep(watching.pause_s())
 
     async def _run(self, plan: Plan) -> Body:
         attempts = self._attempts()

@@ -40,6 +40,7 @@ from coordinator.http.shared import (
     read_aside,
 )
 from coordinator.http.timestamps import add_timestamps
+from coordinator.http.watch import add_watch
 from coordinator.language.ddl_commands import normalised
 from coordinator.language.examiner import ExaminingError
 from coordinator.node.shell import Shell
@@ -76,7 +77,9 @@ def build_app(shell: Shell, allowed_hosts: Iterable[str] = ()) -> FastAPI:
     add_membership(app, shell)
     add_scans(app, shell)
     add_timestamps(app, shell)
-    add_history(app, shell, functools.partial(_settle, shell))
+    settle = functools.partial(_settle, shell)
+    add_history(app, shell, settle)
+    add_watch(app, shell, settle)
     _add_health(app, shell)
     return app
 

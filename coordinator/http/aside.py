@@ -87,6 +87,9 @@ class Turns:
 READS = Seats(1_024)
 """Reads that wait for a barrier, or until a CAS is applied."""
 
+WATCHERS = Seats(2_000)
+"""Those who watch the state."""
+
 BODIES = Aside("bodies", 64)
 """Reads what clients sent, if it is long."""
 

@@ -49,6 +49,23 @@ def change(made: Change) -> str:
     return f'{_text(head)[:-1]},"value":{_value(mutation.entity)},"before":{_value(before)}}}'
 
 
+def entity(key: str, held: Versioned) -> str:
+    """Return an entity that is there, in the shape of a change: nothing is known of how it came."""
+    head = {
+        "cas": held.cas,
+        "txn": "",
+        "kind": kind_of(key),
+        "key": key,
+        "event": "",
+        "principal": "",
+        "request": "",
+        "at_ms": 0,
+        "dropped": False,
+        "before_cas": 0,
+    }
+    return f'{_text(head)[:-1]},"value":{_held(held)},"before":null}}'
+
+
 def differences(before: Cas, after: Cas, found: Iterable[Difference]) -> bytes:
     """Return `{"from", "to", "changes"}`."""
     rows = ",".join(

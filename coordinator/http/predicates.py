@@ -29,19 +29,17 @@ def predicate_of(
     request: Texts = ANY,
     txn: Texts = ANY,
 ) -> Predicate:
-    """Return the predicate that the filters of a request make. Raises ApiError."""
-    return checked(
-        Predicate(
-            kinds=kind,
-            buckets=bucket,
-            indexes=index,
-            indexers=indexer,
-            states=state,
-            keys=key,
-            principals=principal,
-            requests=request,
-            txns=txn,
-        )
+    """Return the predicate that the filters of a request make, not `checked` yet."""
+    return Predicate(
+        kinds=kind,
+        buckets=bucket,
+        indexes=index,
+        indexers=indexer,
+        states=state,
+        keys=key,
+        principals=principal,
+        requests=request,
+        txns=txn,
     )
 
 

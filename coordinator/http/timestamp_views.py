@@ -128,6 +128,17 @@ def stability(record: StabilityTimestamp, now_ms: int) -> dict[str, Any]:
     }
 
 
+def published(record: StabilityTimestamp) -> dict[str, Any]:
+    """Return a stability timestamp without its vector; `hash` is how a scan names it."""
+    digest = Vector.from_bytes(record.vbuuids, record.seqnos).digest()
+    return {
+        "bucket": record.bucket,
+        "number": record.number,
+        "at_ms": record.at_ms,
+        "hash": f"{digest:016x}",
+    }
+
+
 def restart(bucket: str, known: BucketBoard, limit: int, now_ms: int) -> dict[str, Any]:
     """Return at most `limit` of the restart timestamps and of the enquiries, newest first."""
     restarts = [read.record for read in known.restarts[-limit:]]

@@ -24,6 +24,7 @@ from coordinator import codec
 from coordinator.core.catalog.state import StateContext
 from coordinator.core.consensus import effects, inputs
 from coordinator.core.consensus.scrubber import Findings, Scrubber
+from coordinator.core.history.feed import Feed
 from coordinator.core.model.commands import Outcome, Position, Request, unknown
 from coordinator.core.model.records import AckRecord, Heartbeat
 from coordinator.core.model.stream_records import FailoverLog, HwHeartbeat
@@ -101,6 +102,7 @@ class Shell:
         self._probe_log = LogProbe(bootstrap_servers)
         self._reading = threading.Event()
         self._sources = Sources(bootstrap_servers, cluster, self._reading, self._bury_unreadable)
+        self.changes = Feed()
         self.history = History(bootstrap_servers, cluster, Path(data_dir) / HISTORY_FOLDER)
         self._keeping_copy = False
         self.examiner = Examiner()
@@ -236,6 +238,7 @@ class Shell:
         if self.stopped.is_set():
             return
         self.exit_code = exit_code
+        self.changes.close()
         for caller in self._callers.values():
             if not caller.done():
                 caller.set_result(STOPPING)
@@ -587,6 +590,9 @@ class Shell:
         self._acks = self._streams = None
         self._transactions.order(effect)
 
+    def _publish(self, effect: effects.Publish) -> None:
+        self.changes.publish(effect.before, effect.events)
+
     def _note(self, effect: effects.Note) -> None:
         log.info("%s", effect.message)
 
@@ -649,6 +655,7 @@ CARRY_OUT: dict[type, Callable[[Shell, Any], None]] = {
     effects.Trim: Shell._trim,
     effects.ReadDdl: Shell._read_ddl,
     effects.StopDdl: Shell._stop_ddl,
+    effects.Publish: Shell._publish,
     effects.Reply: Shell._reply,
     effects.Ask: Shell._ask,
     effects.Bury: Shell._bury,

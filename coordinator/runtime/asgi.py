@@ -27,6 +27,9 @@ PIPELINED_MAX = 16
 CONNECTIONS_MAX = min(4_096, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
 """So many connections at once; the other descriptors are for Kafka and the store."""
 
+UNREAD_MS_MAX = 60_000
+"""A client that does not take for so long what was sent to it is cut off by the system."""
+
 REQUEST_S = 20.0
 BODY_BYTES_PER_S = 16 * 1024
 """A request, the first of a connection too, is whole after so long, and as much longer as its bytes
@@ -130,6 +133,8 @@ def bound(host: str, port: int, backlog: int = 0) -> socket.socket:
     # Without the protocol's number asyncio would not turn off Nagle's delays.
     found = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS_MAX)
     try:
         found.bind((host, port))
         if backlog:

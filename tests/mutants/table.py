@@ -26,6 +26,7 @@ FOLLOWER, MASTER = "coordinator/core/consensus/follower.py", "coordinator/core/l
 AUTHORITY, DDL = "coordinator/core/consensus/authority.py", "coordinator/core/catalog/ddl.py"
 ELECTION = "coordinator/core/consensus/election.py"
 COMMITTER = "coordinator/core/leader/committer.py"
+FEED = "coordinator/core/history/feed.py"
 GROUPS = "coordinator/core/leader/group_commit.py"
 OUTCOMES = "coordinator/core/catalog/outcomes.py"
 FULL_SYNC = "coordinator/core/consensus/full_sync.py"
@@ -39,6 +40,7 @@ SYNCS = "tests/unit/node/test_store_syncs.py"
 ROCKSDB = "tests/unit/runtime/test_rocksdb.py"
 LONE = "tests/unit/core/test_lone_master.py"
 UNIT_ELECTION = "tests/unit/core/consensus/test_election.py"
+UNIT_FEED = "tests/unit/core/history/test_feed.py"
 UNIT_COMMITTER = "tests/unit/core/leader/test_committer.py"
 UNIT_GROUPS = "tests/unit/core/leader/test_group_commit.py"
 UNIT_REQUESTS = "tests/unit/core/leader/test_request_table.py"
@@ -1300,5 +1302,47 @@ MUTANTS: tuple[Mutant, ...] = (
         "if self._synchroniser is None or not self._synchroniser.complete:",
         "if self._synchroniser is None:",
         "tests/unit/core/consensus/test_full_sync.py",
+    ),
+    Mutant(
+        "a-feed-claims-what-it-does-not-keep",
+        FEED,
+        "if after < newest and not (self._kept and self._kept[0].before <= after):",
+        "if after < newest and not self._kept:",
+        UNIT_FEED,
+    ),
+    Mutant(
+        "a-resumed-watcher-hears-the-last-change-again",
+        FEED,
+        "if published.cas > self.position and self.predicate.fits(published.change)",
+        "if published.cas >= self.position and self.predicate.fits(published.change)",
+        UNIT_FEED,
+    ),
+    Mutant(
+        "a-watcher-that-lagged-is-told-a-cas-beyond",
+        FEED,
+        "        elif not self.has_lagged:\n",
+        "        else:\n",
+        UNIT_FEED,
+    ),
+    Mutant(
+        "a-gap-in-the-feed-goes-unheard",
+        FEED,
+        "if self._kept and self._kept[-1].changes[-1].cas != before.cas:",
+        "if False:",
+        UNIT_FEED,
+    ),
+    Mutant(
+        "a-change-within-a-transaction-has-an-older-value-before-it",
+        "coordinator/core/history/changes.py",
+        "yield Change(event, made[key] if key in made else before.get(key))",
+        "yield Change(event, before.get(key))",
+        "tests/unit/core/history/test_changes.py",
+    ),
+    Mutant(
+        "a-damaged-copy-of-a-past-state-is-believed",
+        "coordinator/node/state_copies.py",
+        "if not is_whole or state.digest != digest:",
+        "if not is_whole:",
+        "tests/unit/node/test_state_copies.py",
     ),
 )

@@ -12,6 +12,7 @@ from coordinator.core.model.entities import MAINTENANCE
 from tests.simulation.histories import EXPIRED, violation_of
 from tests.simulation.kernel.violation import require
 from tests.simulation.truth import digest_of
+from tests.simulation.watchers import Watcher
 
 if TYPE_CHECKING:
     from tests.simulation.judge import Judge
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 def conclude(judge: Judge) -> None:
     """Everything is healed and quiet: compare what all of them hold."""
     _compare_nodes(judge)
+    for actor in judge.world.actors:
+        if isinstance(actor, Watcher):
+            actor.conclude()
     _compare_statuses(judge)
     if judge.replayed:
         _replay_history(judge)

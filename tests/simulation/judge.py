@@ -18,6 +18,7 @@ from coordinator.core.model.records import (
     AuthoritySnapshot,
     ClusterFormed,
     ClusterReformed,
+    Event,
     MasterClaimed,
     MasterResigned,
     MemberAdmitted,
@@ -81,6 +82,8 @@ class Judge:
         self.builds: dict[str, TxnId] = {}
         self.versions: dict[Any, list[Version]] = {}
         self.commits: list[tuple[int, int]] = []
+        self.events: list[Event] = []
+        """What was committed, in its order."""
         self.refused: set[str] = set()
         self.stale: set[str] = set()
         self.allocated: set[tuple[int, int]] = set()
@@ -272,6 +275,13 @@ class Judge:
             require(cas > truth.last_cas, "cas-ascends", f"{cas} after {truth.last_cas}")
             truth.last_cas = cas
             self._apply(mutation, cas, record.txn, decided_ms)
+        count = len(proposal.mutations)
+        self.events += (
+            Event(mutation, record.txn, number, count, cas)
+            for number, (mutation, cas) in enumerate(
+                zip(proposal.mutations, record.cas, strict=True)
+            )
+        )
         truth.digest = digest_of(self.entities)
         require(
             truth.digest == record.state_digest,

@@ -19,6 +19,7 @@ from coordinator.core.consensus import inputs as inp
 from coordinator.core.consensus.full_sync import COMPACTED, COPY, HISTORY
 from coordinator.core.consensus.liveness import START_PATIENCE
 from coordinator.core.consensus.scrubber import Scrubber
+from coordinator.core.history.feed import Feed
 from coordinator.core.model.config import NodeConfig
 from coordinator.core.model.records import Event, ProposalAnswered
 from coordinator.core.model.types import Instant
@@ -48,6 +49,9 @@ PATIENCE_MS = 700
 TAIL_WAIT_MS = 1_000
 """So long the shell waits for the last events of `history`."""
 
+KEPT_MAX, WAITING_MAX = 8, 12
+"""What a feed keeps, and what waits for a watcher: little, so that both are too little at times."""
+
 
 class Machine(Actor):
     """One node of the cluster: disk, process, network connection."""
@@ -74,6 +78,7 @@ class Machine(Actor):
         self.flipped = False
         self.dead_reader = ""
         """The topic whose reader has stopped; the process does not know."""
+        self.changes = Feed()
         self.inbox: deque[inp.Input] = deque()
         self.waiting: dict[int, Any] = {}
         self.producer = ProducerThread(self)
@@ -218,6 +223,7 @@ class Machine(Actor):
             **world.config,
         )
         self.node = Node(self.config, world.codec)
+        self.changes = Feed(kept_max=KEPT_MAX, waiting_max=WAITING_MAX)
         world.trace(f"node {self.number} starts, life {self.life}")
         restored = self.disk.restore()
         if restored is not None and not self.flipped:
@@ -232,6 +238,7 @@ class Machine(Actor):
             return
         self.world.trace(f"node {self.number} ends: {why}")
         self.node = None
+        self.changes.close()
         self.life += 1
         self.paused = False
         self.fuse = -1
@@ -322,6 +329,10 @@ class Machine(Actor):
             if self.paused:
                 self._rest += effects[number:]
                 return
+            if isinstance(effect, fx.Publish):
+                # It stays in the process, and takes no time.
+                self.changes.publish(effect.before, effect.events)
+                continue
             if self.fuse >= 0:
                 self.fuse -= 1
                 if self.fuse < 0:

@@ -26,7 +26,7 @@ WIDTH = 100
 PAUSE_MS = 400
 """Silence of this length is told of."""
 
-SILENT = (fx.Beat, fx.Note, fx.Probe, fx.Examine, fx.Follow, fx.ReadDdl, fx.StopDdl)
+SILENT = (fx.Beat, fx.Note, fx.Probe, fx.Examine, fx.Follow, fx.ReadDdl, fx.StopDdl, fx.Publish)
 
 
 class Transcript(World):

@@ -12,6 +12,7 @@ from tests.simulation.faults import ACTIONS, KINDS, LIKELY
 from tests.simulation.kernel.world import FAULTS_FROM_MS, FAULTS_UNTIL_MS
 from tests.simulation.machine import Machine
 from tests.simulation.schedule import Arm, arm, pair_of
+from tests.simulation.watchers import WATCHERS, Watcher
 
 
 class World(Cluster):
@@ -30,6 +31,7 @@ class World(Cluster):
         self.arms: dict[str, list[Arm]] = {}
         self.indexers = [self.join(Indexer(self, number), HEARTBEAT) for number in (0, 1, 2)]
         self.projectors, self.clients, self.writers = [], [], []
+        self.watchers = [self.join(Watcher(self, number)) for number in range(WATCHERS)]
         self.power_on()
         if not plain:
             self._populate()

@@ -205,6 +205,14 @@ class StopDdl:
 
 
 @dataclass(frozen=True, slots=True)
+class Publish:
+    """Tell whoever watches the state that these events, a transaction, were installed on it."""
+
+    before: StateContext
+    events: tuple[Event, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Reply:
     """Answer the caller who waits under this token."""
 
@@ -259,6 +267,7 @@ Effect = (
     | ReadTail
     | ReadDdl
     | StopDdl
+    | Publish
     | Reply
     | Bury
     | Note

@@ -21,7 +21,7 @@ from coordinator.core.catalog.state import StateContext
 from coordinator.core.consensus import authority as authorities
 from coordinator.core.consensus.counters import Counters
 from coordinator.core.consensus.durability import Durability, checkpoint
-from coordinator.core.consensus.effects import Follow, Halt, Note
+from coordinator.core.consensus.effects import Follow, Halt, Note, Publish
 from coordinator.core.consensus.full_sync import FullSync
 from coordinator.core.consensus.inputs import Entry, PreparedTransaction, Restored, Started
 from coordinator.core.consensus.peers import PeersView
@@ -39,6 +39,7 @@ from coordinator.core.model.authority_state import AuthorityState
 from coordinator.core.model.config import NodeConfig
 from coordinator.core.model.ports import EntityCodec
 from coordinator.core.model.records import (
+    Event,
     OutcomesForgotten,
     OutcomesSeparated,
     ReadBarrier,
@@ -194,11 +195,16 @@ class Follower:
         wrong = differs(after.digest, record.state_digest, str(record.txn))
         if wrong:
             return wrong
+        events = tuple(
+            Event(mutation, record.txn, number, len(mutations), record.cas[number])
+            for number, mutation in enumerate(mutations)
+        )
+        published = Publish(self.state, events)
         self.state = after
         self._counters.mutations_installed += len(mutations)
         for mutation in mutations:
             self.durability.unsaved.changes[mutation.key] = after.get(mutation.key)
-        return [TransactionInstalled(record, mutations)]
+        return [published, TransactionInstalled(record, mutations)]
 
     def chain_broken(self, why: str) -> list[Result]:
         """The chain has a gap here: what this node shows can no longer be trusted."""

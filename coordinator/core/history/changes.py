@@ -62,16 +62,25 @@ def kind_of(key: str) -> str:
     return _NAMES.get(prefix, prefix)
 
 
+def changes_of(before: StateContext, transaction: Sequence[Event]) -> Iterator[Change]:
+    """Yield the changes of a transaction, each with what it replaced."""
+    made: dict[str, Versioned | None] = {}
+    for event in transaction:
+        mutation = event.mutation
+        key = mutation.key
+        yield Change(event, made[key] if key in made else before.get(key))
+        if mutation.value is None or mutation.entity is None:
+            made[key] = None
+        else:
+            made[key] = Versioned(event.cas, mutation.value, mutation.entity)
+
+
 def fold(
     state: StateContext, transaction: Sequence[Event]
 ) -> tuple[StateContext, tuple[Change, ...]]:
     """Return the state after a transaction, and its changes in order."""
-    after = state
-    found: list[Change] = []
-    for event in transaction:
-        found.append(Change(event, after.get(event.mutation.key)))
-        after = evolve(after, [(event.mutation, event.cas)])
-    return after, tuple(found)
+    after = evolve(state, ((event.mutation, event.cas) for event in transaction))
+    return after, tuple(changes_of(state, transaction))
 
 
 def transactions(events: Iterable[Event]) -> Iterator[tuple[Event, ...]]:

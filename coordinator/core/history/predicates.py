@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from coordinator.core.history.changes import KINDS, Change
+from coordinator.core.catalog.state import Versioned
+from coordinator.core.history.changes import KINDS, Change, kind_of
 from coordinator.core.model.entities import INDEX_STATES, Bucket, Entity, Index, Stream
 
 ANY: frozenset[str] = frozenset()
@@ -57,6 +58,14 @@ class Predicate:
             and (self.from_ms is None or mutation.at_ms >= self.from_ms)
             and (self.to_ms is None or mutation.at_ms <= self.to_ms)
             and (not self._is_about_entities or any(map(self._fits_entity, change.sides)))
+        )
+
+    def fits_held(self, key: str, held: Versioned) -> bool:
+        """Tell whether a reader wants an entity that is there, whoever made it, and when."""
+        return (
+            _fits(self.kinds, kind_of(key))
+            and _fits(self.keys, key)
+            and (not self._is_about_entities or self._fits_entity(held.entity))
         )
 
     @property

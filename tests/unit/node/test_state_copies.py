@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from coordinator import codec
+from coordinator.core.catalog.snapshots import chunks
 from coordinator.core.catalog.state import EMPTY, StateContext
 from coordinator.node import state_copies
-from coordinator.node.state_copies import SPACING_MIN, StateCopies
+from coordinator.node.state_copies import LENGTH, SPACING_MIN, StateCopies
 from tests.support.views import a_state
 
 
@@ -29,7 +33,7 @@ def test_the_newest_copy_at_or_below_a_cas_is_found_also_after_a_restart(tmp_pat
         assert [held.newest(cas) for cas in (9, 19, 99)] == [0, 10, 20]
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "emptied", "another", "removed"])
+@pytest.mark.parametrize("damage", ["cut", "flipped", "emptied", "another", "less", "removed"])
 def test_a_damaged_copy_is_deleted_and_the_one_before_it_takes_its_place(
     tmp_path: Path, damage: str
 ) -> None:
@@ -42,6 +46,10 @@ def test_a_damaged_copy_is_deleted_and_the_one_before_it_takes_its_place(
     raw = bytearray(path.read_bytes())
     if damage == "removed":
         path.unlink()
+    elif damage == "less":
+        (chunk,) = chunks(0, second)
+        encoded = codec.encode(replace(chunk, entries=chunk.entries[1:]))
+        path.write_bytes(zlib.compress(LENGTH.pack(len(encoded)) + encoded))
     elif damage == "another":
         path.write_bytes(other.read_bytes())
     else:

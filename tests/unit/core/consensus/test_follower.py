@@ -14,7 +14,7 @@ import pytest
 from coordinator.core.catalog import state as states
 from coordinator.core.catalog.state import StateContext, Versioned
 from coordinator.core.consensus.counters import Counters
-from coordinator.core.consensus.effects import Follow, Halt, Note, Save, Synchronise
+from coordinator.core.consensus.effects import Follow, Halt, Note, Publish, Save, Synchronise
 from coordinator.core.consensus.follower import Follower
 from coordinator.core.consensus.inputs import (
     Entry,
@@ -71,6 +71,10 @@ APPLIED, AT = 100, 101
 
 PROPOSAL = a_proposal(8, writes("a"), writes("b"))
 CAS = (61, 62)
+EVENTS = tuple(
+    Event(mutation, PROPOSAL.txn, number, 2, cas)
+    for number, (mutation, cas) in enumerate(zip(PROPOSAL.mutations, CAS, strict=True))
+)
 AFTER = states.evolve(STATE, zip(PROPOSAL.mutations, CAS, strict=True))
 
 
@@ -253,7 +257,10 @@ def test_a_commit_installs_what_was_prepared_in_one_batch_with_its_end() -> None
     follower = following()
     propose(follower)
     follower.batch_ended(around())
-    assert conclude(follower, commit()) == [TransactionInstalled(commit(), PROPOSAL.mutations)]
+    assert conclude(follower, commit()) == [
+        Publish(STATE, EVENTS),
+        TransactionInstalled(commit(), PROPOSAL.mutations),
+    ]
     assert (follower.state, follower.prepared) == (AFTER, None)
     assert saved(follower.batch_ended(around())) == [batch(AT + 1, 62, "config/a", "config/b")]
     assert follower._counters.mutations_installed == 2
@@ -452,7 +459,10 @@ def test_a_commit_brings_the_outcomes_of_its_group_and_forgets_older_ones() -> N
     follower.batch_ended(around())
     left = windowed(45, 62)
     record = commit(outcomes=a_group(62, "r62"), outcomes_forgotten=40, outcomes_digest=left.digest)
-    assert conclude(follower, record) == [TransactionInstalled(record, PROPOSAL.mutations)]
+    assert conclude(follower, record) == [
+        Publish(STATE, EVENTS),
+        TransactionInstalled(record, PROPOSAL.mutations),
+    ]
     assert follower.outcomes.find("r40") is None
     assert follower.outcomes.find("r62") is not None
     (save,) = follower.batch_ended(around())

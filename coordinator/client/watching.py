@@ -1,0 +1,81 @@
+"""Watching: how a stream of server-sent events becomes changes, and where it goes on when it ends.
+
+What is decided is here, without I/O: the two clients carry it out. A watch goes from node to node,
+and each change is told once, in order of CAS, whatever becomes of nodes and connections.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from coordinator.client.errors import CoordinatorError, error_of
+
+FIRST_PAUSE_S, PAUSE_MAX_S = 0.05, 1.0
+SILENCE_S = 20.0
+"""Nodes send a bookmark every five seconds: a connection that is silent for so long is dead."""
+
+POSITIONS = frozenset({"change", "bookmark", "snapshot_end"})
+
+
+class ServerSentEvent(Protocol):
+    """What a reader of the format gives."""
+
+    @property
+    def event(self) -> str: ...
+
+    @property
+    def data(self) -> str: ...
+
+
+class Watching:
+    """One watch: where it is, and what is told of the events that come."""
+
+    def __init__(self, after: int | str, query: Mapping[str, Any]) -> None:
+        self._query = {name: value for name, value in query.items() if value is not None}
+        self.position = after
+        """Where it goes on: a CAS as soon as one is known."""
+
+        self._pause_s = FIRST_PAUSE_S
+
+    @property
+    def query(self) -> dict[str, Any]:
+        return {**self._query, "after": self.position}
+
+    def hear(self, event: ServerSentEvent) -> dict[str, Any] | None:
+        """Return what to tell of an event: it with its `type`; None: nothing.
+
+        Raises CoordinatorError `compacted`.
+        """
+        body: dict[str, Any] = json.loads(event.data)
+        self._pause_s = FIRST_PAUSE_S
+        if event.event == "compacted":
+            raise error_of("compacted", f"the history begins with CAS {body['oldest']}", body)
+        if event.event == "lagged":
+            self._advance(body["cas"])
+            return None
+        is_old = isinstance(self.position, int) and body.get("cas", 0) <= self.position
+        if event.event == "change" and is_old:
+            return None
+        if event.event in POSITIONS:
+            self._advance(body["cas"])
+        return {"type": event.event, **body}
+
+    def _advance(self, cas: int) -> None:
+        self.position = max(cas, self.position) if isinstance(self.position, int) else cas
+
+    def pause_s(self) -> float:
+        """Return how long to wait before the next try: longer each time in a row."""
+        pause_s, self._pause_s = self._pause_s, min(PAUSE_MAX_S, 2 * self._pause_s)
+        return pause_s
+
+
+def refusal_of(status: int, content: bytes) -> CoordinatorError | None:
+    """Return why a watch was refused for good; None: another try may do better."""
+    try:
+        error = json.loads(content)["error"]
+        found = error_of(str(error["code"]), str(error["message"]), dict(error["details"]))
+    except (ValueError, KeyError, TypeError):
+        found = error_of("bad_response", f"a watch was answered {status}")
+    return found if 400 <= status < 500 and status not in (408, 429) else None

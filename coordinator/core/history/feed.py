@@ -1,0 +1,138 @@
+"""What is handed to those who watch the state: each change as it is installed, to each its own.
+
+Pure. A subscription begins at a CAS that the feed still has. It holds what fits its predicate and
+was not taken yet, up to a bound: whoever is slower than that gets what it holds, and no more. Then
+it has lagged, and subscribes again from the CAS that it was told last.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from coordinator.core.catalog.state import StateContext
+from coordinator.core.history.changes import Change, changes_of
+from coordinator.core.history.predicates import Predicate
+from coordinator.core.model.records import Event
+from coordinator.core.model.types import Cas
+
+KEPT_MAX = 1_000
+"""So many transactions are kept for those who come back."""
+
+WAITING_MAX = 10_000
+"""So many changes wait for one subscription."""
+
+
+@dataclass(eq=False, slots=True)
+class Published:
+    """A change; `frame` is what the outside made of it, so that it is made once for all."""
+
+    change: Change
+    frame: bytes = b""
+
+    @property
+    def cas(self) -> Cas:
+        return self.change.event.cas
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A transaction that was installed on a state with this CAS."""
+
+    before: Cas
+    changes: tuple[Published, ...]
+
+
+@dataclass(eq=False, slots=True)
+class Subscription:
+    """One watcher's place in the feed. `wake` is called when there is something new to take."""
+
+    predicate: Predicate
+    wake: Callable[[], None]
+    position: Cas
+    """All up to here was handed over, or does not fit."""
+
+    waiting_max: int = WAITING_MAX
+    waiting: deque[Published] = field(default_factory=deque)
+    has_lagged: bool = False
+
+    def add(self, changes: Iterable[Published]) -> None:
+        """Hold what fits of a transaction; too much, and it has lagged."""
+        found = [
+            published
+            for published in changes
+            if published.cas > self.position and self.predicate.fits(published.change)
+        ]
+        if len(self.waiting) + len(found) > self.waiting_max:
+            self.has_lagged = True
+        elif found:
+            self.waiting.extend(found)
+        if found:
+            self.wake()
+
+    def take(self, limit: int, newest: Cas) -> Sequence[Published]:
+        """Take at most `limit` changes, the oldest first; `newest` is the CAS of the feed."""
+        found = [self.waiting.popleft() for _ in range(min(limit, len(self.waiting)))]
+        if found:
+            self.position = found[-1].cas
+        elif not self.has_lagged:
+            self.position = max(self.position, newest)
+        return found
+
+
+class Feed:
+    """The changes of one node's state, as they are installed."""
+
+    def __init__(self, *, kept_max: int = KEPT_MAX, waiting_max: int = WAITING_MAX) -> None:
+        self._waiting_max = waiting_max
+        self._kept: deque[_Kept] = deque(maxlen=kept_max)
+        self._subscriptions: set[Subscription] = set()
+        self.is_closed = False
+
+    def __len__(self) -> int:
+        return len(self._subscriptions)
+
+    def publish(self, before: StateContext, events: Sequence[Event]) -> None:
+        """A transaction was installed on `before`."""
+        if self._kept and self._kept[-1].changes[-1].cas != before.cas:
+            # The node found the state anew, and was not told how it came about.
+            self._kept.clear()
+            for subscription in [*self._subscriptions]:
+                subscription.has_lagged = True
+                self.unsubscribe(subscription)
+                subscription.wake()
+        changes = tuple(Published(change) for change in changes_of(before, events))
+        self._kept.append(_Kept(before.cas, changes))
+        for subscription in [*self._subscriptions]:
+            subscription.add(changes)
+            if subscription.has_lagged:
+                self._subscriptions.discard(subscription)
+
+    def subscribe(
+        self, after: Cas, predicate: Predicate, wake: Callable[[], None], newest: Cas
+    ) -> Subscription | None:
+        """Return a subscription to the changes above a CAS; None: the feed has not all of them.
+
+        `newest` is the CAS of the state, up to which everything was published.
+        """
+        if after < newest and not (self._kept and self._kept[0].before <= after):
+            return None
+        made = Subscription(predicate, wake, after, self._waiting_max)
+        for kept in self._kept:
+            if kept.changes[-1].cas > after:
+                made.add(kept.changes)
+        if not made.has_lagged:
+            self._subscriptions.add(made)
+        return made
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        """Hand it nothing more."""
+        self._subscriptions.discard(subscription)
+
+    def close(self) -> None:
+        """Tell all that nothing more will come from here."""
+        self.is_closed = True
+        for subscription in [*self._subscriptions]:
+            self.unsubscribe(subscription)
+            subscription.wake()

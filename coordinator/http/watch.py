@@ -1,0 +1,322 @@
+"""Changes as they happen, as server-sent events: from now, from a CAS, or after a snapshot.
+
+A watcher reads what it missed from the history, and then follows the node's feed. It is sent what
+has come since the last time, at most so often that many watchers share the loop with the node. One
+that reads too slowly is told where to resume, and no other waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Annotated, Any
+
+from confluent_kafka import KafkaException
+from fastapi import Depends, FastAPI, Header, Query
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from coordinator.core.catalog.state import StateContext
+from coordinator.core.history.changes import Change
+from coordinator.core.history.feed import Published, Subscription
+from coordinator.core.history.predicates import Predicate
+from coordinator.core.model.types import CAS_MAX, Cas
+from coordinator.core.timestamps import board as boards
+from coordinator.http import history_views, timestamp_views, views
+from coordinator.http.aside import HISTORY, WATCHERS
+from coordinator.http.errors import ApiError
+from coordinator.http.predicates import checked, predicate_of
+from coordinator.http.shared import Consistency
+from coordinator.node.history import CompactedError
+from coordinator.node.shell import Shell
+
+BOOKMARK_S = 5.0
+LIMIT = 256
+PAGE = 500
+SNAPSHOT_PORTION = 100
+PACE_S, PACE_MAX_S = 0.00005, 0.05
+"""A watcher is sent something again after so long for each watcher there is."""
+
+POLL_S = 0.2
+RETRY_S = 0.1
+STUCK_S = 30.0
+"""So long a client may take nothing at all."""
+
+STABILITY, MEMBERS = "stability", "members"
+EXTRAS = frozenset({STABILITY, MEMBERS})
+"""What can be watched besides the state. It has no CAS, so no event of it has an id."""
+
+VOLATILE = frozenset({"cas", "digest", "state", "reason", "pid"})
+"""What of a member is not worth an event."""
+
+log = logging.getLogger("coordinator")
+Settle = Callable[[Consistency, int], Awaitable[None]]
+
+
+def add_watch(app: FastAPI, shell: Shell, settle: Settle) -> None:
+    """Add the route; `settle` waits until this node may answer a read."""
+
+    @app.get("/v1/watch", response_class=EventStream)
+    async def watch(
+        predicate: Annotated[Predicate, Depends(predicate_of)],
+        after: Annotated[str, Query(max_length=32)] = "now",
+        last_event_id: Annotated[str | None, Header(max_length=32)] = None,
+    ) -> Response:
+        """Watch changes as server-sent events, in order of CAS.
+
+        `after`: `now`, `snapshot` (all that there is, and then its changes), or a CAS. A client
+        that comes back sends the last id as `Last-Event-ID`. Filters are those of the history;
+        `kind` may also be `stability` or `members`.
+        """
+        begin = _begin(last_event_id if last_event_id else after)
+        extras = predicate.kinds & EXTRAS
+        wanted = checked(replace(predicate, kinds=predicate.kinds - EXTRAS))
+        watched = Watched(begin, None if extras == predicate.kinds and extras else wanted, extras)
+        if isinstance(begin, int):
+            await settle("local", begin)
+        if not shell.node.is_following:
+            raise ApiError("not_ready", f"this node has not caught up: {shell.node.why_not_ready}")
+        return EventStream(shell, watched)
+
+
+def _begin(text: str) -> Cas | str:
+    """Return the CAS that a text says, or one of the two words. Raises ApiError."""
+    if text in ("now", "snapshot"):
+        return text
+    if text.isascii() and text.isdecimal() and int(text) <= CAS_MAX:
+        return Cas(int(text))
+    raise ApiError("invalid_request", f"after: {text!r} is no CAS, and not 'now' or 'snapshot'")
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What a watcher wants: from where on, which changes (None: no change at all), what else."""
+
+    begin: Cas | str
+    predicate: Predicate | None
+    extras: frozenset[str]
+
+
+class EventStream(Response):
+    """An answer that goes on until the client leaves, the node ends, or the watcher has lagged."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, shell: Shell, watched: Watched) -> None:
+        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._shell = shell
+        self._watched = watched
+        self._wake = asyncio.Event()
+        self._is_gone = False
+        self._subscription: Subscription | None = None
+        self._extras = _Extras(shell, watched)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with WATCHERS.one():
+            leaving = asyncio.create_task(self._await_leaving(receive))
+            start = {"status": 200, "headers": self.raw_headers}
+            await send({"type": "http.response.start", **start})
+            try:
+                async for chunk in self._chunks():
+                    if not await self._sent(send, chunk):
+                        return
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+            finally:
+                leaving.cancel()
+                if self._subscription is not None:
+                    self._shell.changes.unsubscribe(self._subscription)
+
+    async def _await_leaving(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._is_gone = True
+        self._wake.set()
+
+    async def _sent(self, send: Send, chunk: bytes) -> bool:
+        """Send a chunk; False: the client is gone, or takes nothing."""
+        if self._is_gone:
+            return False
+        try:
+            async with asyncio.timeout(STUCK_S):
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        except TimeoutError:
+            log.info("a watcher took nothing for %g s", STUCK_S)
+            return False
+        return not self._is_gone
+
+    # -- what is sent ------------------------------------------------------------------------
+
+    async def _chunks(self) -> AsyncIterator[bytes]:
+        begin = self._watched.begin
+        if begin == "snapshot":
+            state = self._shell.node.state
+            async for chunk in self._snapshot(state):
+                yield chunk
+            after = state.cas
+        elif isinstance(begin, int):
+            after = begin
+        else:
+            after = self._shell.node.state.cas
+            yield _frame("bookmark", {"cas": after}, after)
+        try:
+            async for chunk in self._missed(after):
+                yield chunk
+        except CompactedError as error:
+            yield _frame("compacted", {"oldest": error.oldest})
+            return
+        except KafkaException as error:
+            log.warning("a watcher is ended: history cannot be read: %s", error)
+            return
+        async for chunk in self._live():
+            yield chunk
+
+    async def _snapshot(self, state: StateContext) -> AsyncIterator[bytes]:
+        """Yield every entity that fits, and the CAS at which they are."""
+        predicate = self._watched.predicate
+        if predicate is not None:
+            frames: list[bytes] = []
+            for number, (key, held) in enumerate(state.entities.items()):
+                if predicate.fits_held(key, held):
+                    frames.append(_event("snapshot", history_views.entity(key, held)))
+                if number % SNAPSHOT_PORTION == SNAPSHOT_PORTION - 1:
+                    yield b"".join(frames)
+                    frames.clear()
+                    await asyncio.sleep(0)
+            yield b"".join(frames)
+        yield _frame("snapshot_end", {"cas": state.cas}, state.cas)
+
+    async def _missed(self, after: Cas) -> AsyncIterator[bytes]:
+        """Yield from the history what the feed does not have any more, and subscribe to the rest.
+
+        Raises CompactedError, KafkaException.
+        """
+        predicate = self._watched.predicate or NOTHING
+        while not self._is_gone:
+            newest = self._shell.node.state
+            self._subscription = self._shell.changes.subscribe(
+                after, predicate, self._wake.set, newest.cas
+            )
+            if self._subscription is not None:
+                return
+            read = partial(self._shell.history.page, after, None, predicate, PAGE, newest)
+            try:
+                page = await HISTORY.run(read)
+            except ApiError:
+                await asyncio.sleep(RETRY_S)
+                continue
+            if page.changes:
+                yield b"".join(map(change_frame, page.changes))
+            after = newest.cas if page.next is None else page.next
+
+    async def _live(self) -> AsyncIterator[bytes]:
+        """Yield what comes, together what has come together, and a bookmark where nothing does."""
+        subscription, loop = self._subscription, asyncio.get_running_loop()
+        if subscription is None:
+            return
+        changes = self._shell.changes
+        told_s = loop.time()
+        while not self._is_gone:
+            self._wake.clear()
+            found = subscription.take(LIMIT, self._shell.node.state.cas)
+            if found:
+                yield b"".join(map(_framed, found))
+            elif subscription.has_lagged:
+                yield _frame("lagged", {"cas": subscription.position})
+                return
+            elif changes.is_closed:
+                return
+            elif extra := self._extras.news():
+                yield extra
+            elif loop.time() - told_s >= BOOKMARK_S:
+                yield _frame("bookmark", {"cas": subscription.position}, subscription.position)
+            else:
+                await self._sleep(told_s + BOOKMARK_S - loop.time())
+                continue
+            told_s = loop.time()
+            pace_s = min(PACE_MAX_S, len(changes) * PACE_S)
+            if found and not subscription.waiting and pace_s >= 0.001:
+                await asyncio.sleep(pace_s)
+
+    async def _sleep(self, seconds: float) -> None:
+        """Wait until there is something to look at."""
+        if self._watched.extras:
+            seconds = min(seconds, POLL_S)
+        try:
+            async with asyncio.timeout(max(0.0, seconds)):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+
+
+NOTHING = Predicate(keys=frozenset({""}))
+"""No key is empty."""
+
+
+class _Extras:
+    """What a watcher wants besides changes, and what it was told of it last."""
+
+    def __init__(self, shell: Shell, watched: Watched) -> None:
+        self._node = shell.node
+        self._kinds = watched.extras
+        self._buckets = watched.predicate.buckets if watched.predicate else frozenset()
+        self._numbers: dict[str, int] = {}
+        self._members = b""
+
+    def news(self) -> bytes:
+        """Return the events of what is not as it was."""
+        found = b""
+        if STABILITY in self._kinds:
+            found += b"".join(self._stability())
+        if MEMBERS in self._kinds:
+            shown = views.members(self._node)
+            rows = [
+                {name: value for name, value in row.items() if name not in VOLATILE}
+                for row in shown["members"]
+            ]
+            frame = _frame(MEMBERS, {**shown, "members": rows})
+            if frame != self._members:
+                self._members = frame
+                found += frame
+        return found
+
+    def _stability(self) -> Iterable[bytes]:
+        for bucket in sorted(self._node.timestamps):
+            held = boards.of(self._node.timestamps, bucket).stability
+            if held is None or (self._buckets and bucket not in self._buckets):
+                continue
+            number = held.record.number
+            if self._numbers.get(bucket) != number:
+                self._numbers[bucket] = number
+                yield _frame(STABILITY, timestamp_views.published(held.record))
+
+
+# -- frames --------------------------------------------------------------------------------------
+
+
+def change_frame(change: Change) -> bytes:
+    """Return a change as an event, with its CAS as id."""
+    return _event("change", history_views.change(change), change.event.cas)
+
+
+def _framed(published: Published) -> bytes:
+    """Return the event of a change: made once for all watchers."""
+    if not published.frame:
+        published.frame = change_frame(published.change)
+    return published.frame
+
+
+def _frame(name: str, data: dict[str, Any], cas: int | None = None) -> bytes:
+    return _event(name, json.dumps(data, separators=(",", ":")), cas)
+
+
+def _event(name: str, text: str, cas: int | None = None) -> bytes:
+    """Return one server-sent event. The text of a setting may have line breaks between values."""
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    data = "".join(f"data: {line}\n" for line in lines)
+    head = f"event: {name}\n" if cas is None else f"event: {name}\nid: {cas}\n"
+    return f"{head}{data}\n".encode("utf-8", "backslashreplace")

@@ -1,0 +1,140 @@
+"""The feed: who subscribes gets each change above a CAS once, or is told that it cannot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from coordinator.core.catalog import state as states
+from coordinator.core.catalog.state import StateContext
+from coordinator.core.history.feed import Feed, Subscription
+from coordinator.core.history.predicates import Predicate
+from coordinator.core.model.records import Event
+from coordinator.core.model.types import Cas
+from tests.support.changes import ONE, THREE, TWO, a_transaction, written
+
+ALL = Predicate()
+
+
+class Publisher:
+    """A state, and a feed that is told of its transactions."""
+
+    def __init__(self, **limits: int) -> None:
+        self.feed = Feed(**limits)
+        self.state: StateContext = states.EMPTY
+        self.woken = 0
+
+    def commit(self, *transactions: tuple[Event, ...], unheard: bool = False) -> None:
+        for events in transactions:
+            before = self.state
+            self.state = states.evolve(before, [(event.mutation, event.cas) for event in events])
+            if not unheard:
+                self.feed.publish(before, events)
+
+    def subscribe(self, after: int, predicate: Predicate = ALL) -> Any:
+        return self.feed.subscribe(Cas(after), predicate, self._wake, self.state.cas)
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    def cas_of(self, subscription: Subscription, limit: int = 100) -> list[int]:
+        return [published.cas for published in subscription.take(limit, self.state.cas)]
+
+
+def test_a_subscription_gets_each_change_above_its_cas_once_in_order() -> None:
+    publisher = Publisher()
+    publisher.commit(ONE, TWO)
+    subscription = publisher.subscribe(1)
+    assert publisher.cas_of(subscription, 2) == [2, 4]
+    publisher.commit(THREE)
+    assert publisher.cas_of(subscription) == [5, 6, 8]
+    assert publisher.cas_of(subscription) == []
+    assert subscription.position == 8
+
+
+def test_a_change_has_the_value_before_it() -> None:
+    publisher = Publisher()
+    publisher.commit(ONE)
+    subscription = publisher.subscribe(publisher.state.cas)
+    a, b = publisher.state.get("config/a"), publisher.state.get("config/b")
+    publisher.commit(TWO)
+    changes = [published.change for published in subscription.take(10, publisher.state.cas)]
+    assert [change.before for change in changes] == [a, b, None]
+    assert [change.event for change in changes] == list(TWO)
+
+
+def test_only_what_fits_is_handed_over_and_the_position_goes_on_without() -> None:
+    publisher = Publisher()
+    subscription = publisher.subscribe(0, Predicate(keys=frozenset({"config/b"})))
+    publisher.commit(THREE)
+    assert publisher.woken == 0
+    assert (publisher.cas_of(subscription), subscription.position) == ([], 8)
+    later = a_transaction(4, 20, written("a", "1"), written("b", "1"), written("c", "1"))
+    publisher.commit(later)
+    assert publisher.woken == 1
+    assert (publisher.cas_of(subscription), subscription.position) == ([21], 21)
+    assert (publisher.cas_of(subscription), subscription.position) == ([], 22)
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 3])
+def test_what_the_feed_does_not_keep_is_read_elsewhere(after: int) -> None:
+    publisher = Publisher(kept_max=1)
+    publisher.commit(ONE, TWO)
+    subscription = publisher.subscribe(after)
+    assert (subscription is None) == (after < 2)
+    if subscription is not None:
+        assert publisher.cas_of(subscription) == [4, 5, 6]
+
+
+def test_a_node_that_has_published_nothing_yet_serves_who_has_its_state() -> None:
+    publisher = Publisher()
+    publisher.commit(ONE, TWO, unheard=True)
+    assert publisher.subscribe(5) is None
+    subscription = publisher.subscribe(6)
+    publisher.commit(THREE)
+    assert publisher.cas_of(subscription) == [8]
+
+
+def test_who_is_too_slow_gets_what_was_held_and_has_lagged() -> None:
+    publisher = Publisher(waiting_max=4)
+    slow, quick = publisher.subscribe(0), publisher.subscribe(0)
+    publisher.commit(ONE)
+    assert publisher.cas_of(quick) == [1, 2]
+    publisher.commit(TWO)
+    publisher.commit(THREE)
+    assert (slow.has_lagged, quick.has_lagged) == (True, False)
+    assert len(publisher.feed) == 1
+    assert publisher.cas_of(quick) == [4, 5, 6, 8]
+    assert publisher.cas_of(slow) == [1, 2]
+    assert (publisher.cas_of(slow), slow.position) == ([], 2), "there it must resume"
+    again = publisher.subscribe(2)
+    assert publisher.cas_of(again) == [4, 5, 6, 8]
+
+
+def test_where_a_state_was_found_anew_all_have_lagged_and_resume_from_the_history() -> None:
+    publisher = Publisher()
+    subscription = publisher.subscribe(0)
+    publisher.commit(ONE)
+    publisher.commit(TWO, unheard=True)
+    publisher.commit(THREE)
+    assert subscription.has_lagged
+    assert publisher.cas_of(subscription) == [1, 2]
+    assert publisher.subscribe(2) is None
+    assert publisher.cas_of(publisher.subscribe(6)) == [8]
+
+
+def test_who_has_left_is_handed_nothing() -> None:
+    publisher = Publisher()
+    subscription = publisher.subscribe(0)
+    publisher.feed.unsubscribe(subscription)
+    publisher.commit(ONE)
+    assert (len(publisher.feed), publisher.woken) == (0, 0)
+    assert not subscription.waiting
+
+
+def test_a_feed_that_is_closed_wakes_all_and_hands_out_no_more() -> None:
+    publisher = Publisher()
+    publisher.subscribe(0)
+    publisher.feed.close()
+    assert (publisher.feed.is_closed, publisher.woken, len(publisher.feed)) == (True, 1, 0)
