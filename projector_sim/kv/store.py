@@ -7,17 +7,20 @@ knows Kafka. Not for several threads.
 
 from __future__ import annotations
 
+import base64
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
+from coordinator.core.catalog.ddl import NAME_RULE, is_name
 from projector_sim.kv.bucket import TAIL_SEQNOS, Bucket, make_bucket
 from projector_sim.kv.errors import KvError
 from projector_sim.kv.vbuckets import VBUCKETS
 
 BUCKETS, TRASH = "buckets", "trash"
-NAME_BYTES_MAX = 100
+HEX_BYTES_MAX = 100
+LONG = "_"
 NODES = (0,)
 
 
@@ -55,12 +58,11 @@ class KvStore:
 
     def create(self, name: str, vbuckets: int = VBUCKETS, nodes: Sequence[int] = NODES) -> Bucket:
         """Make a bucket whose vbuckets are spread over `nodes`. ValueError; KvError `exists`."""
-        if not 0 < len(name.encode()) <= NAME_BYTES_MAX:
-            raise ValueError(f"the name of a bucket has 1 to {NAME_BYTES_MAX} bytes")
+        if not is_name(name):
+            raise ValueError(f"bucket name {name[:40]!r}: {NAME_RULE}")
         if name in self._buckets:
             raise KvError("exists", f"there is a bucket {name}")
-        # Hexadecimal digits: no two names share a folder, on any file system.
-        path = self.folder / BUCKETS / name.encode().hex()
+        path = self.folder / BUCKETS / folder_name(name)
         make_bucket(path, vbuckets, nodes)
         self._open(path)
         return self._buckets[name]
@@ -68,11 +70,11 @@ class KvStore:
     def drop(self, name: str) -> None:
         """Delete a bucket with all that is in it. KvError `not_found`."""
         self.bucket(name).close()
-        self._discard(self.folder / BUCKETS / name.encode().hex())
+        self._discard(self.folder / BUCKETS / folder_name(name))
         del self._buckets[name]
 
     def _open(self, path: Path) -> None:
-        name = bytes.fromhex(path.name).decode()
+        name = bucket_name(path.name)
         try:
             self._buckets[name] = Bucket(path, sync=self._sync, tail_seqnos=self._tail_seqnos)
         except KvError as error:
@@ -86,3 +88,22 @@ class KvStore:
         shutil.rmtree(trash, ignore_errors=True)
         path.rename(trash)
         shutil.rmtree(trash, ignore_errors=True)
+
+
+def folder_name(bucket: str) -> str:
+    """Return the name of a bucket's folder: no two buckets share one, on any file system.
+
+    Hexadecimal digits; of a long name base 32, as a folder's name has at most 255 characters.
+    """
+    raw = bucket.encode()
+    if len(raw) <= HEX_BYTES_MAX:
+        return raw.hex()
+    return LONG + base64.b32encode(raw).decode().rstrip("=").lower()
+
+
+def bucket_name(folder: str) -> str:
+    """Return the bucket whose folder this is: the inverse of `folder_name`."""
+    if not folder.startswith(LONG):
+        return bytes.fromhex(folder).decode()
+    digits = folder.removeprefix(LONG).upper()
+    return base64.b32decode(digits + "=" * (-len(digits) % 8)).decode()

@@ -92,6 +92,7 @@ from coordinator.core.timestamps import settings as timestamp_settings
 
 NAME_LENGTH_MAX = 128
 NAME = re.compile(r"[A-Za-z_#][A-Za-z0-9_#.\-]*")
+NAME_RULE = f"a letter, _ or #, then letters, digits, _ # . -, at most {NAME_LENGTH_MAX}"
 SETTING_NAME = re.compile(r"[A-Za-z0-9_.\-/:]{1,256}")
 EXPRESSIONS_MAX = 32
 EXPRESSION_LENGTH_MAX = 4_096
@@ -347,14 +348,16 @@ def _already_there(existing: Versioned, command: CreateIndex, request: Request) 
     )
 
 
+def is_name(text: str) -> bool:
+    """Tell whether an index or a bucket may be called so."""
+    return len(text) <= NAME_LENGTH_MAX and NAME.fullmatch(text) is not None
+
+
 def _invalid_create(command: CreateIndex) -> str:
     """Say what is wrong with the definition, or return an empty text."""
     for what, name in (("index", command.name), ("bucket", command.bucket)):
-        if not NAME.fullmatch(name) or len(name) > NAME_LENGTH_MAX:
-            return (
-                f"{what} name {name[:40]!r}: a letter, _ or #, then letters, digits, _ # . -, "
-                f"at most {NAME_LENGTH_MAX}"
-            )
+        if not is_name(name):
+            return f"{what} name {name[:40]!r}: {NAME_RULE}"
     if command.primary == bool(command.expressions):
         return "a primary index has no expressions, any other has at least one"
     if len(command.expressions) > EXPRESSIONS_MAX:

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from projector_sim.kv.bucket import make_bucket
 from projector_sim.kv.errors import KvError
 from projector_sim.kv.store import BUCKETS, TRASH, KvStore
 
 
 def test_a_restart_finds_each_bucket_as_it_was(tmp_path: Path) -> None:
     store = KvStore(tmp_path)
-    names = ["a", "A", "travel-sample", "x.y", "é"]
+    names = ["a", "A", "travel-sample", "x.y", "#", "n" * 100, "n" * 101, "N" * 101, "n" * 128]
     for name in names:
         store.create(name, 4, [1, 2]).upsert(b"key", name.encode())
     before = {name: (b.high_seqnos(), b.vbuuids()) for name, b in store.buckets.items()}
@@ -65,8 +66,31 @@ def test_what_cannot_be_is_refused_and_leaves_nothing_behind(tmp_path: Path) -> 
         with pytest.raises(KvError) as refused:
             missing("c")
         assert refused.value.code == "not_found"
-    for name, vbuckets in (("", 2), ("n" * 101, 2), ("c", 3)):
-        with pytest.raises(ValueError):
-            store.create(name, vbuckets)
+    with pytest.raises(ValueError):
+        store.create("c", 3)
     assert len(list((tmp_path / BUCKETS).iterdir())) == 1
+    store.close()
+
+
+@pytest.mark.parametrize("name", ["", "a b", "..", ".", "a/b", "1a", "é", "a\n", "\0", "n" * 129])
+def test_a_bucket_has_a_name_that_an_index_can_name_and_a_url_can_carry(
+    tmp_path: Path, name: str
+) -> None:
+    """A projector asks for a bucket by its URL, where `..` is another address: it would look at no
+    bucket any more."""
+    store = KvStore(tmp_path)
+    with pytest.raises(ValueError, match="a letter, _ or #"):
+        store.create(name, 2)
+    assert not list(tmp_path.glob(f"{BUCKETS}/*"))
+    store.close()
+
+
+def test_a_bucket_that_was_made_under_an_older_rule_is_found_and_can_be_dropped(
+    tmp_path: Path,
+) -> None:
+    make_bucket(tmp_path / BUCKETS / b"a b".hex(), 2, [0])
+    store = KvStore(tmp_path)
+    assert list(store.buckets) == ["a b"]
+    store.drop("a b")
+    assert not store.buckets
     store.close()
