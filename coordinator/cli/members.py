@@ -31,7 +31,7 @@ def members(session: Session) -> None:
             ("epoch", body["epoch"]),
             ("master", view.master_text(body)),
             ("roster", _joined(body["roster"])),
-            ("active", f"{_joined(body['active'])} (at least {body['minimum']} are needed)"),
+            ("active", f"{_joined(body['active'])} ({_at_least(body['minimum'])})"),
             *view.silent_field(found.silent),
         ]
     )
@@ -90,7 +90,10 @@ def reform(
     if session.json:
         print_json(body)
     else:
-        typer.echo(f"reformed: nodes {_joined(body['roster'])}, at least {body['minimum']} copies")
+        roster, minimum = body["roster"], body["minimum"]
+        nodes = "node" if len(roster) == 1 else "nodes"
+        copies = "copy" if minimum == 1 else "copies"
+        typer.echo(f"reformed: {nodes} {_joined(roster)}, at least {minimum} {copies}")
 
 
 def add_step_down(root: typer.Typer) -> None:
@@ -130,6 +133,10 @@ def _surveyed(session: Session) -> "Survey":
 
     with session.connect() as client, session.probe() as probe:
         return survey(client, probe)
+
+
+def _at_least(minimum: int) -> str:
+    return f"at least {minimum} {'is' if minimum == 1 else 'are'} needed"
 
 
 def _joined(nodes: list[int]) -> str:

@@ -20,7 +20,7 @@ whether that is ordinary (a late proposal) or an alarm (`is_alarming`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -323,15 +323,36 @@ def _left(state: AuthorityState, offset: Offset, record: MemberLeft) -> Authorit
 
 def why_not_leave(state: AuthorityState, node: int) -> str:
     """Say why `node` may not leave the cluster now, or return an empty text."""
-    if node not in state.roster:
-        return f"node {node} is not in the roster"
+    if unknown := not_in_roster(state, (node,)):
+        return unknown
     if node == state.master:
         return f"node {node} is the master: it hands the mastership over first"
     if state.open is not None:
         return f"{state.open.txn} is open"
     if len(state.roster) - 1 < state.minimum:
-        return f"{len(state.roster) - 1} nodes would be left, {state.minimum} copies are needed"
+        left = counted(len(state.roster) - 1, "node", "nodes")
+        return f"{left} would be left, {needed(state.minimum)}"
     return ""
+
+
+def not_in_roster(state: AuthorityState, nodes: Iterable[int]) -> str:
+    """Say which of the nodes are not in the roster, or return an empty text."""
+    unknown = sorted(set(nodes) - set(state.roster))
+    if not unknown:
+        return ""
+    names, roster = (", ".join(map(str, nodes)) for nodes in (unknown, state.roster))
+    subject = f"node {names} is" if len(unknown) == 1 else f"nodes {names} are"
+    return f"{subject} not in the roster: {roster}"
+
+
+def needed(minimum: int) -> str:
+    """Return how many copies a commit needs, as a part of a sentence."""
+    return counted(minimum, "copy is needed", "copies are needed")
+
+
+def counted(count: int, one: str, several: str) -> str:
+    """Return a number with its noun."""
+    return f"{count} {one if count == 1 else several}"
 
 
 def _resigned(state: AuthorityState, offset: Offset, record: MasterResigned) -> AuthorityUpdate:

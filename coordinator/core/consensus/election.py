@@ -138,7 +138,8 @@ class Election:
         if authority is not None and self.master_alive(view):
             active, minimum = len(authority.members), authority.minimum
             short = active < minimum
-            text = f"{active} nodes are active, {minimum} copies are needed" if short else ""
+            nodes = authorities.counted(active, "node is", "nodes are")
+            text = f"{nodes} active, {authorities.needed(minimum)}" if short else ""
             return Mastership(ELECTED, text)
         if view.phase != FOLLOWING:
             return Mastership(UNKNOWN, f"no master was heard; this node is {view.phase}")
@@ -440,17 +441,27 @@ class Election:
         elif self.candidacy is not None:
             outcome = unknown("no_master", "an election is under way: retry")
         else:
-            wanted = reform_record(view, event, authority.next_epoch)
-            void = authorities.why_not_reform(authority, wanted)
-            if not void:
+            refusal = _refusal_of(view, authority, event)
+            if refusal is None:
                 return self._stand(view, event)
-            outcome = refused("reform_impossible", void)
+            outcome = refusal
         return [Reply(event.token, outcome)]
 
 
 def eligible_nodes(view: NodeView) -> tuple[int, ...]:
     """Return the nodes whose claim would count: before there is a cluster, all of the roster."""
     return view.authority.eligible if view.authority else view.config.roster
+
+
+def _refusal_of(
+    view: NodeView, authority: AuthorityState, event: MembershipRequested
+) -> Outcome | None:
+    """Return why a reform is refused that this node would write with a claim, if it is."""
+    assert isinstance(event.command, Reform)
+    if unknown_nodes := authorities.not_in_roster(authority, event.command.forget):
+        return refused("member_not_found", unknown_nodes)
+    void = authorities.why_not_reform(authority, reform_record(view, event, authority.next_epoch))
+    return refused("reform_impossible", void) if void else None
 
 
 def reform_record(view: NodeView, event: MembershipRequested, epoch: Epoch) -> ClusterReformed:

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from coordinator.core.catalog.state import StateContext
+from coordinator.core.consensus import authority as authorities
 from coordinator.core.consensus.copies import Copies
 from coordinator.core.consensus.counters import Counters
 from coordinator.core.consensus.effects import Beat, Note, ReadDdl, ReadTail, StopDdl
@@ -436,5 +437,6 @@ def _why_late(view: NodeView) -> str:
     authority = authority_of(view)
     members, minimum = len(authority.members), authority.minimum
     if members < minimum:
-        return f"{members} nodes are active, {minimum} copies are needed: repeat the request"
+        active = authorities.counted(members, "node is", "nodes are")
+        return f"{active} active, {authorities.needed(minimum)}: repeat the request"
     return "no verdict within the deadline: repeat with the same request id"

@@ -239,11 +239,10 @@ class Membership:
         command, authority = event.command, authority_of(view)
         if isinstance(command, StepDown):
             return self.step_down(view, event)
-        code, why = "leave_impossible", ""
-        if isinstance(command, Leave) and command.node not in authority.roster:
-            code, why = "member_not_found", f"node {command.node} is not in the roster"
-        elif isinstance(command, Leave) and authority.open is None:
-            why = _why_not_leave(authority, command.node)
+        named = (command.node,) if isinstance(command, Leave) else command.forget
+        code, why = "member_not_found", authorities.not_in_roster(authority, named)
+        if not why and isinstance(command, Leave) and authority.open is None:
+            code, why = "leave_impossible", _why_not_leave(authority, command.node)
         if why:
             return _tell(event, refused(code, why))
         if len(self._requests) >= REQUESTS_MAX:
@@ -341,7 +340,8 @@ def _why_not_leave(authority: AuthorityState, node: int) -> str:
     heirs = [n for n in authority.eligible if n != node]
     why = authorities.why_not_leave(authority, node)
     if not why and node in authority.members and len(active) < authority.minimum:
-        why = f"nodes {active} would be active, {authority.minimum} copies are needed"
+        nodes = authorities.counted(len(active), "node", "nodes")
+        why = f"{nodes} would be active, {authorities.needed(authority.minimum)}"
     elif not why and node in authority.eligible and len(heirs) < authority.minimum:
         why = f"only nodes {heirs} of the others have accepted {authority.last_txn} yet"
     return why

@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 from immutables import Map
 
-from coordinator.core.consensus.authority import SNAPSHOTS_MAX, fold, is_alarming
+from coordinator.core.consensus.authority import (
+    SNAPSHOTS_MAX,
+    fold,
+    is_alarming,
+    why_not_leave,
+)
 from coordinator.core.model.authority_state import AuthorityState, Member, OpenTransaction
 from coordinator.core.model.records import (
     ClusterReformed,
@@ -260,3 +265,10 @@ def test_the_newest_copies_are_noted() -> None:
     for number in range(SNAPSHOTS_MAX + 3):
         state = folded(state, SnapshotKept(4, number, 40, 9, number, number, 0))
     assert [info.copy for info in state.snapshots] == list(range(3, SNAPSHOTS_MAX + 3))
+
+
+def test_who_may_not_leave_the_roster_is_told_how_many_would_be_left() -> None:
+    two = replace(STATE, roster=(1, 2), minimum=2)
+    assert why_not_leave(two, 2) == "1 node would be left, 2 copies are needed"
+    three = replace(STATE, roster=(1, 2, 3), minimum=3)
+    assert why_not_leave(three, 3) == "2 nodes would be left, 3 copies are needed"

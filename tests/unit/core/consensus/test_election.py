@@ -736,6 +736,15 @@ def test_a_reform_is_refused_by_who_could_not_make_it_count(view: Any, answer: O
     assert election.candidacy is None
 
 
+def test_a_reform_that_forgets_a_node_that_is_not_there_is_refused() -> None:
+    asked = replace(ASKED, command=Reform(1, (2, 9), "two are lost"))
+    roster = ", ".join(map(str, ALONE.roster))
+    answer = refused("member_not_found", f"node 9 is not in the roster: {roster}")
+    assert Election(Tokens()).reform_requested(silent(authority=ALONE), asked) == [
+        Reply(17, answer)
+    ]
+
+
 def test_a_reform_is_refused_by_who_is_being_stopped_or_claims() -> None:
     election = Election(Tokens())
     election.stopping = True

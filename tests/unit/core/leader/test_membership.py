@@ -14,7 +14,7 @@ from coordinator.core.consensus.effects import Reply
 from coordinator.core.consensus.inputs import MembershipRequested
 from coordinator.core.consensus.view import Tokens
 from coordinator.core.leader.membership import Membership, _why_not_leave
-from coordinator.core.model.commands import Leave, Outcome
+from coordinator.core.model.commands import Leave, Outcome, Reform, refused
 from coordinator.core.model.records import JoinRequested, MemberLeft
 
 TIMEOUT_MS = 1_500
@@ -73,6 +73,36 @@ def test_who_leaves_must_leave_enough_who_accepted_the_last_transaction(
     assert ("have accepted 3-9" in why) is not may
 
 
+@pytest.mark.parametrize(
+    ("members", "minimum", "why"),
+    [
+        (2, 2, "1 node would be active, 2 copies are needed"),
+        (3, 3, "2 nodes would be active, 3 copies are needed"),
+    ],
+)
+def test_who_may_not_leave_is_told_how_many_would_be_left(
+    members: int, minimum: int, why: str
+) -> None:
+    given = Given(members, minimum)
+    assert _why_not_leave(given.view.authority, members) == why
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        (Reform(1, (9,)), "node 9 is not in the roster: 1, 2, 3"),
+        (Reform(1, (2, 8, 9)), "nodes 8, 9 are not in the roster: 1, 2, 3"),
+        (Leave(9), "node 9 is not in the roster: 1, 2, 3"),
+    ],
+)
+def test_an_operator_who_names_a_node_that_is_not_there_is_refused(command: Any, why: str) -> None:
+    given = Given(2, 1)
+    event = MembershipRequested(17, 99, command, "operator")
+    assert given.membership.requested(given.view, event) == [
+        Reply(17, refused("member_not_found", why))
+    ]
+
+
 def test_who_has_left_is_not_admitted_by_an_older_request_of_its_own() -> None:
     given = Given(2, 1)
     membership, view = given.membership, given.view
@@ -87,7 +117,7 @@ def test_who_has_left_is_not_admitted_by_an_older_request_of_its_own() -> None:
 def test_an_operator_is_answered_for_what_was_written_in_this_epoch() -> None:
     given = Given(3, 1)
     membership, view = given.membership, given.view
-    membership.requested(view, MembershipRequested(17, Leave(3), "operator"))
+    membership.requested(view, MembershipRequested(17, 99, Leave(3), "operator"))
     assert membership.changed(view, MemberLeft(4, 3, 7, "operator", 0)) == []
     (reply,) = membership.changed(view, MemberLeft(3, 3, 7, "operator", 0))
     assert isinstance(reply, Reply)
