@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any
 from urllib.parse import quote
@@ -22,13 +22,10 @@ class Kv:
     """The store at `url`. Its errors, and that it is away, are a CommandError."""
 
     def __init__(self, url: str, timeout_s: float | None = None) -> None:
-        self.url = url.rstrip("/")
+        self.url = _checked(url)
         answer_s = timeout_s or ANSWER_TIMEOUT_S
         timeout = httpx.Timeout(answer_s, connect=min(CONNECT_TIMEOUT_S, answer_s))
-        try:
-            self._http = httpx.Client(base_url=self.url, timeout=timeout, trust_env=False)
-        except httpx.InvalidURL:
-            raise CommandError("usage", f"{url} is no URL of a key-value store") from None
+        self._http = httpx.Client(base_url=self.url, timeout=timeout, trust_env=False)
 
     def __enter__(self) -> Kv:
         return self
@@ -100,6 +97,15 @@ def find(session: Session) -> str:
             "unavailable", "no projector names the key-value store: give its address with --kv URL"
         )
     return str(urls[0])
+
+
+def _checked(url: str) -> str:
+    """Return a URL without its last slash. CommandError `usage`: it is none."""
+    with suppress(httpx.InvalidURL):
+        parsed = httpx.URL(url)
+        if parsed.scheme in ("http", "https") and parsed.host:
+            return url.rstrip("/")
+    raise CommandError("usage", f"{url} is no URL of a key-value store, as http://127.0.0.1:8603")
 
 
 def _path(parts: tuple[str | int, ...]) -> str:

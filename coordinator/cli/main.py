@@ -14,6 +14,7 @@ import typer
 
 from coordinator.cli import data, history, members, plot, scan, sql, timestamps
 from coordinator.cli.extras import require
+from coordinator.cli.lookup import find_index
 from coordinator.cli.output import (
     CommandError,
     Exit,
@@ -412,7 +413,10 @@ def build(
 def drop(
     session: Session,
     index: Annotated[
-        str, typer.Argument(metavar="NAME|ID", help="A name, with --bucket; or an id.")
+        str,
+        typer.Argument(
+            metavar="BUCKET.NAME|ID", help="A name needs its bucket, or --bucket; or an id."
+        ),
     ],
     bucket: Bucket = None,
     if_match: IfMatch = None,
@@ -423,15 +427,14 @@ def drop(
     """Drop an index, by name and bucket or by id."""
     from coordinator.client.errors import CoordinatorError
 
-    if bucket is None and not index.isdecimal():
-        raise CommandError("usage", f"in which bucket is {index}? Give --bucket, or an id")
-    target: dict[str, Any] = (
-        {"index_id": index} if bucket is None else {"bucket": bucket, "name": index}
-    )
+    if bucket is None and not index.isdecimal() and "." not in index:
+        text = f"in which bucket is {index}? Give bucket.{index}, --bucket, or an id"
+        raise CommandError("usage", text)
     with session.connect() as client:
         try:
-            body = client.drop_index(**target, expected_cas=if_match)
-        except CoordinatorError as error:
+            index_id = _id_of(client, index, bucket)
+            body = client.drop_index(index_id, expected_cas=if_match)
+        except (CoordinatorError, CommandError) as error:
             if error.code != "index_not_found" or not if_exists:
                 raise
             body = {"index": None, "existed": False}
@@ -442,6 +445,14 @@ def drop(
     else:
         gone = body["index"]
         typer.echo(plain(f"dropped {gone['name']} on {gone['bucket']}: cas {body['cas']}"))
+
+
+def _id_of(client: "Client", index: str, bucket: str | None) -> str:
+    """Return the id of the index to drop, which a name alone does not say."""
+    if bucket is None and index.isdecimal():
+        return index
+    found = find_index(client, index, bucket, consistency="linearizable", needs_bucket=True)
+    return str(found["index"]["id"])
 
 
 @command(app, "list")
@@ -486,7 +497,7 @@ def list_(
 @command(app, "show")
 def show(
     session: Session,
-    index: Annotated[str, typer.Argument(metavar="NAME|ID", help="A name, or an id.")],
+    index: Annotated[str, typer.Argument(metavar="[BUCKET.]NAME|ID", help="A name, or an id.")],
     bucket: Bucket = None,
     local: Local = False,
 ) -> None:
@@ -494,7 +505,7 @@ def show(
     from coordinator.cli import build as builds
 
     with session.connect() as client:
-        body = _find(client, index, bucket, _consistency(local))
+        body = find_index(client, index, bucket, consistency=_consistency(local))
     if session.json:
         print_json(body)
         return
@@ -519,22 +530,6 @@ def show(
         [[s["slice"], s["master"], _joined(s["replicas"])] for s in slices],
         empty="no slices",
     )
-
-
-def _find(client: "Client", index: str, bucket: str | None, consistency: "Consistency") -> Any:
-    """Return `{"index", "cas"}` of the index with this id or name."""
-    if bucket is None and index.isdecimal():
-        return client.get_index(index, consistency=consistency)
-    found = client.list_indexes(bucket, index, consistency=consistency)["indexes"]
-    if not found:
-        where = f" on {bucket}" if bucket else ""
-        hint = ": for bucket.name give --bucket" if "." in index and not bucket else ""
-        raise CommandError("index_not_found", f"there is no index {index}{where}{hint}")
-    if len(found) > 1:
-        buckets = ", ".join(sorted(entry["bucket"] for entry in found))
-        raise CommandError("usage", f"several buckets have {index}; give --bucket: {buckets}")
-    entry = dict(found[0])
-    return {"cas": entry.pop("cas", None), "index": entry}
 
 
 def _consistency(local: bool) -> "Consistency":

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from coordinator.cli.lookup import find_index
 from coordinator.cli.output import CommandError, plain, print_json, print_table
 from coordinator.cli.session import Session, command
 
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
     from coordinator.client.client import Client
 
 LIMIT = 20
+ANSWER_S = 1.0
+"""The node says best what a scan lacked: its answer is waited for so much longer than that."""
+
+TIMEOUT_MS_MAX = 60_000
 CONSISTENCIES = ("any", "consistent", "at-least")
 ORDERS = ("asc", "desc")
 
@@ -97,13 +102,15 @@ def scan(
 
     indexctl scan travel.high --from 14000 --to 12000
     """
+    deadline_s = None if session.timeout_s is None else session.timeout_s + ANSWER_S
     asked: dict[str, Any] = {
         "scan": _form(equals, prefix, low, high, before, starts_with),
         "order": _one_of("--order", order, ORDERS),
         "consistency": _consistency(consistency, at_least),
         "after": after,
+        "timeout_ms": _timeout_ms(session.timeout_s),
     }
-    with session.connect() as client:
+    with session.connect(deadline_s) as client:
         target, columns = _resolve(client, index, bucket)
         asked.update(target)
         if count:
@@ -116,6 +123,11 @@ def scan(
 
 
 # What is asked.
+
+
+def _timeout_ms(timeout_s: float | None) -> int | None:
+    """Return the deadline as the API takes it; None: the API's own."""
+    return None if timeout_s is None else min(max(int(timeout_s * 1000), 1), TIMEOUT_MS_MAX)
 
 
 def _form(
@@ -197,18 +209,7 @@ def _is_place(vbucket: str, place: Any) -> bool:
 
 def _resolve(client: "Client", index: str, bucket: str | None) -> tuple[dict[str, Any], list[str]]:
     """Return how to name the index to the API, and what its key consists of."""
-    if bucket is None and index.isdecimal():
-        found = client.get_index(index)["index"]
-    else:
-        listed = client.list_indexes(bucket, index if bucket else None)["indexes"]
-        named = [i for i in listed if index in (i["name"], f"{i['bucket']}.{i['name']}")]
-        exact = [i for i in named if index == f"{i['bucket']}.{i['name']}"] or named
-        if not exact:
-            raise CommandError("index_not_found", f"there is no index {index}")
-        if len(exact) > 1:
-            buckets = ", ".join(sorted(i["bucket"] for i in exact))
-            raise CommandError("usage", f"several buckets have {index}; give --bucket: {buckets}")
-        found = exact[0]
+    found = find_index(client, index, bucket)["index"]
     return {"index_id": found["id"]}, found.get("expressions") or ["key"]
 
 

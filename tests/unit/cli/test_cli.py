@@ -329,6 +329,26 @@ def test_a_node_that_answered_and_is_silent_then_is_not_taken_for_no_node(cluste
     assert "indexctl run" not in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [((), None), (("--timeout", "2.5"), 2_500), (("--timeout", "90"), 60_000)],
+)
+def test_the_deadline_of_a_scan_is_told_to_the_node(cluster, given, sent):
+    indexctl("create", "CREATE INDEX i ON b(c)")
+    answer = {"index": "1", "count": 0, "consistency": {"mode": "any"}, "cas": 1}
+    cluster.override = answer_to("/v1/scan", answer)
+    assert "0 entries" in indexctl("scan", "b.i", "--count", *given).stdout
+    assert json.loads(cluster.seen[-1].body).get("timeout_ms") == sent
+
+
+@pytest.mark.parametrize("url", ["foo", "foo:1", "http://", "ftp://foo", "//foo", "http://a:b"])
+def test_what_is_no_url_of_a_store_is_wrong_usage(url):
+    for command in (["mutate", "b"], ["load", "b", "people:1"], ["kv", "buckets"]):
+        result = indexctl(*command, "--kv", url)
+        assert result.exit_code == 2
+        assert f"{url} is no URL of a key-value store" in result.stderr
+
+
 def test_by_default_all_nodes_of_a_run_are_tried(cluster, monkeypatch):
     monkeypatch.delenv("INDEXCTL_URL")
     monkeypatch.setattr("coordinator.cli.session.DEFAULT_URLS", f"{unused_url()},{cluster.url}")
@@ -359,6 +379,32 @@ def test_show_asks_for_the_bucket_where_the_name_is_not_enough(cluster):
     for bucket in ("a", "b"):
         indexctl("create", f"CREATE INDEX i ON {bucket}(c)")
     assert "--bucket: a, b" in indexctl("show", "i").stderr
+
+
+def test_an_index_is_named_with_its_bucket_as_it_is_in_a_scan(cluster):
+    for bucket in ("a", "b", "a.b"):
+        indexctl("create", f"CREATE INDEX i ON `{bucket}`(c)")
+    assert answer_of("show", "b.i")["index"]["bucket"] == "b"
+    assert answer_of("show", "a.b.i")["index"]["bucket"] == "a.b"
+    assert "dropped i on a.b" in indexctl("drop", "a.b.i").stdout
+    assert answer_of("drop", "a.b.i", code=3)["error"]["code"] == "index_not_found"
+    assert "absent b.j" in indexctl("drop", "b.j", "--if-exists").stdout
+    assert sorted(i["bucket"] for i in cluster.indexes.values()) == ["a", "b"]
+
+
+def test_a_name_with_a_dot_is_dropped_only_in_the_bucket_that_was_said(cluster):
+    indexctl("create", "CREATE INDEX `x.i` ON travel(c)")
+    assert answer_of("show", "x.i")["index"]["bucket"] == "travel"
+    assert indexctl("drop", "x.i").exit_code == 3
+    assert "dropped x.i" in indexctl("drop", "travel.x.i").stdout
+
+
+def test_where_bucket_and_name_can_be_divided_in_two_ways_nothing_is_chosen(cluster):
+    indexctl("create", "CREATE INDEX `b.i` ON a(c)")
+    indexctl("create", "CREATE INDEX i ON `a.b`(c)")
+    for command in ("show", "drop"):
+        assert "give --bucket: a, a.b" in indexctl(command, "a.b.i").stderr
+    assert "dropped i on a.b" in indexctl("drop", "i", "--bucket", "a.b").stdout
 
 
 def test_control_characters_in_a_name_do_not_reach_the_terminal(cluster):

@@ -1,0 +1,41 @@
+"""An index as a person names it: by its id, its name, or `bucket.name`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from coordinator.cli.output import CommandError
+
+if TYPE_CHECKING:
+    from coordinator.client.client import Client, Consistency
+
+
+def find_index(
+    client: Client,
+    index: str,
+    bucket: str | None,
+    *,
+    consistency: Consistency | None = None,
+    needs_bucket: bool = False,
+) -> dict[str, Any]:
+    """Return `{"index", "cas"}` of the index that is meant.
+
+    Names may have dots: `bucket.name` goes before a name that reads the same, and that name counts
+    only if a bucket need not be said. CommandError `index_not_found`; `usage`: several are meant.
+    """
+    if bucket is None and index.isdecimal():
+        return client.get_index(index, consistency=consistency)
+    # The API cannot be asked for `bucket.name`: where a dot divides the two is not said.
+    name = None if bucket is None and "." in index else index
+    listed = client.list_indexes(bucket, name, consistency=consistency)["indexes"]
+    found = [i for i in listed if index == f"{i['bucket']}.{i['name']}"]
+    if not found and (bucket is not None or not needs_bucket):
+        found = [i for i in listed if index == i["name"]]
+    if not found:
+        where = f" on {bucket}" if bucket else ""
+        raise CommandError("index_not_found", f"there is no index {index}{where}")
+    if len(found) > 1:
+        buckets = ", ".join(sorted(i["bucket"] for i in found))
+        raise CommandError("usage", f"several buckets have {index}; give --bucket: {buckets}")
+    entry = dict(found[0])
+    return {"cas": entry.pop("cas", None), "index": entry}
