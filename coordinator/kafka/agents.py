@@ -38,6 +38,7 @@ from coordinator.core.model.stream_records import (
     StabilityTimestamp,
 )
 from coordinator.core.model.types import Offset
+from coordinator.kafka.errors import KafkaRefusal
 from coordinator.kafka.faust_transport import Transport
 from coordinator.kafka.topics import COMMIT, RESTART, STABILITY, topic_name
 from schemas.registry import SchemaError
@@ -156,6 +157,8 @@ class Folds:
         Faust starts an agent anew that has raised, and skips the record: here that is the end.
         """
         reason = self.app.crash_reason
+        if isinstance(reason, KafkaRefusal):
+            return f"{reason.message} [{reason.code}]"
         if reason is not None:
             return f"{type(reason).__name__}: {reason}"
         return next((a.failure for a in self._agents.values() if a.failure), "")

@@ -22,6 +22,8 @@ from faust.transport.drivers import aiokafka as driver
 from faust.types import TP
 from mode.utils.futures import maybe_async
 
+from coordinator.kafka.errors import KafkaRefusal
+
 REQUEST_TIMEOUT_MS = 4_000
 """A broker that takes this long hangs: another may lead by now. Longer than a broker may hold a
 new group back (`group.initial.rebalance.delay.ms`). Faust's own setting cannot be shorter than the
@@ -91,10 +93,18 @@ class _Consumer(driver.Consumer):
         return _InLoop(self, loop=self.loop, thread_loop=self.loop, beacon=self.beacon)
 
     async def perform_seek(self) -> None:
-        """Seek to what comes next, where Faust would seek to the group's committed offset."""
+        """Seek to what comes next, where Faust would seek to the group's committed offset.
+
+        KafkaRefusal `topic_mismatch`: a topic was given partitions that nothing here reads.
+        """
         transport = self.transport
         assert isinstance(transport, Transport)
-        for place in self.assignment():
+        assigned = self.assignment()
+        if strange := sorted(place for place in assigned if place not in transport.begin_at):
+            topic, partition = strange[0]
+            message = f"{topic} has a partition {partition}: partitions were added to it"
+            raise KafkaRefusal("topic_mismatch", message)
+        for place in assigned:
             await self.seek(place, transport.begin_at[place])
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import OFFSET_INVALID, Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, NewPartitions
 
 from coordinator import codec
 from coordinator.core.consensus.inputs import CommitRead, TimestampsRead
@@ -122,6 +122,24 @@ def test_all_that_a_topic_had_was_folded_once_it_is_whole(broker: Broker, tmp_pa
             await reading.until(lambda: folds.is_whole(STABILITY), 0)
             assert reading.timestamps == list(range(300))
             await reading.until(lambda: folds.is_whole(RESTART))
+
+    asyncio.run(run())
+
+
+def test_a_topic_that_was_given_a_partition_is_refused_by_name(
+    broker: Broker, tmp_path: Path
+) -> None:
+    """While a node runs: at its start it compares the topics with what they must be."""
+    reading = Reading(broker.bootstrap_servers, tmp_path)
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers, "log_level": 2})
+    topic = reading.topic(STABILITY)
+    admin.create_partitions([NewPartitions(topic, 2)])[topic].result(DEADLINE_S)
+
+    async def run() -> None:
+        async with reading.started() as folds:
+            await reading.until(lambda: bool(folds.failure))
+            text = f"{topic} has a partition 1: partitions were added to it [topic_mismatch]"
+            assert folds.failure == text
 
     asyncio.run(run())
 
