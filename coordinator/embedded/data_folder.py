@@ -11,9 +11,10 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 
 from coordinator.embedded.brokers import brokers_without_data
@@ -58,8 +59,10 @@ class ClusterFile:
 def locked(data_dir: Path) -> Iterator[FileLock]:
     """Hold the folder's lock, making the folder if it is missing; only its owner can look into it.
 
+    If nothing came into the folder meanwhile, what was made here is gone in the end.
     Raises EmbeddedError: `data_folder_in_use`, `data_folder_unusable`.
     """
+    made = list(takewhile(lambda folder: not folder.exists(), (data_dir, *data_dir.parents)))
     try:
         if trouble := keep_private(data_dir if _is_for_us(data_dir) else None):
             log.warning("%s", trouble)
@@ -80,7 +83,17 @@ def locked(data_dir: Path) -> Iterator[FileLock]:
     try:
         yield lock
     finally:
+        _clear(data_dir, made)
         lock.release()
+
+
+def _clear(data_dir: Path, made: Iterable[Path]) -> None:
+    """Delete our lock where it is all that the folder has, and those of the folders made for it."""
+    with suppress(OSError):  # Somebody uses them, or may change nothing there: then they stay.
+        if os.listdir(data_dir) == [LOCK_FILE]:
+            (data_dir / LOCK_FILE).unlink()
+            for folder in made:
+                folder.rmdir()
 
 
 def _is_for_us(data_dir: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,6 +52,30 @@ def test_an_attempt_that_never_reached_kafka_binds_nothing(tmp_path: Path) -> No
     claim(tmp_path, DEMO)
     other = replace(DEMO, mode="embedded", nodes=5)
     assert claim(tmp_path, other) == other
+
+
+@pytest.mark.parametrize("there", ["", "data", "data/deep"])
+def test_a_refused_run_leaves_the_folder_as_it_was(tmp_path: Path, there: str) -> None:
+    (tmp_path / there).mkdir(parents=True, exist_ok=True)
+    before = sorted(tmp_path.rglob("*"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        options = RunOptions(
+            http_port=taken.getsockname()[1], nodes=1, data_dir=tmp_path / "data" / "deep"
+        )
+        with pytest.raises(EmbeddedError) as refusal:
+            run(options)
+    assert refusal.value.code == "port_taken"
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_came_into_a_folder_is_left_there_with_its_lock(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    with locked(folder):
+        claim(folder, DEMO)
+    assert read(folder) == DEMO
+    with locked(folder):
+        pass
+    assert (folder / "run.lock").exists()
 
 
 def test_a_folder_with_nothing_but_a_lock_can_be_reset(tmp_path: Path) -> None:
