@@ -22,6 +22,7 @@ AIRPORTS = "airports"
 PEOPLE = "people:"
 BLOCK_BYTES = 64 * 1024
 ERRORS_MAX = 10
+RATE_MAX = 1_000_000.0
 
 
 def add_to(root: typer.Typer) -> None:
@@ -223,7 +224,7 @@ class _progress:  # noqa: N801
 def mutate(
     session: Session,
     bucket: BucketName,
-    rate: Annotated[float, typer.Option(min=0.01, help="Changes a second.")] = 100.0,
+    rate: Annotated[float, typer.Option(min=0.01, max=RATE_MAX, help="Changes a second.")] = 100.0,
     seconds: Annotated[
         float | None, typer.Option(min=0.1, help="How long (default: until Ctrl-C).")
     ] = None,

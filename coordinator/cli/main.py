@@ -14,6 +14,7 @@ import typer
 
 from coordinator.cli import data, history, members, plot, scan, sql, timestamps
 from coordinator.cli.extras import require
+from coordinator.cli.json_values import read_json
 from coordinator.cli.lookup import find_index
 from coordinator.cli.output import (
     CommandError,
@@ -754,12 +755,8 @@ def _show_setting(session: Session, body: dict[str, Any]) -> None:
 
 def _json_value(before: str, text: str) -> Any:
     """Return the JSON value of an argument; `before` is what stands before it."""
-
-    def refuse(constant: str) -> None:
-        raise ValueError(f"{constant} is no JSON")
-
     try:
-        return json.loads(text, parse_constant=refuse)
+        return read_json(text)
     except (ValueError, RecursionError):
         quoted = json.dumps(text, ensure_ascii=False)
         message = f"{text} is not JSON. For a string, quote it: {before} '{quoted}'"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from coordinator.cli.json_values import read_json
 from coordinator.cli.lookup import find_index
 from coordinator.cli.output import CommandError, plain, print_json, print_table
 from coordinator.cli.session import Session, command
@@ -164,12 +165,8 @@ def _values(texts: Iterable[str]) -> list[Any]:
 
 def _value(text: str) -> Any:
     """Return the JSON value that a text is, or the text."""
-
-    def refuse(constant: str) -> None:
-        raise ValueError(constant)
-
     try:
-        return json.loads(text, parse_constant=refuse)
+        return read_json(text)
     except (ValueError, RecursionError):
         return text
 

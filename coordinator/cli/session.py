@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from coordinator.client.client import Client
 
 TIMEOUT_S = 30.0
+TIMEOUT_S_MAX = 1_000_000.0
 FIRST_CONTACT_S = 2.0
 SLOW_HINT = "a node has answered before; give it longer with --timeout"
 NOBODY_HINT = "start one with `indexctl run`, or set INDEXCTL_URL"
@@ -36,6 +37,7 @@ Timeout = Annotated[
         "--timeout",
         metavar="SECONDS",
         min=0.001,
+        max=TIMEOUT_S_MAX,
         help=f"Deadline (default: {TIMEOUT_S:g}, or {FIRST_CONTACT_S:g} if no node answers).",
         rich_help_panel="Connection and output",
     ),
@@ -112,6 +114,11 @@ def command(
             )
             try:
                 function(session, **given)
+            except UnicodeEncodeError as error:
+                if error.object[error.start : error.end].isprintable():
+                    raise  # It is the terminal that cannot show a character.
+                text = ascii(error.object[max(0, error.start - 20) : error.end + 20])
+                fail("usage", f"an argument is not text: {text}", as_json=session.json)
             except Exception as error:
                 code, message = getattr(error, "code", None), getattr(error, "message", None)
                 if not isinstance(code, str) or not isinstance(message, str):

@@ -234,14 +234,17 @@ def _origin(url: str) -> str:
 def _request(call: Call, node: str, target: httpx.URL | None = None) -> httpx.Request:
     """Return the request of `call` to `node`, or to the `target` that a node redirected to."""
     query = {name: value for name, value in call.query.items() if value is not None}
-    return httpx.Request(
-        call.method,
-        target or node + call.path,
-        params=None if target else query or None,
-        headers={"Accept": "application/json", **call.headers},
-        content=call.content,
-        extensions={LIMIT: call.limit_s},
-    )
+    try:
+        return httpx.Request(
+            call.method,
+            target or node + call.path,
+            params=None if target else query or None,
+            headers={"Accept": "application/json", **call.headers},
+            content=call.content,
+            extensions={LIMIT: call.limit_s},
+        )
+    except httpx.InvalidURL as error:
+        raise CoordinatorError("invalid_request", f"that is too long to ask for: {error}") from None
 
 
 def _body_of(response: httpx.Response, *, writes: bool = False) -> Body:
@@ -572,13 +575,13 @@ class _Api(Generic[R]):
         last two as decimal strings; `no_stability_timestamp` where there is none. Of all:
         `{"node", "buckets"}`. `node` pins it to the node of that URL: the master knows lags.
         """
-        path = "/v1/stability" if bucket is None else f"/v1/stability/{quote(bucket, safe='')}"
+        path = "/v1/stability" if bucket is None else f"/v1/stability/{_segment(bucket)}"
         return self._run(_plan_read(path, node=node))
 
     def restart(self, bucket: str, limit: int | None = None) -> R:
         """Answer `{"bucket", "restarts", "enquiries"}`: a bucket's last restart timestamps and
         rollback enquiries, at most `limit` of each, newest first."""
-        path = f"/v1/restart/{quote(bucket, safe='')}"
+        path = f"/v1/restart/{_segment(bucket)}"
         return self._run(_plan_read(path, {"limit": limit}))
 
     def scan(
@@ -666,11 +669,16 @@ _NOTHING = object()
 
 
 def _index_path(index_id: str | int) -> str:
-    return f"/v1/indexes/{quote(str(index_id), safe='')}"
+    return f"/v1/indexes/{_segment(str(index_id))}"
 
 
 def _config_path(key: str) -> str:
-    return f"/v1/config/{quote(key, safe='')}"
+    return f"/v1/config/{_segment(key)}"
+
+
+def _segment(text: str) -> str:
+    """Return a part of a path that means `text`: `.` and `..` by themselves mean other paths."""
+    return text.replace(".", "%2E") if text in (".", "..") else quote(text, safe="")
 
 
 def _plan_read(

@@ -281,6 +281,49 @@ def test_refusals_of_the_cluster_have_their_exit_codes(cluster, status, code, ex
 
 
 @pytest.mark.parametrize(
+    "command",
+    [
+        "list --timeout inf",
+        "list --timeout 1e300",
+        "mutate b --rate inf",
+        "scan b.i --equals 1e999",
+        "scan b.i --prefix [1e999]",
+        "config set k -1e400",
+        "create i -b b -e c --bound 1e999",
+    ],
+)
+def test_a_number_that_no_process_could_use_is_wrong_usage(cluster, command):
+    result = indexctl(*command.split())
+    assert result.exit_code == 2
+    assert cluster.seen == []
+
+
+@pytest.mark.parametrize(
+    "command", ["list -b", "show", "scan", "config get", "config delete", "drop -b b", "load"]
+)
+def test_an_argument_that_is_not_utf_8_is_wrong_usage(cluster, command):
+    more = ["people:1", "--kv", cluster.url] if command == "load" else []
+    result = indexctl(*command.split(), "x\udcff", *more)
+    assert result.exit_code == 2
+    assert "an argument is not text: 'x\\udcff' [usage]" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("key", "path"),
+    [(".", "%2E"), ("..", "%2E%2E"), ("../indexes", "..%2Findexes"), ("a/./b", "a%2F.%2Fb")],
+)
+def test_a_setting_keeps_its_name_in_a_path(cluster, key, path):
+    """`.` and `..` by themselves would be other routes: the list of the settings, and no route."""
+    cluster.override = lambda r: Answer(200, {"key": key, "value": 1, "cas": 1, "txn": ""})
+    assert f"{key} = 1" in indexctl("config", "get", key).stdout
+    assert f"/v1/config/{path}" in [request.path for request in cluster.seen]
+
+
+def test_a_name_that_is_too_long_for_a_url_is_refused(cluster):
+    assert answer_of("config", "get", "k" * 100_000, code=1)["error"]["code"] == "invalid_request"
+
+
+@pytest.mark.parametrize(
     "command", ["lisst", "list --nope", "create --slices x", "config", "transactions -n 1001"]
 )
 def test_wrong_usage_ends_with_2(command):
