@@ -64,6 +64,7 @@ DDL_PORTION = 16
 
 EXAMINE_TIMEOUT_S = 2.0
 HAND_OVER_S = 2.0
+FOLD_STOP_S = 5.0
 HISTORY_FOLDER = "history"
 """In the node's folder: copies of past states."""
 
@@ -204,12 +205,23 @@ class Shell:
         for task in self._tasks:
             task.cancel()
         if self._fold is not None:
-            with contextlib.suppress(TimeoutError, Exception):
-                await asyncio.wait_for(self._fold.stop(), 5)
+            await self._stop_fold(self._fold)
         await asyncio.to_thread(self._transactions.close)
         await asyncio.to_thread(self._probe_log.close)
         self._plain.flush(1.0)
         self._store.close()
+
+    @staticmethod
+    async def _stop_fold(fold: Folds) -> None:
+        """Have the agents stop, whatever comes of that: the store has to be closed after it.
+
+        Faust may end by a cancellation of its own, and may swallow the one that ends its patience;
+        `asyncio.wait_for` passes the first on, and waits for what swallowed the second.
+        """
+        stopping = asyncio.ensure_future(fold.stop())
+        stopping.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.wait({stopping}, timeout=FOLD_STOP_S)
+        stopping.cancel()
 
     def stop(self) -> None:
         """End with success, on a signal; an end that has begun keeps its exit code.

@@ -173,3 +173,51 @@ def test_commands_are_handed_over_as_they_are_examined_and_none_is_lost(
         assert offsets == list(range(number))
 
     with_shell(tmp_path, check)
+
+
+class StubbornFold:
+    """Agents whose stop swallows a cancellation, and takes until `released`."""
+
+    def __init__(self) -> None:
+        self.released = asyncio.Event()
+
+    async def stop(self) -> None:
+        try:
+            await self.released.wait()
+        except asyncio.CancelledError:
+            await self.released.wait()
+
+
+class CancelledFold:
+    """Agents whose stop ends by a cancellation that nobody here has asked for."""
+
+    released = asyncio.Event()
+
+    async def stop(self) -> None:
+        raise asyncio.CancelledError
+
+
+class BrokenFold(CancelledFold):
+    async def stop(self) -> None:
+        raise RuntimeError("the consumer is gone")
+
+
+@pytest.mark.parametrize("kind", [StubbornFold, CancelledFold, BrokenFold])
+def test_however_the_agents_end_the_store_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
+) -> None:
+    monkeypatch.setattr(shells, "FOLD_STOP_S", 0.05)
+    closed: list[bool] = []
+
+    async def check(shell: Shell) -> None:
+        fold = kind()
+        monkeypatch.setattr(shell, "_fold", fold)
+        monkeypatch.setattr(shell._store, "close", lambda: closed.append(True))
+        async with asyncio.timeout(5):
+            await shell.close()
+        monkeypatch.undo()
+        shell._fold = None
+        fold.released.set()
+
+    with_shell(tmp_path, check)
+    assert closed == [True]
