@@ -8,6 +8,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def _of(servers: str, size: int) -> dict[str, Any]:
     topic = topic_name(cluster, HISTORY)
     bare_s = _took_s(lambda: sum(1 for _ in read_to_end(servers, topic, "bench")))
     with tempfile.TemporaryDirectory() as folder:
-        past = History(servers, cluster, Path(folder))
+        past = History(partial(HistoryLog, servers, cluster), Path(folder))
         try:
             first_s = _took_s(lambda: past.state_at(Cas(size - 1), newest))
             chance = random.Random(SEED)

@@ -6,28 +6,32 @@ from typing import Annotated
 
 from fastapi import Query
 
-from coordinator.core.history.predicates import ANY, Predicate, PredicateError
+from coordinator.core.history.predicates import Predicate, PredicateError
 from coordinator.http.errors import ApiError
 
 VALUES_MAX = 100
 TEXT_LENGTH_MAX = 512
 
 Texts = Annotated[
-    frozenset[Annotated[str, Query(max_length=TEXT_LENGTH_MAX)]], Query(max_length=VALUES_MAX)
+    frozenset[Annotated[str, Query(max_length=TEXT_LENGTH_MAX)]],
+    Query(max_length=VALUES_MAX, default_factory=frozenset),
 ]
-Numbers = Annotated[frozenset[Annotated[int, Query(ge=0, lt=2**31)]], Query(max_length=VALUES_MAX)]
+Numbers = Annotated[
+    frozenset[Annotated[int, Query(ge=0, lt=2**31)]],
+    Query(max_length=VALUES_MAX, default_factory=frozenset),
+]
 
 
 def predicate_of(
-    kind: Texts = ANY,
-    bucket: Texts = ANY,
-    index: Texts = ANY,
-    indexer: Numbers = frozenset(),
-    state: Texts = ANY,
-    key: Texts = ANY,
-    principal: Texts = ANY,
-    request: Texts = ANY,
-    txn: Texts = ANY,
+    kind: Texts,
+    bucket: Texts,
+    index: Texts,
+    indexer: Numbers,
+    state: Texts,
+    key: Texts,
+    principal: Texts,
+    request: Texts,
+    txn: Texts,
 ) -> Predicate:
     """Return the predicate that the filters of a request make, not `checked` yet."""
     return Predicate(

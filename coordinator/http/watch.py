@@ -53,6 +53,20 @@ EXTRAS = frozenset({STABILITY, MEMBERS})
 VOLATILE = frozenset({"cas", "digest", "state", "reason", "pid"})
 """What of a member is not worth an event."""
 
+EVENTS: dict[str, Any] = {
+    "description": "Events, until the client leaves",
+    "content": {
+        "text/event-stream": {
+            "schema": {
+                "type": "object",
+                "required": ["event", "data"],
+                "properties": {name: {"type": "string"} for name in ("event", "id", "data")},
+            }
+        }
+    },
+}
+"""What the OpenAPI document says of the stream: each of its events, whose data is JSON."""
+
 log = logging.getLogger("coordinator")
 Settle = Callable[[Consistency, int], Awaitable[None]]
 
@@ -60,7 +74,7 @@ Settle = Callable[[Consistency, int], Awaitable[None]]
 def add_watch(app: FastAPI, shell: Shell, settle: Settle) -> None:
     """Add the route; `settle` waits until this node may answer a read."""
 
-    @app.get("/v1/watch", response_class=EventStream)
+    @app.get("/v1/watch", response_class=_Described, responses={200: EVENTS})
     async def watch(
         predicate: Annotated[Predicate, Depends(predicate_of)],
         after: Annotated[str, Query(max_length=32)] = "now",
@@ -99,6 +113,12 @@ class Watched:
     begin: Cas | str
     predicate: Predicate | None
     extras: frozenset[str]
+
+
+class _Described(Response):
+    """What the OpenAPI document says of the answer."""
+
+    media_type = "text/event-stream"
 
 
 class EventStream(Response):

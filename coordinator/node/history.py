@@ -9,20 +9,32 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from coordinator.core.catalog.state import EMPTY, StateContext
 from coordinator.core.history.changes import Change, fold
 from coordinator.core.history.predicates import Predicate
+from coordinator.core.model.records import Event
 from coordinator.core.model.types import Cas
-from coordinator.kafka.history_log import HistoryLog
 from coordinator.node.state_copies import StateCopies
 
 REMEMBERED_MAX = 8
 SCAN_S = 2.0
 """A page ends after this time, however little it has found: who asks goes on from there."""
+
+
+class Log(Protocol):
+    """The log of all events, as `kafka.history_log` reads it."""
+
+    def oldest(self, newest: Cas) -> Cas: ...
+
+    def transactions(self, above: Cas, up_to: Cas) -> Iterator[tuple[Event, ...]]: ...
+
+    def cas_at(self, at_ms: int, newest: Cas) -> Cas: ...
+
+    def close(self) -> None: ...
 
 
 class CompactedError(Exception):
@@ -43,13 +55,13 @@ class Page(NamedTuple):
 class History:
     """The past of a cluster, as one node has it. The caller closes it."""
 
-    def __init__(self, bootstrap_servers: str, cluster: str, folder: Path) -> None:
-        self._servers = bootstrap_servers
-        self._cluster = cluster
+    def __init__(self, open_log: Callable[[threading.Event], Log], folder: Path) -> None:
+        """`open_log` is called with the first question, and given what stops a reading."""
+        self._open_log = open_log
         self._copies = StateCopies(folder)
         self._turn = threading.Lock()
         self._stopping = threading.Event()
-        self._log: HistoryLog | None = None
+        self._log: Log | None = None
         self._remembered: OrderedDict[Cas, StateContext] = OrderedDict()
 
     def close(self) -> None:
@@ -171,7 +183,7 @@ class History:
             self._remembered.popitem(last=False)
         return state
 
-    def _open(self) -> HistoryLog:
+    def _open(self) -> Log:
         if self._log is None:
-            self._log = HistoryLog(self._servers, self._cluster, self._stopping)
+            self._log = self._open_log(self._stopping)
         return self._log

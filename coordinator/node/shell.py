@@ -31,6 +31,7 @@ from coordinator.core.model.stream_records import FailoverLog, HwHeartbeat
 from coordinator.core.model.types import Cas, Instant, Offset
 from coordinator.core.node import Node
 from coordinator.kafka.agents import Folds
+from coordinator.kafka.history_log import HistoryLog
 from coordinator.kafka.producers import PlainProducer, TransactionalProducer
 from coordinator.kafka.readers import BEGINNING, END, LogProbe, TailReader, watermarks
 from coordinator.kafka.state_sources import SnapshotLost, Sources
@@ -104,7 +105,9 @@ class Shell:
         self._reading = threading.Event()
         self._sources = Sources(bootstrap_servers, cluster, self._reading, self._bury_unreadable)
         self.changes = Feed()
-        self.history = History(bootstrap_servers, cluster, Path(data_dir) / HISTORY_FOLDER)
+        self.history = History(
+            partial(HistoryLog, bootstrap_servers, cluster), Path(data_dir) / HISTORY_FOLDER
+        )
         self._keeping_copy = False
         self.examiner = Examiner()
         self._fold: Folds | None = None

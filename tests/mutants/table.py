@@ -1325,6 +1325,13 @@ MUTANTS: tuple[Mutant, ...] = (
         UNIT_FEED,
     ),
     Mutant(
+        "who-lagged-is-handed-what-still-fits",
+        FEED,
+        "        if self.has_lagged:\n            return\n        found = [",
+        "        found = [",
+        UNIT_FEED,
+    ),
+    Mutant(
         "a-gap-in-the-feed-goes-unheard",
         FEED,
         "if self._kept and self._kept[-1].changes[-1].cas != before.cas:",

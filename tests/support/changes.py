@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from coordinator.core.history.changes import transactions
 from coordinator.core.model.entities import Setting
 from coordinator.core.model.records import Event, Mutation
 from coordinator.core.model.types import Cas, TxnId
@@ -33,3 +34,28 @@ def flat(*parts: Iterable[Event]) -> list[Event]:
 ONE = a_transaction(1, 1, written("a", "1"), written("b", "1"))
 TWO = a_transaction(2, 4, written("a", "2"), deleted("b"), written("b", "3"))
 THREE = a_transaction(3, 8, deleted("a"))
+
+
+class MemoryLog:
+    """All events, as a reader of the history gives them; `oldest_cas` is where they begin."""
+
+    def __init__(self, events: Callable[[], Sequence[Event]], oldest_cas: int = 0) -> None:
+        self._events = events
+        self._oldest_cas = oldest_cas
+        self.read = 0
+
+    def oldest(self, newest: Cas) -> Cas:
+        return Cas(self._oldest_cas)
+
+    def transactions(self, above: Cas, up_to: Cas) -> Iterator[tuple[Event, ...]]:
+        for found in transactions([*self._events()]):
+            if found and above < found[0].cas <= up_to:
+                self.read += 1
+                yield found
+
+    def cas_at(self, at_ms: int, newest: Cas) -> Cas:
+        made = [event.cas for event in self._events() if event.mutation.at_ms <= at_ms]
+        return max(made, default=Cas(0))
+
+    def close(self) -> None:
+        """Nothing is open."""

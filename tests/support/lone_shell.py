@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
 
 from coordinator.core.consensus import inputs as inp
+from coordinator.core.history.feed import Feed
 from coordinator.core.model.commands import Outcome
+from coordinator.core.model.records import Event
 from coordinator.core.model.types import Instant
 from coordinator.http.app import build_app
 from coordinator.language.examiner import Examiner
+from coordinator.node.history import History
 from coordinator.node.metrics import NodeMetrics
+from tests.support.changes import MemoryLog
 from tests.support.lone_node import HOST, LoneNode
 
 TICK_MS = 50
@@ -27,10 +33,18 @@ class LoneShell:
         self.node = self.lone.node
         self.metrics = NodeMetrics(self.node)
         self.examiner = Examiner()
+        self._folder = tempfile.TemporaryDirectory()
+        self.history = History(lambda _: MemoryLog(self._events), Path(self._folder.name))
+        self.changes = Feed()
+        # A watch ends with what there is: nobody could wait for its end otherwise.
+        self.changes.close()
         self.has_read = lambda name: True
         self._callers: dict[int, asyncio.Future[Outcome]] = {}
         self._last = 0
         self.lone.heard = self._reply
+
+    def _events(self) -> list[Event]:
+        return [event for _, event in self.lone.topic]
 
     def now(self) -> Instant:
         return self.lone.now

@@ -58,7 +58,9 @@ class Subscription:
     has_lagged: bool = False
 
     def add(self, changes: Iterable[Published]) -> None:
-        """Hold what fits of a transaction; too much, and it has lagged."""
+        """Hold what fits of a transaction; too much, and it has lagged: nothing is added then."""
+        if self.has_lagged:
+            return
         found = [
             published
             for published in changes

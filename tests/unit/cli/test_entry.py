@@ -26,7 +26,9 @@ def entered(folder: Path, *, ignored: bool = False) -> subprocess.CompletedProce
         "sys.meta_path.insert(0, Finder())\n"
     )
     (folder / "commands.py").write_text(INTERRUPTS + COMMAND)
-    ignoring = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); " if ignored else ""
+    answer = "SIG_IGN" if ignored else "default_int_handler"
+    # A shell in the background would have it ignored.
+    ignoring = f"import signal; signal.signal(signal.SIGINT, signal.{answer}); "
     paths = os.pathsep.join([str(folder), *filter(None, sys.path)])
     return subprocess.run(
         [sys.executable, "-c", f"import stub; {ignoring}{ENTRY}"],

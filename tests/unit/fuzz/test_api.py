@@ -152,7 +152,7 @@ OPERATIONS = [
     *("POST /v1/members/step-down", "POST /v1/members/reform", "POST /v1/members/{node}/leave"),
     *("GET /v1/indexers", "GET /v1/projectors", "POST /v1/scan", "GET /v1/stability"),
     *("GET /v1/stability/{bucket}", "GET /v1/restart/{bucket}", "GET /livez", "GET /readyz"),
-    "GET /metrics",
+    *("GET /metrics", "GET /v1/history", "GET /v1/diff", "GET /v1/watch"),
 ]
 
 

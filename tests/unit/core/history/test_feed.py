@@ -112,6 +112,16 @@ def test_who_is_too_slow_gets_what_was_held_and_has_lagged() -> None:
     assert publisher.cas_of(again) == [4, 5, 6, 8]
 
 
+def test_who_subscribes_too_far_back_gets_no_hole_but_the_beginning() -> None:
+    """After a transaction that is too much, a smaller one would fit again."""
+    publisher = Publisher(waiting_max=3)
+    publisher.commit(ONE, TWO, THREE)
+    subscription = publisher.subscribe(0)
+    assert subscription.has_lagged
+    assert publisher.cas_of(subscription) == [1, 2]
+    assert subscription.position == 2
+
+
 def test_where_a_state_was_found_anew_all_have_lagged_and_resume_from_the_history() -> None:
     publisher = Publisher()
     subscription = publisher.subscribe(0)
