@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import commit, data_plane, failover, fold, history, size, timestamps
+from benchmarks import commit, data_plane, failover, fold, history, size, timestamps, watchers
 from benchmarks.cluster import cluster
 
 RESULTS = Path(__file__).parent / "results"
@@ -30,6 +30,7 @@ ALL = (
     "synchronisation",
     "bootstrap",
     "history",
+    "watchers",
     "failover",
     "failover_with_outcomes",
     "build",
@@ -88,6 +89,8 @@ def main() -> int:
             if "bootstrap" in wanted:
                 servers = running.bootstrap_servers
                 _show(seen, "bootstrap", lambda: fold.bootstrap(servers))
+            if "watchers" in wanted:
+                _show(seen, "watchers", lambda: watchers.watchers(running))
             if "history" in wanted:
                 servers = running.bootstrap_servers
                 _show(seen, "history", lambda: history.history(servers))
