@@ -814,7 +814,8 @@ class Client(_Api[Body]):
         `after` is `now`, `snapshot` or a CAS. Yields `{"type", …}`: `change`; `snapshot` for each
         entity that there is, and `snapshot_end`; `bookmark` with a CAS up to which there is no more
         to tell. `filters` are those of `history`; `kind` may also be `stability` or `members`. It
-        goes on by itself where nodes die. Raises CoordinatorError: refused, or `compacted`.
+        goes on by itself where nodes die. Raises CoordinatorError: it is refused, or `compacted`,
+        or no node answers at the beginning.
         """
         watching = Watching(after, filters)
         turn = 0
@@ -833,12 +834,12 @@ class Client(_Api[Body]):
             except (httpx.TransportError, SSEError):
                 pass
             turn += 1
-            self._learn_once()
+            try:
+                self._run(_plan_members(self._route))
+            except CoordinatorError:
+                if not watching.has_heard:
+                    raise
             time.sleep(watching.pause_s())
-
-    def _learn_once(self) -> None:
-        with suppress(CoordinatorError):
-            self._run(_plan_members(self._route))
 
     def _run(self, plan: Plan) -> Body:
         attempts = self._attempts()
@@ -931,8 +932,11 @@ class AsyncClient(_Api[Awaitable[Body]]):
             except (httpx.TransportError, SSEError):
                 pass
             turn += 1
-            with suppress(CoordinatorError):
+            try:
                 await self._run(_plan_members(self._route))
+            except CoordinatorError:
+                if not watching.has_heard:
+                    raise
             await asyncio.sleep(watching.pause_s())
 
     async def _run(self, plan: Plan) -> Body:

@@ -37,6 +37,9 @@ class Watching:
         self.position = after
         """Where it goes on: a CAS as soon as one is known."""
 
+        self.has_heard = False
+        """Whether any node has sent anything yet."""
+
         self._pause_s = FIRST_PAUSE_S
 
     @property
@@ -49,6 +52,7 @@ class Watching:
         Raises CoordinatorError `compacted`.
         """
         body: dict[str, Any] = json.loads(event.data)
+        self.has_heard = True
         self._pause_s = FIRST_PAUSE_S
         if event.event == "compacted":
             raise error_of("compacted", f"the history begins with CAS {body['oldest']}", body)

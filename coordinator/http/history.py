@@ -23,7 +23,7 @@ from coordinator.http.encoding import encoded
 from coordinator.http.errors import ApiError
 from coordinator.http.predicates import checked, predicate_of
 from coordinator.http.shared import APPLIED_CAS, Consistency
-from coordinator.node.history import CompactedError
+from coordinator.node.history import CompactedError, StillReadingError
 from coordinator.node.shell import Shell
 
 T = TypeVar("T")
@@ -104,6 +104,8 @@ async def _told(work: Callable[[], T]) -> T:
         return await HISTORY.run(work)
     except CompactedError as error:
         raise ApiError("compacted", str(error), {"oldest": error.oldest}) from None
+    except StillReadingError as error:
+        raise ApiError("not_ready", f"{error}: retry, or ask another node") from None
     except KafkaException as error:
         text = f"history cannot be read: {error.args[0].str()}"
         raise ApiError("unavailable", text) from None

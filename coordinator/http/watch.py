@@ -31,7 +31,7 @@ from coordinator.http.aside import HISTORY, WATCHERS
 from coordinator.http.errors import ApiError
 from coordinator.http.predicates import checked, predicate_of
 from coordinator.http.shared import Consistency
-from coordinator.node.history import CompactedError
+from coordinator.node.history import CompactedError, StillReadingError
 from coordinator.node.shell import Shell
 
 BOOKMARK_S = 5.0
@@ -226,7 +226,7 @@ class EventStream(Response):
             read = partial(self._shell.history.page, after, None, predicate, PAGE, newest)
             try:
                 page = await HISTORY.run(read)
-            except ApiError:
+            except (ApiError, StillReadingError):
                 await asyncio.sleep(RETRY_S)
                 continue
             if page.changes:

@@ -36,6 +36,11 @@ NEAR = 500
 """So many records are rather read than a place found more precisely."""
 
 
+def _stopped() -> KafkaException:
+    """What is raised where a reading was stopped: half an answer would be a wrong one."""
+    return KafkaException(KafkaError(KafkaError._DESTROY, "this node is stopping"))
+
+
 class Mark(NamedTuple):
     """An event's CAS, and its offset."""
 
@@ -102,6 +107,7 @@ class HistoryLog:
             elif time.monotonic() - heard_s > END_WAIT_S:
                 text = f"history shows nothing above CAS {seen}, though {up_to} was committed"
                 raise KafkaException(KafkaError(KafkaError._TIMED_OUT, text))
+        raise _stopped()
 
     def cas_at(self, at_ms: int, newest: Cas) -> Cas:
         """Return the CAS of the last event that a master made at this time or before, else 0.
@@ -120,6 +126,8 @@ class HistoryLog:
                 beyond = Mark(found[0].cas, middle)
             else:
                 below = Mark(found[0].cas, found[1])
+        if self._stopping.is_set():
+            raise _stopped()
         return Cas(below.cas)
 
     def _above(self, cas: Cas, up_to: Cas) -> Offset:

@@ -21,6 +21,9 @@ from coordinator.core.model.types import Cas
 from coordinator.node.state_copies import StateCopies
 
 REMEMBERED_MAX = 8
+READ_S = 8.0
+"""So long one question about a moment may read; copies of states make the next one shorter."""
+
 SCAN_S = 2.0
 """A page ends after this time, however little it has found: who asks goes on from there."""
 
@@ -43,6 +46,13 @@ class CompactedError(Exception):
     def __init__(self, oldest: Cas) -> None:
         super().__init__(f"the history begins with CAS {oldest}: older records are gone")
         self.oldest = oldest
+
+
+class StillReadingError(Exception):
+    """The way to a moment is long, and was not gone to its end; the next try goes on from there."""
+
+    def __init__(self, at: Cas, wanted: Cas) -> None:
+        super().__init__(f"this node reads the history: it is at CAS {at} of {wanted}")
 
 
 class Page(NamedTuple):
@@ -87,7 +97,7 @@ class History:
     def state_at(self, cas: Cas, newest: StateContext) -> StateContext:
         """Return the state that the last transaction at or below a CAS led to.
 
-        `newest` is the state of now. Raises CompactedError, KafkaException.
+        `newest` is the state of now. Raises CompactedError, StillReadingError, KafkaException.
         """
         with self._turn:
             return self._state_at(cas, newest)
@@ -100,10 +110,14 @@ class History:
             self._remembered.move_to_end(cas)
             return held
         state = self._nearest(cas, newest.cas)
+        deadline_s = time.monotonic() + READ_S
         for after, changes in self._folded(state, newest.cas):
             if changes[-1].event.cas > cas:
                 break
             state = after
+            if time.monotonic() > deadline_s:
+                self._remember(state.cas, state)
+                raise StillReadingError(state.cas, cas)
         return self._remember(cas, state)
 
     def cas_at(self, at_ms: int, newest: Cas) -> Cas:
@@ -119,7 +133,7 @@ class History:
     ) -> Page:
         """Return the changes above `after`, to `until` (default: now), that fit, `limit` at most.
 
-        Raises CompactedError, KafkaException.
+        Raises CompactedError, StillReadingError, KafkaException.
         """
         last = newest.cas if until is None else min(until, newest.cas)
         if after >= last:

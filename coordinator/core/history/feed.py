@@ -17,11 +17,14 @@ from coordinator.core.history.predicates import Predicate
 from coordinator.core.model.records import Event
 from coordinator.core.model.types import Cas
 
-KEPT_MAX = 1_000
-"""So many transactions are kept for those who come back."""
+KEPT_MAX, KEPT_BYTES_MAX = 1_000, 16 * 1024 * 1024
+"""So many transactions are kept for those who come back, and so many bytes of them."""
 
-WAITING_MAX = 10_000
-"""So many changes wait for one subscription."""
+WAITING_MAX, WAITING_BYTES_MAX = 10_000, 16 * 1024 * 1024
+"""So many changes wait for one subscription, and so many bytes."""
+
+CHANGE_BYTES = 512
+"""What a change weighs beside the two values."""
 
 
 @dataclass(eq=False, slots=True)
@@ -35,6 +38,12 @@ class Published:
     def cas(self) -> Cas:
         return self.change.event.cas
 
+    @property
+    def weight(self) -> int:
+        """What it takes in memory, in bytes, before it has a frame."""
+        before, after = self.change.before, self.change.event.mutation.value
+        return CHANGE_BYTES + len(before.value if before else b"") + len(after or b"")
+
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
@@ -42,6 +51,7 @@ class _Kept:
 
     before: Cas
     changes: tuple[Published, ...]
+    weight: int
 
 
 @dataclass(eq=False, slots=True)
@@ -54,6 +64,7 @@ class Subscription:
     """All up to here was handed over, or does not fit."""
 
     waiting_max: int = WAITING_MAX
+    waiting_bytes: int = 0
     waiting: deque[Published] = field(default_factory=deque)
     has_lagged: bool = False
 
@@ -66,16 +77,22 @@ class Subscription:
             for published in changes
             if published.cas > self.position and self.predicate.fits(published.change)
         ]
-        if len(self.waiting) + len(found) > self.waiting_max:
+        weight = self.waiting_bytes + sum(published.weight for published in found)
+        # A single change that is too heavy waits alone.
+        if len(self.waiting) + len(found) > self.waiting_max or (
+            self.waiting and weight > WAITING_BYTES_MAX
+        ):
             self.has_lagged = True
         elif found:
             self.waiting.extend(found)
+            self.waiting_bytes = weight
         if found:
             self.wake()
 
     def take(self, limit: int, newest: Cas) -> Sequence[Published]:
         """Take at most `limit` changes, the oldest first; `newest` is the CAS of the feed."""
         found = [self.waiting.popleft() for _ in range(min(limit, len(self.waiting)))]
+        self.waiting_bytes -= sum(published.weight for published in found)
         if found:
             self.position = found[-1].cas
         elif not self.has_lagged:
@@ -88,7 +105,9 @@ class Feed:
 
     def __init__(self, *, kept_max: int = KEPT_MAX, waiting_max: int = WAITING_MAX) -> None:
         self._waiting_max = waiting_max
-        self._kept: deque[_Kept] = deque(maxlen=kept_max)
+        self._kept_max = kept_max
+        self._kept: deque[_Kept] = deque()
+        self._kept_bytes = 0
         self._subscriptions: set[Subscription] = set()
         self.is_closed = False
 
@@ -100,16 +119,26 @@ class Feed:
         if self._kept and self._kept[-1].changes[-1].cas != before.cas:
             # The node found the state anew, and was not told how it came about.
             self._kept.clear()
+            self._kept_bytes = 0
             for subscription in [*self._subscriptions]:
                 subscription.has_lagged = True
                 self.unsubscribe(subscription)
                 subscription.wake()
         changes = tuple(Published(change) for change in changes_of(before, events))
-        self._kept.append(_Kept(before.cas, changes))
+        self._keep(_Kept(before.cas, changes, sum(change.weight for change in changes)))
         for subscription in [*self._subscriptions]:
             subscription.add(changes)
             if subscription.has_lagged:
                 self._subscriptions.discard(subscription)
+
+    def _keep(self, kept: _Kept) -> None:
+        """Keep a transaction, and no more of the older ones than there is room for."""
+        self._kept.append(kept)
+        self._kept_bytes += kept.weight
+        while len(self._kept) > 1 and (
+            len(self._kept) > self._kept_max or self._kept_bytes > KEPT_BYTES_MAX
+        ):
+            self._kept_bytes -= self._kept.popleft().weight
 
     def subscribe(
         self, after: Cas, predicate: Predicate, wake: Callable[[], None], newest: Cas

@@ -148,3 +148,30 @@ def test_a_feed_that_is_closed_wakes_all_and_hands_out_no_more() -> None:
     publisher.subscribe(0)
     publisher.feed.close()
     assert (publisher.feed.is_closed, publisher.woken, len(publisher.feed)) == (True, 1, 0)
+
+
+def heavy(seq: int, cas: int, size: int = 6 * 1024 * 1024) -> tuple[Event, ...]:
+    return a_transaction(seq, cas, written("big", f'"{"x" * size}"'))
+
+
+def test_what_is_kept_and_what_waits_is_bounded_in_bytes_too() -> None:
+    publisher = Publisher()
+    slow = publisher.subscribe(0)
+    publisher.commit(heavy(1, 1), heavy(2, 2), heavy(3, 3))
+    assert slow.has_lagged
+    assert publisher.cas_of(slow) == [1], "two values and the one before would be too much"
+    assert slow.waiting_bytes == 0
+    assert publisher.subscribe(1) is None
+    assert publisher.cas_of(publisher.subscribe(2)) == [3]
+
+
+def test_a_change_that_is_too_heavy_waits_alone() -> None:
+    publisher = Publisher()
+    one = publisher.subscribe(0)
+    publisher.commit(heavy(1, 1, 20 * 1024 * 1024))
+    assert (publisher.cas_of(one), one.has_lagged) == ([1], False)
+    publisher.commit(ONE_LATER)
+    assert publisher.cas_of(one) == [10]
+
+
+ONE_LATER = a_transaction(9, 10, written("c", "1"))

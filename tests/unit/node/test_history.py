@@ -1,0 +1,147 @@
+"""What a node tells of the past, with a log in memory: pages, moments, copies on the way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from coordinator.core.catalog import state as states
+from coordinator.core.catalog.state import StateContext
+from coordinator.core.history.predicates import Predicate
+from coordinator.core.model.records import Event
+from coordinator.core.model.types import Cas
+from coordinator.node import history as histories
+from coordinator.node.history import CompactedError, History, StillReadingError
+from coordinator.node.state_copies import SPACING_MIN
+from tests.support.changes import MemoryLog, a_transaction, deleted, written
+
+ALL = Predicate()
+STEP = 2
+
+
+class Past:
+    """A history of many transactions, each of two changes, and the state after each of them."""
+
+    def __init__(self, folder: Path, count: int, oldest_cas: int = 0) -> None:
+        self.events: list[Event] = []
+        self.states: dict[int, StateContext] = {0: states.EMPTY}
+        state = states.EMPTY
+        for number in range(count):
+            cas = 1 + number * (STEP + 1)
+            made = a_transaction(number, cas, written(f"k{number % 7}", f"{number}"), deleted("x"))
+            state = states.evolve(state, [(event.mutation, event.cas) for event in made])
+            self.states[state.cas] = state
+            self.events += made
+        self.newest = state
+        self.log = MemoryLog(lambda: self.events, oldest_cas)
+        self.folder = folder
+        self.history = self.open()
+
+    def open(self) -> History:
+        return History(lambda _: self.log, self.folder)
+
+    def expected(self, cas: int) -> StateContext:
+        return self.states[max(at for at in self.states if at <= cas)]
+
+
+@pytest.fixture
+def past(tmp_path: Path) -> Past:
+    return Past(tmp_path, 50)
+
+
+def test_the_state_of_every_cas_is_that_of_the_last_transaction(past: Past) -> None:
+    for cas in [*range(past.newest.cas + 3), 75, 3, 74]:
+        assert past.history.state_at(Cas(cas), past.newest) == past.expected(cas)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 1_000])
+def test_pages_have_each_change_once_whatever_their_length(past: Past, limit: int) -> None:
+    found: list[Event] = []
+    after: Cas | None = Cas(0)
+    while after is not None:
+        page = past.history.page(after, None, ALL, limit, past.newest)
+        assert len(page.changes) <= limit
+        found += [change.event for change in page.changes]
+        after = page.next
+    assert found == past.events
+
+
+@pytest.mark.parametrize(("after", "until"), [(4, 20), (5, 21), (20, 5), (0, 1), (148, 900)])
+def test_a_page_has_what_is_above_one_cas_and_up_to_another(
+    past: Past, after: int, until: int
+) -> None:
+    page = past.history.page(Cas(after), Cas(until), ALL, 1_000, past.newest)
+    cas = [change.event.cas for change in page.changes]
+    assert cas == [event.cas for event in past.events if after < event.cas <= until]
+    assert page.next is None
+
+
+def test_each_change_has_the_value_before_it_wherever_a_page_begins(past: Past) -> None:
+    for after in (0, 20, 21, 22):
+        page = past.history.page(Cas(after), None, ALL, 1_000, past.newest)
+        change = next(change for change in page.changes if change.event.cas == 25)
+        assert change.before == past.expected(24).get("config/k1")
+        assert change.before is not None
+        assert change.before.cas == 4
+
+
+def test_what_is_committed_after_now_is_not_told_of(past: Past) -> None:
+    now = past.expected(60)
+    page = past.history.page(Cas(0), None, ALL, 1_000, now)
+    assert page.changes[-1].event.cas == now.cas
+    assert past.history.state_at(Cas(999), now) is now
+
+
+def test_a_page_that_takes_long_ends_with_where_to_go_on(
+    past: Past, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(histories, "SCAN_S", -1.0)
+    nothing = Predicate(keys=frozenset({"config/none"}))
+    page = past.history.page(Cas(0), None, nothing, 10, past.newest)
+    assert (page.changes, page.next) == ((), 2)
+
+
+def test_a_long_way_is_gone_in_several_tries(past: Past, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(histories, "READ_S", -1.0)
+    tries = 0
+    while True:
+        try:
+            assert past.history.state_at(Cas(20), past.newest) == past.expected(20)
+        except StillReadingError:
+            tries += 1
+        else:
+            break
+    assert tries > 1
+
+
+def test_copies_on_the_way_make_the_next_question_short_also_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    past = Past(tmp_path, 2 * SPACING_MIN)
+    last = Cas(past.newest.cas - 1)
+    past.history.state_at(last, past.newest)
+    read, past.log.read = past.log.read, 0
+    assert read >= 2 * SPACING_MIN - 1
+    again = past.open()
+    assert again.state_at(last, past.newest) == past.expected(last)
+    assert past.log.read <= 1 + SPACING_MIN // (STEP + 1)
+
+
+def test_what_is_gone_is_said_to_be_gone_unless_a_copy_has_it(tmp_path: Path) -> None:
+    past = Past(tmp_path, 2 * SPACING_MIN, oldest_cas=2 * SPACING_MIN)
+    with pytest.raises(CompactedError) as caught:
+        past.history.state_at(Cas(2 * SPACING_MIN + 5), past.newest)
+    assert caught.value.oldest == 2 * SPACING_MIN
+    kept = past.expected(2 * SPACING_MIN + 50)
+    past.history.keep(kept)
+    wanted = Cas(2 * SPACING_MIN + 90)
+    assert past.history.state_at(wanted, past.newest) == past.expected(wanted)
+
+
+def test_a_copy_of_now_is_kept_when_it_is_due(past: Past) -> None:
+    assert not past.history.is_due(past.newest)
+    far = past.newest._replace(cas=Cas(SPACING_MIN))
+    assert past.history.is_due(far)
+    past.history.keep(far)
+    assert not past.history.is_due(far)
