@@ -812,7 +812,8 @@ class Client(_Api[Body]):
         """Yield changes as they happen, for ever, in order of CAS: each once, without a gap.
 
         `after` is `now`, `snapshot` or a CAS. Yields `{"type", …}`: `change`; `snapshot` for each
-        entity that there is, and `snapshot_end`; `bookmark` with a CAS up to which there is no more
+        entity that there is, and `snapshot_end` (a `snapshot_restart` before that: forget what
+        came); `bookmark` with a CAS up to which there is no more
         to tell. `filters` are those of `history`; `kind` may also be `stability` or `members`. It
         goes on by itself where nodes die. Raises CoordinatorError: it is refused, or `compacted`,
         or no node answers at the beginning.
@@ -825,6 +826,8 @@ class Client(_Api[Body]):
             try:
                 with closing(self._http.send(request, stream=True)) as response:
                     if response.status_code == 200:
+                        if again := watching.begin():
+                            yield again
                         for event in EventSource(response).iter_sse():
                             told = watching.hear(event)
                             if told is not None:
@@ -921,6 +924,8 @@ class AsyncClient(_Api[Awaitable[Body]]):
                 response = await self._http.send(request, stream=True)
                 try:
                     if response.status_code == 200:
+                        if again := watching.begin():
+                            yield again
                         async for event in EventSource(response).aiter_sse():
                             told = watching.hear(event)
                             if told is not None:

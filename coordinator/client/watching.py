@@ -46,6 +46,14 @@ class Watching:
     def query(self) -> dict[str, Any]:
         return {**self._query, "after": self.position}
 
+    def begin(self) -> dict[str, Any] | None:
+        """Return what to tell when a node has begun to answer; None: nothing.
+
+        A snapshot that was cut off comes again as a whole, and may lack what was dropped meanwhile.
+        """
+        is_again = self.position == "snapshot" and self.has_heard
+        return {"type": "snapshot_restart"} if is_again else None
+
     def hear(self, event: ServerSentEvent) -> dict[str, Any] | None:
         """Return what to tell of an event: it with its `type`; None: nothing.
 

@@ -34,7 +34,10 @@ from coordinator.http.shared import Consistency
 from coordinator.node.history import CompactedError, StillReadingError
 from coordinator.node.shell import Shell
 
-BOOKMARK_S = 5.0
+BOOKMARK_S, BOOKMARK_SOON_S = 5.0, 0.2
+"""A bookmark is sent when nothing was for so long; sooner after changes, whose transaction is known
+to be whole then."""
+
 LIMIT = 256
 PAGE = 500
 SNAPSHOT_PORTION = 100
@@ -239,12 +242,13 @@ class EventStream(Response):
         if subscription is None:
             return
         changes = self._shell.changes
-        told_s = loop.time()
+        told_s, pause_s = loop.time(), BOOKMARK_S
         while not self._is_gone:
             self._wake.clear()
             found = subscription.take(LIMIT, self._shell.node.state.cas)
             if found:
                 yield b"".join(map(_framed, found))
+                pause_s = BOOKMARK_SOON_S
             elif subscription.has_lagged:
                 yield _frame("lagged", {"cas": subscription.position})
                 return
@@ -252,10 +256,11 @@ class EventStream(Response):
                 return
             elif extra := self._extras.news():
                 yield extra
-            elif loop.time() - told_s >= BOOKMARK_S:
+            elif loop.time() - told_s >= pause_s:
                 yield _frame("bookmark", {"cas": subscription.position}, subscription.position)
+                pause_s = BOOKMARK_S
             else:
-                await self._sleep(told_s + BOOKMARK_S - loop.time())
+                await self._sleep(told_s + pause_s - loop.time())
                 continue
             told_s = loop.time()
             pace_s = min(PACE_MAX_S, len(changes) * PACE_S)

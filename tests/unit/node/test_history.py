@@ -12,12 +12,18 @@ from coordinator.core.history.predicates import Predicate
 from coordinator.core.model.records import Event
 from coordinator.core.model.types import Cas
 from coordinator.node import history as histories
+from coordinator.node import state_copies
 from coordinator.node.history import CompactedError, History, StillReadingError
-from coordinator.node.state_copies import SPACING_MIN
 from tests.support.changes import MemoryLog, a_transaction, deleted, written
 
 ALL = Predicate()
 STEP = 2
+SPACING = 200
+
+
+@pytest.fixture(autouse=True)
+def _near_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_copies, "SPACING_MIN", SPACING)
 
 
 class Past:
@@ -118,30 +124,30 @@ def test_a_long_way_is_gone_in_several_tries(past: Past, monkeypatch: pytest.Mon
 def test_copies_on_the_way_make_the_next_question_short_also_after_a_restart(
     tmp_path: Path,
 ) -> None:
-    past = Past(tmp_path, 2 * SPACING_MIN)
+    past = Past(tmp_path, 2 * SPACING)
     last = Cas(past.newest.cas - 1)
     past.history.state_at(last, past.newest)
     read, past.log.read = past.log.read, 0
-    assert read >= 2 * SPACING_MIN - 1
+    assert read >= 2 * SPACING - 1
     again = past.open()
     assert again.state_at(last, past.newest) == past.expected(last)
-    assert past.log.read <= 1 + SPACING_MIN // (STEP + 1)
+    assert past.log.read <= 1 + SPACING // (STEP + 1)
 
 
 def test_what_is_gone_is_said_to_be_gone_unless_a_copy_has_it(tmp_path: Path) -> None:
-    past = Past(tmp_path, 2 * SPACING_MIN, oldest_cas=2 * SPACING_MIN)
+    past = Past(tmp_path, 2 * SPACING, oldest_cas=2 * SPACING)
     with pytest.raises(CompactedError) as caught:
-        past.history.state_at(Cas(2 * SPACING_MIN + 5), past.newest)
-    assert caught.value.oldest == 2 * SPACING_MIN
-    kept = past.expected(2 * SPACING_MIN + 50)
+        past.history.state_at(Cas(2 * SPACING + 5), past.newest)
+    assert caught.value.oldest == 2 * SPACING
+    kept = past.expected(2 * SPACING + 50)
     past.history.keep(kept)
-    wanted = Cas(2 * SPACING_MIN + 90)
+    wanted = Cas(2 * SPACING + 90)
     assert past.history.state_at(wanted, past.newest) == past.expected(wanted)
 
 
 def test_a_copy_of_now_is_kept_when_it_is_due(past: Past) -> None:
     assert not past.history.is_due(past.newest)
-    far = past.newest._replace(cas=Cas(SPACING_MIN))
+    far = past.newest._replace(cas=Cas(SPACING))
     assert past.history.is_due(far)
     past.history.keep(far)
     assert not past.history.is_due(far)

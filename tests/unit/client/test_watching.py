@@ -1,0 +1,103 @@
+"""How a watch goes on from node to node, without I/O."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from coordinator.client.errors import CoordinatorError
+from coordinator.client.watching import FIRST_PAUSE_S, PAUSE_MAX_S, Watching, refusal_of
+
+
+@dataclass(frozen=True)
+class Sent:
+    """An event as a node sends it."""
+
+    event: str
+    data: str
+
+
+def sent(name: str, **body: Any) -> Sent:
+    return Sent(name, json.dumps(body))
+
+
+def test_each_change_is_told_once_though_nodes_send_it_again() -> None:
+    watching = Watching(5, {})
+    events = [sent("change", cas=cas) for cas in (6, 7, 6, 7, 9)]
+    told = [watching.hear(event) for event in events]
+    assert [event and event["cas"] for event in told] == [6, 7, None, None, 9]
+    assert watching.query == {"after": 9}
+
+
+def test_it_goes_on_after_the_last_cas_that_it_was_told() -> None:
+    watching = Watching("now", {"kind": ["index"], "bucket": None})
+    assert watching.query == {"after": "now", "kind": ["index"]}
+    assert watching.hear(sent("bookmark", cas=40)) == {"type": "bookmark", "cas": 40}
+    assert watching.query == {"after": 40, "kind": ["index"]}
+    assert watching.hear(sent("lagged", cas=44)) is None
+    assert watching.position == 44
+    watching.hear(sent("bookmark", cas=41))
+    assert watching.position == 44, "it never goes back"
+    watching.hear(sent("stability", bucket="travel", number=3))
+    assert watching.position == 44
+
+
+def test_a_snapshot_that_was_cut_off_begins_again_and_a_whole_one_does_not() -> None:
+    watching = Watching("snapshot", {})
+    assert watching.begin() is None
+    watching.hear(sent("snapshot", cas=3, key="config/a"))
+    assert watching.query == {"after": "snapshot"}
+    assert watching.begin() == {"type": "snapshot_restart"}
+    watching.hear(sent("snapshot", cas=3, key="config/a"))
+    watching.hear(sent("snapshot_end", cas=9))
+    assert watching.begin() is None
+    assert watching.query == {"after": 9}
+
+
+def test_what_is_gone_is_an_error() -> None:
+    with pytest.raises(CoordinatorError) as caught:
+        Watching(1, {}).hear(sent("compacted", oldest=30))
+    assert (caught.value.code, caught.value.details) == ("compacted", {"oldest": 30})
+
+
+def test_pauses_grow_until_something_is_heard() -> None:
+    watching = Watching("now", {})
+    pauses = [watching.pause_s() for _ in range(8)]
+    assert pauses[:3] == [FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, 4 * FIRST_PAUSE_S]
+    assert pauses[-1] == PAUSE_MAX_S
+    watching.hear(sent("bookmark", cas=1))
+    assert watching.pause_s() == FIRST_PAUSE_S
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "is_final"),
+    [
+        (400, "invalid_request", True),
+        (410, "compacted", True),
+        (404, "not_found", True),
+        (503, "not_ready", False),
+        (503, "overloaded", False),
+        (500, "internal", False),
+        (504, "timeout", False),
+        (408, "timeout", False),
+    ],
+)
+def test_only_what_asking_again_cannot_mend_is_final(
+    status: int, code: str, is_final: bool
+) -> None:
+    error = {"code": code, "message": "no", "details": {"n": 1}}
+    found = refusal_of(status, json.dumps({"error": error}).encode())
+    assert (found is not None) == is_final
+    if found is not None:
+        assert (found.code, found.message, found.details) == (code, "no", {"n": 1})
+
+
+@pytest.mark.parametrize("content", [b"", b"<html>", b"[]", b'{"error": 3}'])
+def test_an_answer_of_something_else_is_final_where_it_is_a_refusal(content: bytes) -> None:
+    found = refusal_of(404, content)
+    assert found is not None
+    assert found.code == "bad_response"
+    assert refusal_of(502, content) is None
