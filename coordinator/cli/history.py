@@ -3,11 +3,11 @@
 import json
 from collections.abc import Iterator
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from coordinator.cli.moments import WHEN, moment, ms_of
 from coordinator.cli.output import (
     CommandError,
     console,
@@ -26,15 +26,11 @@ if TYPE_CHECKING:
 PAGE = 1_000
 NEWEST = 20
 FIRST_REACH = 1_000
-UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 STYLES = {"index": "cyan", "setting": "green", "bucket": "magenta", "stream": "blue"}
 VALUE_LENGTH_MAX = 200
 BRIEF = ("expressions", "where", "state")
 ABSENT: Any = object()
 
-WHEN = (
-    "a CAS; a time such as 2026-11-24T10:30, local unless it says Z or +01:00; or an age: 10m, 2h"
-)
 Names = list[str] | None
 
 
@@ -116,7 +112,7 @@ def _bound(text: str, option: str) -> tuple[int, int | None]:
     """Return a CAS and None, or 0 and a time in ms."""
     if text.isdecimal():
         return int(text), None
-    return 0, _ms(text, option)
+    return 0, ms_of(text, option)
 
 
 def _newest(
@@ -139,9 +135,8 @@ def _told(event: dict[str, Any]) -> "Text":
     """Return a change for people: a line of who and when, and what is not as it was."""
     from rich.text import Text
 
-    when = datetime.fromtimestamp(event["at_ms"] / 1000).strftime("%Y-%m-%d %H:%M:%S")
     text = Text()
-    text.append(f"{event['cas']:>8}", "bold yellow").append(f"  {when}  ")
+    text.append(f"{event['cas']:>8}", "bold yellow").append(f"  {moment(event['at_ms'])}  ")
     text.append(plain(event["event"]), STYLES.get(event["kind"], ""))
     text.append(f"  {plain(event['key'])}", "bold")
     before = event["before"] if event["before_cas"] else ABSENT
@@ -336,20 +331,4 @@ def _cas_of(client: "Client", text: str, what: str) -> int:
 
 def _moment(text: str, what: str) -> dict[str, Any]:
     """Return `{"cas"}` or `{"at_ms"}`. CommandError `usage`."""
-    return {"cas": int(text)} if text.isdecimal() else {"at_ms": _ms(text, what)}
-
-
-def _ms(text: str, what: str) -> int:
-    """Return a time, or how long ago it was, in ms since 1970. CommandError `usage`."""
-    number, unit = text[:-1], UNITS.get(text[-1:])
-    if unit is not None and number.isdecimal():
-        try:
-            moment = datetime.now(UTC) - timedelta(**{unit: int(number)})
-        except OverflowError:
-            moment = datetime.fromtimestamp(0, UTC)
-    else:
-        try:
-            moment = datetime.fromisoformat(text)
-        except ValueError:
-            raise CommandError("usage", f"{what}: {text!r} is no moment. Give {WHEN}") from None
-    return max(0, int(moment.timestamp() * 1000))
+    return {"cas": int(text)} if text.isdecimal() else {"at_ms": ms_of(text, what)}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from coordinator.cli.moments import moment, ms_of
 from coordinator.cli.output import CommandError, console, plain, print_json, print_table, table
 from coordinator.cli.session import Session, command
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from coordinator.client.client import Client
 
 PERIOD_S = 1.0
+PAGE = 100
 COLUMNS = [
     *("bucket", "number#", "age#", "stability#", "current#", "lag#", "lag in s#"),
     *("snapshots", "owners", "remarks"),
@@ -36,6 +38,16 @@ def timestamps(
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Refresh every second, until Ctrl-C.")
     ] = False,
+    history: Annotated[
+        bool, typer.Option("--history", help="The timestamps that BUCKET had, newest first.")
+    ] = False,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, help="With --history: so many.")
+    ] = 20,
+    until: Annotated[
+        str | None,
+        typer.Option(metavar="WHEN", help="With --history: not later than this time or age."),
+    ] = None,
     record: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Append each refresh as a line of JSON, for `plot`."),
@@ -51,6 +63,11 @@ def timestamps(
     With --watch and --json, each line is one document.
     """
     with session.connect() as client:
+        if history:
+            if bucket is None:
+                raise CommandError("usage", "of which bucket is the history? Give BUCKET")
+            _show_history(session, client, bucket, limit, until)
+            return
         if not watch:
             found = next(_recorded(iter([gather(client, bucket)]), record))
             if session.json:
@@ -60,6 +77,31 @@ def timestamps(
             return
         with suppress(KeyboardInterrupt):
             _watch(session, _recorded(_again(client, bucket), record))
+
+
+def _show_history(
+    session: Session, client: "Client", bucket: str, limit: int, until: str | None
+) -> None:
+    to_ms = None if until is None else ms_of(until, "--until")
+    found: list[dict[str, Any]] = []
+    before: int | None = None
+    while len(found) < limit:
+        page = client.stability_history(
+            bucket, before=before, limit=min(PAGE, limit - len(found)), to_ms=to_ms
+        )
+        found += page["timestamps"]
+        before = page["next"]
+        if before is None:
+            break
+    if session.json:
+        for row in found:
+            typer.echo(json.dumps(row))
+        return
+    print_table(
+        ["number#", "time", "stability#", "hash"],
+        [[row["number"], moment(row["at_ms"]), row["seqnos"], row["hash"]] for row in found],
+        empty="no timestamps",
+    )
 
 
 def gather(client: "Client", bucket: str | None) -> dict[str, Any]:

@@ -578,6 +578,24 @@ class _Api(Generic[R]):
         path = "/v1/stability" if bucket is None else f"/v1/stability/{_segment(bucket)}"
         return self._run(_plan_read(path, node=node))
 
+    def stability_history(
+        self,
+        bucket: str,
+        *,
+        before: int | None = None,
+        limit: int | None = None,
+        from_ms: int | None = None,
+        to_ms: int | None = None,
+    ) -> R:
+        """Answer `{"bucket", "timestamps", "next"}`: those of a bucket within times, newest first.
+
+        Each is `{"bucket", "number", "at_ms", "hash", "seqnos"}`. Go on with `before` set to `next`
+        until that is None; a page may be empty.
+        """
+        path = f"/v1/stability/{quote(bucket, safe='')}/history"
+        query = {"before": before, "limit": limit, "from_ms": from_ms, "to_ms": to_ms}
+        return self._run(_plan_read(path, query))
+
     def restart(self, bucket: str, limit: int | None = None) -> R:
         """Answer `{"bucket", "restarts", "enquiries"}`: a bucket's last restart timestamps and
         rollback enquiries, at most `limit` of each, newest first."""

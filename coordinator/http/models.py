@@ -302,6 +302,24 @@ class StabilitiesAnswer(BaseModel):
     buckets: list[BucketStabilityModel]
 
 
+class PastStabilityModel(BaseModel):
+    """`hash` is the `digest` of its vector. `seqnos` is the sum over all vbuckets."""
+
+    bucket: str
+    number: int
+    at_ms: int
+    hash: str
+    seqnos: int
+
+
+class StabilityHistoryAnswer(BaseModel):
+    """Newest first. `next` is for `before`; null: there are no more."""
+
+    bucket: str
+    timestamps: list[PastStabilityModel]
+    next: int | None
+
+
 class RestartModel(NumberedModel):
     """The positions at which streams of these vbuckets begin again. `round`: the request that it
     answers, 0 without a request."""

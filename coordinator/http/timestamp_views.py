@@ -139,6 +139,18 @@ def published(record: StabilityTimestamp) -> dict[str, Any]:
     }
 
 
+def stability_history(
+    bucket: str, records: Sequence[StabilityTimestamp], next_offset: int | None
+) -> dict[str, Any]:
+    """Return timestamps of a bucket, in their order, without their vectors."""
+    rows = [{**published(record), "seqnos": _seqnos(record)} for record in records]
+    return {"bucket": bucket, "timestamps": rows, "next": next_offset}
+
+
+def _seqnos(record: StabilityTimestamp) -> int:
+    return total(Vector.from_bytes(record.vbuuids, record.seqnos).seqnos)
+
+
 def restart(bucket: str, known: BucketBoard, limit: int, now_ms: int) -> dict[str, Any]:
     """Return at most `limit` of the restart timestamps and of the enquiries, newest first."""
     restarts = [read.record for read in known.restarts[-limit:]]

@@ -5,8 +5,9 @@ They are no part of the state: no CAS belongs to them, and no read of them waits
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
+from confluent_kafka import KafkaException
 from fastapi import FastAPI, Query
 from starlette.responses import Response
 
@@ -16,12 +17,14 @@ from coordinator.core.node import Node
 from coordinator.core.timestamps import board as boards
 from coordinator.core.timestamps.board import BucketBoard
 from coordinator.http import models, timestamp_views
+from coordinator.http.aside import HISTORY
 from coordinator.http.errors import ApiError
-from coordinator.http.shared import read_aside
+from coordinator.http.shared import read_answer, read_aside
 from coordinator.kafka.topics import RESTART, STABILITY
 from coordinator.node.shell import Shell
 
 LIMIT, LIMIT_MAX = 10, 100
+MS_MAX = 2**53 - 1
 
 
 def add_timestamps(app: FastAPI, shell: Shell) -> None:
@@ -65,6 +68,33 @@ def add_timestamps(app: FastAPI, shell: Shell) -> None:
             raise ApiError("no_stability_timestamp", text, {"bucket": bucket}, status=404)
         now_ms = shell.node.now.wall_ms
         return await read_aside(shell, lambda: timestamp_views.stability(held.record, now_ms))
+
+    @app.get("/v1/stability/{bucket}/history", response_model=models.StabilityHistoryAnswer)
+    async def get_stability_history(
+        bucket: str,
+        before: Annotated[int | None, Query(ge=0, le=MS_MAX)] = None,
+        limit: Annotated[int, Query(ge=1, le=LIMIT_MAX)] = LIMIT,
+        from_ms: Annotated[int, Query(ge=0, le=MS_MAX)] = 0,
+        to_ms: Annotated[int | None, Query(ge=0, le=MS_MAX)] = None,
+    ) -> Response:
+        """Show a bucket's stability timestamps within times, newest first, without their vectors.
+
+        Where `next` is not null, go on with `before` set to it. Retention is seven days.
+        """
+        _board(shell, STABILITY, bucket)
+
+        def build() -> dict[str, Any]:
+            page = shell.stability_log.page(
+                bucket, before=before, limit=limit, from_ms=from_ms, to_ms=to_ms
+            )
+            return timestamp_views.stability_history(bucket, page.timestamps, page.next)
+
+        try:
+            found = await HISTORY.run(build)
+        except KafkaException as error:
+            text = f"stability-history cannot be read: {error.args[0].str()}"
+            raise ApiError("unavailable", text) from None
+        return read_answer(shell, found)
 
     @app.get("/v1/restart/{bucket}", response_model=models.RestartAnswer)
     async def get_restart(

@@ -59,6 +59,15 @@ class LogReader:
         """Return the first offset and the last stable one. Raises KafkaException."""
         return readers.bounds(self._consumer, TopicPartition(self._topic, 0))
 
+    def offset_at(self, at_ms: int) -> Offset:
+        """Return the first offset that was written at a time or later, else where the log ends.
+
+        Raises KafkaException.
+        """
+        asked = TopicPartition(self._topic, 0, at_ms)
+        (found,) = self._consumer.offsets_for_times([asked], readers.POLL_S * 25)
+        return self.bounds()[1] if found.offset < 0 else Offset(found.offset)
+
     def read(self, offset: Offset, stopping: threading.Event | None = None) -> Iterator[Read]:
         """Yield what comes from `offset` on, also where nothing comes. Raises KafkaException."""
         self._consumer.assign([TopicPartition(self._topic, 0, offset)])

@@ -34,6 +34,7 @@ from coordinator.kafka.agents import Folds
 from coordinator.kafka.history_log import HistoryLog
 from coordinator.kafka.producers import PlainProducer, TransactionalProducer
 from coordinator.kafka.readers import BEGINNING, END, LogProbe, TailReader, watermarks
+from coordinator.kafka.stability_log import StabilityLog
 from coordinator.kafka.state_sources import SnapshotLost, Sources
 from coordinator.kafka.topics import (
     ACKS,
@@ -108,6 +109,7 @@ class Shell:
         self.history = History(
             partial(HistoryLog, bootstrap_servers, cluster), Path(data_dir) / HISTORY_FOLDER
         )
+        self.stability_log = StabilityLog(bootstrap_servers, cluster)
         self._keeping_copy = False
         self.examiner = Examiner()
         self._fold: Folds | None = None
@@ -202,6 +204,7 @@ class Shell:
             await asyncio.to_thread(self._watchdog.stop)
         self._reading.set()
         await asyncio.to_thread(self.history.close)
+        await asyncio.to_thread(self.stability_log.close)
         await asyncio.to_thread(self.examiner.close)
         for reader in self._readers:
             await asyncio.to_thread(reader.stop)

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, Message, Producer
+from typer.testing import CliRunner
 
 from coordinator import codec
+from coordinator.cli.main import app
 from coordinator.core.model.records import DeadLetter
 from coordinator.core.model.stream_records import (
     SEQNO_REGRESSED,
@@ -23,7 +25,7 @@ from coordinator.core.model.stream_records import (
     Tick,
 )
 from coordinator.core.model.vectors import Vector
-from coordinator.kafka.topics import DEAD_LETTER, RESTART, STABILITY
+from coordinator.kafka.topics import DEAD_LETTER, RESTART, STABILITY, STABILITY_HISTORY
 from tests.integration.cluster import DEADLINE_S, Cluster, an_index, error_of, wait_until
 
 pytestmark = pytest.mark.integration
@@ -318,3 +320,54 @@ def test_the_command_line_shows_them(plant: Cluster, writer: Writer) -> None:
     done = subprocess.run(program, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert f"{44 * VBUCKETS}" in done.stdout
+
+
+# -- the timestamps that a bucket had -------------------------------------------------------------
+
+
+def test_the_history_of_a_bucket_is_read_backwards_page_by_page(
+    plant: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = Writer(plant)
+    with plant.client() as client:
+        client.create_index(an_index("by_past", "past"))
+    end_ms = now_ms()
+    made = [stable(number, "past", at_ms=end_ms - 100 * (200 - number)) for number in range(1, 201)]
+    for begin in range(0, 200, 20):
+        part = made[begin : begin + 20]
+        beside = [stable(record.number, "other", at_ms=record.at_ms) for record in part]
+        writer.write(STABILITY_HISTORY, *part, b"no record", *beside)
+    writer.write(STABILITY_HISTORY, stable(999, "past"), commit=False)
+
+    def told(**query: Any) -> list[int]:
+        found: list[int] = []
+        before: int | None = None
+        with plant.client() as client:
+            while True:
+                page = client.stability_history("past", before=before, **query)
+                assert len(page["timestamps"]) <= query.get("limit", 10)
+                found += [row["number"] for row in page["timestamps"]]
+                before = page["next"]
+                if before is None:
+                    return found
+
+    everything = list(range(200, 0, -1))
+    for limit in (1, 7, 100):
+        assert told(limit=limit) == everything
+    within = [r.number for r in reversed(made) if made[49].at_ms <= r.at_ms <= made[99].at_ms]
+    assert told(limit=100, from_ms=made[49].at_ms, to_ms=made[99].at_ms) == within
+    assert told(to_ms=1) == []
+    row = plant.get(NODE, "/v1/stability/past/history?limit=1")["timestamps"][0]
+    digest = f"{Vector.from_bytes(made[-1].vbuuids, made[-1].seqnos).digest():016x}"
+    assert (row["number"], row["hash"], row["at_ms"]) == (200, digest, made[-1].at_ms)
+    missing = plant.ask(NODE, "GET", "/v1/stability/none/history")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "not_found")
+    monkeypatch.setenv("INDEXCTL_URL", plant.urls[0])
+    command = ["timestamps", "past", "--history", "-n", "3", "--json"]
+    result = CliRunner().invoke(app, command)
+    assert [json.loads(line)["number"] for line in result.stdout.splitlines()] == [200, 199, 198]
+    shown = CliRunner().invoke(app, ["timestamps", "past", "--history"])
+    assert "200" in shown.stdout, shown.output
+    early = CliRunner().invoke(app, ["timestamps", "past", "--history", "--until", "1d"])
+    assert early.stdout == "no timestamps\n", early.output
+    assert CliRunner().invoke(app, ["timestamps", "--history"]).exit_code == 2

@@ -16,6 +16,7 @@ from coordinator.core.model.commands import Outcome
 from coordinator.core.model.records import Event
 from coordinator.core.model.types import Instant
 from coordinator.http.app import build_app
+from coordinator.kafka.stability_log import TimestampPage
 from coordinator.language.examiner import Examiner
 from coordinator.node.history import History
 from coordinator.node.metrics import NodeMetrics
@@ -23,6 +24,13 @@ from tests.support.changes import MemoryLog
 from tests.support.lone_node import HOST, LoneNode
 
 TICK_MS = 50
+
+
+class NoTimestamps:
+    """A history of timestamps that has none."""
+
+    def page(self, bucket: str, **asked: Any) -> TimestampPage:
+        return TimestampPage((), None)
 
 
 class LoneShell:
@@ -35,6 +43,7 @@ class LoneShell:
         self.examiner = Examiner()
         self._folder = tempfile.TemporaryDirectory()
         self.history = History(lambda _: MemoryLog(self._events), Path(self._folder.name))
+        self.stability_log: Any = NoTimestamps()
         self.changes = Feed()
         # A watch ends with what there is: nobody could wait for its end otherwise.
         self.changes.close()

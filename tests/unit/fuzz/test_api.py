@@ -153,6 +153,7 @@ OPERATIONS = [
     *("GET /v1/indexers", "GET /v1/projectors", "POST /v1/scan", "GET /v1/stability"),
     *("GET /v1/stability/{bucket}", "GET /v1/restart/{bucket}", "GET /livez", "GET /readyz"),
     *("GET /metrics", "GET /v1/history", "GET /v1/diff", "GET /v1/watch"),
+    "GET /v1/stability/{bucket}/history",
 ]
 
 
