@@ -20,10 +20,12 @@ TABLES = """
 CREATE TABLE IF NOT EXISTS entities (key TEXT PRIMARY KEY, cas INTEGER, value TEXT);
 CREATE TABLE IF NOT EXISTS position (one INTEGER PRIMARY KEY CHECK (one = 1), cas INTEGER);
 CREATE VIEW IF NOT EXISTS slices AS
-    SELECT json_extract(value, '$.bucket') AS bucket, json_extract(value, '$.name') AS name,
-        json_extract(slice.value, '$.slice') AS slice, json_extract(slice.value, '$.master') AS node
-    FROM entities, json_each(value, '$.topology.slices') AS slice
-    WHERE key LIKE 'index/%';
+    SELECT json_extract(held.value, '$.bucket') AS bucket,
+        json_extract(held.value, '$.name') AS name,
+        json_extract(slice.value, '$.slice') AS slice,
+        json_extract(slice.value, '$.master') AS indexer
+    FROM entities AS held, json_each(held.value, '$.topology.slices') AS slice
+    WHERE held.key LIKE 'index/%';
 """
 
 Event = dict[str, Any]

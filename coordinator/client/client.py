@@ -23,8 +23,16 @@ import json
 import os
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Generator,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import aclosing, closing, suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import quote
@@ -35,7 +43,7 @@ from httpx_sse import EventSource, SSEError
 
 from coordinator.client.errors import CoordinatorError, UnavailableError, error_of
 from coordinator.client.request_ids import new_request_id
-from coordinator.client.watching import SILENCE_S, Watching, refusal_of
+from coordinator.client.watching import SILENCE_S, Waiting, Watching, refusal_of
 
 DEFAULT_URL = "http://127.0.0.1:8600"
 DEADLINE_S = 30.0
@@ -826,7 +834,28 @@ class Client(_Api[Body]):
             yield from page["events"]
             following = page["next"]
 
-    def watch(self, after: int | str = "now", **filters: Filter) -> Iterator[Body]:
+    def wait_until(
+        self, index_id: str | int, state: str = "maintenance", *, timeout_s: float | None = None
+    ) -> Body:
+        """Wait until an index has this state; answer `{"index", "cas"}`.
+
+        It looks at each change, so a state that an index has for a moment is seen, too; at the
+        timeout (none by default) some seconds late. Raises CoordinatorError: `index_failed`, where
+        it comes to the state error instead, `index_not_found`, where it was dropped, `timeout`.
+        """
+        waiting = Waiting(index_id, state, timeout_s)
+        found = self.get_index(index_id, consistency="linearizable")
+        answer = waiting.look(found["index"], found["cas"])
+        if answer is not None:
+            return answer
+        with closing(self.watch(found["cas"], **waiting.filters)) as events:
+            for event in events:
+                answer = waiting.hear(event)
+                if answer is not None:
+                    return answer
+        raise AssertionError("a watch has no end")
+
+    def watch(self, after: int | str = "now", **filters: Filter) -> Generator[Body, None, None]:
         """Yield changes as they happen, for ever, in order of CAS: each once, without a gap.
 
         `after` is `now`, `snapshot` or a CAS. Yields `{"type", …}`: `change`; `snapshot` for each
@@ -931,7 +960,25 @@ class AsyncClient(_Api[Awaitable[Body]]):
                 yield event
             following = page["next"]
 
-    async def watch(self, after: int | str = "now", **filters: Filter) -> AsyncIterator[Body]:
+    async def wait_until(
+        self, index_id: str | int, state: str = "maintenance", *, timeout_s: float | None = None
+    ) -> Body:
+        """Wait until an index has this state: see `Client.wait_until`."""
+        waiting = Waiting(index_id, state, timeout_s)
+        found = await self.get_index(index_id, consistency="linearizable")
+        answer = waiting.look(found["index"], found["cas"])
+        if answer is not None:
+            return answer
+        async with aclosing(self.watch(found["cas"], **waiting.filters)) as events:
+            async for event in events:
+                answer = waiting.hear(event)
+                if answer is not None:
+                    return answer
+        raise AssertionError("a watch has no end")
+
+    async def watch(
+        self, after: int | str = "now", **filters: Filter
+    ) -> AsyncGenerator[Body, None]:
         """Yield changes as they happen: see `Client.watch`."""
         watching = Watching(after, filters)
         turn = 0

@@ -7,6 +7,7 @@ and each change is told once, in order of CAS, whatever becomes of nodes and con
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -81,6 +82,51 @@ class Watching:
         """Return how long to wait before the next try: longer each time in a row."""
         pause_s, self._pause_s = self._pause_s, min(PAUSE_MAX_S, 2 * self._pause_s)
         return pause_s
+
+
+class Waiting:
+    """Waits until an index has a state: what its newest version means."""
+
+    def __init__(self, index_id: str | int, state: str, timeout_s: float | None) -> None:
+        self._id = str(index_id)
+        self._state = state
+        self._until_s = None if timeout_s is None else time.monotonic() + timeout_s
+        self._timeout_s = timeout_s
+        self._seen = ""
+
+    @property
+    def filters(self) -> dict[str, Any]:
+        """What a watch must tell of."""
+        return {"kind": "index", "index": self._id}
+
+    def look(self, index: dict[str, Any] | None, cas: int) -> dict[str, Any] | None:
+        """Return what to answer for this version, None to wait on.
+
+        Raises CoordinatorError: `index_not_found`, `index_failed`.
+        """
+        if index is None or (index["state"] == "dropping" and self._state != "dropping"):
+            raise error_of("index_not_found", f"index {self._id} was dropped", {"index": self._id})
+        self._seen = index["state"]
+        if index["state"] == self._state:
+            return {"index": index, "cas": cas}
+        if index["state"] == "error":
+            text = f"index {self._id} failed: {index['reason']}"
+            raise error_of("index_failed", text, {"state": "error", "reason": index["reason"]})
+        return None
+
+    def hear(self, event: dict[str, Any]) -> dict[str, Any] | None:
+        """Return what to answer for an event of the watch, None to wait on.
+
+        Raises CoordinatorError: as `look`, and `timeout`.
+        """
+        if event["type"] == "change":
+            found = self.look(None if event["dropped"] else event["value"], event["cas"])
+            if found is not None:
+                return found
+        if self._until_s is not None and time.monotonic() > self._until_s:
+            text = f"index {self._id} is {self._seen} after {self._timeout_s:g} s"
+            raise error_of("timeout", text, {"state": self._seen})
+        return None
 
 
 def refusal_of(status: int, content: bytes) -> CoordinatorError | None:

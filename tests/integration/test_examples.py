@@ -82,7 +82,7 @@ def test_a_copy_in_sqlite_is_the_state_of_its_cas_whatever_dies(
     indexes = {key[6:]: cas for key, (cas, _) in held.items() if key.startswith("index/")}
     assert indexes == {key: index["cas"] for key, index in state["indexes"].items()}
     with closing(sqlite3.connect(file)) as copy:
-        slices = copy.execute("SELECT name, node FROM slices ORDER BY name").fetchall()
+        slices = copy.execute("SELECT name, indexer FROM slices ORDER BY name").fetchall()
     placed = [
         (index["name"], piece["master"])
         for index in state["indexes"].values()

@@ -361,3 +361,16 @@ def test_what_the_history_no_longer_has_is_said_to_be_compacted(
         with pytest.raises(CoordinatorError) as caught:
             next(client.watch(1))
     assert (caught.value.code, caught.value.details) == ("compacted", {"oldest": oldest})
+
+
+def test_a_client_waits_until_an_index_has_a_state(cluster: Cluster) -> None:
+    with cluster.client() as client:
+        made = client.create_index(an_index("awaited", "travel"))["index"]["id"]
+        assert client.wait_until(made, "ready")["index"]["state"] == "ready"
+        with pytest.raises(CoordinatorError) as caught:
+            client.wait_until(made, "maintenance", timeout_s=0.1)
+        assert caught.value.code == "timeout"
+        client.drop_index(made)
+        with pytest.raises(CoordinatorError) as caught:
+            client.wait_until(made, "maintenance")
+        assert caught.value.code == "index_not_found"

@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 from coordinator.client.errors import CoordinatorError
-from coordinator.client.watching import FIRST_PAUSE_S, PAUSE_MAX_S, Watching, refusal_of
+from coordinator.client.watching import (
+    FIRST_PAUSE_S,
+    PAUSE_MAX_S,
+    Waiting,
+    Watching,
+    refusal_of,
+)
 
 
 @dataclass(frozen=True)
@@ -101,3 +107,54 @@ def test_an_answer_of_something_else_is_final_where_it_is_a_refusal(content: byt
     assert found is not None
     assert found.code == "bad_response"
     assert refusal_of(502, content) is None
+
+
+# -- waiting for an index ------------------------------------------------------------------------
+
+
+def an_index(state: str, reason: str | None = None) -> dict[str, Any]:
+    return {"id": "7", "state": state, "reason": reason}
+
+
+def changed(cas: int, index: dict[str, Any] | None) -> dict[str, Any]:
+    return {"type": "change", "cas": cas, "dropped": index is None, "value": index}
+
+
+def test_it_waits_until_the_index_has_the_state_and_tells_its_version() -> None:
+    waiting = Waiting(7, "maintenance", None)
+    assert waiting.filters == {"kind": "index", "index": "7"}
+    assert waiting.look(an_index("ready"), 3) is None
+    assert waiting.hear(changed(5, an_index("backfill"))) is None
+    assert waiting.hear({"type": "bookmark", "cas": 6}) is None
+    done = an_index("maintenance")
+    assert waiting.hear(changed(9, done)) == {"index": done, "cas": 9}
+
+
+@pytest.mark.parametrize(
+    ("index", "code"),
+    [
+        (an_index("error", "disk full"), "index_failed"),
+        (an_index("dropping"), "index_not_found"),
+        (None, "index_not_found"),
+    ],
+)
+def test_it_does_not_wait_for_what_cannot_come_any_more(
+    index: dict[str, Any] | None, code: str
+) -> None:
+    waiting = Waiting(7, "maintenance", None)
+    with pytest.raises(CoordinatorError) as caught:
+        waiting.hear(changed(5, index))
+    assert caught.value.code == code
+
+
+def test_an_end_may_be_waited_for_as_well() -> None:
+    assert Waiting(7, "dropping", None).hear(changed(5, an_index("dropping"))) is not None
+    assert Waiting(7, "error", None).hear(changed(5, an_index("error", "why"))) is not None
+
+
+def test_it_gives_up_after_its_time_and_says_what_it_saw() -> None:
+    waiting = Waiting(7, "maintenance", -1.0)
+    assert waiting.look(an_index("backfill"), 3) is None
+    with pytest.raises(CoordinatorError) as caught:
+        waiting.hear({"type": "bookmark", "cas": 6})
+    assert (caught.value.code, caught.value.details) == ("timeout", {"state": "backfill"})
