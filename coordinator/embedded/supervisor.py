@@ -240,6 +240,25 @@ def _make_topics(options: RunOptions, data_dir: Path, kept: ClusterFile, servers
             message = "the topics were made with --not-durable: run it with that again"
             raise EmbeddedError(error.code, f"{message} ({error.message})") from error
         raise
+    if options.bootstrap_servers is not None:
+        _refuse_if_it_runs(servers, options.cluster)
+
+
+def _refuse_if_it_runs(servers: str, cluster: str) -> None:
+    """Refuse a cluster that has nodes elsewhere: EmbeddedError `cluster_in_use`.
+
+    Both would have a node 1, and fence each other for ever.
+    """
+    from coordinator.kafka.heartbeats import live_nodes
+
+    alive = live_nodes(servers, cluster)
+    if alive:
+        where = ", ".join(f"node {beat.node} at {beat.address}" for beat in alive)
+        raise EmbeddedError(
+            "cluster_in_use",
+            f"cluster {cluster!r} runs already on this Kafka ({where}): "
+            "stop it, or give this one another name with --cluster",
+        )
 
 
 def child_specs(

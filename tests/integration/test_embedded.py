@@ -26,6 +26,7 @@ from coordinator.embedded import broker as broker_module
 from coordinator.embedded.broker import Broker, read_cluster_id
 from coordinator.embedded.ports import accepts, is_free, pick_free
 from coordinator.runtime.errors import EmbeddedError
+from tests.integration.cluster import Cluster
 from tests.integration.indexctl_run import (
     DEADLINE_S,
     Run,
@@ -312,3 +313,15 @@ def test_a_run_uses_an_existing_kafka_and_refuses_another(tmp_path: Path, broker
     again = Run(tmp_path, "external", broker.bootstrap_servers)
     assert again.ended() == 1
     again.said("data_folder_mismatch")
+
+
+def test_a_run_is_refused_as_long_as_nodes_of_its_cluster_run_elsewhere(
+    make_cluster: Callable[..., Cluster], tmp_path: Path
+) -> None:
+    cluster = make_cluster(nodes=1, indexers=1).start()
+    refused = Run(tmp_path, cluster.name, cluster.servers)
+    assert refused.ended() == 1
+    refused.said("cluster_in_use")
+    refused.said(f"node 1 at {cluster.urls[0]}")
+    cluster.stop_children()
+    Run(tmp_path, cluster.name, cluster.servers).said("Ctrl-C stops everything")
