@@ -13,6 +13,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import Annotated, Any
 
 from confluent_kafka import KafkaException
@@ -20,7 +21,7 @@ from fastapi import Depends, FastAPI, Header, Query
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from coordinator.core.catalog.state import StateContext
+from coordinator.core.catalog.state import StateContext, Versioned
 from coordinator.core.history.changes import Change
 from coordinator.core.history.feed import Published, Subscription
 from coordinator.core.history.predicates import Predicate
@@ -76,6 +77,7 @@ Settle = Callable[[Consistency, int], Awaitable[None]]
 
 def add_watch(app: FastAPI, shell: Shell, settle: Settle) -> None:
     """Add the route; `settle` waits until this node may answer a read."""
+    turn = asyncio.Lock()
 
     @app.get("/v1/watch", response_class=_Described, responses={200: EVENTS})
     async def watch(
@@ -97,7 +99,7 @@ def add_watch(app: FastAPI, shell: Shell, settle: Settle) -> None:
             await settle("local", begin)
         if not shell.node.is_following:
             raise ApiError("not_ready", f"this node has not caught up: {shell.node.why_not_ready}")
-        return EventStream(shell, watched)
+        return EventStream(shell, watched, turn)
 
 
 def _begin(text: str) -> Cas | str:
@@ -129,11 +131,13 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, shell: Shell, watched: Watched) -> None:
+    def __init__(self, shell: Shell, watched: Watched, turn: asyncio.Lock) -> None:
+        """Whoever holds the `turn` shows a portion of a snapshot."""
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._shell = shell
         self._watched = watched
+        self._turn = turn
         self._wake = asyncio.Event()
         self._is_gone = False
         self._subscription: Subscription | None = None
@@ -199,18 +203,19 @@ class EventStream(Response):
             yield chunk
 
     async def _snapshot(self, state: StateContext) -> AsyncIterator[bytes]:
-        """Yield every entity that fits, and the CAS at which they are."""
+        """Yield every entity that fits, and the CAS at which they are.
+
+        Of all snapshots, one portion is made in a turn of the loop: many watchers that begin
+        together would stop the node otherwise.
+        """
         predicate = self._watched.predicate
-        if predicate is not None:
-            frames: list[bytes] = []
-            for number, (key, held) in enumerate(state.entities.items()):
-                if predicate.fits_held(key, held):
-                    frames.append(_event("snapshot", history_views.entity(key, held)))
-                if number % SNAPSHOT_PORTION == SNAPSHOT_PORTION - 1:
-                    yield b"".join(frames)
-                    frames.clear()
-                    await asyncio.sleep(0)
-            yield b"".join(frames)
+        held = iter(state.entities.items() if predicate is not None else ())
+        while portion := [*islice(held, SNAPSHOT_PORTION)]:
+            async with self._turn:
+                chunk = _shown(portion, predicate or NOTHING)
+                await asyncio.sleep(0)
+            if chunk:
+                yield chunk
         yield _frame("snapshot_end", {"cas": state.cas}, state.cas)
 
     async def _missed(self, after: Cas) -> AsyncIterator[bytes]:
@@ -321,6 +326,15 @@ class _Extras:
 
 
 # -- frames --------------------------------------------------------------------------------------
+
+
+def _shown(entities: Iterable[tuple[str, Versioned]], predicate: Predicate) -> bytes:
+    """Return the events of the entities that fit."""
+    return b"".join(
+        _event("snapshot", history_views.entity(key, held))
+        for key, held in entities
+        if predicate.fits_held(key, held)
+    )
 
 
 def change_frame(change: Change) -> bytes:

@@ -1,0 +1,72 @@
+"""A watch over HTTP on a node without processes: what it costs the node, and what it tells of."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from coordinator.core.catalog import state as states
+from coordinator.core.model.types import Cas
+from coordinator.http import history_views
+from coordinator.http.watch import SNAPSHOT_PORTION
+from tests.support.changes import written
+from tests.support.lone_shell import LoneShell
+
+ENTITIES = 5 * SNAPSHOT_PORTION
+
+
+@pytest.fixture
+def shell() -> LoneShell:
+    made = LoneShell()
+    settings = ((written(f"k{number}", "1"), Cas(number + 1)) for number in range(ENTITIES))
+    made.node.follower.state = states.evolve(states.EMPTY, settings)
+    return made
+
+
+async def told(client: httpx.AsyncClient, query: str) -> list[dict[str, Any]]:
+    """Return the data of all events of a watch, each with its `type`."""
+    response = await client.get(f"/v1/watch?{query}")
+    assert response.status_code == 200, response.text
+    found = []
+    for text in response.text.split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in text.splitlines())
+        if fields:
+            found.append({"type": fields["event"], **json.loads(fields["data"])})
+    return found
+
+
+def test_between_two_portions_of_snapshots_the_loop_does_all_else(
+    shell: LoneShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown, entity = 0, history_views.entity
+
+    def counting(*given: Any) -> str:
+        nonlocal shown
+        shown += 1
+        return entity(*given)
+
+    monkeypatch.setattr(history_views, "entity", counting)
+
+    async def most_between_two_turns(watches: asyncio.Future[Any]) -> int:
+        most = 0
+        while not watches.done():
+            before = shown
+            await asyncio.sleep(0)
+            most = max(most, shown - before)
+        return most
+
+    async def scenario() -> None:
+        async with shell.client() as client:
+            watches = asyncio.gather(*(told(client, "after=snapshot") for _ in range(20)))
+            most = await most_between_two_turns(watches)
+        for events in await watches:
+            keys = [event["key"] for event in events if event["type"] == "snapshot"]
+            assert len({*keys}) == len(keys) == ENTITIES
+            assert events[-1]["type"] == "snapshot_end"
+        assert 0 < most <= SNAPSHOT_PORTION
+
+    asyncio.run(scenario())
