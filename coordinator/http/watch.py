@@ -94,7 +94,8 @@ def add_watch(app: FastAPI, shell: Shell, settle: Settle) -> None:
         begin = _begin(last_event_id if last_event_id else after)
         extras = predicate.kinds & EXTRAS
         wanted = checked(replace(predicate, kinds=predicate.kinds - EXTRAS))
-        watched = Watched(begin, None if extras == predicate.kinds and extras else wanted, extras)
+        is_apart = bool(extras) and extras == predicate.kinds
+        watched = Watched(begin, None if is_apart else wanted, extras, wanted.buckets)
         if isinstance(begin, int):
             await settle("local", begin)
         if not shell.node.is_following:
@@ -113,11 +114,13 @@ def _begin(text: str) -> Cas | str:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What a watcher wants: from where on, which changes (None: no change at all), what else."""
+    """What a watcher wants: from where on, which changes (None: no change at all), what else, and
+    of which buckets (empty: all)."""
 
     begin: Cas | str
     predicate: Predicate | None
     extras: frozenset[str]
+    buckets: frozenset[str]
 
 
 class _Described(Response):
@@ -293,7 +296,7 @@ class _Extras:
     def __init__(self, shell: Shell, watched: Watched) -> None:
         self._node = shell.node
         self._kinds = watched.extras
-        self._buckets = watched.predicate.buckets if watched.predicate else frozenset()
+        self._buckets = watched.buckets
         self._numbers: dict[str, int] = {}
         self._members = b""
 

@@ -10,13 +10,18 @@ import httpx
 import pytest
 
 from coordinator.core.catalog import state as states
-from coordinator.core.model.types import Cas
+from coordinator.core.history.feed import Feed
+from coordinator.core.model.stream_records import StabilityTimestamp
+from coordinator.core.model.types import Cas, Instant
+from coordinator.core.model.vectors import Vector
+from coordinator.core.timestamps import board as boards
 from coordinator.http import history_views
 from coordinator.http.watch import SNAPSHOT_PORTION
 from tests.support.changes import written
 from tests.support.lone_shell import LoneShell
 
 ENTITIES = 5 * SNAPSHOT_PORTION
+PLACES = Vector([1], [1]).to_bytes()
 
 
 @pytest.fixture
@@ -70,3 +75,23 @@ def test_between_two_portions_of_snapshots_the_loop_does_all_else(
         assert 0 < most <= SNAPSHOT_PORTION
 
     asyncio.run(scenario())
+
+
+def test_a_bucket_filters_timestamps_though_no_change_is_watched(shell: LoneShell) -> None:
+    shell.changes = Feed()
+    board = shell.node.timestamps
+    for bucket in ("travel", "other"):
+        record = StabilityTimestamp(bucket, 3, *PLACES, 1_000)
+        board = boards.fold(board, record, Instant(0, 0)).board
+    shell.node.timestamp_follower.board = board
+
+    async def scenario() -> list[dict[str, Any]]:
+        async with shell.client() as client:
+            watch = asyncio.create_task(told(client, "kind=stability&bucket=travel"))
+            while not len(shell.changes) and not watch.done():
+                await asyncio.sleep(0)
+            shell.changes.close()
+            return await watch
+
+    events = asyncio.run(scenario())
+    assert [e["bucket"] for e in events if e["type"] == "stability"] == ["travel"]
