@@ -10,8 +10,9 @@ import contextlib
 import logging
 import os
 import struct
+import time
 import zlib
-from bisect import bisect_right, insort
+from bisect import bisect_right
 from pathlib import Path
 
 from coordinator import codec
@@ -21,23 +22,29 @@ from coordinator.core.model.types import Cas
 from coordinator.runtime.files import make_durably
 from schemas.registry import SchemaError
 
-SUFFIX = ".state"
+SUFFIX, HALF_SUFFIX = ".state", ".tmp"
 LENGTH = struct.Struct("<I")
 SPACING_MIN = 4_000
 """So many CAS lie between two copies at least: some tenths of a second of replay."""
+
+REFUSED_S = 60.0
+"""So long no copy is due after the disk has refused one."""
 
 log = logging.getLogger("coordinator")
 
 
 class StateCopies:
-    """The copies in one folder. One thread at a time may use them."""
+    """The copies in one folder. One thread at a time may use them; any may ask what `is_due`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._held: list[Cas] = []
+        self._held: tuple[Cas, ...] = ()
+        self._refused_s: float | None = None
         with contextlib.suppress(OSError):
             names = (path.stem for path in folder.glob(f"*{SUFFIX}"))
-            self._held = sorted(Cas(int(name)) for name in names if name.isdecimal())
+            self._held = tuple(sorted(Cas(int(name)) for name in names if name.isdecimal()))
+            for half in folder.glob(f"*{HALF_SUFFIX}"):
+                half.unlink()
 
     def at(self, cas: Cas) -> StateContext:
         """Return the newest state that a copy has at or below a CAS; the empty one if none has."""
@@ -47,7 +54,7 @@ class StateCopies:
                 return self._read(newest)
             except (OSError, ValueError, zlib.error, struct.error, SchemaError) as error:
                 log.error("the copy of the state at CAS %d is deleted: %s", newest, error)
-                self._held.remove(newest)
+                self._held = tuple(held for held in self._held if held != newest)
                 with contextlib.suppress(OSError):
                     self._path(newest).unlink()
         return EMPTY
@@ -62,18 +69,22 @@ class StateCopies:
 
         The larger the state, the rarer its copies: what they take grows with the history alone.
         """
-        below = bisect_right(self._held, state.cas)
+        refused_s = self._refused_s
+        if refused_s is not None and time.monotonic() - refused_s < REFUSED_S:
+            return False
+        all_held = self._held
+        below = bisect_right(all_held, state.cas)
         spacing = max(SPACING_MIN, len(state.entities))
-        since = self._held[below - 1] if below else 0
-        until = self._held[below] if below < len(self._held) else None
+        since = all_held[below - 1] if below else 0
+        until = all_held[below] if below < len(all_held) else None
         return state.cas - since >= spacing and (until is None or until - state.cas >= spacing)
 
     def add(self, state: StateContext) -> None:
         """Keep a copy. Where the disk refuses, there is none: a replay takes longer then."""
+        path = self._path(state.cas)
+        temporary = path.with_suffix(HALF_SUFFIX)
         try:
             make_durably(self._folder)
-            path = self._path(state.cas)
-            temporary = path.with_suffix(".tmp")
             with open(temporary, "wb") as file:
                 packer = zlib.compressobj(1)
                 for chunk in chunks(0, state):
@@ -83,9 +94,12 @@ class StateCopies:
             os.replace(temporary, path)
         except OSError as error:
             log.warning("no copy of the state at CAS %d: %s", state.cas, error)
+            self._refused_s = time.monotonic()
+            with contextlib.suppress(OSError):
+                temporary.unlink()
             return
-        if state.cas not in self._held:
-            insort(self._held, state.cas)
+        self._refused_s = None
+        self._held = tuple(sorted({*self._held, state.cas}))
 
     def _path(self, cas: Cas) -> Path:
         return self._folder / f"{cas:020d}{SUFFIX}"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import zlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from coordinator import codec
 from coordinator.core.catalog.snapshots import chunks
 from coordinator.core.catalog.state import EMPTY, StateContext
+from coordinator.core.model.types import Cas
 from coordinator.node import state_copies
 from coordinator.node.state_copies import LENGTH, SPACING_MIN, StateCopies
 from tests.support.views import a_state
@@ -92,3 +94,43 @@ def test_where_the_disk_refuses_there_is_no_copy_and_nothing_fails(
     copies.add(states(10)[0])
     assert copies.newest(99) == 0
     assert StateCopies(tmp_path / "history").newest(99) == 0
+
+
+def test_a_copy_that_the_disk_refused_leaves_nothing_and_is_not_tried_again_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    copies = StateCopies(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(state_copies.os, "replace", full)
+        copies.add(a_state(SPACING_MIN, k="1"))
+    assert list(tmp_path.iterdir()) == []
+    assert not copies.is_due(a_state(SPACING_MIN + 1, k="1"))
+    monkeypatch.setattr(state_copies, "REFUSED_S", 0.0)
+    assert copies.is_due(a_state(SPACING_MIN + 1, k="1"))
+
+
+def test_what_was_left_half_written_is_deleted_at_the_next_start(tmp_path: Path) -> None:
+    (tmp_path / f"{10:020d}.tmp").write_bytes(b"half")
+    StateCopies(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_whether_a_copy_is_due_may_be_asked_while_another_thread_deletes_one(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / f"{10:020d}.state").touch()
+    copies = StateCopies(tmp_path)
+
+    class Meanwhile(dict[str, Any]):
+        """Entities that are counted while the damaged copy is found."""
+
+        def __len__(self) -> int:
+            assert copies.at(Cas(10)) == EMPTY
+            return 0
+
+    far: Any = EMPTY._replace(cas=Cas(2 * SPACING_MIN))._replace(entities=Meanwhile())
+    assert copies.is_due(far)
+    assert copies.newest(Cas(10)) == 0
