@@ -840,15 +840,16 @@ class Client(_Api[Body]):
         """Wait until an index has this state; answer `{"index", "cas"}`.
 
         It looks at each change, so a state that an index has for a moment is seen, too; at the
-        timeout (none by default) some seconds late. Raises CoordinatorError: `index_failed`, where
-        it comes to the state error instead, `index_not_found`, where it was dropped, `timeout`.
+        timeout (none by default) some seconds late, and while no node answers, by the deadline of
+        one call. Raises CoordinatorError: `index_failed`, where it comes to the state error
+        instead, `index_not_found`, where it was dropped, `timeout`.
         """
         waiting = Waiting(index_id, state, timeout_s)
         found = self.get_index(index_id, consistency="linearizable")
         answer = waiting.look(found["index"], found["cas"])
         if answer is not None:
             return answer
-        with closing(self.watch(found["cas"], **waiting.filters)) as events:
+        with closing(self._follow(Watching(found["cas"], waiting.filters))) as events:
             for event in events:
                 answer = waiting.hear(event)
                 if answer is not None:
@@ -865,7 +866,13 @@ class Client(_Api[Body]):
         goes on by itself where nodes die. Raises CoordinatorError: it is refused, or `compacted`,
         or no node answers at the beginning.
         """
-        watching = Watching(after, filters)
+        with closing(self._follow(Watching(after, filters))) as events:
+            for event in events:
+                if event is not None:
+                    yield event
+
+    def _follow(self, watching: Watching) -> Generator[Body | None, None, None]:
+        """Yield what is to be told, and None each time that the watch was cut off."""
         turn = 0
         while True:
             nodes = self._route.nodes(for_write=False)
@@ -883,6 +890,7 @@ class Client(_Api[Body]):
                         raise error
             except (httpx.TransportError, SSEError):
                 pass
+            yield None
             turn += 1
             try:
                 self._run(_plan_members(self._route))
@@ -969,7 +977,7 @@ class AsyncClient(_Api[Awaitable[Body]]):
         answer = waiting.look(found["index"], found["cas"])
         if answer is not None:
             return answer
-        async with aclosing(self.watch(found["cas"], **waiting.filters)) as events:
+        async with aclosing(self._follow(Watching(found["cas"], waiting.filters))) as events:
             async for event in events:
                 answer = waiting.hear(event)
                 if answer is not None:
@@ -980,7 +988,13 @@ class AsyncClient(_Api[Awaitable[Body]]):
         self, after: int | str = "now", **filters: Filter
     ) -> AsyncGenerator[Body, None]:
         """Yield changes as they happen: see `Client.watch`."""
-        watching = Watching(after, filters)
+        async with aclosing(self._follow(Watching(after, filters))) as events:
+            async for event in events:
+                if event is not None:
+                    yield event
+
+    async def _follow(self, watching: Watching) -> AsyncGenerator[Body | None, None]:
+        """Yield what is to be told, and None each time that the watch was cut off."""
         turn = 0
         while True:
             nodes = self._route.nodes(for_write=False)
@@ -1001,6 +1015,7 @@ class AsyncClient(_Api[Awaitable[Body]]):
                     await response.aclose()
             except (httpx.TransportError, SSEError):
                 pass
+            yield None
             turn += 1
             try:
                 await self._run(_plan_members(self._route))

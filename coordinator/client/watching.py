@@ -16,6 +16,7 @@ from coordinator.client.errors import CoordinatorError, error_of
 FIRST_PAUSE_S, PAUSE_MAX_S = 0.05, 1.0
 SILENCE_S = 20.0
 """Nodes send a bookmark every five seconds: a connection that is silent for so long is dead."""
+SHOWN = 100
 
 POSITIONS = frozenset({"change", "bookmark", "snapshot_end"})
 
@@ -58,9 +59,15 @@ class Watching:
     def hear(self, event: ServerSentEvent) -> dict[str, Any] | None:
         """Return what to tell of an event: it with its `type`; None: nothing.
 
-        Raises CoordinatorError `compacted`.
+        Raises CoordinatorError: `compacted`, or `bad_response`, if no node sends such an event.
         """
-        body: dict[str, Any] = json.loads(event.data)
+        try:
+            return self._heard(event, json.loads(event.data))
+        except (ValueError, TypeError, KeyError, AttributeError):
+            text = f"a watch was told {event.event!r} with {event.data[:SHOWN]!r}"
+            raise error_of("bad_response", text) from None
+
+    def _heard(self, event: ServerSentEvent, body: dict[str, Any]) -> dict[str, Any] | None:
         self.has_heard = True
         self._pause_s = FIRST_PAUSE_S
         if event.event == "compacted":
@@ -96,8 +103,8 @@ class Waiting:
 
     @property
     def filters(self) -> dict[str, Any]:
-        """What a watch must tell of."""
-        return {"kind": "index", "index": self._id}
+        """What a watch must tell of. Another index may have this id as its name."""
+        return {"key": f"index/{self._id}"}
 
     def look(self, index: dict[str, Any] | None, cas: int) -> dict[str, Any] | None:
         """Return what to answer for this version, None to wait on.
@@ -114,12 +121,12 @@ class Waiting:
             raise error_of("index_failed", text, {"state": "error", "reason": index["reason"]})
         return None
 
-    def hear(self, event: dict[str, Any]) -> dict[str, Any] | None:
-        """Return what to answer for an event of the watch, None to wait on.
+    def hear(self, event: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Return what to answer for an event of the watch (None: it was cut off), None to wait on.
 
         Raises CoordinatorError: as `look`, and `timeout`.
         """
-        if event["type"] == "change":
+        if event is not None and event["type"] == "change":
             found = self.look(None if event["dropped"] else event["value"], event["cas"])
             if found is not None:
                 return found

@@ -122,7 +122,7 @@ def changed(cas: int, index: dict[str, Any] | None) -> dict[str, Any]:
 
 def test_it_waits_until_the_index_has_the_state_and_tells_its_version() -> None:
     waiting = Waiting(7, "maintenance", None)
-    assert waiting.filters == {"kind": "index", "index": "7"}
+    assert waiting.filters == {"key": "index/7"}
     assert waiting.look(an_index("ready"), 3) is None
     assert waiting.hear(changed(5, an_index("backfill"))) is None
     assert waiting.hear({"type": "bookmark", "cas": 6}) is None
@@ -156,5 +156,5 @@ def test_it_gives_up_after_its_time_and_says_what_it_saw() -> None:
     waiting = Waiting(7, "maintenance", -1.0)
     assert waiting.look(an_index("backfill"), 3) is None
     with pytest.raises(CoordinatorError) as caught:
-        waiting.hear({"type": "bookmark", "cas": 6})
+        waiting.hear(None)
     assert (caught.value.code, caught.value.details) == ("timeout", {"state": "backfill"})
