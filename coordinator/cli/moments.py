@@ -20,14 +20,16 @@ def moment(at_ms: int) -> str:
 def ms_of(text: str, what: str) -> int:
     """Return a time, or how long ago it was, in ms since 1970. CommandError `usage`."""
     number, unit = text[:-1], UNITS.get(text[-1:])
-    if unit is not None and number.isdecimal():
-        try:
-            moment = datetime.now(UTC) - timedelta(**{unit: int(number)})
-        except OverflowError:
-            moment = datetime.fromtimestamp(0, UTC)
-    else:
-        try:
-            moment = datetime.fromisoformat(text)
-        except ValueError:
-            raise CommandError("usage", f"{what}: {text!r} is no moment. Give {WHEN}") from None
-    return max(0, int(moment.timestamp() * 1000))
+    try:
+        if unit is not None and number.isdecimal():
+            return _ago_ms(timedelta(**{unit: int(number)}))
+        # A local time next to the first or the last year may be none in UTC.
+        return max(0, int(datetime.fromisoformat(text).timestamp() * 1000))
+    except OverflowError:
+        return 0
+    except ValueError:
+        raise CommandError("usage", f"{what}: {text!r} is no moment. Give {WHEN}") from None
+
+
+def _ago_ms(age: timedelta) -> int:
+    return max(0, int((datetime.now(UTC) - age).timestamp() * 1000))

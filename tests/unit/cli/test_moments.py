@@ -1,0 +1,53 @@
+"""Moments as people write them: a time in any zone, or an age."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from coordinator.cli.moments import ms_of
+from coordinator.cli.output import CommandError
+
+
+@pytest.fixture(params=["UTC", "Asia/Tokyo", "America/New_York"])
+def _zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as patched:
+        patched.setenv("TZ", request.param)
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.parametrize(
+    ("zone", "text"),
+    [
+        ("Asia/Tokyo", "0001-01-01"),
+        ("Asia/Tokyo", "9999-12-31T23:59:59"),
+        ("UTC", "9" * 5_000 + "d"),
+        ("UTC", ""),
+    ],
+    ids=["first", "last", "age", "empty"],
+)
+def test_what_no_clock_shows_is_a_usage_error(
+    monkeypatch: pytest.MonkeyPatch, zone: str, text: str
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setenv("TZ", zone)
+        time.tzset()
+        with pytest.raises(CommandError) as caught:
+            ms_of(text, "--at")
+    time.tzset()
+    assert caught.value.code == "usage"
+
+
+@pytest.mark.usefixtures("_zone")
+def test_a_time_with_a_zone_is_the_same_everywhere() -> None:
+    assert ms_of("1970-01-01T01:00+01:00", "--at") == ms_of("1970-01-01T00:00Z", "--at") == 0
+    assert ms_of("1970-01-02T00:00Z", "--at") == 86_400_000
+
+
+@pytest.mark.parametrize("text", ["999999999d", "99999999999999d", "9999999999999999999h"])
+def test_an_age_before_all_times_is_the_first_moment(text: str) -> None:
+    assert ms_of(text, "--at") == 0
