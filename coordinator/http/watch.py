@@ -150,8 +150,8 @@ class EventStream(Response):
         with WATCHERS.one():
             leaving = asyncio.create_task(self._await_leaving(receive))
             start = {"status": 200, "headers": self.raw_headers}
-            await send({"type": "http.response.start", **start})
             try:
+                await send({"type": "http.response.start", **start})
                 async for chunk in self._chunks():
                     if not await self._sent(send, chunk):
                         return

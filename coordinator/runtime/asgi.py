@@ -16,7 +16,7 @@ from typing import Any
 
 import httptools
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 HEAD_BYTES_MAX = 64 * 1024
 """What the line and the headers of a request may come to."""
@@ -44,6 +44,8 @@ class Protocol(HttpToolsProtocol):
     _patience: asyncio.TimerHandle | None = None
     _since_s = 0.0
     _received = 0
+    _cycles: tuple[RequestResponseCycle, ...] = ()
+    """The requests that are not answered yet."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -54,6 +56,12 @@ class Protocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._expect_nothing()
+        # uvicorn tells only the last one, and the one that is being answered goes on.
+        for cycle in self._cycles:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        self._cycles = ()
         super().connection_lost(exc)
 
     def _expect_request(self) -> None:
@@ -101,6 +109,9 @@ class Protocol(HttpToolsProtocol):
         if len(self.pipeline) >= PIPELINED_MAX:
             raise httptools.HttpParserError("too many requests wait")
         super().on_headers_complete()
+        if self.cycle is not None:
+            left = (cycle for cycle in self._cycles if not cycle.response_complete)
+            self._cycles = (*left, self.cycle)
 
 
 class Server(uvicorn.Server):

@@ -22,12 +22,16 @@ class Served:
     """A server of an application that answers `ok`, once it is let to."""
 
     def __init__(self) -> None:
+        self.answer: Callable[[Any, Any, Any], Awaitable[None]] | None = None
         self.begun = 0
         self.go_on = asyncio.Event()
         self.go_on.set()
 
     async def app(self, scope: Any, receive: Any, send: Any) -> None:
         self.begun += 1
+        if self.answer is not None:
+            await self.answer(scope, receive, send)
+            return
         await self.go_on.wait()
         headers = [(b"content-length", b"2")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -213,5 +217,31 @@ def test_no_bytes_keep_others_from_being_answered() -> None:
             asyncio.run_coroutine_threadsafe(send(), loop).result(PATIENCE_S)
 
         await asyncio.to_thread(holds, law, PIECES)
+
+    serve(check)
+
+
+@pytest.mark.parametrize("pipelined", [1, 2, 5])
+def test_an_answer_that_is_under_way_hears_that_the_client_has_left(pipelined: int) -> None:
+    """uvicorn tells only the last of the requests that a client has sent without waiting."""
+
+    async def check(served: Served) -> None:
+        heard = asyncio.Event()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"on", "more_body": True})
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            heard.set()
+
+        served.answer = app
+        _, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        writer.write(GET * pipelined)
+        await writer.drain()
+        while not served.begun:
+            await asyncio.sleep(0.001)
+        writer.transport.abort()
+        await asyncio.wait_for(heard.wait(), 5.0)
 
     serve(check)
