@@ -78,10 +78,9 @@ class Subscription:
             if published.cas > self.position and self.predicate.fits(published.change)
         ]
         weight = self.waiting_bytes + sum(published.weight for published in found)
-        # A single change that is too heavy waits alone.
-        if len(self.waiting) + len(found) > self.waiting_max or (
-            self.waiting and weight > WAITING_BYTES_MAX
-        ):
+        count = len(self.waiting) + len(found)
+        # A transaction that is too much waits alone: who comes back for it would lag for ever.
+        if self.waiting and (count > self.waiting_max or weight > WAITING_BYTES_MAX):
             self.has_lagged = True
         elif found:
             self.waiting.extend(found)

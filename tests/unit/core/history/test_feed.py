@@ -175,3 +175,15 @@ def test_a_change_that_is_too_heavy_waits_alone() -> None:
 
 
 ONE_LATER = a_transaction(9, 10, written("c", "1"))
+
+
+def test_a_transaction_of_more_changes_than_may_wait_does_not_keep_who_comes_back_for_ever() -> (
+    None
+):
+    publisher = Publisher(waiting_max=2)
+    publisher.commit(ONE, TWO)
+    subscription = publisher.subscribe(2)
+    assert not subscription.has_lagged
+    assert publisher.cas_of(subscription) == [4, 5, 6]
+    publisher.commit(THREE)
+    assert publisher.cas_of(subscription) == [8]
