@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.cli.moments import WHEN, moment, ms_of
+from coordinator.cli.moments import WHEN, cas_in, moment, ms_of
 from coordinator.cli.output import (
     CommandError,
     console,
@@ -110,9 +110,8 @@ def history(
 
 def _bound(text: str, option: str) -> tuple[int, int | None]:
     """Return a CAS and None, or 0 and a time in ms."""
-    if text.isdecimal():
-        return int(text), None
-    return 0, ms_of(text, option)
+    cas = cas_in(text, option)
+    return (cas, None) if cas is not None else (0, ms_of(text, option))
 
 
 def _newest(
@@ -214,7 +213,8 @@ def watch(
 
     With `--after snapshot`, all that there is comes first.
     """
-    if after not in ("now", "snapshot") and not after.isdecimal():
+    cas = cas_in(after, "--after")
+    if after not in ("now", "snapshot") and cas is None:
         raise CommandError("usage", f"--after: {after!r} is no CAS, and not now or snapshot")
     filters: dict[str, Any] = {
         "key": key,
@@ -225,7 +225,7 @@ def watch(
         "state": state,
         "principal": principal,
     }
-    begin = int(after) if after.isdecimal() else after
+    begin = after if cas is None else cas
     with session.connect() as client, suppress(KeyboardInterrupt):
         client.members()
         for event in client.watch(begin, **filters):
@@ -331,4 +331,5 @@ def _cas_of(client: "Client", text: str, what: str) -> int:
 
 def _moment(text: str, what: str) -> dict[str, Any]:
     """Return `{"cas"}` or `{"at_ms"}`. CommandError `usage`."""
-    return {"cas": int(text)} if text.isdecimal() else {"at_ms": ms_of(text, what)}
+    cas = cas_in(text, what)
+    return {"cas": cas} if cas is not None else {"at_ms": ms_of(text, what)}

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from coordinator.cli.output import CommandError
 
 UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+DIGITS_MAX = 1_000
 WHEN = (
     "a CAS; a time such as 2026-11-24T10:30, local unless it says Z or +01:00; or an age: 10m, 2h"
 )
@@ -15,6 +16,15 @@ WHEN = (
 def moment(at_ms: int) -> str:
     """Return a time in ms since 1970 as local date and time."""
     return datetime.fromtimestamp(at_ms / 1000).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def cas_in(text: str, what: str) -> int | None:
+    """Return the CAS that a text is, None if it is none. CommandError `usage`: none is so long."""
+    if not text.isdecimal():
+        return None
+    if len(text) > DIGITS_MAX:
+        raise CommandError("usage", f"{what}: no CAS has {len(text)} digits")
+    return int(text)
 
 
 def ms_of(text: str, what: str) -> int:

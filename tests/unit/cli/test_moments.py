@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from coordinator.cli.moments import ms_of
+from coordinator.cli.moments import cas_in, ms_of
 from coordinator.cli.output import CommandError
 
 
@@ -51,3 +51,10 @@ def test_a_time_with_a_zone_is_the_same_everywhere() -> None:
 @pytest.mark.parametrize("text", ["999999999d", "99999999999999d", "9999999999999999999h"])
 def test_an_age_before_all_times_is_the_first_moment(text: str) -> None:
     assert ms_of(text, "--at") == 0
+
+
+def test_a_number_without_an_end_is_no_cas() -> None:
+    assert (cas_in("12", "A"), cas_in("12h", "A"), cas_in("", "A")) == (12, None, None)
+    with pytest.raises(CommandError) as caught:
+        cas_in("9" * 5_000, "A")
+    assert caught.value.code == "usage"
