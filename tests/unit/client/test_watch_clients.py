@@ -136,3 +136,15 @@ def test_a_wait_does_not_take_an_index_for_another_that_has_its_id_as_name(
         return Answer(200, "".join(fitting), STREAM)
 
     assert calls.waited(serve(script).url, 5.0)["cas"] == 8
+
+
+def test_a_value_may_have_what_is_a_line_break_elsewhere(
+    serve: Callable[[Script], Node], calls: Any
+) -> None:
+    """httpx-sse before 0.4.3 cuts an event in two there, and the watch never gets past it."""
+    told = '{"cas":7,"value":"a\u2028b\u2029c\u0085d"}'
+    stream = Answer(200, event("change", told) + event("compacted", '{"oldest":9}'), STREAM)
+    node = serve(lambda request: members() if request.path == "/v1/members" else stream)
+    with pytest.raises(CoordinatorError) as caught:
+        calls.watched(node.url)
+    assert caught.value.code == "compacted"
