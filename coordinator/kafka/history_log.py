@@ -170,7 +170,7 @@ class HistoryLog:
         """
         offset = Offset(place)
         while offset < beyond.offset and not self._stopping.is_set():
-            message = self._log.first(offset, self._stopping)
+            message = self._log.first(offset, self._stopping, END_WAIT_S)
             if message is None:
                 return None
             offset = Offset(int(message.offset() or 0))

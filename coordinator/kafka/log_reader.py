@@ -43,6 +43,11 @@ class Read(NamedTuple):
     """The broker said that there is no more; silence does not say so."""
 
 
+def silent(topic: str) -> KafkaException:
+    """What is raised where Kafka says nothing of a topic, not even that it ends."""
+    return KafkaException(KafkaError(KafkaError._TIMED_OUT, f"{topic} is silent"))
+
+
 class LogReader:
     """A consumer of partition 0 of a topic. The caller closes it."""
 
@@ -86,13 +91,21 @@ class LogReader:
                     raise KafkaException(error)
             yield Read(records, position, at_end)
 
-    def first(self, offset: Offset, stopping: threading.Event) -> Message | None:
-        """Return the first record at or above `offset`, None if there is none."""
+    def first(
+        self, offset: Offset, stopping: threading.Event, patience_s: float = SILENCE_S
+    ) -> Message | None:
+        """Return the first record at or above `offset`, None if there is none.
+
+        Raises KafkaException, also when Kafka says nothing for so long.
+        """
+        until_s = time.monotonic() + patience_s
         for found in self.read(offset, stopping):
             if found.records:
                 return found.records[0]
             if found.at_end:
                 break
+            if time.monotonic() > until_s:
+                raise silent(self._topic)
         return None
 
 
@@ -113,7 +126,7 @@ def read_to_end(
             if found.records:
                 heard_s = time.monotonic()
             elif time.monotonic() - heard_s > SILENCE_S:
-                raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"{topic} is silent"))
+                raise silent(topic)
 
 
 def read_events(

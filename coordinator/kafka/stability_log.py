@@ -17,7 +17,7 @@ from coordinator import codec
 from coordinator.core.model.stream_records import StabilityTimestamp
 from coordinator.core.model.types import Offset
 from coordinator.kafka.history_log import SHORT_READS
-from coordinator.kafka.log_reader import LogReader
+from coordinator.kafka.log_reader import LogReader, silent
 from coordinator.kafka.topics import STABILITY_HISTORY, topic_name
 from schemas.registry import SchemaError
 
@@ -25,6 +25,7 @@ FIRST_WINDOW, WINDOW_MAX = 64, 1_000
 """So many records are read at a time: each may have thousands of vbuckets."""
 
 SCAN_S = 2.0
+SILENCE_S = 5.0
 LATE_MS = 60_000
 """So much later than its time a timestamp may have been written."""
 
@@ -95,7 +96,12 @@ class StabilityLog:
         self, log: LogReader, bucket: str, begin: Offset, end: Offset
     ) -> Iterator[tuple[int, StabilityTimestamp]]:
         """Yield a bucket's timestamps between two offsets, oldest first."""
+        heard_s = time.monotonic()
         for found in log.read(begin, self._stopping):
+            if found.records:
+                heard_s = time.monotonic()
+            elif time.monotonic() - heard_s > SILENCE_S:
+                raise silent(self._topic)
             for message in found.records:
                 offset = int(message.offset() or 0)
                 if offset < end and (record := _timestamp(message, bucket)) is not None:
