@@ -1,8 +1,10 @@
-"""Keep a copy of the topology in SQLite, whatever dies: `python examples/topology_copy.py FILE`.
+"""Keep a copy of the state in SQLite, whatever dies: `python examples/topology_copy.py FILE`.
 
 Each transaction of the coordinator becomes one transaction of SQLite, together with its CAS. So the
 copy is always the state of some CAS, and whoever starts this again, after any crash, goes on after
-that CAS without a gap. Set INDEXCTL_URL to the nodes; Ctrl-C ends it.
+that CAS without a gap. The view `slices` names the indexer of each slice's master copy. Set
+INDEXCTL_URL to the nodes, with commas. It prints the CAS of the copy again and again, also while
+nothing changes; Ctrl-C ends it.
 """
 
 from __future__ import annotations
@@ -53,9 +55,9 @@ def position_of(copy: sqlite3.Connection) -> int:
 
 def follow(copy: sqlite3.Connection, events: Iterable[Event]) -> None:
     """Write what comes, a transaction at a time."""
-    for cas, group in transactions(events):
+    for cas, is_snapshot, group in transactions(events):
         with copy:
-            if group and group[0]["type"] == "snapshot":
+            if is_snapshot:
                 copy.execute("DELETE FROM entities")
             for event in group:
                 if event.get("dropped"):
@@ -67,8 +69,8 @@ def follow(copy: sqlite3.Connection, events: Iterable[Event]) -> None:
         print(f"CAS {cas}", flush=True)
 
 
-def transactions(events: Iterable[Event]) -> Iterator[tuple[int, list[Event]]]:
-    """Yield the changes of each transaction with the CAS that they lead to.
+def transactions(events: Iterable[Event]) -> Iterator[tuple[int, bool, list[Event]]]:
+    """Yield the CAS of each transaction, whether it is a snapshot, and its changes.
 
     A transaction is whole when another begins, or when a bookmark says that all before it was told.
     """
@@ -78,17 +80,17 @@ def transactions(events: Iterable[Event]) -> Iterator[tuple[int, list[Event]]]:
             group = []
             continue
         if event["type"] in ("bookmark", "snapshot_end"):
-            yield event["cas"], group
+            yield event["cas"], event["type"] == "snapshot_end", group
             group = []
             continue
         if group and group[-1]["txn"] != event["txn"]:
-            yield group[-1]["cas"], group
+            yield group[-1]["cas"], False, group
             group = []
         group.append(event)
 
 
 if __name__ == "__main__":
     try:
-        main(sys.argv[1])
+        main(sys.argv[1] if len(sys.argv) == 2 else sys.exit(__doc__))
     except KeyboardInterrupt:
         sys.exit(130)
