@@ -95,3 +95,14 @@ def test_a_bucket_filters_timestamps_though_no_change_is_watched(shell: LoneShel
 
     events = asyncio.run(scenario())
     assert [e["bucket"] for e in events if e["type"] == "stability"] == ["travel"]
+
+
+def test_an_unknown_kind_is_told_every_kind_of_a_watch(shell: LoneShell) -> None:
+    async def scenario() -> httpx.Response:
+        async with shell.client() as client:
+            return await client.get("/v1/watch?kind=nope")
+
+    response = asyncio.run(scenario())
+    assert response.status_code == 400
+    known = "index, bucket, setting, stream, consumed, members, stability"
+    assert response.json()["error"]["message"] == f"kind 'nope' does not exist: one of {known}"
