@@ -58,20 +58,24 @@ def history(
     request: Annotated[Names, _filter("what this request did")] = None,
     txn: Annotated[Names, _filter("this transaction")] = None,
     since: Annotated[
-        str | None, typer.Option(metavar="WHEN", help=f"Only later changes than this: {WHEN}.")
+        str | None, typer.Option(metavar="WHEN", help=f"Only changes after this: {WHEN}.")
     ] = None,
     until: Annotated[
-        str | None, typer.Option(metavar="WHEN", help="Only changes up to this, as --since.")
+        str | None,
+        typer.Option(metavar="WHEN", help="Only changes up to this. Give it as --since."),
     ] = None,
     limit: Annotated[
         int | None,
-        typer.Option("--limit", "-n", min=1, help=f"The newest so many (default: {NEWEST})."),
+        typer.Option("--limit", "-n", min=1, help=f"Show the newest so many (default: {NEWEST})."),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Show all, not only the newest.")
+    ] = False,
 ) -> None:
-    """Show who changed what, oldest first: the newest changes, or those that filters select.
+    """Show who changed what: the newest changes that fit the filters, the oldest of them first.
 
-    Every filter must fit. An index is found by what it was before the change, or after.
+    Every filter must fit; one that is repeated fits with any of its values. A filter for indexes
+    fits if the index was so before the change, or is so after it. A setting has the key config/KEY.
     """
     if everything and limit is not None:
         raise CommandError("usage", "--all or --limit, not both")
@@ -205,13 +209,13 @@ def watch(
     indexer: Annotated[list[int] | None, _filter("indexes with a slice on this indexer")] = None,
     state: Annotated[Names, _filter("indexes that enter or leave this state")] = None,
     principal: Annotated[Names, _filter("what this principal asked for")] = None,
-    after: Annotated[
-        str, typer.Option(metavar="CAS|now|snapshot", help="From here on (default: now).")
-    ] = "now",
+    after: Annotated[str, typer.Option(metavar="CAS|now|snapshot", help="Begin here.")] = "now",
 ) -> None:
     """Show changes as they happen, until Ctrl-C; after a failover it goes on by itself.
 
-    With `--after snapshot`, all that there is comes first.
+    Nothing is printed until something changes. With `--after CAS`, the changes since then come
+    first; with `--after snapshot`, all that there is. With only stability or members as --kind, no
+    changes are shown.
     """
     cas = cas_in(after, "--after")
     if after not in ("now", "snapshot") and cas is None:
@@ -264,6 +268,8 @@ def state(
 ) -> None:
     """Show the whole state: indexes, buckets and settings, as they are or as they were."""
     with session.connect() as client:
+        if at is not None:
+            client.members()  # A node waits for a CAS that is still to come: it is not dead.
         found = client.state(**_moment(at, "--at")) if at is not None else client.state()
     if session.json:
         print_json(found)
@@ -294,11 +300,12 @@ def diff(
     session: Session,
     before: Annotated[str, typer.Argument(metavar="A", help=WHEN[0].upper() + WHEN[1:] + ".")],
     after: Annotated[
-        str | None, typer.Argument(metavar="[B]", help="Likewise (default: now).")
+        str | None, typer.Argument(metavar="[B]", help="Given as A (default: now).")
     ] = None,
 ) -> None:
-    """Show what is not the same at two moments, by key."""
+    """Show what differs between two moments, by key: - is the value at A, + the value at B."""
     with session.connect() as client:
+        client.members()
         first = _cas_of(client, before, "A")
         found = client.diff(first, None if after is None else _cas_of(client, after, "B"))
     if session.json:

@@ -8,9 +8,8 @@ from coordinator.cli.output import CommandError
 
 UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 DIGITS_MAX = 1_000
-WHEN = (
-    "a CAS; a time such as 2026-11-24T10:30, local unless it says Z or +01:00; or an age: 10m, 2h"
-)
+TIME = "a time such as 2026-11-24T10:30, local unless it says Z or +01:00; or an age: 10m, 2h"
+WHEN = f"a CAS; {TIME}"
 
 
 def moment(at_ms: int) -> str:
@@ -27,8 +26,11 @@ def cas_in(text: str, what: str) -> int | None:
     return int(text)
 
 
-def ms_of(text: str, what: str) -> int:
-    """Return a time, or how long ago it was, in ms since 1970. CommandError `usage`."""
+def ms_of(text: str, what: str, fits: str = WHEN) -> int:
+    """Return a time, or how long ago it was, in ms since 1970. CommandError `usage`.
+
+    `fits` says what may stand there, for people.
+    """
     number, unit = text[:-1], UNITS.get(text[-1:])
     try:
         if unit is not None and number.isdecimal():
@@ -38,7 +40,7 @@ def ms_of(text: str, what: str) -> int:
     except OverflowError:
         return 0
     except ValueError:
-        raise CommandError("usage", f"{what}: {text!r} is no moment. Give {WHEN}") from None
+        raise CommandError("usage", f"{what}: {text!r} is no moment. Give {fits}") from None
 
 
 def _ago_ms(age: timedelta) -> int:

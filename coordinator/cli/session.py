@@ -18,7 +18,7 @@ TIMEOUT_S = 30.0
 TIMEOUT_S_MAX = 1_000_000.0
 FIRST_CONTACT_S = 2.0
 SLOW_HINT = "a node has answered before; give it longer with --timeout"
-NOBODY_HINT = "start one with `indexctl run`, or set INDEXCTL_URL"
+NOBODY_HINT = "start one with `indexctl run`, or set INDEXCTL_URL to live nodes"
 DEFAULT_URLS = "http://127.0.0.1:8600,http://127.0.0.1:8601,http://127.0.0.1:8602"
 """The nodes of `indexctl run`: a command must find the others when the first one is dead."""
 

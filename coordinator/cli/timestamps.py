@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.cli.moments import moment, ms_of
+from coordinator.cli.moments import TIME, moment, ms_of
 from coordinator.cli.output import CommandError, console, plain, print_json, print_table, table
 from coordinator.cli.session import Session, command
 
@@ -39,14 +39,18 @@ def timestamps(
         bool, typer.Option("--watch", "-w", help="Refresh every second, until Ctrl-C.")
     ] = False,
     history: Annotated[
-        bool, typer.Option("--history", help="The timestamps that BUCKET had, newest first.")
+        bool,
+        typer.Option(
+            "--history",
+            help="Show the timestamps that BUCKET had in the last seven days, newest first.",
+        ),
     ] = False,
     limit: Annotated[
-        int, typer.Option("--limit", "-n", min=1, help="With --history: so many.")
+        int, typer.Option("--limit", "-n", min=1, help="With --history: show the newest so many.")
     ] = 20,
     until: Annotated[
         str | None,
-        typer.Option(metavar="WHEN", help="With --history: not later than this time or age."),
+        typer.Option(metavar="WHEN", help=f"With --history: none later than this: {TIME}."),
     ] = None,
     record: Annotated[
         Path | None,
@@ -68,6 +72,8 @@ def timestamps(
                 raise CommandError("usage", "of which bucket is the history? Give BUCKET")
             _show_history(session, client, bucket, limit, until)
             return
+        if until is not None:
+            raise CommandError("usage", "--until needs --history")
         if not watch:
             found = next(_recorded(iter([gather(client, bucket)]), record))
             if session.json:
@@ -82,7 +88,7 @@ def timestamps(
 def _show_history(
     session: Session, client: "Client", bucket: str, limit: int, until: str | None
 ) -> None:
-    to_ms = None if until is None else ms_of(until, "--until")
+    to_ms = None if until is None else ms_of(until, "--until", TIME)
     found: list[dict[str, Any]] = []
     before: int | None = None
     while len(found) < limit:

@@ -152,6 +152,9 @@ class EventStream(Response):
         self._turn = turn
         self._wake = asyncio.Event()
         self._is_gone = False
+        self._has_caught_up = False
+        """Whether it was sent something of the history, which may end within a transaction."""
+
         self._subscription: Subscription | None = None
         self._extras = _Extras(shell, watched)
 
@@ -249,6 +252,7 @@ class EventStream(Response):
             except (ApiError, StillReadingError):
                 await asyncio.sleep(RETRY_S)
                 continue
+            self._has_caught_up = True
             if page.changes:
                 yield b"".join(map(change_frame, page.changes))
             after = newest.cas if page.next is None else page.next
@@ -259,7 +263,8 @@ class EventStream(Response):
         if subscription is None:
             return
         changes = self._shell.changes
-        told_s, pause_s = loop.time(), BOOKMARK_S
+        told_s = loop.time()
+        pause_s = BOOKMARK_SOON_S if self._has_caught_up else BOOKMARK_S
         while not self._is_gone:
             self._wake.clear()
             found = subscription.take(LIMIT, self._shell.node.state.cas)

@@ -726,6 +726,27 @@ def test_watching_prints_a_document_a_line_until_it_is_interrupted(cluster):
         assert watching.wait(20) == 0
 
 
+@pytest.mark.parametrize(
+    "arguments", [("state", "--at", "99"), ("diff", "99"), ("diff", "1", "99")]
+)
+def test_a_node_that_waits_for_a_cas_still_to_come_is_not_taken_for_no_node(cluster, arguments):
+    waits = ("/v1/state", "/v1/diff")
+    cluster.override = lambda request: Answer(200, None) if request.path in waits else None
+    result = indexctl(*arguments, "--timeout", "0.3")
+    assert result.exit_code == 5
+    assert f"no answer from {cluster.url} in " in result.stderr
+    assert "indexctl run" not in result.stderr
+
+
+def test_until_is_a_time_of_the_history_of_timestamps(cluster):
+    alone = indexctl("timestamps", "travel", "--until", "5m")
+    assert (alone.exit_code, alone.stderr) == (2, "error: --until needs --history [usage]\n")
+    a_cas = indexctl("timestamps", "travel", "--history", "--until", "5")
+    assert a_cas.exit_code == 2
+    assert "Give a time such as" in a_cas.stderr
+    assert "CAS" not in a_cas.stderr
+
+
 def test_a_watch_of_a_bucket_that_is_not_there_ends_at_once(cluster):
     assert indexctl("timestamps", "none", "--watch").exit_code == 3
 
