@@ -29,6 +29,7 @@ def slices() -> st.SearchStrategy[tuple[entities.Slice, ...]]:
 
 
 def indexes() -> st.SearchStrategy[entities.Index]:
+    """Any indexes; a request makes no more than one."""
     return st.builds(
         entities.Index,
         id=IDS,
@@ -44,7 +45,7 @@ def indexes() -> st.SearchStrategy[entities.Index]:
         slices=slices(),
         request=TEXTS,
         created_ms=st.integers(0, 2**50),
-    )
+    ).map(lambda index: replace(index, request=f"{index.id}/{index.request}"))
 
 
 def any_entity() -> st.SearchStrategy[Entity]:
