@@ -172,7 +172,6 @@ class Run(Supervised):
 
     def __init__(self, folder: Path, cluster: str, servers: str = "", brokers: int = 1) -> None:
         self.folder, self.output = folder, folder / "output"
-        RUNS.append(self)
         arguments = [CHILD, str(folder), str(pick_free()), cluster, servers, str(brokers)]
         with open(self.output, "wb") as output:
             self.process = subprocess.Popen(
@@ -181,6 +180,7 @@ class Run(Supervised):
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
+        RUNS.append(self)
 
 
 def state_of(folder: Path) -> dict[str, object]:
