@@ -6,13 +6,9 @@ import time
 from collections import Counter
 from contextlib import closing
 
-from confluent_kafka import TopicPartition
-
-from coordinator import codec
 from coordinator.core.model.records import NodeHeartbeat
-from coordinator.kafka import readers
+from coordinator.kafka.log_reader import LogReader, decoded
 from coordinator.kafka.topics import HEARTBEAT, topic_name
-from schemas.registry import SchemaError
 
 LISTEN_S = 1.2
 """Nodes send four heartbeats a second."""
@@ -25,23 +21,16 @@ def live_nodes(
     bootstrap_servers: str, cluster: str, listen_s: float = LISTEN_S
 ) -> list[NodeHeartbeat]:
     """Return a heartbeat of each node that is alive now, by number. Raises KafkaException."""
-    topic = topic_name(cluster, HEARTBEAT)
     heard: Counter[tuple[int, int]] = Counter()
     last: dict[int, NodeHeartbeat] = {}
-    with closing(readers.consumer(bootstrap_servers, "heartbeats")) as reader:
-        _, end = readers.bounds(reader, TopicPartition(topic, 0))
-        reader.assign([TopicPartition(topic, 0, end)])
+    with closing(LogReader(bootstrap_servers, topic_name(cluster, HEARTBEAT), "heartbeats")) as log:
+        _, end = log.bounds()
         until_s = time.monotonic() + listen_s
-        while time.monotonic() < until_s:
-            for message in readers.available(reader):
-                if message.error() is not None:
-                    continue
-                try:
-                    beat = codec.decode(message.value() or b"")
-                except SchemaError:
-                    continue
-                if isinstance(beat, NodeHeartbeat):
-                    heard[beat.node, beat.incarnation] += 1
-                    last[beat.node] = beat
+        for found in log.read(end):
+            for _, beat in decoded(found.records, NodeHeartbeat):
+                heard[beat.node, beat.incarnation] += 1
+                last[beat.node] = beat
+            if time.monotonic() > until_s:
+                break
     alive = {node for (node, _), count in heard.items() if count >= HEARD_MIN}
     return [last[node] for node in sorted(alive)]

@@ -10,18 +10,16 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from confluent_kafka import KafkaError, KafkaException, Message
+from confluent_kafka import KafkaError, KafkaException
 
-from coordinator import codec
 from coordinator.core.history.changes import transactions
 from coordinator.core.model.records import Event
 from coordinator.core.model.types import Cas, Offset
-from coordinator.kafka.log_reader import BadRecord, LogReader
+from coordinator.kafka.log_reader import BadRecord, LogReader, decoded, ignore, stopped
 from coordinator.kafka.topics import HISTORY, topic_name
-from schemas.registry import SchemaError
 
 END_WAIT_S = 5.0
 """So long the last events may take to become visible after their verdict: the markers of one Kafka
@@ -36,20 +34,11 @@ NEAR = 500
 """So many records are rather read than a place found more precisely."""
 
 
-def _stopped() -> KafkaException:
-    """What is raised where a reading was stopped: half an answer would be a wrong one."""
-    return KafkaException(KafkaError(KafkaError._DESTROY, "this node is stopping"))
-
-
 class Mark(NamedTuple):
     """An event's CAS, and its offset."""
 
     cas: int
     offset: int
-
-
-def ignore(_: Message, __: str) -> None:
-    """Pass over a record that is no event: whoever copies the history has told of it."""
 
 
 class HistoryLog:
@@ -93,12 +82,12 @@ class HistoryLog:
         begin = self._above(above, up_to) if above else self._log.bounds()[0]
         heard_s, seen = time.monotonic(), above
         for found in self._log.read(begin, self._stopping):
-            for number, (event, offset) in enumerate(self._decoded(found.records)):
+            for number, (message, event) in enumerate(decoded(found.records, Event, self._bad)):
                 # What is above is newer than what was asked for, or a stranger's.
                 if seen < event.cas <= up_to:
                     seen = event.cas
                     if number == 0:
-                        self._mark(Mark(event.cas, offset))
+                        self._mark(Mark(event.cas, int(message.offset() or 0)))
                     yield event
             if seen >= up_to:
                 return
@@ -107,7 +96,7 @@ class HistoryLog:
             elif time.monotonic() - heard_s > END_WAIT_S:
                 text = f"history shows nothing above CAS {seen}, though {up_to} was committed"
                 raise KafkaException(KafkaError(KafkaError._TIMED_OUT, text))
-        raise _stopped()
+        raise stopped()
 
     def cas_at(self, at_ms: int, newest: Cas) -> Cas:
         """Return the CAS of the last event that a master made at this time or before, else 0.
@@ -127,7 +116,7 @@ class HistoryLog:
             else:
                 below = Mark(found[0].cas, found[1])
         if self._stopping.is_set():
-            raise _stopped()
+            raise stopped()
         return Cas(below.cas)
 
     def _above(self, cas: Cas, up_to: Cas) -> Offset:
@@ -159,8 +148,10 @@ class HistoryLog:
         return Offset(max(low, below.offset + 1))
 
     def _mark(self, mark: Mark) -> None:
+        """Remember a place, unless one near it is known: there are no more than the log is long."""
         at = bisect_right(self._marks, mark)
-        if at == 0 or self._marks[at - 1] != mark:
+        around = self._marks[max(0, at - 1) : at + 1]
+        if all(abs(mark.offset - known.offset) >= NEAR for known in around):
             self._marks.insert(at, mark)
 
     def _between(self, place: int, below: Mark, beyond: Mark) -> tuple[Event, Offset] | None:
@@ -176,20 +167,8 @@ class HistoryLog:
             offset = Offset(int(message.offset() or 0))
             if offset >= beyond.offset:
                 return None
-            for event, _ in self._decoded([message]):
+            for _, event in decoded([message], Event, self._bad):
                 if below.cas < event.cas < beyond.cas:
                     return event, offset
             offset = Offset(offset + 1)
         return None
-
-    def _decoded(self, messages: Iterable[Message]) -> Iterator[tuple[Event, Offset]]:
-        for message in messages:
-            try:
-                record = codec.decode(message.value() or b"")
-            except SchemaError as error:
-                self._bad(message, str(error))
-                continue
-            if isinstance(record, Event):
-                yield record, Offset(int(message.offset() or 0))
-            else:
-                self._bad(message, f"{type(record).__name__} does not belong here")

@@ -6,12 +6,13 @@ thread that asks.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
@@ -22,6 +23,8 @@ from coordinator.kafka import readers
 from coordinator.kafka.errors import passes_by_itself
 from coordinator.kafka.settings import EVENT_HEADER
 from schemas.registry import SchemaError
+
+Kind = TypeVar("Kind")
 
 END_WAIT_MS = 5
 """The broker tells the end of a partition after this wait."""
@@ -43,9 +46,29 @@ class Read(NamedTuple):
     """The broker said that there is no more; silence does not say so."""
 
 
-def silent(topic: str) -> KafkaException:
-    """What is raised where Kafka says nothing of a topic, not even that it ends."""
-    return KafkaException(KafkaError(KafkaError._TIMED_OUT, f"{topic} is silent"))
+def stopped() -> KafkaException:
+    """What is raised where a reading was stopped: half an answer would be a wrong one."""
+    return KafkaException(KafkaError(KafkaError._DESTROY, "this node is stopping"))
+
+
+def ignore(_: Message, __: str) -> None:
+    """Pass over a record that does not belong: whoever follows the topic tells of it."""
+
+
+def decoded(
+    messages: Iterable[Message], kind: type[Kind], bad: BadRecord = ignore
+) -> Iterator[tuple[Message, Kind]]:
+    """Yield the records of one kind, each with its message; `bad` is told of all else."""
+    for message in messages:
+        try:
+            record = codec.decode(message.value() or b"")
+        except SchemaError as error:
+            bad(message, str(error))
+            continue
+        if isinstance(record, kind):
+            yield message, record
+        else:
+            bad(message, f"{type(record).__name__} does not belong here")
 
 
 class LogReader:
@@ -73,10 +96,20 @@ class LogReader:
         (found,) = self._consumer.offsets_for_times([asked], readers.POLL_S * 25)
         return self.bounds()[1] if found.offset < 0 else Offset(found.offset)
 
-    def read(self, offset: Offset, stopping: threading.Event | None = None) -> Iterator[Read]:
-        """Yield what comes from `offset` on, also where nothing comes. Raises KafkaException."""
+    def read(
+        self,
+        offset: Offset,
+        stopping: threading.Event | None = None,
+        patience_s: float = math.inf,
+    ) -> Iterator[Read]:
+        """Yield what comes from `offset` on, also where nothing comes.
+
+        Raises KafkaException, also when Kafka says nothing for `patience_s`, not even that the
+        topic ends.
+        """
         self._consumer.assign([TopicPartition(self._topic, 0, offset)])
         position, at_end = offset, False
+        heard_s = time.monotonic()
         while stopping is None or not stopping.is_set():
             records: list[Message] = []
             for message in readers.available(self._consumer):
@@ -89,6 +122,10 @@ class LogReader:
                     position, at_end = Offset(max(position, int(message.offset() or 0))), True
                 elif not passes_by_itself(error):
                     raise KafkaException(error)
+            if records or at_end:
+                heard_s = time.monotonic()
+            elif time.monotonic() - heard_s > patience_s:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"{self._topic} is silent"))
             yield Read(records, position, at_end)
 
     def first(
@@ -98,14 +135,11 @@ class LogReader:
 
         Raises KafkaException, also when Kafka says nothing for so long.
         """
-        until_s = time.monotonic() + patience_s
-        for found in self.read(offset, stopping):
+        for found in self.read(offset, stopping, patience_s):
             if found.records:
                 return found.records[0]
             if found.at_end:
                 break
-            if time.monotonic() > until_s:
-                raise silent(self._topic)
         return None
 
 
@@ -118,15 +152,11 @@ def read_to_end(
     """
     with closing(LogReader(bootstrap_servers, topic, group)) as log:
         low, end = log.bounds()
-        heard_s = time.monotonic()
-        for found in log.read(Offset(low if last is None else max(low, end - last))):
+        begin = Offset(low if last is None else max(low, end - last))
+        for found in log.read(begin, patience_s=SILENCE_S):
             yield from found.records
             if found.at_end:
                 return
-            if found.records:
-                heard_s = time.monotonic()
-            elif time.monotonic() - heard_s > SILENCE_S:
-                raise silent(topic)
 
 
 def read_events(

@@ -11,15 +11,11 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from confluent_kafka import KafkaError, KafkaException, Message
-
-from coordinator import codec
 from coordinator.core.model.stream_records import StabilityTimestamp
 from coordinator.core.model.types import Offset
 from coordinator.kafka.history_log import SHORT_READS
-from coordinator.kafka.log_reader import LogReader, silent
+from coordinator.kafka.log_reader import LogReader, decoded, stopped
 from coordinator.kafka.topics import STABILITY_HISTORY, topic_name
-from schemas.registry import SchemaError
 
 FIRST_WINDOW, WINDOW_MAX = 64, 1_000
 """So many records are read at a time: each may have thousands of vbuckets."""
@@ -96,28 +92,13 @@ class StabilityLog:
         self, log: LogReader, bucket: str, begin: Offset, end: Offset
     ) -> Iterator[tuple[int, StabilityTimestamp]]:
         """Yield a bucket's timestamps between two offsets, oldest first."""
-        heard_s = time.monotonic()
-        for found in log.read(begin, self._stopping):
-            if found.records:
-                heard_s = time.monotonic()
-            elif time.monotonic() - heard_s > SILENCE_S:
-                raise silent(self._topic)
-            for message in found.records:
-                offset = int(message.offset() or 0)
-                if offset < end and (record := _timestamp(message, bucket)) is not None:
-                    yield offset, record
+        key = bucket.encode()
+        for found in log.read(begin, self._stopping, SILENCE_S):
+            # Of another bucket it need not be decoded.
+            own = [m for m in found.records if m.key() == key and int(m.offset() or 0) < end]
+            for message, record in decoded(own, StabilityTimestamp):
+                if record.bucket == bucket:
+                    yield int(message.offset() or 0), record
             if found.position >= end or found.at_end:
                 return
-        raise KafkaException(KafkaError(KafkaError._DESTROY, "this node is stopping"))
-
-
-def _timestamp(message: Message, bucket: str) -> StabilityTimestamp | None:
-    """Return the timestamp of a bucket that a record is, None if it is none."""
-    if message.key() != bucket.encode():
-        return None
-    try:
-        record = codec.decode(message.value() or b"")
-    except SchemaError:
-        return None
-    is_of_bucket = isinstance(record, StabilityTimestamp) and record.bucket == bucket
-    return record if is_of_bucket else None
+        raise stopped()

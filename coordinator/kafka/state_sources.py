@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
@@ -22,12 +22,9 @@ from coordinator.core.consensus.full_sync import COMPACTED, COPY, HISTORY
 from coordinator.core.model.records import Event
 from coordinator.core.model.types import Cas, Offset
 from coordinator.kafka import topics
-from coordinator.kafka.log_reader import BadRecord, LogReader, read_events
+from coordinator.kafka.log_reader import BadRecord, Kind, LogReader, decoded, read_events
 from coordinator.kafka.producers import UNKNOWN, offset_of
 from coordinator.kafka.settings import plain_settings
-from schemas.registry import SchemaError
-
-Kind = TypeVar("Kind")
 
 GROUP = "sources"
 
@@ -155,16 +152,7 @@ class Sources:
 
     def _decoded(self, messages: Iterable[Message], kind: type[Kind]) -> Iterator[Kind]:
         """Yield the records of one kind; what is none of it is told of and passed over."""
-        for message in messages:
-            try:
-                record = codec.decode(message.value() or b"")
-            except SchemaError as error:
-                self._bad(message, str(error))
-                continue
-            if isinstance(record, kind):
-                yield record
-            else:
-                self._bad(message, f"{type(record).__name__} does not belong here")
+        return (record for _, record in decoded(messages, kind, self._bad))
 
     # -- history -----------------------------------------------------------------------------
 
