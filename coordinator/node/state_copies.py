@@ -16,7 +16,7 @@ from bisect import bisect_right
 from pathlib import Path
 
 from coordinator import codec
-from coordinator.core.catalog.snapshots import SnapshotChunk, chunks, versioned
+from coordinator.core.catalog.snapshots import Assembly, SnapshotChunk, chunks
 from coordinator.core.catalog.state import EMPTY, StateContext, Versioned, restore
 from coordinator.core.model.types import Cas
 from coordinator.runtime.files import make_durably
@@ -24,6 +24,9 @@ from schemas.registry import SchemaError
 
 SUFFIX, HALF_SUFFIX = ".state", ".tmp"
 LENGTH = struct.Struct("<I")
+COPY = 0
+"""The number of the one copy in a file."""
+
 SPACING_MIN = 4_000
 """So many CAS lie between two copies at least: some tenths of a second of replay."""
 
@@ -87,7 +90,7 @@ class StateCopies:
             make_durably(self._folder)
             with open(temporary, "wb") as file:
                 packer = zlib.compressobj(1)
-                for chunk in chunks(0, state):
+                for chunk in chunks(COPY, state):
                     raw = codec.encode(chunk)
                     file.write(packer.compress(LENGTH.pack(len(raw)) + raw))
                 file.write(packer.flush())
@@ -108,7 +111,7 @@ class StateCopies:
         """Return the state of a copy. Raises ValueError: it is not what it says."""
         raw = zlib.decompress(self._path(cas).read_bytes())
         entities: list[tuple[str, Versioned]] = []
-        digest, position, is_whole = None, 0, False
+        assembly, digest, position = Assembly(COPY), None, 0
         while position < len(raw):
             (length,) = LENGTH.unpack_from(raw, position)
             position += LENGTH.size
@@ -116,9 +119,9 @@ class StateCopies:
             position += length
             if not isinstance(chunk, SnapshotChunk) or chunk.cas != cas:
                 raise ValueError("it has something else in it")
-            entities += versioned(chunk.entries)
-            digest, is_whole = chunk.digest, chunk.is_last
+            entities += assembly.add(chunk)
+            digest = chunk.digest
         state = restore(cas, entities)
-        if not is_whole or state.digest != digest:
+        if not assembly.is_whole or state.digest != digest:
             raise ValueError("it is not whole")
         return state

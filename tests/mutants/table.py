@@ -1376,8 +1376,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a-damaged-copy-of-a-past-state-is-believed",
         "coordinator/node/state_copies.py",
-        "if not is_whole or state.digest != digest:",
-        "if not is_whole:",
+        "if not assembly.is_whole or state.digest != digest:",
+        "if not assembly.is_whole:",
         "tests/unit/node/test_state_copies.py",
     ),
 )
