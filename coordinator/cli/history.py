@@ -34,6 +34,18 @@ ABSENT: Any = object()
 Names = list[str] | None
 
 
+def _filter(what: str) -> Any:
+    return typer.Option(metavar="X", help=f"Only {what}; repeat for more.")
+
+
+Key = Annotated[Names, _filter("the entity under this key, such as config/app")]
+Bucket = Annotated[Names, _filter("what belongs to this bucket")]
+Index = Annotated[Names, _filter("the index of this id or name")]
+Indexer = Annotated[list[int] | None, _filter("indexes with a slice on this indexer")]
+State = Annotated[Names, _filter("indexes that enter or leave this state")]
+Principal = Annotated[Names, _filter("what this principal asked for")]
+
+
 def add_to(root: typer.Typer) -> None:
     """Add them to the root command."""
     command(root, "history")(history)
@@ -42,19 +54,15 @@ def add_to(root: typer.Typer) -> None:
     command(root, "watch")(watch)
 
 
-def _filter(what: str) -> Any:
-    return typer.Option(metavar="X", help=f"Only {what}; repeat for more.")
-
-
 def history(
     session: Session,
-    key: Annotated[Names, _filter("the entity under this key, such as config/app")] = None,
+    key: Key = None,
     kind: Annotated[Names, _filter("index, bucket, setting, stream or consumed")] = None,
-    bucket: Annotated[Names, _filter("what belongs to this bucket")] = None,
-    index: Annotated[Names, _filter("the index of this id or name")] = None,
-    indexer: Annotated[list[int] | None, _filter("indexes with a slice on this indexer")] = None,
-    state: Annotated[Names, _filter("indexes that enter or leave this state")] = None,
-    principal: Annotated[Names, _filter("what this principal asked for")] = None,
+    bucket: Bucket = None,
+    index: Index = None,
+    indexer: Indexer = None,
+    state: State = None,
+    principal: Principal = None,
     request: Annotated[Names, _filter("what this request did")] = None,
     txn: Annotated[Names, _filter("this transaction")] = None,
     since: Annotated[
@@ -200,15 +208,15 @@ def _short(value: Any) -> str:
 
 def watch(
     session: Session,
-    key: Annotated[Names, _filter("the entity under this key, such as config/app")] = None,
+    key: Key = None,
     kind: Annotated[
         Names, _filter("index, bucket, setting, stream, consumed, stability or members")
     ] = None,
-    bucket: Annotated[Names, _filter("what belongs to this bucket")] = None,
-    index: Annotated[Names, _filter("the index of this id or name")] = None,
-    indexer: Annotated[list[int] | None, _filter("indexes with a slice on this indexer")] = None,
-    state: Annotated[Names, _filter("indexes that enter or leave this state")] = None,
-    principal: Annotated[Names, _filter("what this principal asked for")] = None,
+    bucket: Bucket = None,
+    index: Index = None,
+    indexer: Indexer = None,
+    state: State = None,
+    principal: Principal = None,
     after: Annotated[str, typer.Option(metavar="CAS|now|snapshot", help="Begin here.")] = "now",
 ) -> None:
     """Show changes as they happen, until Ctrl-C; after a failover it goes on by itself.
