@@ -28,13 +28,14 @@ from coordinator.http import models, views
 from coordinator.http.aside import DEFINITIONS, READS, VIEWS, Turns
 from coordinator.http.encoding import Raw, encoded
 from coordinator.http.errors import ApiError, error_response, json_response, raise_unless_ok
-from coordinator.http.history import MS_MAX, add_history, past_state
+from coordinator.http.history import add_history, past_state
 from coordinator.http.membership import add_membership
 from coordinator.http.reading import BoundedRoute, beside, body_of
 from coordinator.http.scan import add_scans
 from coordinator.http.shared import (
     APPLIED_CAS,
     DEADLINE_MS,
+    MS_MAX,
     Consistency,
     read_answer,
     read_aside,

@@ -22,14 +22,13 @@ from coordinator.http.aside import HISTORY
 from coordinator.http.encoding import encoded
 from coordinator.http.errors import ApiError
 from coordinator.http.predicates import checked, predicate_of
-from coordinator.http.shared import APPLIED_CAS, Consistency
+from coordinator.http.shared import APPLIED_CAS, MS_MAX, Consistency
 from coordinator.node.history import CompactedError, StillReadingError
 from coordinator.node.shell import Shell
 
 T = TypeVar("T")
 
 LIMIT, LIMIT_MAX = 100, 1_000
-MS_MAX = 2**53 - 1
 
 CasParameter = Annotated[int, Query(ge=0, le=CAS_MAX)]
 Ms = Annotated[int | None, Query(ge=0, le=MS_MAX)]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated
 
 from fastapi import Query
 
+from coordinator.core.history.changes import KINDS
 from coordinator.core.history.predicates import Predicate, PredicateError
 from coordinator.http.errors import ApiError
 
@@ -47,10 +49,13 @@ def predicate_of(
     )
 
 
-def checked(predicate: Predicate) -> Predicate:
-    """Return a predicate that can fit something. ApiError `invalid_request`."""
+def checked(predicate: Predicate, more_kinds: Iterable[str] = ()) -> Predicate:
+    """Return a predicate that can fit something. ApiError `invalid_request`.
+
+    `more_kinds` are those that a route knows besides the kinds of entities.
+    """
     try:
-        predicate.check()
+        predicate.check((*KINDS, *more_kinds))
     except PredicateError as error:
         raise ApiError("invalid_request", str(error)) from None
     return predicate

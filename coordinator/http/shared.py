@@ -12,6 +12,9 @@ from coordinator.http.errors import json_response
 from coordinator.node.shell import Shell
 
 DEADLINE_MS = 15_000
+MS_MAX = 2**53 - 1
+"""The latest time that a request can name: JSON has no larger whole number."""
+
 APPLIED_CAS = "X-Applied-Cas"
 """The header that tells which CAS the answering node has applied."""
 

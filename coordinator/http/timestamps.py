@@ -19,12 +19,11 @@ from coordinator.core.timestamps.board import BucketBoard
 from coordinator.http import models, timestamp_views
 from coordinator.http.aside import HISTORY
 from coordinator.http.errors import ApiError
-from coordinator.http.shared import read_answer, read_aside
+from coordinator.http.shared import MS_MAX, read_answer, read_aside
 from coordinator.kafka.topics import RESTART, STABILITY
 from coordinator.node.shell import Shell
 
 LIMIT, LIMIT_MAX = 10, 100
-MS_MAX = 2**53 - 1
 
 
 def add_timestamps(app: FastAPI, shell: Shell) -> None:

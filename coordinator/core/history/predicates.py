@@ -39,9 +39,9 @@ class Predicate:
     from_ms: int | None = None
     to_ms: int | None = None
 
-    def check(self) -> None:
+    def check(self, kinds: tuple[str, ...] = tuple(KINDS)) -> None:
         """Raises PredicateError: a kind or a state that does not exist, or times in reverse."""
-        _check_known("kind", self.kinds, tuple(KINDS))
+        _check_known("kind", self.kinds, kinds)
         _check_known("state", self.states, INDEX_STATES)
         if self.from_ms is not None and self.to_ms is not None and self.from_ms > self.to_ms:
             raise PredicateError(f"from_ms {self.from_ms} is later than to_ms {self.to_ms}")
