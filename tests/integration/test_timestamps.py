@@ -371,3 +371,24 @@ def test_the_history_of_a_bucket_is_read_backwards_page_by_page(
     early = CliRunner().invoke(app, ["timestamps", "past", "--history", "--until", "1d"])
     assert early.stdout == "no timestamps\n", early.output
     assert CliRunner().invoke(app, ["timestamps", "--history"]).exit_code == 2
+
+
+def test_a_watch_tells_of_each_new_timestamp_of_its_buckets(plant: Cluster) -> None:
+    writer = Writer(plant)
+    writer.write(STABILITY, stable(70, "watched"), stable(80, "unwatched"))
+    wait_until(lambda: number_at(plant, "watched") == 70, "the node has read it")
+    with plant.client() as client:
+        told = client.watch("now", kind="stability", bucket="watched")
+        events = (event for event in told if event["type"] == "stability")
+        assert next(events)["number"] == 70, "the one that there is comes first"
+        record = stable(71, "watched")
+        writer.write(STABILITY, stable(81, "unwatched"), record)
+        digest = f"{Vector.from_bytes(record.vbuuids, record.seqnos).digest():016x}"
+        assert next(events) == {
+            "type": "stability",
+            "bucket": "watched",
+            "number": 71,
+            "at_ms": record.at_ms,
+            "hash": digest,
+        }
+        told.close()
