@@ -425,17 +425,58 @@ def _canonical(command: commands.Command) -> bytes:
     return json.dumps([type(command).__name__, _plain(command)], sort_keys=True).encode()
 
 
+_OPERATIONS: dict[str, type] = {
+    "create": commands.CreateIndex,
+    "drop": commands.DropIndex,
+    "put": commands.PutSetting,
+    "delete": commands.DeleteSetting,
+}
+_OPERATION_OF = {kind: name for name, kind in _OPERATIONS.items()}
+
+
+def _operation_to(operation: commands.Operation) -> Fields:
+    """Settings by themselves travel in no record, so their kinds are in no table."""
+    name = _OPERATION_OF[type(operation)]
+    return {**dict.fromkeys(_OPERATIONS), name: _plain(operation)}
+
+
+def _operation_from(fields: Fields) -> commands.Operation:
+    given = [(name, fields[name]) for name in _OPERATIONS if fields[name] is not None]
+    if len(given) != 1:
+        raise SchemaError("bad_body", f"an operation is one of {', '.join(_OPERATIONS)}")
+    name, inner = given[0]
+    built: commands.Operation = _OPERATIONS[name](**_with_tuples(inner))
+    return built
+
+
+def _transact_to(command: commands.Transact) -> Fields:
+    return {
+        "compare": [_plain(comparison) for comparison in command.compare],
+        "then": [_operation_to(operation) for operation in command.then],
+        "otherwise": [_operation_to(operation) for operation in command.otherwise],
+    }
+
+
+def _transact_from(fields: Fields) -> commands.Transact:
+    return commands.Transact(
+        compare=tuple(commands.Comparison(**comparison) for comparison in fields["compare"]),
+        then=tuple(map(_operation_from, fields["then"])),
+        otherwise=tuple(map(_operation_from, fields["otherwise"])),
+    )
+
+
 _DDL: dict[str, type] = {
     "create": commands.CreateIndex,
     "drop": commands.DropIndex,
     "build": commands.BuildIndexes,
+    "transact": commands.Transact,
 }
 _DDL_OF = {kind: name for name, kind in _DDL.items()}
 
 
 def encode_ddl(
     request: str,
-    command: commands.CreateIndex | commands.DropIndex | commands.BuildIndexes,
+    command: commands.CreateIndex | commands.DropIndex | commands.BuildIndexes | commands.Transact,
     principal: str = "",
     expected_cas: Cas | None = None,
 ) -> bytes:
@@ -562,6 +603,7 @@ TO_AVRO: dict[type, Callable[[Any], Fields]] = {
         "snapshot": authority_fields(r.snapshot),
     },
     records.TransactionCommitted: _verdict_to,
+    commands.Transact: _transact_to,
     outcome_records.OutcomesRecorded: _group_to,
     snapshots.SnapshotChunk: _snapshot_chunk_to,
     records.HoldingsReported: lambda r: {
@@ -582,6 +624,7 @@ FROM_AVRO: dict[str, Callable[[Fields], Any]] = {
     ),
     "HoldingsReported": _reported_from,
     "TransactionCommitted": _committed_from,
+    "Transact": _transact_from,
     "OutcomesRecorded": _group_from,
     "SnapshotChunk": _snapshot_chunk_from,
 }

@@ -613,6 +613,37 @@ def _show_results(results: list[Any]) -> None:
         typer.echo(f"{len(results)} statements: {summary}")
 
 
+@command(app, "txn")
+def txn(
+    session: Session,
+    file: Annotated[str, typer.Argument(metavar="FILE|-", help="JSON; - is standard input.")],
+    request_id: Annotated[
+        str | None, typer.Option("--request-id", help="A repeat with it gets the first answer.")
+    ] = None,
+) -> None:
+    """Change several settings and indexes at once, if others are as expected.
+
+    FILE is an object with three lists, each of which may be missing: compare, then, else. If all
+    comparisons hold, all of `then` is done, otherwise all of `else`: in one transaction, or not
+    at all. Exits with 4 if a comparison did not hold. See docs/http-api.md for the form.
+
+    Example: {"compare": [{"key": "config/lock", "cas": 0}], "then": [{"put": {"key":
+    "config/lock", "value": "me"}}]}
+    """
+    from coordinator.cli.transact import read_transaction, show_transaction
+
+    given = read_transaction(file)
+    compare, then, otherwise = (given.get(part, []) for part in ("compare", "then", "else"))
+    with session.connect() as client:
+        answer = client.transact(compare, then, otherwise, request_id)
+    if session.json:
+        print_json(answer)
+    else:
+        show_transaction(given, answer)
+    if not answer["succeeded"]:
+        raise typer.Exit(Exit.CONFLICT)
+
+
 # What the cluster does.
 
 

@@ -448,6 +448,23 @@ class _Api(Generic[R]):
         body = {"indexes": [str(index_id) for index_id in ids], "bucket": bucket, "names": [*names]}
         return self._run(_plan_write("POST", "/v1/indexes/build", body, None, request_id))
 
+    def transact(
+        self,
+        compare: Sequence[Mapping[str, Any]] = (),
+        then: Sequence[Mapping[str, Any]] = (),
+        otherwise: Sequence[Mapping[str, Any]] = (),
+        request_id: str | None = None,
+    ) -> R:
+        """If all comparisons hold, do all of `then`, otherwise all of `otherwise`: at once, or not.
+
+        A comparison is `{"key", "cas"}` or `{"bucket", "name", "cas"}`, where CAS 0 means that it
+        does not exist. An operation is `{"put": {"key": "config/…", "value"}}`, `{"delete":
+        {"key"}}`, `{"create_index": …}` as for `create_index`, or `{"drop_index": {"id"}}`.
+        Answers `{"succeeded", "compared", "results": [{"key", "cas"}], "cas", "txn"}`.
+        """
+        body = {"compare": [*compare], "then": [*then], "else": [*otherwise]}
+        return self._run(_plan_write("POST", "/v1/txn", body, None, request_id))
+
     def list_indexes(
         self,
         bucket: str | None = None,

@@ -368,7 +368,7 @@ class Node:
             self.master.installed(self, signal.mutations)
         leader = self.master or self._former
         if leader is not None:
-            self.run(leader.committed(signal.record))
+            self.run(leader.committed(self, signal.record))
 
     def _on_rolled_back(self, entry: Entry, before: AuthorityState | None) -> None:
         record = entry.record

@@ -14,26 +14,34 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Header, Query, Request
+from fastapi import FastAPI, Query, Request
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from coordinator import codec
-from coordinator.core.catalog.ddl import PRINCIPAL_LENGTH_MAX, SETTING_BYTES_MAX
+from coordinator.core.catalog.ddl import SETTING_BYTES_MAX
 from coordinator.core.consensus import inputs
 from coordinator.core.model import commands, json_text
-from coordinator.core.model.types import CAS_MAX, Cas
+from coordinator.core.model.types import CAS_MAX
 from coordinator.http import models, views
-from coordinator.http.aside import DEFINITIONS, READS, VIEWS, Turns
+from coordinator.http.aside import READS, VIEWS, Turns
 from coordinator.http.encoding import Raw, encoded
 from coordinator.http.errors import ApiError, error_response, json_response, raise_unless_ok
+from coordinator.http.execution import (
+    LARGE_BYTES,
+    LARGE_WAITING_MAX,
+    IdempotencyKey,
+    IfMatch,
+    Principal,
+    answer,
+    execute,
+    terms_of,
+)
 from coordinator.http.history import add_history, past_state
 from coordinator.http.membership import add_membership
 from coordinator.http.reading import BoundedRoute, beside, body_of
 from coordinator.http.scan import add_scans
 from coordinator.http.shared import (
-    APPLIED_CAS,
     DEADLINE_MS,
     MS_MAX,
     Consistency,
@@ -41,20 +49,13 @@ from coordinator.http.shared import (
     read_aside,
 )
 from coordinator.http.timestamps import add_timestamps
+from coordinator.http.transactions import add_transactions
 from coordinator.http.watch import add_watch
-from coordinator.language.ddl_commands import normalised
-from coordinator.language.examiner import ExaminingError
 from coordinator.node.shell import Shell
 from coordinator.runtime.http_errors import handle_errors
 from coordinator.runtime.http_guard import Guard, host_of, own_hosts
 
 TRANSACTIONS_MAX = 1_000
-LARGE_BYTES = 8 * 1024
-LARGE_WAITING_MAX = 64
-"""Values longer than this are decided one after the other: one of 64 KiB may take the loop 20 ms,
-and eight of them in one group would take it eight times as long."""
-
-CAS_DIGITS_MAX = len(str(CAS_MAX))
 
 
 def build_app(shell: Shell, allowed_hosts: Iterable[str] = ()) -> FastAPI:
@@ -73,7 +74,9 @@ def build_app(shell: Shell, allowed_hosts: Iterable[str] = ()) -> FastAPI:
     _serve_description(app)
     _handle_errors(app)
     _add_indexes(app, shell)
-    _add_settings(app, shell)
+    turns = Turns(LARGE_WAITING_MAX, DEADLINE_MS / 1000)
+    _add_settings(app, shell, turns)
+    add_transactions(app, shell, turns)
     _add_reads(app, shell)
     add_membership(app, shell)
     add_scans(app, shell)
@@ -113,65 +116,7 @@ def _handle_errors(app: FastAPI) -> None:
     handle_errors(app, answer, fault="a fault of this node: see its log")
 
 
-# -- requests to the master ----------------------------------------------------------------------
-
-
-def _if_match(value: str | None) -> Cas | None:
-    """Return the expected CAS that an `If-Match` header states."""
-    if value is None:
-        return None
-    text = value.strip().strip('"')
-    if not text.isascii() or not text.isdigit() or len(text) > CAS_DIGITS_MAX:
-        raise ApiError("invalid_request", f"If-Match: {value[:40]!r} is no CAS")
-    return Cas(int(text))
-
-
-async def _execute(
-    shell: Shell,
-    command: commands.Command,
-    *,
-    key: str | None,
-    if_match: str | None,
-    principal: str | None,
-) -> commands.Outcome:
-    """Run a command on the master, under the client's idempotency key if it gave one."""
-    expected = _if_match(if_match)
-    if principal and len(principal) > PRINCIPAL_LENGTH_MAX:
-        text = f"X-Principal: a principal has at most {PRINCIPAL_LENGTH_MAX} characters"
-        raise ApiError("invalid_request", text)
-    request = commands.Request(
-        command=command,
-        id=key or "",
-        principal=principal or "",
-        expected_cas=expected,
-        fingerprint=codec.fingerprint(command, expected) if key else 0,
-        recorded=key is not None,
-        deadline_ms=shell.now().mono_ms + DEADLINE_MS,
-    )
-    if isinstance(command, commands.CreateIndex) and shell.node.master is not None:
-        request = await _examined(shell, request)
-
-    def make(token: int) -> inputs.Input:
-        return inputs.Requested(replace(request, token=token))
-
-    return raise_unless_ok(await shell.ask(make))
-
-
-async def _examined(shell: Shell, request: commands.Request) -> commands.Request:
-    """Return a request whose definition was read, by the process beside. Raises ApiError."""
-    try:
-        return await DEFINITIONS.run(lambda: normalised(request, shell.examiner.examine))
-    except ExaminingError as error:
-        raise ApiError("unavailable", error.message) from error
-
-
-IdempotencyKey = Annotated[
-    str | None, Header(description="Request id; a repeat gets the first outcome. UUIDv7 is best.")
-]
-IfMatch = Annotated[
-    str | None, Header(description="The expected CAS of the entity; 0: it must not exist.")
-]
-Principal = Annotated[str | None, Header(description="The caller; recorded, not verified.")]
+# -- indexes ------------------------------------------------------------------------------------
 
 
 def _add_indexes(app: FastAPI, shell: Shell) -> None:
@@ -183,14 +128,14 @@ def _add_indexes(app: FastAPI, shell: Shell) -> None:
         x_principal: Principal = None,
     ) -> Response:
         """Create an index. Answers once every indexer that hosts a slice has allocated storage."""
-        outcome = await _execute(
+        outcome = await execute(
             shell,
             body.command(),
             key=idempotency_key,
             if_match=if_match,
             principal=x_principal,
         )
-        return _answer(outcome, 200 if outcome.answer.get("existed") else 201)
+        return answer(outcome, 200 if outcome.answer.get("existed") else 201)
 
     @app.post("/v1/indexes/build", response_model=models.IndexesAnswer)
     async def build_indexes(
@@ -203,14 +148,14 @@ def _add_indexes(app: FastAPI, shell: Shell) -> None:
         command = body.command()
         for number in command.indexes:
             _index_id(number)
-        outcome = await _execute(
+        outcome = await execute(
             shell,
             command,
             key=idempotency_key,
             if_match=if_match,
             principal=x_principal,
         )
-        return _answer(outcome)
+        return answer(outcome)
 
     @app.delete("/v1/indexes/{index_id}", response_model=models.IndexAnswer)
     async def drop_index(
@@ -220,14 +165,14 @@ def _add_indexes(app: FastAPI, shell: Shell) -> None:
         x_principal: Principal = None,
     ) -> Response:
         """Drop an index. Its name is free at once; the indexers release its storage later."""
-        outcome = await _execute(
+        outcome = await execute(
             shell,
             commands.DropIndex(index_id=_index_id(index_id)),
             key=idempotency_key,
             if_match=if_match,
             principal=x_principal,
         )
-        return _answer(outcome)
+        return answer(outcome)
 
     @app.get("/v1/indexes")
     async def list_indexes(
@@ -266,18 +211,10 @@ def _index_id(number: int) -> int:
     return number
 
 
-def _answer(outcome: commands.Outcome, status: int = 200) -> Response:
-    """Return what a command answered, with its CAS and transaction."""
-    body = {**outcome.answer, "cas": outcome.cas, "txn": outcome.txn}
-    return json_response(body, status, {APPLIED_CAS: str(outcome.cas)})
-
-
 # -- settings ------------------------------------------------------------------------------------
 
 
-def _add_settings(app: FastAPI, shell: Shell) -> None:
-    turns = Turns(LARGE_WAITING_MAX, DEADLINE_MS / 1000)
-
+def _add_settings(app: FastAPI, shell: Shell, turns: Turns) -> None:
     @app.get("/v1/config")
     async def list_settings(
         consistency: Consistency = None, at_least: Annotated[int, Query(ge=0)] = 0
@@ -325,23 +262,14 @@ def _add_settings(app: FastAPI, shell: Shell) -> None:
 
     async def write(key: str, text: str, request: Request) -> Response:
         command = commands.PutSetting(key, text)
-        outcome = await _execute(shell, command, **_terms(request))
+        outcome = await execute(shell, command, **terms_of(request))
         # The text is the value's own: nobody has to write it again.
-        return _answer(replace(outcome, answer={"key": key, "value": Raw(text)}))
+        return answer(replace(outcome, answer={"key": key, "value": Raw(text)}))
 
     @app.delete("/v1/config/{key:path}", response_model=models.SettingAnswer)
     async def delete_setting(key: str, request: Request) -> Response:
         """Delete a setting. Headers: `Idempotency-Key`, `If-Match`, `X-Principal`."""
-        return _answer(await _execute(shell, commands.DeleteSetting(key), **_terms(request)))
-
-
-def _terms(request: Request) -> dict[str, str | None]:
-    headers = request.headers
-    return {
-        "key": headers.get("idempotency-key"),
-        "if_match": headers.get("if-match"),
-        "principal": headers.get("x-principal"),
-    }
+        return answer(await execute(shell, commands.DeleteSetting(key), **terms_of(request)))
 
 
 def _json_text(body: bytes) -> str:

@@ -33,6 +33,7 @@ STATUS: Mapping[str, int] = {
     "compacted": 410,
     "cas_mismatch": 412,
     "value_too_large": 413,
+    "too_large": 413,
     "request_mismatch": 422,
     **http_guard.STATUS,
     "internal": 500,

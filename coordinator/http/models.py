@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from coordinator.core.catalog.ddl import EXPRESSIONS_MAX
 from coordinator.core.catalog.decisions import compact
+from coordinator.core.catalog.transactions import COMPARISONS_MAX, OPERATIONS_MAX
 from coordinator.core.keys.topology import BOUNDS_MAX
-from coordinator.core.model.commands import BuildIndexes, CreateIndex
+from coordinator.core.model.commands import (
+    BuildIndexes,
+    Comparison,
+    CreateIndex,
+    DeleteSetting,
+    DropIndex,
+    Operation,
+    PutSetting,
+    Transact,
+)
 from coordinator.core.model.entities import HASH
-from coordinator.core.model.types import Cas, Epoch
+from coordinator.core.model.types import CAS_MAX, Cas, Epoch
 from coordinator.language.ddl_commands import NAMED_MAX
 
 
@@ -79,6 +90,125 @@ class BuildIndexesBody(BaseModel):
         return BuildIndexes(tuple(map(int, self.indexes)), self.bucket, tuple(self.names))
 
 
+IndexId = Annotated[str, Field(pattern=r"^[0-9]{1,19}$")]
+SETTING_PREFIX = "config/"
+
+
+def _key_of_setting(key: str) -> str:
+    """Return a key; only settings are written by key."""
+    if not key.startswith(SETTING_PREFIX):
+        raise ValueError(f"the key of a setting begins with {SETTING_PREFIX}")
+    return key
+
+
+SettingKey = Annotated[Text, Field(max_length=300), AfterValidator(_key_of_setting)]
+
+
+class ComparisonBody(BaseModel):
+    """`key` is at `cas`, or the index of this `bucket` and `name` is. 0: it does not exist."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    cas: Annotated[int, Field(ge=0, le=CAS_MAX)]
+    key: Annotated[Text, Field(max_length=300)] = ""
+    bucket: Annotated[Text, Field(max_length=300)] = ""
+    name: Annotated[Text, Field(max_length=300)] = ""
+
+    def comparison(self) -> Comparison:
+        return Comparison(cas=Cas(self.cas), key=self.key, bucket=self.bucket, name=self.name)
+
+
+class PutBody(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    key: SettingKey
+    value: Any
+
+
+class DeleteBody(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    key: SettingKey
+
+
+class DropBody(BaseModel):
+    """An index, by its id, or by bucket and name."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    id: IndexId | None = None
+    bucket: Text = ""
+    name: Text = ""
+    if_exists: bool = False
+
+    @model_validator(mode="after")
+    def _is_named_once(self) -> DropBody:
+        if (self.id is None) != bool(self.bucket and self.name):
+            raise ValueError("an index is named by its id, or by bucket and name")
+        return self
+
+
+class OperationBody(BaseModel):
+    """Exactly one of them."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    put: PutBody | None = None
+    delete: DeleteBody | None = None
+    create_index: CreateIndexBody | None = None
+    drop_index: DropBody | None = None
+
+    @model_validator(mode="after")
+    def _is_one(self) -> OperationBody:
+        if [getattr(self, name) is None for name in self.model_fields_set] != [False]:
+            raise ValueError("an operation is one of put, delete, create_index and drop_index")
+        return self
+
+    def operation(self) -> Operation | None:
+        if self.put is not None:
+            return PutSetting(self.put.key.removeprefix(SETTING_PREFIX), _json_text(self.put.value))
+        if self.delete is not None:
+            return DeleteSetting(self.delete.key.removeprefix(SETTING_PREFIX))
+        if self.create_index is not None:
+            return self.create_index.command()
+        dropped = self.drop_index
+        if dropped is None:
+            return None
+        return DropIndex(int(dropped.id or 0), dropped.bucket, dropped.name, dropped.if_exists)
+
+
+def _json_text(value: Any) -> str:
+    """Return the text of a value: as short as it can be."""
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(value, separators=(",", ":"))
+    return text
+
+
+class TransactBody(BaseModel):
+    """Comparisons, and what is done if all of them hold, and what otherwise."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    compare: Annotated[list[ComparisonBody], Field(max_length=COMPARISONS_MAX)] = []
+    then: Annotated[list[OperationBody], Field(max_length=OPERATIONS_MAX)] = []
+    otherwise: Annotated[list[OperationBody], Field(max_length=OPERATIONS_MAX, alias="else")] = []
+
+    def command(self) -> Transact:
+        return Transact(
+            compare=tuple(comparison.comparison() for comparison in self.compare),
+            then=_operations(self.then),
+            otherwise=_operations(self.otherwise),
+        )
+
+
+def _operations(bodies: list[OperationBody]) -> tuple[Operation, ...]:
+    found = (body.operation() for body in bodies)
+    return tuple(operation for operation in found if operation is not None)
+
+
 class ProgressModel(BaseModel):
     """Progress of a build: mutations sent, of how many, the rate, and the time left."""
 
@@ -133,6 +263,37 @@ class IndexesAnswer(BaseModel):
     """The indexes after the change, with the CAS and the transaction of the change."""
 
     indexes: list[IndexModel]
+    cas: Cas
+    txn: str = ""
+
+
+class ComparedModel(BaseModel):
+    """What a comparison found: `cas` is 0 if there is no such entity."""
+
+    key: str
+    cas: Cas
+    bucket: str = ""
+    name: str = ""
+
+
+class ResultModel(BaseModel):
+    """What an operation was about, and the CAS that it is at after it.
+
+    An index that was created is told as it is now; `error` says why it was undone, if it was.
+    """
+
+    key: str
+    cas: Cas
+    index: IndexModel | None = None
+    error: dict[str, str] | None = None
+
+
+class TransactAnswer(BaseModel):
+    """`succeeded`: all comparisons held. `results` has one entry for each operation."""
+
+    succeeded: bool
+    compared: list[ComparedModel]
+    results: list[ResultModel]
     cas: Cas
     txn: str = ""
 

@@ -23,9 +23,11 @@ from coordinator.core.model.commands import (
     Command,
     CreateIndex,
     DropIndex,
+    Operation,
     Position,
     Request,
     SkipRecord,
+    Transact,
 )
 from schemas.registry import SchemaError
 
@@ -48,6 +50,10 @@ NAMED_MAX = 1_000
 
 NAME_LENGTH_MAX = 1_024
 """A name that is longer is not even quoted in a refusal. The core allows far less."""
+
+TRANSACTION_LENGTH_MAX = 8 * 1024
+"""So many characters all expressions of a transaction may have together: however they are cut into
+tokens, they are read within half a second."""
 
 REASON_LENGTH_MAX = 1_000
 
@@ -78,6 +84,8 @@ def read_command(data: bytes, position: Position, examine: Examine | None = None
 def normalised(request: Request, examine: Examine | None = None) -> Request:
     """Return the request with its expressions in normal form, or with an objection."""
     command = request.command
+    if isinstance(command, Transact):
+        return _normalised_transaction(request, command, examine)
     if problem := _too_much(command):
         # What is decided about it still costs time by its size: nothing of that is kept.
         return replace(request, command=_emptied(command), objection=problem)
@@ -89,6 +97,29 @@ def normalised(request: Request, examine: Examine | None = None) -> Request:
     if isinstance(found, str):
         return replace(request, objection=found)
     return replace(request, command=replace(command, **found._asdict()))
+
+
+def _normalised_transaction(
+    request: Request, command: Transact, examine: Examine | None
+) -> Request:
+    """Return a transaction with all its expressions in normal form, or with an objection."""
+    creates = [one for one in (*command.then, *command.otherwise) if isinstance(one, CreateIndex)]
+    length = sum(len(text) for one in creates for text in (*one.expressions, one.where or ""))
+    if length > TRANSACTION_LENGTH_MAX:
+        text = f"more than {TRANSACTION_LENGTH_MAX} characters in all expressions together"
+        return replace(request, command=Transact(), objection=text)
+    branches: list[tuple[Operation, ...]] = []
+    for branch in (command.then, command.otherwise):
+        read: list[Operation] = []
+        for number, operation in enumerate(branch):
+            one = normalised(replace(request, command=operation), examine)
+            if one.objection:
+                text = f"operation {number}: {one.objection}"
+                return replace(request, command=Transact(), objection=text)
+            assert isinstance(one.command, Operation)
+            read.append(one.command)
+        branches.append(tuple(read))
+    return replace(request, command=replace(command, then=branches[0], otherwise=branches[1]))
 
 
 def examine_here(definition: Definition) -> Definition | str:

@@ -31,13 +31,19 @@ from coordinator.core.catalog import state as states
 from coordinator.core.catalog.state import StateContext
 from coordinator.core.consensus.inputs import Restored
 from coordinator.core.model import digest as digests
-from coordinator.core.model.records import Event
+from coordinator.core.model.records import DdlReply, Event
 from coordinator.embedded.children import READY, TIMESTAMPS, timestamps_argv
 from coordinator.embedded.ports import LOOPBACK, pick_free
 from coordinator.embedded.processes import end, spawn
 from coordinator.kafka.log_reader import read_events
 from coordinator.kafka.readers import consumer
-from coordinator.kafka.topics import HISTORY, STATECONTEXT, topic_name
+from coordinator.kafka.topics import (
+    DDL_PARTITIONS,
+    DDL_REPLIES,
+    HISTORY,
+    STATECONTEXT,
+    topic_name,
+)
 from coordinator.node.store import Store
 
 T = TypeVar("T")
@@ -624,6 +630,18 @@ def summary(state: StateContext) -> tuple[int, str]:
 def shown(state: Mapping[str, Any]) -> tuple[int, str]:
     """Return CAS and digest of an answer to `GET /v1/state`."""
     return state["cas"], state["digest"]
+
+
+def replies(cluster: Cluster, *requests: str, count: int = 1) -> list[DdlReply]:
+    """Return `count` replies to each request, in the order in which they are asked for."""
+
+    def found() -> list[DdlReply] | None:
+        seen = [r for r in cluster.records(DDL_REPLIES, DDL_PARTITIONS) if r.request in requests]
+        if len(seen) < count * len(requests):
+            return None
+        return sorted(seen, key=lambda reply: (requests.index(reply.request), reply.at_ms))
+
+    return wait_until(found, f"{count} replies to {requests}")
 
 
 def an_index(name: str, bucket: str = "travel", **more: Any) -> dict[str, Any]:

@@ -10,10 +10,10 @@ import pytest
 from coordinator import codec
 from coordinator.client.request_ids import new_request_id
 from coordinator.core.model.commands import CreateIndex, DropIndex
-from coordinator.core.model.records import DdlReply, DeadLetter
-from coordinator.kafka.topics import DDL, DDL_PARTITIONS, DDL_REPLIES, DEAD_LETTER
+from coordinator.core.model.records import DeadLetter
+from coordinator.kafka.topics import DDL, DEAD_LETTER
 from schemas.registry import registry
-from tests.integration.cluster import Cluster, wait_until
+from tests.integration.cluster import Cluster, replies, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -22,18 +22,6 @@ def a_create(request: str, name: str, **more: Any) -> bytes:
     return codec.encode_ddl(
         request, CreateIndex(name=name, bucket="travel", expressions=("a",), **more), "producer"
     )
-
-
-def replies(cluster: Cluster, *requests: str, count: int = 1) -> list[DdlReply]:
-    """Return `count` replies to each request, in the order in which they are asked for."""
-
-    def found() -> list[DdlReply] | None:
-        seen = [r for r in cluster.records(DDL_REPLIES, DDL_PARTITIONS) if r.request in requests]
-        if len(seen) < count * len(requests):
-            return None
-        return sorted(seen, key=lambda reply: (requests.index(reply.request), reply.at_ms))
-
-    return wait_until(found, f"{count} replies to {requests}")
 
 
 def test_created_refused_and_dropped_are_answered(cluster: Cluster) -> None:

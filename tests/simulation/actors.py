@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 PERIOD_MS = 250
 
+EFFECTS = ("SettingWritten", "SettingDeleted", "IndexProposed", "IndexDropped")
+"""Events by which a command of a client takes effect."""
+
 NEVER = 2**52
 """A CAS that nothing has: a command that expects it only ever learns the actual one."""
 

@@ -13,18 +13,19 @@ from coordinator.core.model.commands import (
     DeleteSetting,
     DropIndex,
     PutSetting,
+    Transact,
 )
 from coordinator.core.model.entities import Index
-from tests.simulation.actors import Client, Op
+from tests.simulation.actors import EFFECTS, Client, Op
 from tests.simulation.histories import AHEAD, EXPIRED
 from tests.simulation.kernel.violation import require
+from tests.simulation.transactions import check_answer
 from tests.simulation.truth import Version
 
 if TYPE_CHECKING:
     from tests.simulation.judge import Judge
     from tests.simulation.machine import Machine
 
-EFFECTS = ("SettingWritten", "SettingDeleted", "IndexProposed", "IndexDropped")
 BUILD_EFFECT = "BuildRequested"
 
 
@@ -64,6 +65,9 @@ def _check_ok(judge: Judge, op: Op, outcome: Any) -> None:
         op.request.id,
     )
     command = op.request.command
+    if isinstance(command, Transact):
+        check_answer(judge, op, outcome)
+        return
     if outcome.answer.get("existed") in (True, False):
         return
     if isinstance(command, BuildIndexes) and not outcome.txn:
@@ -134,7 +138,7 @@ def _check_refused(judge: Judge, op: Op, outcome: Any) -> None:
         )
     if wanted is not None:
         require(
-            _held(judge, key, wanted, op.invoked_ms),
+            was_at(judge, key, wanted, op.invoked_ms),
             "linearizable",
             f"{request_id} was refused by {outcome.code} of {key} at {wanted}, "
             f"which it never was since {op.invoked_ms}: {judge.versions.get(key)}",
@@ -148,7 +152,7 @@ def is_undone(judge: Judge, cas: int) -> bool:
     return index.id not in judge.ready
 
 
-def _held(judge: Judge, key: Any, wanted: int, since_ms: int) -> bool:
+def was_at(judge: Judge, key: Any, wanted: int, since_ms: int) -> bool:
     """Tell whether `key` was at `wanted` (0: absent) at some time from `since_ms` to now."""
     versions = [Version(-1, 0, None), *judge.versions.get(key, ())]
     for number, version in enumerate(versions):

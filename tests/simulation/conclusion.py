@@ -147,12 +147,22 @@ def _said(reply: Any) -> tuple[Any, ...]:
     answer = json.loads(reply.answer_json)
     shown = answer.get("indexes") or [answer.get("index") or {}]
     ids = tuple(index.get("id") for index in shown)
+    if "succeeded" in answer:
+        # The CAS of an index that was created is the one that it has by then.
+        keys = tuple(result["key"] for result in answer["results"])
+        return reply.status, reply.txn, answer["succeeded"], keys
     return reply.status, reply.error_code, reply.cas, reply.txn, answer.get("existed"), ids
 
 
 def _check_ddl_effect(judge: Judge, request_id: str, reply: Any) -> None:
     effects = judge.effects.get(request_id, [])
-    if reply.status == OK and '"existed"' not in reply.answer_json:
+    if request_id in judge.transacts and reply.error_code == EXPIRED:
+        return
+    if reply.status == OK and request_id in judge.transacts:
+        told = [result["key"] for result in json.loads(reply.answer_json)["results"]]
+        done = [judge.done[cas].mutation.key for _, cas in effects]
+        require(told == done, "ddl-takes-effect-once", f"{request_id}: {done}, {reply}")
+    elif reply.status == OK and '"existed"' not in reply.answer_json:
         require(len(effects) == 1, "ddl-takes-effect-once", f"{request_id}: {effects}")
         require(reply.cas in judge.done, "ddl-takes-effect-once", f"{request_id}: {reply}")
     elif reply.status == REFUSED:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator.core.consensus import effects as fx
 from coordinator.core.consensus.inputs import Input, Restored, Started, SyncRead
+from coordinator.core.model.commands import Transact
 from coordinator.core.model.entities import BACKFILL, DROPPING, Consumed, Index, Stream
 from coordinator.core.model.records import (
     ACCEPTED,
@@ -32,12 +33,19 @@ from coordinator.core.model.records import (
     TransactionRolledBack,
 )
 from coordinator.core.model.types import TxnId
-from tests.simulation.actors import Op, Reading
-from tests.simulation.answers import BUILD_EFFECT, EFFECTS, indexer_differences, is_undone, replied
+from tests.simulation.actors import EFFECTS, Op, Reading
+from tests.simulation.answers import (
+    BUILD_EFFECT,
+    indexer_differences,
+    is_undone,
+    replied,
+    was_at,
+)
 from tests.simulation.conclusion import conclude
 from tests.simulation.kernel.broker import Session, Stored
 from tests.simulation.kernel.violation import require
 from tests.simulation.meter import CALLS_PER_MS, STEP_MS_MAX
+from tests.simulation.transactions import check_effects
 from tests.simulation.truth import Done, Seen, Truth, Version, digest_of, point_of
 
 if TYPE_CHECKING:
@@ -67,6 +75,7 @@ class Judge:
     conclude = conclude
     replied = replied
     is_undone = is_undone
+    was_at = was_at
     indexer_differences = indexer_differences
 
     def __init__(self, world: Cluster) -> None:
@@ -80,6 +89,8 @@ class Judge:
         self.effects: dict[str, list[tuple[str, int]]] = {}
         self.ready: dict[int, int] = {}
         self.builds: dict[str, TxnId] = {}
+        self.transacts: dict[str, Transact] = {}
+        """The transactions that clients asked for, by request id."""
         self.versions: dict[Any, list[Version]] = {}
         self.commits: list[tuple[int, int]] = []
         self.events: list[Event] = []
@@ -271,6 +282,7 @@ class Judge:
         self._check_events(stored, record, proposal)
         self._terminal(record.txn, "commit")
         decided_ms = stored.txn.decided_ms
+        check_effects(self, zip(proposal.mutations, record.cas, strict=True))
         for mutation, cas in zip(proposal.mutations, record.cas, strict=True):
             require(cas > truth.last_cas, "cas-ascends", f"{cas} after {truth.last_cas}")
             truth.last_cas = cas
@@ -369,7 +381,12 @@ class Judge:
         if mutation.event in EFFECTS:
             found = self.effects.setdefault(mutation.request, [])
             found.append((mutation.event, cas))
-            require(len(found) == 1, "a-request-id-executes-once", f"{mutation.request}: {found}")
+            whole = mutation.request in self.transacts
+            require(
+                whole or len(found) == 1,
+                "a-request-id-executes-once",
+                f"{mutation.request}: {found}",
+            )
             self._check_age(mutation.request, cas)
             if mutation.event != "IndexProposed":
                 self._not_refused(mutation.request, cas)

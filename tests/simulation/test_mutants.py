@@ -16,8 +16,10 @@ from tests.simulation.planted import authority as a
 from tests.simulation.planted import builds as b
 from tests.simulation.planted import commits as c
 from tests.simulation.planted import requests as r
+from tests.simulation.planted import transactions as t
 from tests.simulation.planted.search import cases, search
 from tests.simulation.schedule import directed
+from tests.simulation.transactions import REST, SHARE
 from tests.simulation.world import World
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -86,6 +88,11 @@ def busy(worlds: Worlds) -> Worlds:
     return make
 
 
+def transacting(number: int) -> World:
+    """Return worlds whose clients ask for transactions."""
+    return World(SHARE * number + REST)
+
+
 def read(worlds: Worlds) -> Worlds:
     """Return the same worlds, where clients mostly read, at any node."""
 
@@ -143,7 +150,7 @@ MUTANTS: list[tuple[Plant, Worlds, int, set[str]]] = [
     (
         c.unsynced_batches_are_trusted_after_a_failed_sync,
         focus("fail_sync", "power_cut"),
-        2,
+        18,
         {"a-disk-holds-one-offset"},
     ),
     (c.log_is_trimmed_too_early, configured(snapshot_bytes=960), 5, {"what-is-trimmed-is-durable"}),
@@ -222,6 +229,21 @@ MUTANTS: list[tuple[Plant, Worlds, int, set[str]]] = [
         {"one-dead-letter-each", "a-request-id-executes-once"},
     ),
     (r.names_are_decided_apart, busy(anywhere), 2, {"unique-names"}),
+    (t.a_transaction_takes_the_wrong_branch, transacting, 5, {"a-transaction-is-whole"}),
+    (t.a_comparison_is_left_out, transacting, 2, {"a-transaction-is-whole"}),
+    (
+        t.a_transaction_loses_its_last_operation,
+        transacting,
+        2,
+        {"a-transaction-is-whole", "no-crash"},
+    ),
+    (
+        t.a_transaction_is_answered_at_its_first_index,
+        transacting,
+        2,
+        {"acknowledged-is-effective-once"},
+    ),
+    (t.a_comparison_is_decided_apart, busy(transacting), 9, {"a-transaction-is-whole"}),
     (r.ready_without_every_indexer, anywhere, 0, {"ready-needs-every-indexer"}),
     (r.expected_cas_is_not_compared, anywhere, 0, {"compare-and-set", "linearizable-history"}),
     (r.dropped_index_keeps_its_name, busy(anywhere), 6, {"linearizable"}),

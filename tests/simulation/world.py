@@ -12,6 +12,7 @@ from tests.simulation.faults import ACTIONS, KINDS, LIKELY
 from tests.simulation.kernel.world import FAULTS_FROM_MS, FAULTS_UNTIL_MS
 from tests.simulation.machine import Machine
 from tests.simulation.schedule import Arm, arm, pair_of
+from tests.simulation.transactions import TransactionWriter, Transactor, transactions_in
 from tests.simulation.watchers import WATCHERS, Watcher
 
 
@@ -52,7 +53,11 @@ class World(Cluster):
         self.think_ms = chance.choice((200, 700, 700, 2_000))
         for number in range(chance.randint(2, 4)):
             self.clients.append(self.join(Client(self, number, chance.randint(4, 12))))
-        self.writers.append(self.join(DdlWriter(self, chance.choice((0, 4, 8, 16)))))
+        if transactions_in(self.seed):
+            for number in (10, 11):
+                self.clients.append(self.join(Transactor(self, number, chance.randint(4, 12))))
+        writer = TransactionWriter if transactions_in(self.seed) else DdlWriter
+        self.writers.append(self.join(writer(self, chance.choice((0, 4, 8, 16)))))
         refusing = chance.choice((0.0, 0.0, 0.2))
         for indexer in self.indexers:
             indexer.refusing = refusing

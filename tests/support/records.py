@@ -237,6 +237,14 @@ ONE_OF_EACH: list[Any] = [
     commands.CreateIndex(name="n", bucket="b", expressions=("x",), nodes=(1, 2)),
     commands.DropIndex(bucket="b", name="n"),
     commands.BuildIndexes((1, 2), "b", ("n",)),
+    commands.Transact(
+        compare=(
+            commands.Comparison(key="config/a", cas=7),
+            commands.Comparison(bucket="b", name="n", cas=0),
+        ),
+        then=(commands.PutSetting("a", "[1]"), commands.CreateIndex(name="n", bucket="b")),
+        otherwise=(commands.DeleteSetting("a"), commands.DropIndex(7)),
+    ),
     Stream("b", 3, (Source(0, 7, 3), Source(1, 9, 2)), U64, U64, "a new projector"),
     streams.StreamBegin(
         bucket="b",

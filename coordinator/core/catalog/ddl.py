@@ -34,6 +34,13 @@ from coordinator.core.catalog.decisions import (
 from coordinator.core.catalog.outcomes import AHEAD_MS_MAX, RememberedOutcome, time_of_uuid7
 from coordinator.core.catalog.placement import Impossible, place
 from coordinator.core.catalog.state import StateContext, Versioned
+from coordinator.core.catalog.transactions import (
+    decide_transaction,
+    end_of,
+    footprint_of,
+    pending_of,
+    with_error,
+)
 from coordinator.core.keys.key_order import PRIMARY, order_of_expressions
 from coordinator.core.keys.topology import read_bounds
 from coordinator.core.model import json_text
@@ -56,6 +63,7 @@ from coordinator.core.model.commands import (
     Request,
     RewriteEntities,
     SkipRecord,
+    Transact,
     UndoIndex,
     refused,
 )
@@ -85,6 +93,7 @@ from coordinator.core.model.outcome_records import (
     LITERAL,
     REFUSED,
     SETTING,
+    TRANSACTION,
     RecordedOutcome,
 )
 from coordinator.core.model.types import Cas
@@ -167,6 +176,8 @@ def footprint(state: StateContext, command: Command, request_id: str = "") -> fr
             keys |= _keys_of_index(held) if held else {index_key(command.index_id)}
         case RewriteEntities():
             keys.update(command.keys)
+        case Transact():
+            keys |= footprint_of(state, command, footprint)
         case SkipRecord():
             pass
     return frozenset(keys)
@@ -194,7 +205,8 @@ def _remembered(state: StateContext, request: Request, given: Circumstances) -> 
             refused("invalid_request", f"a request id has 1 to {REQUEST_ID_LENGTH_MAX} characters")
         )
     if given.remembered is not None:
-        return _repeated(state, request, given.remembered)
+        waiting = pending_of(state, given.remembered.outcome)
+        return Parked(waiting) if waiting else _repeated(state, request, given.remembered)
     pending = state.pending.get(request.id)
     held = state.index_by_id(pending) if pending is not None else None
     if held is not None and isinstance(held.entity, Index):
@@ -244,6 +256,8 @@ def _repeated(state: StateContext, request: Request, found: RememberedOutcome) -
     if recorded.status == REFUSED:
         details = _object(recorded.error_details_json)
         return Unchanged(Outcome("refused", recorded.error_code, recorded.error_message, details))
+    if recorded.answer == TRANSACTION:
+        return Unchanged(end_of(state, found))
     answer = _answer_again(state, request, recorded)
     return Unchanged(Outcome("ok", answer=answer, cas=recorded.cas, txn=str(found.txn)))
 
@@ -324,7 +338,7 @@ def _create_index(state: StateContext, request: Request, given: Circumstances) -
         vbuckets = given.vbuckets.get(command.bucket, VBUCKETS)
         bucket = Bucket(command.bucket, vbuckets)
         changes.append(Change("BucketCreated", bucket.key, bucket))
-    return Accepted(tuple(changes), {}, waits_for=index.id)
+    return Accepted(tuple(changes), {}, waits_for=(index.id,))
 
 
 def _already_there(existing: Versioned, command: CreateIndex, request: Request) -> Decision:
@@ -461,6 +475,9 @@ def _undo_index(state: StateContext, request: Request, given: Circumstances) -> 
         return Unchanged(Outcome("ok"))
     gone = moved(index, DROPPING, command.reason)
     change = Change("IndexUndone", index.key, gone)
+    made_by = given.remembered
+    if made_by is not None and made_by.outcome.answer == TRANSACTION:
+        return Accepted((change,), {}, record=with_error(made_by, index, command.reason))
     return _ended(index, change, refused("indexer_refused", command.reason))
 
 
@@ -576,6 +593,10 @@ def _skip_record(state: StateContext, request: Request, given: Circumstances) ->
     return Unchanged(refused("invalid_request", command.reason))
 
 
+def _transact(state: StateContext, request: Request, given: Circumstances) -> Decision:
+    return decide_transaction(state, request, given, DECIDERS)
+
+
 DECIDERS: dict[type, Callable[[StateContext, Request, Circumstances], Decision]] = {
     CreateIndex: _create_index,
     DropIndex: _drop_index,
@@ -587,5 +608,6 @@ DECIDERS: dict[type, Callable[[StateContext, Request, Circumstances], Decision]]
     ForgetIndex: _forget_index,
     RewriteEntities: _rewrite_entities,
     SkipRecord: _skip_record,
+    Transact: _transact,
     **BUILD_DECIDERS,
 }

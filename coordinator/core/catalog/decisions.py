@@ -25,6 +25,7 @@ from coordinator.core.model.outcome_records import (
     NOTHING,
     REFUSED,
     SETTING,
+    TRANSACTION,
     RecordedOutcome,
 )
 from coordinator.core.model.types import Cas, TxnId
@@ -75,14 +76,14 @@ class Circumstances:
 class Accepted:
     """The changes, in order; the answer's CAS is that of `changes[subject]`.
 
-    `waits_for` is an index whose READY (or undoing) is the real end of the request. `record` is
-    what is to be remembered with it, but for its CAS.
+    `waits_for` are the indexes whose READY (or undoing) is the real end of the request. `record`
+    is what is to be remembered with it, but for its CAS.
     """
 
     changes: tuple[Change, ...]
     answer: dict[str, Any]
     subject: int = 0
-    waits_for: int = 0
+    waits_for: tuple[int, ...] = ()
     record: RecordedOutcome | None = None
 
 
@@ -117,6 +118,7 @@ def recorded(request: Request, outcome: Outcome) -> RecordedOutcome:
         index_ids=index_ids,
         cas=Cas(0),
         by_topic=by_topic,
+        answer_json=compact(outcome.answer) if answer == TRANSACTION else "",
     )
 
 
@@ -124,6 +126,8 @@ def _about(answer: Mapping[str, Any]) -> tuple[str, tuple[int, ...]]:
     """Return what kind of answer this is, and the indexes that it is about."""
     shown = answer.get("indexes") or ([answer["index"]] if answer.get("index") else [])
     index_ids = tuple(int(index["id"]) for index in shown)
+    if "succeeded" in answer:
+        return TRANSACTION, ()
     if "existed" in answer:
         return EXISTED, index_ids
     if "indexes" in answer:

@@ -24,6 +24,8 @@ from coordinator.core.model.commands import (
     Request,
     RewriteEntities,
     SkipRecord,
+    Transact,
+    UndoIndex,
     refused,
 )
 from coordinator.core.model.entities import Consumed, Index, consumed_key, request_key
@@ -192,7 +194,7 @@ class GroupCommit:
         too_large = count > count_max or whole > bytes_max
         if too_large and not request.key:
             outcome = refused(
-                "value_too_large",
+                "too_large" if isinstance(request.command, Transact) else "value_too_large",
                 f"the command weighs {whole} bytes in {count} changes, more than a transaction may",
                 limit=bytes_max,
             )
@@ -252,9 +254,17 @@ def _circumstances(view: NodeView, group: Group, request: Request) -> decisions.
         extra_load=group.load,
         request_window_ms=authority.request_window_ms,
         vbuckets=group.vbuckets,
-        remembered=view.outcomes.find(request.id) if request.recorded else None,
+        remembered=view.outcomes.find(_remembered_as(view, request)),
         forgotten_ms=authority.outcomes_forgotten_ms,
     )
+
+
+def _remembered_as(view: NodeView, request: Request) -> str:
+    """Return the id under which an outcome matters to a decision; empty if none does."""
+    if isinstance(request.command, UndoIndex):
+        held = view.state.index_by_id(request.command.index_id)
+        return held.entity.request if held and isinstance(held.entity, Index) else ""
+    return request.id if request.recorded else ""
 
 
 def _buckets_seen(view: NodeView) -> dict[str, int]:

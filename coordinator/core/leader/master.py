@@ -382,7 +382,7 @@ class Master:
             if index is None or index.state != INIT:
                 self.requests.unpark(number)
 
-    def committed(self, record: TransactionCommitted) -> list[Result]:
+    def committed(self, view: NodeView, record: TransactionCommitted) -> list[Result]:
         """The verdict *commit* was read back: callers hear, creators wait for READY."""
         attempt = self.committer.finish(record.txn)
         if attempt is None:
@@ -391,7 +391,7 @@ class Master:
         return [
             result
             for held in attempt.enlisted
-            for result in self.requests.committed(held, record, self._is_deposed)
+            for result in self.requests.committed(view.state, held, record, self._is_deposed)
         ]
 
     def rolled_back(self, view: NodeView, record: TransactionRolledBack) -> list[Result]:

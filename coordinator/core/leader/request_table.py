@@ -8,18 +8,22 @@ master itself (`upkeep`) stand beside them, one for each key. Each caller is ans
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
+from coordinator.core.catalog.state import StateContext
+from coordinator.core.catalog.transactions import with_indexes
 from coordinator.core.consensus.effects import Reply
 from coordinator.core.consensus.signals import Result
 from coordinator.core.leader.command_queue import CommandQueue
 from coordinator.core.leader.transaction import Enlisted
 from coordinator.core.leader.verdicts import dated
 from coordinator.core.model.commands import (
+    REFUSED,
     Command,
     MarkReady,
     Outcome,
     Request,
+    Transact,
     UndoIndex,
     refused,
     unknown,
@@ -37,6 +41,21 @@ BACKLOG_BYTES_MAX = 16 * 1024 * 1024
 """Above this nothing is read from the `ddl` topic: it keeps for as long as it takes."""
 
 
+@dataclass(slots=True, eq=False)
+class Creator:
+    """A caller whose request has created indexes, and who is told when the last of them is done.
+
+    `outcome` is what a transaction comes to; a CREATE comes to what becomes of its index.
+    """
+
+    request: Request
+    outcome: Outcome
+    waits_for: tuple[int, ...]
+    left: set[int]
+    reasons: dict[int, str] = field(default_factory=dict)
+    """Why indexes were undone."""
+
+
 class RequestTable:
     """The commands that wait, by what they wait for."""
 
@@ -45,8 +64,8 @@ class RequestTable:
         self.upkeep: dict[str, Request] = {}
         self.parked: dict[int, list[Request]] = {}
         """By the index whose creation they wait for."""
-        self.creators: dict[int, list[Request]] = {}
-        """By the index that they have created."""
+        self.creators: dict[int, Creator] = {}
+        """By an index that they have created."""
         self.callers = 0
         """How many callers wait for a command, in the table or in flight."""
 
@@ -94,7 +113,7 @@ class RequestTable:
         return [Reply(request.token, outcome)]
 
     def committed(
-        self, held: Enlisted, record: TransactionCommitted, is_deposed: bool
+        self, state: StateContext, held: Enlisted, record: TransactionCommitted, is_deposed: bool
     ) -> list[Result]:
         """The verdict *commit* was read back: callers hear, creators wait for READY."""
         command = held.request.command
@@ -104,17 +123,30 @@ class RequestTable:
             return self.reply(held.request, UNDER_WAY)
         if held.waits_for:
             if held.request.token:
-                self.creators.setdefault(held.waits_for, []).append(held.request)
+                waits_for = held.waits_for
+                creator = Creator(held.request, outcome, waits_for, set(waits_for))
+                self.creators.update(dict.fromkeys(waits_for, creator))
             return []
         if isinstance(command, MarkReady):
-            return self._tell_creators(command.index_id, outcome)
+            return self._tell_creator(state, command.index_id, outcome)
         if isinstance(command, UndoIndex):
-            return self._tell_creators(command.index_id, refused("indexer_refused", command.reason))
+            undone = refused("indexer_refused", command.reason)
+            return self._tell_creator(state, command.index_id, undone)
         return self.reply(held.request, outcome)
 
-    def _tell_creators(self, index_id: int, outcome: Outcome) -> list[Result]:
-        creators = self.creators.pop(index_id, [])
-        return [result for creator in creators for result in self.reply(creator, outcome)]
+    def _tell_creator(self, state: StateContext, index_id: int, outcome: Outcome) -> list[Result]:
+        creator = self.creators.pop(index_id, None)
+        if creator is None:
+            return []
+        creator.left.discard(index_id)
+        if not isinstance(creator.request.command, Transact):
+            return self.reply(creator.request, outcome)
+        if outcome.status == REFUSED:
+            creator.reasons[index_id] = outcome.message
+        if creator.left:
+            return []
+        whole = with_indexes(creator.outcome, state, creator.waits_for, creator.reasons)
+        return self.reply(creator.request, whole)
 
     def rolled_back(
         self, config: NodeConfig, enlisted: Iterable[Enlisted], reason: str
@@ -142,17 +174,26 @@ class RequestTable:
                 del self.parked[number]
         return [request for *_, request in sorted(published, key=lambda row: row[:2])]
 
+    def _creators(self) -> list[Creator]:
+        """Return each creator once, however many indexes it waits for."""
+        return list(dict.fromkeys(self.creators.values()))
+
     # -- the end of patience, and of the mastership ------------------------------------------
 
     def expire(self, now_ms: int, why: str) -> list[Result]:
         """Tell callers whose deadline has passed that the fate of their request is unknown."""
         late = self.queue.take_late(now_ms)
-        for table in (self.parked, self.creators):
-            for number, requests in list(table.items()):
-                late += [r for r in requests if r.token and r.deadline_ms <= now_ms]
-                table[number] = [r for r in requests if not (r.token and r.deadline_ms <= now_ms)]
-                if not table[number]:
-                    del table[number]
+        table = self.parked
+        for number, requests in list(table.items()):
+            late += [r for r in requests if r.token and r.deadline_ms <= now_ms]
+            table[number] = [r for r in requests if not (r.token and r.deadline_ms <= now_ms)]
+            if not table[number]:
+                del table[number]
+        creators = self._creators()
+        late += [c.request for c in creators if c.request.deadline_ms <= now_ms]
+        for number, creator in list(self.creators.items()):
+            if creator.request.deadline_ms <= now_ms:
+                del self.creators[number]
         outcome = unknown("timeout", why)
         return [result for request in late for result in self.reply(request, outcome)]
 
@@ -170,8 +211,8 @@ class RequestTable:
         found: list[Result] = []
         for request in (*self.queue, *(r for rs in self.parked.values() for r in rs)):
             found += self.reply(request, answer)
-        for request in (r for rs in self.creators.values() for r in rs):
-            found += self.reply(request, UNDER_WAY)
+        for creator in self._creators():
+            found += self.reply(creator.request, UNDER_WAY)
         self.queue.clear()
         self.parked.clear()
         self.creators.clear()

@@ -34,15 +34,15 @@ class Enlisted:
     """A request in the group: which of the group's mutations are its own, and its answer.
 
     `first` is the number of its first mutation, `subject` the one whose CAS it answers (-1 where
-    `outcome` is already whole). `waits_for` is an index whose READY ends the request. `record` is
-    what is remembered of it, but for its CAS.
+    `outcome` is already whole). `waits_for` are the indexes whose READY ends the request. `record`
+    is what is remembered of it, but for its CAS.
     """
 
     request: Request
     outcome: Outcome
     first: int
     subject: int
-    waits_for: int = 0
+    waits_for: tuple[int, ...] = ()
     record: RecordedOutcome | None = None
 
 

@@ -8,12 +8,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from coordinator.core.catalog import decisions
+from coordinator.core.catalog import decisions, transactions
+from coordinator.core.catalog.outcomes import RememberedOutcome
 from coordinator.core.consensus.view import NodeView, authority_of
 from coordinator.core.leader.transaction import Attempt, Enlisted
-from coordinator.core.model.commands import MarkReady, Outcome, SkipRecord, UndoIndex, refused
+from coordinator.core.model.commands import (
+    MarkReady,
+    Outcome,
+    SkipRecord,
+    Transact,
+    UndoIndex,
+    refused,
+)
 from coordinator.core.model.entities import Index
-from coordinator.core.model.outcome_records import OutcomesRecorded
+from coordinator.core.model.outcome_records import TRANSACTION, OutcomesRecorded
 from coordinator.core.model.ports import EntityCodec
 from coordinator.core.model.records import DdlReply, DeadLetter, TransactionCommitted
 from coordinator.core.model.types import Cas
@@ -22,6 +30,14 @@ ANSWER_BYTES_MAX = 1_000_000
 """What an answer may weigh in a reply: a message on `ddl-replies` has 1 MiB at most. If a reply did
 not fit, Kafka would refuse it together with its transaction, and each next master would write the
 same again."""
+
+
+FORGOTTEN = refused(
+    "request_expired",
+    "the transaction is committed, but its outcome was forgotten before its indexes were created: "
+    "the history shows what it did",
+)
+"""The log of a cluster that stood still for longer than the window of outcomes may come to this."""
 
 
 def commit_of(view: NodeView, codec: EntityCodec, attempt: Attempt) -> TransactionCommitted:
@@ -62,7 +78,11 @@ def dated(held: Enlisted, cas: tuple[Cas, ...], txn: str) -> Outcome:
     """Return the answer with the CAS and the transaction that the log gave it."""
     if held.subject < 0:
         return held.outcome
-    return replace(held.outcome, cas=cas[held.first + held.subject], txn=txn)
+    at = cas[held.first + held.subject]
+    answer = held.outcome.answer
+    if isinstance(held.request.command, Transact):
+        answer = transactions.dated_answer(answer, at)
+    return replace(held.outcome, answer=answer, cas=at, txn=txn)
 
 
 def ddl_replies(view: NodeView, attempt: Attempt) -> Iterator[DdlReply]:
@@ -75,10 +95,29 @@ def ddl_replies(view: NodeView, attempt: Attempt) -> Iterator[DdlReply]:
             yield _reply(view, request.id, outcome)
         elif isinstance(request.command, MarkReady | UndoIndex):
             index = _created(view, request.command.index_id)
-            if index is not None:
+            if index is None:
+                continue
+            made_by = view.outcomes.find(index.request)
+            if made_by is None and not index.request_fingerprint:
+                yield _reply(view, index.request, FORGOTTEN)
+            elif made_by is not None and made_by.outcome.answer == TRANSACTION:
+                # If this undoes an index, what is remembered from now on says so.
+                ended = made_by._replace(outcome=held.record) if held.record else made_by
+                yield from _end_of_transaction(view, attempt, ended)
+            else:
                 if isinstance(request.command, UndoIndex):
                     outcome = refused("indexer_refused", request.command.reason)
                 yield _reply(view, index.request, outcome)
+
+
+def _end_of_transaction(
+    view: NodeView, attempt: Attempt, found: RememberedOutcome
+) -> Iterator[DdlReply]:
+    """Yield the reply to a client's transaction, if this ends the last of its indexes."""
+    assert attempt.after is not None
+    if not transactions.pending_of(attempt.after, found.outcome):
+        outcome = transactions.end_of(attempt.after, found)
+        yield _reply(view, found.outcome.id, outcome)
 
 
 def _created(view: NodeView, index_id: int) -> Index | None:

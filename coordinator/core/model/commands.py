@@ -163,6 +163,36 @@ class SkipRecord:
     value: bytes
 
 
+Operation = CreateIndex | DropIndex | PutSetting | DeleteSetting
+"""What a client's transaction may do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """An entity that has to be at a CAS; 0: it must not exist.
+
+    It is named by its key, or, if it is an index, by its bucket and name.
+    """
+
+    cas: Cas
+    key: str = ""
+    bucket: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transact:
+    """If all comparisons hold, do all that is in `then`, otherwise all that is in `otherwise`.
+
+    In one transaction, or not at all. An index that is created is INIT then, like any other; the
+    answer waits until each is READY or undone.
+    """
+
+    compare: tuple[Comparison, ...] = ()
+    then: tuple[Operation, ...] = ()
+    otherwise: tuple[Operation, ...] = ()
+
+
 Command = (
     CreateIndex
     | DropIndex
@@ -180,6 +210,7 @@ Command = (
     | RenewStream
     | RewriteEntities
     | SkipRecord
+    | Transact
 )
 
 
@@ -256,7 +287,14 @@ REQUEST_BYTES = 512
 
 def weight(request: Request) -> int:
     """Return what a request weighs while it waits, in bytes, roughly."""
-    command = request.command
+    return _weight(request.command)
+
+
+def _weight(command: Command) -> int:
+    if isinstance(command, Transact):
+        named = sum(len(c.key) + len(c.bucket) + len(c.name) for c in command.compare)
+        operations = (*command.then, *command.otherwise)
+        return REQUEST_BYTES + named + sum(map(_weight, operations))
     if isinstance(command, PutSetting):
         return REQUEST_BYTES + len(command.value_json)
     if isinstance(command, CreateIndex):

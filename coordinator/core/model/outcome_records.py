@@ -12,16 +12,18 @@ from coordinator.core.model.types import Cas, TxnId
 
 DONE, REFUSED = "done", "refused"
 
-NOTHING, SETTING, INDEX, INDEXES, EXISTED, LITERAL = ANSWERS = (
+NOTHING, SETTING, INDEX, INDEXES, EXISTED, LITERAL, TRANSACTION = ANSWERS = (
     "nothing",
     "setting",
     "index",
     "indexes",
     "existed",
     "literal",
+    "transaction",
 )
 """What was answered: the setting that the request names; an index, or several; an index that was
-there already; a text as it stands, which only older versions have recorded."""
+there already; a text as it stands, which only older versions have recorded; the results of a
+transaction, where those that changed something have the number of the change instead of its CAS."""
 
 MESSAGE_LENGTH_MAX = 1_000
 DETAILS_BYTES_MAX = 1_024

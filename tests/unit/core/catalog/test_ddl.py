@@ -10,19 +10,15 @@ from uuid import UUID
 import pytest
 
 from coordinator.client.request_ids import uuid7
-from coordinator.codec import Codec, encode
 from coordinator.core.catalog import ddl
 from coordinator.core.catalog.decisions import (
     Accepted,
-    Circumstances,
-    Decision,
     Parked,
     Unchanged,
     describe_index,
 )
-from coordinator.core.catalog.outcomes import OutcomeWindow, time_of_uuid7
-from coordinator.core.catalog.placement import Candidate
-from coordinator.core.catalog.state import EMPTY, StateContext, evolve
+from coordinator.core.catalog.outcomes import time_of_uuid7
+from coordinator.core.catalog.state import EMPTY
 from coordinator.core.model.commands import (
     BuildIndexes,
     Command,
@@ -32,68 +28,11 @@ from coordinator.core.model.commands import (
     ForgetIndex,
     MarkReady,
     PutSetting,
-    Request,
     RewriteEntities,
     UndoIndex,
 )
-from coordinator.core.model.entities import Index, Setting
-from coordinator.core.model.outcome_records import OutcomesRecorded
-from coordinator.core.model.records import Mutation
-from coordinator.core.model.types import Instant, TxnId
-
-CREATE = CreateIndex(name="by_city", bucket="travel", expressions=("city",))
-INDEXERS = [Candidate(1, ""), Candidate(2, "")]
-
-
-class Bench:
-    """A state, and commands decided and applied to it one after the other."""
-
-    def __init__(self) -> None:
-        self.state: StateContext = EMPTY
-        self.window = OutcomeWindow(Codec())
-        self.seq = 0
-        self.wall_ms = 1_000_000
-        self.forgotten_ms = 0
-
-    def decide(self, command: Command, **terms: Any) -> Decision:
-        self.seq += 1
-        remembered = self.window.find(terms.get("id", ""))
-        given = Circumstances(
-            txn=TxnId(1, self.seq),
-            fresh_id=100 + self.seq,
-            wall_ms=self.wall_ms,
-            indexers=INDEXERS,
-            extra_load={},
-            request_window_ms=600_000,
-            remembered=remembered,
-            forgotten_ms=self.forgotten_ms,
-        )
-        return ddl.decide(self.state, Request(command=command, **terms), given)
-
-    def apply(self, command: Command, **terms: Any) -> Accepted:
-        decision = self.decide(command, **terms)
-        assert isinstance(decision, Accepted), decision
-        changes = [
-            Mutation(c.event, c.key, None if c.entity is None else encode(c.entity), c.entity)
-            for c in decision.changes
-        ]
-        first = self.state.cas + 1
-        self.state = evolve(self.state, [(m, first + n) for n, m in enumerate(changes)])
-        if decision.record is not None:
-            record = replace(decision.record, cas=first + decision.subject)
-            cas = self.state.cas
-            group = OutcomesRecorded(TxnId(1, self.seq), cas, self.wall_ms, (record,))
-            self.window.add(cas, Codec().encode_outcomes(group), Instant(0, self.wall_ms))
-        return decision
-
-    def refusal(self, command: Command, **terms: Any) -> str:
-        decision = self.decide(command, **terms)
-        assert isinstance(decision, Unchanged), decision
-        return decision.outcome.code
-
-    def index(self) -> Index:
-        (index, _), *_ = self.state.indexes()
-        return index
+from coordinator.core.model.entities import Setting
+from tests.support.catalog_bench import CREATE, Bench
 
 
 @pytest.fixture
@@ -111,7 +50,7 @@ def ready(bench: Bench) -> Bench:
 def test_create_commits_init_and_makes_an_unknown_bucket(bench: Bench) -> None:
     decision = bench.apply(CREATE)
     assert [c.event for c in decision.changes] == ["IndexProposed", "BucketCreated"]
-    assert decision.waits_for == bench.index().id
+    assert decision.waits_for == (bench.index().id,)
     assert bench.index().state == "init"
 
 

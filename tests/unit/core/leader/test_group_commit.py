@@ -140,7 +140,7 @@ def test_a_command_of_two_changes_has_both_and_answers_the_cas_of_its_own() -> N
     index = group.mutations[1].entity
     assert isinstance(index, Index)
     assert keys(group) == ["config/a", index.key, "bucket/b", "config/c"]
-    assert (group.enlisted[1].waits_for, group.enlisted[0].waits_for) == (index.id, 0)
+    assert (group.enlisted[1].waits_for, group.enlisted[0].waits_for) == ((index.id,), ())
 
 
 def test_an_empty_table_makes_an_empty_group() -> None:

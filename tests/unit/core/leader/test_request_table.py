@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from coordinator.core.catalog.state import EMPTY
 from coordinator.core.consensus.effects import Reply
 from coordinator.core.leader.request_table import (
     BACKLOG_BYTES_MAX,
@@ -149,20 +150,20 @@ def test_a_caller_hears_of_the_commit_with_the_cas_of_its_change() -> None:
     table.callers = 1
     held = enlisted(request, outcome=Outcome(OK, answer={"a": 1}), first=1)
     answer = Outcome(OK, answer={"a": 1}, cas=62, txn="4-1")
-    assert table.committed(held, COMMIT, is_deposed=False) == told(answer, 1)
+    assert table.committed(EMPTY, held, COMMIT, is_deposed=False) == told(answer, 1)
     assert table.callers == 0
 
 
 def test_what_nobody_waits_for_is_told_nobody() -> None:
     table = a_table()
-    assert table.committed(enlisted(published(7)), COMMIT, is_deposed=False) == []
+    assert table.committed(EMPTY, enlisted(published(7)), COMMIT, is_deposed=False) == []
     assert table.callers == 0
 
 
 def test_a_commit_decides_what_the_master_wanted_itself() -> None:
     table = a_table()
     table.want("index/7", ForgetIndex(7))
-    assert table.committed(enlisted(table.upkeep["index/7"]), COMMIT, is_deposed=False) == []
+    assert table.committed(EMPTY, enlisted(table.upkeep["index/7"]), COMMIT, is_deposed=False) == []
     assert table.upkeep == {}
 
 
@@ -171,8 +172,8 @@ def creating(*tokens: int) -> RequestTable:
     table = RequestTable()
     table.callers = len(tokens)
     for token in tokens:
-        held = enlisted(Request(command=CREATE, token=token, deadline_ms=100), waits_for=7)
-        assert table.committed(held, COMMIT, is_deposed=False) == []
+        held = enlisted(Request(command=CREATE, token=token, deadline_ms=100), waits_for=(7,))
+        assert table.committed(EMPTY, held, COMMIT, is_deposed=False) == []
     return table
 
 
@@ -180,11 +181,11 @@ def test_who_creates_an_index_hears_when_it_is_ready() -> None:
     table = creating(1)
     for other in (MarkReady(8), UndoIndex(8, "no room"), ForgetIndex(7)):
         held = enlisted(Request(command=other))
-        assert table.committed(held, COMMIT, is_deposed=False) == []
+        assert table.committed(EMPTY, held, COMMIT, is_deposed=False) == []
     ready = enlisted(Request(command=MarkReady(7)), outcome=Outcome(OK, answer={"index": 7}))
     answer = Outcome(OK, answer={"index": 7}, cas=61, txn="4-1")
-    assert table.committed(ready, COMMIT, is_deposed=False) == told(answer, 1)
-    assert table.committed(ready, COMMIT, is_deposed=False) == []
+    assert table.committed(EMPTY, ready, COMMIT, is_deposed=False) == told(answer, 1)
+    assert table.committed(EMPTY, ready, COMMIT, is_deposed=False) == []
     assert (table.callers, table.creators) == (0, {})
 
 
@@ -192,25 +193,25 @@ def test_who_creates_an_index_hears_when_it_is_undone_and_why() -> None:
     table = creating(1)
     undone = enlisted(Request(command=UndoIndex(7, "indexer 3: no room")))
     answer = refused("indexer_refused", "indexer 3: no room")
-    assert table.committed(undone, COMMIT, is_deposed=False) == told(answer, 1)
+    assert table.committed(EMPTY, undone, COMMIT, is_deposed=False) == told(answer, 1)
 
 
 def test_a_creation_that_was_published_has_no_caller_to_wait() -> None:
     table = RequestTable()
-    held = enlisted(Request(command=CREATE, position=Position(0, 7)), waits_for=7)
-    assert table.committed(held, COMMIT, is_deposed=False) == []
+    held = enlisted(Request(command=CREATE, position=Position(0, 7)), waits_for=(7,))
+    assert table.committed(EMPTY, held, COMMIT, is_deposed=False) == []
     assert table.creators == {}
 
 
 def test_who_creates_an_index_under_a_deposed_master_is_told_to_repeat() -> None:
     table = RequestTable()
     table.callers = 1
-    held = enlisted(Request(command=CREATE, token=1), waits_for=7)
-    assert table.committed(held, COMMIT, is_deposed=True) == told(UNDER_WAY, 1)
+    held = enlisted(Request(command=CREATE, token=1), waits_for=(7,))
+    assert table.committed(EMPTY, held, COMMIT, is_deposed=True) == told(UNDER_WAY, 1)
     assert table.creators == {}
     other = enlisted(called(2))
     answer = Outcome(OK, cas=61, txn="4-1")
-    assert table.committed(other, COMMIT, is_deposed=True) == told(answer, 2)
+    assert table.committed(EMPTY, other, COMMIT, is_deposed=True) == told(answer, 2)
 
 
 # -- a rollback ----------------------------------------------------------------------------------
@@ -283,7 +284,8 @@ def test_what_waited_for_an_index_comes_first_when_its_creation_has_ended() -> N
 def everywhere(deadline_ms: int) -> RequestTable:
     """Return a table where one caller waits in each place, and one command that was published."""
     table = creating(3)
-    table.creators[7] = [replace(table.creators[7][0], deadline_ms=deadline_ms)]
+    creator = table.creators[7]
+    creator.request = replace(creator.request, deadline_ms=deadline_ms)
     table.requested(CONFIG, called(1, deadline_ms=deadline_ms))
     table.callers += 1
     table.park(7, called(2, deadline_ms=deadline_ms))
@@ -327,7 +329,7 @@ def test_a_caller_in_flight_is_told_at_its_deadline_and_not_again_with_the_verdi
     assert table.expire_enlisted(held, 100, LATE) == told(unknown("timeout", LATE), 1)
     assert table.expire_enlisted(held, 101, LATE) == []
     assert table.callers == 1
-    answers = [table.committed(one, COMMIT, is_deposed=False) for one in held]
+    answers = [table.committed(EMPTY, one, COMMIT, is_deposed=False) for one in held]
     assert answers == [[], told(Outcome(OK, cas=61, txn="4-1"), 2), []]
     assert table.callers == 0
 

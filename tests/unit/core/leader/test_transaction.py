@@ -247,7 +247,7 @@ REPLIES: list[tuple[str, Enlisted, list[DdlReply]]] = [
     ("who gave no id is told nothing", enlisted(asked(DROP, position=PLACE)), []),
     (
         "a creation is not at its end",
-        enlisted(asked(DROP, id="r", position=PLACE), waits_for=77),
+        enlisted(asked(DROP, id="r", position=PLACE), waits_for=(77,)),
         [],
     ),
     (
@@ -269,7 +269,7 @@ REPLIES: list[tuple[str, Enlisted, list[DdlReply]]] = [
 def test_what_came_by_the_topic_is_answered_on_the_topic_at_its_end(
     held: Enlisted, told: list[DdlReply]
 ) -> None:
-    state = a_state_of(50, make_index(77, by_topic=True), make_index(78))
+    state = a_state_of(50, make_index(77, by_topic=True, request_fingerprint=5), make_index(78))
     view = a_view(authority=OWN_AUTHORITY, state=state)
     assert list(ddl_replies(view, concluded(held))) == told
 

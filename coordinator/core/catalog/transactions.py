@@ -1,0 +1,324 @@
+"""What a client's transaction yields: it compares, and then changes several entities, or none.
+
+Pure. Its operations are the commands that clients also give one by one. They are decided in their
+order, each against the state that those before it leave, and become changes of one transaction of
+the log. If one of them is refused, all are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from coordinator.core.catalog.decisions import (
+    Accepted,
+    Change,
+    Circumstances,
+    Decision,
+    Parked,
+    Unchanged,
+    compact,
+    describe_gone,
+    describe_index,
+    index_in,
+    recorded,
+)
+from coordinator.core.catalog.outcomes import RememberedOutcome
+from coordinator.core.catalog.state import StateContext, evolve
+from coordinator.core.model import json_text
+from coordinator.core.model.commands import (
+    OK,
+    Comparison,
+    DropIndex,
+    Operation,
+    Outcome,
+    Request,
+    Transact,
+    refused,
+)
+from coordinator.core.model.entities import INIT, Index, index_key, setting_key
+from coordinator.core.model.outcome_records import RecordedOutcome
+from coordinator.core.model.records import Mutation
+from coordinator.core.model.types import Cas
+
+COMPARISONS_MAX = 256
+OPERATIONS_MAX = 256
+"""As many changes as a transaction of the log may have by default."""
+
+KINDS = ("config/", "index/", "bucket/")
+"""Of entities that can be compared."""
+
+KEY_LENGTH_MAX = 300
+REASON_LENGTH_MAX = 200
+"""So much of why an index was undone is remembered."""
+
+Decide = Callable[[StateContext, Request, Circumstances], Decision]
+Deciders = Mapping[type, Decide]
+
+
+@dataclass(slots=True)
+class _Branch:
+    """The operations of a branch while they are decided."""
+
+    state: StateContext
+    changes: list[Change] = field(default_factory=list)
+    results: list[dict[str, Any]] = field(default_factory=list)
+    keys: set[str] = field(default_factory=set)
+    buckets: set[str] = field(default_factory=set)
+    created: list[int] = field(default_factory=list)
+
+    def add(self, decision: Accepted) -> None:
+        """Take the changes of an operation; those after it are decided against what they leave.
+
+        The state has what an entity is, and not the bytes that it will be written as.
+        """
+        for change in decision.changes:
+            self.keys.add(change.key)
+            if isinstance(change.entity, Index):
+                self.buckets.add(change.entity.bucket)
+        self.changes += decision.changes
+        self.created += decision.waits_for
+        cas = self.state.cas
+        written = [
+            (Mutation(c.event, c.key, None if c.entity is None else b"", c.entity), Cas(cas + n))
+            for n, c in enumerate(decision.changes, 1)
+        ]
+        self.state = evolve(self.state, written)
+
+
+def decide_transaction(
+    state: StateContext, request: Request, given: Circumstances, deciders: Deciders
+) -> Decision:
+    """Return what a transaction yields: all changes of one branch, or none."""
+    command = request.command
+    assert isinstance(command, Transact)
+    if problem := _invalid(request, command):
+        return Unchanged(refused("invalid_request", problem))
+    compared = [_found(state, comparison) for comparison in command.compare]
+    succeeded = all(
+        found["cas"] == comparison.cas
+        for found, comparison in zip(compared, command.compare, strict=True)
+    )
+    branch = _Branch(state)
+    for number, operation in enumerate(command.then if succeeded else command.otherwise):
+        stop = _decide_next(branch, number, operation, request, given, deciders)
+        if stop is not None:
+            return stop
+    if len(branch.buckets) > 1:
+        names = ", ".join(sorted(branch.buckets)[:3])
+        text = f"a transaction changes indexes of one bucket, not of several ({names})"
+        return Unchanged(refused("invalid_request", text))
+    answer = {
+        "succeeded": succeeded,
+        "compared": compared,
+        "results": branch.results,
+        "changes": len(branch.changes),
+    }
+    if not branch.changes:
+        return Unchanged(Outcome(OK, answer=dated_answer(answer, state.cas), cas=state.cas))
+    remembered = recorded(request, Outcome(OK, answer=answer)) if request.recorded else None
+    created = tuple(branch.created)
+    return Accepted(
+        tuple(branch.changes),
+        answer,
+        subject=len(branch.changes) - 1,
+        waits_for=created,
+        record=replace(remembered, index_ids=created) if remembered else None,
+    )
+
+
+def _decide_next(
+    branch: _Branch,
+    number: int,
+    operation: Operation,
+    request: Request,
+    given: Circumstances,
+    deciders: Deciders,
+) -> Decision | None:
+    """Decide one operation of a branch; return what ends the whole transaction, if it does."""
+    alone = replace(request, command=operation, recorded=False)
+    circumstances = replace(given, fresh_id=given.fresh_id + len(branch.changes))
+    decision = deciders[type(operation)](branch.state, alone, circumstances)
+    if isinstance(decision, Parked):
+        if decision.index_id in branch.created:
+            return _objection(number, "it is about an index that this transaction creates")
+        return decision
+    if isinstance(decision, Unchanged):
+        outcome = decision.outcome
+        if outcome.status != OK:
+            text = f"operation {number}: {outcome.message}"
+            details = {**outcome.details, "operation": number}
+            return Unchanged(replace(outcome, message=text, details=details))
+        branch.results.append({"key": _key_of(operation, outcome.answer), "cas": outcome.cas})
+        return None
+    clash = next((c.key for c in decision.changes if c.key in branch.keys), None)
+    if clash is not None:
+        return _objection(number, f"another operation changes {clash}, too")
+    key = decision.changes[decision.subject].key
+    branch.results.append({"key": key, "change": len(branch.changes) + decision.subject})
+    branch.add(decision)
+    return None
+
+
+def _objection(number: int, text: str) -> Unchanged:
+    return Unchanged(refused("invalid_request", f"operation {number}: {text}", operation=number))
+
+
+def _key_of(operation: Operation, answer: Mapping[str, Any]) -> str:
+    """Return the key of what an operation was about that changed nothing."""
+    index = answer.get("index")
+    if index:
+        return index_key(int(index["id"]))
+    if isinstance(operation, DropIndex):
+        return index_key(operation.index_id) if operation.index_id else ""
+    return setting_key(getattr(operation, "name", ""))
+
+
+def _found(state: StateContext, comparison: Comparison) -> dict[str, Any]:
+    """Return what a comparison finds: the key, and the CAS there is, 0 for none."""
+    if comparison.key:
+        return {"key": comparison.key, "cas": state.cas_of(comparison.key)}
+    held = state.index_named(comparison.bucket, comparison.name)
+    named = {"bucket": comparison.bucket, "name": comparison.name}
+    if held is None:
+        return {**named, "key": "", "cas": 0}
+    index = held.entity
+    assert isinstance(index, Index)
+    return {**named, "key": index.key, "cas": held.cas}
+
+
+def _invalid(request: Request, command: Transact) -> str:
+    """Say what is wrong with a transaction, or return an empty text."""
+    if request.expected_cas is not None:
+        return "a transaction says itself what it compares"
+    if len(command.compare) > COMPARISONS_MAX:
+        return f"at most {COMPARISONS_MAX} comparisons"
+    if max(len(command.then), len(command.otherwise)) > OPERATIONS_MAX:
+        return f"at most {OPERATIONS_MAX} operations"
+    return next(filter(None, map(_invalid_comparison, command.compare)), "")
+
+
+def _invalid_comparison(comparison: Comparison) -> str:
+    """Say what is wrong with a comparison, or return an empty text."""
+    named = bool(comparison.bucket and comparison.name)
+    if bool(comparison.key) == named or (comparison.key and comparison.bucket + comparison.name):
+        return "a comparison has a key, or a bucket and a name"
+    if comparison.key and not comparison.key.startswith(KINDS):
+        return f"{comparison.key[:40]!r} cannot be compared: {', '.join(KINDS)} can"
+    if len(comparison.key) > KEY_LENGTH_MAX:
+        return f"a key has at most {KEY_LENGTH_MAX} characters"
+    if comparison.cas < 0:
+        return f"{comparison.cas} is no CAS"
+    return ""
+
+
+def footprint_of(
+    state: StateContext,
+    command: Transact,
+    footprint: Callable[[StateContext, Operation], frozenset[str]],
+) -> set[str]:
+    """Return the keys on which the decision about a transaction rests, whatever it compares."""
+    keys: set[str] = set()
+    for operation in (*command.then, *command.otherwise):
+        keys |= footprint(state, operation)
+    for comparison in command.compare:
+        if comparison.key:
+            keys.add(comparison.key)
+        else:
+            # A name is held by an index: the footprint of a DROP has both.
+            keys |= footprint(state, DropIndex(0, comparison.bucket, comparison.name))
+    return keys
+
+
+# -- what is answered ----------------------------------------------------------------------------
+
+
+def pending_of(state: StateContext, recorded: RecordedOutcome) -> int:
+    """Return an index of a transaction that is still being created, 0 if there is none."""
+    waiting = (i for i in recorded.index_ids if index_in(state, i, INIT) is not None)
+    return next(waiting, 0)
+
+
+def end_of(state: StateContext, found: RememberedOutcome) -> Outcome:
+    """Return what is answered to a transaction whose indexes are all created, or undone."""
+    recorded = found.outcome
+    answer = json_text.parse(recorded.answer_json)
+    cas, txn = _place_of(found, answer)
+    outcome = Outcome(OK, answer=dated_answer(answer, cas), cas=cas, txn=txn)
+    return with_indexes(outcome, state, recorded.index_ids, {})
+
+
+def _place_of(found: RememberedOutcome, answer: Mapping[str, Any]) -> tuple[Cas, str]:
+    """Return the CAS and the name of a transaction; one that changed nothing has no name."""
+    if "txn" in answer:
+        return answer["cas"], answer["txn"]
+    return found.outcome.cas, str(found.txn) if answer.get("changes") else ""
+
+
+def dated_answer(answer: Mapping[str, Any], cas: int) -> dict[str, Any]:
+    """Return an answer with the CAS of each change; `cas` is that of the last one."""
+    first = cas - answer.get("changes", 0) + 1
+    return {
+        "succeeded": answer["succeeded"],
+        "compared": answer["compared"],
+        "results": [
+            {"cas": first + result["change"]} | {k: v for k, v in result.items() if k != "change"}
+            if "change" in result
+            else result
+            for result in answer["results"]
+        ],
+    }
+
+
+def with_error(found: RememberedOutcome, index: Index, reason: str) -> RecordedOutcome:
+    """Return what is remembered of a transaction when one of its indexes is undone.
+
+    That is recorded with another CAS: so the CAS of the transaction stands in the answer.
+    """
+    recorded = found.outcome
+    answer = json_text.parse(recorded.answer_json)
+    cas, txn = _place_of(found, answer)
+    dated = dated_answer(answer, cas)
+    for result in dated["results"]:
+        if result["key"] == index.key:
+            result["error"] = error_of(reason[:REASON_LENGTH_MAX])
+    return replace(recorded, answer_json=compact({**dated, "cas": cas, "txn": txn}))
+
+
+def error_of(reason: str) -> dict[str, str]:
+    """Return what a result says of an index that was undone."""
+    return {"code": "indexer_refused", "message": reason}
+
+
+def with_indexes(
+    outcome: Outcome,
+    state: StateContext,
+    index_ids: Iterable[int],
+    reasons: Mapping[int, str],
+) -> Outcome:
+    """Return an answer with the indexes that the transaction created, as they are now.
+
+    `reasons` says why some were undone, if the answer does not.
+    """
+    created = {index_key(index_id): index_id for index_id in index_ids}
+    if not created:
+        return outcome
+    results = []
+    for result in outcome.answer["results"]:
+        index_id = created.get(result["key"])
+        if index_id is None:
+            results.append(result)
+            continue
+        error = {"error": error_of(reasons[index_id])} if index_id in reasons else {}
+        results.append({**result, **error, **_index_now(state, index_id)})
+    cas = max(outcome.cas, *(result["cas"] for result in results))
+    return replace(outcome, answer={**outcome.answer, "results": results}, cas=Cas(cas))
+
+
+def _index_now(state: StateContext, index_id: int) -> dict[str, Any]:
+    """Return what a result says of an index that was created: it as it is, and its CAS."""
+    held = state.index_by_id(index_id)
+    if held is None or not isinstance(held.entity, Index):
+        return {"index": describe_gone(index_id, Request(command=Transact()))}
+    return {"cas": held.cas, "index": describe_index(held.entity)}
