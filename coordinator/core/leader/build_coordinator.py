@@ -11,7 +11,7 @@ only in a life that the bucket's `Stream` names, and begins where no indexer mis
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from heapq import nsmallest
 from typing import NamedTuple
 
@@ -146,17 +146,12 @@ class BuildCoordinator:
     def _step(self, index: Index, projectors: list[ProjectorHeartbeat]) -> list[Result]:
         """Return the next step of a build, if all that it rests on is there."""
         if index.state == PENDING:
-            routed = self._routed.get(index.id, {})
-            if all(routed.get((p.projector, p.incarnation)) == index.build for p in projectors):
+            lives = [(p.projector, p.incarnation) for p in projectors]
+            if is_routed(index, self._routed.get(index.id, {}), lives):
                 return [_step_of(index, MarkRouted(index.id, index.build))]
-        elif self._has_built(index):
+        elif is_built(index, self._built.get(index.id, {})):
             return [_step_of(index, MarkBuilt(index.id, index.build))]
         return []
-
-    def _has_built(self, index: Index) -> bool:
-        """Tell whether every host has built its share: of this build, not of one before it."""
-        built = self._built.get(index.id, {})
-        return all(built.get(host) == index.build for host in index.hosts)
 
     # -- streams -----------------------------------------------------------------------------
 
@@ -270,6 +265,23 @@ class BuildCoordinator:
             return None
         whole = len(record.vbuuids) == len(record.seqnos) == 8 * vbuckets
         return Vector.from_bytes(record.vbuuids, record.seqnos) if whole else None
+
+
+def is_routed(index: Index, routed: Mapping[Life, int], projectors: Iterable[Life]) -> bool:
+    """Tell whether every live projector routes an index; `routed` has the build that each named.
+
+    Only then is the index backfilled: what a projector that does not route it streams meanwhile
+    would be missing.
+    """
+    return all(routed.get(life) == index.build for life in projectors)
+
+
+def is_built(index: Index, built: Mapping[int, int]) -> bool:
+    """Tell whether every host has built its share; `built` has the build that each named.
+
+    Only then does the index take scans. A share of a build before this one does not count.
+    """
+    return all(built.get(host) == index.build for host in index.hosts)
 
 
 def _step_of(index: Index, command: MarkRouted | MarkBuilt | MarkFailed) -> Want:

@@ -28,6 +28,11 @@ class Wait:
     answered: dict[int, int] = field(default_factory=dict)
     refusal: str = ""
 
+    @property
+    def missing(self) -> frozenset[int]:
+        """The hosts that have not answered: the index goes on only once there are none."""
+        return self.hosts - self.answered.keys()
+
 
 class Prepares:
     """All indexes that wait for their indexers, by id."""
@@ -63,7 +68,7 @@ class Prepares:
         found: list[Command] = []
         for index_id, wait in self._waits.items():
             if wait.state == INIT and not wait.refusal and now_ms - wait.since_ms > timeout_ms:
-                silent = sorted(wait.hosts - wait.answered.keys())
+                silent = sorted(wait.missing)
                 if silent:
                     wait.refusal = f"indexers {silent} did not answer within {timeout_ms} ms"
             due = self._due(index_id, wait)
@@ -75,7 +80,7 @@ class Prepares:
     def _due(index_id: int, wait: Wait) -> Command | None:
         if wait.refusal:
             return UndoIndex(index_id, wait.refusal)
-        if wait.answered.keys() >= wait.hosts:
+        if not wait.missing:
             shards = tuple(Shard(i, shard) for i, shard in sorted(wait.answered.items()))
             return MarkReady(index_id, shards) if wait.state == INIT else ForgetIndex(index_id)
         return None

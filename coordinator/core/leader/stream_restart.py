@@ -49,6 +49,10 @@ class Asked(NamedTuple):
     round: int
     since_ms: int
 
+    def may_be_answered(self, view: NodeView) -> bool:
+        """Tell whether an answer is still waited for: not long, as no stream waits for Spark."""
+        return view.now.mono_ms - self.since_ms < view.config.restart_wait_ms
+
 
 class StartPosition(NamedTuple):
     """The restart timestamp, or None while an answer is awaited; and the questions to send."""
@@ -69,7 +73,7 @@ class StreamRestart:
     def is_asking(self, view: NodeView) -> bool:
         """Tell whether an answer is awaited: who takes part must not change meanwhile."""
         return any(
-            _may_come(view, asked) and _answer(view, bucket, asked.round) is None
+            asked.may_be_answered(view) and _answer(view, bucket, asked.round) is None
             for bucket, asked in self._asked.items()
         )
 
@@ -123,17 +127,14 @@ class StreamRestart:
         answer = _answer(view, bucket, asked.round)
         if answer is not None:
             return StartPosition(restart([*vectors, _whole(answer, vectors[0])], logs).vector)
-        return StartPosition(None if _may_come(view, asked) else restart(vectors, logs).vector)
+        if asked.may_be_answered(view):
+            return StartPosition(None)
+        return StartPosition(restart(vectors, logs).vector)
 
     def forget_others(self, buckets: set[str]) -> None:
         """Forget the questions about all buckets but these."""
         for bucket in self._asked.keys() - buckets:
             del self._asked[bucket]
-
-
-def _may_come(view: NodeView, asked: Asked) -> bool:
-    """Tell whether an answer is still waited for."""
-    return view.now.mono_ms - asked.since_ms < view.config.restart_wait_ms
 
 
 def _answer(view: NodeView, bucket: str, number: int) -> RestartTimestamp | None:

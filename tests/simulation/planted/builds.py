@@ -9,35 +9,20 @@ import pytest
 
 from coordinator.core.catalog import builds, ddl
 from coordinator.core.catalog.decisions import Accepted, Circumstances
-from coordinator.core.consensus.signals import Result, Want
 from coordinator.core.consensus.view import NodeView
-from coordinator.core.leader import stream_restart
+from coordinator.core.leader import build_coordinator
 from coordinator.core.leader.build_coordinator import BuildCoordinator
-from coordinator.core.leader.stream_restart import StreamRestart
-from coordinator.core.model.commands import MarkBuilt
-from coordinator.core.model.entities import BACKFILL, PENDING
+from coordinator.core.leader.stream_restart import Asked
 
 Patch = pytest.MonkeyPatch
 
 
 def built_without_every_indexer(patch: Patch) -> None:
-    step = BuildCoordinator._step
-
-    def hasty(self: BuildCoordinator, index: Any, projectors: Any) -> list[Result]:
-        if index.state == BACKFILL and self._built.get(index.id):
-            return [Want(f"build/{index.id}", MarkBuilt(index.id, index.build))]
-        return step(self, index, projectors)
-
-    patch.setattr(BuildCoordinator, "_step", hasty)
+    patch.setattr(build_coordinator, "is_built", lambda index, built: bool(built))
 
 
 def backfill_without_a_router(patch: Patch) -> None:
-    step = BuildCoordinator._step
-
-    def blind(self: BuildCoordinator, index: Any, projectors: Any) -> list[Result]:
-        return step(self, index, [] if index.state == PENDING else projectors)
-
-    patch.setattr(BuildCoordinator, "_step", blind)
+    patch.setattr(build_coordinator, "is_routed", lambda index, routed, projectors: True)
 
 
 def lost_storage_is_not_built_again(patch: Patch) -> None:
@@ -85,12 +70,4 @@ def renewal_does_not_say_what_it_answers(patch: Patch) -> None:
 
 
 def answer_is_waited_for_without_end(patch: Patch) -> None:
-    vector, may_come = StreamRestart.vector, stream_restart._may_come
-
-    def patient(self: StreamRestart, *given: Any) -> Any:
-        patch.setattr(stream_restart, "_may_come", lambda view, asked: True)
-        found = vector(self, *given)
-        patch.setattr(stream_restart, "_may_come", may_come)
-        return found
-
-    patch.setattr(StreamRestart, "vector", patient)
+    patch.setattr(Asked, "may_be_answered", lambda self, view: True)

@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from coordinator.core.catalog import ddl
-from coordinator.core.catalog.decisions import Accepted
+from coordinator.core.catalog import state as states
+from coordinator.core.catalog.decisions import Accepted, Circumstances, Decision
 from coordinator.core.catalog.outcomes import OutcomeWindow
+from coordinator.core.catalog.state import StateContext
 from coordinator.core.consensus.effects import ReadDdl, Reply
 from coordinator.core.consensus.signals import Result
 from coordinator.core.consensus.view import NodeView
 from coordinator.core.leader.group_commit import GroupCommit
 from coordinator.core.leader.master import Master
-from coordinator.core.leader.prepare import Prepares
+from coordinator.core.leader.prepare import Wait
 from coordinator.core.leader.read_barriers import ReadBarriers
-from coordinator.core.model.commands import OK, MarkReady, Outcome
+from coordinator.core.model.commands import (
+    OK,
+    DeleteSetting,
+    DropIndex,
+    Outcome,
+    PutSetting,
+    Request,
+)
+from coordinator.core.model.entities import INIT
 
 Patch = pytest.MonkeyPatch
+
+Decider = Callable[[StateContext, Request, Circumstances], Decision]
 
 
 def refusal_without_a_barrier(patch: Patch) -> None:
@@ -41,7 +54,7 @@ def read_without_a_barrier(patch: Patch) -> None:
 
 
 def outcomes_are_forgotten(patch: Patch) -> None:
-    patch.setattr(ddl, "_remembered", lambda state, request, given: None)
+    patch.setattr(OutcomeWindow, "find", lambda self, request_id: None)
 
 
 def later_ddl_overtakes_a_parked_command(patch: Patch) -> None:
@@ -69,14 +82,13 @@ def names_are_decided_apart(patch: Patch) -> None:
 
 
 def ready_without_every_indexer(patch: Patch) -> None:
-    due = Prepares._due
+    missing = Wait.missing.fget
+    assert missing is not None
 
-    def hasty(index_id: int, wait: Any) -> Any:
-        if wait.state == "init" and wait.answered and not wait.refusal:
-            return MarkReady(index_id)
-        return due(index_id, wait)
+    def hasty(self: Wait) -> frozenset[int]:
+        return frozenset() if self.state == INIT and self.answered else missing(self)
 
-    patch.setattr(Prepares, "_due", staticmethod(hasty))
+    patch.setattr(Wait, "missing", property(hasty))
 
 
 def request_id_is_not_recorded(patch: Patch) -> None:
@@ -102,17 +114,28 @@ def expired_request_id_is_taken_for_new(patch: Patch) -> None:
 
 
 def expected_cas_is_not_compared(patch: Patch) -> None:
-    patch.setattr(ddl, "_clash", lambda request, held: None)
+    def careless(decide: Decider) -> Decider:
+        return lambda state, request, given: decide(
+            state, replace(request, expected_cas=None), given
+        )
+
+    for kind in (PutSetting, DeleteSetting):
+        patch.setitem(ddl.DECIDERS, kind, careless(ddl.DECIDERS[kind]))
 
 
 def dropped_index_keeps_its_name(patch: Patch) -> None:
-    not_found = ddl._dropped
+    """Some indexes are not found when they are to be dropped."""
+    drop = ddl.DECIDERS[DropIndex]
 
-    def blind(state: Any, command: Any) -> Any:
-        held = not_found(state, command)
-        return None if held is not None and held.cas % 3 == 0 else held
+    def blind(state: StateContext, request: Request, given: Circumstances) -> Decision:
+        command = request.command
+        assert isinstance(command, DropIndex)
+        by_name = state.index_named(command.bucket, command.name)
+        held = state.index_by_id(command.index_id) if command.index_id else by_name
+        unseen = held is not None and held.cas % 3 == 0
+        return drop(states.EMPTY if unseen else state, request, given)
 
-    patch.setattr(ddl, "_dropped", blind)
+    patch.setitem(ddl.DECIDERS, DropIndex, blind)
 
 
 def one_partition_of_ddl_is_read_twice(patch: Patch) -> None:
