@@ -128,6 +128,11 @@ class Mark:
     lacks: Seqno = NEVER
     source: Connection = NO_CONNECTION
 
+    @property
+    def is_whole(self) -> bool:
+        """All of the vbucket is here, and what follows goes on to come."""
+        return self.done != NEVER and self.lacks == NEVER
+
     def pack(self) -> bytes:
         return MARK_RECORD.pack(self.attached, self.done, self.lacks, *self.source)
 
@@ -148,6 +153,11 @@ class Tracked:
     marks: dict[int, Mark] = field(default_factory=dict)
     tombstones: bool = False
     done: bytes | None = None
+
+    def is_complete(self, vbuckets: int) -> bool:
+        """Tell whether all of the index is here, of each of the bucket's `vbuckets`; 0: unknown."""
+        marks = self.marks.values()
+        return 0 < vbuckets == len(marks) and all(mark.is_whole for mark in marks)
 
 
 @dataclass(slots=True)
@@ -668,9 +678,7 @@ class Tracker:
     def _complete(self, index_id: int) -> None:
         """Note whether all of an index is here."""
         tracked = self.indexes[index_id]
-        complete = 0 < self.vbuckets == len(tracked.marks) and all(
-            mark.done != NEVER and mark.lacks == NEVER for mark in tracked.marks.values()
-        )
+        complete = tracked.is_complete(self.vbuckets)
         if complete != tracked.state.complete:
             tracked.state = tracked.state._replace(complete=complete)
             self.dirty.states.add(index_id)
@@ -727,9 +735,7 @@ class Tracker:
         tracked = self.indexes[index_id]
         if tracked.done is None or len(tracked.done) != -(-self.vbuckets // 8):
             tracked.done = self._bits(
-                vbucket
-                for vbucket, mark in tracked.marks.items()
-                if mark.done != NEVER and mark.lacks == NEVER
+                vbucket for vbucket, mark in tracked.marks.items() if mark.is_whole
             )
         return tracked.done
 

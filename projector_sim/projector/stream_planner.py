@@ -138,7 +138,7 @@ class _Backfill:
 
 
 @dataclass(frozen=True, slots=True)
-class _Host:
+class Host:
     """What an indexer has: vbuckets as bits, by build; after which ordinals of which connection.
 
     `taken`: numbers of generations with who streams, and the vbuckets, as bits, that it takes so.
@@ -155,6 +155,19 @@ class _Host:
         """Return the ordinal up to which this has read what is sent of a vbucket."""
         read = self.read.get(connection)
         return read[vbucket % len(read)] if read else 0
+
+    def takes_from_others(self, run: Run, projector: int, vbuckets: set[int]) -> set[int]:
+        """Return those of `vbuckets` of which it ignores what `projector` sends by `run`.
+
+        It takes them under a higher number, or from another projector under the same one.
+        """
+        return {
+            vbucket
+            for (number, other), bits in self.taken.items()
+            if number > run.number or (number == run.number and other != projector)
+            for vbucket in vbuckets
+            if _has_bit(bits, vbucket)
+        }
 
 
 def _has_bit(bits: bytes, vbucket: int) -> bool:
@@ -214,7 +227,7 @@ class StreamPlanner:
         self.listening_since_ms = listening_since_ms
         self._unseen: set[str] = set()
         self._used: dict[str, int] = {}
-        self._heard: dict[tuple[str, int], _Host] = {}
+        self._heard: dict[tuple[str, int], Host] = {}
         self._backfills: dict[Build, _Backfill] = {}
         self._looked_ms: dict[str, int] = {}
         self._patience: dict[str, _Patience] = {}
@@ -268,7 +281,7 @@ class StreamPlanner:
         done = {(b.index_id, b.build): b.done for b in record.builds}
         read = {(r.projector, r.connection): r.ordinals for r in record.read}
         taken = {(t.number, t.projector): t.vbuckets for t in record.taken}
-        self._heard[record.bucket, record.indexer] = _Host(done, read, taken)
+        self._heard[record.bucket, record.indexer] = Host(done, read, taken)
 
     def request(self, record: CatchUpRequested) -> None:
         """Note that an indexer wants something again."""
@@ -422,15 +435,10 @@ class StreamPlanner:
         first came last. It counts only after a while: the store may tell late, too, that they are
         the other's now.
         """
-        found = {
-            vbucket
-            for (bucket, _), host in self._heard.items()
-            if bucket == run.bucket
-            for (number, projector), bits in host.taken.items()
-            if number > run.number or (number == run.number and projector != self.projector)
-            for vbucket in vbuckets
-            if _has_bit(bits, vbucket)
-        }
+        found: set[int] = set()
+        for (bucket, _), host in self._heard.items():
+            if bucket == run.bucket:
+                found |= host.takes_from_others(run, self.projector, vbuckets)
         if not found:
             self._ignorance.pop(run.bucket, None)
             return found
@@ -575,7 +583,7 @@ class StreamPlanner:
             actions.append(Probe(source))
         return actions
 
-    def _incomplete(self, index: Index, whole: bytes) -> list[_Host]:
+    def _incomplete(self, index: Index, whole: bytes) -> list[Host]:
         """Return the hosts that have said what they have, and that it is not all of a build."""
         if index.state not in (BACKFILL, MAINTENANCE):
             return []
@@ -584,7 +592,7 @@ class StreamPlanner:
         return [host for host in heard if host is not None and host.done.get(build) != whole]
 
     def _missed(
-        self, index: Index, known: _Backfill, source: Run, hosts: Iterable[_Host], now_ms: int
+        self, index: Index, known: _Backfill, source: Run, hosts: Iterable[Host], now_ms: int
     ) -> set[int]:
         """Return the vbuckets that hosts lack though they have read all; they are owed again."""
         if known.number != source.number:

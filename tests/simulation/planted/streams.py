@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from coordinator.core.keys.key_versions import BEGIN, END, Item
 from coordinator.core.leader import stream_restart
+from coordinator.core.model.stream_records import BACKFILL, CATCHUP, KeyVersions
+from coordinator.core.model.types import Seqno
 from coordinator.core.model.vectors import Vector
 from coordinator.core.timestamps.algorithms import Restart
 from indexer_sim.bucket.bucket import Bucket
-from indexer_sim.bucket.progress import BEGUN_ABOVE, CAUGHT_UP, CONDITIONS, GAP, WHOLE
-from indexer_sim.bucket.tracker import NEVER, Tracker
-from projector_sim.projector.stream_planner import StreamPlanner
+from indexer_sim.bucket.chains import AFTER_A_HOLE, NEXT, Chains
+from indexer_sim.bucket.progress import BEGUN_ABOVE, CONDITIONS, WHOLE
+from indexer_sim.bucket.tracker import Change, Tracked, Tracker
+from projector_sim.projector.stream_planner import Host, StreamPlanner
 
 Patch = pytest.MonkeyPatch
 
@@ -24,58 +29,55 @@ def high_watermark_passes_over_a_gap(patch: Patch) -> None:
 
 
 def absence_leaves_no_tombstone(patch: Patch) -> None:
-    settle = Bucket._settle
+    apply = Tracker.apply
 
-    def settled(self: Bucket, batch: Any, changes: Any) -> Any:
-        return settle(self, batch, [change._replace(guarded=False) for change in changes])
+    def forgetful(self: Tracker, *given: Any) -> list[Change]:
+        return [change._replace(guarded=False) for change in apply(self, *given)]
 
-    patch.setattr(Bucket, "_settle", settled)
+    patch.setattr(Tracker, "apply", forgetful)
 
 
 def what_indexers_ignore_goes_on(patch: Patch) -> None:
-    patch.setattr(StreamPlanner, "_ignored", lambda *given: set())
+    patch.setattr(Host, "takes_from_others", lambda self, run, projector, vbuckets: set())
+
+
+def plant_early_ends(patch: Patch, of_kind: str, end: Callable[[Tracker, int], Seqno]) -> None:
+    """Let each BEGIN of a connection that ends count for its END as well, at the seqno `end`."""
+    apply = Tracker.apply
+
+    def ended(tracker: Tracker, items: Iterable[Item]) -> Iterator[Item]:
+        for item in items:
+            yield item
+            if item[0] == BEGIN:
+                yield Item(END, item[1], end(tracker, item[1]))
+
+    def hasty(self: Tracker, record: KeyVersions, items: Any, *rest: Any) -> list[Change]:
+        found = ended(self, items) if record.kind == of_kind else items
+        return apply(self, record, found, *rest)
+
+    patch.setattr(Tracker, "apply", hasty)
 
 
 def catch_up_ends_early(patch: Patch) -> None:
-    control = Tracker._catchup_control
-
-    def hasty(self: Tracker, connection: Any, known: Any, item: Any) -> None:
-        control(self, connection, known, item)
-        held = self.progress.get(item.vbucket)
-        if held is not None and held.catchup == connection and held.condition == GAP:
-            held.change(CAUGHT_UP)
-            held.seqno = max(held.seqno, held.reached)
-
-    patch.setattr(Tracker, "_catchup_control", hasty)
+    """A gap is closed as soon as a catch-up begins."""
+    plant_early_ends(patch, CATCHUP, lambda tracker, vbucket: tracker.progress[vbucket].begun)
 
 
 def build_is_complete_in_some_vbuckets(patch: Patch) -> None:
-    complete = Tracker._complete
+    def hasty(self: Tracked, vbuckets: int) -> bool:
+        return any(mark.is_whole for mark in self.marks.values())
 
-    def hasty(self: Tracker, index_id: int) -> None:
-        complete(self, index_id)
-        tracked = self.indexes[index_id]
-        if any(mark.done != NEVER for mark in tracked.marks.values()):
-            tracked.state = tracked.state._replace(complete=True)
-            self.dirty.states.add(index_id)
-
-    patch.setattr(Tracker, "_complete", hasty)
+    patch.setattr(Tracked, "is_complete", hasty)
 
 
 def backfill_ends_too_low(patch: Patch) -> None:
     """A vbucket counts as built before the backfill has come to where maintenance began."""
-    control = Tracker._backfill_control
 
-    def hasty(self: Tracker, connection: Any, known: Any, item: Any) -> None:
-        control(self, connection, known, item)
-        for index_id, tracked in self.indexes.items():
-            mark = tracked.marks.get(item.vbucket)
-            if mark is not None and mark.source == connection:
-                mark.done, mark.source = mark.attached, (-1, 0)
-                self._complete(index_id)
-                self.dirty.marks.add((index_id, item.vbucket))
+    def attached(tracker: Tracker, vbucket: int) -> Seqno:
+        marks = (tracked.marks.get(vbucket) for tracked in tracker.indexes.values())
+        return max((mark.attached for mark in marks if mark is not None), default=Seqno(0))
 
-    patch.setattr(Tracker, "_backfill_control", hasty)
+    plant_early_ends(patch, BACKFILL, attached)
 
 
 def number_is_used_again(patch: Patch) -> None:
@@ -113,7 +115,7 @@ def offsets_are_written_first(patch: Patch) -> None:
 def what_retention_took_is_not_missed(patch: Patch) -> None:
     """Neither when it is told, nor when the next record of a connection tells of it."""
     patch.setattr(Tracker, "lose", lambda self, partitions: None)
-    patch.setattr(Tracker, "_miss", lambda *_: None)
+    what_is_missing_of_a_connection_is_not_noticed(patch)
 
 
 def older_build_is_kept(patch: Patch) -> None:
@@ -131,11 +133,18 @@ def older_build_is_kept(patch: Patch) -> None:
 
 
 def what_a_build_lacks_is_not_sent_again(patch: Patch) -> None:
-    patch.setattr(StreamPlanner, "_missed", lambda *_: set())
+    """No host ever seems to have read what was sent after a backfill."""
+    patch.setattr(Host, "has_read", lambda self, connection, vbucket: 0)
 
 
 def what_is_missing_of_a_connection_is_not_noticed(patch: Patch) -> None:
-    patch.setattr(Tracker, "_miss", lambda *_: None)
+    follow = Chains.follow
+
+    def trusting(self: Chains, record: KeyVersions, partition: int) -> str:
+        place = follow(self, record, partition)
+        return NEXT if place == AFTER_A_HOLE else place
+
+    patch.setattr(Chains, "follow", trusting)
 
 
 def part_of_a_seqno_counts_for_all_of_it(patch: Patch) -> None:
