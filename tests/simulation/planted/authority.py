@@ -14,19 +14,18 @@ from coordinator.core.consensus import election as elections
 from coordinator.core.consensus.authority import AuthorityUpdate
 from coordinator.core.consensus.effects import Conclude, OpenProducer
 from coordinator.core.consensus.election import Election
+from coordinator.core.consensus.inputs import Ended
 from coordinator.core.consensus.signals import Elected, Result
 from coordinator.core.consensus.view import NodeView, authority_of
 from coordinator.core.leader import master as masters
 from coordinator.core.leader.committer import Committer
 from coordinator.core.leader.master import Master
 from coordinator.core.leader.membership import Due, Membership
-from coordinator.core.leader.transaction import CONCLUDING, Attempt
+from coordinator.core.leader.transaction import ABANDONING, CONCLUDING
 from coordinator.core.model.authority_state import (
     ROLLBACK,
     AuthorityState,
     Member,
-    OpenTransaction,
-    TransactionStatus,
 )
 from coordinator.core.model.records import (
     MemberAdmitted,
@@ -47,7 +46,7 @@ def act_before_the_claim_is_read_back(patch: Patch) -> None:
         opened(self, event)
         election = self.election
         if election.candidacy is not None and election.candidacy.step == "reading":
-            self.run(election._write_claim(self))
+            self.run(election.barrier_read(self))
         candidacy = election.candidacy
         if candidacy is not None and self.authority is not None:
             election.candidacy = None
@@ -66,22 +65,11 @@ def act_before_the_claim_is_read_back(patch: Patch) -> None:
 
 
 def late_proposal_is_accepted(patch: Patch) -> None:
+    proposed = authorities.FOLDS[TransactionProposed]
+
     def lax(state: Any, offset: int, record: TransactionProposed) -> AuthorityUpdate:
-        if record.txn.epoch != state.epoch or state.open is not None:
-            return AuthorityUpdate(state, "void")
-        if (record.prev_cas, record.prev_digest) != (state.last_cas, state.digest):
-            return AuthorityUpdate(state, "void")
-        opened = OpenTransaction(
-            record.txn,
-            offset,
-            record.participants,
-            record.prev_cas,
-            record.prev_digest,
-            len(record.mutations),
-        )
-        row = TransactionStatus(record.txn, "initial", 0, record.participants, "")
-        logged = authorities._append(state, row)
-        return AuthorityUpdate(replace(logged, open=opened, last_seq=record.txn.seq))
+        folded = proposed(replace(state, last_seq=record.txn.seq - 1), offset, record)
+        return AuthorityUpdate(state, folded.void) if folded.void else folded
 
     patch.setitem(authorities.FOLDS, TransactionProposed, lax)
 
@@ -92,8 +80,9 @@ def admitted_behind(patch: Patch) -> None:
         return AuthorityUpdate(replace(state, members=state.members.set(record.node, member)))
 
     def eager(self: Membership, view: NodeView, **given: bool) -> Due:
+        epoch = authority_of(view).epoch
         found: list[Any] = [
-            MemberAdmitted(self._epoch, j.node, j.incarnation, j.address, j.cas, j.digest, 0)
+            MemberAdmitted(epoch, j.node, j.incarnation, j.address, j.cas, j.digest, 0)
             for j in self.joiners.values()
         ]
         self.joiners.clear()
@@ -140,8 +129,10 @@ def one_epoch_over_two_producers(patch: Patch) -> None:
         if leader is None or self.candidacy is not None:
             return failed(self, view, event)
         committer = leader.committer
-        committer._writing = 0
-        again = committer._undo(view, committer.attempt) if committer.attempt else []
+        if committer.attempt is None:
+            return [OpenProducer(event.token)]
+        committer.attempt.state = ABANDONING
+        again = committer.ended(view, Ended(committer.attempt.token))
         return [OpenProducer(event.token), *again]
 
     patch.setattr(Election, "producer_failed", stubborn)
@@ -196,7 +187,7 @@ def join_inside_a_transaction(patch: Patch) -> None:
 
 
 def second_terminal_status_is_accepted(patch: Patch) -> None:
-    rolled_back, conclude = authorities.FOLDS[TransactionRolledBack], Committer._conclude
+    rolled_back, advance = authorities.FOLDS[TransactionRolledBack], Committer.advance
 
     def lax(state: AuthorityState, offset: int, record: TransactionRolledBack) -> AuthorityUpdate:
         folded = rolled_back(state, offset, record)
@@ -208,13 +199,15 @@ def second_terminal_status_is_accepted(patch: Patch) -> None:
                 log = log.set(number, replace(row, status=ROLLBACK))
         return AuthorityUpdate(replace(state, log=log), folded.void)
 
-    def doubting(self: Committer, view: NodeView, attempt: Attempt, silent: Any) -> list[Result]:
-        [effect] = conclude(self, view, attempt, silent)
-        assert isinstance(effect, Conclude)
-        late = TransactionRolledBack(attempt.proposal.txn, attempt.offset or 0, "doubt", 0)
-        return [replace(effect, records=(*effect.records, late))]
+    def doubting(self: Committer, view: NodeView) -> list[Result]:
+        found, attempt = advance(self, view), self.attempt
+        for number, result in enumerate(found):
+            if isinstance(result, Conclude) and attempt is not None:
+                late = TransactionRolledBack(attempt.proposal.txn, attempt.offset or 0, "doubt", 0)
+                found[number] = replace(result, records=(*result.records, late))
+        return found
 
-    patch.setattr(Committer, "_conclude", doubting)
+    patch.setattr(Committer, "advance", doubting)
     patch.setitem(authorities.FOLDS, TransactionRolledBack, lax)
 
 
@@ -225,7 +218,7 @@ def resignation_inside_a_transaction(patch: Patch) -> None:
         found = requested(self, view, event)
         if self.membership.resigning is None or self.committer.attempt is None:
             return found
-        records, told = self.membership._resignation(view, self.membership.resigning)
+        records, told = self.membership.due(view, is_idle=False, may_register=False)
         return [*found, *told, *self.committer.write(view, records)]
 
     patch.setattr(Master, "membership_requested", hasty)

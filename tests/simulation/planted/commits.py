@@ -12,7 +12,7 @@ from coordinator.core import node as nodes
 from coordinator.core.catalog import state as states
 from coordinator.core.consensus import copies as all_copies
 from coordinator.core.consensus.copies import Copies
-from coordinator.core.consensus.durability import Checkpoint, Durability, checkpoint
+from coordinator.core.consensus.durability import Checkpoint, Durability
 from coordinator.core.consensus.effects import Reply, Save
 from coordinator.core.consensus.follower import Follower
 from coordinator.core.consensus.inputs import Started
@@ -96,12 +96,12 @@ def commit_without_missing_answers(patch: Patch) -> None:
 
 
 def accept_before_it_is_durable(patch: Patch) -> None:
+    save_prepared = Durability.save_prepared
+
     def hasty(self: Durability, view: NodeView) -> list[Result]:
-        if view.prepared is None or self._prepared_answer is not None:
-            return []
-        if not view.state_known or self.sick:
-            return []
-        return [self.save(checkpoint(view, view.prepared)), *self.answer(view, ACCEPTED, "")]
+        found = save_prepared(self, view)
+        is_being_saved = any(isinstance(one, Save) for one in found)
+        return [*found, *(self.answer(view, ACCEPTED, "") if is_being_saved else ())]
 
     patch.setattr(Durability, "save_prepared", hasty)
 
