@@ -187,7 +187,7 @@ class GroupCommit:
         keys: frozenset[str],
     ) -> bool:
         mutations = [self._mutation(view, change, request) for change in decision.changes]
-        size = _weight(mutations)
+        size = weight(mutations)
         count_max, bytes_max = view.config.group_mutations_max, view.config.group_bytes_max
         count = len(mutations) + (request.position is not None)
         whole = size + _growth(mutations) if decision.waits_for else size
@@ -301,6 +301,6 @@ def _growth(mutations: Iterable[Mutation]) -> int:
     return ddl.GROWTH_BYTES + ddl.SHARD_BYTES * hosts
 
 
-def _weight(mutations: Iterable[Mutation]) -> int:
+def weight(mutations: Iterable[Mutation]) -> int:
     """Return how much of a group's bytes these mutations take."""
     return sum(len(m.key) + len(m.value or b"") + PLAIN_BYTES for m in mutations)

@@ -266,4 +266,4 @@ def silent_damage_is_believed(patch: Patch) -> None:
 
 
 def groups_have_no_bound(patch: Patch) -> None:
-    patch.setattr(group_commit, "_weight", lambda mutations: 0)
+    patch.setattr(group_commit, "weight", lambda mutations: 0)
