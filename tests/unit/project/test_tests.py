@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 TESTS = Path(__file__).parents[2]
+PLANTED = TESTS / "simulation" / "planted"
 
 
 def imported(path: Path) -> Iterator[str]:
@@ -26,3 +27,20 @@ def test_nothing_imports_from_a_module_of_tests() -> None:
     }
     assert found == set()
     assert "tests.support.lone_node" in imported(TESTS / "unit" / "core" / "test_lone_master.py")
+
+
+def seams(path: Path) -> Iterator[str]:
+    """Yield what planted bugs patch, by its name, and what they call on an object or a module."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            yield node.func.attr
+            if node.func.attr in ("setattr", "setitem"):
+                texts = (one.value for one in node.args if isinstance(one, ast.Constant))
+                yield from (text for text in texts if isinstance(text, str))
+
+
+def test_planted_bugs_patch_decisions_that_have_a_name_of_their_own() -> None:
+    """Whoever renames what is private to a class or a module need not know the planted bugs."""
+    found = {name for path in PLANTED.glob("*.py") for name in seams(path)} - {"_replace"}
+    assert {name for name in found if name.startswith("_") and not name.startswith("__")} == set()
+    assert {"is_built", "begin_build", "barrier_read"} <= found
