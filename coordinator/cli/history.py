@@ -70,11 +70,15 @@ def history(
     ] = None,
     until: Annotated[
         str | None,
-        typer.Option(metavar="WHEN", help="Only changes up to this. Give it as --since."),
+        typer.Option(
+            metavar="WHEN", help="Only changes up to this. Takes the same forms as --since."
+        ),
     ] = None,
     limit: Annotated[
         int | None,
-        typer.Option("--limit", "-n", min=1, help=f"Show the newest so many (default: {NEWEST})."),
+        typer.Option(
+            "--limit", "-n", min=1, help=f"Show at most this many, the newest (default: {NEWEST})."
+        ),
     ] = None,
     everything: Annotated[
         bool, typer.Option("--all", help="Show all, not only the newest.")
@@ -308,7 +312,7 @@ def diff(
     session: Session,
     before: Annotated[str, typer.Argument(metavar="A", help=WHEN[0].upper() + WHEN[1:] + ".")],
     after: Annotated[
-        str | None, typer.Argument(metavar="[B]", help="Given as A (default: now).")
+        str | None, typer.Argument(metavar="[B]", help="Takes the same forms as A (default: now).")
     ] = None,
 ) -> None:
     """Show what differs between two moments, by key: - is the value at A, + the value at B."""

@@ -46,7 +46,7 @@ def timestamps(
         ),
     ] = False,
     limit: Annotated[
-        int, typer.Option("--limit", "-n", min=1, help="With --history: show the newest so many.")
+        int, typer.Option("--limit", "-n", min=1, help="With --history: show at most this many.")
     ] = 20,
     until: Annotated[
         str | None,
