@@ -219,7 +219,7 @@ MUTANTS: list[tuple[Plant, Worlds, int, set[str]]] = [
     (
         r.later_ddl_overtakes_a_parked_command,
         published(focus("indexer_dies", "crash_the_master")),
-        2,
+        3,
         {"ddl-is-consumed-in-order"},
     ),
     (
@@ -228,7 +228,7 @@ MUTANTS: list[tuple[Plant, Worlds, int, set[str]]] = [
         89,
         {"one-dead-letter-each", "a-request-id-executes-once"},
     ),
-    (r.names_are_decided_apart, busy(anywhere), 2, {"unique-names"}),
+    (r.names_are_decided_apart, busy(anywhere), 15, {"unique-names"}),
     (t.a_transaction_takes_the_wrong_branch, transacting, 5, {"a-transaction-is-whole"}),
     (t.a_comparison_is_left_out, transacting, 2, {"a-transaction-is-whole"}),
     (
@@ -259,7 +259,7 @@ MUTANTS: list[tuple[Plant, Worlds, int, set[str]]] = [
     (
         b.generations_are_counted,
         focus("end_late", "crash_the_master", "projector_dies"),
-        2,
+        5,
         {"stream-numbers-ascend", "one-connection-a-number"},
     ),
     (
