@@ -8,18 +8,21 @@ from typing import Annotated
 from fastapi import Query
 
 from coordinator.core.history.changes import KINDS
-from coordinator.core.history.predicates import Predicate, PredicateError
+from coordinator.core.history.predicates import (
+    NUMBER_MAX,
+    TEXT_LENGTH_MAX,
+    VALUES_MAX,
+    Predicate,
+    PredicateError,
+)
 from coordinator.http.errors import ApiError
-
-VALUES_MAX = 100
-TEXT_LENGTH_MAX = 512
 
 Texts = Annotated[
     frozenset[Annotated[str, Query(max_length=TEXT_LENGTH_MAX)]],
     Query(max_length=VALUES_MAX, default_factory=frozenset),
 ]
 Numbers = Annotated[
-    frozenset[Annotated[int, Query(ge=0, lt=2**31)]],
+    frozenset[Annotated[int, Query(ge=0, lt=NUMBER_MAX + 1)]],
     Query(max_length=VALUES_MAX, default_factory=frozenset),
 ]
 

@@ -22,12 +22,13 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from coordinator.core.catalog.state import StateContext, Versioned
+from coordinator.core.history import shown
 from coordinator.core.history.changes import Change
 from coordinator.core.history.feed import Published, Subscription
-from coordinator.core.history.predicates import Predicate
-from coordinator.core.model.types import CAS_MAX, Cas
+from coordinator.core.history.predicates import Begin, Predicate, PredicateError, begin_of
+from coordinator.core.model.types import Cas
 from coordinator.core.timestamps import board as boards
-from coordinator.http import history_views, timestamp_views, views
+from coordinator.http import timestamp_views, views
 from coordinator.http.aside import HISTORY, WATCHERS
 from coordinator.http.errors import ApiError
 from coordinator.http.predicates import checked, predicate_of
@@ -103,13 +104,12 @@ def add_watch(app: FastAPI, shell: Shell, settle: Settle) -> None:
         return EventStream(shell, watched, turn)
 
 
-def _begin(text: str) -> Cas | str:
+def _begin(text: str) -> Begin:
     """Return the CAS that a text says, or one of the two words. Raises ApiError."""
-    if text in ("now", "snapshot"):
-        return text
-    if text.isascii() and text.isdecimal() and int(text) <= CAS_MAX:
-        return Cas(int(text))
-    raise ApiError("invalid_request", f"after: {text!r} is no CAS, and not 'now' or 'snapshot'")
+    try:
+        return begin_of(text)
+    except PredicateError as error:
+        raise ApiError("invalid_request", str(error)) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class Watched:
     """What a watcher wants: from where on, which changes (None: no change at all), what else, and
     of which buckets (empty: all)."""
 
-    begin: Cas | str
+    begin: Begin
     predicate: Predicate | None
     extras: frozenset[str]
     buckets: frozenset[str]
@@ -311,12 +311,12 @@ class _Extras:
         if STABILITY in self._kinds:
             found += b"".join(self._stability())
         if MEMBERS in self._kinds:
-            shown = views.members(self._node)
+            members = views.members(self._node)
             rows = [
                 {name: value for name, value in row.items() if name not in VOLATILE}
-                for row in shown["members"]
+                for row in members["members"]
             ]
-            frame = _frame(MEMBERS, {**shown, "members": rows})
+            frame = _frame(MEMBERS, {**members, "members": rows})
             if frame != self._members:
                 self._members = frame
                 found += frame
@@ -339,7 +339,7 @@ class _Extras:
 def _shown(entities: Iterable[tuple[str, Versioned]], predicate: Predicate) -> bytes:
     """Return the events of the entities that fit."""
     return b"".join(
-        _event("snapshot", history_views.entity(key, held))
+        _event("snapshot", shown.entity(key, held))
         for key, held in entities
         if predicate.fits_held(key, held)
     )
@@ -347,7 +347,7 @@ def _shown(entities: Iterable[tuple[str, Versioned]], predicate: Predicate) -> b
 
 def change_frame(change: Change) -> bytes:
     """Return a change as an event, with its CAS as id."""
-    return _event("change", history_views.change(change), change.event.cas)
+    return _event("change", shown.change(change), change.event.cas)
 
 
 def _framed(published: Published) -> bytes:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from coordinator.core.catalog.state import LEGACY_OUTCOMES, StateContext, Versioned, evolve
 from coordinator.core.model.entities import Entity
 from coordinator.core.model.records import Event
+from coordinator.core.model.types import TxnId
 
 KINDS = {
     "index": "index",
@@ -83,29 +84,55 @@ def fold(
     return after, tuple(changes_of(state, transaction))
 
 
-def transactions(events: Iterable[Event]) -> Iterator[tuple[Event, ...]]:
-    """Yield the events of each transaction together, in order of CAS.
+class Joining:
+    """Puts the events of each transaction together, one event after the other, in order of CAS.
 
     A record that does not continue what is before it is passed over: an event that was there
     already, a part of a transaction whose beginning is missing, or an outcome of a request that an
     older version kept as an entity.
     """
-    open_: list[Event] = []
-    cas = 0
-    for event in events:
-        if event.cas <= cas:
-            continue
-        cas = event.cas
+
+    def __init__(self, cas: int = 0) -> None:
+        """All events up to this CAS were there already."""
+        self.cas = cas
+        self.torn: TxnId | None = None
+        """The transaction of which the last `add` showed that a part is missing."""
+
+        self._open: list[Event] = []
+
+    @property
+    def is_open(self) -> bool:
+        """Tell whether there is a beginning of a transaction, and not its end."""
+        return bool(self._open)
+
+    def add(self, event: Event) -> tuple[Event, ...] | None:
+        """Return the transaction that ends with this event, if one does."""
+        self.torn = None
+        if event.cas <= self.cas:
+            return None
+        self.cas = event.cas
         if event.index == 0:
-            open_ = [event]
-        elif open_ and (event.txn, event.index) == (open_[0].txn, len(open_)):
-            open_.append(event)
+            self.torn = self._open[0].txn if self._open else None
+            self._open = [event]
+        elif self._open and (event.txn, event.index) == (self._open[0].txn, len(self._open)):
+            self._open.append(event)
         else:
-            open_ = []
-            continue
-        if len(open_) == event.count:
-            yield tuple(e for e in open_ if not e.mutation.key.startswith(LEGACY_OUTCOMES))
-            open_ = []
+            self.torn = event.txn
+            self._open = []
+            return None
+        if len(self._open) < event.count:
+            return None
+        whole, self._open = self._open, []
+        return tuple(e for e in whole if not e.mutation.key.startswith(LEGACY_OUTCOMES))
+
+
+def transactions(events: Iterable[Event]) -> Iterator[tuple[Event, ...]]:
+    """Yield the events of each transaction together, in order of CAS: see `Joining`."""
+    joining = Joining()
+    for event in events:
+        whole = joining.add(event)
+        if whole is not None:
+            yield whole
 
 
 def differences(before: StateContext, after: StateContext) -> list[Difference]:

@@ -6,13 +6,38 @@ about an entity look at it before and after the change: a drop is found by what 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from coordinator.core.catalog.state import Versioned
 from coordinator.core.history.changes import KINDS, Change, kind_of
 from coordinator.core.model.entities import INDEX_STATES, Bucket, Entity, Index, Stream
+from coordinator.core.model.types import CAS_MAX, Cas
 
 ANY: frozenset[str] = frozenset()
+
+VALUES_MAX = 100
+TEXT_LENGTH_MAX = 512
+"""So many values one filter may have, and so many characters each."""
+
+NUMBER_MAX = 2**31 - 1
+
+FIELDS = {
+    "kind": "kinds",
+    "bucket": "buckets",
+    "index": "indexes",
+    "indexer": "indexers",
+    "state": "states",
+    "key": "keys",
+    "principal": "principals",
+    "request": "requests",
+    "txn": "txns",
+}
+"""What a filter is called by who asks, and the field of the predicate."""
+
+Begin = Cas | Literal["now", "snapshot"]
+"""Where a watch begins."""
 
 
 class PredicateError(ValueError):
@@ -99,3 +124,51 @@ def _check_known(what: str, given: frozenset[str], known: tuple[str, ...]) -> No
     unknown = sorted(given - set(known))
     if unknown:
         raise PredicateError(f"{what} {unknown[0]!r} does not exist: one of {', '.join(known)}")
+
+
+def begin_of(text: str) -> Begin:
+    """Return where a watch is to begin. Raises PredicateError."""
+    if text == "now":
+        return "now"
+    if text == "snapshot":
+        return "snapshot"
+    if text.isascii() and text.isdecimal() and int(text) <= CAS_MAX:
+        return Cas(int(text))
+    raise PredicateError(f"after: {text!r} is no CAS, and not 'now' or 'snapshot'")
+
+
+def predicate_of(filters: Mapping[str, Any]) -> Predicate:
+    """Return the predicate of filters, each with a value or a sequence of them, None for any.
+
+    Raises PredicateError: there is no such filter, or a value that nothing could fit.
+    """
+    unknown = sorted(filters.keys() - FIELDS.keys())
+    if unknown:
+        raise PredicateError(f"there is no filter {unknown[0]!r}: one of {', '.join(FIELDS)}")
+    given: dict[str, Any] = {
+        FIELDS[name]: _values(name, asked) for name, asked in filters.items() if asked is not None
+    }
+    made = Predicate(**given)
+    made.check()
+    return made
+
+
+def _values(name: str, given: Any) -> frozenset[Any]:
+    found = [given] if isinstance(given, str | int) else [*given]
+    if len(found) > VALUES_MAX:
+        raise PredicateError(f"{name} has {len(found)} values, more than {VALUES_MAX}")
+    return frozenset(_number(one) if name == "indexer" else _short(name, one) for one in found)
+
+
+def _number(given: Any) -> int:
+    text = str(given)
+    if text.isascii() and text.isdecimal() and len(text) < 12 and int(text) <= NUMBER_MAX:
+        return int(text)
+    raise PredicateError(f"indexer: {text[:TEXT_LENGTH_MAX]!r} is no number of an indexer")
+
+
+def _short(name: str, given: Any) -> str:
+    text = str(given)
+    if len(text) > TEXT_LENGTH_MAX:
+        raise PredicateError(f"{name} has {len(text)} characters, more than {TEXT_LENGTH_MAX}")
+    return text

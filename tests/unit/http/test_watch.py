@@ -10,12 +10,12 @@ import httpx
 import pytest
 
 from coordinator.core.catalog import state as states
+from coordinator.core.history import shown
 from coordinator.core.history.feed import Feed
 from coordinator.core.model.stream_records import StabilityTimestamp
 from coordinator.core.model.types import Cas, Instant
 from coordinator.core.model.vectors import Vector
 from coordinator.core.timestamps import board as boards
-from coordinator.http import history_views
 from coordinator.http.watch import SNAPSHOT_PORTION
 from tests.support.changes import written
 from tests.support.lone_shell import LoneShell
@@ -47,21 +47,21 @@ async def told(client: httpx.AsyncClient, query: str) -> list[dict[str, Any]]:
 def test_between_two_portions_of_snapshots_the_loop_does_all_else(
     shell: LoneShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shown, entity = 0, history_views.entity
+    count, entity = 0, shown.entity
 
     def counting(*given: Any) -> str:
-        nonlocal shown
-        shown += 1
+        nonlocal count
+        count += 1
         return entity(*given)
 
-    monkeypatch.setattr(history_views, "entity", counting)
+    monkeypatch.setattr(shown, "entity", counting)
 
     async def most_between_two_turns(watches: asyncio.Future[Any]) -> int:
         most = 0
         while not watches.done():
-            before = shown
+            before = count
             await asyncio.sleep(0)
-            most = max(most, shown - before)
+            most = max(most, count - before)
         return most
 
     async def scenario() -> None:
