@@ -174,6 +174,7 @@ def _mutation_to(mutation: Mutation) -> Fields:
         "request": mutation.request,
         "principal": mutation.principal,
         "at_ms": mutation.at_ms,
+        "undoes": mutation.undoes,
     }
 
 
@@ -187,6 +188,7 @@ def _mutation_from(fields: Fields) -> Mutation:
         fields["request"],
         fields["principal"],
         fields["at_ms"],
+        undoes=fields["undoes"],
     )
 
 
@@ -454,6 +456,7 @@ def _transact_to(command: commands.Transact) -> Fields:
         "compare": [_plain(comparison) for comparison in command.compare],
         "then": [_operation_to(operation) for operation in command.then],
         "otherwise": [_operation_to(operation) for operation in command.otherwise],
+        "undoes": command.undoes,
     }
 
 
@@ -462,6 +465,7 @@ def _transact_from(fields: Fields) -> commands.Transact:
         compare=tuple(commands.Comparison(**comparison) for comparison in fields["compare"]),
         then=tuple(map(_operation_from, fields["then"])),
         otherwise=tuple(map(_operation_from, fields["otherwise"])),
+        undoes=fields["undoes"],
     )
 
 

@@ -318,18 +318,19 @@ def diff(
     """Show what differs between two moments, by key: - is the value at A, + the value at B."""
     with session.connect() as client:
         client.members()
-        first = _cas_of(client, before, "A")
-        found = client.diff(first, None if after is None else _cas_of(client, after, "B"))
+        first = cas_of(client, before, "A")
+        found = client.diff(first, None if after is None else cas_of(client, after, "B"))
     if session.json:
         for row in found["changes"]:
             typer.echo(json.dumps(row))
         return
     typer.echo(f"CAS {found['from']} to {found['to']}: {len(found['changes'])} differ")
     for row in found["changes"]:
-        console().print(_differing(row), soft_wrap=True)
+        console().print(differing(row), soft_wrap=True)
 
 
-def _differing(row: dict[str, Any]) -> "Text":
+def differing(row: dict[str, Any]) -> "Text":
+    """Return how an entity differs between two moments."""
     from rich.text import Text
 
     before = row["before"] if row["before_cas"] else ABSENT
@@ -342,7 +343,7 @@ def _differing(row: dict[str, Any]) -> "Text":
     return text
 
 
-def _cas_of(client: "Client", text: str, what: str) -> int:
+def cas_of(client: "Client", text: str, what: str) -> int:
     """Return the CAS of a moment."""
     moment = _moment(text, what)
     return moment["cas"] if "cas" in moment else int(client.state(**moment)["cas"])

@@ -465,6 +465,30 @@ class _Api(Generic[R]):
         body = {"compare": [*compare], "then": [*then], "else": [*otherwise]}
         return self._run(_plan_write("POST", "/v1/txn", body, None, request_id))
 
+    def undo(
+        self,
+        to: int,
+        only: Sequence[str] = (),
+        *,
+        dry_run: bool = False,
+        expected_cas: int | None = None,
+        in_steps: bool = False,
+        request_id: str | None = None,
+    ) -> R:
+        """Take the state back to CAS `to`; with `only`, the entities under these keys.
+
+        `dry_run` only tells what would change; with its `cas` as `expected_cas`, nothing else does.
+        Answers `{"undo", "to", "changes", "kept", "txns", "cas"}`.
+        """
+        body = {
+            "to": to,
+            "only": [*only],
+            "dry_run": dry_run,
+            "expected_cas": expected_cas,
+            "in_steps": in_steps,
+        }
+        return self._run(_plan_write("POST", "/v1/undo", body, None, request_id))
+
     def list_indexes(
         self,
         bucket: str | None = None,

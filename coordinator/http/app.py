@@ -50,6 +50,7 @@ from coordinator.http.shared import (
 )
 from coordinator.http.timestamps import add_timestamps
 from coordinator.http.transactions import add_transactions
+from coordinator.http.undo import add_undo
 from coordinator.http.watch import add_watch
 from coordinator.node.shell import Shell
 from coordinator.runtime.http_errors import handle_errors
@@ -83,6 +84,7 @@ def build_app(shell: Shell, allowed_hosts: Iterable[str] = ()) -> FastAPI:
     add_timestamps(app, shell)
     settle = functools.partial(_settle, shell)
     add_history(app, shell, settle)
+    add_undo(app, shell, settle)
     add_watch(app, shell, settle)
     _add_health(app, shell)
     return app

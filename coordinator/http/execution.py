@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, TypedDict
 
 from fastapi import Header, Request
 from starlette.responses import Response
@@ -45,8 +45,14 @@ async def execute(
     key: str | None,
     if_match: str | None,
     principal: str | None,
+    fingerprint: int | None = None,
+    is_examined: bool = False,
 ) -> commands.Outcome:
-    """Run a command on the master, under the client's idempotency key if it gave one."""
+    """Run a command on the master, under the client's idempotency key if it gave one.
+
+    `fingerprint` tells what was asked for, if the command follows from more than that; its
+    definitions are not read again if they are examined.
+    """
     expected = _if_match(if_match)
     if principal and len(principal) > PRINCIPAL_LENGTH_MAX:
         text = f"X-Principal: a principal has at most {PRINCIPAL_LENGTH_MAX} characters"
@@ -56,17 +62,21 @@ async def execute(
         id=key or "",
         principal=principal or "",
         expected_cas=expected,
-        fingerprint=codec.fingerprint(command, expected) if key else 0,
+        fingerprint=_fingerprint(command, expected, fingerprint) if key else 0,
         recorded=key is not None,
         deadline_ms=shell.now().mono_ms + DEADLINE_MS,
     )
-    if _has_definitions(command) and shell.node.master is not None:
+    if not is_examined and _has_definitions(command) and shell.node.master is not None:
         request = await _examined(shell, request)
 
     def make(token: int) -> inputs.Input:
         return inputs.Requested(replace(request, token=token))
 
     return raise_unless_ok(await shell.ask(make))
+
+
+def _fingerprint(command: commands.Command, expected: Cas | None, given: int | None) -> int:
+    return codec.fingerprint(command, expected) if given is None else given
 
 
 def _has_definitions(command: commands.Command) -> bool:
@@ -93,7 +103,15 @@ IfMatch = Annotated[
 Principal = Annotated[str | None, Header(description="The caller; recorded, not verified.")]
 
 
-def terms_of(request: Request) -> dict[str, str | None]:
+class Terms(TypedDict):
+    """How a command counts."""
+
+    key: str | None
+    if_match: str | None
+    principal: str | None
+
+
+def terms_of(request: Request) -> Terms:
     """Return what the headers of a request say of how a command counts."""
     headers = request.headers
     return {

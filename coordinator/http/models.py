@@ -517,6 +517,7 @@ class ChangeModel(BaseModel):
 
     `cas`: its version. `txn`: the transaction that it belongs to. `event`: what happened.
     `principal` and `request`: who asked for it, under which id. `at_ms`: the master's clock.
+    `undoes`: the CAS to which an undo led back, if this is a part of one.
     """
 
     cas: int
@@ -527,6 +528,7 @@ class ChangeModel(BaseModel):
     principal: str
     request: str
     at_ms: int
+    undoes: int | None
     dropped: bool
     value: Any
     before: Any
@@ -540,6 +542,65 @@ class HistoryAnswer(BaseModel):
     events: list[ChangeModel]
     next: int | None
     cas: int
+
+
+class UndoBody(BaseModel):
+    """Take the state back `to` a CAS; with `only`, nothing but the entities under these keys.
+
+    `dry_run`: only say what would change. `expected_cas`: the `cas` that a dry run answered; if
+    something else would change by now, nothing does. `in_steps`: in several transactions, if need
+    be.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    to: Annotated[int, Field(ge=0, le=CAS_MAX)]
+    only: Annotated[
+        list[Annotated[Text, Field(max_length=300)]], Field(max_length=OPERATIONS_MAX)
+    ] = []
+    dry_run: bool = False
+    expected_cas: Annotated[int | None, Field(ge=0, le=CAS_MAX)] = None
+    in_steps: bool = False
+
+
+class UndoneModel(BaseModel):
+    """A change of an undo. Before it is made, it has no CAS (0) and no transaction.
+
+    Of an index that comes back, `index` is the one that is created for it, and `error` says why it
+    could not be.
+    """
+
+    key: str
+    kind: str
+    event: str
+    cas: int
+    txn: str
+    before: Any
+    before_cas: int
+    value: Any
+    dropped: bool
+    undoes: int
+    index: IndexModel | None = None
+    error: dict[str, str] | None = None
+
+
+class KeptModel(BaseModel):
+    """Something that an undo leaves as it is."""
+
+    key: str
+    reason: str
+
+
+class UndoAnswer(BaseModel):
+    """`undo` is the request id of the undo, `cas` the state that it led to, or, of a dry run, the
+    state that it was computed from."""
+
+    undo: str
+    to: int
+    changes: list[UndoneModel]
+    kept: list[KeptModel]
+    txns: list[str]
+    cas: Cas
 
 
 class DifferenceModel(BaseModel):

@@ -105,7 +105,7 @@ def decide_transaction(
         stop = _decide_next(branch, number, operation, request, given, deciders)
         if stop is not None:
             return stop
-    if len(branch.buckets) > 1:
+    if len(branch.buckets) > 1 and not command.undoes:
         names = ", ".join(sorted(branch.buckets)[:3])
         text = f"a transaction changes indexes of one bucket, not of several ({names})"
         return Unchanged(refused("invalid_request", text))
@@ -192,6 +192,8 @@ def _invalid(request: Request, command: Transact) -> str:
     """Say what is wrong with a transaction, or return an empty text."""
     if request.expected_cas is not None:
         return "a transaction says itself what it compares"
+    if command.undoes and request.position is not None:
+        return "an undo is asked for over HTTP"
     if len(command.compare) > COMPARISONS_MAX:
         return f"at most {COMPARISONS_MAX} comparisons"
     if max(len(command.then), len(command.otherwise)) > OPERATIONS_MAX:

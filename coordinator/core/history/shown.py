@@ -35,6 +35,7 @@ def change(made: Change) -> str:
         "principal": mutation.principal,
         "request": mutation.request,
         "at_ms": mutation.at_ms,
+        "undoes": mutation.undoes,
         "dropped": mutation.value is None,
         "before_cas": made.before.cas if made.before is not None else 0,
     }
@@ -53,6 +54,7 @@ def entity(key: str, held: Versioned) -> str:
         "principal": "",
         "request": "",
         "at_ms": 0,
+        "undoes": None,
         "dropped": False,
         "before_cas": 0,
     }

@@ -31,7 +31,7 @@ from coordinator.core.model.commands import (
 from coordinator.core.model.entities import Consumed, Index, consumed_key, request_key
 from coordinator.core.model.ports import EntityCodec
 from coordinator.core.model.records import Mutation
-from coordinator.core.model.types import Offset, TxnId
+from coordinator.core.model.types import Cas, Offset, TxnId
 
 PLAIN_BYTES = 64
 """What a mutation weighs in a proposal beside its key and value."""
@@ -234,7 +234,13 @@ class GroupCommit:
             request.id,
             request.principal,
             view.now.wall_ms,
+            undoes=_undone_by(request),
         )
+
+
+def _undone_by(request: Request) -> Cas | None:
+    """Return the CAS to which a request leads back, None if it is no undo."""
+    return request.command.undoes or None if isinstance(request.command, Transact) else None
 
 
 def _has_room(view: NodeView, group: Group) -> bool:

@@ -185,12 +185,14 @@ class Transact:
     """If all comparisons hold, do all that is in `then`, otherwise all that is in `otherwise`.
 
     In one transaction, or not at all. An index that is created is INIT then, like any other; the
-    answer waits until each is READY or undone.
+    answer waits until each is READY or undone. `undoes` is the CAS to which an undo leads back, 0
+    for all else.
     """
 
     compare: tuple[Comparison, ...] = ()
     then: tuple[Operation, ...] = ()
     otherwise: tuple[Operation, ...] = ()
+    undoes: Cas = Cas(0)
 
 
 Command = (

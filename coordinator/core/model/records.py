@@ -26,6 +26,8 @@ class Mutation:
     request: str = ""
     principal: str = ""
     at_ms: int = 0
+    undoes: Cas | None = field(default=None, kw_only=True)
+    """The CAS to which an undo leads back, of which this is a part."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,7 +146,13 @@ def operations() -> dict[str, Any]:
 
 OPERATIONS = [
     *("POST /v1/indexes", "GET /v1/indexes", "DELETE /v1/indexes/{index_id}"),
-    *("GET /v1/indexes/{index_id}", "POST /v1/indexes/build", "GET /v1/config", "POST /v1/txn"),
+    *(
+        "GET /v1/indexes/{index_id}",
+        "POST /v1/indexes/build",
+        "GET /v1/config",
+        "POST /v1/txn",
+        "POST /v1/undo",
+    ),
     *("GET /v1/config/{key}", "PUT /v1/config/{key}", "DELETE /v1/config/{key}"),
     *("GET /v1/state", "GET /v1/topology", "GET /v1/transactions", "GET /v1/members"),
     *("POST /v1/members/step-down", "POST /v1/members/reform", "POST /v1/members/{node}/leave"),

@@ -16,13 +16,18 @@ COLUMNS = {"SyncRows"}
 
 
 def dataclasses_of(package: str) -> Iterator[tuple[str, list[str], str]]:
-    """Yield name, fields and decorators of each dataclass."""
+    """Yield name, fields and decorators of each dataclass; not the fields that take keywords."""
     for path in (ROOT / package).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef):
                 decorators = " ".join(map(ast.unparse, node.decorator_list))
                 if "dataclass" in decorators:
-                    fields = [n.target for n in node.body if isinstance(n, ast.AnnAssign)]
+                    fields = [
+                        n.target
+                        for n in node.body
+                        if isinstance(n, ast.AnnAssign)
+                        and not (n.value and "kw_only=True" in ast.unparse(n.value))
+                    ]
                     yield node.name, list(map(ast.unparse, fields)), decorators
 
 

@@ -1,0 +1,180 @@
+"""What takes the state back to how it was: the changes that an undo makes, and what it leaves.
+
+Pure. An undo takes nothing out of the log: it makes ordinary changes, each guarded by the CAS of
+what it replaces. Settings come back with their values, dropped indexes under their names, with new
+ids. What the cluster keeps by itself (builds, streams, positions) goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+
+from coordinator.core.catalog.state import StateContext, Versioned
+from coordinator.core.model.commands import (
+    Comparison,
+    CreateIndex,
+    DeleteSetting,
+    DropIndex,
+    Operation,
+    PutSetting,
+    Transact,
+)
+from coordinator.core.model.entities import DROPPING, INIT, READY, Index, Setting
+from coordinator.core.model.types import Cas
+
+STEP_OPERATIONS = 64
+STEP_BYTES = 128 * 1024
+"""So much goes into one of several transactions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One change of an undo: what is there now, and what there was, None for nothing."""
+
+    key: str
+    now: Versioned | None
+    then: Versioned | None
+    operation: Operation
+    comparison: Comparison
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Something that differs and that an undo leaves as it is, and why."""
+
+    key: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Undo:
+    """All changes that lead back, in their order, and what stays."""
+
+    steps: tuple[Step, ...]
+    kept: tuple[Kept, ...]
+
+
+def plan_undo(then: StateContext, now: StateContext, only: Collection[str] = ()) -> Undo:
+    """Return what leads from the state of now to that of a moment.
+
+    `only`: nothing but the entities under these keys.
+    """
+    steps = (*_dropped(then, now), *_settings(then, now), *_created(then, now))
+    kept = tuple(_kept(then, now))
+    if not only:
+        return Undo(steps, kept)
+    chosen = tuple(step for step in steps if step.key in only)
+    left = {one.key: one for one in kept if one.key in only}
+    changed = {step.key for step in chosen}
+    alike = (Kept(key, "it is as it was") for key in only if key not in changed | left.keys())
+    return Undo(chosen, (*left.values(), *alike))
+
+
+def transactions_of(undo: Undo, to: Cas, in_steps: bool) -> list[Transact]:
+    """Return the undo as one transaction, or as several of bounded size."""
+    if not in_steps:
+        return [_transact(undo.steps, to)]
+    parts: list[list[Step]] = [[]]
+    size = 0
+    for step in undo.steps:
+        weight = _weight(step)
+        if parts[-1] and (len(parts[-1]) == STEP_OPERATIONS or size + weight > STEP_BYTES):
+            parts.append([])
+            size = 0
+        parts[-1].append(step)
+        size += weight
+    return [_transact(tuple(part), to) for part in parts]
+
+
+def _transact(steps: tuple[Step, ...], to: Cas) -> Transact:
+    return Transact(
+        compare=tuple(step.comparison for step in steps),
+        then=tuple(step.operation for step in steps),
+        undoes=to,
+    )
+
+
+def _weight(step: Step) -> int:
+    return max(len(held.value) for held in (step.now, step.then) if held is not None)
+
+
+def _settings(then: StateContext, now: StateContext) -> Iterator[Step]:
+    """Yield the settings that were written or deleted since."""
+    keys = {held.entity.key for state in (then, now) for held in state.of_kind("config")}
+    for key in sorted(keys):
+        old, new = then.get(key), now.get(key)
+        if (old.value if old else None) == (new.value if new else None):
+            continue
+        comparison = Comparison(key=key, cas=new.cas if new else Cas(0))
+        if old is not None and isinstance(old.entity, Setting):
+            write = PutSetting(old.entity.name, old.entity.value_json)
+            yield Step(key, new, old, write, comparison)
+        elif new is not None and isinstance(new.entity, Setting):
+            yield Step(key, new, None, DeleteSetting(new.entity.name), comparison)
+
+
+def _dropped(then: StateContext, now: StateContext) -> Iterator[Step]:
+    """Yield the indexes that were created since: they are dropped, before their names are used."""
+    for index, cas in now.indexes():
+        held = now.get(index.key)
+        if index.state != DROPPING and not _has_alike(then, index):
+            comparison = Comparison(key=index.key, cas=cas)
+            yield Step(index.key, held, None, DropIndex(index.id), comparison)
+
+
+def _created(then: StateContext, now: StateContext) -> Iterator[Step]:
+    """Yield the indexes that were dropped since: they are created again."""
+    for index, _ in then.indexes():
+        held = then.get(index.key)
+        if index.state in (INIT, DROPPING) or _has_alike(now, index):
+            continue
+        there = now.index_named(index.bucket, index.name)
+        comparison = Comparison(
+            bucket=index.bucket, name=index.name, cas=there.cas if there else Cas(0)
+        )
+        yield Step(index.key, None, held, definition_of(index), comparison)
+
+
+def _has_alike(state: StateContext, index: Index) -> bool:
+    """Tell whether a state has this index, or another one of its name with its definition."""
+    held = state.index_named(index.bucket, index.name)
+    other = held.entity if held else None
+    if not isinstance(other, Index):
+        return False
+    return other.id == index.id or _built_like(other) == _built_like(index)
+
+
+def _built_like(index: Index) -> CreateIndex:
+    return replace(definition_of(index), defer_build=False)
+
+
+def definition_of(index: Index) -> CreateIndex:
+    """Return what creates an index like this one; it is placed anew."""
+    return CreateIndex(
+        name=index.name,
+        bucket=index.bucket,
+        expressions=index.expressions,
+        where=index.where,
+        primary=index.primary,
+        using=index.using,
+        slices=len(index.slices),
+        replicas=max((len(piece.replicas) for piece in index.slices), default=0),
+        defer_build=index.defer_build and index.state == READY,
+        partitioning=index.partitioning,
+        bounds_json=index.bounds_json,
+    )
+
+
+def _kept(then: StateContext, now: StateContext) -> Iterator[Kept]:
+    """Yield what differs and stays."""
+    for held in now.of_kind("bucket"):
+        key = held.entity.key
+        if then.get(key) is None:
+            yield Kept(key, "the cluster does not forget a bucket")
+    for index, _ in then.indexes():
+        there = now.get(index.key)
+        if index.state == READY and index.defer_build and there is not None:
+            built = there.entity
+            if isinstance(built, Index) and built.state not in (READY, DROPPING):
+                yield Kept(index.key, "its build was begun since, and is not taken back")

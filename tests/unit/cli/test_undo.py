@@ -1,0 +1,92 @@
+"""`indexctl undo`: it shows what would change, and does it only when it is told to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from coordinator.cli.main import app
+from tests.support.http_node import Answer, Node, Request
+
+CHANGE: dict[str, Any] = {
+    "key": "config/a",
+    "kind": "setting",
+    "event": "SettingWritten",
+    "cas": 0,
+    "txn": "",
+    "before_cas": 9,
+    "before": {"x": 2},
+    "value": {"x": 1},
+    "dropped": False,
+    "undoes": 7,
+}
+
+
+class Scripted:
+    """A node where an undo has one change, or none."""
+
+    def __init__(self) -> None:
+        self.changes: list[dict[str, Any]] = [CHANGE]
+        self.bodies: list[dict[str, Any]] = []
+
+    def __call__(self, request: Request) -> Answer:
+        if request.path != "/v1/undo":
+            return Answer(200, {"members": [], "epoch": 1})
+        body = json.loads(request.body)
+        self.bodies.append(body)
+        kept = [{"key": "bucket/b", "reason": "it stays"}]
+        txns = [] if body["dry_run"] else ["2-5"]
+        answer = {"undo": "", "to": 7, "changes": self.changes, "kept": kept, "cas": 12}
+        return Answer(200, {**answer, "txns": txns})
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scripted]:
+    script = Scripted()
+    node = Node(script)
+    monkeypatch.setenv("INDEXCTL_URL", node.url)
+    yield script
+    node.stop()
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["undo", "--to", "7", *arguments])
+
+
+def test_a_dry_run_shows_the_values_and_changes_nothing(scripted: Scripted) -> None:
+    found = run("--dry-run", "--only", "config/a")
+    assert found.exit_code == 0, found.output
+    assert [(b["to"], b["only"], b["dry_run"]) for b in scripted.bodies] == [
+        (7, ["config/a"], True)
+    ]
+    for text in ("config/a", "- 2", "+ 1", "bucket/b: it stays", "1 to change"):
+        assert text in found.stdout
+
+
+def test_nothing_is_done_that_was_not_confirmed(scripted: Scripted) -> None:
+    found = run()
+    assert found.exit_code == 2
+    assert "--yes" in found.output
+    assert all(body["dry_run"] for body in scripted.bodies)
+
+
+def test_what_was_shown_is_what_is_done(scripted: Scripted) -> None:
+    found = run("--yes", "--in-steps")
+    assert found.exit_code == 0, found.output
+    assert [(b["dry_run"], b["expected_cas"], b["in_steps"]) for b in scripted.bodies] == [
+        (True, None, False),
+        (False, 12, True),
+    ]
+    assert "1 changed by 2-5" in found.stdout
+    assert json.loads(run("--yes", "--json").stdout) == CHANGE
+
+
+def test_where_nothing_differs_nothing_is_asked(scripted: Scripted) -> None:
+    scripted.changes = []
+    found = run()
+    assert found.exit_code == 0, found.output
+    assert "0 to change" in found.stdout

@@ -1,0 +1,164 @@
+"""What an undo changes: it leads from one state back to another, and touches nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.core.catalog.decisions import Accepted
+from coordinator.core.catalog.state import StateContext
+from coordinator.core.history.undo import (
+    STEP_OPERATIONS,
+    definition_of,
+    plan_undo,
+    transactions_of,
+)
+from coordinator.core.model.commands import (
+    BuildIndexes,
+    Command,
+    DeleteSetting,
+    DropIndex,
+    ForgetIndex,
+    MarkReady,
+    PutSetting,
+)
+from coordinator.core.model.entities import DROPPING, Index
+from coordinator.core.model.types import Cas
+from tests.support.catalog_bench import CREATE, Bench
+
+NAMES = ("by_city", "by_name")
+SETTINGS = ("a", "b", "c")
+
+
+def shape(state: StateContext) -> tuple[object, ...]:
+    """Return what an undo is about: settings with their values, and definitions of indexes."""
+    settings = {v.entity.key: v.value for v in state.of_kind("config")}
+    indexes = {
+        (index.bucket, index.name): replace(definition_of(index), defer_build=False)
+        for index, _ in state.indexes()
+        if index.state != DROPPING
+    }
+    return settings, indexes
+
+
+def undo(bench: Bench, to: StateContext, *only: str, in_steps: bool = False) -> None:
+    """Undo, and let all indexes that it creates become ready."""
+    for command in transactions_of(plan_undo(to, bench.state, only), to.cas, in_steps):
+        if command.then:
+            decision = bench.apply(command)
+            assert decision.answer["succeeded"]
+            for index_id in decision.waits_for:
+                bench.apply(MarkReady(index_id))
+
+
+def apply(bench: Bench, command: Command) -> None:
+    """Carry a command out, if it can be, to its end."""
+    decision = bench.decide(command)
+    if not isinstance(decision, Accepted):
+        return
+    applied = bench.apply(command)
+    for index_id in applied.waits_for:
+        bench.apply(MarkReady(index_id))
+
+
+COMMANDS: st.SearchStrategy[Command] = st.one_of(
+    st.builds(PutSetting, st.sampled_from(SETTINGS), st.sampled_from(("1", "2", "null"))),
+    st.builds(DeleteSetting, st.sampled_from(SETTINGS)),
+    st.builds(
+        lambda name, text: replace(CREATE, name=name, expressions=(text,)),
+        st.sampled_from(NAMES),
+        st.sampled_from(("x", "y")),
+    ),
+    st.builds(lambda name: DropIndex(0, "travel", name), st.sampled_from(NAMES)),
+)
+
+
+@given(st.lists(COMMANDS, max_size=8), st.lists(COMMANDS, max_size=8), st.booleans())
+def test_an_undo_leads_back_and_can_be_undone(
+    first: list[Command], then: list[Command], in_steps: bool
+) -> None:
+    bench = Bench()
+    for command in first:
+        apply(bench, command)
+    before = bench.state
+    for command in then:
+        apply(bench, command)
+    after = bench.state
+    undo(bench, before, in_steps=in_steps)
+    assert shape(bench.state) == shape(before)
+    assert plan_undo(before, bench.state).steps == (), "a second time there is nothing to undo"
+    undo(bench, after, in_steps=in_steps)
+    assert shape(bench.state) == shape(after)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    bench = Bench()
+    apply(bench, PutSetting("a", "1"))
+    apply(bench, CREATE)
+    return bench
+
+
+def test_a_name_that_another_index_took_is_given_back(bench: Bench) -> None:
+    before, old = bench.state, bench.index()
+    apply(bench, DropIndex(old.id))
+    bench.apply(ForgetIndex(old.id))
+    apply(bench, replace(CREATE, expressions=("country",)))
+    assert [type(s.operation) for s in plan_undo(before, bench.state).steps] == [
+        DropIndex,
+        type(CREATE),
+    ]
+    undo(bench, before)
+    held = bench.state.index_named("travel", "by_city")
+    assert held is not None
+    assert isinstance(held.entity, Index)
+    assert held.entity.expressions == CREATE.expressions
+    assert held.entity.id != old.id
+
+
+def test_what_changes_in_the_meantime_undoes_nothing(bench: Bench) -> None:
+    before = bench.state
+    apply(bench, PutSetting("a", "2"))
+    apply(bench, PutSetting("b", "2"))
+    (command,) = transactions_of(plan_undo(before, bench.state), before.cas, in_steps=False)
+    apply(bench, PutSetting("b", "3"))
+    found = bench.decide(command)
+    assert not isinstance(found, Accepted)
+    assert found.outcome.answer["succeeded"] is False  # type: ignore[union-attr]
+
+
+def test_only_what_is_named_is_undone_and_what_is_alike_is_said(bench: Bench) -> None:
+    before = bench.state
+    apply(bench, PutSetting("a", "2"))
+    apply(bench, PutSetting("b", "2"))
+    plan = plan_undo(before, bench.state, ["config/b", "config/none"])
+    assert [step.key for step in plan.steps] == ["config/b"]
+    assert [(one.key, one.reason) for one in plan.kept] == [("config/none", "it is as it was")]
+
+
+def test_a_build_is_not_taken_back_and_neither_is_a_bucket(bench: Bench) -> None:
+    apply(bench, replace(CREATE, name="later", defer_build=True))
+    before = bench.state
+    bench.apply(BuildIndexes(bucket="travel", names=("later",)))
+    apply(bench, replace(CREATE, bucket="other"))
+    plan = plan_undo(before, bench.state)
+    assert [type(step.operation) for step in plan.steps] == [DropIndex]
+    assert {one.key.partition("/")[0] for one in plan.kept} == {"index", "bucket"}
+
+
+def test_an_undo_in_steps_is_cut_into_transactions_of_bounded_size(bench: Bench) -> None:
+    before = bench.state
+    for number in range(STEP_OPERATIONS + 1):
+        apply(bench, PutSetting(f"many/{number}", "1"))
+    for number in range(4):
+        apply(bench, PutSetting(f"large/{number}", f'"{"x" * 60_000}"'))
+    plan = plan_undo(before, bench.state)
+    parts = transactions_of(plan, before.cas, in_steps=True)
+    assert sum(len(part.then) for part in parts) == len(plan.steps) == STEP_OPERATIONS + 5
+    assert max(len(part.then) for part in parts) <= STEP_OPERATIONS
+    assert len(parts) > 2
+    assert {part.undoes for part in parts} == {before.cas}
+    assert len(transactions_of(plan, Cas(before.cas), in_steps=False)) == 1
