@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.cli import data, history, members, plot, scan, sql, timestamps, undo
+from coordinator.cli import backup, data, history, members, plot, scan, sql, timestamps, undo
 from coordinator.cli.extras import require
 from coordinator.cli.json_values import read_json
 from coordinator.cli.lookup import find_index
@@ -712,6 +712,7 @@ scan.add_to(app)
 timestamps.add_to(app)
 history.add_to(app)
 undo.add_to(app)
+backup.add_to(app, DATA_DIR)
 plot.add_to(app)
 sql.add_to(app, DATA_DIR)
 

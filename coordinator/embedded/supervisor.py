@@ -176,7 +176,7 @@ def _run_locked(options: RunOptions, data_dir: Path, lock: FileLock, began: floa
 
     def prepare() -> Sequence[ChildSpec]:
         servers = external or _address_of(brokers)
-        _make_topics(options, data_dir, kept, servers)
+        confirm_and_make_topics(options, data_dir, kept, servers)
         return child_specs(options, data_dir, servers, pass_fds=(lock.fileno(),))
 
     def summary(seconds: float) -> str:
@@ -218,15 +218,23 @@ def _address_of(brokers: Brokers | None) -> str:
     return brokers.bootstrap_servers
 
 
-def _make_topics(options: RunOptions, data_dir: Path, kept: ClusterFile, servers: str) -> None:
+def confirm_and_make_topics(
+    options: RunOptions, data_dir: Path, kept: ClusterFile, servers: str
+) -> None:
     """Check that Kafka is the folder's, then make and check the topics."""
     from coordinator.embedded.broker import read_cluster_id
     from coordinator.embedded.data_folder import confirm
-    from coordinator.kafka.errors import KafkaRefusal
-    from coordinator.kafka.topics import ensure_topics
 
     kafka_cluster_id = read_cluster_id(servers)
     confirm(data_dir, kept, kafka_cluster_id=kafka_cluster_id, bootstrap_servers=servers)
+    make_topics(options, servers)
+
+
+def make_topics(options: RunOptions, servers: str) -> None:
+    """Make and check the topics; of a Kafka that was given, refuse a cluster that runs on it."""
+    from coordinator.kafka.errors import KafkaRefusal
+    from coordinator.kafka.topics import ensure_topics
+
     try:
         ensure_topics(
             servers,

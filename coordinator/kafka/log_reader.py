@@ -211,9 +211,10 @@ def _events(records: Sequence[Message], cas_base: int, bad: BadRecord) -> list[E
 
 
 def decode_event(message: Message, cas_base: int) -> Event:
-    """Return the event that a record of `statecontext` carries, with its offset-derived CAS.
+    """Return the event that a record of `statecontext` carries, with its CAS.
 
-    Raises SchemaError.
+    The offset tells the CAS. Only what a backup brought carries one, which is below that. Raises
+    SchemaError.
     """
     value: Any = message.value()
     if value is None:
@@ -222,4 +223,5 @@ def decode_event(message: Message, cas_base: int) -> Event:
     event = codec.decode(value)
     if not isinstance(event, Event):
         raise SchemaError("bad_body", f"an Event belongs here, not {type(event).__name__}")
-    return replace(event, cas=Cas(cas_base + int(message.offset() or 0)))
+    cas = Cas(cas_base + int(message.offset() or 0))
+    return event if 0 < event.cas < cas else replace(event, cas=cas)

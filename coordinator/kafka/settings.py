@@ -2,12 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
+from coordinator.core.model.types import Cas, Offset
 from coordinator.kafka.topics import MESSAGE_BYTES_MAX
 
 EVENT_HEADER = "event"
 """The header in which a tombstone on `statecontext` carries the rest of its event."""
+
+BASE_HEADER = "base"
+"""The header in which the first record of a restored `history` tells what came before it."""
+
+
+class Base(NamedTuple):
+    """What a restored `history` begins above: a state with this CAS, of which a copy stands on
+    `snapshots`. With CAS 0 it has every change."""
+
+    cas: Cas
+    copy: int
+    offset: Offset
+
+    def encode(self) -> bytes:
+        return " ".join(map(str, self)).encode()
+
+
+def decode_base(text: bytes) -> Base | None:
+    """Return what a header tells; None: it is none of ours."""
+    parts = text.split()
+    if len(parts) != len(Base._fields) or not all(part.isdigit() for part in parts):
+        return None
+    cas, copy, offset = map(int, parts)
+    return Base(Cas(cas), copy, Offset(offset))
+
 
 RECONNECT_BACKOFF_MS_MAX = 1_000
 """A broker that was away is back after seconds, and may lead again at once."""

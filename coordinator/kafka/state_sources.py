@@ -79,7 +79,10 @@ class Sources:
                 yield from self._tail(cas, at_least)
 
     def events(self, cas_base: int, above: Cas, at_least: Cas) -> Iterator[tuple[Event, ...]]:
-        """Yield the events of `statecontext` above a CAS, to its end. Raises KafkaException."""
+        """Yield the events of `statecontext` above a CAS, to its end. Raises KafkaException.
+
+        What a backup brought stands where later events could stand, with a CAS of its own.
+        """
         batches = read_events(
             self._servers,
             self._names[topics.STATECONTEXT],
@@ -89,7 +92,9 @@ class Sources:
             stopping=self._stopping,
             bad=self._bad,
         )
-        return map(tuple, batches)
+        for batch in batches:
+            if found := tuple(event for event in batch if event.cas > above):
+                yield found
 
     # -- copies ------------------------------------------------------------------------------
 

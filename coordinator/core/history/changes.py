@@ -88,15 +88,14 @@ class Joining:
     """Puts the events of each transaction together, one event after the other, in order of CAS.
 
     A record that does not continue what is before it is passed over: an event that was there
-    already, a part of a transaction whose beginning is missing, or an outcome of a request that an
-    older version kept as an entity.
+    already, or a part of a transaction whose beginning is missing.
     """
 
     def __init__(self, cas: int = 0) -> None:
         """All events up to this CAS were there already."""
         self.cas = cas
         self.torn: TxnId | None = None
-        """The transaction of which the last `add` showed that a part is missing."""
+        """The transaction of which the last event showed that a part is missing."""
 
         self._open: list[Event] = []
 
@@ -106,7 +105,15 @@ class Joining:
         return bool(self._open)
 
     def add(self, event: Event) -> tuple[Event, ...] | None:
-        """Return the transaction that ends with this event, if one does."""
+        """Return the transaction that ends with this event, if one does.
+
+        Without the outcomes of requests that older versions kept as entities.
+        """
+        whole = self.add_whole(event)
+        return None if whole is None else without_outcomes(whole)
+
+    def add_whole(self, event: Event) -> tuple[Event, ...] | None:
+        """Return the transaction that ends with this event, if one does, with all that it has."""
         self.torn = None
         if event.cas <= self.cas:
             return None
@@ -123,14 +130,24 @@ class Joining:
         if len(self._open) < event.count:
             return None
         whole, self._open = self._open, []
-        return tuple(e for e in whole if not e.mutation.key.startswith(LEGACY_OUTCOMES))
+        return tuple(whole)
+
+
+def without_outcomes(transaction: Iterable[Event]) -> tuple[Event, ...]:
+    """Return events without the outcomes of requests that older versions kept as entities."""
+    return tuple(e for e in transaction if not e.mutation.key.startswith(LEGACY_OUTCOMES))
 
 
 def transactions(events: Iterable[Event]) -> Iterator[tuple[Event, ...]]:
-    """Yield the events of each transaction together, in order of CAS: see `Joining`."""
+    """Yield the events of each transaction together, in order of CAS: see `Joining.add`."""
+    return map(without_outcomes, whole_transactions(events))
+
+
+def whole_transactions(events: Iterable[Event]) -> Iterator[tuple[Event, ...]]:
+    """Yield the events of each transaction together, all that it has."""
     joining = Joining()
     for event in events:
-        whole = joining.add(event)
+        whole = joining.add_whole(event)
         if whole is not None:
             yield whole
 

@@ -244,7 +244,7 @@ def test_topics_that_were_made_without_flushing_say_how_to_go_on(
     monkeypatch.setattr("coordinator.embedded.broker.read_cluster_id", lambda servers: "id")
     kept = ClusterFile("default", "external", 3, "k:1")
     with pytest.raises(EmbeddedError, match="made with --not-durable: run it with that") as caught:
-        supervisor._make_topics(RunOptions(), tmp_path, kept, "k:1")
+        supervisor.confirm_and_make_topics(RunOptions(), tmp_path, kept, "k:1")
     assert caught.value.code == "topic_mismatch"
 
 

@@ -1,0 +1,1 @@
+"""Backups: one file with the state, the history and the settings of a cluster."""

@@ -1,0 +1,163 @@
+"""Makes a backup from the topics of a cluster, whether its nodes run or not.
+
+The Authority on `commit` says up to which CAS there are changes, and which digest they lead to.
+`history` has them as they were written. What is committed meanwhile is not in the backup.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import BinaryIO
+
+from confluent_kafka import KafkaError, KafkaException, Message
+from confluent_kafka.admin import AdminClient
+
+from coordinator import codec
+from coordinator.backup.contents import BackupWriter, Change, Manifest
+from coordinator.backup.errors import BackupError
+from coordinator.core.catalog.state import EMPTY, LEGACY_OUTCOMES, StateContext
+from coordinator.core.consensus.authority import fold as fold_authority
+from coordinator.core.history.changes import fold, whole_transactions
+from coordinator.core.model import digest as digests
+from coordinator.core.model.authority_state import AuthorityState
+from coordinator.core.model.records import CommitRecord, Event, Unreadable
+from coordinator.core.model.types import Cas, Offset
+from coordinator.kafka.errors import explain
+from coordinator.kafka.log_reader import LogReader, decoded, read_to_end
+from coordinator.kafka.topics import COMMIT, HISTORY, topic_name
+from schemas.registry import SchemaError
+
+GROUP = "backup"
+END_WAIT_S = 5.0
+"""So long the last events may take to become visible after their verdict."""
+
+SILENCE_S = 60.0
+METADATA_S = 10.0
+TOLD_EVERY = 10_000
+"""The progress is told each so many changes."""
+
+Told = Callable[[int], None]
+
+
+def write_backup(
+    file: BinaryIO, servers: str, cluster: str, *, after: Cas, version: str, told: Told
+) -> tuple[Manifest, int, int]:
+    """Write a backup of a cluster; return its manifest, its changes and its bytes.
+
+    `after`: with the changes above this CAS alone. Raises BackupError, KafkaRefusal, OSError.
+    """
+    try:
+        authority = read_authority(servers, cluster)
+        return _write(file, servers, cluster, authority, after=after, version=version, told=told)
+    except KafkaException as error:
+        raise explain(error, servers) from error
+
+
+def read_authority(servers: str, cluster: str) -> AuthorityState:
+    """Return the Authority of a cluster as of now. Raises BackupError `no_cluster`."""
+    name = topic_name(cluster, COMMIT)
+    admin = AdminClient({"bootstrap.servers": servers, "log_level": 2})
+    state: AuthorityState | None = None
+    if name in admin.list_topics(timeout=METADATA_S).topics:
+        for message in read_to_end(servers, name, GROUP):
+            offset = Offset(int(message.offset() or 0))
+            state = fold_authority(state, offset, _record(message)).state
+    if state is None:
+        text = f"there is no cluster {cluster!r} on the Kafka at {servers}"
+        raise BackupError("no_cluster", f"{text}: name it with --cluster")
+    return state
+
+
+def _record(message: Message) -> CommitRecord:
+    try:
+        record: CommitRecord = codec.decode(message.value() or b"")
+    except SchemaError as error:
+        return Unreadable(str(error))
+    return record if isinstance(record, CommitRecord) else Unreadable("it does not belong here")
+
+
+def _write(
+    file: BinaryIO,
+    servers: str,
+    cluster: str,
+    authority: AuthorityState,
+    *,
+    after: Cas,
+    version: str,
+    told: Told,
+) -> tuple[Manifest, int, int]:
+    manifest = Manifest(
+        cluster=cluster,
+        cluster_id=authority.cluster_id,
+        cas=authority.last_cas,
+        digest=digests.text(authority.digest),
+        history_after=min(after, authority.last_cas),
+        made_at_ms=time.time_ns() // 1_000_000,
+        version=version,
+    )
+    writer = BackupWriter(file, manifest, authority)
+    state, has_base, count = EMPTY, False, 0
+    for transaction in _transactions(servers, cluster, authority.last_cas):
+        events = tuple(c.event for c in transaction)
+        if not has_base and events[-1].cas > manifest.history_after:
+            writer.base(state)
+            has_base = True
+        state = _folded(state, events)
+        if has_base:
+            for change in transaction:
+                writer.change(change.raw)
+                count += 1
+                if count % TOLD_EVERY == 0:
+                    told(count)
+    if not has_base:
+        writer.base(state)
+    if (state.cas, state.digest) != (authority.last_cas, authority.digest):
+        text = f"history leads to digest {digests.text(state.digest)} at CAS {state.cas}"
+        raise BackupError(
+            "history_damaged",
+            f"{text}, and {manifest.digest} at {manifest.cas} was committed: no backup was made",
+        )
+    writer.end(state)
+    return manifest, count, writer.size
+
+
+def _folded(state: StateContext, events: tuple[Event, ...]) -> StateContext:
+    """Return the state after a transaction, without what older versions kept as entities."""
+    kept = tuple(e for e in events if not e.mutation.key.startswith(LEGACY_OUTCOMES))
+    return fold(state, kept)[0] if kept else state
+
+
+def _transactions(servers: str, cluster: str, up_to: Cas) -> Iterator[tuple[Change, ...]]:
+    """Yield the transactions of `history` up to a CAS, each record as it was written."""
+    raw: dict[Cas, bytes] = {}
+
+    def events() -> Iterator[Event]:
+        for change in _changes(servers, cluster, up_to):
+            raw[change.event.cas] = change.raw
+            yield change.event
+
+    for transaction in whole_transactions(events()):
+        yield tuple(Change(raw[event.cas], event) for event in transaction)
+        raw.clear()
+
+
+def _changes(servers: str, cluster: str, up_to: Cas) -> Iterator[Change]:
+    topic, seen = topic_name(cluster, HISTORY), Cas(0)
+    heard_s = time.monotonic()
+    with closing(LogReader(servers, topic, GROUP)) as log:
+        low, _ = log.bounds()
+        for found in log.read(low, patience_s=SILENCE_S):
+            if seen >= up_to:
+                return
+            for message, event in decoded(found.records, Event):
+                # What is above is newer than the backup, or a stranger's.
+                if seen < event.cas <= up_to:
+                    seen = event.cas
+                    yield Change(bytes(message.value() or b""), event)
+            if found.records:
+                heard_s = time.monotonic()
+            elif time.monotonic() - heard_s > END_WAIT_S:
+                text = f"history shows nothing above CAS {seen}, though {up_to} was committed"
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT, text))

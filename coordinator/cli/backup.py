@@ -1,0 +1,325 @@
+"""`indexctl backup` and `indexctl restore`: a cluster in one file, and a cluster from one."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+
+import typer
+
+from coordinator.cli.extras import DISTRIBUTION, require
+from coordinator.cli.output import CommandError, plain, print_fields
+from coordinator.cli.session import Session, command
+
+if TYPE_CHECKING:
+    from coordinator.backup.contents import Backup
+    from coordinator.backup.restoring import Restored
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="The file of the backup.")]
+Servers = Annotated[
+    str | None,
+    typer.Option(metavar="HOST:PORT,…", help="The Kafka of the cluster, instead of --data-dir."),
+]
+Cluster = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="The name of the cluster: that of the folder, or `default`."),
+]
+HALF = ".part"
+
+
+def add_to(root: typer.Typer, data_dir: Path) -> None:
+    """Add them to the root command; `data_dir` is where `run` has its cluster."""
+    folder = typer.Option("--data-dir", help="The data folder of `indexctl run`.")
+
+    @command(root, "backup", local=True, no_args_is_help=True)
+    def backup(
+        session: Session,
+        file: File,
+        data_dir: Annotated[Path, folder] = data_dir,
+        bootstrap_servers: Servers = None,
+        cluster: Cluster = None,
+        history_after: Annotated[
+            int,
+            typer.Option(
+                metavar="CAS", min=0, help="Only the changes above this CAS; 0: all of the history."
+            ),
+        ] = 0,
+        force: Annotated[bool, typer.Option("--force", help="Replace FILE.")] = False,
+    ) -> None:
+        """Write indexes, settings and history of a cluster to one file.
+
+        The cluster may run, and goes on: the backup is its state at one CAS. It has no documents
+        and no entries of indexes; a restored cluster builds its indexes anew.
+
+        indexctl backup monday.backup
+
+        indexctl restore monday.backup --check
+        """
+        require("server")
+        _backup(session, file, data_dir, bootstrap_servers, cluster, history_after, force)
+
+    @command(root, "restore", local=True, no_args_is_help=True)
+    def restore(
+        session: Session,
+        file: File,
+        data_dir: Annotated[Path, folder] = data_dir,
+        bootstrap_servers: Servers = None,
+        cluster: Cluster = None,
+        nodes: Annotated[
+            int | None,
+            typer.Option(min=1, max=100, help="Nodes of the new cluster (as in the backup)."),
+        ] = None,
+        minimum: Annotated[
+            int | None,
+            typer.Option(min=1, help="Nodes that must hold a change to commit it (a majority)."),
+        ] = None,
+        brokers: Annotated[int, typer.Option(min=1, max=5, help="Kafka brokers to start.")] = 1,
+        replication_factor: Annotated[
+            int | None,
+            typer.Option(min=1, help="With --bootstrap-servers: replicas of new topics (1)."),
+        ] = None,
+        not_durable: Annotated[
+            bool, typer.Option("--not-durable", help="As of `indexctl run`.")
+        ] = False,
+        check: Annotated[
+            bool, typer.Option("--check", help="Only tell whether FILE is whole, and what it has.")
+        ] = False,
+    ) -> None:
+        """Make a cluster from the file of a backup, before its first start.
+
+        Reads and checks the whole file before it writes anything. Afterwards start the cluster
+        with `indexctl run`, and build the indexes: it has the definitions, and no entries.
+
+        indexctl restore monday.backup --data-dir restored
+
+        indexctl run --data-dir restored
+        """
+        require("server")
+        with _opened(file) as opened:
+            found = _checked(session, opened)
+            if check:
+                _tell(session, {"checked": _summary(file, found)})
+                return
+            roster = tuple(range(1, (nodes or len(found.authority.roster)) + 1))
+            if minimum is not None and minimum > len(roster):
+                text = f"--minimum {minimum} does not fit {len(roster)} nodes"
+                raise CommandError("usage", text)
+            from coordinator.embedded.supervisor import RunOptions
+
+            options = RunOptions(
+                nodes=len(roster),
+                data_dir=data_dir,
+                bootstrap_servers=bootstrap_servers,
+                cluster=_name(cluster or "default"),
+                brokers=brokers,
+                replication_factor=replication_factor,
+                durable=not not_durable,
+            )
+            least = minimum or len(roster) // 2 + 1
+            _restore(session, file, opened, found, options, roster, least)
+
+
+def _backup(
+    session: Session,
+    file: Path,
+    data_dir: Path,
+    servers: str | None,
+    cluster: str | None,
+    after: int,
+    force: bool,
+) -> None:
+    from coordinator.backup.reading import write_backup
+    from coordinator.core.model.types import Cas
+
+    if file.exists() and not force:
+        raise CommandError("exists", f"{file} exists: name another file, or give --force")
+    began_s = time.monotonic()
+    with _source(session, data_dir, servers, cluster) as (where, name), _written(file) as out:
+        version = ""
+        with suppress(metadata.PackageNotFoundError):
+            version = metadata.version(DISTRIBUTION)
+        told = _teller(session, "read")
+        manifest, changes, size = write_backup(
+            out, where, name, after=Cas(after), version=version, told=told
+        )
+    body = {
+        "file": str(file),
+        "cluster": manifest.cluster,
+        "cas": manifest.cas,
+        "digest": manifest.digest,
+        "history_after": manifest.history_after,
+        "changes": changes,
+        "bytes": size,
+        "seconds": round(time.monotonic() - began_s, 1),
+    }
+    _tell(session, {"backup": body})
+
+
+def _restore(
+    session: Session,
+    file: Path,
+    opened: BinaryIO,
+    found: "Backup",
+    options: Any,
+    roster: tuple[int, ...],
+    minimum: int,
+) -> None:
+    from coordinator.backup.restoring import Target, restore_backup
+    from coordinator.embedded.kafka_of_folder import kafka_to_fill
+
+    began_s = time.monotonic()
+    with kafka_to_fill(options, _sayer(session)) as servers:
+        target = Target(
+            servers=servers,
+            cluster=options.cluster,
+            roster=roster,
+            minimum=minimum,
+            principal=os.environ.get("INDEXCTL_PRINCIPAL", ""),
+        )
+        made = restore_backup(opened, found, target, _teller(session, "wrote"))
+    _tell(session, {"restored": _summary(file, found) | _made(made, target, began_s)})
+    if not session.json:
+        where = (
+            f"--bootstrap-servers {options.bootstrap_servers} --cluster {options.cluster}"
+            if options.bootstrap_servers
+            else f"--data-dir {options.data_dir}"
+        )
+        typer.echo(f"start it: indexctl run --nodes {len(roster)} {where}")
+
+
+def _summary(file: Path, found: "Backup") -> dict[str, Any]:
+    manifest = found.manifest
+    kinds = {kind: len(held) for kind, held in sorted(found.state.kinds.items())}
+    return {
+        "file": str(file),
+        "cluster": manifest.cluster,
+        "cas": manifest.cas,
+        "digest": manifest.digest,
+        "history_after": found.base.cas,
+        "changes": found.changes,
+        "indexes": kinds.get("index", 0),
+        "settings": kinds.get("config", 0),
+        "made_at_ms": manifest.made_at_ms,
+        "version": manifest.version,
+        "bytes": found.size,
+    }
+
+
+def _made(made: "Restored", target: Any, began_s: float) -> dict[str, Any]:
+    return {
+        "cluster": target.cluster,
+        "cluster_id": made.authority.cluster_id,
+        "roster": list(target.roster),
+        "minimum": target.minimum,
+        "restored_cas": made.state.cas,
+        "next_cas": made.next_cas,
+        "seconds": round(time.monotonic() - began_s, 1),
+    }
+
+
+# -- where from, and where to --------------------------------------------------------------------
+
+
+@contextmanager
+def _source(
+    session: Session, data_dir: Path, servers: str | None, cluster: str | None
+) -> Iterator[tuple[str, str]]:
+    """Yield the addresses of Kafka, and the name of the cluster."""
+    if servers:
+        yield servers, _name(cluster or "default")
+        return
+    from coordinator.embedded.kafka_of_folder import kafka_to_read
+
+    with kafka_to_read(data_dir, _sayer(session)) as kept:
+        yield kept.bootstrap_servers, _name(cluster or kept.cluster)
+
+
+def _name(text: str) -> str:
+    from argparse import ArgumentTypeError
+
+    from coordinator.runtime.arguments import cluster
+
+    try:
+        return cluster(text)
+    except ArgumentTypeError as error:
+        raise CommandError("usage", f"--cluster {text}: {error}") from None
+
+
+@contextmanager
+def _written(file: Path) -> Iterator[BinaryIO]:
+    """Yield a file that takes the place of `file` once it is whole; only its owner can read it."""
+    half = file.with_name(file.name + HALF)
+    try:
+        descriptor = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(descriptor, "wb") as out:
+            try:
+                yield out
+            except BaseException:
+                with suppress(OSError):
+                    half.unlink()
+                raise
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(half, file)
+    except OSError as error:
+        text = f"{file} cannot be written ({error.strerror})"
+        raise CommandError("backup_failed", text) from error
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[BinaryIO]:
+    try:
+        with file.open("rb") as opened:
+            yield opened
+    except FileNotFoundError as error:
+        raise CommandError("not_found", f"there is no file {file}") from error
+    except OSError as error:
+        raise CommandError("backup_unreadable", f"{file}: {error.strerror}") from error
+
+
+def _checked(session: Session, opened: BinaryIO) -> "Backup":
+    from coordinator.backup.contents import read_backup
+
+    return read_backup(opened)
+
+
+# -- what is told --------------------------------------------------------------------------------
+
+
+def _teller(session: Session, verb: str) -> Callable[[int], None]:
+    """Return what tells the progress: JSON lines, or a line on a terminal."""
+
+    def told(count: int) -> None:
+        if session.json:
+            typer.echo(json.dumps({"progress": {"changes": count}}))
+        elif sys.stderr.isatty():
+            typer.echo(f"{verb} {count:,} changes", err=True)
+
+    return told
+
+
+def _sayer(session: Session) -> Callable[[str], None]:
+    def say(text: str) -> None:
+        if not session.json:
+            typer.echo(plain(text), err=True)
+
+    return say
+
+
+def _tell(session: Session, body: dict[str, dict[str, Any]]) -> None:
+    if session.json:
+        typer.echo(json.dumps(body))
+        return
+    ((_, fields),) = body.items()
+    print_fields([(name.replace("_", " "), _shown(value)) for name, value in fields.items()])
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return "0" if value == 0 else value
