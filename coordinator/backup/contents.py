@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, BinaryIO, NamedTuple, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeVar, get_args
 
 from coordinator import codec
 from coordinator.backup.container import NUMBER, Frame, Writer, damaged, read_frames
@@ -28,6 +28,7 @@ from coordinator.core.catalog.state import EMPTY, StateContext, Versioned, resto
 from coordinator.core.history.changes import fold, transactions
 from coordinator.core.model import digest as digests
 from coordinator.core.model.authority_state import AuthorityState
+from coordinator.core.model.entities import Entity
 from coordinator.core.model.records import AuthoritySnapshot, Event
 from coordinator.core.model.types import CAS_MAX, Cas
 from schemas.registry import SchemaError, registry
@@ -123,12 +124,12 @@ class BackupWriter:
 
 
 def _schemas() -> dict[str, Any]:
-    """Return every version of every schema, by the fingerprint with which its records begin."""
-    known = registry()
+    """Return all versions of the schemas in use, by the fingerprint that records begin with."""
+    kinds = (AuthoritySnapshot, SnapshotChunk, Event, *get_args(Entity))
     return {
         schema.fingerprint: schema.parsed
-        for name in known.current
-        for schema in known.versions(name)
+        for kind in kinds
+        for schema in registry().versions(kind.__name__)
     }
 
 

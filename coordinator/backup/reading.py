@@ -25,6 +25,7 @@ from coordinator.core.model.authority_state import AuthorityState
 from coordinator.core.model.records import CommitRecord, Event, Unreadable
 from coordinator.core.model.types import Cas, Offset
 from coordinator.kafka.errors import explain
+from coordinator.kafka.history_log import HistoryLog
 from coordinator.kafka.log_reader import LogReader, decoded, read_to_end
 from coordinator.kafka.topics import COMMIT, HISTORY, topic_name
 from schemas.registry import SchemaError
@@ -88,29 +89,29 @@ def _write(
     version: str,
     told: Told,
 ) -> tuple[Manifest, int, int]:
+    base = _base(servers, cluster, authority.last_cas)
     manifest = Manifest(
         cluster=cluster,
         cluster_id=authority.cluster_id,
         cas=authority.last_cas,
         digest=digests.text(authority.digest),
-        history_after=min(after, authority.last_cas),
+        history_after=max(base.cas, min(after, authority.last_cas)),
         made_at_ms=time.time_ns() // 1_000_000,
         version=version,
     )
     writer = BackupWriter(file, manifest, authority)
-    state, has_base, count = EMPTY, False, 0
-    for transaction in _transactions(servers, cluster, authority.last_cas):
-        events = tuple(c.event for c in transaction)
+    state, has_base, count = base, False, 0
+    for transaction in _transactions(servers, cluster, base.cas, authority.last_cas):
+        events = tuple(change.event for change in transaction)
         if not has_base and events[-1].cas > manifest.history_after:
             writer.base(state)
             has_base = True
         state = _folded(state, events)
-        if has_base:
-            for change in transaction:
-                writer.change(change.raw)
-                count += 1
-                if count % TOLD_EVERY == 0:
-                    told(count)
+        for change in transaction if has_base else ():
+            writer.change(change.raw)
+            count += 1
+            if count % TOLD_EVERY == 0:
+                told(count)
     if not has_base:
         writer.base(state)
     if (state.cas, state.digest) != (authority.last_cas, authority.digest):
@@ -123,18 +124,32 @@ def _write(
     return manifest, count, writer.size
 
 
+def _base(servers: str, cluster: str, newest: Cas) -> StateContext:
+    """Return the state that `history` begins with: an empty one, or what a restore began with."""
+    with closing(HistoryLog(servers, cluster)) as log:
+        if not log.oldest(newest):
+            return EMPTY
+        base = log.base()
+    if base is None:
+        text = "the first records of history are gone, and what they led to is not known"
+        raise BackupError("history_damaged", f"{text}: no backup was made")
+    return base
+
+
 def _folded(state: StateContext, events: tuple[Event, ...]) -> StateContext:
     """Return the state after a transaction, without what older versions kept as entities."""
     kept = tuple(e for e in events if not e.mutation.key.startswith(LEGACY_OUTCOMES))
     return fold(state, kept)[0] if kept else state
 
 
-def _transactions(servers: str, cluster: str, up_to: Cas) -> Iterator[tuple[Change, ...]]:
-    """Yield the transactions of `history` up to a CAS, each record as it was written."""
+def _transactions(
+    servers: str, cluster: str, above: Cas, up_to: Cas
+) -> Iterator[tuple[Change, ...]]:
+    """Yield the transactions between two CAS, each record of `history` as it was written."""
     raw: dict[Cas, bytes] = {}
 
     def events() -> Iterator[Event]:
-        for change in _changes(servers, cluster, up_to):
+        for change in _changes(servers, cluster, above, up_to):
             raw[change.event.cas] = change.raw
             yield change.event
 
@@ -143,8 +158,8 @@ def _transactions(servers: str, cluster: str, up_to: Cas) -> Iterator[tuple[Chan
         raw.clear()
 
 
-def _changes(servers: str, cluster: str, up_to: Cas) -> Iterator[Change]:
-    topic, seen = topic_name(cluster, HISTORY), Cas(0)
+def _changes(servers: str, cluster: str, above: Cas, up_to: Cas) -> Iterator[Change]:
+    topic, seen = topic_name(cluster, HISTORY), above
     heard_s = time.monotonic()
     with closing(LogReader(servers, topic, GROUP)) as log:
         low, _ = log.bounds()

@@ -7,18 +7,22 @@ ask at a time.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from bisect import bisect_right
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException
 
+from coordinator.core.catalog.state import StateContext
 from coordinator.core.history.changes import transactions
 from coordinator.core.model.records import Event
 from coordinator.core.model.types import Cas, Offset
 from coordinator.kafka.log_reader import BadRecord, LogReader, decoded, ignore, stopped
+from coordinator.kafka.settings import BASE_HEADER, Base, decode_base
+from coordinator.kafka.state_sources import SnapshotLost, Sources
 from coordinator.kafka.topics import HISTORY, topic_name
 
 END_WAIT_S = 5.0
@@ -32,6 +36,9 @@ second that is its default when it has."""
 
 NEAR = 500
 """So many records are rather read than a place found more precisely."""
+
+
+log = logging.getLogger("coordinator")
 
 
 class Mark(NamedTuple):
@@ -54,8 +61,12 @@ class HistoryLog:
         self._log = LogReader(
             bootstrap_servers, topic_name(cluster, HISTORY), "history", **SHORT_READS
         )
+        self._servers, self._cluster = bootstrap_servers, cluster
         self._stopping = stopping if stopping is not None else threading.Event()
         self._bad = bad
+        self._begins: tuple[Offset, Base | None] | None = None
+        """Where the log begins, and above what, as its first record says."""
+        self._base_state: tuple[Offset, StateContext] | None = None
         self._marks: list[Mark] = []
         """What was seen where, in order: the next question looks at fewer records."""
 
@@ -65,10 +76,38 @@ class HistoryLog:
     def oldest(self, newest: Cas) -> Cas:
         """Return the CAS of the first event where older ones are gone, else 0."""
         low, high = self._log.bounds()
-        if low == 0:
+        base = self._base(low)
+        if base.cas == 0 if base is not None else low == 0:
             return Cas(0)
         found = self._between(low, Mark(0, low - 1), Mark(newest + 1, high))
         return found[0].cas if found is not None else Cas(0)
+
+    def base(self) -> StateContext | None:
+        """Return the state that the first event follows, where a backup brought both, and the copy
+        is there. Raises KafkaException.
+        """
+        low = self._log.bounds()[0]
+        base = self._base(low)
+        if base is None or base.cas == 0:
+            return None
+        if self._base_state is None or self._base_state[0] != low:
+            sources = Sources(self._servers, self._cluster, self._stopping, self._bad)
+            try:
+                self._base_state = low, sources.read_copy(base.copy, base.offset)
+            except SnapshotLost as error:
+                log.error("what history begins with is lost: %s", error)
+                return None
+        return self._base_state[1]
+
+    def _base(self, low: Offset) -> Base | None:
+        """Return what the first record says of what came before it; None: it says nothing."""
+        if self._begins is None or self._begins[0] != low:
+            message = self._log.first(low, self._stopping, END_WAIT_S)
+            if message is None:
+                return None
+            headers: dict[str, Any] = dict(message.headers() or ())
+            self._begins = low, decode_base(headers.get(BASE_HEADER) or b"")
+        return self._begins[1]
 
     def transactions(self, above: Cas, up_to: Cas) -> Iterator[tuple[Event, ...]]:
         """Yield the transactions above one CAS, which ends one, up to that which has another.

@@ -19,6 +19,7 @@ from coordinator import codec
 from coordinator.core.catalog.snapshots import Assembly, SnapshotChunk, chunks
 from coordinator.core.catalog.state import StateContext, Versioned, restore
 from coordinator.core.consensus.full_sync import COMPACTED, COPY, HISTORY
+from coordinator.core.model import digest as digests
 from coordinator.core.model.records import Event
 from coordinator.core.model.types import Cas, Offset
 from coordinator.kafka import topics
@@ -127,11 +128,25 @@ class Sources:
             raise SnapshotLost("nothing of it was written")
         if offsets[0] == UNKNOWN:
             raise SnapshotLost("where it begins is not known")
-        entities = (pair for _, held in self._copy(copy, offsets[0]) for pair in held)
-        found = restore(state.cas, entities)
+        found = self.read_copy(copy, offsets[0])
         if found.digest != state.digest:
             raise SnapshotLost(f"it was read back with the digest {found.digest:032x}")
         return offsets[0]
+
+    def read_copy(self, copy: int, offset: Offset) -> StateContext:
+        """Return the state of which a copy begins at an offset of `snapshots`.
+
+        Raises KafkaException, SnapshotLost: it is not there, or is not what it says.
+        """
+        entities: list[tuple[str, Versioned]] = []
+        head = Cas(0), digests.EMPTY
+        for chunk, held in self._copy(copy, offset):
+            head = chunk.cas, chunk.digest
+            entities += held
+        found = restore(head[0], entities)
+        if found.digest != head[1]:
+            raise SnapshotLost(f"the copy {copy} was read with the digest {found.digest:032x}")
+        return found
 
     def _copy(
         self, copy: int, offset: Offset

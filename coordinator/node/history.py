@@ -33,6 +33,8 @@ class Log(Protocol):
 
     def oldest(self, newest: Cas) -> Cas: ...
 
+    def base(self) -> StateContext | None: ...
+
     def transactions(self, above: Cas, up_to: Cas) -> Iterator[tuple[Event, ...]]: ...
 
     def cas_at(self, at_ms: int, newest: Cas) -> Cas: ...
@@ -186,9 +188,14 @@ class History:
         if self._copies.newest(cas) > state.cas:
             state = max(state, self._copies.at(cas), key=lambda state: state.cas)
         oldest = self._open().oldest(newest)
-        if state.cas < oldest:
+        return state if state.cas >= oldest else self._restored(cas, oldest)
+
+    def _restored(self, cas: Cas, oldest: Cas) -> StateContext:
+        """Return the state that a restored history begins with, if a CAS is not before it."""
+        base = self._open().base()
+        if base is None or base.cas > cas:
             raise CompactedError(oldest)
-        return state
+        return base
 
     def _remember(self, cas: Cas, state: StateContext) -> StateContext:
         self._remembered[cas] = state

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from coordinator.core.catalog.state import StateContext
 from coordinator.core.history.changes import transactions
 from coordinator.core.model.entities import Setting
 from coordinator.core.model.records import Event, Mutation
@@ -37,15 +38,27 @@ THREE = a_transaction(3, 8, deleted("a"))
 
 
 class MemoryLog:
-    """All events, as a reader of the history gives them; `oldest_cas` is where they begin."""
+    """All events, as a reader of the history gives them; `oldest_cas` is where they begin.
 
-    def __init__(self, events: Callable[[], Sequence[Event]], oldest_cas: int = 0) -> None:
+    `before` is the state that they follow, where a backup brought it.
+    """
+
+    def __init__(
+        self,
+        events: Callable[[], Sequence[Event]],
+        oldest_cas: int = 0,
+        before: StateContext | None = None,
+    ) -> None:
         self._events = events
         self._oldest_cas = oldest_cas
+        self._before = before
         self.read = 0
 
     def oldest(self, newest: Cas) -> Cas:
         return Cas(self._oldest_cas)
+
+    def base(self) -> StateContext | None:
+        return self._before
 
     def transactions(self, above: Cas, up_to: Cas) -> Iterator[tuple[Event, ...]]:
         for found in transactions([*self._events()]):

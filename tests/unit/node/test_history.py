@@ -151,3 +151,18 @@ def test_a_copy_of_now_is_kept_when_it_is_due(past: Past) -> None:
     assert past.history.is_due(far)
     past.history.keep(far)
     assert not past.history.is_due(far)
+
+
+def test_a_restored_history_begins_with_the_state_that_was_restored_with_it(past: Past) -> None:
+    cut = past.expected(60)
+    begun = past.events.index(next(e for e in past.events if e.cas > cut.cas))
+    oldest = past.events[begun].cas
+    log = MemoryLog(lambda: past.events[begun:], oldest, before=cut)
+    history = History(lambda _: log, past.folder)
+    for cas in (cut.cas, oldest, past.newest.cas - 1):
+        assert history.state_at(cas, past.newest) == past.expected(cas)
+    page = history.page(cut.cas, None, ALL, 1_000, past.newest)
+    assert [change.event for change in page.changes] == past.events[begun:]
+    assert page.changes[0].before == cut.get(page.changes[0].key)
+    with pytest.raises(CompactedError):
+        history.page(Cas(cut.cas - 1), None, ALL, 1_000, past.newest)
