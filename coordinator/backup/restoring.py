@@ -58,6 +58,17 @@ EVENT = "ClusterRestored"
 TRANSACTION_TIMEOUT_MS = 900_000
 """The most that Kafka allows by default. A restore that takes longer fails."""
 
+FENCED = frozenset(
+    {
+        KafkaError._FATAL,
+        KafkaError._FENCED,
+        KafkaError.PRODUCER_FENCED,
+        KafkaError.INVALID_PRODUCER_EPOCH,
+    }
+)
+"""What the client says once another producer has taken the transactional id; the first code is what
+every call says after that."""
+
 OPEN_TIMEOUT_S = 30.0
 DELIVERY_S = 60.0
 END_TIMEOUT_S = 60.0
@@ -132,9 +143,12 @@ class _Restore:
         try:
             restored = self._write(file, told)
             self._flush()
-        except BaseException:
+        except BaseException as error:
             with suppress(KafkaException):
                 self._producer.abort_transaction(END_TIMEOUT_S)
+            if isinstance(error, KafkaException) and error.args[0].code() in FENCED:
+                text = "a node, or another restore, has taken the cluster meanwhile"
+                raise BackupError("restore_failed", f"{text}: nothing was restored") from error
             raise
         self._conclude(restored.authority.cluster_id)
         return restored

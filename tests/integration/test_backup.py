@@ -23,6 +23,8 @@ from typer.testing import CliRunner
 
 from coordinator import codec
 from coordinator.backup import restoring
+from coordinator.backup.contents import read_backup
+from coordinator.backup.errors import BackupError
 from coordinator.cli.main import app
 from coordinator.client.errors import CoordinatorError
 from coordinator.client.request_ids import new_request_id
@@ -342,6 +344,32 @@ def test_a_restore_that_was_killed_leaves_nothing_and_can_be_done_again(
     assert first.snapshot.roster == (1,)
     error = restore(target, origin.file, code=4)
     assert error["code"] == "not_empty"
+
+
+def test_a_restore_whose_cluster_is_taken_meanwhile_writes_nothing(
+    origin: Origin, make_cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = make_cluster(nodes=1, indexers=0)
+    ensure_topics(target.servers, target.name)
+    monkeypatch.setattr(restoring, "TOLD_EVERY", 1)
+    taken: list[int] = []
+
+    def take(count: int) -> None:
+        if not taken:
+            taken.append(count)
+            with uncommitted(target, {}) as producer:
+                producer.abort_transaction(30)
+
+    with origin.file.open("rb") as file:
+        found = read_backup(file)
+        place = restoring.Target(
+            servers=target.servers, cluster=target.name, roster=(1,), minimum=1
+        )
+        with pytest.raises(BackupError) as caught:
+            restoring.restore_backup(file, found, place, take)
+    assert taken
+    assert caught.value.code == "restore_failed"
+    assert [message for name in SHIFTS for message in target.read(name)] == []
 
 
 def test_a_backup_of_no_cluster_or_over_a_file_is_refused(origin: Origin, tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def every(command: Any) -> Iterator[Any]:
 
 
 def test_every_code_that_a_command_can_end_with_is_documented() -> None:
-    raised = r'\b(?:CommandError|EmbeddedError|KafkaRefusal)\(\s*"([a-z_]+)"'
+    raised = r'\b(?:CommandError|EmbeddedError|KafkaRefusal|BackupError)\(\s*"([a-z_]+)"'
     codes = set(re.findall(raised, source("coordinator")))
     assert {"usage", "port_taken", "topic_mismatch"} <= codes
     pages = "".join(
