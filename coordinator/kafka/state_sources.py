@@ -145,7 +145,7 @@ class Sources:
             entities += held
         found = restore(head[0], entities)
         if found.digest != head[1]:
-            raise SnapshotLost(f"the copy {copy} was read with the digest {found.digest:032x}")
+            raise SnapshotLost(f"it was read back with the digest {found.digest:032x}")
         return found
 
     def _copy(
