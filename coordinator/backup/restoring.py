@@ -72,6 +72,7 @@ every call says after that."""
 OPEN_TIMEOUT_S = 30.0
 DELIVERY_S = 60.0
 END_TIMEOUT_S = 60.0
+VISIBLE_S, VISIBLE_POLL_S = 30.0, 0.05
 QUEUED_KBYTES = 32 * 1024
 TOLD_EVERY = 10_000
 
@@ -270,9 +271,14 @@ class _Restore:
             self._producer.commit_transaction(END_TIMEOUT_S)
         except KafkaException as error:
             problem = str(error.args[0])
-        if not self._is_there(cluster_id):
-            text = f"Kafka did not commit it ({problem or 'no reason was given'})"
-            raise BackupError("restore_failed", f"{text}: nothing was restored; try it again")
+        # The end of a transaction is acknowledged before its markers are there to be read.
+        until_s = time.monotonic() + VISIBLE_S
+        while not self._is_there(cluster_id):
+            if time.monotonic() > until_s:
+                text = f"Kafka does not show it as committed ({problem or 'no reason was given'})"
+                more = "try it again: where it was committed after all, that is `not_empty`"
+                raise BackupError("restore_failed", f"{text}: {more}")
+            time.sleep(VISIBLE_POLL_S)
 
     def _is_there(self, cluster_id: str) -> bool:
         for message in read_to_end(self._target.servers, self._target.topic(COMMIT), "restore"):

@@ -372,6 +372,24 @@ def test_a_restore_whose_cluster_is_taken_meanwhile_writes_nothing(
     assert [message for name in SHIFTS for message in target.read(name)] == []
 
 
+def test_a_commit_whose_markers_come_late_is_waited_for(
+    origin: Origin, make_cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kafka acknowledges the end of a transaction before readers see it."""
+    target = make_cluster(nodes=1, indexers=0)
+    asked: list[bool] = []
+    look = restoring._Restore._is_there
+
+    def late(restore: restoring._Restore, cluster_id: str) -> bool:
+        asked.append(len(asked) >= 2 and look(restore, cluster_id))
+        return asked[-1]
+
+    monkeypatch.setattr(restoring._Restore, "_is_there", late)
+    assert restore(target, origin.file)["changes"] == len(origin.raw)
+    assert asked[:2] == [False, False]
+    assert asked[-1]
+
+
 def test_a_backup_of_no_cluster_or_over_a_file_is_refused(origin: Origin, tmp_path: Path) -> None:
     where = ("--bootstrap-servers", origin.cluster.servers)
     file = tmp_path / "none.backup"
