@@ -14,15 +14,12 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from confluent_kafka import OFFSET_END, KafkaException, Message, TopicPartition
 
 from coordinator import codec
-from coordinator.core.model.authority_state import AuthorityState
 from coordinator.core.model.entities import Bucket, Index, bucket_key, index_key
 from coordinator.core.model.records import (
-    ClusterFormed,
     HoldingsReported,
     HoldingsRequested,
     IndexerHeartbeat,
@@ -30,7 +27,7 @@ from coordinator.core.model.records import (
     SliceAnswered,
 )
 from coordinator.core.model.types import Cas
-from coordinator.kafka.log_reader import decode_event
+from coordinator.kafka.log_reader import base_in, decode_event
 from coordinator.kafka.producers import DeadLetters, PlainProducer
 from coordinator.kafka.state_follower import (
     CALL_TIMEOUT_S,
@@ -529,18 +526,6 @@ def _index_in(mutation: Mutation) -> tuple[int, Index | None]:
     if not isinstance(entity, Index) or entity.id != index_id:
         raise SchemaError("bad_body", f"{mutation.key} holds something else")
     return index_id, entity
-
-
-def base_in(value: Any) -> int | None:
-    """Return the base of all CAS that a record of `commit` carries, if it does."""
-    try:
-        record = codec.decode(value or b"")
-    except Exception:
-        return None  # Whatever it is: the nodes read the topic too, and say so.
-    if isinstance(record, ClusterFormed):
-        return record.cas_base
-    snapshot = getattr(record, "snapshot", None)
-    return snapshot.cas_base if isinstance(snapshot, AuthorityState) else None
 
 
 def _slices(number: int) -> str:

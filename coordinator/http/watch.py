@@ -25,6 +25,7 @@ from coordinator.core.catalog.state import StateContext, Versioned
 from coordinator.core.history import shown
 from coordinator.core.history.changes import Change
 from coordinator.core.history.feed import Published, Subscription
+from coordinator.core.history.following import BOOKMARK_S, BOOKMARK_SOON_S
 from coordinator.core.history.predicates import Begin, Predicate, PredicateError, begin_of
 from coordinator.core.model.types import Cas
 from coordinator.core.timestamps import board as boards
@@ -35,10 +36,6 @@ from coordinator.http.predicates import checked, predicate_of
 from coordinator.http.shared import Consistency
 from coordinator.node.history import CompactedError, StillReadingError
 from coordinator.node.shell import Shell
-
-BOOKMARK_S, BOOKMARK_SOON_S = 5.0, 0.2
-"""A bookmark is sent when nothing was for so long; sooner after changes, whose transaction is known
-to be whole then."""
 
 LIMIT = 256
 PAGE = 500

@@ -118,7 +118,7 @@ class HistoryLog:
         return transactions(self._events(above, up_to))
 
     def _events(self, above: Cas, up_to: Cas) -> Iterator[Event]:
-        begin = self._above(above, up_to) if above else self._log.bounds()[0]
+        begin = self.place_above(above, up_to)
         heard_s, seen = time.monotonic(), above
         for found in self._log.read(begin, self._stopping):
             for number, (message, event) in enumerate(decoded(found.records, Event, self._bad)):
@@ -158,13 +158,15 @@ class HistoryLog:
             raise stopped()
         return Cas(below.cas)
 
-    def _above(self, cas: Cas, up_to: Cas) -> Offset:
+    def place_above(self, cas: Cas, up_to: Cas) -> Offset:
         """Return an offset below which all events are at or below a CAS, not far from the next.
 
-        Looks where the event should be, if the CAS were spread evenly; every other time in the
-        middle, so that it cannot take long where they are not.
+        `up_to` has been committed. Looks where the event should be, if the CAS were spread evenly;
+        every other time in the middle, so that it cannot take long where they are not.
         """
         low, high = self._log.bounds()
+        if not cas:
+            return low
         at = bisect_right(self._marks, (cas, high))
         below = self._marks[at - 1] if at else Mark(0, low - 1)
         beyond = self._marks[at] if at < len(self._marks) else Mark(up_to + 1, high)

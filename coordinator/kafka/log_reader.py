@@ -17,11 +17,13 @@ from typing import Any, NamedTuple, TypeVar
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from coordinator import codec
-from coordinator.core.model.records import Event
+from coordinator.core.model.authority_state import AuthorityState
+from coordinator.core.model.records import ClusterFormed, Event
 from coordinator.core.model.types import Cas, Offset
 from coordinator.kafka import readers
 from coordinator.kafka.errors import passes_by_itself
 from coordinator.kafka.settings import EVENT_HEADER
+from coordinator.kafka.stall_detector import StallDetector
 from schemas.registry import SchemaError
 
 Kind = TypeVar("Kind")
@@ -71,6 +73,11 @@ def decoded(
             bad(message, f"{type(record).__name__} does not belong here")
 
 
+def is_end(error: KafkaError) -> bool:
+    """Tell whether this only says that a partition was read to its end."""
+    return bool(error.code() == KafkaError._PARTITION_EOF)
+
+
 class LogReader:
     """A consumer of partition 0 of a topic. The caller closes it."""
 
@@ -87,6 +94,15 @@ class LogReader:
         """Return the first offset and the last stable one. Raises KafkaException."""
         return readers.bounds(self._consumer, TopicPartition(self._topic, 0))
 
+    def follow(self, offset: Offset, stopping: threading.Event) -> Iterator[Read]:
+        """Yield what comes from `offset` on, for ever. Raises KafkaException, also where the
+        client has stalled: it must be closed then, and another one be made."""
+        return self.read(offset, stopping, stalls=StallDetector(self._consumer))
+
+    def end_of(self, topic: str, timeout_s: float) -> Offset:
+        """Return the last stable offset of another topic. Raises KafkaException."""
+        return readers.bounds(self._consumer, TopicPartition(topic, 0), timeout_s)[1]
+
     def offset_at(self, at_ms: int) -> Offset:
         """Return the first offset that was written at a time or later, else where the log ends.
 
@@ -101,27 +117,35 @@ class LogReader:
         offset: Offset,
         stopping: threading.Event | None = None,
         patience_s: float = math.inf,
+        stalls: StallDetector | None = None,
     ) -> Iterator[Read]:
         """Yield what comes from `offset` on, also where nothing comes.
 
         Raises KafkaException, also when Kafka says nothing for `patience_s`, not even that the
-        topic ends.
+        topic ends; and what `stalls` raises, which whoever reads for ever gives.
         """
-        self._consumer.assign([TopicPartition(self._topic, 0, offset)])
+        place = TopicPartition(self._topic, 0, offset)
+        self._consumer.assign([place])
+        if stalls is not None:
+            stalls.assigned([place])
         position, at_end = offset, False
         heard_s = time.monotonic()
         while stopping is None or not stopping.is_set():
             records: list[Message] = []
             for message in readers.available(self._consumer):
                 error = message.error()
+                if stalls is not None and (error is None or is_end(error)):
+                    stalls.heard(message)
                 if error is None:
                     records.append(message)
                     position, at_end = Offset(max(position, int(message.offset() or 0) + 1)), False
-                elif error.code() == KafkaError._PARTITION_EOF:
+                elif is_end(error):
                     # Only this steps over the markers of transactions at the end.
                     position, at_end = Offset(max(position, int(message.offset() or 0))), True
                 elif not passes_by_itself(error):
                     raise KafkaException(error)
+            if stalls is not None:
+                stalls.look()
             if records or at_end:
                 heard_s = time.monotonic()
             elif time.monotonic() - heard_s > patience_s:
@@ -225,3 +249,15 @@ def decode_event(message: Message, cas_base: int) -> Event:
         raise SchemaError("bad_body", f"an Event belongs here, not {type(event).__name__}")
     cas = Cas(cas_base + int(message.offset() or 0))
     return event if 0 < event.cas < cas else replace(event, cas=cas)
+
+
+def base_in(value: Any) -> int | None:
+    """Return the base of all CAS that a record of `commit` carries, if it does."""
+    try:
+        record = codec.decode(value or b"")
+    except Exception:
+        return None  # Whatever it is: the nodes read the topic too, and say so.
+    if isinstance(record, ClusterFormed):
+        return record.cas_base
+    snapshot = getattr(record, "snapshot", None)
+    return snapshot.cas_base if isinstance(snapshot, AuthorityState) else None

@@ -15,6 +15,7 @@ from coordinator.cli.output import CommandError
 
 CLIENT = (
     "coordinator.client.client",
+    "coordinator.client.kafka_watch",
     "coordinator.codec",
     "coordinator.kafka.topics",
     "coordinator.kafka.readers",
