@@ -6,6 +6,8 @@ answered, refused, or its deadline has passed:
 * a 307 is followed to the master, which writes then go to directly;
 * a node that cannot be reached is passed over for the other known ones. Those are learnt from
   `GET /v1/members` after the first answer, and kept for the life of the client;
+* a read sees what the same client has written before, whichever node answers, unless it says itself
+  how fresh it must be;
 * `no_master`, `unavailable`, `timeout` and a round in which nobody was reached are repeated,
   with exponential backoff and jitter. A repeated write has the same `Idempotency-Key`, so it
   takes effect at most once.
@@ -33,7 +35,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import aclosing, closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import quote
 
@@ -93,8 +95,9 @@ def default_urls() -> list[str]:
 class Call:
     """One request of the API. `node` pins it to the node of that URL: no other, no retry.
 
-    `reads`: it changes nothing, whatever its method, and any node answers it. `limit_s` is how long
-    one node may take at most: less than its share of the deadline, where an answer takes no time.
+    `reads`: it changes nothing, whatever its method, and any node answers it. `sees_own_writes`: it
+    waits for what the client has written. `limit_s` is how long one node may take at most: less
+    than its share of the deadline, where an answer takes no time.
     """
 
     method: str
@@ -104,6 +107,7 @@ class Call:
     content: bytes | None = None
     node: str | None = None
     reads: bool = False
+    sees_own_writes: bool = False
     limit_s: float | None = None
 
     @property
@@ -140,6 +144,7 @@ class _Route:
         self._has_learnt = False
         self._master: str | None = None
         self._last: str | None = None
+        self._written_cas = 0
         self.has_answered = False
 
     def nodes(self, *, for_write: bool) -> list[str]:
@@ -154,6 +159,8 @@ class _Route:
         Raises `_Transient` when a later round may do better, `CoordinatorError` otherwise.
         """
         nodes = [_origin(call.node)] if call.node else self.nodes(for_write=call.writes)
+        if call.sees_own_writes and self._written_cas:
+            call = replace(call, query={**call.query, "at_least": self._written_cas})
         lost: CoordinatorError | None = None
         for node in nodes:
             try:
@@ -168,6 +175,8 @@ class _Route:
                 if lost.code in _ELSEWHERE:
                     continue
                 raise
+            if call.writes:
+                self._note_write(body.get("cas"))
             if not self._has_learnt and not call.node:
                 yield from self._learn()
             return body
@@ -195,6 +204,10 @@ class _Route:
             target = request.url.join(outcome.headers["Location"])
             request = _request(call, _origin(str(target)), target)
         raise _Transient(error_of("no_master", f"from {node}, nodes redirect to one another"))
+
+    def _note_write(self, cas: Any) -> None:
+        if isinstance(cas, int):
+            self._written_cas = max(self._written_cas, cas)
 
     def _remember(self, node: str, *, writes: bool) -> None:
         self._last = node
@@ -733,6 +746,8 @@ class _Api(Generic[R]):
 
 
 _NOTHING = object()
+_FRESH = ("/v1/state", "/v1/indexes", "/v1/config", "/v1/topology", "/v1/history")
+"""What `at_least` is for."""
 
 
 def _index_path(index_id: str | int) -> str:
@@ -756,7 +771,15 @@ def _plan_read(
     node: str | None = None,
 ) -> Plan:
     barrier = {"consistency": consistency, "at_least": at_least}
-    return (yield Call(method="GET", path=path, query={**(query or {}), **barrier}, node=node))
+    return (
+        yield Call(
+            method="GET",
+            path=path,
+            query={**(query or {}), **barrier},
+            node=node,
+            sees_own_writes=consistency is None and at_least is None and path.startswith(_FRESH),
+        )
+    )
 
 
 def _plan_write(

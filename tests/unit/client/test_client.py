@@ -422,3 +422,22 @@ def test_no_request_outlives_the_deadline_of_its_call():
     attempts._start -= 0.9
     assert attempts.timeout().read <= 0.1
     assert attempts.timeout(5.0).read <= 0.1
+
+
+def test_a_client_reads_what_it_has_written(serve, run):
+    node = serve(always(CREATED))
+    run(
+        node.url,
+        lambda client: client.list_config(),
+        create,
+        lambda client: client.list_config(),
+        lambda client: client.list_config(consistency="local"),
+        lambda client: client.get_index("7", at_least=3),
+        lambda client: client.transactions(),
+    )
+    before, _, own, local, given, other = node.requests
+    assert before.query == {}
+    assert own.query == {"at_least": "9"}
+    assert local.query == {"consistency": "local"}
+    assert given.query == {"at_least": "3"}
+    assert other.query == {}, "what knows no at_least is not asked for it"
