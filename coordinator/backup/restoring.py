@@ -33,9 +33,10 @@ from coordinator.core.model.authority_state import (
 )
 from coordinator.core.model.records import AuthoritySnapshot, Event, Mutation
 from coordinator.core.model.types import CAS_MAX, Cas, Epoch, Offset, TxnId
+from coordinator.kafka.delivery import UNKNOWN, offset_of
 from coordinator.kafka.errors import explain
 from coordinator.kafka.log_reader import LogReader, read_to_end
-from coordinator.kafka.producers import UNKNOWN, offset_of, statecontext_record
+from coordinator.kafka.producers import statecontext_record
 from coordinator.kafka.settings import BASE_HEADER, Base, plain_settings
 from coordinator.kafka.topics import (
     COMMIT,

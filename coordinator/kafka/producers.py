@@ -25,6 +25,7 @@ from coordinator.core.model.records import DeadLetter, Event
 from coordinator.core.model.types import Offset
 from coordinator.kafka import end_txn
 from coordinator.kafka.commit_pacing import Pacing
+from coordinator.kafka.delivery import UNKNOWN, offset_of
 from coordinator.kafka.errors import TRANSIENT
 from coordinator.kafka.producer_fencing import connect, end_open_transaction
 from coordinator.kafka.settings import (
@@ -64,9 +65,6 @@ END_TIMEOUT_S = 2.5
 repeated by the client, and both copies may arrive."""
 
 OPEN_TIMEOUT_S = 8.0
-
-UNKNOWN = Offset(-1)
-"""The offset of a record of which Kafka did not say it."""
 
 Feed = Callable[[inputs.Input], None]
 
@@ -474,15 +472,6 @@ class TransactionalProducer:
             self._fail(token, f"the end of a transaction took {took_s:.3f} s: it may arrive again")
         else:
             self._feed(inputs.Ended(token))
-
-
-def offset_of(delivered: Message) -> Offset:
-    """Return where a delivered record is, `UNKNOWN` if Kafka did not say.
-
-    It acknowledges a repeated record without an offset where it knows only that it has it already.
-    """
-    offset = delivered.offset()
-    return UNKNOWN if offset is None else Offset(offset)
 
 
 def statecontext_record(event: Event) -> tuple[bytes | None, dict[str, Any] | None]:

@@ -23,8 +23,8 @@ from coordinator.core.model import digest as digests
 from coordinator.core.model.records import Event
 from coordinator.core.model.types import Cas, Offset
 from coordinator.kafka import topics
+from coordinator.kafka.delivery import UNKNOWN, offset_of
 from coordinator.kafka.log_reader import BadRecord, Kind, LogReader, decoded, read_events
-from coordinator.kafka.producers import UNKNOWN, offset_of
 from coordinator.kafka.settings import plain_settings
 
 GROUP = "sources"

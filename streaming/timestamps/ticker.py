@@ -17,8 +17,8 @@ from confluent_kafka import KafkaError, Message, Producer
 from coordinator import codec
 from coordinator.core.model.records import TimestampsHeartbeat
 from coordinator.core.model.stream_records import Tick
+from coordinator.kafka.delivery import UNKNOWN, offset_of
 from coordinator.kafka.log_reader import read_to_end
-from coordinator.kafka.producers import UNKNOWN, offset_of
 from coordinator.kafka.settings import plain_settings
 from coordinator.kafka.topics import HEARTBEAT, TICK, topic_name
 from schemas.registry import SchemaError
