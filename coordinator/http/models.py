@@ -90,7 +90,13 @@ class BuildIndexesBody(BaseModel):
         return BuildIndexes(tuple(map(int, self.indexes)), self.bucket, tuple(self.names))
 
 
-IndexId = Annotated[str, Field(pattern=r"^[0-9]{1,19}$")]
+def _of_63_bits(text: str) -> str:
+    if int(text) >= 2**63:
+        raise ValueError("no index has so large an id")
+    return text
+
+
+IndexId = Annotated[str, Field(pattern=r"^[0-9]{1,19}$"), AfterValidator(_of_63_bits)]
 SETTING_PREFIX = "config/"
 
 

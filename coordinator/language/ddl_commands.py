@@ -22,9 +22,11 @@ from coordinator.core.model.commands import (
     BuildIndexes,
     Command,
     CreateIndex,
+    DeleteSetting,
     DropIndex,
     Operation,
     Position,
+    PutSetting,
     Request,
     SkipRecord,
     Transact,
@@ -168,6 +170,8 @@ def _too_much(command: Command) -> str:
             named = len(command.nodes)
         case DropIndex():
             names, named = (command.name, command.bucket), 0
+        case PutSetting() | DeleteSetting():
+            names, named = (command.name,), 0
         case BuildIndexes():
             names = (command.bucket, *command.names[:NAMED_MAX])
             named = len(command.names) + len(command.indexes)

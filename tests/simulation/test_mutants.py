@@ -243,7 +243,7 @@ MUTANTS: list[tuple[Plant, Worlds, int, set[str]]] = [
         2,
         {"acknowledged-is-effective-once"},
     ),
-    (t.a_comparison_is_decided_apart, busy(transacting), 9, {"a-transaction-is-whole"}),
+    (t.a_comparison_is_decided_apart, busy(transacting), 5, {"a-transaction-is-whole"}),
     (r.ready_without_every_indexer, anywhere, 0, {"ready-needs-every-indexer"}),
     (r.expected_cas_is_not_compared, anywhere, 0, {"compare-and-set", "linearizable-history"}),
     (r.dropped_index_keeps_its_name, busy(anywhere), 6, {"linearizable"}),

@@ -163,15 +163,10 @@ def footprint(state: StateContext, command: Command, request_id: str = "") -> fr
             keys |= {stream_key(command.bucket), bucket_key(command.bucket)}
         case AdoptBucket():
             keys |= {stream_key(command.name), bucket_key(command.name)}
-        case (
-            MarkReady()
-            | MoveShards()
-            | UndoIndex()
-            | ForgetIndex()
-            | MarkRouted()
-            | MarkBuilt()
-            | MarkFailed()
-        ):
+        case MarkReady():
+            held = state.index_by_id(command.index_id)
+            keys |= _keys_of_ready(held) if held else {index_key(command.index_id)}
+        case MoveShards() | UndoIndex() | ForgetIndex() | MarkRouted() | MarkBuilt() | MarkFailed():
             held = state.index_by_id(command.index_id)
             keys |= _keys_of_index(held) if held else {index_key(command.index_id)}
         case RewriteEntities():
@@ -193,6 +188,14 @@ def _keys_of_index(held: Versioned) -> set[str]:
     assert isinstance(index, Index)
     keys = {index.key, name_key(index.bucket, index.name)}
     return keys | ({request_key(index.request)} if index.request else set())
+
+
+def _keys_of_ready(held: Versioned) -> set[str]:
+    """READY of an index that a transaction made says nothing of its request: more go together."""
+    index = held.entity
+    assert isinstance(index, Index)
+    keys = _keys_of_index(held)
+    return keys if index.request_fingerprint else keys - {request_key(index.request)}
 
 
 # -- repeats -------------------------------------------------------------------------------------

@@ -241,6 +241,11 @@ def in_short(answer: Mapping[str, Any]) -> dict[str, Any]:
     found = dict(answer)
     if found.get("index"):
         found["index"] = _index_in_short(found["index"])
+    if "results" in found:
+        found["results"] = [
+            {**result, "index": _index_in_short(result["index"])} if result.get("index") else result
+            for result in found["results"]
+        ]
     if "indexes" in found:
         found["indexes"] = [_index_in_short(index) for index in found["indexes"]]
     return found

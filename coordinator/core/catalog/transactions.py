@@ -7,6 +7,7 @@ the log. If one of them is refused, all are.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -30,6 +31,7 @@ from coordinator.core.model import json_text
 from coordinator.core.model.commands import (
     OK,
     Comparison,
+    CreateIndex,
     DropIndex,
     Operation,
     Outcome,
@@ -40,16 +42,29 @@ from coordinator.core.model.commands import (
 from coordinator.core.model.entities import INIT, Index, index_key, setting_key
 from coordinator.core.model.outcome_records import RecordedOutcome
 from coordinator.core.model.records import Mutation
-from coordinator.core.model.types import Cas
+from coordinator.core.model.types import CAS_MAX, Cas
 
 COMPARISONS_MAX = 256
 OPERATIONS_MAX = 256
 """As many changes as a transaction of the log may have by default."""
 
-KINDS = ("config/", "index/", "bucket/")
-"""Of entities that can be compared."""
+COMPARED = re.compile(
+    r"config/[A-Za-z0-9_.\-/:]{1,256}|index/[0-9]{1,19}|bucket/[A-Za-z_#][A-Za-z0-9_#.\-]{0,127}"
+)
+"""The keys of entities that can be compared."""
 
-KEY_LENGTH_MAX = 300
+NAMES_LENGTH_MAX = 16 * 1024
+"""So many characters all keys and names of a transaction may have together: its outcome has them,
+which every node keeps for as long as a repeat may come."""
+
+COPIES_MAX = 4_096
+"""So many copies of slices the indexes of a branch may have together: to place these takes some
+20 ms of the master's loop."""
+
+BOUNDS_LENGTH_MAX = 64 * 1024
+"""So many characters the bounds of all indexes of a branch may have together."""
+
+NAME_LENGTH_MAX = 128
 REASON_LENGTH_MAX = 200
 """So much of why an index was undone is remembered."""
 
@@ -94,7 +109,8 @@ def decide_transaction(
     command = request.command
     assert isinstance(command, Transact)
     if problem := _invalid(request, command):
-        return Unchanged(refused("invalid_request", problem))
+        # Whoever asks for an undo has not written what is too much: it can be done in steps.
+        return Unchanged(refused("too_large" if command.undoes else "invalid_request", problem))
     compared = [_found(state, comparison) for comparison in command.compare]
     succeeded = all(
         found["cas"] == comparison.cas
@@ -196,9 +212,40 @@ def _invalid(request: Request, command: Transact) -> str:
         return "an undo is asked for over HTTP"
     if len(command.compare) > COMPARISONS_MAX:
         return f"at most {COMPARISONS_MAX} comparisons"
-    if max(len(command.then), len(command.otherwise)) > OPERATIONS_MAX:
+    branches = (command.then, command.otherwise)
+    if max(map(len, branches)) > OPERATIONS_MAX:
         return f"at most {OPERATIONS_MAX} operations"
-    return next(filter(None, map(_invalid_comparison, command.compare)), "")
+    if _length_of_names(command) > NAMES_LENGTH_MAX:
+        return f"more than {NAMES_LENGTH_MAX} characters in all keys and names together"
+    problems = (*map(_invalid_comparison, command.compare), *map(_too_much, branches))
+    return next(filter(None, problems), "")
+
+
+def _length_of_names(command: Transact) -> int:
+    operations = (*command.then, *command.otherwise)
+    return sum(map(length_of_names, (*command.compare, *operations)))
+
+
+def length_of_names(one: Comparison | Operation) -> int:
+    """Return how many characters the key or the names of a comparison or an operation have."""
+    return sum(len(getattr(one, field, "")) for field in ("key", "bucket", "name"))
+
+
+def _too_much(branch: Iterable[Operation]) -> str:
+    """Say what of the indexes of a branch is too much to be decided, or return an empty text."""
+    created = [one for one in branch if isinstance(one, CreateIndex)]
+    copies = sum(copies_of(one) for one in created)
+    if copies > COPIES_MAX:
+        return f"{copies} copies of slices; at most {COPIES_MAX} are one transaction"
+    if sum(len(one.bounds_json) for one in created) > BOUNDS_LENGTH_MAX:
+        return f"more than {BOUNDS_LENGTH_MAX} characters in all bounds together"
+    return ""
+
+
+def copies_of(command: CreateIndex) -> int:
+    """Return how many copies of slices an index has; one with bounds has a slice for each."""
+    slices = max(command.slices, command.bounds_json.count("[") - 1, 1)
+    return slices * (max(command.replicas, 0) + 1)
 
 
 def _invalid_comparison(comparison: Comparison) -> str:
@@ -206,11 +253,11 @@ def _invalid_comparison(comparison: Comparison) -> str:
     named = bool(comparison.bucket and comparison.name)
     if bool(comparison.key) == named or (comparison.key and comparison.bucket + comparison.name):
         return "a comparison has a key, or a bucket and a name"
-    if comparison.key and not comparison.key.startswith(KINDS):
-        return f"{comparison.key[:40]!r} cannot be compared: {', '.join(KINDS)} can"
-    if len(comparison.key) > KEY_LENGTH_MAX:
-        return f"a key has at most {KEY_LENGTH_MAX} characters"
-    if comparison.cas < 0:
+    if comparison.key and not COMPARED.fullmatch(comparison.key):
+        return f"{comparison.key[:40]!r} is no key of a setting, an index or a bucket"
+    if max(len(comparison.bucket), len(comparison.name)) > NAME_LENGTH_MAX:
+        return f"a name has at most {NAME_LENGTH_MAX} characters"
+    if not 0 <= comparison.cas <= CAS_MAX:
         return f"{comparison.cas} is no CAS"
     return ""
 
@@ -284,13 +331,13 @@ def with_error(found: RememberedOutcome, index: Index, reason: str) -> RecordedO
     dated = dated_answer(answer, cas)
     for result in dated["results"]:
         if result["key"] == index.key:
-            result["error"] = error_of(reason[:REASON_LENGTH_MAX])
+            result["error"] = error_of(reason)
     return replace(recorded, answer_json=compact({**dated, "cas": cas, "txn": txn}))
 
 
 def error_of(reason: str) -> dict[str, str]:
     """Return what a result says of an index that was undone."""
-    return {"code": "indexer_refused", "message": reason}
+    return {"code": "indexer_refused", "message": reason[:REASON_LENGTH_MAX]}
 
 
 def with_indexes(

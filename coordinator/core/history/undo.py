@@ -9,8 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
+from operator import add, gt
 
 from coordinator.core.catalog.state import StateContext, Versioned
+from coordinator.core.catalog.transactions import (
+    COPIES_MAX,
+    NAMES_LENGTH_MAX,
+    copies_of,
+    length_of_names,
+)
 from coordinator.core.model.commands import (
     Comparison,
     CreateIndex,
@@ -26,6 +33,8 @@ from coordinator.core.model.types import Cas
 STEP_OPERATIONS = 64
 STEP_BYTES = 128 * 1024
 """So much goes into one of several transactions."""
+
+BOUNDS = (STEP_OPERATIONS, STEP_BYTES, NAMES_LENGTH_MAX, COPIES_MAX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +85,14 @@ def transactions_of(undo: Undo, to: Cas, in_steps: bool) -> list[Transact]:
     if not in_steps:
         return [_transact(undo.steps, to)]
     parts: list[list[Step]] = [[]]
-    size = 0
+    used = [0] * len(BOUNDS)
     for step in undo.steps:
-        weight = _weight(step)
-        if parts[-1] and (len(parts[-1]) == STEP_OPERATIONS or size + weight > STEP_BYTES):
+        costs = _costs(step)
+        if parts[-1] and any(map(gt, map(add, used, costs), BOUNDS)):
             parts.append([])
-            size = 0
+            used = [0] * len(BOUNDS)
         parts[-1].append(step)
-        size += weight
+        used = list(map(add, used, costs))
     return [_transact(tuple(part), to) for part in parts]
 
 
@@ -95,8 +104,12 @@ def _transact(steps: tuple[Step, ...], to: Cas) -> Transact:
     )
 
 
-def _weight(step: Step) -> int:
-    return max(len(held.value) for held in (step.now, step.then) if held is not None)
+def _costs(step: Step) -> tuple[int, ...]:
+    """Return what a step takes of each of `BOUNDS`."""
+    size = max(len(held.value) for held in (step.now, step.then) if held is not None)
+    names = length_of_names(step.comparison) + length_of_names(step.operation)
+    copies = copies_of(step.operation) if isinstance(step.operation, CreateIndex) else 0
+    return 1, size, names, copies
 
 
 def _settings(then: StateContext, now: StateContext) -> Iterator[Step]:

@@ -81,6 +81,8 @@ class GroupCommit:
     def __init__(self, requests: RequestTable, codec: EntityCodec) -> None:
         self._requests = requests
         self._codec = codec
+        self._waits_for_all = False
+        """A command did not fit beside others: the next group is formed without upkeep."""
 
     def form(self, view: NodeView, txn: TxnId) -> Group:
         """Take what goes into the transaction `txn` out of the table, and decide it."""
@@ -97,11 +99,13 @@ class GroupCommit:
         if rewrites:
             self._enlist(view, group, rewrites[0])
             return group
-        for request in tuple(islice(requests.upkeep.values(), view.config.examined_max)):
+        upkeep = () if self._waits_for_all else requests.upkeep.values()
+        for request in tuple(islice(upkeep, view.config.examined_max)):
             if not _has_room(view, group):
                 break
             self._enlist(view, group, request)
         self._enlist_waiting(view, group)
+        self._waits_for_all = group.is_closed and not self._waits_for_all
         for partition, offset in group.consumed.items():
             entity = Consumed(partition, Offset(offset))
             change = decisions.Change("DdlConsumed", consumed_key(partition), entity)
@@ -187,7 +191,7 @@ class GroupCommit:
         keys: frozenset[str],
     ) -> bool:
         mutations = [self._mutation(view, change, request) for change in decision.changes]
-        size = weight(mutations)
+        size = weight(mutations) + _weight_of_results(decision)
         count_max, bytes_max = view.config.group_mutations_max, view.config.group_bytes_max
         count = len(mutations) + (request.position is not None)
         whole = size + _growth(mutations) if decision.waits_for else size
@@ -299,6 +303,11 @@ def _add_load(group: Group, mutations: Iterable[Mutation]) -> None:
             for piece in mutation.entity.slices:
                 for host in piece.hosts:
                     group.load[host] = group.load.get(host, 0) + 1
+
+
+def _weight_of_results(decision: decisions.Accepted) -> int:
+    """Return how much of the verdict an outcome takes that is not small."""
+    return len(decision.record.answer_json) if decision.record is not None else 0
 
 
 def _growth(mutations: Iterable[Mutation]) -> int:

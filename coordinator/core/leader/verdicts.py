@@ -88,6 +88,7 @@ def dated(held: Enlisted, cas: tuple[Cas, ...], txn: str) -> Outcome:
 def ddl_replies(view: NodeView, attempt: Attempt) -> Iterator[DdlReply]:
     """Yield the replies that become visible with the commit, to commands from the topic."""
     txn = str(attempt.proposal.txn)
+    ended: set[str] = set()
     for held in attempt.enlisted:
         request = held.request
         outcome = dated(held, attempt.cas, txn)
@@ -101,9 +102,10 @@ def ddl_replies(view: NodeView, attempt: Attempt) -> Iterator[DdlReply]:
             if made_by is None and not index.request_fingerprint:
                 yield _reply(view, index.request, FORGOTTEN)
             elif made_by is not None and made_by.outcome.answer == TRANSACTION:
-                # If this undoes an index, what is remembered from now on says so.
-                ended = made_by._replace(outcome=held.record) if held.record else made_by
-                yield from _end_of_transaction(view, attempt, ended)
+                # Several of its indexes may come to their end together.
+                if index.request not in ended:
+                    yield from _end_of_transaction(view, attempt, made_by)
+                ended.add(index.request)
             else:
                 if isinstance(request.command, UndoIndex):
                     outcome = refused("indexer_refused", request.command.reason)
@@ -115,6 +117,9 @@ def _end_of_transaction(
 ) -> Iterator[DdlReply]:
     """Yield the reply to a client's transaction, if this ends the last of its indexes."""
     assert attempt.after is not None
+    # If an index is undone with it, what is remembered from now on says so.
+    undone = [h.record for h in attempt.enlisted if h.record and h.record.id == found.outcome.id]
+    found = found._replace(outcome=undone[0]) if undone else found
     if not transactions.pending_of(attempt.after, found.outcome):
         outcome = transactions.end_of(attempt.after, found)
         yield _reply(view, found.outcome.id, outcome)

@@ -298,9 +298,14 @@ def _weight(command: Command) -> int:
         operations = (*command.then, *command.otherwise)
         return REQUEST_BYTES + named + sum(map(_weight, operations))
     if isinstance(command, PutSetting):
-        return REQUEST_BYTES + len(command.value_json)
+        return REQUEST_BYTES + len(command.name) + len(command.value_json)
+    if isinstance(command, DeleteSetting):
+        return REQUEST_BYTES + len(command.name)
+    if isinstance(command, DropIndex):
+        return REQUEST_BYTES + len(command.bucket) + len(command.name)
     if isinstance(command, CreateIndex):
-        texts = (*command.expressions, command.where or "", command.bounds_json)
+        names = (command.bucket, command.name, command.using)
+        texts = (*names, *command.expressions, command.where or "", command.bounds_json)
         return REQUEST_BYTES + sum(map(len, texts))
     if isinstance(command, SkipRecord):
         return REQUEST_BYTES + len(command.value)

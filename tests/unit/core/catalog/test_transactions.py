@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 
 from coordinator.core.catalog import ddl
-from coordinator.core.catalog.decisions import Accepted, Parked, Unchanged
+from coordinator.core.catalog.decisions import (
+    Accepted,
+    Parked,
+    Unchanged,
+    describe_index,
+    in_short,
+)
 from coordinator.core.catalog.transactions import COMPARISONS_MAX, OPERATIONS_MAX
 from coordinator.core.model.commands import (
     Comparison,
@@ -23,8 +29,9 @@ from coordinator.core.model.commands import (
     weight,
 )
 from coordinator.core.model.commands import Request as AnyRequest
-from coordinator.core.model.types import Cas
+from coordinator.core.model.types import CAS_MAX, Cas
 from tests.support.catalog_bench import CREATE, Bench
+from tests.support.indexes import make_index
 
 OTHER = replace(CREATE, name="by_name")
 PUT = PutSetting("a", "1")
@@ -169,6 +176,14 @@ def test_a_transaction_waits_for_an_index_under_way(bench: Bench) -> None:
         (then(PUT, compare=(Comparison(cas=Cas(0)),)), {}),
         (then(PUT, compare=(Comparison(cas=Cas(0), bucket="b"),)), {}),
         (then(PUT, compare=(Comparison(cas=Cas(0), key="config/a", name="n"),)), {}),
+        (then(PUT, compare=(at("index/x", 0),)), {}),
+        (then(PUT, compare=(Comparison(cas=Cas(0), bucket="b", name="n" * 129),)), {}),
+        (then(PUT, compare=(at("config/a", CAS_MAX + 1),)), {}),
+        (then(PUT, compare=(at("config/" + "x" * 256, 0),) * 63), {}),
+        (then(*(PutSetting(f"{n}/{'x' * 200}", "1") for n in range(82))), {}),
+        (then(*(replace(CREATE, name=f"i{n}", slices=256) for n in range(17))), {}),
+        (then(replace(CREATE, slices=256, replicas=16)), {}),
+        (then(*(replace(CREATE, name=f"i{n}", bounds_json="x" * 9_000) for n in range(8))), {}),
         (then(CREATE, replace(OTHER, bucket="another")), {}),
     ],
 )
@@ -244,3 +259,20 @@ def test_a_transaction_weighs_what_is_in_it() -> None:
     """So that the queue's bound counts it."""
     large = then(PutSetting("a", "1" * 1_000), CreateIndex(name="x", bucket="b"))
     assert weight(AnyRequest(command=large)) > 2_000
+
+
+def test_what_is_remembered_of_the_largest_transaction_is_small(bench: Bench) -> None:
+    """Every node keeps it for as long as a repeat may come, and it goes with the verdict."""
+    compare = tuple(at(f"config/{n}/{'x' * 20}", 0) for n in range(COMPARISONS_MAX))
+    puts = (PutSetting(f"{n}/{'y' * 20}", "1") for n in range(OPERATIONS_MAX))
+    command = Transact(compare=compare, then=tuple(puts))
+    decision = bench.apply(command, id="r", recorded=True, fingerprint=7)
+    assert decision.record is not None
+    assert len(decision.record.answer_json) < 48 * 1_024
+
+
+def test_a_long_answer_in_short_has_its_indexes_without_definitions(bench: Bench) -> None:
+    index = describe_index(replace(make_index(7), expressions=("x" * 1_000,)))
+    short = in_short({"succeeded": True, "results": [{"key": "index/7", "cas": 1, "index": index}]})
+    assert short["results"][0]["index"]["state"] == index["state"]
+    assert "expressions" not in short["results"][0]["index"]

@@ -25,6 +25,7 @@ from coordinator.core.model.commands import (
     OK,
     REFUSED,
     Command,
+    Comparison,
     CreateIndex,
     DeleteSetting,
     DropIndex,
@@ -35,11 +36,12 @@ from coordinator.core.model.commands import (
     Request,
     RewriteEntities,
     SkipRecord,
+    Transact,
 )
 from coordinator.core.model.entities import INIT, Bucket, Consumed, Index, Setting
 from coordinator.core.model.outcome_records import OutcomesRecorded
 from coordinator.core.model.records import BucketSeen, ProjectorHeartbeat
-from coordinator.core.model.types import TxnId
+from coordinator.core.model.types import Cas, TxnId
 from tests.support.indexes import make_index, make_indexer_beat
 from tests.support.views import (
     CODEC,
@@ -525,3 +527,51 @@ def test_a_bucket_has_the_vbuckets_that_a_live_projector_has_seen() -> None:
         view.peers.projectors[0] = Peer(heard_ms, seen(64))
         group, _ = formed(asked(create("x")), view=view)
         assert group.mutations[1].entity == Bucket("b", vbuckets)
+
+
+# -- transactions of clients ---------------------------------------------------------------------
+
+
+def whole_group() -> Request:
+    """Return a transaction that nothing else fits beside."""
+    puts = tuple(PutSetting(f"t/{number}", "1") for number in range(256))
+    return asked(Transact(then=puts), token=7)
+
+
+def test_a_command_that_needs_a_group_for_itself_gets_the_next_one() -> None:
+    """Also while the master has something of its own to do for each group."""
+    view, table = a_master(state=a_state_of(50, make_index(7, state=INIT))), RequestTable()
+    groups = GroupCommit(table, CODEC)
+    for request in (whole_group(), put("later")):
+        table.queue.append(request)
+    sizes = []
+    for _ in range(3):
+        table.want("index/7", MarkReady(7))
+        sizes.append(len(groups.form(view, TXN).mutations))
+    assert sizes == [1, 256, 2]
+
+
+def test_what_is_too_much_for_a_transaction_is_said_so() -> None:
+    """Of all a client asks for at once, only its transactions have a code of their own."""
+    creates = tuple(create(f"i{number}", "fresh") for number in range(256))
+    group, _ = formed(asked(Transact(then=creates), token=7))
+    (answered,) = group.answered
+    assert answered.outcome.code == "too_large"
+
+
+def test_what_is_remembered_of_a_transaction_counts_for_the_size_of_a_group() -> None:
+    compare = tuple(Comparison(key=f"config/{number}", cas=Cas(0)) for number in range(256))
+    command = Transact(compare=compare, then=(PutSetting("a", "1"),))
+    group, _ = formed(asked(command, id="r", recorded=True, token=7))
+    assert group.size_bytes > 256 * len('{"cas":0,"key":"config/9"}')
+
+
+def test_indexes_of_one_transaction_become_ready_together() -> None:
+    indexes = [
+        make_index(n, name=f"x{n}", state=INIT, request="r", request_fingerprint=0) for n in (7, 8)
+    ]
+    view, table = a_master(state=a_state_of(50, *indexes)), RequestTable()
+    for index in indexes:
+        table.want(index.key, MarkReady(index.id))
+    group = GroupCommit(table, CODEC).form(view, TXN)
+    assert keys(group) == ["index/7", "index/8"]

@@ -28,6 +28,7 @@ from coordinator.core.model.commands import (
     PutSetting,
     Request,
     SkipRecord,
+    Transact,
     UndoIndex,
     refused,
     unknown,
@@ -194,6 +195,25 @@ def test_who_creates_an_index_hears_when_it_is_undone_and_why() -> None:
     undone = enlisted(Request(command=UndoIndex(7, "indexer 3: no room")))
     answer = refused("indexer_refused", "indexer 3: no room")
     assert table.committed(EMPTY, undone, COMMIT, is_deposed=False) == told(answer, 1)
+
+
+def test_who_creates_indexes_at_once_hears_when_the_last_of_them_is_done() -> None:
+    table = RequestTable()
+    table.callers = 1
+    results = [{"key": "index/7", "change": 0}, {"key": "index/8", "change": 1}]
+    answer = {"succeeded": True, "compared": [], "results": results, "changes": 2}
+    request = Request(command=Transact(), token=1, deadline_ms=100)
+    held = enlisted(request, outcome=Outcome(OK, answer=answer), subject=1, waits_for=(7, 8))
+    assert table.committed(EMPTY, held, COMMIT, is_deposed=False) == []
+    undone = enlisted(Request(command=UndoIndex(8, "no room")))
+    assert table.committed(EMPTY, undone, COMMIT, is_deposed=False) == []
+    ready = enlisted(Request(command=MarkReady(7)))
+    (reply,) = table.committed(EMPTY, ready, COMMIT, is_deposed=False)
+    assert isinstance(reply, Reply)
+    one, other = reply.outcome.answer["results"]
+    assert (one["cas"], "error" in one) == (61, False)
+    assert other["error"] == {"code": "indexer_refused", "message": "no room"}
+    assert (table.callers, table.creators) == (0, {})
 
 
 def test_a_creation_that_was_published_has_no_caller_to_wait() -> None:
