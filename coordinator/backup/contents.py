@@ -23,6 +23,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar, get_args
 from coordinator import codec
 from coordinator.backup.container import NUMBER, Frame, Writer, damaged, read_frames
 from coordinator.backup.errors import BackupError
+from coordinator.core.catalog.outcomes import time_of_uuid7
 from coordinator.core.catalog.snapshots import Assembly, SnapshotChunk, chunks
 from coordinator.core.catalog.state import EMPTY, StateContext, Versioned, restore
 from coordinator.core.history.changes import fold, transactions
@@ -74,6 +75,16 @@ class Backup:
     newest_ms: int
     """When the newest change was made, by the clock of its master."""
     size: int
+
+
+MANIFEST_TYPES: dict[str, type] = {
+    **dict.fromkeys(("cluster", "cluster_id", "digest", "version"), str),
+    **dict.fromkeys(("cas", "history_after", "made_at_ms"), int),
+}
+
+EPOCHS = 2**40
+UNREADABLE = (SchemaError, TypeError, ValueError, KeyError, OverflowError, RecursionError)
+"""What decoding and folding of what somebody has made up may end in."""
 
 
 class Change(NamedTuple):
@@ -180,7 +191,9 @@ class _Check:
         self._last = kind
         try:
             self._take(kind, payload)
-        except SchemaError as error:
+        except UNREADABLE as error:
+            if not isinstance(error, SchemaError):
+                raise damaged(f"its {NAMES[kind]}: {type(error).__name__}") from error
             if error.code == "unknown_schema":
                 text = f"the backup has records of a newer version: {error}"
                 raise BackupError("backup_version", text) from error
@@ -203,8 +216,10 @@ class _Check:
         if self._folded is None:
             self._folded = self._base.state()
         found = [change.event for change in _changes(payload)]
+        if not found:
+            raise damaged("a batch of changes is empty")
         self._changes += len(found)
-        self._newest_ms = max(self._newest_ms, *(event.mutation.at_ms for event in found))
+        self._newest_ms = max(self._newest_ms, *map(_newest_ms, found))
         events = self._waiting + found
         cas = self._folded.cas
         for event in events:
@@ -222,6 +237,10 @@ class _Check:
             raise damaged("a part of it is missing")
         base, state = self._base.state(), self._state.state()
         folded = base if self._folded is None else self._folded
+        if state.cas and not self._changes:
+            raise damaged("it has no change, so nothing says what came before")
+        if not (0 <= authority.epoch < EPOCHS and authority.log_capacity > 0):
+            raise damaged("its Authority cannot be one")
         if self._waiting:
             raise damaged("its last transaction is not whole")
         if (folded.cas, folded.digest) != (state.cas, state.digest):
@@ -275,14 +294,25 @@ class _Copy:
         return self._state
 
 
+def _newest_ms(event: Event) -> int:
+    """Return when an event was made, or its request, by the clock of the client, if that is later.
+
+    What is repeated from before that is refused: nothing is remembered of it.
+    """
+    return max(event.mutation.at_ms, time_of_uuid7(event.mutation.request) or 0)
+
+
 def _ends(event: Event) -> bool:
     return event.index == event.count - 1
 
 
 def _manifest(payload: bytes) -> Manifest:
     try:
-        return Manifest(**json.loads(payload))
-    except (ValueError, TypeError) as error:
+        found = Manifest(**json.loads(payload))
+        if any(type(getattr(found, name)) is not kind for name, kind in MANIFEST_TYPES.items()):
+            raise ValueError("a field has another type")
+        return found
+    except (ValueError, TypeError, RecursionError) as error:
         raise damaged("its manifest cannot be read") from error
 
 

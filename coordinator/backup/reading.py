@@ -95,7 +95,8 @@ def _write(
         cluster_id=authority.cluster_id,
         cas=authority.last_cas,
         digest=digests.text(authority.digest),
-        history_after=max(base.cas, min(after, authority.last_cas)),
+        # The last transaction is always there: it says what came before it.
+        history_after=max(base.cas, min(after, Cas(authority.last_cas - 1))),
         made_at_ms=time.time_ns() // 1_000_000,
         version=version,
     )

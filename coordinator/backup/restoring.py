@@ -11,6 +11,7 @@ committed after the backup, and is lost, has its CAS between them.
 
 from __future__ import annotations
 
+import secrets
 import time
 import uuid
 from collections.abc import Callable
@@ -48,7 +49,8 @@ from coordinator.kafka.topics import (
 )
 
 CAS_GAP = 1_000_000_000
-"""More than are given between two backups: at 500 changes a second, in three weeks."""
+"""More than are given between two backups: at 500 changes a second, in three weeks. Up to as much
+again, at random, is added: the same backup may be restored twice."""
 
 CAS_ROOM = 2**40
 """So many CAS a restored cluster must be able to give."""
@@ -108,7 +110,7 @@ def restore_backup(file: BinaryIO, backup: Backup, target: Target, told: Told) -
 
     Raises BackupError `not_empty`, `restore_failed`, `cas_exhausted`; KafkaRefusal; OSError.
     """
-    if backup.state.cas + CAS_GAP + CAS_ROOM > CAS_MAX:
+    if backup.state.cas + 2 * CAS_GAP + CAS_ROOM > CAS_MAX:
         text = f"above CAS {backup.state.cas} there are too few for a cluster to go on"
         raise BackupError("cas_exhausted", text)
     try:
@@ -122,6 +124,7 @@ class _Restore:
 
     def __init__(self, backup: Backup, target: Target) -> None:
         self._backup, self._target = backup, target
+        self._gap = CAS_GAP + secrets.randbelow(CAS_GAP)
         self._failure: KafkaError | None = None
         self._copies: dict[int, Offset] = {}
         self._producer = Producer(
@@ -163,7 +166,7 @@ class _Restore:
         self._flush()
         state, own = self._history(file, told)
         self._state(state)
-        cas_base = state.cas + CAS_GAP - base
+        cas_base = state.cas + self._gap - base
         copied = ((BASE_COPY, backup.base), (STATE_COPY, backup.state))
         authority = authority_of(
             backup,
@@ -186,7 +189,7 @@ class _Restore:
         )
         record = AuthoritySnapshot(authority.epoch, authority)
         self._send(COMMIT, codec.encode(record))
-        return Restored(authority=authority, state=state, next_cas=Cas(state.cas + CAS_GAP))
+        return Restored(authority=authority, state=state, next_cas=Cas(state.cas + self._gap))
 
     def _copy(self, number: int, state: StateContext) -> None:
         """Write a copy to `snapshots`; where it begins is known once it is delivered."""

@@ -560,7 +560,7 @@ class UndoBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    to: Annotated[int, Field(ge=0, le=CAS_MAX)]
+    to: Annotated[int, Field(ge=1, le=CAS_MAX)]
     only: Annotated[
         list[Annotated[Text, Field(max_length=300)]], Field(max_length=OPERATIONS_MAX)
     ] = []
@@ -598,8 +598,8 @@ class KeptModel(BaseModel):
 
 
 class UndoAnswer(BaseModel):
-    """`undo` is the request id of the undo, `cas` the state that it led to, or, of a dry run, the
-    state that it was computed from."""
+    """`undo` is the request id of the undo. `to` is the last CAS of the transaction that was led
+    back to. `cas` is the state after it, or, of a dry run, the state that it was computed from."""
 
     undo: str
     to: int

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from hashlib import blake2b
 from typing import Any
 
 from fastapi import FastAPI
 from starlette.responses import Response
 
+from coordinator.core.catalog.outcomes import RememberedOutcome, time_of_uuid7
 from coordinator.core.catalog.state import StateContext
 from coordinator.core.catalog.transactions import OPERATIONS_MAX
 from coordinator.core.history import shown
@@ -31,6 +33,10 @@ TRIES_MAX = 5
 """So often an undo is computed anew, because what it changes was changed in the meantime."""
 
 PAGE = 1_000
+GROUP_CAS_MAX = 1_000
+"""More CAS than one transaction has."""
+
+STEPS_KEY_LENGTH_MAX = 120
 STEP_HASH_BYTES = 8
 Settle = Callable[[Consistency, int], Awaitable[None]]
 
@@ -54,11 +60,16 @@ def add_undo(app: FastAPI, shell: Shell, settle: Settle) -> None:
             answer = await undoing.attempt()
             if answer is not None:
                 return answer
-        raise ApiError("cas_mismatch", "what is to be undone is being changed: look again")
+        raise ApiError("cas_mismatch", undoing.unfinished())
 
 
 class Undoing:
-    """One request for an undo, which may be computed more than once."""
+    """One request for an undo, which may be computed more than once.
+
+    The transactions of an undo in steps have ids of their own, made of the request's. The last of
+    them has the request's own id: a repeat that finds an outcome of it is at its end, and another
+    one goes on with what is not done yet.
+    """
 
     def __init__(
         self, shell: Shell, asked: models.UndoBody, key: str | None, principal: str | None
@@ -67,106 +78,175 @@ class Undoing:
         self._asked = asked
         self._key = key
         self._principal = principal
+        self._changes: list[dict[str, Any]] = []
+        self._txns: list[str] = []
+        self._done: set[str] = set()
+        """The keys of what is changed already."""
+
+    def unfinished(self) -> str:
+        """Say how far an undo came that does not come to its end."""
+        text = "what is to be undone is being changed: look again"
+        return f"{text}; {len(self._done)} changes were made" if self._done else text
 
     async def attempt(self) -> Response | None:
         """Compute the undo, and execute it; None: what it changes was changed in the meantime."""
         asked, now = self._asked, self._shell.node.state
-        if asked.to > now.cas:
-            text = f"CAS {asked.to} is later than {now.cas}, which is now"
-            raise ApiError("invalid_request", text)
-        then = await told(lambda: self._shell.history.state_at(Cas(asked.to), now))
-        plan = plan_undo(then, now, asked.only)
+        self._refuse_what_cannot_be(now)
+        then = await told(lambda: self._state_at(Cas(asked.to), now))
+        whole = await told(lambda: plan_undo(then, now, frozenset(asked.only)))
         if asked.dry_run:
-            changes = await told(lambda: [change_of(step, asked.to) for step in plan.steps])
-            return await self._answer(plan, changes, [], now)
-        if not self._is_repeat():
-            await self._check(plan, then, now)
-        changes = []
-        txns: list[str] = []
-        done = 0
-        for part in transactions_of(plan, Cas(asked.to), asked.in_steps):
-            steps = plan.steps[done : done + len(part.then)]
-            outcome = await self._execute(part)
+            changes = await told(lambda: [change_of(step, then.cas) for step in whole.steps])
+            return await self._answer(then.cas, whole, changes, now)
+        is_repeat = self._found(self._key) is not None
+        await self._take_up()
+        steps = tuple(step for step in whole.steps if step.key not in self._done)
+        if not is_repeat:
+            await self._check(steps, then, now)
+        plan = Undo(steps, whole.kept)
+        parts = await told(lambda: transactions_of(plan, then.cas, asked.in_steps))
+        position = 0
+        for number, part in enumerate(parts, 1):
+            chosen = steps[position : position + len(part.then)]
+            position += len(part.then)
+            key = self._key if is_repeat or number == len(parts) else self._step_key()
+            outcome = await self._execute(part, key)
             if not outcome.answer["succeeded"]:
                 return None
-            changes += await self._changes(steps, outcome)
-            txns += [outcome.txn] if outcome.txn else []
-            done += len(steps)
-        return await self._answer(plan, changes, txns, self._shell.node.state)
+            self._done |= {step.key for step in chosen}
+            self._txns += [outcome.txn] if outcome.txn else []
+            if _is_answer_to(part, outcome):
+                self._changes += await told(_told_of(chosen, outcome, then.cas))
+            elif outcome.txn:
+                self._changes += await self._history_of(outcome.txn, key or "")
+            if is_repeat:
+                break
+        return await self._answer(then.cas, whole, self._changes, self._shell.node.state)
 
-    def _is_repeat(self) -> bool:
-        """Tell whether this was done already: a repeat is answered, whatever it would be now."""
-        return self._key is not None and self._shell.node.outcomes.find(self._key) is not None
+    def _refuse_what_cannot_be(self, now: StateContext) -> None:
+        asked, key = self._asked, self._key or ""
+        for name, cas in (("to", asked.to), ("expected_cas", asked.expected_cas or 0)):
+            if cas > now.cas:
+                text = f"{name}: CAS {cas} is later than {now.cas}, which is now"
+                raise ApiError("invalid_request", text)
+        if asked.in_steps and len(key) > STEPS_KEY_LENGTH_MAX:
+            text = (
+                f"the request id of an undo in steps has at most {STEPS_KEY_LENGTH_MAX} characters"
+            )
+            raise ApiError("invalid_request", text)
+        authority, born_ms = self._shell.node.authority, time_of_uuid7(key)
+        window_ms = authority.request_window_ms if authority is not None else 0
+        if asked.in_steps and born_ms and born_ms < self._shell.now().wall_ms - window_ms:
+            text = "this request id is older than the window in which outcomes are kept"
+            raise ApiError("request_expired", text, {"window_ms": window_ms})
 
-    async def _check(self, plan: Undo, then: StateContext, now: StateContext) -> None:
+    def _state_at(self, cas: Cas, now: StateContext) -> StateContext:
+        """Return the state after the transaction that has this CAS.
+
+        A writer's CAS is often not the last one of its transaction, which others share.
+        """
+        history = self._shell.history
+        state = history.state_at(cas, now)
+        if state.cas == cas:
+            return state
+        found = history.page(state.cas, Cas(cas + GROUP_CAS_MAX), Predicate(), PAGE, now).changes
+        txns = {change.event.txn for change in found if change.event.cas == cas}
+        ends = [change.event.cas for change in found if change.event.txn in txns]
+        return history.state_at(max(ends), now) if ends else state
+
+    def _found(self, key: str | None) -> RememberedOutcome | None:
+        return self._shell.node.outcomes.find(key) if key is not None else None
+
+    def _step_key(self) -> str | None:
+        return f"{self._key}/{len(self._txns)}" if self._key is not None else None
+
+    async def _take_up(self) -> None:
+        """Take note of the steps that an earlier try has done."""
+        while self._asked.in_steps and (found := self._found(self._step_key())) is not None:
+            txn, request = str(found.txn), found.outcome.id
+            changes = await self._history_of(txn, request)
+            self._txns.append(txn)
+            self._changes += changes
+            self._done |= {change["key"] for change in changes}
+            self._done |= await told(partial(self._restored, changes))
+
+    def _restored(self, changes: Sequence[Mapping[str, Any]]) -> set[str]:
+        """Return the keys of dropped indexes for which others were created under their names."""
+        now = self._shell.node.state
+        then = self._shell.history.state_at(Cas(self._asked.to), now)
+        made = {
+            (change["value"]["bucket"], change["value"]["name"])
+            for change in changes
+            if change["event"] == "IndexProposed"
+        }
+        return {index.key for index, _ in then.indexes() if (index.bucket, index.name) in made}
+
+    async def _check(self, steps: tuple[Step, ...], then: StateContext, now: StateContext) -> None:
         """Refuse what is too much at once, and what was not looked at before. Raises ApiError."""
         asked = self._asked
-        if len(plan.steps) > OPERATIONS_MAX and not asked.in_steps:
-            text = f"{len(plan.steps)} changes; one transaction has at most {OPERATIONS_MAX}"
+        if len(steps) > OPERATIONS_MAX and not asked.in_steps:
+            text = f"{len(steps)} changes; one transaction has at most {OPERATIONS_MAX}"
             raise ApiError("too_large", f"{text}: undo in steps", {"limit": OPERATIONS_MAX})
         if asked.expected_cas is None:
             return
         seen = Cas(asked.expected_cas)
-        before = await told(lambda: self._shell.history.state_at(seen, now))
-        looked_at = plan_undo(then, before, asked.only).steps
-        # Of an undo in steps some may be done.
-        is_known = set(plan.steps) <= set(looked_at) if asked.in_steps else plan.steps == looked_at
-        if not is_known:
-            text = f"since CAS {seen} what would be undone has changed: look again"
+
+        def is_known() -> bool:
+            before = self._shell.history.state_at(seen, now)
+            looked_at = set(map(_what, plan_undo(then, before, frozenset(asked.only)).steps))
+            due = set(map(_what, steps))
+            # Of an undo in steps some may be done.
+            return due <= looked_at if asked.in_steps else due == looked_at
+
+        if not await told(is_known):
+            done = f"; {len(self._done)} changes were made before" if self._done else ""
+            text = f"since CAS {seen} what would be undone has changed{done}: look again"
             raise ApiError("cas_mismatch", text, {"expected": seen, "actual": now.cas})
 
-    async def _execute(self, part: commands.Transact) -> commands.Outcome:
-        """Execute one transaction, under an id of its own if there are several."""
-        asked, key = self._asked, self._key
-        fingerprint = _hash(asked.to, sorted(asked.only), asked.expected_cas)
-        if key is not None and asked.in_steps:
-            fingerprint = _hash(repr(part))
-            key = f"{key}/{fingerprint:x}"
+    async def _execute(self, part: commands.Transact, key: str | None) -> commands.Outcome:
+        asked = self._asked
         return await execute(
             self._shell,
             part,
             key=key,
             if_match=None,
             principal=self._principal,
-            fingerprint=fingerprint,
+            fingerprint=_hash(asked.to, sorted(asked.only), asked.expected_cas, asked.in_steps),
             is_examined=True,
         )
 
-    async def _changes(
-        self, steps: Sequence[Step], outcome: commands.Outcome
-    ) -> list[dict[str, Any]]:
-        """Return what was changed, with the CAS of each; a repeat looks it up."""
-        if _is_answer_to(steps, outcome.answer["compared"]):
-            return await told(lambda: _changes_of(steps, outcome, self._asked.to))
-        found = await told(lambda: self._history_of(outcome.txn))
-        return [json.loads(text) for text in found]
-
-    def _history_of(self, txn: str) -> list[str]:
-        """Return the changes of a transaction after the moment that was led back to."""
+    async def _history_of(self, txn: str, request: str) -> list[dict[str, Any]]:
+        """Return the changes of a transaction that this request made."""
+        predicate = Predicate(txns=frozenset({txn}), requests=frozenset({request}))
         newest, after = self._shell.node.state, Cas(self._asked.to)
-        found: list[str] = []
+        found: list[dict[str, Any]] = []
         while True:
-            predicate = Predicate(txns=frozenset({txn}))
-            page = self._shell.history.page(after, None, predicate, PAGE, newest)
-            found += map(shown.change, page.changes)
+            page = await told(
+                partial(self._shell.history.page, after, None, predicate, PAGE, newest)
+            )
+            found += [json.loads(shown.change(change)) for change in page.changes]
             if page.next is None:
                 return found
             after = page.next
 
     async def _answer(
-        self, plan: Undo, changes: list[dict[str, Any]], txns: list[str], now: StateContext
+        self, to: Cas, plan: Undo, changes: list[dict[str, Any]], now: StateContext
     ) -> Response:
         body = {
             "undo": self._key or "",
-            "to": self._asked.to,
+            "to": to,
             "changes": changes,
             "kept": [{"key": one.key, "reason": one.reason} for one in plan.kept],
-            "txns": txns,
+            "txns": self._txns,
             "cas": now.cas,
         }
         content = await VIEWS.run(lambda: encoded(body))
         headers = {APPLIED_CAS: str(now.cas)}
         return Response(content, 200, headers, "application/json")
+
+
+def _what(step: Step) -> tuple[Any, ...]:
+    """Return what a step replaces, and by what: not how it is guarded, which may change."""
+    return step.key, step.now, step.then, step.operation
 
 
 def change_of(step: Step, to: int) -> dict[str, Any]:
@@ -192,8 +272,11 @@ def change_of(step: Step, to: int) -> dict[str, Any]:
     }
 
 
-def _changes_of(steps: Sequence[Step], outcome: commands.Outcome, to: int) -> list[dict[str, Any]]:
-    return [
+def _told_of(
+    steps: Sequence[Step], outcome: commands.Outcome, to: int
+) -> Callable[[], list[dict[str, Any]]]:
+    """Return what tells of the changes of a transaction."""
+    return lambda: [
         {**change_of(step, to), "cas": result["cas"], "txn": outcome.txn, **_made(result)}
         for step, result in zip(steps, outcome.answer["results"], strict=True)
     ]
@@ -204,9 +287,9 @@ def _made(result: Mapping[str, Any]) -> dict[str, Any]:
     return {name: result[name] for name in ("index", "error") if name in result}
 
 
-def _is_answer_to(steps: Sequence[Step], compared: Sequence[Mapping[str, Any]]) -> bool:
-    """Tell whether a transaction compared what these steps compare; else it is an earlier one."""
-    asked = [(one.key, one.bucket, one.name, one.cas) for one in (s.comparison for s in steps)]
+def _is_answer_to(part: commands.Transact, outcome: commands.Outcome) -> bool:
+    """Tell whether an outcome is of this transaction; else it is that of an earlier try."""
+    asked = [(one.key, one.bucket, one.name, one.cas) for one in part.compare]
     found = [
         (
             "" if row.get("name") else row["key"],
@@ -214,7 +297,7 @@ def _is_answer_to(steps: Sequence[Step], compared: Sequence[Mapping[str, Any]]) 
             row.get("name", ""),
             row["cas"],
         )
-        for row in compared
+        for row in outcome.answer["compared"]
     ]
     return found == asked
 

@@ -113,15 +113,49 @@ def test_what_does_not_fit_into_one_transaction_is_undone_in_steps(client: Clien
     assert refusal.value.code == "too_large"
     planned = client.undo(before, dry_run=True)
     assert len(planned["changes"]) == 257
-    done = client.undo(before, expected_cas=planned["cas"], in_steps=True)
+    terms = {"expected_cas": planned["cas"], "in_steps": True, "request_id": new_request_id()}
+    done = client.undo(before, **terms)
     assert len(done["txns"]) > 1
     assert len(done["changes"]) == 257
     assert not [key for key in config_of(client) if key.startswith("many/")]
 
+    client.put_config("many/0", "later")
+    again = client.undo(before, **terms)
+    assert config_of(client)["many/0"] == "later", "a repeat is no second undo"
+    assert again["txns"] == done["txns"]
+    assert sorted(c["key"] for c in again["changes"]) == sorted(c["key"] for c in done["changes"])
 
-def test_a_moment_that_is_still_to_come_cannot_be_led_back_to(client: Client) -> None:
+
+def test_an_undo_in_steps_gives_a_name_back_that_another_index_took(client: Client) -> None:
+    old = client.create_index(an_index("stepped"))["index"]["id"]
+    before = client.state(consistency="linearizable")["cas"]
+    wanted = definitions_of(client)
+    client.drop_index(old)
+    client.create_index(an_index("stepped", expressions=["b"]))
+    client.transact(then=[{"put": {"key": f"config/step/{n}", "value": n}} for n in range(64)])
+    planned = client.undo(before, dry_run=True)
+    done = client.undo(before, expected_cas=planned["cas"], in_steps=True)
+    assert len(done["txns"]) == 2
+    assert len(done["changes"]) == len(planned["changes"]) == 66
+    assert definitions_of(client) == wanted
+
+
+def test_the_whole_transaction_that_is_led_back_to_stays(client: Client) -> None:
+    """A writer knows the CAS of its own change, and not what else its transaction has."""
+    pair = [{"put": {"key": f"config/pair/{name}", "value": 1}} for name in "ab"]
+    first, second = client.transact(then=pair)["results"]
+    client.put_config("pair/b", 2)
+    done = client.undo(first["cas"], ["config/pair/a", "config/pair/b"])
+    assert done["to"] == second["cas"]
+    assert {c["undoes"] for c in done["changes"]} == {second["cas"]}
+    assert [config_of(client)[f"pair/{name}"] for name in "ab"] == [1, 1]
+
+
+@pytest.mark.parametrize("expected", [None, 2**50])
+def test_a_cas_that_is_still_to_come_was_not_looked_at(client: Client, expected: int) -> None:
+    to = 2**50 if expected is None else 1
     with pytest.raises(CoordinatorError) as refusal:
-        client.undo(2**50)
+        client.undo(to, expected_cas=expected)
     assert refusal.value.code == "invalid_request"
 
 

@@ -93,7 +93,24 @@ def transactions_of(undo: Undo, to: Cas, in_steps: bool) -> list[Transact]:
             used = [0] * len(BOUNDS)
         parts[-1].append(step)
         used = list(map(add, used, costs))
-    return [_transact(tuple(part), to) for part in parts]
+    return [_transact(tuple(part), to) for part in _guarded(parts)]
+
+
+def _guarded(parts: list[list[Step]]) -> Iterator[list[Step]]:
+    """Yield the parts; a name whose index an earlier part drops is free by then."""
+    dropped: set[tuple[str, str]] = set()
+    for part in parts:
+        names = ((step.comparison.bucket, step.comparison.name) for step in part)
+        yield [
+            replace(step, comparison=replace(step.comparison, cas=Cas(0)))
+            if name in dropped
+            else step
+            for step, name in zip(part, names, strict=True)
+        ]
+        for step in part:
+            index = step.now.entity if step.now is not None and step.then is None else None
+            if isinstance(index, Index):
+                dropped.add((index.bucket, index.name))
 
 
 def _transact(steps: tuple[Step, ...], to: Cas) -> Transact:
