@@ -410,3 +410,12 @@ def test_a_backup_is_of_the_state_that_its_digest_names(origin: Origin) -> None:
     assert origin.told["digest"] == digests.text(origin.expected.digest)
     assert origin.file.stat().st_mode & 0o777 == 0o600
     assert origin.told["bytes"] == origin.file.stat().st_size
+
+
+def test_a_backup_keeps_the_last_transaction_however_little_of_the_history_is_wanted(
+    origin: Origin, tmp_path: Path
+) -> None:
+    """It says what came before: without it the past of the new cluster would be empty."""
+    told = backup(origin.cluster, tmp_path / "least", "--history-after", origin.told["cas"])
+    assert told["history_after"] < told["cas"] == origin.told["cas"]
+    assert told["changes"] > 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import random
 import tracemalloc
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -14,6 +15,7 @@ from coordinator.backup import container
 from coordinator.backup.container import END, HEAD, MAGIC, NUMBER, SUM, Writer, read_frames
 from coordinator.backup.contents import BackupWriter, Manifest, read_backup, read_changes
 from coordinator.backup.errors import BackupError
+from coordinator.client.request_ids import uuid7
 from coordinator.core.catalog import state as states
 from coordinator.core.catalog.state import StateContext
 from coordinator.core.model import digest as digests
@@ -102,6 +104,21 @@ def test_a_backup_of_a_part_of_the_history_has_the_state_before_it() -> None:
     found = read_backup(io.BytesIO(a_backup(after, before=before)))
     assert (found.base, found.state) == (folded(before), folded(EVENTS))
     assert found.changes == len(after)
+
+
+def test_a_state_without_a_change_is_no_backup() -> None:
+    """Only a change says what came before it: the past of the new cluster would be empty."""
+    assert code_of(a_backup([], before=flat(ONE, TWO))) == "backup_damaged"
+
+
+def test_what_is_repeated_from_before_the_newest_request_is_too_old() -> None:
+    """Also where the clock of its client was ahead of the master's."""
+    ahead_ms = EVENTS[-1].mutation.at_ms + 200_000
+    mutation = replace(EVENTS[-1].mutation, request=uuid7(ahead_ms, 1))
+    found = read_backup(
+        io.BytesIO(a_backup([*EVENTS[:-1], replace(EVENTS[-1], mutation=mutation)]))
+    )
+    assert found.newest_ms == ahead_ms
 
 
 def test_an_empty_cluster_has_a_backup() -> None:
