@@ -162,3 +162,13 @@ def test_an_undo_in_steps_is_cut_into_transactions_of_bounded_size(bench: Bench)
     assert len(parts) > 2
     assert {part.undoes for part in parts} == {before.cas}
     assert len(transactions_of(plan, Cas(before.cas), in_steps=False)) == 1
+
+
+def test_a_name_that_an_earlier_step_frees_is_free(bench: Bench) -> None:
+    before, old = bench.state, bench.index()
+    apply(bench, DropIndex(old.id))
+    apply(bench, replace(CREATE, expressions=("country",)))
+    for number in range(STEP_OPERATIONS):
+        apply(bench, PutSetting(f"many/{number}", "1"))
+    undo(bench, before, in_steps=True)
+    assert shape(bench.state) == shape(before)
