@@ -269,7 +269,7 @@ MUTANTS: list[tuple[Plant, Worlds, int, set[str]]] = [
         {"built-needs-every-indexer", "what-takes-scans-was-built"},
     ),
     (b.renewal_does_not_say_what_it_answers, anywhere, 14, {"converges"}),
-    (b.answer_is_waited_for_without_end, focus("projector_disconnects"), 22, {"converges"}),
+    (b.answer_is_waited_for_without_end, focus("projector_disconnects"), 46, {"converges"}),
 ]
 """A mutant, worlds that can show it, one that does, who may name it."""
 
