@@ -35,18 +35,6 @@ from coordinator.core.model.entities import Setting
 from tests.support.catalog_bench import CREATE, Bench
 
 
-@pytest.fixture
-def bench() -> Bench:
-    return Bench()
-
-
-@pytest.fixture
-def ready(bench: Bench) -> Bench:
-    bench.apply(CREATE)
-    bench.apply(MarkReady(bench.index().id))
-    return bench
-
-
 def test_create_commits_init_and_makes_an_unknown_bucket(bench: Bench) -> None:
     decision = bench.apply(CREATE)
     assert [c.event for c in decision.changes] == ["IndexProposed", "BucketCreated"]

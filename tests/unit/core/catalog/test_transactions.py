@@ -37,18 +37,6 @@ OTHER = replace(CREATE, name="by_name")
 PUT = PutSetting("a", "1")
 
 
-@pytest.fixture
-def bench() -> Bench:
-    return Bench()
-
-
-@pytest.fixture
-def ready(bench: Bench) -> Bench:
-    bench.apply(CREATE)
-    bench.apply(MarkReady(bench.index().id))
-    return bench
-
-
 def at(key: str, cas: int) -> Comparison:
     return Comparison(key=key, cas=Cas(cas))
 
