@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from coordinator.core.catalog.ddl import NAME_RULE, is_name
+from coordinator.core.model.names import NAME_RULE, is_name
 from projector_sim.kv.bucket import TAIL_SEQNOS, Bucket, make_bucket
 from projector_sim.kv.errors import KvError
 from projector_sim.kv.vbuckets import VBUCKETS

@@ -9,7 +9,6 @@ whose footprints meet never share a group.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -85,6 +84,7 @@ from coordinator.core.model.entities import (
     setting_key,
     stream_key,
 )
+from coordinator.core.model.names import NAME_RULE, SETTING_NAME, is_name
 from coordinator.core.model.outcome_records import (
     DONE,
     EXISTED,
@@ -99,10 +99,6 @@ from coordinator.core.model.outcome_records import (
 from coordinator.core.model.types import Cas
 from coordinator.core.timestamps import settings as timestamp_settings
 
-NAME_LENGTH_MAX = 128
-NAME = re.compile(r"[A-Za-z_#][A-Za-z0-9_#.\-]*")
-NAME_RULE = f"a letter, _ or #, then letters, digits, _ # . -, at most {NAME_LENGTH_MAX}"
-SETTING_NAME = re.compile(r"[A-Za-z0-9_.\-/:]{1,256}")
 EXPRESSIONS_MAX = 32
 EXPRESSION_LENGTH_MAX = 4_096
 SLICES_MAX = 256
@@ -363,11 +359,6 @@ def _already_there(existing: Versioned, command: CreateIndex, request: Request) 
             cas=existing.cas,
         )
     )
-
-
-def is_name(text: str) -> bool:
-    """Tell whether an index or a bucket may be called so."""
-    return len(text) <= NAME_LENGTH_MAX and NAME.fullmatch(text) is not None
 
 
 def _invalid_create(command: CreateIndex) -> str:

@@ -40,6 +40,7 @@ from coordinator.core.model.commands import (
     refused,
 )
 from coordinator.core.model.entities import INIT, Index, index_key, setting_key
+from coordinator.core.model.names import NAME_LENGTH_MAX, SETTING_NAME, is_name
 from coordinator.core.model.outcome_records import RecordedOutcome
 from coordinator.core.model.records import Mutation
 from coordinator.core.model.types import CAS_MAX, Cas
@@ -48,10 +49,7 @@ COMPARISONS_MAX = 256
 OPERATIONS_MAX = 256
 """As many changes as a transaction of the log may have by default."""
 
-COMPARED = re.compile(
-    r"config/[A-Za-z0-9_.\-/:]{1,256}|index/[0-9]{1,19}|bucket/[A-Za-z_#][A-Za-z0-9_#.\-]{0,127}"
-)
-"""The keys of entities that can be compared."""
+INDEX_ID = re.compile(r"[0-9]{1,19}")
 
 NAMES_LENGTH_MAX = 16 * 1024
 """So many characters all keys and names of a transaction may have together: its outcome has them,
@@ -64,7 +62,6 @@ COPIES_MAX = 4_096
 BOUNDS_LENGTH_MAX = 64 * 1024
 """So many characters the bounds of all indexes of a branch may have together."""
 
-NAME_LENGTH_MAX = 128
 REASON_LENGTH_MAX = 200
 """So much of why an index was undone is remembered."""
 
@@ -253,13 +250,26 @@ def _invalid_comparison(comparison: Comparison) -> str:
     named = bool(comparison.bucket and comparison.name)
     if bool(comparison.key) == named or (comparison.key and comparison.bucket + comparison.name):
         return "a comparison has a key, or a bucket and a name"
-    if comparison.key and not COMPARED.fullmatch(comparison.key):
+    if comparison.key and not _is_comparable(comparison.key):
         return f"{comparison.key[:40]!r} is no key of a setting, an index or a bucket"
     if max(len(comparison.bucket), len(comparison.name)) > NAME_LENGTH_MAX:
         return f"a name has at most {NAME_LENGTH_MAX} characters"
     if not 0 <= comparison.cas <= CAS_MAX:
         return f"{comparison.cas} is no CAS"
     return ""
+
+
+def _is_comparable(key: str) -> bool:
+    """Tell whether a setting, an index or a bucket may have this key."""
+    kind, _, name = key.partition("/")
+    match kind:
+        case "config":
+            return SETTING_NAME.fullmatch(name) is not None
+        case "index":
+            return INDEX_ID.fullmatch(name) is not None
+        case "bucket":
+            return is_name(name)
+    return False
 
 
 def footprint_of(
