@@ -17,9 +17,9 @@ from confluent_kafka.admin import AdminClient
 from coordinator import codec
 from coordinator.backup.contents import BackupWriter, Change, Manifest
 from coordinator.backup.errors import BackupError
-from coordinator.core.catalog.state import EMPTY, LEGACY_OUTCOMES, StateContext
+from coordinator.core.catalog.state import EMPTY, StateContext
 from coordinator.core.consensus.authority import fold as fold_authority
-from coordinator.core.history.changes import fold, whole_transactions
+from coordinator.core.history.changes import fold, whole_transactions, without_outcomes
 from coordinator.core.model import digest as digests
 from coordinator.core.model.authority_state import AuthorityState
 from coordinator.core.model.records import CommitRecord, Event, Unreadable
@@ -139,7 +139,7 @@ def _base(servers: str, cluster: str, newest: Cas) -> StateContext:
 
 def _folded(state: StateContext, events: tuple[Event, ...]) -> StateContext:
     """Return the state after a transaction, without what older versions kept as entities."""
-    kept = tuple(e for e in events if not e.mutation.key.startswith(LEGACY_OUTCOMES))
+    kept = without_outcomes(events)
     return fold(state, kept)[0] if kept else state
 
 

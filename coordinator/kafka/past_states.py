@@ -15,6 +15,7 @@ from confluent_kafka import Message
 from coordinator.core.catalog import state as states
 from coordinator.core.catalog.snapshots import Assembly, SnapshotChunk
 from coordinator.core.catalog.state import LEGACY_OUTCOMES, StateContext, Versioned
+from coordinator.core.history.changes import without_outcomes
 from coordinator.core.model.types import Cas, Offset
 from coordinator.kafka.log_reader import (
     BadRecord,
@@ -70,8 +71,8 @@ class PastStates:
             bad=self._bad,
             stopping=self._stopping,
         ):
-            kept = (e for e in events if not e.mutation.key.startswith(LEGACY_OUTCOMES))
-            state = states.evolve(state, ((e.mutation, e.cas) for e in kept))
+            kept = ((e.mutation, e.cas) for e in without_outcomes(events))
+            state = states.evolve(state, kept)
         if self._stopping.is_set():
             raise stopped()
         return state
