@@ -416,7 +416,11 @@ def _whole(fields: Fields) -> Fields:
 
 def fingerprint(command: commands.Command, expected_cas: Cas | None) -> int:
     """Return 63 bits that tell one command from another under the same request id."""
-    text = _canonical(command) + repr(expected_cas).encode()
+    return hashed(_canonical(command) + repr(expected_cas).encode())
+
+
+def hashed(text: bytes) -> int:
+    """Return 63 bits that tell one text from another."""
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "little") >> 1
 
 

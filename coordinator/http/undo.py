@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from hashlib import blake2b
 from typing import Any
 
 from fastapi import FastAPI
 from starlette.responses import Response
 
+from coordinator import codec
 from coordinator.core.catalog.outcomes import RememberedOutcome, time_of_uuid7
 from coordinator.core.catalog.state import StateContext
 from coordinator.core.catalog.transactions import OPERATIONS_MAX
@@ -37,7 +37,6 @@ GROUP_CAS_MAX = 1_000
 """More CAS than one transaction has."""
 
 STEPS_KEY_LENGTH_MAX = 120
-STEP_HASH_BYTES = 8
 Settle = Callable[[Consistency, int], Awaitable[None]]
 
 
@@ -98,7 +97,7 @@ class Undoing:
             changes = await told(lambda: [change_of(step, then.cas) for step in whole.steps])
             return await self._answer(then.cas, whole, changes, now)
         is_repeat = self._found(self._key) is not None
-        await self._take_up()
+        await self._take_up(then)
         steps = tuple(step for step in whole.steps if step.key not in self._done)
         if not is_repeat:
             await self._check(steps, then, now)
@@ -159,7 +158,7 @@ class Undoing:
     def _step_key(self) -> str | None:
         return f"{self._key}/{len(self._txns)}" if self._key is not None else None
 
-    async def _take_up(self) -> None:
+    async def _take_up(self, then: StateContext) -> None:
         """Take note of the steps that an earlier try has done."""
         while self._asked.in_steps and (found := self._found(self._step_key())) is not None:
             txn, request = str(found.txn), found.outcome.id
@@ -167,18 +166,7 @@ class Undoing:
             self._txns.append(txn)
             self._changes += changes
             self._done |= {change["key"] for change in changes}
-            self._done |= await told(partial(self._restored, changes))
-
-    def _restored(self, changes: Sequence[Mapping[str, Any]]) -> set[str]:
-        """Return the keys of dropped indexes for which others were created under their names."""
-        now = self._shell.node.state
-        then = self._shell.history.state_at(Cas(self._asked.to), now)
-        made = {
-            (change["value"]["bucket"], change["value"]["name"])
-            for change in changes
-            if change["event"] == "IndexProposed"
-        }
-        return {index.key for index, _ in then.indexes() if (index.bucket, index.name) in made}
+            self._done |= _restored(then, changes)
 
     async def _check(self, steps: tuple[Step, ...], then: StateContext, now: StateContext) -> None:
         """Refuse what is too much at once, and what was not looked at before. Raises ApiError."""
@@ -217,16 +205,19 @@ class Undoing:
     async def _history_of(self, txn: str, request: str) -> list[dict[str, Any]]:
         """Return the changes of a transaction that this request made."""
         predicate = Predicate(txns=frozenset({txn}), requests=frozenset({request}))
-        newest, after = self._shell.node.state, Cas(self._asked.to)
+        newest = self._shell.node.state
         found: list[dict[str, Any]] = []
-        while True:
-            page = await told(
-                partial(self._shell.history.page, after, None, predicate, PAGE, newest)
-            )
-            found += [json.loads(shown.change(change)) for change in page.changes]
-            if page.next is None:
-                return found
-            after = page.next
+
+        def read_page(after: Cas) -> Cas | None:
+            page = self._shell.history.page(after, None, predicate, PAGE, newest)
+            found.extend(json.loads(shown.change(change)) for change in page.changes)
+            return page.next
+
+        following: Cas | None = Cas(self._asked.to)
+        while following is not None:
+            # A page at a time: others who ask for the past are answered in between.
+            following = await told(partial(read_page, following))
+        return found
 
     async def _answer(
         self, to: Cas, plan: Undo, changes: list[dict[str, Any]], now: StateContext
@@ -242,6 +233,13 @@ class Undoing:
         content = await VIEWS.run(lambda: encoded(body))
         headers = {APPLIED_CAS: str(now.cas)}
         return Response(content, 200, headers, "application/json")
+
+
+def _restored(then: StateContext, changes: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Return the keys of dropped indexes for which others were created under their names."""
+    made = (change["value"] for change in changes if change["event"] == "IndexProposed")
+    held = (then.index_named(value["bucket"], value["name"]) for value in made)
+    return {one.entity.key for one in held if one is not None}
 
 
 def _what(step: Step) -> tuple[Any, ...]:
@@ -303,5 +301,4 @@ def _is_answer_to(part: commands.Transact, outcome: commands.Outcome) -> bool:
 
 
 def _hash(*parts: Any) -> int:
-    text = repr(parts).encode("utf-8", "backslashreplace")
-    return int.from_bytes(blake2b(text, digest_size=STEP_HASH_BYTES).digest(), "little") >> 1
+    return codec.hashed(repr(parts).encode("utf-8", "backslashreplace"))
