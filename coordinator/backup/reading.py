@@ -25,15 +25,12 @@ from coordinator.core.model.authority_state import AuthorityState
 from coordinator.core.model.records import CommitRecord, Event, Unreadable
 from coordinator.core.model.types import Cas, Offset
 from coordinator.kafka.errors import explain
-from coordinator.kafka.history_log import HistoryLog
+from coordinator.kafka.history_log import END_WAIT_S, HistoryLog
 from coordinator.kafka.log_reader import LogReader, decoded, read_to_end
 from coordinator.kafka.topics import COMMIT, HISTORY, topic_name
 from schemas.registry import SchemaError
 
 GROUP = "backup"
-END_WAIT_S = 5.0
-"""So long the last events may take to become visible after their verdict."""
-
 SILENCE_S = 60.0
 METADATA_S = 10.0
 TOLD_EVERY = 10_000
