@@ -160,6 +160,8 @@ def _told(event: dict[str, Any]) -> "Text":
     if event["principal"]:
         text.append(f"  by {plain(event['principal'])}")
     text.append(f"  txn {plain(event['txn'])}", "dim")
+    if event.get("undoes"):
+        text.append(f"  undoes to CAS {event['undoes']}", "magenta")
     for line in _lines(event["kind"], before, after):
         text.append("\n").append(" " * 10).append_text(line)
     return text

@@ -34,6 +34,9 @@ class Scripted:
         self.bodies: list[dict[str, Any]] = []
 
     def __call__(self, request: Request) -> Answer:
+        if request.path == "/v1/history":
+            row = {**CHANGE, "cas": 13, "txn": "2-5", "principal": "", "request": "r", "at_ms": 1}
+            return Answer(200, {"events": [row], "next": None, "cas": 13})
         if request.path != "/v1/undo":
             return Answer(200, {"members": [], "epoch": 1})
         body = json.loads(request.body)
@@ -90,3 +93,9 @@ def test_where_nothing_differs_nothing_is_asked(scripted: Scripted) -> None:
     found = run()
     assert found.exit_code == 0, found.output
     assert "0 to change" in found.stdout
+
+
+def test_the_history_shows_what_an_undo_led_back_to(scripted: Scripted) -> None:
+    found = CliRunner().invoke(app, ["history", "--since", "0"])
+    assert found.exit_code == 0, found.output
+    assert "txn 2-5  undoes to CAS 7" in found.stdout
