@@ -16,7 +16,14 @@ from immutables import Map
 
 from coordinator.core.catalog import snapshots
 from coordinator.core.catalog.ddl import PRINCIPAL_LENGTH_MAX, REQUEST_ID_LENGTH_MAX
-from coordinator.core.model import commands, entities, outcome_records, records, stream_records
+from coordinator.core.model import (
+    commands,
+    entities,
+    outcome_records,
+    records,
+    stream_records,
+    subscription_records,
+)
 from coordinator.core.model.authority_state import (
     AuthorityState,
     IndexerInfo,
@@ -530,6 +537,10 @@ _COMMON: dict[type, tuple[str, ...]] = {
     entities.Setting: (),
     entities.RequestOutcome: (),
     entities.Consumed: (),
+    entities.Topic: (),
+    entities.Subscription: (),
+    subscription_records.SubscriptionAcknowledged: (),
+    subscription_records.SubscriberSeen: (),
     records.ClusterFormed: (),
     records.OutcomesForgotten: ("outcomes_digest",),
     records.OutcomesSeparated: ("digest", "state_digest", "outcomes_digest"),

@@ -26,7 +26,14 @@ if TYPE_CHECKING:
 PAGE = 1_000
 NEWEST = 20
 FIRST_REACH = 1_000
-STYLES = {"index": "cyan", "setting": "green", "bucket": "magenta", "stream": "blue"}
+STYLES = {
+    "index": "cyan",
+    "setting": "green",
+    "bucket": "magenta",
+    "stream": "blue",
+    "topic": "yellow",
+    "subscription": "yellow",
+}
 VALUE_LENGTH_MAX = 200
 BRIEF = ("expressions", "where", "state")
 ABSENT: Any = object()
@@ -34,16 +41,16 @@ ABSENT: Any = object()
 Names = list[str] | None
 
 
-def _filter(what: str) -> Any:
+def only(what: str) -> Any:
     return typer.Option(metavar="X", help=f"Only {what}; repeat for more.")
 
 
-Key = Annotated[Names, _filter("the entity under this key, such as config/app")]
-Bucket = Annotated[Names, _filter("what belongs to this bucket")]
-Index = Annotated[Names, _filter("the index of this id or name")]
-Indexer = Annotated[list[int] | None, _filter("indexes with a slice on this indexer")]
-State = Annotated[Names, _filter("indexes that enter or leave this state")]
-Principal = Annotated[Names, _filter("what this principal asked for")]
+Key = Annotated[Names, only("the entity under this key, such as config/app")]
+Bucket = Annotated[Names, only("what belongs to this bucket")]
+Index = Annotated[Names, only("the index of this id or name")]
+Indexer = Annotated[list[int] | None, only("indexes with a slice on this indexer")]
+State = Annotated[Names, only("indexes that enter or leave this state")]
+Principal = Annotated[Names, only("what this principal asked for")]
 
 
 def add_to(root: typer.Typer) -> None:
@@ -57,14 +64,16 @@ def add_to(root: typer.Typer) -> None:
 def history(
     session: Session,
     key: Key = None,
-    kind: Annotated[Names, _filter("index, bucket, setting, stream or consumed")] = None,
+    kind: Annotated[
+        Names, only("index, bucket, setting, stream, consumed, topic or subscription")
+    ] = None,
     bucket: Bucket = None,
     index: Index = None,
     indexer: Indexer = None,
     state: State = None,
     principal: Principal = None,
-    request: Annotated[Names, _filter("what this request did")] = None,
-    txn: Annotated[Names, _filter("this transaction")] = None,
+    request: Annotated[Names, only("what this request did")] = None,
+    txn: Annotated[Names, only("this transaction")] = None,
     since: Annotated[
         str | None, typer.Option(metavar="WHEN", help=f"Only changes after this: {WHEN}.")
     ] = None,
@@ -216,7 +225,8 @@ def watch(
     session: Session,
     key: Key = None,
     kind: Annotated[
-        Names, _filter("index, bucket, setting, stream, consumed, stability or members")
+        Names,
+        only("index, bucket, setting, stream, consumed, topic, subscription, stability or members"),
     ] = None,
     bucket: Bucket = None,
     index: Index = None,
@@ -249,11 +259,11 @@ def watch(
         for event in client.watch(begin, **filters):
             if session.json:
                 typer.echo(json.dumps(event))
-            elif shown := _seen(event):
+            elif shown := seen(event):
                 console().print(shown, soft_wrap=True)
 
 
-def _seen(event: dict[str, Any]) -> "Text | None":
+def seen(event: dict[str, Any]) -> "Text | None":
     """Return an event of a watch for people; None: it says nothing to them."""
     from rich.text import Text
 

@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.cli import backup, data, history, members, plot, scan, sql, timestamps, undo
+from coordinator.cli import (
+    backup,
+    data,
+    history,
+    members,
+    plot,
+    scan,
+    sql,
+    timestamps,
+    topics,
+    undo,
+)
 from coordinator.cli.extras import require
 from coordinator.cli.json_values import read_json
 from coordinator.cli.lookup import find_index
@@ -706,6 +717,7 @@ def projectors(session: Session) -> None:
 
 
 app.add_typer(members.app, name="members")
+app.add_typer(topics.app, name="topics")
 members.add_step_down(app)
 data.add_to(app)
 scan.add_to(app)

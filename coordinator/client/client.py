@@ -45,7 +45,7 @@ from httpx_sse import EventSource, SSEError
 
 from coordinator.client.errors import CoordinatorError, UnavailableError, error_of
 from coordinator.client.request_ids import new_request_id
-from coordinator.client.watching import SILENCE_S, Waiting, Watching, refusal_of
+from coordinator.client.watching import SILENCE_S, Receiving, Waiting, Watching, refusal_of
 
 DEFAULT_URL = "http://127.0.0.1:8600"
 DEADLINE_S = 30.0
@@ -732,8 +732,105 @@ class _Api(Generic[R]):
         path = _config_path(key)
         return self._run(_plan_write("DELETE", path, _NOTHING, expected_cas, request_id))
 
+    def add_topic(self, name: str, request_id: str | None = None, **filters: Filter) -> R:
+        """Add a topic: the changes that fit the filters, which are those of `history`.
+
+        Answers `{"topic", "cas", "txn"}`. Raises CoordinatorError `topic_exists`.
+        """
+        body = {"name": name, "filter": _filters(filters)}
+        return self._run(_plan_write("POST", "/v1/topics", body, None, request_id))
+
+    def topics(self, *, consistency: Consistency | None = None, at_least: int | None = None) -> R:
+        """Answer `{"topics", "cas"}`, each with how many subscriptions it has."""
+        return self._run(_plan_read("/v1/topics", {}, consistency, at_least))
+
+    def remove_topic(
+        self,
+        name: str,
+        *,
+        with_subscriptions: bool = False,
+        expected_cas: int | None = None,
+        request_id: str | None = None,
+    ) -> R:
+        """Remove a topic. Raises CoordinatorError `topic_in_use`, if it has subscriptions and is
+        not to be removed with them."""
+        path = f"/v1/topics/{_segment(name)}"
+        query = {"with_subscriptions": with_subscriptions or None}
+        return self._run(
+            _plan_write("DELETE", path, _NOTHING, expected_cas, request_id, query=query)
+        )
+
+    def subscribe(
+        self,
+        topic: str,
+        subscriber: str,
+        *,
+        after: int | None = None,
+        deliver_to: str | None = None,
+        expires_after_ms: int | None = None,
+        request_id: str | None = None,
+        **filters: Filter,
+    ) -> R:
+        """Subscribe to a topic, under an id that none of its subscribers has.
+
+        To the changes above CAS `after`, or from now on, that fit the topic's filters and these.
+        `deliver_to` is the Kafka topic that they are written to, each exactly once; without it,
+        `receive` yields them. After a silence of `expires_after_ms` the subscription expires.
+        Answers `{"subscription", "cas", "txn"}`. Raises CoordinatorError `subscriber_exists`.
+        """
+        body = {
+            "id": subscriber,
+            "filter": _filters(filters),
+            "after": after,
+            "deliver_to": deliver_to,
+            "expires_after_ms": expires_after_ms,
+        }
+        path = f"/v1/topics/{_segment(topic)}/subscriptions"
+        return self._run(_plan_write("POST", path, body, None, request_id))
+
+    def unsubscribe(
+        self,
+        topic: str,
+        subscriber: str,
+        *,
+        expected_cas: int | None = None,
+        request_id: str | None = None,
+    ) -> R:
+        """End a subscription: no change above the CAS of the answer is delivered."""
+        path = _subscription_path(topic, subscriber)
+        return self._run(_plan_write("DELETE", path, _NOTHING, expected_cas, request_id))
+
+    def subscriptions(
+        self,
+        topic: str,
+        *,
+        consistency: Consistency | None = None,
+        at_least: int | None = None,
+    ) -> R:
+        """Answer `{"subscriptions", "cas"}`: each with how far it is, and how far behind."""
+        path = f"/v1/topics/{_segment(topic)}/subscriptions"
+        return self._run(_plan_read(path, {}, consistency, at_least))
+
+    def subscription(
+        self,
+        topic: str,
+        subscriber: str,
+        *,
+        consistency: Consistency | None = None,
+        at_least: int | None = None,
+    ) -> R:
+        """Answer `{"subscription", "cas"}`."""
+        path = _subscription_path(topic, subscriber)
+        return self._run(_plan_read(path, {}, consistency, at_least))
+
+    def acknowledge(self, topic: str, subscriber: str, cas: int) -> R:
+        """Acknowledge all changes up to a CAS; answer `{"acknowledged"}`, which never goes back."""
+        return self._run(
+            _plan_post(f"{_subscription_path(topic, subscriber)}/ack", {"cas": cas}, reads=True)
+        )
+
     def _watch_request(self, node: str, watching: Watching) -> httpx.Request:
-        call = Call(method="GET", path="/v1/watch", query=watching.query)
+        call = Call(method="GET", path=watching.path, query=watching.query)
         request = _request(call, node)
         request.headers["Accept"] = "text/event-stream"
         limits = httpx.Timeout(CONNECT_TIMEOUT_S, read=SILENCE_S)
@@ -746,7 +843,10 @@ class _Api(Generic[R]):
 
 
 _NOTHING = object()
-_FRESH = ("/v1/state", "/v1/indexes", "/v1/config", "/v1/topology", "/v1/history")
+_FRESH = (
+    *("/v1/state", "/v1/indexes", "/v1/config", "/v1/topology", "/v1/history"),
+    "/v1/topics",
+)
 """What `at_least` is for."""
 
 
@@ -756,6 +856,19 @@ def _index_path(index_id: str | int) -> str:
 
 def _config_path(key: str) -> str:
     return f"/v1/config/{_segment(key)}"
+
+
+def _subscription_path(topic: str, subscriber: str) -> str:
+    return f"/v1/topics/{_segment(topic)}/subscriptions/{_segment(subscriber)}"
+
+
+def _filters(given: Mapping[str, Filter]) -> dict[str, Any]:
+    """Return filters as JSON can have them."""
+    return {
+        name: value if isinstance(value, str | int) else [*value]
+        for name, value in given.items()
+        if value is not None
+    }
 
 
 def _segment(text: str) -> str:
@@ -783,7 +896,12 @@ def _plan_read(
 
 
 def _plan_write(
-    method: str, path: str, value: Any, expected_cas: int | None, request_id: str | None
+    method: str,
+    path: str,
+    value: Any,
+    expected_cas: int | None,
+    request_id: str | None,
+    query: Mapping[str, Any] | None = None,
 ) -> Plan:
     headers = {"Idempotency-Key": request_id or new_request_id()}
     if expected_cas is not None:
@@ -792,7 +910,9 @@ def _plan_write(
     if value is not _NOTHING:
         headers["Content-Type"] = "application/json"
         content = json.dumps(value, allow_nan=False).encode()
-    return (yield Call(method=method, path=path, headers=headers, content=content))
+    return (
+        yield Call(method=method, path=path, query=query or {}, headers=headers, content=content)
+    )
 
 
 def _plan_drop(
@@ -818,10 +938,16 @@ def _plan_members(route: _Route) -> Plan:
     return body
 
 
-def _plan_post(path: str, body: Mapping[str, Any], node: str | None = None) -> Plan:
+def _plan_post(
+    path: str, body: Mapping[str, Any], node: str | None = None, *, reads: bool = False
+) -> Plan:
     content = json.dumps(body, allow_nan=False).encode()
     headers = {"Content-Type": "application/json"}
-    return (yield Call(method="POST", path=path, headers=headers, content=content, node=node))
+    return (
+        yield Call(
+            method="POST", path=path, headers=headers, content=content, node=node, reads=reads
+        )
+    )
 
 
 def _plan_scan(body: Mapping[str, Any]) -> Plan:
@@ -934,6 +1060,32 @@ class Client(_Api[Body]):
             for event in events:
                 if event is not None:
                     yield event
+
+    def receive(
+        self, topic: str, subscriber: str, *, acknowledge: bool = True
+    ) -> Generator[Body, None, None]:
+        """Yield the changes of a subscription as they happen, above what was acknowledged.
+
+        What it yields is what `watch` yields, and at last `unsubscribed` or `expired`, with the CAS
+        above which nothing comes. A change is acknowledged some time after the caller has come back
+        for the next one: whoever dies gets it again, under the same CAS. Raises CoordinatorError
+        `subscription_not_found` or `subscription_expired`, if it has ended before.
+        """
+        receiving = Receiving(_subscription_path(topic, subscriber), acknowledge)
+        with closing(self._follow(receiving.watching)) as events:
+            try:
+                for event in events:
+                    if event is not None:
+                        yield event
+                        if (due := receiving.handled(event)) is not None:
+                            with suppress(CoordinatorError):
+                                self.acknowledge(topic, subscriber, due)
+                        if receiving.has_ended:
+                            return
+            finally:
+                if (due := receiving.left()) is not None:
+                    with suppress(CoordinatorError):
+                        self.acknowledge(topic, subscriber, due)
 
     def _follow(self, watching: Watching) -> Generator[Body | None, None, None]:
         """Yield what is to be told, and None each time that the watch was cut off."""
@@ -1056,6 +1208,26 @@ class AsyncClient(_Api[Awaitable[Body]]):
             async for event in events:
                 if event is not None:
                     yield event
+
+    async def receive(
+        self, topic: str, subscriber: str, *, acknowledge: bool = True
+    ) -> AsyncGenerator[Body, None]:
+        """Yield the changes of a subscription as they happen: see `Client.receive`."""
+        receiving = Receiving(_subscription_path(topic, subscriber), acknowledge)
+        async with aclosing(self._follow(receiving.watching)) as events:
+            try:
+                async for event in events:
+                    if event is not None:
+                        yield event
+                        if (due := receiving.handled(event)) is not None:
+                            with suppress(CoordinatorError):
+                                await self.acknowledge(topic, subscriber, due)
+                        if receiving.has_ended:
+                            return
+            finally:
+                if (due := receiving.left()) is not None:
+                    with suppress(CoordinatorError):
+                        await self.acknowledge(topic, subscriber, due)
 
     async def _follow(self, watching: Watching) -> AsyncGenerator[Body | None, None]:
         """Yield what is to be told, and None each time that the watch was cut off."""

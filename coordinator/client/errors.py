@@ -23,7 +23,7 @@ class CoordinatorError(Exception):
 
 
 class NotFoundError(CoordinatorError):
-    """There is no such index or setting."""
+    """There is no such index, setting, topic or subscription."""
 
 
 class ConflictError(CoordinatorError):
@@ -40,7 +40,12 @@ class UnavailableError(CoordinatorError):
 _CLASSES: dict[str, type[CoordinatorError]] = {
     "index_not_found": NotFoundError,
     "config_not_found": NotFoundError,
+    "topic_not_found": NotFoundError,
+    "subscription_not_found": NotFoundError,
     "index_exists": ConflictError,
+    "topic_exists": ConflictError,
+    "topic_in_use": ConflictError,
+    "subscriber_exists": ConflictError,
     "cas_mismatch": ConflictError,
     "not_master": UnavailableError,
     "no_master": UnavailableError,

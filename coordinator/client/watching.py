@@ -34,7 +34,8 @@ class ServerSentEvent(Protocol):
 class Watching:
     """One watch: where it is, and what is told of the events that come."""
 
-    def __init__(self, after: int | str, query: Mapping[str, Any]) -> None:
+    def __init__(self, after: int | str, query: Mapping[str, Any], path: str = "/v1/watch") -> None:
+        self.path = path
         self._query = {name: value for name, value in query.items() if value is not None}
         self.position = after
         """Where it goes on: a CAS as soon as one is known."""
@@ -89,6 +90,45 @@ class Watching:
         """Return how long to wait before the next try: longer each time in a row."""
         pause_s, self._pause_s = self._pause_s, min(PAUSE_MAX_S, 2 * self._pause_s)
         return pause_s
+
+
+ENDS = frozenset({"unsubscribed", "expired"})
+ACKNOWLEDGE_S = 0.5
+
+
+class Receiving:
+    """One subscriber that receives: what of it is to be acknowledged, and when."""
+
+    def __init__(self, path: str, acknowledges: bool) -> None:
+        """`path`: that of the subscription."""
+        self.watching = Watching("acknowledged", {}, f"{path}/watch")
+        self.has_ended = False
+        self._acknowledges = acknowledges
+        self._handled: int | None = None
+        self._last = -1
+        self._acknowledged_s = time.monotonic()
+
+    def handled(self, event: dict[str, Any]) -> int | None:
+        """The caller has come back after this event: return what to acknowledge now, if anything.
+
+        After a `bookmark`, which comes when nothing else does, and otherwise now and then.
+        """
+        self.has_ended = event["type"] in ENDS
+        if self.has_ended:
+            self._handled = None
+        elif event["type"] in POSITIONS:
+            self._handled = event["cas"]
+        is_due = time.monotonic() - self._acknowledged_s > ACKNOWLEDGE_S
+        return self.left() if event["type"] == "bookmark" or is_due else None
+
+    def left(self) -> int | None:
+        """Return what is still to be acknowledged; None: nothing."""
+        due, self._handled = self._handled, None
+        self._acknowledged_s = time.monotonic()
+        if due is None or due <= self._last or not self._acknowledges:
+            return None
+        self._last = due
+        return due
 
 
 class Waiting:

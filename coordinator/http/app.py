@@ -49,6 +49,7 @@ from coordinator.http.shared import (
     read_aside,
 )
 from coordinator.http.timestamps import add_timestamps
+from coordinator.http.topics import add_topics
 from coordinator.http.transactions import add_transactions
 from coordinator.http.undo import add_undo
 from coordinator.http.watch import add_watch
@@ -86,6 +87,7 @@ def build_app(shell: Shell, allowed_hosts: Iterable[str] = ()) -> FastAPI:
     add_history(app, shell, settle)
     add_undo(app, shell, settle)
     add_watch(app, shell, settle)
+    add_topics(app, shell, settle)
     _add_health(app, shell)
     return app
 

@@ -26,7 +26,13 @@ from coordinator.core.history import shown
 from coordinator.core.history.changes import Change
 from coordinator.core.history.feed import Published, Subscription
 from coordinator.core.history.following import BOOKMARK_S, BOOKMARK_SOON_S
-from coordinator.core.history.predicates import Begin, Predicate, PredicateError, begin_of
+from coordinator.core.history.predicates import (
+    Begin,
+    Predicate,
+    PredicateError,
+    Selector,
+    begin_of,
+)
 from coordinator.core.model.types import Cas
 from coordinator.core.timestamps import board as boards
 from coordinator.http import timestamp_views, views
@@ -77,7 +83,7 @@ def add_watch(app: FastAPI, shell: Shell, settle: Settle) -> None:
     """Add the route; `settle` waits until this node may answer a read."""
     turn = asyncio.Lock()
 
-    @app.get("/v1/watch", response_class=_Described, responses={200: EVENTS})
+    @app.get("/v1/watch", response_class=Described, responses={200: EVENTS})
     async def watch(
         predicate: Annotated[Predicate, Depends(predicate_of)],
         after: Annotated[str, Query(max_length=32)] = "now",
@@ -115,12 +121,12 @@ class Watched:
     of which buckets (empty: all)."""
 
     begin: Begin
-    predicate: Predicate | None
+    predicate: Selector | None
     extras: frozenset[str]
     buckets: frozenset[str]
 
 
-class _Described(Response):
+class Described(Response):
     """What the OpenAPI document says of the answer."""
 
     media_type = "text/event-stream"
@@ -142,6 +148,9 @@ class EventStream(Response):
         self._is_gone = False
         self._has_caught_up = False
         """Whether it was sent something of the history, which may end within a transaction."""
+
+        self._has_ended = False
+        """Whether it was sent the last event that it ever will be."""
 
         self._subscription: Subscription | None = None
         self._extras = _Extras(shell, watched)
@@ -192,12 +201,12 @@ class EventStream(Response):
             after = begin
         else:
             after = self._shell.node.state.cas
-            yield _frame("bookmark", {"cas": after}, after)
+            yield frame("bookmark", {"cas": after}, after)
         try:
             async for chunk in self._missed(after):
                 yield chunk
         except CompactedError as error:
-            yield _frame("compacted", {"oldest": error.oldest})
+            yield frame("compacted", {"oldest": error.oldest})
             return
         except KafkaException as error:
             log.warning("a watcher is ended: history cannot be read: %s", error)
@@ -215,11 +224,11 @@ class EventStream(Response):
         held = iter(state.entities.items() if predicate is not None else ())
         while portion := [*islice(held, SNAPSHOT_PORTION)]:
             async with self._turn:
-                chunk = _shown(portion, predicate or NOTHING)
+                chunk = _entities(portion, predicate or NOTHING)
                 await asyncio.sleep(0)
             if chunk:
                 yield chunk
-        yield _frame("snapshot_end", {"cas": state.cas}, state.cas)
+        yield frame("snapshot_end", {"cas": state.cas}, state.cas)
 
     async def _missed(self, after: Cas) -> AsyncIterator[bytes]:
         """Yield from the history what the feed does not have any more, and subscribe to the rest.
@@ -242,7 +251,9 @@ class EventStream(Response):
                 continue
             self._has_caught_up = True
             if page.changes:
-                yield b"".join(map(change_frame, page.changes))
+                yield self._shown(map(Published, page.changes))
+            if self._has_ended:
+                return
             after = newest.cas if page.next is None else page.next
 
     async def _live(self) -> AsyncIterator[bytes]:
@@ -257,17 +268,19 @@ class EventStream(Response):
             self._wake.clear()
             found = subscription.take(LIMIT, self._shell.node.state.cas)
             if found:
-                yield b"".join(map(_framed, found))
+                yield self._shown(found)
+                if self._has_ended:
+                    return
                 pause_s = BOOKMARK_SOON_S
             elif subscription.has_lagged:
-                yield _frame("lagged", {"cas": subscription.position})
+                yield frame("lagged", {"cas": subscription.position})
                 return
             elif changes.is_closed:
                 return
             elif extra := self._extras.news():
                 yield extra
             elif loop.time() - told_s >= pause_s:
-                yield _frame("bookmark", {"cas": subscription.position}, subscription.position)
+                yield frame("bookmark", {"cas": subscription.position}, subscription.position)
                 pause_s = BOOKMARK_S
             else:
                 await self._sleep(told_s + pause_s - loop.time())
@@ -276,6 +289,10 @@ class EventStream(Response):
             pace_s = min(PACE_MAX_S, len(changes) * PACE_S)
             if found and not subscription.waiting and pace_s >= 0.001:
                 await asyncio.sleep(pace_s)
+
+    def _shown(self, found: Iterable[Published]) -> bytes:
+        """Return the events of changes that fit."""
+        return b"".join(map(framed, found))
 
     async def _sleep(self, seconds: float) -> None:
         """Wait until there is something to look at."""
@@ -288,7 +305,7 @@ class EventStream(Response):
             pass
 
 
-NOTHING = Predicate(keys=frozenset({""}))
+NOTHING: Selector = Predicate(keys=frozenset({""}))
 """No key is empty."""
 
 
@@ -313,10 +330,10 @@ class _Extras:
                 {name: value for name, value in row.items() if name not in VOLATILE}
                 for row in members["members"]
             ]
-            frame = _frame(MEMBERS, {**members, "members": rows})
-            if frame != self._members:
-                self._members = frame
-                found += frame
+            told = frame(MEMBERS, {**members, "members": rows})
+            if told != self._members:
+                self._members = told
+                found += told
         return found
 
     def _stability(self) -> Iterable[bytes]:
@@ -327,13 +344,13 @@ class _Extras:
             number = held.record.number
             if self._numbers.get(bucket) != number:
                 self._numbers[bucket] = number
-                yield _frame(STABILITY, timestamp_views.published(held.record))
+                yield frame(STABILITY, timestamp_views.published(held.record))
 
 
 # -- frames --------------------------------------------------------------------------------------
 
 
-def _shown(entities: Iterable[tuple[str, Versioned]], predicate: Predicate) -> bytes:
+def _entities(entities: Iterable[tuple[str, Versioned]], predicate: Selector) -> bytes:
     """Return the events of the entities that fit."""
     return b"".join(
         _event("snapshot", shown.entity(key, held))
@@ -347,14 +364,14 @@ def change_frame(change: Change) -> bytes:
     return _event("change", shown.change(change), change.event.cas)
 
 
-def _framed(published: Published) -> bytes:
+def framed(published: Published) -> bytes:
     """Return the event of a change: made once for all watchers."""
     if not published.frame:
         published.frame = change_frame(published.change)
     return published.frame
 
 
-def _frame(name: str, data: dict[str, Any], cas: int | None = None) -> bytes:
+def frame(name: str, data: dict[str, Any], cas: int | None = None) -> bytes:
     return _event(name, json.dumps(data, separators=(",", ":")), cas)
 
 

@@ -33,6 +33,15 @@ def passes_by_itself(error: KafkaError) -> bool:
     return bool(error.retriable()) or code in TRANSIENT or code == KafkaError._PARTITION_EOF
 
 
+def never_connected(error: KafkaError) -> bool:
+    """Tell whether a connection was refused: nothing that was sent over it can arrive late.
+
+    One broker of several that is away is tried again all the time; that says nothing about the
+    connections in use. Only the client's text tells the two apart; any other text is a loss.
+    """
+    return error.code() == KafkaError._TRANSPORT and "in state CONNECT" in error.str()
+
+
 class KafkaRefusal(Exception):
     """A clear refusal; `code` is stable, `message` says what is wrong and what to do."""
 

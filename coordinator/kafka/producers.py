@@ -26,7 +26,7 @@ from coordinator.core.model.types import Offset
 from coordinator.kafka import end_txn
 from coordinator.kafka.commit_pacing import Pacing
 from coordinator.kafka.delivery import UNKNOWN, offset_of
-from coordinator.kafka.errors import TRANSIENT
+from coordinator.kafka.errors import TRANSIENT, never_connected
 from coordinator.kafka.producer_fencing import connect, end_open_transaction
 from coordinator.kafka.settings import (
     EVENT_HEADER,
@@ -480,15 +480,6 @@ def statecontext_record(event: Event) -> tuple[bytes | None, dict[str, Any] | No
     if event.mutation.value is None:
         return None, {EVENT_HEADER: encoded}
     return encoded, None
-
-
-def never_connected(error: KafkaError) -> bool:
-    """Tell whether a connection was refused: nothing that was sent over it can arrive late.
-
-    One broker of several that is away is tried again all the time; that says nothing about the
-    connections in use. Only the client's text tells the two apart; any other text is a loss.
-    """
-    return error.code() == KafkaError._TRANSPORT and "in state CONNECT" in error.str()
 
 
 def _text(error: BaseException) -> str:

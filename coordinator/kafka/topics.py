@@ -25,6 +25,7 @@ SYNC, STREAM_BEGIN, STREAM_END = "sync", "stream-begin", "stream-end"
 MUTATIONS, HW, FAILOVER_LOG = "mutations", "hw", "failover-log"
 STREAM_REQUEST, STABILITY = "stream-request", "stability"
 STABILITY_HISTORY, TICK = "stability-history", "tick"
+SUBSCRIPTION_POSITIONS = "subscription-positions"
 RESTART, RESTART_REQUEST, TIMESTAMP_STATE = "restart", "restart-request", "timestamp-state"
 TRANSACTION_STATE = "__transaction_state"
 
@@ -90,6 +91,7 @@ TOPICS: tuple[Topic, ...] = (
     Topic(RESTART, config=BRIEF),
     Topic(RESTART_REQUEST, config=BRIEF),
     Topic(TIMESTAMP_STATE, config={**LATEST, **LARGE, **SMALL_SEGMENTS}),
+    Topic(SUBSCRIPTION_POSITIONS, config=LATEST),
 )
 """Those that this version uses, in the order in which they are made."""
 
@@ -125,6 +127,16 @@ TUNABLE = ("min.compaction.lag.ms", "delete.retention.ms")
 def topic_name(cluster: str, name: str) -> str:
     """Return the name that a cluster's topic has on the broker."""
     return f"{cluster}.{name}"
+
+
+def delivery_id(cluster: str, number: int) -> str:
+    """Return the id under which the changes of one subscription are delivered."""
+    return f"{cluster}.delivery.{number}"
+
+
+def is_own(cluster: str, topic: str) -> bool:
+    """Tell whether a topic on the broker is one of the cluster's own, or of Kafka's."""
+    return topic.startswith((f"{cluster}.", "__"))
 
 
 def transactional_id(cluster: str) -> str:

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 from coordinator.core.catalog.state import EMPTY, StateContext
 from coordinator.core.history.changes import Change, fold
-from coordinator.core.history.predicates import Predicate
+from coordinator.core.history.predicates import Selector
 from coordinator.core.model.records import Event
 from coordinator.core.model.types import Cas
 from coordinator.node.state_copies import StateCopies
@@ -131,7 +131,7 @@ class History:
             return self._open().cas_at(at_ms, newest)
 
     def page(
-        self, after: Cas, until: Cas | None, predicate: Predicate, limit: int, newest: StateContext
+        self, after: Cas, until: Cas | None, predicate: Selector, limit: int, newest: StateContext
     ) -> Page:
         """Return the changes above `after`, to `until` (default: now), that fit, `limit` at most.
 
@@ -144,7 +144,7 @@ class History:
             return self._page(after, last, predicate, limit, newest)
 
     def _page(
-        self, after: Cas, last: Cas, predicate: Predicate, limit: int, newest: StateContext
+        self, after: Cas, last: Cas, predicate: Selector, limit: int, newest: StateContext
     ) -> Page:
         found: list[Change] = []
         deadline_s = time.monotonic() + SCAN_S

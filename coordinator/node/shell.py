@@ -54,6 +54,7 @@ from coordinator.node.history import History
 from coordinator.node.metrics import NodeMetrics
 from coordinator.node.stage_timer import Stages
 from coordinator.node.store import Store, StoreError
+from coordinator.node.subscriptions import Subscriptions
 from coordinator.node.watchdog import Watchdog
 from schemas.registry import SchemaError
 
@@ -110,6 +111,16 @@ class Shell:
             partial(HistoryLog, bootstrap_servers, cluster), Path(data_dir) / HISTORY_FOLDER
         )
         self.stability_log = StabilityLog(bootstrap_servers, cluster)
+        self.subscriptions = Subscriptions(
+            bootstrap_servers,
+            cluster,
+            node=node,
+            changes=self.changes,
+            history=self.history,
+            ask=self.ask,
+            bury=self._bury_unreadable,
+            failed=self._reader_failed,
+        )
         self._keeping_copy = False
         self.examiner = Examiner()
         self._fold: Folds | None = None
@@ -164,6 +175,7 @@ class Shell:
             self._watchdog = Watchdog(lambda: self._turns, patience_s)
             self._beats = self._follow_tail(HEARTBEAT, {(HEARTBEAT, 0): END})
             self.feed(started)
+            self._spawn(self.subscriptions.run())
             await self._tick()
         except Exception:
             log.exception("the node's clock stopped")
@@ -178,7 +190,7 @@ class Shell:
             if self._fold is not None and self._fold.failure:
                 log.error("the Faust application crashed: %s", self._fold.failure)
                 self._stop(EXIT_FAILED)
-            if any(reader.has_died for reader in self._readers):
+            if self.subscriptions.has_died or any(reader.has_died for reader in self._readers):
                 log.error("a reader has died, and has not said why")
                 self._stop(EXIT_FAILED)
             with contextlib.suppress(TimeoutError):
@@ -203,6 +215,7 @@ class Shell:
         if self._watchdog is not None:
             await asyncio.to_thread(self._watchdog.stop)
         self._reading.set()
+        await self.subscriptions.close()
         await asyncio.to_thread(self.history.close)
         await asyncio.to_thread(self.stability_log.close)
         await asyncio.to_thread(self.examiner.close)

@@ -33,6 +33,8 @@ from coordinator.core.catalog.decisions import (
 from coordinator.core.catalog.outcomes import AHEAD_MS_MAX, RememberedOutcome, time_of_uuid7
 from coordinator.core.catalog.placement import Impossible, place
 from coordinator.core.catalog.state import StateContext, Versioned
+from coordinator.core.catalog.subscriptions import SUBSCRIPTION_DECIDERS
+from coordinator.core.catalog.subscriptions import footprint_of as footprint_of_subscription
 from coordinator.core.catalog.transactions import (
     decide_transaction,
     end_of,
@@ -171,6 +173,8 @@ def footprint(state: StateContext, command: Command, request_id: str = "") -> fr
             keys |= footprint_of(state, command, footprint)
         case SkipRecord():
             pass
+        case _:
+            keys |= footprint_of_subscription(state, command)
     return frozenset(keys)
 
 
@@ -604,4 +608,5 @@ DECIDERS: dict[type, Callable[[StateContext, Request, Circumstances], Decision]]
     SkipRecord: _skip_record,
     Transact: _transact,
     **BUILD_DECIDERS,
+    **SUBSCRIPTION_DECIDERS,
 }

@@ -21,6 +21,7 @@ from coordinator.core.model.outcome_records import (
     EXISTED,
     INDEX,
     INDEXES,
+    LITERAL,
     MESSAGE_LENGTH_MAX,
     NOTHING,
     REFUSED,
@@ -118,7 +119,7 @@ def recorded(request: Request, outcome: Outcome) -> RecordedOutcome:
         index_ids=index_ids,
         cas=Cas(0),
         by_topic=by_topic,
-        answer_json=compact(outcome.answer) if answer == TRANSACTION else "",
+        answer_json=compact(outcome.answer) if answer in (TRANSACTION, LITERAL) else "",
     )
 
 
@@ -134,6 +135,8 @@ def _about(answer: Mapping[str, Any]) -> tuple[str, tuple[int, ...]]:
         return INDEXES, index_ids
     if "index" in answer:
         return INDEX, index_ids
+    if "topic" in answer or "subscription" in answer:
+        return LITERAL, ()
     return (SETTING if "key" in answer else NOTHING), ()
 
 

@@ -20,6 +20,8 @@ KINDS = {
     "setting": "config",
     "stream": "stream",
     "consumed": "consumed",
+    "topic": "topic",
+    "subscription": "subscription",
 }
 """What a kind of entity is called, and what its keys begin with."""
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from coordinator.core.catalog.state import StateContext
 from coordinator.core.history.changes import Change, changes_of
-from coordinator.core.history.predicates import Predicate
+from coordinator.core.history.predicates import Selector
 from coordinator.core.model.records import Event
 from coordinator.core.model.types import Cas
 
@@ -58,7 +58,7 @@ class _Kept:
 class Subscription:
     """One watcher's place in the feed. `wake` is called when there is something new to take."""
 
-    predicate: Predicate
+    predicate: Selector
     wake: Callable[[], None]
     position: Cas
     """All up to here was handed over, or does not fit."""
@@ -140,13 +140,13 @@ class Feed:
             self._kept_bytes -= self._kept.popleft().weight
 
     def subscribe(
-        self, after: Cas, predicate: Predicate, wake: Callable[[], None], newest: Cas
+        self, after: Cas, predicate: Selector, wake: Callable[[], None], newest: Cas
     ) -> Subscription | None:
         """Return a subscription to the changes above a CAS; None: the feed has not all of them.
 
         `newest` is the CAS of the state, up to which everything was published.
         """
-        if after < newest and not (self._kept and self._kept[0].before <= after):
+        if not self._has_all_above(after, newest):
             return None
         made = Subscription(predicate, wake, after, self._waiting_max)
         for kept in self._kept:
@@ -155,6 +155,16 @@ class Feed:
         if not made.has_lagged:
             self._subscriptions.add(made)
         return made
+
+    def above(self, after: Cas, newest: Cas) -> list[Change] | None:
+        """Return all changes above a CAS; None: the feed has not all of them any more."""
+        if not self._has_all_above(after, newest):
+            return None
+        published = (one for kept in self._kept for one in kept.changes)
+        return [one.change for one in published if one.cas > after]
+
+    def _has_all_above(self, after: Cas, newest: Cas) -> bool:
+        return after >= newest or (bool(self._kept) and self._kept[0].before <= after)
 
     def unsubscribe(self, subscription: Subscription) -> None:
         """Hand it nothing more."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from coordinator.core.catalog.state import Versioned
 from coordinator.core.history.changes import KINDS, Change, kind_of
@@ -38,6 +38,14 @@ FIELDS = {
 
 Begin = Cas | Literal["now", "snapshot"]
 """Where a watch begins."""
+
+
+class Selector(Protocol):
+    """Chooses what a reader is handed."""
+
+    def fits(self, change: Change) -> bool: ...
+
+    def fits_held(self, key: str, held: Versioned) -> bool: ...
 
 
 class PredicateError(ValueError):

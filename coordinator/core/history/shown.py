@@ -13,8 +13,18 @@ from typing import Any
 
 from coordinator.core.catalog.decisions import describe_index
 from coordinator.core.catalog.state import Versioned
+from coordinator.core.catalog.subscriptions import describe_subscription, describe_topic
 from coordinator.core.history.changes import Change, kind_of
-from coordinator.core.model.entities import Bucket, Consumed, Entity, Index, Setting, Stream
+from coordinator.core.model.entities import (
+    Bucket,
+    Consumed,
+    Entity,
+    Index,
+    Setting,
+    Stream,
+    Subscription,
+    Topic,
+)
 
 _text = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
@@ -86,6 +96,10 @@ def _described(entity: Entity | None) -> dict[str, Any] | None:
                 ],
                 "reason": entity.reason,
             }
+        case Topic():
+            return describe_topic(entity)
+        case Subscription():
+            return describe_subscription(entity)
         case Bucket() | Consumed():
             return asdict(entity)
         case _:

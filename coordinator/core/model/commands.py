@@ -68,6 +68,51 @@ class DeleteSetting:
 
 
 @dataclass(frozen=True, slots=True)
+class AddTopic:
+    """Add a topic to subscribe to; the filters are a JSON object."""
+
+    name: str
+    filter_json: str = "{}"
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveTopic:
+    """Remove a topic; with its subscriptions, or only if it has none."""
+
+    name: str
+    with_subscriptions: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subscribe:
+    """Subscribe to a topic: to the changes above `after`, or from now on (None)."""
+
+    topic: str
+    subscriber: str
+    filter_json: str = "{}"
+    after: Cas | None = None
+    deliver_to: str = ""
+    expires_after_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Unsubscribe:
+    """End a subscription: no change above the CAS of this one is delivered."""
+
+    topic: str
+    subscriber: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExpireSubscription:
+    """The subscriber of this subscription has been silent for too long."""
+
+    topic: str
+    subscriber: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class MarkReady:
     """All hosting indexers have allocated the index: it becomes READY, and its creator hears."""
 
@@ -213,6 +258,11 @@ Command = (
     | RewriteEntities
     | SkipRecord
     | Transact
+    | AddTopic
+    | RemoveTopic
+    | Subscribe
+    | Unsubscribe
+    | ExpireSubscription
 )
 
 
@@ -309,6 +359,8 @@ def _weight(command: Command) -> int:
         return REQUEST_BYTES + sum(map(len, texts))
     if isinstance(command, SkipRecord):
         return REQUEST_BYTES + len(command.value)
+    if isinstance(command, AddTopic | Subscribe):
+        return REQUEST_BYTES + len(command.filter_json)
     if isinstance(command, BuildIndexes):
         return REQUEST_BYTES + 8 * len(command.indexes) + sum(map(len, command.names))
     return REQUEST_BYTES

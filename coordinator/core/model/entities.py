@@ -1,4 +1,4 @@
-"""What a StateContext consists of: indexes, buckets, settings, request outcomes, read positions.
+"""What a StateContext consists of: indexes, buckets, settings, topics, read positions.
 
 Pure, frozen data. Every entity lives under one key, `<kind>/<id>`; an event on the log carries
 the entity's whole new value, so that the last record of a key is all that compaction must keep.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coordinator.core.model.types import Epoch, Offset
+from coordinator.core.model.types import Cas, Epoch, Offset
 
 INIT, READY, PENDING, BACKFILL, MAINTENANCE, ERROR, DROPPING = INDEX_STATES = (
     "init",
@@ -211,7 +211,48 @@ class Consumed:
         return consumed_key(self.partition)
 
 
-Entity = Index | Bucket | Stream | Setting | RequestOutcome | Consumed
+ACTIVE, EXPIRED = SUBSCRIPTION_STATES = ("active", "expired")
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A named selection of changes that can be subscribed to; `filter_json` says which."""
+
+    name: str
+    filter_json: str
+    created_ms: int
+
+    @property
+    def key(self) -> str:
+        return topic_key(self.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subscription:
+    """A durable subscription to a topic: the changes above `after` that fit both filters.
+
+    `number` is that of no other subscription that ever was: what is known of one that was removed
+    says nothing of the next one under its id. `deliver_to` is the Kafka topic to which the changes
+    are written, empty where the subscriber reads them from a node. It is expired when its
+    subscriber was silent for `expires_after_ms` (0: it never is).
+    """
+
+    topic: str
+    id: str
+    number: int
+    filter_json: str
+    after: Cas
+    deliver_to: str
+    expires_after_ms: int
+    state: str
+    created_ms: int
+
+    @property
+    def key(self) -> str:
+        return subscription_key(self.topic, self.id)
+
+
+Entity = Index | Bucket | Stream | Setting | RequestOutcome | Consumed | Topic | Subscription
 
 
 def index_key(index_id: int) -> str:
@@ -228,6 +269,14 @@ def stream_key(bucket: str) -> str:
 
 def setting_key(name: str) -> str:
     return f"config/{name}"
+
+
+def topic_key(name: str) -> str:
+    return f"topic/{name}"
+
+
+def subscription_key(topic: str, subscriber: str) -> str:
+    return f"subscription/{topic}/{subscriber}"
 
 
 def request_key(request_id: str) -> str:

@@ -15,7 +15,8 @@ from coordinator import codec
 from coordinator.core.consensus import effects, inputs
 from coordinator.core.model.records import DeadLetter, ReadBarrier
 from coordinator.kafka import end_txn, producers
-from coordinator.kafka.producers import DeadLetters, PlainProducer, never_connected
+from coordinator.kafka.errors import never_connected
+from coordinator.kafka.producers import DeadLetters, PlainProducer
 from coordinator.kafka.settings import plain_settings
 
 TRANSPORT = KafkaError._TRANSPORT

@@ -1,0 +1,229 @@
+"""The topic `subscription-positions`, and the writing of changes to the topics of subscribers.
+
+A node reads all of the topic while there are subscriptions. Positions are written by the node that
+a subscriber talks to, and, where changes are delivered to Kafka, in the transaction of a delivery.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from coordinator import codec
+from coordinator.core.model.subscription_records import (
+    SubscriptionAcknowledged,
+    SubscriptionRecord,
+)
+from coordinator.kafka.end_txn import Patience
+from coordinator.kafka.errors import never_connected
+from coordinator.kafka.producer_fencing import connect, end_open_transaction
+from coordinator.kafka.readers import BEGINNING, TailReader
+from coordinator.kafka.settings import plain_settings
+from coordinator.kafka.topics import SUBSCRIPTION_POSITIONS, delivery_id, topic_name
+from schemas.registry import SchemaError
+
+TRANSACTION_TIMEOUT_MS = 20_000
+FLUSH_S = 5.0
+OPEN_S = 8.0
+END_S = 2.5
+"""Below the socket's timeout, after which the client repeats the end of a transaction."""
+
+RECORD_BYTES_MAX = 1_000_000
+"""What brokers take for a record of a topic whose settings nobody has changed."""
+
+Bury = Callable[[Message, str], None]
+
+log = logging.getLogger(__name__)
+
+
+class NotWrittenError(Exception):
+    """Kafka has not acknowledged a record."""
+
+
+class DeliveryError(Exception):
+    """Changes could not be delivered; the message says why."""
+
+
+class PositionReader:
+    """Reads all records of the topic, and what comes then, in a thread."""
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        cluster: str,
+        take: Callable[[list[SubscriptionRecord]], None],
+        bury: Bury,
+        failed: Callable[[str], None],
+    ) -> None:
+        """`take`, `bury` and `failed` are called in the thread."""
+        self._take = take
+        self._bury = bury
+        place = (topic_name(cluster, SUBSCRIPTION_POSITIONS), 0)
+        self._reader = TailReader(
+            bootstrap_servers, f"{cluster}.positions", {place: BEGINNING}, self._read, failed
+        )
+
+    @property
+    def has_died(self) -> bool:
+        return self._reader.has_died
+
+    def stop(self) -> None:
+        self._reader.stop()
+
+    def _read(self, messages: list[Message]) -> None:
+        found: list[SubscriptionRecord] = []
+        for message in messages:
+            value = message.value()
+            if value is None:
+                continue
+            try:
+                record = codec.decode(value)
+            except SchemaError as error:
+                self._bury(message, str(error))
+                continue
+            if isinstance(record, SubscriptionRecord):
+                found.append(record)
+            else:
+                self._bury(message, f"{type(record).__name__} does not belong here")
+        if found:
+            self._take(found)
+
+
+class PositionWriter:
+    """Writes records of the topic. It blocks, and belongs to one thread."""
+
+    def __init__(self, bootstrap_servers: str, cluster: str) -> None:
+        self._topic = topic_name(cluster, SUBSCRIPTION_POSITIONS)
+        self._producer = Producer(
+            plain_settings(
+                bootstrap_servers,
+                **{"enable.idempotence": True, "message.timeout.ms": int(FLUSH_S * 1000)},
+            )
+        )
+
+    def write(self, record: SubscriptionRecord) -> None:
+        """Write a record; it is there when this returns. Raises NotWrittenError."""
+        self._send(record.key, codec.encode(record))
+
+    def forget(self, numbers: Sequence[int]) -> None:
+        """Have compaction remove what there is of subscriptions. Raises NotWrittenError."""
+        for number in numbers:
+            self._send(str(number), None)
+            self._send(f"{number}/seen", None)
+
+    def _send(self, key: str, value: bytes | None) -> None:
+        failures: list[KafkaError] = []
+
+        def delivered(error: KafkaError | None, _: Message) -> None:
+            if error is not None:
+                failures.append(error)
+
+        try:
+            self._producer.produce(self._topic, value, key, on_delivery=delivered)
+        except (KafkaException, BufferError) as error:
+            raise NotWrittenError(str(error)) from error
+        if self._producer.flush(FLUSH_S + 1) or failures:
+            raise NotWrittenError(failures[0].str() if failures else "no broker answers")
+
+    def close(self) -> None:
+        self._producer.flush(1.0)
+
+
+class Delivered(NamedTuple):
+    """A change as it is written for a subscriber: JSON, keyed by its entity."""
+
+    key: str
+    value: bytes
+    cas: int
+
+
+class Delivery:
+    """Writes the changes of one subscription, each exactly once. It blocks: one thread owns it.
+
+    What is written and the position after it are one Kafka transaction. Whoever opens the next
+    delivery of the same subscription fences this one. After an error it has to be closed; the next
+    one begins at the position that was read after its opening.
+    """
+
+    def __init__(self, bootstrap_servers: str, cluster: str, number: int, topic: str) -> None:
+        """Open it: what an earlier delivery had under way is ended. Raises DeliveryError."""
+        self._number = number
+        self._topic = topic
+        self._positions = topic_name(cluster, SUBSCRIPTION_POSITIONS)
+        self._patience = Patience()
+        self._disconnected = False
+        name = delivery_id(cluster, number)
+        end_open_transaction(bootstrap_servers, name, TRANSACTION_TIMEOUT_MS)
+        self._producer = Producer(
+            plain_settings(
+                bootstrap_servers,
+                **{
+                    "transactional.id": name,
+                    "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
+                    "message.timeout.ms": 10_000,
+                    "topic.metadata.propagation.max.ms": 1_000,
+                    "retry.backoff.ms": self._patience.begin(),
+                    "retry.backoff.max.ms": self._patience.pause_ms,
+                    "error_cb": self._on_error,
+                },
+            )
+        )
+        try:
+            self._find()
+            connect(self._producer, self._positions, OPEN_S)
+            self._producer.init_transactions(OPEN_S)
+        except KafkaException as error:
+            raise DeliveryError(f"{topic}: {error.args[0].str()}") from error
+
+    def _find(self) -> None:
+        """Raises DeliveryError: the topic is not there, nor made by the broker."""
+        found = self._producer.list_topics(self._topic, timeout=OPEN_S).topics.get(self._topic)
+        if found is None or found.error is not None or not found.partitions:
+            what = found.error.str() if found is not None and found.error else "it is not there"
+            raise DeliveryError(f"{self._topic}: {what}")
+
+    def _on_error(self, error: KafkaError) -> None:
+        if not never_connected(error):
+            self._disconnected = True
+
+    def write(self, changes: Sequence[Delivered], position: SubscriptionAcknowledged) -> None:
+        """Write changes and the position after them, or neither.
+
+        Raises DeliveryError: which of it, the position will tell. The client may have sent the end
+        of the transaction twice then.
+        """
+        self._disconnected = False
+        failures: list[str] = []
+
+        def delivered(error: KafkaError | None, _: Message) -> None:
+            if error is not None:
+                failures.append(error.str())
+
+        try:
+            self._producer.begin_transaction()
+            for change in changes:
+                headers: dict[str, str | bytes | None] = {"cas": str(change.cas)}
+                self._producer.produce(
+                    self._topic, change.value, change.key, headers=headers, on_delivery=delivered
+                )
+            self._producer.produce(
+                self._positions, codec.encode(position), position.key, on_delivery=delivered
+            )
+            if self._producer.flush(10.0) or failures:
+                reason = failures[0] if failures else "no broker answers"
+                raise DeliveryError(f"{self._topic}: {reason}")
+            began_s = time.monotonic()
+            self._producer.commit_transaction(END_S)
+        except (KafkaException, BufferError) as error:
+            text = error.args[0].str() if isinstance(error, KafkaException) else str(error)
+            raise DeliveryError(f"{self._topic}: {text}") from error
+        if self._patience.ended(time.monotonic() - began_s) or self._disconnected:
+            raise DeliveryError(f"{self._topic}: the end of a transaction is in doubt")
+
+    def close(self) -> None:
+        """Let go of it; what is under way is ended by the next delivery, or by Kafka in time."""
+        self._producer.purge()
