@@ -191,7 +191,7 @@ def _add_subscribers(app: FastAPI, shell: Shell, settle: Settle) -> None:
         await settle("local", body.cas)
         _, subscription = _listening(shell.node.state, topic, subscriber)
         try:
-            reached = await shell.subscriptions.acknowledge(subscription, body.cas)
+            reached = await shell.subscriptions.book.acknowledge(subscription, body.cas)
         except NotWrittenError as error:
             raise ApiError("unavailable", f"the position was not written: {error}") from None
         return read_answer(shell, {"acknowledged": reached})
@@ -219,7 +219,7 @@ def _add_subscribers(app: FastAPI, shell: Shell, settle: Settle) -> None:
         if not shell.node.is_following:
             raise ApiError("not_ready", f"this node has not caught up: {shell.node.why_not_ready}")
         try:
-            position = await shell.subscriptions.settle(subscription)
+            position = await shell.subscriptions.book.settle(subscription)
         except NotWrittenError as error:
             raise ApiError("unavailable", f"the position is not known: {error}") from None
         selection = selection_of(held_topic, subscription)
@@ -305,10 +305,10 @@ def _row(shell: Shell, state: StateContext, held: Versioned) -> dict[str, Any]:
     return {
         **describe_subscription(subscription),
         "cas": held.cas,
-        "acknowledged": of_node.positions.of(subscription),
-        "acknowledged_ms": of_node.positions.acknowledged_ms(subscription),
+        "acknowledged": of_node.book.positions.of(subscription),
+        "acknowledged_ms": of_node.book.positions.acknowledged_ms(subscription),
         "lag": lag._asdict(),
-        "problem": of_node.problems.get(subscription.number),
+        "problem": of_node.deliveries.problems.get(subscription.number),
     }
 
 
@@ -328,7 +328,7 @@ class _Presence:
         while expires_s:
             await asyncio.sleep(max(PRESENCE_MIN_S, expires_s / PRESENCES))
             with suppress(NotWrittenError):
-                await self.shell.subscriptions.note_presence(self.subscription)
+                await self.shell.subscriptions.book.note_presence(self.subscription)
 
 
 class SubscriptionStream(EventStream):

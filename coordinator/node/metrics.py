@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import fields
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -13,6 +14,36 @@ from coordinator.core.consensus.election import MASTERSHIPS
 from coordinator.core.node import Node
 
 STAGE_SECONDS = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.25, 0.5, 1, 2)
+
+
+class SubscriberRow(NamedTuple):
+    """What is shown of one subscription."""
+
+    topic: str
+    subscriber: str
+    behind_cas: int
+    has_problem: bool
+
+
+class SubscriptionMetrics(Collector):
+    """How far behind subscribers are; the master shows it, so that each is there once."""
+
+    def __init__(self, rows: Callable[[], Iterable[SubscriberRow]]) -> None:
+        self._rows = rows
+
+    def collect(self) -> Iterable[Metric]:
+        labels = ["topic", "subscriber"]
+        behind = GaugeMetricFamily(
+            "coordinator_subscription_behind_cas", "CAS that are not acknowledged", labels=labels
+        )
+        problem = GaugeMetricFamily(
+            "coordinator_subscription_problem", "1 if nothing can be delivered", labels=labels
+        )
+        for row in self._rows():
+            behind.add_metric([row.topic, row.subscriber], row.behind_cas)
+            problem.add_metric([row.topic, row.subscriber], row.has_problem)
+        yield behind
+        yield problem
 
 
 class NodeMetrics(Collector):

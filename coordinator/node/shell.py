@@ -51,7 +51,7 @@ from coordinator.kafka.topics import (
 from coordinator.language.ddl_commands import read_command
 from coordinator.language.examiner import Examiner
 from coordinator.node.history import History
-from coordinator.node.metrics import NodeMetrics
+from coordinator.node.metrics import NodeMetrics, SubscriptionMetrics
 from coordinator.node.stage_timer import Stages
 from coordinator.node.store import Store, StoreError
 from coordinator.node.subscriptions import Subscriptions
@@ -121,6 +121,7 @@ class Shell:
             bury=self._bury_unreadable,
             failed=self._reader_failed,
         )
+        self.metrics.registry.register(SubscriptionMetrics(self.subscriptions.rows))
         self._keeping_copy = False
         self.examiner = Examiner()
         self._fold: Folds | None = None
@@ -190,7 +191,7 @@ class Shell:
             if self._fold is not None and self._fold.failure:
                 log.error("the Faust application crashed: %s", self._fold.failure)
                 self._stop(EXIT_FAILED)
-            if self.subscriptions.has_died or any(reader.has_died for reader in self._readers):
+            if self.subscriptions.book.has_died or any(reader.has_died for reader in self._readers):
                 log.error("a reader has died, and has not said why")
                 self._stop(EXIT_FAILED)
             with contextlib.suppress(TimeoutError):

@@ -1306,8 +1306,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a-feed-claims-what-it-does-not-keep",
         FEED,
-        "if after < newest and not (self._kept and self._kept[0].before <= after):",
-        "if after < newest and not self._kept:",
+        "return after >= newest or (bool(self._kept) and self._kept[0].before <= after)",
+        "return after >= newest or bool(self._kept)",
         UNIT_FEED,
     ),
     Mutant(

@@ -14,12 +14,15 @@ from coordinator.core.consensus import inputs as inp
 from coordinator.core.history.feed import Feed
 from coordinator.core.model.commands import Outcome
 from coordinator.core.model.records import Event
+from coordinator.core.model.subscription_records import SubscriptionRecord
 from coordinator.core.model.types import Instant
 from coordinator.http.app import build_app
 from coordinator.kafka.stability_log import TimestampPage
 from coordinator.language.examiner import Examiner
 from coordinator.node.history import History
 from coordinator.node.metrics import NodeMetrics
+from coordinator.node.positions import PositionBook
+from coordinator.node.subscriptions import Subscriptions
 from tests.support.changes import MemoryLog
 from tests.support.lone_node import HOST, LoneNode
 
@@ -31,6 +34,16 @@ class NoTimestamps:
 
     def page(self, bucket: str, **asked: Any) -> TimestampPage:
         return TimestampPage((), None)
+
+
+class LoneBook(PositionBook):
+    """Positions that are in the memory of one node only."""
+
+    def listen(self) -> None:
+        """There is no log to read."""
+
+    async def _write(self, record: SubscriptionRecord) -> None:
+        self.take([record])
 
 
 class LoneShell:
@@ -47,6 +60,17 @@ class LoneShell:
         self.changes = Feed()
         # A watch ends with what there is: nobody could wait for its end otherwise.
         self.changes.close()
+        self.subscriptions = Subscriptions(
+            "",
+            "lone",
+            node=self.node,
+            changes=self.changes,
+            history=self.history,
+            ask=self.ask,
+            bury=lambda message, reason: None,
+            failed=lambda reason: None,
+        )
+        self.subscriptions.book = LoneBook("", "lone", lambda *_: None, lambda _: None)
         self.has_read = lambda name: True
         self._callers: dict[int, asyncio.Future[Outcome]] = {}
         self._last = 0

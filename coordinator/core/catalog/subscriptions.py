@@ -46,6 +46,10 @@ TOPICS_MAX = 1_000
 SUBSCRIPTIONS_MAX = 200
 """So many subscriptions a topic has: it can be removed together with all of them."""
 
+SUBSCRIPTIONS_TOTAL_MAX = 2_000
+DELIVERIES_MAX = 32
+"""So many subscriptions have their changes delivered to Kafka: the master has a producer each."""
+
 FILTER_BYTES_MAX = 8 * 1024
 EXPIRES_AFTER_MS = range(1_000, 366 * 24 * 3_600_000)
 
@@ -158,9 +162,8 @@ def _subscribe(state: StateContext, request: Request, given: Circumstances) -> D
     actual = held.cas if held else 0
     if request.expected_cas not in (None, actual):
         return Unchanged(mismatch(request.expected_cas or 0, actual))
-    if held is None and len(subscriptions_of(state, command.topic)) >= SUBSCRIPTIONS_MAX:
-        text = f"{command.topic} has {SUBSCRIPTIONS_MAX} subscriptions already"
-        return Unchanged(refused("too_many_subscriptions", text))
+    if full := _full(state, command, is_new=held is None):
+        return Unchanged(refused("too_many_subscriptions", full))
     subscription = Subscription(
         topic=command.topic,
         id=command.subscriber,
@@ -201,6 +204,19 @@ def _expire(state: StateContext, request: Request, given: Circumstances) -> Deci
         return Unchanged(Outcome("ok"))
     expired = replace(subscription, state=EXPIRED)
     return Accepted((Change("SubscriptionExpired", expired.key, expired),), {})
+
+
+def _full(state: StateContext, command: Subscribe, *, is_new: bool) -> str:
+    """Say which bound one more subscription would exceed, or return an empty text."""
+    there = [_subscription(held) for held in state.of_kind("subscription")]
+    if is_new and len(there) >= SUBSCRIPTIONS_TOTAL_MAX:
+        return f"there are {SUBSCRIPTIONS_TOTAL_MAX} subscriptions already"
+    if is_new and sum(1 for one in there if one.topic == command.topic) >= SUBSCRIPTIONS_MAX:
+        return f"{command.topic} has {SUBSCRIPTIONS_MAX} subscriptions already"
+    deliveries = sum(1 for one in there if one.deliver_to and one.state == ACTIVE)
+    if command.deliver_to and deliveries >= DELIVERIES_MAX:
+        return f"{DELIVERIES_MAX} subscriptions are delivered to Kafka already"
+    return ""
 
 
 def _subscription(held: Versioned) -> Subscription:

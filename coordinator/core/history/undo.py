@@ -202,6 +202,12 @@ def _kept(then: StateContext, now: StateContext) -> Iterator[Kept]:
         key = held.entity.key
         if then.get(key) is None:
             yield Kept(key, "the cluster does not forget a bucket")
+    for kind in ("topic", "subscription"):
+        keys = {held.entity.key for state in (then, now) for held in state.of_kind(kind)}
+        for key in sorted(keys):
+            old, new = then.get(key), now.get(key)
+            if (old.value if old else None) != (new.value if new else None):
+                yield Kept(key, "an undo leaves topics and subscriptions as they are")
     for index, _ in then.indexes():
         there = now.get(index.key)
         if index.state == READY and index.defer_build and there is not None:

@@ -104,5 +104,5 @@ def test_an_unknown_kind_is_told_every_kind_of_a_watch(shell: LoneShell) -> None
 
     response = asyncio.run(scenario())
     assert response.status_code == 400
-    known = "index, bucket, setting, stream, consumed, members, stability"
+    known = "index, bucket, setting, stream, consumed, topic, subscription, members, stability"
     assert response.json()["error"]["message"] == f"kind 'nope' does not exist: one of {known}"

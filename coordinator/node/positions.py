@@ -1,0 +1,155 @@
+"""How far subscribers have come: what a node reads of `subscription-positions`, and writes to it.
+
+Every node keeps this while there are subscriptions. Nothing here is needed to go on after a crash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import TypeVar
+
+from confluent_kafka import Message
+
+from coordinator.core.history.subscribing import Positions
+from coordinator.core.model.entities import Subscription
+from coordinator.core.model.subscription_records import (
+    SubscriberSeen,
+    SubscriptionAcknowledged,
+    SubscriptionRecord,
+)
+from coordinator.core.model.types import Cas
+from coordinator.kafka.subscription_log import NotWrittenError, PositionReader, PositionWriter
+
+T = TypeVar("T")
+
+SETTLE_S = 10.0
+
+
+class PositionBook:
+    """The positions of subscribers, as one node knows them. The loop owns it; `close` ends it."""
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        cluster: str,
+        bury: Callable[[Message, str], None],
+        failed: Callable[[str], None],
+    ) -> None:
+        """`bury` and `failed` may be called in another thread."""
+        self._servers, self._cluster = bootstrap_servers, cluster
+        self._bury, self._failed = bury, failed
+        self.positions = Positions()
+        self._marks: dict[int, asyncio.Future[None]] = {}
+        self._writing = ThreadPoolExecutor(1, "positions")
+        self._writer: PositionWriter | None = None
+        self._reader: PositionReader | None = None
+        self._is_closed = False
+
+    async def acknowledge(self, subscription: Subscription, cas: Cas) -> Cas:
+        """Note that a subscriber has all changes up to a CAS; return how far it is then.
+
+        Raises NotWrittenError.
+        """
+        if cas > self.positions.of(subscription):
+            await self._write(SubscriptionAcknowledged(subscription.number, cas, now_ms()))
+        else:
+            await self.note_presence(subscription)
+        return self.positions.of(subscription)
+
+    async def note_presence(self, subscription: Subscription) -> None:
+        """Note that a subscriber is there, where it matters. Raises NotWrittenError."""
+        if subscription.expires_after_ms:
+            await self._write(SubscriberSeen(subscription.number, now_ms(), 0))
+
+    async def settle(self, subscription: Subscription) -> Cas:
+        """Return how far a subscriber is, knowing all that any node has written of it before.
+
+        Raises NotWrittenError.
+        """
+        self.listen()
+        mark = secrets.randbits(62) + 1
+        read = self._marks[mark] = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(SETTLE_S):
+                await self._write(SubscriberSeen(subscription.number, now_ms(), mark))
+                await read
+        except TimeoutError:
+            raise NotWrittenError("the positions of subscribers cannot be read") from None
+        finally:
+            del self._marks[mark]
+        return self.positions.of(subscription)
+
+    def listen(self) -> None:
+        """Begin to read, if that has not begun."""
+        if self._reader is None and not self._is_closed:
+            hand_over = partial(self._hand_over, asyncio.get_running_loop())
+            self._reader = PositionReader(
+                self._servers, self._cluster, hand_over, self._bury, self._failed
+            )
+
+    @property
+    def is_listening(self) -> bool:
+        """Tell whether the topic is read."""
+        return self._reader is not None
+
+    @property
+    def has_died(self) -> bool:
+        """Tell whether positions are not read any more, although they should be."""
+        return self._reader is not None and self._reader.has_died
+
+    def _hand_over(
+        self, loop: asyncio.AbstractEventLoop, records: list[SubscriptionRecord]
+    ) -> None:
+        """Pass on what the reader's thread has read."""
+        with suppress(RuntimeError):  # The loop is being closed.
+            loop.call_soon_threadsafe(self.take, records)
+
+    def take(self, records: Sequence[SubscriptionRecord]) -> None:
+        """Fold records that were read, or that were written by this process."""
+        now_ms = time.monotonic_ns() // 1_000_000
+        for record in records:
+            self.positions.take(record, now_ms)
+            if isinstance(record, SubscriberSeen):
+                read = self._marks.get(record.mark)
+                if read is not None and not read.done():
+                    read.set_result(None)
+
+    async def _write(self, record: SubscriptionRecord) -> None:
+        await self._in_writer(lambda writer: writer.write(record))
+        if isinstance(record, SubscriptionAcknowledged):
+            self.take([record])
+
+    async def _in_writer(self, work: Callable[[PositionWriter], T]) -> T:
+        def in_thread() -> T:
+            if self._writer is None:
+                self._writer = PositionWriter(self._servers, self._cluster)
+            return work(self._writer)
+
+        if self._is_closed:
+            raise NotWrittenError("this node is stopping")
+        return await asyncio.get_running_loop().run_in_executor(self._writing, in_thread)
+
+    async def forget(self, numbers: Sequence[int]) -> None:
+        """Remove what there is of subscriptions that are gone. Raises NotWrittenError."""
+        await self._in_writer(lambda writer: writer.forget(numbers))
+        self.positions.forget(numbers)
+
+    async def close(self) -> None:
+        """Let go of Kafka."""
+        self._is_closed = True
+        if self._reader is not None:
+            await asyncio.to_thread(self._reader.stop)
+        if self._writer is not None:
+            await asyncio.to_thread(self._writer.close)
+        self._writing.shutdown(wait=False)
+
+
+def now_ms() -> int:
+    """Return the time by the wall clock."""
+    return time.time_ns() // 1_000_000
