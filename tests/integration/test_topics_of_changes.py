@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
@@ -138,14 +139,17 @@ def test_who_is_silent_expires_and_is_told_and_who_listens_does_not(client: Clie
     client.subscribe("silence", "listens", expires_after_ms=4_000)
     client.subscribe("silence", "silent-for-long", expires_after_ms=9_000)
     told: list[Told] = []
-    with closing(client.receive("silence", "listens")) as events:
+    with ThreadPoolExecutor(1) as pool:
+        events = client.receive("silence", "listens")
+        listening = pool.submit(lambda: next(e for e in events if e["type"] == "change"))
         for event in client.watch(after=0, kind="subscription"):
             if event.get("event") == "SubscriptionExpired":
                 told.append(event)
             if len(told) == 2:
                 break
         change(client, "silence", 1)
-        assert next(e for e in events if e["type"] == "change")["key"] == "config/silence/0"
+        assert listening.result(30)["key"] == "config/silence/0"
+        events.close()
     states = {s["id"]: s["state"] for s in client.subscriptions("silence")["subscriptions"]}
     assert states == {"silent": "expired", "silent-for-long": "expired", "listens": "active"}
     with pytest.raises(CoordinatorError, match="subscription_expired") as expired:
