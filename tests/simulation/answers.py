@@ -12,6 +12,7 @@ from coordinator.core.model.commands import (
     CreateIndex,
     DeleteSetting,
     DropIndex,
+    ExpireSubscription,
     PutSetting,
     Transact,
 )
@@ -19,6 +20,7 @@ from coordinator.core.model.entities import Index
 from tests.simulation.actors import EFFECTS, Client, Op
 from tests.simulation.histories import AHEAD, EXPIRED
 from tests.simulation.kernel.violation import require
+from tests.simulation.subscribers import TOPIC_EFFECTS
 from tests.simulation.transactions import check_answer
 from tests.simulation.truth import Version
 
@@ -70,7 +72,7 @@ def _check_ok(judge: Judge, op: Op, outcome: Any) -> None:
         return
     if outcome.answer.get("existed") in (True, False):
         return
-    if isinstance(command, BuildIndexes) and not outcome.txn:
+    if isinstance(command, BuildIndexes | ExpireSubscription) and not outcome.txn:
         return
     done = judge.done.get(outcome.cas)
     name = "acknowledged-is-effective-once"
@@ -85,7 +87,7 @@ def _check_ok(judge: Judge, op: Op, outcome: Any) -> None:
             == (command.bucket, command.name, op.request.id)
         )
     else:
-        effects = (*EFFECTS, BUILD_EFFECT)
+        effects = (*EFFECTS, BUILD_EFFECT, *TOPIC_EFFECTS)
         right = done.mutation.request == op.request.id and done.mutation.event in effects
     require(right, name, f"{op.request.id} at CAS {outcome.cas}: {done.mutation}")
     require(str(done.txn) == outcome.txn, name, f"{op.request.id}: {done.txn}, {outcome.txn}")

@@ -11,6 +11,7 @@ from coordinator.core.model.commands import OK, REFUSED
 from coordinator.core.model.entities import MAINTENANCE
 from tests.simulation.histories import EXPIRED, violation_of
 from tests.simulation.kernel.violation import require
+from tests.simulation.subscribers import conclude_subscriptions
 from tests.simulation.truth import digest_of
 from tests.simulation.watchers import Watcher
 
@@ -24,6 +25,8 @@ def conclude(judge: Judge) -> None:
     for actor in judge.world.actors:
         if isinstance(actor, Watcher):
             actor.conclude()
+    if judge.world.board is not None:
+        conclude_subscriptions(judge.world, judge.world.board)
     _compare_statuses(judge)
     if judge.replayed:
         _replay_history(judge)

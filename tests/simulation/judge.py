@@ -45,6 +45,7 @@ from tests.simulation.conclusion import conclude
 from tests.simulation.kernel.broker import Session, Stored
 from tests.simulation.kernel.violation import require
 from tests.simulation.meter import CALLS_PER_MS, STEP_MS_MAX
+from tests.simulation.subscribers import check_subscriptions
 from tests.simulation.transactions import check_effects
 from tests.simulation.truth import Done, Seen, Truth, Version, digest_of, point_of
 
@@ -368,6 +369,8 @@ class Judge:
             )
         if isinstance(entity, Stream) and mutation.event == "StreamRenewed":
             self._apply_stream(entity)
+        if key.startswith(("topic/", "subscription/")):
+            check_subscriptions(self, mutation, cas, before[2] if before else None)
         if key.startswith("index/"):
             self._apply_index(mutation, before[2] if before else None, cas, decided_ms)
         if mutation.value is None:

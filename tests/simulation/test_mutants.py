@@ -16,9 +16,12 @@ from tests.simulation.planted import authority as a
 from tests.simulation.planted import builds as b
 from tests.simulation.planted import commits as c
 from tests.simulation.planted import requests as r
+from tests.simulation.planted import subscriptions as s
 from tests.simulation.planted import transactions as t
 from tests.simulation.planted.search import cases, search
 from tests.simulation.schedule import directed
+from tests.simulation.subscribers import REST as TOPIC_REST
+from tests.simulation.subscribers import SHARE as TOPIC_SHARE
 from tests.simulation.transactions import REST, SHARE
 from tests.simulation.world import World
 
@@ -91,6 +94,11 @@ def busy(worlds: Worlds) -> Worlds:
 def transacting(number: int) -> World:
     """Return worlds whose clients ask for transactions."""
     return World(SHARE * number + REST)
+
+
+def subscribing(number: int) -> World:
+    """Return worlds that have topics, and who subscribes to them."""
+    return World(TOPIC_SHARE * number + TOPIC_REST)
 
 
 def read(worlds: Worlds) -> Worlds:
@@ -244,6 +252,33 @@ MUTANTS: list[tuple[Plant, Worlds, int, set[str]]] = [
         {"acknowledged-is-effective-once"},
     ),
     (t.a_comparison_is_decided_apart, busy(transacting), 5, {"a-transaction-is-whole"}),
+    (s.the_end_of_a_subscription_is_not_seen, subscribing, 20, {"nothing-comes-after-the-end"}),
+    (
+        s.an_end_that_no_filter_fits_is_not_handed_over,
+        subscribing,
+        20,
+        {"nothing-comes-after-the-end"},
+    ),
+    (s.an_expired_subscription_goes_on, subscribing, 39, {"nothing-comes-after-the-end"}),
+    (
+        s.a_topic_and_its_subscriptions_are_decided_apart,
+        busy(subscribing),
+        8,
+        {"a-subscription-has-a-topic"},
+    ),
+    (
+        s.a_subscription_has_the_number_of_the_one_before_it,
+        subscribing,
+        14,
+        {"a-subscription-brings-each-change-once"},
+    ),
+    (
+        s.a_subscription_begins_too_late,
+        subscribing,
+        0,
+        {"a-subscription-begins-where-it-was-decided"},
+    ),
+    (s.an_id_is_taken_twice, subscribing, 0, {"a-subscriber-id-is-taken-once"}),
     (r.ready_without_every_indexer, anywhere, 0, {"ready-needs-every-indexer"}),
     (r.expected_cas_is_not_compared, anywhere, 0, {"compare-and-set", "linearizable-history"}),
     (r.dropped_index_keeps_its_name, busy(anywhere), 6, {"linearizable"}),

@@ -12,6 +12,7 @@ from tests.simulation.faults import ACTIONS, KINDS, LIKELY
 from tests.simulation.kernel.world import FAULTS_FROM_MS, FAULTS_UNTIL_MS
 from tests.simulation.machine import Machine
 from tests.simulation.schedule import Arm, arm, pair_of
+from tests.simulation.subscribers import Board, Delivering, Subscribing, subscribers_in
 from tests.simulation.transactions import TransactionWriter, Transactor, transactions_in
 from tests.simulation.watchers import WATCHERS, Watcher
 
@@ -24,6 +25,7 @@ class World(Cluster):
     projectors: list[Projector]
     clients: list[Client]
     writers: list[DdlWriter]
+    board: Board | None = None
 
     def __init__(self, seed: int, *, plain: bool = False, **more: Any) -> None:
         """Build the world of a seed: `plain` without faults and clients, or with only the faults
@@ -56,6 +58,12 @@ class World(Cluster):
         if transactions_in(self.seed):
             for number in (10, 11):
                 self.clients.append(self.join(Transactor(self, number, chance.randint(4, 12))))
+        if subscribers_in(self.seed):
+            for number in (30, 31):
+                self.clients.append(self.join(Subscribing(self, number, chance.randint(4, 12))))
+            self.board = Board()
+            for machine in self.machines.values():
+                self.join(Delivering(self, self.board, machine))
         writer = TransactionWriter if transactions_in(self.seed) else DdlWriter
         self.writers.append(self.join(writer(self, chance.choice((0, 4, 8, 16)))))
         refusing = chance.choice((0.0, 0.0, 0.2))
