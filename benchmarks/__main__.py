@@ -16,7 +16,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import commit, data_plane, failover, fold, history, size, timestamps, watchers
+from benchmarks import (
+    commit,
+    data_plane,
+    eventsourced,
+    failover,
+    fold,
+    history,
+    size,
+    timestamps,
+    watchers,
+)
 from benchmarks.cluster import cluster
 
 RESULTS = Path(__file__).parent / "results"
@@ -91,9 +101,11 @@ def main() -> int:
                 _show(seen, "bootstrap", lambda: fold.bootstrap(servers))
             if "watchers" in wanted:
                 _show(seen, "watchers", lambda: watchers.watchers(running))
+                _show(seen, "watchers_of_etcd", watchers.etcd)
             if "history" in wanted:
                 servers = running.bootstrap_servers
                 _show(seen, "history", lambda: history.history(servers))
+                _show(seen, "eventsourcing", eventsourced.replayed)
             if "failover" in wanted:
                 _show(seen, "failover", lambda: failover.failover(running))
                 _show(seen, "hand_over", lambda: failover.hand_over(running))

@@ -172,11 +172,11 @@ def etcd(*, clients: int = 64, seconds: float = 10.0) -> dict[str, Any] | None:
     binary = shutil.which("etcd")
     if binary is None:
         return None
-    with _etcd_cluster(binary) as urls:
+    with etcd_cluster(binary) as urls:
         write = load.etcd(urls)
         uvloop.run(load.run(write, clients=clients, seconds=2.0, prefix="warm"))
         result = uvloop.run(load.run(write, clients=clients, seconds=seconds))
-        by_wrk = compiled.etcd(_leader(urls)) if compiled.is_here() else None
+        by_wrk = compiled.etcd(etcd_leader(urls)) if compiled.is_here() else None
     return {
         "clients": clients,
         "committed_per_second": round(result.per_second),
@@ -188,7 +188,7 @@ def etcd(*, clients: int = 64, seconds: float = 10.0) -> dict[str, Any] | None:
 
 
 @contextlib.contextmanager
-def _etcd_cluster(binary: str) -> Iterator[list[str]]:
+def etcd_cluster(binary: str) -> Iterator[list[str]]:
     """Run three nodes of etcd with their defaults; yield where they answer."""
     folder = Path(tempfile.mkdtemp(prefix="bench-etcd-"))
     port = free_ports(6)
@@ -221,7 +221,7 @@ def _etcd_cluster(binary: str) -> Iterator[list[str]]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _leader(urls: list[str]) -> str:
+def etcd_leader(urls: list[str]) -> str:
     """Return where etcd's leader answers: our master is asked directly, too."""
     for url in urls:
         status = httpx.post(f"{url}/v3/maintenance/status", json={}, timeout=5).json()
