@@ -462,6 +462,15 @@ def _operation_from(fields: Fields) -> commands.Operation:
     return built
 
 
+def _alter_to(command: commands.AlterIndex) -> Fields:
+    """Return lists for tuples: a tuple in a union would name one of its branches."""
+    return {n: list(v) if type(v) is tuple else v for n, v in _plain(command).items()}
+
+
+def _alter_from(fields: Fields) -> commands.AlterIndex:
+    return commands.AlterIndex(**_with_tuples(fields))
+
+
 def _transact_to(command: commands.Transact) -> Fields:
     return {
         "compare": [_plain(comparison) for comparison in command.compare],
@@ -485,13 +494,24 @@ _DDL: dict[str, type] = {
     "drop": commands.DropIndex,
     "build": commands.BuildIndexes,
     "transact": commands.Transact,
+    "alter": commands.AlterIndex,
 }
 _DDL_OF = {kind: name for name, kind in _DDL.items()}
 
 
+DdlCommand = (
+    commands.CreateIndex
+    | commands.DropIndex
+    | commands.AlterIndex
+    | commands.BuildIndexes
+    | commands.Transact
+)
+"""What a producer may put on the `ddl` topic."""
+
+
 def encode_ddl(
     request: str,
-    command: commands.CreateIndex | commands.DropIndex | commands.BuildIndexes | commands.Transact,
+    command: DdlCommand,
     principal: str = "",
     expected_cas: Cas | None = None,
 ) -> bytes:
@@ -623,6 +643,7 @@ TO_AVRO: dict[type, Callable[[Any], Fields]] = {
     },
     records.TransactionCommitted: _verdict_to,
     commands.Transact: _transact_to,
+    commands.AlterIndex: _alter_to,
     outcome_records.OutcomesRecorded: _group_to,
     snapshots.SnapshotChunk: _snapshot_chunk_to,
     records.HoldingsReported: lambda r: {
@@ -644,6 +665,7 @@ FROM_AVRO: dict[str, Callable[[Fields], Any]] = {
     "HoldingsReported": _reported_from,
     "TransactionCommitted": _committed_from,
     "Transact": _transact_from,
+    "AlterIndex": _alter_from,
     "OutcomesRecorded": _group_from,
     "SnapshotChunk": _snapshot_chunk_from,
 }

@@ -36,7 +36,7 @@ from collections.abc import (
 )
 from contextlib import aclosing, closing, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -444,6 +444,28 @@ class _Api(Generic[R]):
         if (index_id is None) == (bucket is None or name is None):
             raise ValueError("drop_index takes an id, or a bucket and a name")
         return self._run(_plan_drop(index_id, bucket, name, expected_cas, request_id))
+
+    def alter_index(
+        self,
+        index_id: str | int | None = None,
+        changes: Mapping[str, Any] | None = None,
+        *,
+        bucket: str | None = None,
+        name: str | None = None,
+        dry_run: bool = False,
+        expected_cas: int | None = None,
+        request_id: str | None = None,
+    ) -> R:
+        """Change the index with this id, or this bucket and name; answer `{"index", "cas", "txn"}`.
+
+        `changes` is the body of `PATCH /v1/indexes/{id}`: only what is to be different. If the
+        answer has another id, the index was built anew beside the old one, and took its place. With
+        `dry_run` nothing is done, and the answer has `"change"`: `none`, `in_place` or `rebuild`.
+        """
+        if (index_id is None) == (bucket is None or name is None):
+            raise ValueError("alter_index takes an id, or a bucket and a name")
+        asked = _Alter({**(changes or {})}, dry_run, expected_cas, request_id)
+        return self._run(_plan_alter(index_id, bucket, name, asked))
 
     def build_indexes(
         self,
@@ -910,9 +932,37 @@ def _plan_write(
     if value is not _NOTHING:
         headers["Content-Type"] = "application/json"
         content = json.dumps(value, allow_nan=False).encode()
-    return (
-        yield Call(method=method, path=path, query=query or {}, headers=headers, content=content)
-    )
+    call = Call(method=method, path=path, query=query or {}, headers=headers, content=content)
+    return (yield call)
+
+
+class _Alter(NamedTuple):
+    """How an index is to be altered."""
+
+    changes: Body
+    dry_run: bool
+    expected_cas: int | None
+    request_id: str | None
+
+
+def _plan_alter(
+    index_id: str | int | None, bucket: str | None, name: str | None, asked: _Alter
+) -> Plan:
+    if index_id is None:
+        index_id = yield from _plan_find(bucket, name)
+    query = {"dry_run": "true"} if asked.dry_run else {}
+    terms = (asked.expected_cas, asked.request_id, query)
+    return (yield from _plan_write("PATCH", _index_path(index_id), asked.changes, *terms))
+
+
+def _plan_find(bucket: str | None, name: str | None) -> Generator[Call, Body, str]:
+    """Return the id of the index that has a name."""
+    query = {"bucket": bucket, "name": name}
+    found = yield from _plan_read("/v1/indexes", query, "linearizable")
+    if not found["indexes"]:
+        raise error_of("index_not_found", f"there is no index {name} on {bucket}", query)
+    index_id: str = found["indexes"][0]["id"]
+    return index_id
 
 
 def _plan_drop(
@@ -923,11 +973,7 @@ def _plan_drop(
     request_id: str | None,
 ) -> Plan:
     if index_id is None:
-        query = {"bucket": bucket, "name": name}
-        found = yield from _plan_read("/v1/indexes", query, "linearizable")
-        if not found["indexes"]:
-            raise error_of("index_not_found", f"there is no index {name} on {bucket}", query)
-        index_id = found["indexes"][0]["id"]
+        index_id = yield from _plan_find(bucket, name)
     path = _index_path(index_id)
     return (yield from _plan_write("DELETE", path, _NOTHING, expected_cas, request_id))
 

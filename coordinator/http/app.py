@@ -178,6 +178,28 @@ def _add_indexes(app: FastAPI, shell: Shell) -> None:
         )
         return answer(outcome)
 
+    @app.patch("/v1/indexes/{index_id}", response_model=models.AlterAnswer)
+    async def alter_index(
+        index_id: int,
+        body: models.AlterIndexBody,
+        dry_run: bool = False,
+        idempotency_key: IdempotencyKey = None,
+        if_match: IfMatch = None,
+        x_principal: Principal = None,
+    ) -> Response:
+        """Change an index: at once, or by another one that is built and then takes its place.
+
+        Answers when that is done. `dry_run` only says which, and what the index would be.
+        """
+        outcome = await execute(
+            shell,
+            body.command(_index_id(index_id), dry_run=dry_run),
+            key=idempotency_key,
+            if_match=if_match,
+            principal=x_principal,
+        )
+        return answer(outcome)
+
     @app.get("/v1/indexes")
     async def list_indexes(
         bucket: str | None = None,

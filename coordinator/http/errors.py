@@ -36,6 +36,8 @@ STATUS: Mapping[str, int] = {
     "placement_impossible": 409,
     "index_not_ready": 409,
     "index_failed": 409,
+    "index_altering": 409,
+    "alter_abandoned": 409,
     "request_expired": 410,
     "timestamp_gone": 410,
     "compacted": 410,

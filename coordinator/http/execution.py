@@ -83,7 +83,7 @@ def _has_definitions(command: commands.Command) -> bool:
     """Tell whether a command has expressions that have to be read."""
     if isinstance(command, commands.Transact):
         return any(map(_has_definitions, (*command.then, *command.otherwise)))
-    return isinstance(command, commands.CreateIndex)
+    return isinstance(command, commands.CreateIndex | commands.AlterIndex)
 
 
 async def _examined(shell: Shell, request: commands.Request) -> commands.Request:

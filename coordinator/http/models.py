@@ -12,6 +12,7 @@ from coordinator.core.catalog.decisions import compact
 from coordinator.core.catalog.transactions import COMPARISONS_MAX, OPERATIONS_MAX
 from coordinator.core.keys.topology import BOUNDS_MAX
 from coordinator.core.model.commands import (
+    AlterIndex,
     BuildIndexes,
     Comparison,
     CreateIndex,
@@ -41,6 +42,9 @@ Count = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 KeyComponent = bool | int | float | str | None
 Key = Annotated[list[KeyComponent], Field(max_length=EXPRESSIONS_MAX)]
 INDEXERS_MAX = 251
+Nodes = Annotated[
+    list[Annotated[int, Field(ge=0, le=INDEXERS_MAX - 1)]], Field(max_length=INDEXERS_MAX)
+]
 
 
 class CreateIndexBody(BaseModel):
@@ -57,9 +61,7 @@ class CreateIndexBody(BaseModel):
     using: Text = "gsi"
     slices: Count | None = None
     replicas: Count = 0
-    nodes: Annotated[
-        list[Annotated[int, Field(ge=0, le=INDEXERS_MAX - 1)]], Field(max_length=INDEXERS_MAX)
-    ] = []
+    nodes: Nodes = []
     defer_build: bool = False
     if_not_exists: bool = False
     partitioning: Text = HASH
@@ -73,6 +75,31 @@ class CreateIndexBody(BaseModel):
         fields["expressions"] = tuple(self.expressions)
         fields["nodes"] = tuple(self.nodes)
         return CreateIndex(**fields)
+
+
+class AlterIndexBody(BaseModel):
+    """What of an index is to change; what is left out stays. `where` null: the condition goes."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: Text = ""
+    expressions: Annotated[list[Text], Field(max_length=EXPRESSIONS_MAX)] = []
+    where: Text | None = None
+    slices: Count = 0
+    replicas: Count = 0
+    nodes: Nodes = []
+    partitioning: Text = ""
+    bounds: Annotated[list[Key], Field(max_length=BOUNDS_MAX)] = []
+
+    def command(self, index_id: int, *, dry_run: bool) -> AlterIndex:
+        given = self.model_dump(include=self.model_fields_set - {"name", "bounds"})
+        fields: dict[str, Any] = {n: tuple(v) if type(v) is list else v for n, v in given.items()}
+        if "name" in self.model_fields_set:
+            fields["new_name"] = self.name
+        if "bounds" in self.model_fields_set:
+            fields["bounds_json"] = compact(self.bounds)
+        fields["drops_where"] = "where" in given and self.where is None
+        return AlterIndex(index_id=index_id, dry_run=dry_run, **fields)
 
 
 class BuildIndexesBody(BaseModel):
@@ -253,6 +280,7 @@ class IndexModel(BaseModel):
     created_ms: int
     topology: TopologyModel
     build: int = 0
+    replaces: str | None = None
     progress: ProgressModel | None = None
 
 
@@ -263,6 +291,12 @@ class IndexAnswer(BaseModel):
     cas: Cas
     txn: str = ""
     existed: bool = False
+
+
+class AlterAnswer(IndexAnswer):
+    """An index after an ALTER; `change` is what a dry run says that would be done."""
+
+    change: str | None = None
 
 
 class IndexesAnswer(BaseModel):

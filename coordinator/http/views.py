@@ -82,11 +82,15 @@ def indexes(
     name: str | None,
     progress: Mapping[tuple[int, int], Progress],
 ) -> list[dict[str, Any]]:
-    """Return the indexes, narrowed to a bucket or a name, each with its CAS and progress."""
+    """Return the indexes, narrowed to a bucket or a name, each with its CAS and progress.
+
+    By its name an index is not found before it has it: not while it is to replace another.
+    """
     return [
         {**index(held, progress), "cas": cas}
         for held, cas in context.indexes()
-        if bucket in (None, held.bucket) and name in (None, held.name)
+        if bucket in (None, held.bucket)
+        and (name is None or (name == held.name and not held.is_replacement))
     ]
 
 

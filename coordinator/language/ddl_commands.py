@@ -19,6 +19,7 @@ from typing import NamedTuple
 from coordinator import codec
 from coordinator.core.catalog.ddl import EXPRESSION_LENGTH_MAX, EXPRESSIONS_MAX
 from coordinator.core.model.commands import (
+    AlterIndex,
     BuildIndexes,
     Command,
     CreateIndex,
@@ -91,14 +92,17 @@ def normalised(request: Request, examine: Examine | None = None) -> Request:
     if problem := _too_much(command):
         # What is decided about it still costs time by its size: nothing of that is kept.
         return replace(request, command=_emptied(command), objection=problem)
-    if not isinstance(command, CreateIndex) or _oversized(command):
+    if not isinstance(command, CreateIndex | AlterIndex) or _oversized(command):
         return request
     if not command.expressions and command.where is None:
         return request
-    found = (examine or examine_here)(Definition(command.expressions, command.where))
+    found = (examine or examine_here)(Definition(command.expressions or (), command.where))
     if isinstance(found, str):
         return replace(request, objection=found)
-    return replace(request, command=replace(command, **found._asdict()))
+    read = found._asdict()
+    if command.expressions is None:
+        del read["expressions"]
+    return replace(request, command=replace(command, **read))
 
 
 def _normalised_transaction(
@@ -154,6 +158,8 @@ def examine_here(definition: Definition) -> Definition | str:
 
 def _emptied(command: Command) -> Command:
     """Return a command of the same kind that says nothing."""
+    if isinstance(command, AlterIndex):
+        return AlterIndex()
     return CreateIndex(name="", bucket="") if isinstance(command, CreateIndex) else DropIndex()
 
 
@@ -168,6 +174,14 @@ def _too_much(command: Command) -> str:
             if len(command.bounds_json) > BOUNDS_LENGTH_MAX:
                 return f"more than {BOUNDS_LENGTH_MAX} characters of bounds"
             named = len(command.nodes)
+        case AlterIndex():
+            names = (command.name, command.bucket, command.new_name or "")
+            names = (*names, command.partitioning or "")
+            if sum(map(len, command.expressions or ())) > DEFINITION_LENGTH_MAX:
+                return f"more than {DEFINITION_LENGTH_MAX} characters in all expressions together"
+            if len(command.bounds_json or "") > BOUNDS_LENGTH_MAX:
+                return f"more than {BOUNDS_LENGTH_MAX} characters of bounds"
+            named = len(command.nodes or ())
         case DropIndex():
             names, named = (command.name, command.bucket), 0
         case PutSetting() | DeleteSetting():
@@ -184,9 +198,8 @@ def _too_much(command: Command) -> str:
     return ""
 
 
-def _oversized(command: CreateIndex) -> bool:
+def _oversized(command: CreateIndex | AlterIndex) -> bool:
     """Tell whether the core refuses the command unparsed: parsing takes time by length."""
-    texts = (*command.expressions, command.where or "")
-    return len(command.expressions) > EXPRESSIONS_MAX or any(
-        len(t) > EXPRESSION_LENGTH_MAX for t in texts
-    )
+    keys = command.expressions or ()
+    texts = (*keys, command.where or "")
+    return len(keys) > EXPRESSIONS_MAX or any(len(t) > EXPRESSION_LENGTH_MAX for t in texts)

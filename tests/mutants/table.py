@@ -314,7 +314,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "an-index-may-not-grow",
         GROUPS,
-        "whole = size + _growth(mutations) if decision.waits_for else size",
+        "whole = size + _growth(view, mutations) if decision.waits_for else size",
         "whole = size",
         LONE,
     ),

@@ -15,7 +15,7 @@ from coordinator.core.model.commands import Command, CreateIndex, Request, UndoI
 from coordinator.core.model.entities import Index
 from coordinator.core.model.outcome_records import OutcomesRecorded
 from coordinator.core.model.records import Mutation
-from coordinator.core.model.types import Instant, TxnId
+from coordinator.core.model.types import Cas, Instant, TxnId
 
 CREATE = CreateIndex(name="by_city", bucket="travel", expressions=("city",))
 INDEXERS = [Candidate(1, ""), Candidate(2, "")]
@@ -60,10 +60,12 @@ class Bench:
         ]
         first = self.state.cas + 1
         self.state = evolve(self.state, [(m, first + n) for n, m in enumerate(changes)])
-        if decision.record is not None:
-            record = replace(decision.record, cas=first + decision.subject)
+        found = (decision.record, *(one.record for one in decision.ends))
+        at = Cas(first + decision.subject)
+        records = tuple(replace(record, cas=at) for record in found if record is not None)
+        if records:
             cas = self.state.cas
-            group = OutcomesRecorded(TxnId(1, self.seq), cas, self.wall_ms, (record,))
+            group = OutcomesRecorded(TxnId(1, self.seq), cas, self.wall_ms, records)
             self.window.add(cas, Codec().encode_outcomes(group), Instant(0, self.wall_ms))
         return decision
 

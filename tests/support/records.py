@@ -236,6 +236,9 @@ ONE_OF_EACH: list[Any] = [
     records.Event(MUTATION, TXN, 0, 1, 13),
     commands.CreateIndex(name="n", bucket="b", expressions=("x",), nodes=(1, 2)),
     commands.DropIndex(bucket="b", name="n"),
+    commands.AlterIndex(
+        bucket="b", name="n", new_name="m", expressions=("a",), replicas=0, nodes=(1,)
+    ),
     commands.BuildIndexes((1, 2), "b", ("n",)),
     commands.Transact(
         compare=(

@@ -13,12 +13,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from coordinator.core.catalog import alter
 from coordinator.core.catalog.builds import BUILD_DECIDERS, begin_build, named
 from coordinator.core.catalog.decisions import (
     Accepted,
     Change,
     Circumstances,
     Decision,
+    EndedAlter,
     Parked,
     Unchanged,
     accepted,
@@ -28,7 +30,6 @@ from coordinator.core.catalog.decisions import (
     index_in,
     mismatch,
     moved,
-    refusal,
 )
 from coordinator.core.catalog.outcomes import AHEAD_MS_MAX, RememberedOutcome, time_of_uuid7
 from coordinator.core.catalog.placement import Impossible, place
@@ -47,6 +48,7 @@ from coordinator.core.keys.topology import read_bounds
 from coordinator.core.model import json_text
 from coordinator.core.model.commands import (
     AdoptBucket,
+    AlterIndex,
     BuildIndexes,
     Command,
     CreateIndex,
@@ -88,9 +90,7 @@ from coordinator.core.model.entities import (
 )
 from coordinator.core.model.names import NAME_RULE, SETTING_NAME, is_name
 from coordinator.core.model.outcome_records import (
-    DONE,
     EXISTED,
-    INDEX,
     INDEXES,
     LITERAL,
     REFUSED,
@@ -98,7 +98,6 @@ from coordinator.core.model.outcome_records import (
     TRANSACTION,
     RecordedOutcome,
 )
-from coordinator.core.model.types import Cas
 from coordinator.core.timestamps import settings as timestamp_settings
 
 EXPRESSIONS_MAX = 32
@@ -145,16 +144,27 @@ def footprint(state: StateContext, command: Command, request_id: str = "") -> fr
         case DropIndex():
             found = _dropped(state, command)
             if found is not None:
-                keys |= _keys_of_index(found)
+                keys |= _keys_of_index(state, found)
             if command.index_id:
                 keys.add(index_key(command.index_id))
             else:
                 keys.add(name_key(command.bucket, command.name))
+        case AlterIndex():
+            found = alter.altered(state, command)
+            if found is not None:
+                keys |= _keys_of_index(state, found)
+                assert isinstance(found.entity, Index)
+                keys.add(name_key(found.entity.bucket, command.new_name or found.entity.name))
+            keys.add(
+                index_key(command.index_id)
+                if command.index_id
+                else name_key(command.bucket, command.name)
+            )
         case PutSetting() | DeleteSetting():
             keys.add(setting_key(command.name))
         case BuildIndexes():
             for one in named(state, command):
-                keys |= set() if isinstance(one, str) else _keys_of_index(one)
+                keys |= set() if isinstance(one, str) else _keys_of_index(state, one)
             keys |= {index_key(one) for one in command.indexes}
             keys |= {name_key(command.bucket, one) for one in command.names}
         case RenewStream():
@@ -163,10 +173,10 @@ def footprint(state: StateContext, command: Command, request_id: str = "") -> fr
             keys |= {stream_key(command.name), bucket_key(command.name)}
         case MarkReady():
             held = state.index_by_id(command.index_id)
-            keys |= _keys_of_ready(held) if held else {index_key(command.index_id)}
+            keys |= _keys_of_ready(state, held) if held else {index_key(command.index_id)}
         case MoveShards() | UndoIndex() | ForgetIndex() | MarkRouted() | MarkBuilt() | MarkFailed():
             held = state.index_by_id(command.index_id)
-            keys |= _keys_of_index(held) if held else {index_key(command.index_id)}
+            keys |= _keys_of_index(state, held) if held else {index_key(command.index_id)}
         case RewriteEntities():
             keys.update(command.keys)
         case Transact():
@@ -183,18 +193,28 @@ def name_key(bucket: str, name: str) -> str:
     return f"name/{bucket}/{name}"
 
 
-def _keys_of_index(held: Versioned) -> set[str]:
+def _keys_of_index(state: StateContext, held: Versioned) -> set[str]:
+    """Return the keys of an index, and of the one that is to take its place, or whose place it is
+    to take: they end together."""
     index = held.entity
     assert isinstance(index, Index)
-    keys = {index.key, name_key(index.bucket, index.name)}
-    return keys | ({request_key(index.request)} if index.request else set())
+    other = state.replacement_of(index.id)
+    if index.is_replacement:
+        other = state.index_by_id(index.replaces)
+    found = [one.entity for one in (held, other) if one is not None]
+    keys: set[str] = set()
+    for one in found:
+        assert isinstance(one, Index)
+        keys |= {one.key, name_key(one.bucket, one.name)}
+        keys |= {request_key(one.request)} if one.request else set()
+    return keys
 
 
-def _keys_of_ready(held: Versioned) -> set[str]:
+def _keys_of_ready(state: StateContext, held: Versioned) -> set[str]:
     """READY of an index that a transaction made says nothing of its request: more go together."""
     index = held.entity
     assert isinstance(index, Index)
-    keys = _keys_of_index(held)
+    keys = _keys_of_index(state, held)
     return keys if index.request_fingerprint else keys - {request_key(index.request)}
 
 
@@ -311,6 +331,10 @@ def _create_index(state: StateContext, request: Request, given: Circumstances) -
     existing = state.index_named(command.bucket, command.name)
     if existing is not None:
         return _already_there(existing, command, request)
+    promised = state.claims.get((command.bucket, command.name))
+    if promised is not None and (held := state.index_by_id(promised)) is not None:
+        assert isinstance(held.entity, Index)
+        return Unchanged(alter.exists(held.entity, held.cas))
     if request.expected_cas not in (None, 0):
         return Unchanged(mismatch(request.expected_cas or 0, 0))
     load = {i: state.load.get(i, 0) + given.extra_load.get(i, 0) for i, _ in given.indexers}
@@ -355,14 +379,7 @@ def _already_there(existing: Versioned, command: CreateIndex, request: Request) 
         return Unchanged(Outcome("ok", answer=answer, cas=existing.cas))
     if request.expected_cas is not None and request.expected_cas != existing.cas:
         return Unchanged(mismatch(request.expected_cas, existing.cas))
-    return Unchanged(
-        refused(
-            "index_exists",
-            f"index {index.name} on {index.bucket} exists",
-            id=str(index.id),
-            cas=existing.cas,
-        )
-    )
+    return Unchanged(alter.exists(index, existing.cas))
 
 
 def _invalid_create(command: CreateIndex) -> str:
@@ -422,14 +439,32 @@ def _drop_index(state: StateContext, request: Request, given: Circumstances) -> 
         return Unchanged(refused("index_not_found", f"there is no index {which[:300]}"))
     index = held.entity
     assert isinstance(index, Index)
-    if index.state == INIT:
+    if index.state == INIT and not index.is_replacement:
         return Parked(index.id)
     if request.expected_cas is not None and request.expected_cas != held.cas:
         return Unchanged(mismatch(request.expected_cas, held.cas))
     dropping = moved(index, DROPPING, None)
     answer = {"index": describe_index(dropping)}
-    change = Change("IndexDropped", index.key, dropping)
-    return accepted(request, (change,), answer)
+    changes = [Change("IndexDropped", index.key, dropping)]
+    second = index if index.is_replacement else _second_of(state, index)
+    ends: tuple[EndedAlter, ...] = ()
+    if second is not None:
+        reason = f"index {index.id} was dropped"
+        ends = (alter.ended(second, reason),)
+        if second is not index:
+            changes.append(alter.given_up(second, reason))
+    return replace(accepted(request, tuple(changes), answer), ends=ends)
+
+
+def _second_of(state: StateContext, index: Index) -> Index | None:
+    """Return the index that is to take the place of this one, if there is one."""
+    held = state.replacement_of(index.id)
+    second = held.entity if held else None
+    return second if isinstance(second, Index) else None
+
+
+def _alter_index(state: StateContext, request: Request, given: Circumstances) -> Decision:
+    return alter.decide_alter(state, request, given, _invalid_create)
 
 
 def _dropped(state: StateContext, command: DropIndex) -> Versioned | None:
@@ -445,8 +480,43 @@ def _mark_ready(state: StateContext, request: Request, given: Circumstances) -> 
     if index is None:
         return Unchanged(Outcome("ok"))
     ready = replace(moved(index, READY, None), shards=command.shards)
-    change = Change("IndexReady", index.key, ready)
-    return _ended(index, change, Outcome("ok", answer={"index": describe_index(ready)}))
+    if not index.is_replacement:
+        change = Change("IndexReady", index.key, ready)
+        return _ended(index, (change,), Outcome("ok", answer={"index": describe_index(ready)}))
+    if not alter.takes_place(state, ready):
+        return Accepted((Change("IndexReady", index.key, ready),), {})
+    return _switched(state, "IndexReady", ready)
+
+
+def _switched(state: StateContext, event: str, second: Index) -> Decision:
+    """Let an index take the place of another: that ends the ALTER that has made it."""
+    changes = alter.switched(state, event, second)
+    after = changes[0].entity
+    assert isinstance(after, Index)
+    return _ended(second, changes, Outcome("ok", answer={"index": describe_index(after)}))
+
+
+def _mark_built(state: StateContext, request: Request, given: Circumstances) -> Decision:
+    """Let an index take scans; if it is to replace another, that one goes."""
+    decision = BUILD_DECIDERS[MarkBuilt](state, request, given)
+    built = decision.changes[0].entity if isinstance(decision, Accepted) else None
+    if isinstance(built, Index) and built.is_replacement:
+        return _switched(state, "IndexBuilt", built)
+    return decision
+
+
+def _mark_failed(state: StateContext, request: Request, given: Circumstances) -> Decision:
+    """End a build; an index that was to replace another goes, and the other one stays."""
+    decision = BUILD_DECIDERS[MarkFailed](state, request, given)
+    failed = decision.changes[0].entity if isinstance(decision, Accepted) else None
+    if isinstance(failed, Index) and failed.is_replacement:
+        held = state.index_by_id(failed.id)
+        assert held is not None
+        assert isinstance(held.entity, Index)
+        reason = failed.reason or ""
+        change = alter.given_up(held.entity, reason)
+        return _ended(held.entity, (change,), refused("index_failed", reason))
+    return decision
 
 
 def _move_shards(state: StateContext, request: Request, given: Circumstances) -> Decision:
@@ -476,25 +546,12 @@ def _undo_index(state: StateContext, request: Request, given: Circumstances) -> 
     made_by = given.remembered
     if made_by is not None and made_by.outcome.answer == TRANSACTION:
         return Accepted((change,), {}, record=with_error(made_by, index, command.reason))
-    return _ended(index, change, refused("indexer_refused", command.reason))
+    return _ended(index, (change,), refused("indexer_refused", command.reason))
 
 
-def _ended(index: Index, change: Change, outcome: Outcome) -> Decision:
-    """End the CREATE of an index, and remember what became of it, with what ended it."""
-    record = None
-    if index.request_fingerprint and outcome.code:
-        record = refusal(index.request, index.request_fingerprint, index.by_topic, outcome)
-    elif index.request_fingerprint:
-        record = RecordedOutcome(
-            id=index.request,
-            status=DONE,
-            fingerprint=index.request_fingerprint,
-            answer=INDEX,
-            index_ids=(index.id,),
-            cas=Cas(0),
-            by_topic=index.by_topic,
-        )
-    return Accepted((change,), outcome.answer, record=record)
+def _ended(index: Index, changes: tuple[Change, ...], outcome: Outcome) -> Decision:
+    """End the request that made an index, and remember what became of it, with what ended it."""
+    return Accepted(changes, outcome.answer, record=alter.outcome_of(index, outcome))
 
 
 def _forget_index(state: StateContext, request: Request, given: Circumstances) -> Decision:
@@ -598,6 +655,7 @@ def _transact(state: StateContext, request: Request, given: Circumstances) -> De
 DECIDERS: dict[type, Callable[[StateContext, Request, Circumstances], Decision]] = {
     CreateIndex: _create_index,
     DropIndex: _drop_index,
+    AlterIndex: _alter_index,
     PutSetting: _put_setting,
     DeleteSetting: _delete_setting,
     MarkReady: _mark_ready,
@@ -609,4 +667,6 @@ DECIDERS: dict[type, Callable[[StateContext, Request, Circumstances], Decision]]
     Transact: _transact,
     **BUILD_DECIDERS,
     **SUBSCRIPTION_DECIDERS,
+    MarkBuilt: _mark_built,
+    MarkFailed: _mark_failed,
 }

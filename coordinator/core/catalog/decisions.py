@@ -74,11 +74,23 @@ class Circumstances:
 
 
 @dataclass(frozen=True, slots=True)
+class EndedAlter:
+    """An ALTER that another request ends: the index that it has made goes, and its caller hears.
+
+    `record` is what is to be remembered of it, but for its CAS.
+    """
+
+    index: Index
+    outcome: Outcome
+    record: RecordedOutcome | None
+
+
+@dataclass(frozen=True, slots=True)
 class Accepted:
     """The changes, in order; the answer's CAS is that of `changes[subject]`.
 
     `waits_for` are the indexes whose READY (or undoing) is the real end of the request. `record`
-    is what is to be remembered with it, but for its CAS.
+    is what is to be remembered with it, but for its CAS. `ends` are requests of others.
     """
 
     changes: tuple[Change, ...]
@@ -86,6 +98,7 @@ class Accepted:
     subject: int = 0
     waits_for: tuple[int, ...] = ()
     record: RecordedOutcome | None = None
+    ends: tuple[EndedAlter, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +218,7 @@ def describe_gone(index_id: int, request: Request) -> dict[str, Any]:
         "created_ms": 0,
         "topology": {"slices": [], "shards": {}, "partitioning": "hash", "bounds": []},
         "build": 0,
+        "replaces": None,
     }
 
 
@@ -232,6 +246,7 @@ def describe_index(index: Index) -> dict[str, Any]:
             "bounds": json.loads(index.bounds_json),
         },
         "build": index.build,
+        "replaces": str(index.replaces) if index.replaces else None,
     }
 
 

@@ -16,7 +16,6 @@ from immutables import Map
 from coordinator.core.model import digest as digests
 from coordinator.core.model.entities import (
     DROPPING,
-    INIT,
     READY,
     Entity,
     Index,
@@ -55,7 +54,9 @@ class StateContext(NamedTuple):
     (bucket, name); an index that is being dropped has given its name back. `load` counts the
     slices that each indexer holds, those being dropped included. `kinds` has the entities by kind,
     `phases` the indexes by state, where READY is parted by whether they are deferred; `pending`
-    finds an index in INIT by the request that makes it. `size` is what all entities weigh, in
+    finds an index in INIT, or one that is to replace another, by the request that makes it;
+    `replacements` finds the latter by the index that it replaces, and `claims` by the name that it
+    takes then. Until then it holds no name. `size` is what all entities weigh, in
     bytes. All of it follows from `entities`, and is kept so that nobody has to look at them all.
     """
 
@@ -67,6 +68,8 @@ class StateContext(NamedTuple):
     kinds: Map[str, Map[str, Versioned]] = Map()
     phases: Map[str, Map[int, Index]] = Map()
     pending: Map[str, int] = Map()
+    replacements: Map[int, int] = Map()
+    claims: Map[tuple[str, str], int] = Map()
     size: int = 0
 
     def get(self, key: str) -> Versioned | None:
@@ -82,6 +85,11 @@ class StateContext(NamedTuple):
 
     def index_named(self, bucket: str, name: str) -> Versioned | None:
         found = self.names.get((bucket, name))
+        return None if found is None else self.index_by_id(found)
+
+    def replacement_of(self, index_id: int) -> Versioned | None:
+        """Return the index that is to take this one's place, if there is one."""
+        found = self.replacements.get(index_id)
         return None if found is None else self.index_by_id(found)
 
     def bucket(self, name: str) -> Versioned | None:
@@ -145,6 +153,7 @@ class _Folding:
         self._size = state.size
         self._names, self._load = state.names, state.load
         self._phases, self._pending = state.phases, state.pending
+        self._replacements, self._claims = state.replacements, state.claims
         self._kinds = state.kinds
         self._entities = state.entities.mutate()
         self._changed: dict[str, Any] = {}
@@ -178,12 +187,19 @@ class _Folding:
             self._phases = self._phases.set(phase, left) if left else self._phases.delete(phase)
             if self._pending.get(before.request) == before.id:
                 self._pending = self._pending.delete(before.request)
+            if self._replacements.get(before.replaces) == before.id:
+                self._replacements = self._replacements.delete(before.replaces)
+            if self._claims.get((before.bucket, before.name)) == before.id:
+                self._claims = self._claims.delete((before.bucket, before.name))
         if isinstance(after, Index):
             phase = phase_of(after)
             found: Map[int, Index] = self._phases.get(phase, Map())
             self._phases = self._phases.set(phase, found.set(after.id, after))
-            if after.state == INIT and after.request:
+            if after.is_unfinished and after.request:
                 self._pending = self._pending.set(after.request, after.id)
+            if after.is_replacement:
+                self._replacements = self._replacements.set(after.replaces, after.id)
+                self._claims = self._claims.set((after.bucket, after.name), after.id)
 
     def finish(self, cas: Cas) -> StateContext:
         kinds = self._kinds
@@ -202,22 +218,31 @@ class _Folding:
             kinds=kinds,
             phases=self._phases,
             pending=self._pending,
+            replacements=self._replacements,
+            claims=self._claims,
             size=self._size,
         )
 
 
 def phase_of(index: Index) -> str:
-    """Return under which phase a StateContext finds an index."""
-    return DEFERRED if index.state == READY and index.defer_build else index.state
+    """Return under which phase a StateContext finds an index.
+
+    One that is to replace another is built without being asked for, deferred or not.
+    """
+    waits = index.state == READY and index.defer_build and not index.is_replacement
+    return DEFERRED if waits else index.state
 
 
 def _renamed(
     names: Map[tuple[str, str], int], before: Entity | None, after: Entity | None
 ) -> Map[tuple[str, str], int]:
-    """Keep the name space: an index holds its name until it is being dropped."""
+    """Keep the name space: an index holds its name until it is being dropped.
+
+    One that is to replace another holds none before it takes that one's place.
+    """
     if isinstance(before, Index) and names.get((before.bucket, before.name)) == before.id:
         names = names.delete((before.bucket, before.name))
-    if isinstance(after, Index) and after.state != DROPPING:
+    if isinstance(after, Index) and after.state != DROPPING and not after.replaces:
         names = names.set((after.bucket, after.name), after.id)
     return names
 

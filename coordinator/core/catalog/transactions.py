@@ -17,6 +17,7 @@ from coordinator.core.catalog.decisions import (
     Change,
     Circumstances,
     Decision,
+    EndedAlter,
     Parked,
     Unchanged,
     compact,
@@ -79,6 +80,7 @@ class _Branch:
     keys: set[str] = field(default_factory=set)
     buckets: set[str] = field(default_factory=set)
     created: list[int] = field(default_factory=list)
+    ends: list[EndedAlter] = field(default_factory=list)
 
     def add(self, decision: Accepted) -> None:
         """Take the changes of an operation; those after it are decided against what they leave.
@@ -91,6 +93,7 @@ class _Branch:
                 self.buckets.add(change.entity.bucket)
         self.changes += decision.changes
         self.created += decision.waits_for
+        self.ends += decision.ends
         cas = self.state.cas
         written = [
             (Mutation(c.event, c.key, None if c.entity is None else b"", c.entity), Cas(cas + n))
@@ -138,6 +141,7 @@ def decide_transaction(
         subject=len(branch.changes) - 1,
         waits_for=created,
         record=replace(remembered, index_ids=created) if remembered else None,
+        ends=tuple(branch.ends),
     )
 
 

@@ -194,7 +194,7 @@ class GroupCommit:
         size = weight(mutations) + _weight_of_results(decision)
         count_max, bytes_max = view.config.group_mutations_max, view.config.group_bytes_max
         count = len(mutations) + (request.position is not None)
-        whole = size + _growth(mutations) if decision.waits_for else size
+        whole = size + _growth(view, mutations) if decision.waits_for else size
         too_large = count > count_max or whole > bytes_max
         if too_large and not request.key:
             outcome = refused(
@@ -215,7 +215,15 @@ class GroupCommit:
         first = len(group.mutations)
         outcome = Outcome(OK, answer=decision.answer)
         group.enlisted.append(
-            Enlisted(request, outcome, first, decision.subject, decision.waits_for, decision.record)
+            Enlisted(
+                request,
+                outcome,
+                first,
+                decision.subject,
+                decision.waits_for,
+                decision.record,
+                decision.ends,
+            )
         )
         group.mutations.extend(mutations)
         group.size_bytes += size
@@ -310,10 +318,16 @@ def _weight_of_results(decision: decisions.Accepted) -> int:
     return len(decision.record.answer_json) if decision.record is not None else 0
 
 
-def _growth(mutations: Iterable[Mutation]) -> int:
-    """Return by how much an index that is being created may still grow."""
-    hosts = sum(len(m.entity.hosts) for m in mutations if isinstance(m.entity, Index))
-    return ddl.GROWTH_BYTES + ddl.SHARD_BYTES * hosts
+def _growth(view: NodeView, mutations: Iterable[Mutation]) -> int:
+    """Return by how much an index that is being created may still grow.
+
+    One that is to replace another ends together with that: both have to fit then.
+    """
+    indexes = [m.entity for m in mutations if isinstance(m.entity, Index)]
+    hosts = sum(len(index.hosts) for index in indexes)
+    replaced = (view.state.index_by_id(index.replaces) for index in indexes if index.replaces)
+    others = sum(len(held.value) + ddl.GROWTH_BYTES for held in replaced if held is not None)
+    return ddl.GROWTH_BYTES + ddl.SHARD_BYTES * hosts + others
 
 
 def weight(mutations: Iterable[Mutation]) -> int:

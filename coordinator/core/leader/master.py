@@ -379,7 +379,7 @@ class Master:
             number = int(mutation.key.partition("/")[2])
             self.prepares.observe(number, index, view.now.mono_ms)
             self.building.observe(number, index)
-            if index is None or index.state != INIT:
+            if index is None or not index.is_unfinished:
                 self.requests.unpark(number)
 
     def committed(self, view: NodeView, record: TransactionCommitted) -> list[Result]:

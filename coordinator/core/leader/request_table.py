@@ -16,19 +16,17 @@ from coordinator.core.consensus.effects import Reply
 from coordinator.core.consensus.signals import Result
 from coordinator.core.leader.command_queue import CommandQueue
 from coordinator.core.leader.transaction import Enlisted
-from coordinator.core.leader.verdicts import dated
+from coordinator.core.leader.verdicts import Ending, dated, why_undone
 from coordinator.core.model.commands import (
     REFUSED,
     Command,
-    MarkReady,
     Outcome,
     Request,
     Transact,
-    UndoIndex,
-    refused,
     unknown,
 )
 from coordinator.core.model.config import NodeConfig
+from coordinator.core.model.entities import Index
 from coordinator.core.model.records import TransactionCommitted
 
 UNDER_WAY = unknown(
@@ -54,6 +52,12 @@ class Creator:
     left: set[int]
     reasons: dict[int, str] = field(default_factory=dict)
     """Why indexes were undone."""
+
+
+def is_unfinished(state: StateContext, index_id: int) -> bool:
+    """Tell whether the request that made an index still waits for what becomes of it."""
+    held = state.index_by_id(index_id)
+    return held is not None and isinstance(held.entity, Index) and held.entity.is_unfinished
 
 
 class RequestTable:
@@ -119,20 +123,25 @@ class RequestTable:
         command = held.request.command
         outcome = dated(held, record.cas, str(record.txn))
         self.decided(held.request)
+        told = [
+            result
+            for one in held.ends
+            for result in self._tell_creator(state, one.index.id, one.outcome)
+        ]
         if held.waits_for and is_deposed:
-            return self.reply(held.request, UNDER_WAY)
+            return told + self.reply(held.request, UNDER_WAY)
         if held.waits_for:
             if held.request.token:
                 waits_for = held.waits_for
                 creator = Creator(held.request, outcome, waits_for, set(waits_for))
                 self.creators.update(dict.fromkeys(waits_for, creator))
-            return []
-        if isinstance(command, MarkReady):
-            return self._tell_creator(state, command.index_id, outcome)
-        if isinstance(command, UndoIndex):
-            undone = refused("indexer_refused", command.reason)
-            return self._tell_creator(state, command.index_id, undone)
-        return self.reply(held.request, outcome)
+            return told
+        if isinstance(command, Ending):
+            if is_unfinished(state, command.index_id):
+                return told
+            undone = why_undone(command)
+            return told + self._tell_creator(state, command.index_id, undone or outcome)
+        return told + self.reply(held.request, outcome)
 
     def _tell_creator(self, state: StateContext, index_id: int, outcome: Outcome) -> list[Result]:
         creator = self.creators.pop(index_id, None)

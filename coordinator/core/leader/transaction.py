@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from coordinator.core.catalog.decisions import EndedAlter
 from coordinator.core.catalog.state import StateContext
 from coordinator.core.model.commands import Outcome, Request
 from coordinator.core.model.outcome_records import RecordedOutcome
@@ -35,7 +36,7 @@ class Enlisted:
 
     `first` is the number of its first mutation, `subject` the one whose CAS it answers (-1 where
     `outcome` is already whole). `waits_for` are the indexes whose READY ends the request. `record`
-    is what is remembered of it, but for its CAS.
+    is what is remembered of it, but for its CAS. `ends` are requests of others.
     """
 
     request: Request
@@ -44,6 +45,7 @@ class Enlisted:
     subject: int
     waits_for: tuple[int, ...] = ()
     record: RecordedOutcome | None = None
+    ends: tuple[EndedAlter, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)

@@ -13,6 +13,9 @@ from coordinator.core.catalog.outcomes import RememberedOutcome
 from coordinator.core.consensus.view import NodeView, authority_of
 from coordinator.core.leader.transaction import Attempt, Enlisted
 from coordinator.core.model.commands import (
+    Command,
+    MarkBuilt,
+    MarkFailed,
     MarkReady,
     Outcome,
     SkipRecord,
@@ -25,6 +28,9 @@ from coordinator.core.model.outcome_records import TRANSACTION, OutcomesRecorded
 from coordinator.core.model.ports import EntityCodec
 from coordinator.core.model.records import DdlReply, DeadLetter, TransactionCommitted
 from coordinator.core.model.types import Cas
+
+Ending = MarkReady | UndoIndex | MarkBuilt | MarkFailed
+"""Commands of the master that may end the request which made an index."""
 
 ANSWER_BYTES_MAX = 1_000_000
 """What an answer may weigh in a reply: a message on `ddl-replies` has 1 MiB at most. If a reply did
@@ -64,9 +70,10 @@ def commit_of(view: NodeView, codec: EntityCodec, attempt: Attempt) -> Transacti
 def _outcomes_of(view: NodeView, codec: EntityCodec, attempt: Attempt) -> bytes:
     """Return what is remembered of the requests of this transaction, empty if nothing is."""
     found = tuple(
-        replace(held.record, cas=dated(held, attempt.cas, "").cas)
+        replace(record, cas=dated(held, attempt.cas, "").cas)
         for held in attempt.enlisted
-        if held.record is not None
+        for record in (held.record, *(one.record for one in held.ends))
+        if record is not None
     )
     if not found:
         return b""
@@ -92,11 +99,14 @@ def ddl_replies(view: NodeView, attempt: Attempt) -> Iterator[DdlReply]:
     for held in attempt.enlisted:
         request = held.request
         outcome = dated(held, attempt.cas, txn)
+        for one in held.ends:
+            if one.index.by_topic:
+                yield _reply(view, one.index.request, one.outcome)
         if request.position is not None and not held.waits_for and request.id:
             yield _reply(view, request.id, outcome)
-        elif isinstance(request.command, MarkReady | UndoIndex):
+        elif isinstance(request.command, Ending):
             index = _created(view, request.command.index_id)
-            if index is None:
+            if index is None or not _is_ended(attempt, request.command, index):
                 continue
             made_by = view.outcomes.find(index.request)
             if made_by is None and not index.request_fingerprint:
@@ -107,9 +117,29 @@ def ddl_replies(view: NodeView, attempt: Attempt) -> Iterator[DdlReply]:
                     yield from _end_of_transaction(view, attempt, made_by)
                 ended.add(index.request)
             else:
-                if isinstance(request.command, UndoIndex):
-                    outcome = refused("indexer_refused", request.command.reason)
-                yield _reply(view, index.request, outcome)
+                yield _reply(view, index.request, why_undone(request.command) or outcome)
+
+
+def why_undone(command: Command) -> Outcome | None:
+    """Return what is told to whoever waits for an index that this command undoes."""
+    match command:
+        case UndoIndex():
+            return refused("indexer_refused", command.reason)
+        case MarkFailed():
+            return refused("index_failed", command.reason)
+    return None
+
+
+def _is_ended(attempt: Attempt, command: Command, index: Index) -> bool:
+    """Tell whether the request that made an index has waited for it, and does no more.
+
+    One that is to replace another is waited for beyond READY, if that other one is built.
+    """
+    if not index.is_replacement:
+        return isinstance(command, MarkReady | UndoIndex)
+    assert attempt.after is not None
+    held = attempt.after.index_by_id(index.id)
+    return held is None or not isinstance(held.entity, Index) or not held.entity.is_replacement
 
 
 def _end_of_transaction(

@@ -42,6 +42,28 @@ class DropIndex:
     if_exists: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlterIndex:
+    """Change an index, named by its id or by bucket and name: None leaves a field as it is.
+
+    `drops_where`: the condition goes. `dry_run`: only say what would be done.
+    """
+
+    index_id: int = 0
+    bucket: str = ""
+    name: str = ""
+    new_name: str | None = None
+    expressions: tuple[str, ...] | None = None
+    where: str | None = None
+    drops_where: bool = False
+    slices: int | None = None
+    replicas: int | None = None
+    nodes: tuple[int, ...] | None = None
+    partitioning: str | None = None
+    bounds_json: str | None = None
+    dry_run: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class BuildIndexes:
     """Build indexes: those with these ids, those of a bucket with these names, or all of a bucket
@@ -243,6 +265,7 @@ class Transact:
 Command = (
     CreateIndex
     | DropIndex
+    | AlterIndex
     | BuildIndexes
     | PutSetting
     | DeleteSetting
@@ -357,6 +380,10 @@ def _weight(command: Command) -> int:
         names = (command.bucket, command.name, command.using)
         texts = (*names, *command.expressions, command.where or "", command.bounds_json)
         return REQUEST_BYTES + sum(map(len, texts))
+    if isinstance(command, AlterIndex):
+        named = len(command.bucket) + len(command.name) + len(command.new_name or "")
+        texts = (*(command.expressions or ()), command.where or "", command.bounds_json or "")
+        return REQUEST_BYTES + named + sum(map(len, texts))
     if isinstance(command, SkipRecord):
         return REQUEST_BYTES + len(command.value)
     if isinstance(command, AddTopic | Subscribe):

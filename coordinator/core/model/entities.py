@@ -69,7 +69,8 @@ class Index:
     `partitioning` says how keys are spread over the slices: `hash`, or `range` with `bounds_json`,
     the lowest key of every slice but the first. `build` is another number for each time that it is
     begun to be built, ascending; 0 before that. `request` made it; its outcome is recorded where
-    `request_fingerprint` is not 0, and told on `ddl-replies` where it came `by_topic`.
+    `request_fingerprint` is not 0, and told on `ddl-replies` where it came `by_topic`. `replaces`
+    is the index whose place it takes once it is as far as that one; 0 for all others.
     """
 
     id: int
@@ -91,10 +92,21 @@ class Index:
     build: int = 0
     request_fingerprint: int = 0
     by_topic: bool = False
+    replaces: int = 0
 
     @property
     def key(self) -> str:
         return index_key(self.id)
+
+    @property
+    def is_replacement(self) -> bool:
+        """Tell whether it is to take the place of another index, and has not yet."""
+        return bool(self.replaces) and self.state != DROPPING
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Tell whether the request that made it still waits for what becomes of it."""
+        return self.state == INIT or self.is_replacement
 
     @property
     def hosts(self) -> frozenset[int]:

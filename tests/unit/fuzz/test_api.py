@@ -146,6 +146,7 @@ def operations() -> dict[str, Any]:
 
 OPERATIONS = [
     *("POST /v1/indexes", "GET /v1/indexes", "DELETE /v1/indexes/{index_id}"),
+    "PATCH /v1/indexes/{index_id}",
     *(
         "GET /v1/indexes/{index_id}",
         "POST /v1/indexes/build",
@@ -308,26 +309,32 @@ NAMES = st.sampled_from(["i", "j", "#primary", "b", "bad name"])
 COUNTS = st.integers(-1, 4) | INTS
 
 
+DEFINITIONS: dict[str, st.SearchStrategy[Any]] = {
+    "expressions": st.lists(EXPRESSIONS.filter(str.isprintable), max_size=3),
+    "where": st.none() | EXPRESSIONS,
+    "slices": COUNTS,
+    "replicas": st.just(0) | COUNTS,
+    "nodes": st.lists(COUNTS, max_size=2),
+    "partitioning": st.sampled_from(["hash", "range", "x"]),
+    "bounds": st.lists(st.lists(VALUES, max_size=2), max_size=3),
+}
+
+
 @st.composite
 def commands(draw: st.DrawFn) -> httpx.Request:
-    kind = draw(st.sampled_from(["create", "create", "drop", "build", "put", "delete"]))
+    kinds = ["create", "create", "alter", "alter", "drop", "build", "put", "delete"]
+    kind = draw(st.sampled_from(kinds))
     headers = {**JSON, **draw(TERMS)}
     index = draw(st.integers(0, 6).map(lambda n: (1 << 40) + 1024 * n) | INTS)
     if kind == "create":
         body: dict[str, Any] = {"name": draw(NAMES), "bucket": draw(NAMES)}
-        optional = {
-            "expressions": st.lists(EXPRESSIONS.filter(str.isprintable), max_size=3),
-            "where": st.none() | EXPRESSIONS,
-            "primary": st.booleans(),
-            "slices": COUNTS,
-            "replicas": st.just(0) | COUNTS,
-            "nodes": st.lists(COUNTS, max_size=2),
-            "if_not_exists": st.booleans(),
-            "partitioning": st.sampled_from(["hash", "range", "x"]),
-            "bounds": st.lists(st.lists(VALUES, max_size=2), max_size=3),
-        }
+        optional = {**DEFINITIONS, "primary": st.booleans(), "if_not_exists": st.booleans()}
         body |= draw(st.just({"expressions": ["a"]}) | st.fixed_dictionaries({}, optional=optional))
         return _json("POST", "/v1/indexes", body, headers)
+    if kind == "alter":
+        body = draw(st.fixed_dictionaries({}, optional={**DEFINITIONS, "name": NAMES}))
+        dry = draw(st.sampled_from(["", "?dry_run=true"]))
+        return _json("PATCH", f"/v1/indexes/{index}{dry}", body, headers)
     if kind == "build":
         some = {"indexes": [str(index)], "bucket": draw(NAMES), "names": [draw(NAMES)]}
         chosen = draw(st.sets(st.sampled_from(sorted(some)), max_size=2))

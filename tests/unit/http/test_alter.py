@@ -1,0 +1,136 @@
+"""`PATCH /v1/indexes/{id}` on a node without processes: what is asked for, and what is answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import ValidationError
+
+from coordinator.core.model.commands import AlterIndex
+from coordinator.http.models import AlterIndexBody
+from tests.support.lone_shell import LoneShell
+
+
+def command(**fields: Any) -> AlterIndex:
+    return AlterIndexBody(**fields).command(7, dry_run=False)
+
+
+def test_what_a_body_leaves_out_is_not_asked_for() -> None:
+    assert command() == AlterIndex(index_id=7)
+    assert command(name="x") == AlterIndex(index_id=7, new_name="x")
+    assert command(replicas=0, slices=1) == AlterIndex(index_id=7, replicas=0, slices=1)
+    assert command(bounds=[]) == AlterIndex(index_id=7, bounds_json="[]")
+    assert command(expressions=["a"], nodes=[]) == AlterIndex(
+        index_id=7, expressions=("a",), nodes=()
+    )
+
+
+def test_a_condition_that_is_null_goes() -> None:
+    assert command(where=None) == AlterIndex(index_id=7, drops_where=True)
+    assert command(where="a") == AlterIndex(index_id=7, where="a")
+
+
+@pytest.mark.parametrize("fields", [{"name": None}, {"replicas": None}, {"primary": True}])
+def test_a_body_has_nothing_that_cannot_be_altered(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        command(**fields)
+
+
+class Api:
+    """The API of a node, and an index on it."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.shell = LoneShell()
+        self._http = self.shell.client()
+        made = self.ask("POST", "/v1/indexes", {"name": "i", "bucket": "b", "expressions": ["a"]})
+        self.index = made.json()["index"]
+        self.path = f"/v1/indexes/{self.index['id']}"
+
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> httpx.Response:
+        asked = self._http.request(method, path, json=body, headers=headers)
+        return self.loop.run_until_complete(asked)
+
+    def named(self, name: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.ask("GET", f"/v1/indexes?name={name}").json()["indexes"]
+        return found
+
+    def close(self) -> None:
+        self.loop.run_until_complete(self._http.aclose())
+        self.shell.examiner.close()
+        self.loop.close()
+
+
+@pytest.fixture
+def api() -> Iterator[Api]:
+    made = Api()
+    yield made
+    made.close()
+
+
+def test_a_rename_takes_effect_at_once_and_a_repeat_gets_its_answer(api: Api) -> None:
+    terms = {"Idempotency-Key": "r"}
+    answer = api.ask("PATCH", api.path, {"name": "j"}, **terms)
+    assert answer.status_code == 200
+    assert answer.json()["index"] == {**api.index, "name": "j"}
+    assert answer.headers["X-Applied-Cas"] == str(answer.json()["cas"])
+    assert api.ask("PATCH", api.path, {"name": "j"}, **terms).json() == answer.json()
+    assert [one["id"] for one in api.named("j")] == [api.index["id"]]
+    assert api.named("i") == []
+
+
+def test_what_is_so_already_makes_no_transaction(api: Api) -> None:
+    answer = api.ask("PATCH", api.path, {"name": "i", "expressions": [" a "]}).json()
+    assert (answer["index"], answer["txn"]) == (api.index, "")
+
+
+def test_a_rebuild_is_answered_with_the_index_that_has_the_name_then(api: Api) -> None:
+    answer = api.ask("PATCH", api.path, {"where": "b is not null", "name": "j"}).json()
+    made = answer["index"]
+    assert made["id"] != api.index["id"]
+    assert (made["name"], made["where"], made["replaces"]) == ("j", "NOT b IS NULL", None)
+    assert [one["id"] for one in api.named("j")] == [made["id"]]
+    assert answer["cas"] == api.named("j")[0]["cas"]
+
+
+@pytest.mark.parametrize(
+    ("body", "change"),
+    [({}, "none"), ({"name": "j"}, "in_place"), ({"slices": 2}, "rebuild")],
+    ids=repr,
+)
+def test_a_dry_run_tells_and_does_nothing(api: Api, body: dict[str, Any], change: str) -> None:
+    cas = api.ask("GET", "/v1/state").json()["cas"]
+    answer = api.ask("PATCH", f"{api.path}?dry_run=true", body, **{"Idempotency-Key": "d"}).json()
+    assert (answer["change"], answer["txn"]) == (change, "")
+    assert api.ask("GET", "/v1/state").json()["cas"] == cas
+    if body:
+        # Nothing is remembered of it: the same key is free for the real one.
+        assert api.ask("PATCH", api.path, body, **{"Idempotency-Key": "d"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "code"),
+    [
+        ({"expressions": ["a +"]}, {}, "invalid_request"),
+        ({"expressions": []}, {}, "invalid_request"),
+        ({"name": "no name"}, {}, "invalid_request"),
+        ({"replicas": 3}, {}, "placement_impossible"),
+        ({"name": "j"}, {"If-Match": "1"}, "cas_mismatch"),
+    ],
+    ids=repr,
+)
+def test_a_refusal_is_the_same_for_a_dry_run(
+    api: Api, body: dict[str, Any], headers: dict[str, str], code: str
+) -> None:
+    for path in (api.path, f"{api.path}?dry_run=true"):
+        assert api.ask("PATCH", path, body, **headers).json()["error"]["code"] == code
+
+
+def test_an_index_that_is_not_there_is_not_found(api: Api) -> None:
+    for number in (1, 2**63):
+        answer = api.ask("PATCH", f"/v1/indexes/{number}", {"name": "j"})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "index_not_found")
