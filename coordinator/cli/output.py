@@ -46,6 +46,8 @@ _EXITS = {
     "topic_exists": Exit.CONFLICT,
     "topic_in_use": Exit.CONFLICT,
     "subscriber_exists": Exit.CONFLICT,
+    "index_altering": Exit.CONFLICT,
+    "alter_abandoned": Exit.CONFLICT,
     "exists": Exit.CONFLICT,
     "not_empty": Exit.CONFLICT,
     "cas_mismatch": Exit.CONFLICT,

@@ -27,7 +27,7 @@ class NotFoundError(CoordinatorError):
 
 
 class ConflictError(CoordinatorError):
-    """The name is taken, or the entity has another CAS than was expected."""
+    """The name is taken, the entity has another CAS than was expected, or is being altered."""
 
 
 class UnavailableError(CoordinatorError):
@@ -46,6 +46,8 @@ _CLASSES: dict[str, type[CoordinatorError]] = {
     "topic_exists": ConflictError,
     "topic_in_use": ConflictError,
     "subscriber_exists": ConflictError,
+    "index_altering": ConflictError,
+    "alter_abandoned": ConflictError,
     "cas_mismatch": ConflictError,
     "not_master": UnavailableError,
     "no_master": UnavailableError,
