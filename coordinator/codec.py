@@ -443,6 +443,7 @@ _OPERATIONS: dict[str, type] = {
     "drop": commands.DropIndex,
     "put": commands.PutSetting,
     "delete": commands.DeleteSetting,
+    "alter": commands.AlterIndex,
 }
 _OPERATION_OF = {kind: name for name, kind in _OPERATIONS.items()}
 
@@ -450,7 +451,8 @@ _OPERATION_OF = {kind: name for name, kind in _OPERATIONS.items()}
 def _operation_to(operation: commands.Operation) -> Fields:
     """Settings by themselves travel in no record, so their kinds are in no table."""
     name = _OPERATION_OF[type(operation)]
-    return {**dict.fromkeys(_OPERATIONS), name: _plain(operation)}
+    fields = _alter_to(operation) if isinstance(operation, commands.AlterIndex) else None
+    return {**dict.fromkeys(_OPERATIONS), name: fields or _plain(operation)}
 
 
 def _operation_from(fields: Fields) -> commands.Operation:

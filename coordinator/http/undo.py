@@ -255,6 +255,7 @@ def change_of(step: Step, to: int) -> dict[str, Any]:
         commands.DeleteSetting: "SettingDeleted",
         commands.DropIndex: "IndexDropped",
         commands.CreateIndex: "IndexProposed",
+        commands.AlterIndex: "IndexAltered",
     }[type(step.operation)]
     return {
         "key": step.key,

@@ -109,8 +109,10 @@ def _normalised_transaction(
     request: Request, command: Transact, examine: Examine | None
 ) -> Request:
     """Return a transaction with all its expressions in normal form, or with an objection."""
-    creates = [one for one in (*command.then, *command.otherwise) if isinstance(one, CreateIndex)]
-    length = sum(len(text) for one in creates for text in (*one.expressions, one.where or ""))
+    branches_of = (*command.then, *command.otherwise)
+    defined = [one for one in branches_of if isinstance(one, CreateIndex | AlterIndex)]
+    texts = (text for one in defined for text in (*(one.expressions or ()), one.where or ""))
+    length = sum(map(len, texts))
     if length > TRANSACTION_LENGTH_MAX:
         text = f"more than {TRANSACTION_LENGTH_MAX} characters in all expressions together"
         return replace(request, command=Transact(), objection=text)

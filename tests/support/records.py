@@ -246,7 +246,11 @@ ONE_OF_EACH: list[Any] = [
             commands.Comparison(bucket="b", name="n", cas=0),
         ),
         then=(commands.PutSetting("a", "[1]"), commands.CreateIndex(name="n", bucket="b")),
-        otherwise=(commands.DeleteSetting("a"), commands.DropIndex(7)),
+        otherwise=(
+            commands.DeleteSetting("a"),
+            commands.DropIndex(7),
+            commands.AlterIndex(index_id=7, new_name="m", expressions=("a",)),
+        ),
     ),
     Stream("b", 3, (Source(0, 7, 3), Source(1, 9, 2)), U64, U64, "a new projector"),
     streams.StreamBegin(

@@ -31,6 +31,7 @@ from coordinator.core.catalog.state import StateContext, evolve
 from coordinator.core.model import json_text
 from coordinator.core.model.commands import (
     OK,
+    AlterIndex,
     Comparison,
     CreateIndex,
     DropIndex,
@@ -65,6 +66,8 @@ BOUNDS_LENGTH_MAX = 64 * 1024
 
 REASON_LENGTH_MAX = 200
 """So much of why an index was undone is remembered."""
+
+NAMES = ("key", "bucket", "name", "new_name")
 
 Decide = Callable[[StateContext, Request, Circumstances], Decision]
 Deciders = Mapping[type, Decide]
@@ -169,6 +172,8 @@ def _decide_next(
             return Unchanged(replace(outcome, message=text, details=details))
         branch.results.append({"key": _key_of(operation, outcome.answer), "cas": outcome.cas})
         return None
+    if isinstance(operation, AlterIndex) and decision.waits_for:
+        return _objection(number, "it needs another index in its place: alter it by itself")
     clash = next((c.key for c in decision.changes if c.key in branch.keys), None)
     if clash is not None:
         return _objection(number, f"another operation changes {clash}, too")
@@ -229,7 +234,7 @@ def _length_of_names(command: Transact) -> int:
 
 def length_of_names(one: Comparison | Operation) -> int:
     """Return how many characters the key or the names of a comparison or an operation have."""
-    return sum(len(getattr(one, field, "")) for field in ("key", "bucket", "name"))
+    return sum(len(getattr(one, field, "") or "") for field in NAMES)
 
 
 def _too_much(branch: Iterable[Operation]) -> str:

@@ -2,7 +2,8 @@
 
 Pure. An undo takes nothing out of the log: it makes ordinary changes, each guarded by the CAS of
 what it replaces. Settings come back with their values, dropped indexes under their names, with new
-ids. What the cluster keeps by itself (builds, streams, positions) goes on.
+ids; a renamed one gets its name back, and keeps its id. What the cluster keeps by itself (builds,
+streams, positions) goes on.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from operator import add, gt
 
+from coordinator.core.catalog.alter import replicas_of
 from coordinator.core.catalog.state import StateContext, Versioned
 from coordinator.core.catalog.transactions import (
     COPIES_MAX,
@@ -19,6 +21,7 @@ from coordinator.core.catalog.transactions import (
     length_of_names,
 )
 from coordinator.core.model.commands import (
+    AlterIndex,
     Comparison,
     CreateIndex,
     DeleteSetting,
@@ -27,7 +30,7 @@ from coordinator.core.model.commands import (
     PutSetting,
     Transact,
 )
-from coordinator.core.model.entities import DROPPING, INIT, READY, Index, Setting
+from coordinator.core.model.entities import DROPPING, READY, Index, Setting
 from coordinator.core.model.types import Cas
 
 STEP_OPERATIONS = 64
@@ -69,7 +72,13 @@ def plan_undo(then: StateContext, now: StateContext, only: Collection[str] = ())
 
     `only`: nothing but the entities under these keys.
     """
-    steps = (*_dropped(then, now), *_settings(then, now), *_created(then, now))
+    renamed = _renamed(then, now)
+    steps = (
+        *_dropped(then, now, renamed.keys()),
+        *renamed.values(),
+        *_settings(then, now),
+        *_created(then, now, renamed.keys()),
+    )
     kept = tuple(_kept(then, now))
     if not only:
         return Undo(steps, kept)
@@ -97,7 +106,7 @@ def transactions_of(undo: Undo, to: Cas, in_steps: bool) -> list[Transact]:
 
 
 def _guarded(parts: list[list[Step]]) -> Iterator[list[Step]]:
-    """Yield the parts; a name whose index an earlier part drops is free by then."""
+    """Yield the parts; a name whose index an earlier part drops or renames is free by then."""
     dropped: set[tuple[str, str]] = set()
     for part in parts:
         names = ((step.comparison.bucket, step.comparison.name) for step in part)
@@ -108,7 +117,7 @@ def _guarded(parts: list[list[Step]]) -> Iterator[list[Step]]:
             for step, name in zip(part, names, strict=True)
         ]
         for step in part:
-            index = step.now.entity if step.now is not None and step.then is None else None
+            index = step.now.entity if step.now is not None else None
             if isinstance(index, Index):
                 dropped.add((index.bucket, index.name))
 
@@ -144,20 +153,70 @@ def _settings(then: StateContext, now: StateContext) -> Iterator[Step]:
             yield Step(key, new, None, DeleteSetting(new.entity.name), comparison)
 
 
-def _dropped(then: StateContext, now: StateContext) -> Iterator[Step]:
-    """Yield the indexes that were created since: they are dropped, before their names are used."""
-    for index, cas in now.indexes():
+def _renamed(then: StateContext, now: StateContext) -> dict[int, Step]:
+    """Return the indexes that get the name back that they had, in an order in which it is free.
+
+    Not those that have changed names with each other: they are dropped, and created again. Nor one
+    that is being altered.
+    """
+    waiting: dict[int, tuple[Versioned, Versioned, Index]] = {}
+    for index, _ in now.indexes():
+        old, new = then.get(index.key), now.get(index.key)
+        before = old.entity if old else None
+        if old is None or new is None or not isinstance(before, Index):
+            continue
+        stands = not any(one.is_unfinished or one.state == DROPPING for one in (before, index))
+        if stands and before.name != index.name and index.id not in now.replacements:
+            waiting[index.id] = (new, old, before)
+    gone = {index.id for index, _ in now.indexes() if not _was_there(then, index)}
+    found: dict[int, Step] = {}
+    while free := [i for i in waiting if _is_free(now, waiting[i][2], gone | found.keys())]:
+        for index_id in free:
+            new, old, before = waiting.pop(index_id)
+            rename = AlterIndex(index_id=index_id, new_name=before.name)
+            comparison = Comparison(key=before.key, cas=new.cas)
+            found[index_id] = Step(before.key, new, old, rename, comparison)
+    return found
+
+
+def _was_there(then: StateContext, index: Index) -> bool:
+    """Tell whether an index that is there was there before, under whatever name, or one like it."""
+    return _has_alike(then, index) or then.get(index.key) is not None
+
+
+def _is_free(now: StateContext, index: Index, leaving: Collection[int]) -> bool:
+    """Tell whether nobody has the name of an index, but those that leave it."""
+    name = (index.bucket, index.name)
+    holder = now.names.get(name, now.claims.get(name))
+    return holder is None or holder in leaving
+
+
+def _dropped(then: StateContext, now: StateContext, renamed: Collection[int]) -> Iterator[Step]:
+    """Yield the indexes that were created since: they are dropped, before their names are used.
+
+    What is to replace one that is dropped goes with it.
+    """
+    gone: set[int] = set()
+    for index, cas in sorted(now.indexes(), key=lambda pair: pair[0].replaces):
         held = now.get(index.key)
-        if index.state != DROPPING and not _has_alike(then, index):
+        if index.state == DROPPING or index.id in renamed or index.replaces in gone:
+            continue
+        if not _has_alike(then, index):
+            gone.add(index.id)
             comparison = Comparison(key=index.key, cas=cas)
             yield Step(index.key, held, None, DropIndex(index.id), comparison)
 
 
-def _created(then: StateContext, now: StateContext) -> Iterator[Step]:
-    """Yield the indexes that were dropped since: they are created again."""
+def _created(then: StateContext, now: StateContext, renamed: Collection[int]) -> Iterator[Step]:
+    """Yield the indexes that were dropped since: they are created again.
+
+    An ALTER that was under way is not taken up.
+    """
     for index, _ in then.indexes():
         held = then.get(index.key)
-        if index.state in (INIT, DROPPING) or _has_alike(now, index):
+        if index.is_unfinished or index.state == DROPPING or index.id in renamed:
+            continue
+        if _has_alike(now, index):
             continue
         there = now.index_named(index.bucket, index.name)
         comparison = Comparison(
@@ -167,7 +226,13 @@ def _created(then: StateContext, now: StateContext) -> Iterator[Step]:
 
 
 def _has_alike(state: StateContext, index: Index) -> bool:
-    """Tell whether a state has this index, or another one of its name with its definition."""
+    """Tell whether a state has this index, or another one of its name with its definition.
+
+    One that is to replace another is like itself only.
+    """
+    if index.is_replacement:
+        same = state.get(index.key)
+        return same is not None and isinstance(same.entity, Index) and same.entity.is_replacement
     held = state.index_named(index.bucket, index.name)
     other = held.entity if held else None
     if not isinstance(other, Index):
@@ -189,11 +254,18 @@ def definition_of(index: Index) -> CreateIndex:
         primary=index.primary,
         using=index.using,
         slices=len(index.slices),
-        replicas=max((len(piece.replicas) for piece in index.slices), default=0),
+        replicas=replicas_of(index),
         defer_build=index.defer_build and index.state == READY,
         partitioning=index.partitioning,
         bounds_json=index.bounds_json,
     )
+
+
+def _has_fewer_replicas(there: Versioned, index: Index) -> bool:
+    now = there.entity
+    if not isinstance(now, Index) or now.state == DROPPING:
+        return False
+    return replicas_of(now) < replicas_of(index)
 
 
 def _kept(then: StateContext, now: StateContext) -> Iterator[Kept]:
@@ -210,6 +282,8 @@ def _kept(then: StateContext, now: StateContext) -> Iterator[Kept]:
                 yield Kept(key, "an undo leaves topics and subscriptions as they are")
     for index, _ in then.indexes():
         there = now.get(index.key)
+        if there is not None and _has_fewer_replicas(there, index):
+            yield Kept(index.key, "its replicas were taken away since: alter it to add some")
         if index.state == READY and index.defer_build and there is not None:
             built = there.entity
             if isinstance(built, Index) and built.state not in (READY, DROPPING):

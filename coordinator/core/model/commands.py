@@ -230,8 +230,8 @@ class SkipRecord:
     value: bytes
 
 
-Operation = CreateIndex | DropIndex | PutSetting | DeleteSetting
-"""What a client's transaction may do."""
+Operation = CreateIndex | DropIndex | PutSetting | DeleteSetting | AlterIndex
+"""What a client's transaction may do; it alters an index only in place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -408,3 +408,11 @@ def test_a_transaction_does_not_create_under_a_promised_name(built: Bench) -> No
     built.apply(alter(built, expressions=("town",), new_name="by_town"))
     create = CreateIndex(name="by_town", bucket="travel", expressions=("x",))
     assert built.refusal(Transact(then=(create,))) == "index_altering"
+
+
+def test_a_transaction_renames_and_leaves_a_rebuild_to_an_alter(ready: Bench) -> None:
+    rename = AlterIndex(bucket="travel", name="by_city", new_name="by_town")
+    decision = ready.apply(Transact(then=(PutSetting("k", "1"), rename)))
+    assert [c.event for c in decision.changes] == ["SettingWritten", "IndexAltered"]
+    rebuild = AlterIndex(bucket="travel", name="by_town", where="TRUE")
+    assert ready.refusal(Transact(then=(rebuild,))) == "invalid_request"

@@ -17,6 +17,7 @@ from coordinator.core.history.undo import (
     transactions_of,
 )
 from coordinator.core.model.commands import (
+    AlterIndex,
     BuildIndexes,
     Command,
     DeleteSetting,
@@ -73,6 +74,10 @@ COMMANDS: st.SearchStrategy[Command] = st.one_of(
         st.sampled_from(("x", "y")),
     ),
     st.builds(lambda name: DropIndex(0, "travel", name), st.sampled_from(NAMES)),
+    st.builds(
+        lambda name, new: AlterIndex(bucket="travel", name=name, new_name=new),
+        *(st.sampled_from((*NAMES, "other")), st.sampled_from((*NAMES, "other"))),
+    ),
 )
 
 
@@ -172,3 +177,102 @@ def test_a_name_that_an_earlier_step_frees_is_free(bench: Bench) -> None:
         apply(bench, PutSetting(f"many/{number}", "1"))
     undo(bench, before, in_steps=True)
     assert shape(bench.state) == shape(before)
+
+
+# -- what was altered -----------------------------------------------------------------------------
+
+
+def rename(bench: Bench, name: str, new: str) -> None:
+    bench.apply(AlterIndex(bucket="travel", name=name, new_name=new))
+
+
+@pytest.fixture
+def ready() -> Bench:
+    """One index is ready, and nothing else is there."""
+    made = Bench()
+    apply(made, CREATE)
+    return made
+
+
+def named(bench: Bench, name: str = "by_city") -> Index:
+    held = bench.state.index_named("travel", name)
+    assert held is not None
+    assert isinstance(held.entity, Index)
+    return held.entity
+
+
+def test_a_renamed_index_gets_its_name_back_and_stays_what_it_is(ready: Bench) -> None:
+    before, then = named(ready), ready.state
+    rename(ready, "by_city", "by_town")
+    undo(ready, then)
+    assert named(ready) == before
+
+
+def test_names_that_were_handed_on_are_handed_back_in_their_order(ready: Bench) -> None:
+    apply(ready, replace(CREATE, name="next", expressions=("y",)))
+    then, before = ready.state, (named(ready), named(ready, "next"))
+    rename(ready, "next", "last")
+    rename(ready, "by_city", "next")
+    steps = plan_undo(then, ready.state).steps
+    assert [type(step.operation) for step in steps] == [AlterIndex, AlterIndex]
+    undo(ready, then)
+    assert (named(ready), named(ready, "next")) == before
+
+
+@pytest.mark.parametrize("in_steps", [False, True])
+def test_indexes_that_have_changed_their_names_are_created_again(
+    ready: Bench, in_steps: bool
+) -> None:
+    apply(ready, replace(CREATE, name="other", expressions=("y",)))
+    then, wanted = ready.state, shape(ready.state)
+    for name, new in (("by_city", "x"), ("other", "by_city"), ("x", "other")):
+        rename(ready, name, new)
+    undo(ready, then, in_steps=in_steps)
+    assert shape(ready.state) == wanted
+
+
+def test_an_undo_ends_an_alter_that_is_under_way(ready: Bench) -> None:
+    first, then = named(ready), ready.state
+    decision = ready.apply(AlterIndex(index_id=first.id, where="TRUE"))
+    plan = plan_undo(then, ready.state)
+    assert [step.operation for step in plan.steps] == [DropIndex(*decision.waits_for)]
+    undo(ready, then)
+    assert named(ready) == first
+    assert not ready.state.replacements
+
+
+def test_an_index_that_is_dropped_takes_its_replacement_along() -> None:
+    bench = Bench()
+    then = bench.state
+    apply(bench, CREATE)
+    bench.apply(AlterIndex(index_id=named(bench).id, where="TRUE"))
+    assert len(plan_undo(then, bench.state).steps) == 1
+    undo(bench, then)
+    assert {index.state for index, _ in bench.state.indexes()} == {DROPPING}
+
+
+def test_an_index_that_was_replaced_comes_back_with_its_definition(ready: Bench) -> None:
+    then, wanted = ready.state, shape(ready.state)
+    apply(ready, AlterIndex(index_id=named(ready).id, where="TRUE", new_name="other"))
+    assert named(ready, "other").where == "TRUE"
+    undo(ready, then)
+    assert shape(ready.state) == wanted
+
+
+def test_an_alter_that_was_under_way_then_is_not_taken_up(ready: Bench) -> None:
+    decision = ready.apply(AlterIndex(index_id=named(ready).id, where="TRUE"))
+    then = ready.state
+    ready.apply(MarkReady(*decision.waits_for))
+    assert named(ready).where == "TRUE"
+    undo(ready, then)
+    assert named(ready).where is None
+
+
+def test_replicas_that_were_taken_away_stay_away_and_an_undo_says_so() -> None:
+    bench = Bench()
+    apply(bench, replace(CREATE, replicas=1))
+    then = bench.state
+    bench.apply(AlterIndex(index_id=named(bench).id, replicas=0))
+    plan = plan_undo(then, bench.state)
+    assert plan.steps == ()
+    assert [one.key for one in plan.kept] == [named(bench).key]
