@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 PERIOD_MS = 250
 
-EFFECTS = ("SettingWritten", "SettingDeleted", "IndexProposed", "IndexDropped")
+EFFECTS = ("SettingWritten", "SettingDeleted", "IndexProposed", "IndexDropped", "IndexAltered")
 """Events by which a command of a client takes effect."""
 
 NEVER = 2**52
@@ -126,6 +126,8 @@ class Indexer(IndexerVoice):
             if index.id not in self.held:
                 self.held[index.id] = Holding(index.id, self.world.token(), slices)
             shard = self.held[index.id].shard
+            if not set(self.held[index.id].slices) <= set(slices):
+                self.held[index.id] = Holding(index.id, shard, slices)
             if index.state == INIT or index.shard_on(self.number) != shard:
                 self._answer(index, ALLOCATED, shard)
 

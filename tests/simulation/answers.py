@@ -8,6 +8,7 @@ from coordinator.core.consensus import effects as fx
 from coordinator.core.model.commands import (
     OK,
     REFUSED,
+    AlterIndex,
     BuildIndexes,
     CreateIndex,
     DeleteSetting,
@@ -18,6 +19,7 @@ from coordinator.core.model.commands import (
 )
 from coordinator.core.model.entities import Index
 from tests.simulation.actors import EFFECTS, Client, Op
+from tests.simulation.alters import is_as_asked, refused_about
 from tests.simulation.histories import AHEAD, EXPIRED
 from tests.simulation.kernel.violation import require
 from tests.simulation.subscribers import TOPIC_EFFECTS
@@ -73,6 +75,7 @@ def _check_ok(judge: Judge, op: Op, outcome: Any) -> None:
     if outcome.answer.get("existed") in (True, False):
         return
     if isinstance(command, BuildIndexes | ExpireSubscription) and not outcome.txn:
+    if isinstance(command, BuildIndexes | AlterIndex) and not outcome.txn:
         return
     done = judge.done.get(outcome.cas)
     name = "acknowledged-is-effective-once"
@@ -86,6 +89,8 @@ def _check_ok(judge: Judge, op: Op, outcome: Any) -> None:
             and (entity.bucket, entity.name, entity.request)
             == (command.bucket, command.name, op.request.id)
         )
+    elif isinstance(command, AlterIndex):
+        right = is_as_asked(done.mutation, op.request)
     else:
         effects = (*EFFECTS, BUILD_EFFECT, *TOPIC_EFFECTS)
         right = done.mutation.request == op.request.id and done.mutation.event in effects
@@ -138,6 +143,8 @@ def _check_refused(judge: Judge, op: Op, outcome: Any) -> None:
         wanted = {"index_exists": int(outcome.details.get("id", 0)), "index_not_found": 0}.get(
             outcome.code
         )
+    elif isinstance(command, AlterIndex):
+        key, wanted = refused_about(command, outcome)
     if wanted is not None:
         require(
             was_at(judge, key, wanted, op.invoked_ms),

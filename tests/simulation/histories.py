@@ -24,6 +24,7 @@ from coordinator.core.model.commands import (
 )
 from coordinator.core.model.entities import DROPPING, INIT, Index, Setting
 from tests.simulation.actors import Reading
+from tests.simulation.alters import BUCKET
 from tests.support.linearizability import (
     UNKNOWN,
     NameSpace,
@@ -120,7 +121,7 @@ def _written(
         target = ("setting", command.name)
         call = "put" if isinstance(command, PutSetting) else "delete"
         argument = command.value_json if isinstance(command, PutSetting) else None
-    elif isinstance(command, CreateIndex | DropIndex):
+    elif isinstance(command, CreateIndex | DropIndex) and command.bucket != BUCKET:
         target = ("bucket", command.bucket)
         call = "create" if isinstance(command, CreateIndex) else "drop"
         argument = command.name

@@ -34,6 +34,7 @@ from coordinator.core.model.records import (
 )
 from coordinator.core.model.types import TxnId
 from tests.simulation.actors import EFFECTS, Op, Reading
+from tests.simulation.alters import check_end, check_names, check_switch
 from tests.simulation.answers import (
     BUILD_EFFECT,
     indexer_differences,
@@ -69,6 +70,9 @@ LEGAL = {
 } | {("dropping", None)}
 """What an index may become, written down a second time."""
 
+SAME_STATE = ("EntityRewritten", "ShardsMoved", "IndexAltered")
+"""Events that may leave an index in its state."""
+
 
 class Judge:
     """Sees everything, and knows what follows from it."""
@@ -89,6 +93,8 @@ class Judge:
         self.done: dict[int, Done] = {}
         self.effects: dict[str, list[tuple[str, int]]] = {}
         self.ready: dict[int, int] = {}
+        self.replaced: set[int] = set()
+        """The indexes whose place others have taken."""
         self.builds: dict[str, TxnId] = {}
         self.transacts: dict[str, Transact] = {}
         """The transactions that clients asked for, by request id."""
@@ -295,6 +301,7 @@ class Judge:
                 zip(proposal.mutations, record.cas, strict=True)
             )
         )
+        check_names(self)
         truth.digest = digest_of(self.entities)
         require(
             truth.digest == record.state_digest,
@@ -412,28 +419,46 @@ class Judge:
         now = mutation.entity
         old = was.state if was else None
         new = now.state if isinstance(now, Index) else None
-        rewritten = mutation.event in ("EntityRewritten", "ShardsMoved") and old == new
+        rewritten = mutation.event in SAME_STATE and old == new
         require(
             rewritten or (old, new) in LEGAL, "legal-transitions", f"{mutation.key}: {old} -> {new}"
         )
+        if was is not None and new != DROPPING and isinstance(now, Index) and was.name != now.name:
+            require(mutation.event == "IndexAltered", "unique-names", f"{was.name}: {now.name}")
+            self._free(was, decided_ms, cas)
         if isinstance(now, Index) and new != DROPPING:
-            name = (now.bucket, now.name)
-            holder = self.names.get(name)
-            require(holder in (None, now.id), "unique-names", f"{name}: {holder} and {now.id}")
-            if holder is None:
-                self.versions.setdefault(name, []).append(Version(decided_ms, cas, now.id))
-            self.names[name] = now.id
+            if was is not None and was.replaces and not now.replaces:
+                check_switch(self, mutation, was, now)
+            if not now.replaces:
+                self._name(now, was.replaces if was is not None else 0, decided_ms, cas)
             if mutation.event in ("BuildRouted", "IndexBuilt"):
                 self._apply_build(now)
             if mutation.event == "IndexReady":
                 silent = [h for h in now.hosts if (h, now.id) not in self.allocated]
                 require(not silent, "ready-needs-every-indexer", f"{now.id} without {silent}")
-                self.ready[now.id] = cas
+            if mutation.event in ("IndexReady", "IndexBuilt") and not now.replaces:
+                self.ready.setdefault(now.id, cas)
                 self._not_refused(now.request, cas)
-        elif was is not None and self.names.get((was.bucket, was.name)) == was.id:
-            del self.names[(was.bucket, was.name)]
-            gone = Version(decided_ms, cas, None)
-            self.versions.setdefault((was.bucket, was.name), []).append(gone)
+        elif was is not None:
+            check_end(self, mutation, was)
+            self._free(was, decided_ms, cas)
+
+    def _name(self, index: Index, replaced: int, decided_ms: int, cas: int) -> None:
+        """An index has its name: nobody else had it, but the one whose place it takes."""
+        name = (index.bucket, index.name)
+        holder = self.names.get(name)
+        allowed = (None, index.id, replaced or None)
+        require(holder in allowed, "unique-names", f"{name}: {holder} and {index.id}")
+        if holder != index.id:
+            self.versions.setdefault(name, []).append(Version(decided_ms, cas, index.id))
+        self.names[name] = index.id
+
+    def _free(self, was: Index, decided_ms: int, cas: int) -> None:
+        """An index gives its name up, if it has it."""
+        name = (was.bucket, was.name)
+        if self.names.get(name) == was.id:
+            del self.names[name]
+            self.versions.setdefault(name, []).append(Version(decided_ms, cas, None))
 
     def _apply_build(self, index: Index) -> None:
         """A step of a build is taken only when those who have to say so have said so."""

@@ -11,7 +11,10 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.simulation.alters import REST as ALTER_REST
+from tests.simulation.alters import SHARE as ALTER_SHARE
 from tests.simulation.kernel.world import FAULTS_FROM_MS
+from tests.simulation.planted import alters as x
 from tests.simulation.planted import authority as a
 from tests.simulation.planted import builds as b
 from tests.simulation.planted import commits as c
@@ -99,6 +102,9 @@ def transacting(number: int) -> World:
 def subscribing(number: int) -> World:
     """Return worlds that have topics, and who subscribes to them."""
     return World(TOPIC_SHARE * number + TOPIC_REST)
+def altering(number: int) -> World:
+    """Return worlds whose clients alter indexes."""
+    return World(ALTER_SHARE * number + ALTER_REST)
 
 
 def read(worlds: Worlds) -> Worlds:
@@ -279,6 +285,18 @@ MUTANTS: list[tuple[Plant, Worlds, int, set[str]]] = [
         {"a-subscription-begins-where-it-was-decided"},
     ),
     (s.an_id_is_taken_twice, subscribing, 0, {"a-subscriber-id-is-taken-once"}),
+    (x.an_index_is_replaced_before_the_other_is_built, altering, 3, {"a-switch-loses-nothing"}),
+    (x.an_index_that_is_replaced_stays, altering, 8, {"a-name-has-one-index"}),
+    (x.a_drop_forgets_what_is_to_replace, altering, 61, {"a-name-has-one-index"}),
+    (x.a_promised_name_is_given_away, altering, 108, {"a-name-has-one-index"}),
+    (x.an_alter_is_answered_at_ready, altering, 3, {"acknowledged-is-effective-once"}),
+    (x.a_repeat_does_not_wait_for_the_build, altering, 20, {"refused-never-takes-effect"}),
+    (
+        x.an_alter_that_fails_takes_the_old_index_along,
+        altering,
+        7,
+        {"a-switch-loses-nothing"},
+    ),
     (r.ready_without_every_indexer, anywhere, 0, {"ready-needs-every-indexer"}),
     (r.expected_cas_is_not_compared, anywhere, 0, {"compare-and-set", "linearizable-history"}),
     (r.dropped_index_keeps_its_name, busy(anywhere), 6, {"linearizable"}),

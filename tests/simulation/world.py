@@ -6,6 +6,7 @@ from typing import Any
 
 from coordinator.kafka.topics import HEARTBEAT
 from tests.simulation.actors import Client, DdlWriter, Indexer
+from tests.simulation.alters import Alterer, AlterWriter, alters_in
 from tests.simulation.cluster import Cluster
 from tests.simulation.data_plane import Application, Projector
 from tests.simulation.faults import ACTIONS, KINDS, LIKELY
@@ -64,7 +65,11 @@ class World(Cluster):
             self.board = Board()
             for machine in self.machines.values():
                 self.join(Delivering(self, self.board, machine))
+        if alters_in(self.seed):
+            for number in (20, 21):
+                self.clients.append(self.join(Alterer(self, number, chance.randint(6, 16))))
         writer = TransactionWriter if transactions_in(self.seed) else DdlWriter
+        writer = AlterWriter if alters_in(self.seed) else writer
         self.writers.append(self.join(writer(self, chance.choice((0, 4, 8, 16)))))
         refusing = chance.choice((0.0, 0.0, 0.2))
         for indexer in self.indexers:
