@@ -25,7 +25,7 @@ SKIPPED = "skipped"
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What became of one statement: `outcome` is created, exists, dropped, absent, ordered, …
+    """What became of one statement: created, exists, dropped, absent, altered, ordered, …
 
     `ordered` is a build: it goes on after the script. `name` is all names of such a statement.
     """
@@ -76,7 +76,7 @@ def apply(client: Client, statements: list[Statement], *, keep_going: bool) -> I
 
 def _apply_one(client: Client, statement: Statement) -> Result:
     from coordinator.client.errors import CoordinatorError
-    from coordinator.language.ddl_parser import BuildIndex, CreateIndex
+    from coordinator.language.ddl_parser import AlterIndex, BuildIndex, CreateIndex
 
     start = time.monotonic()
     try:
@@ -86,6 +86,10 @@ def _apply_one(client: Client, statement: Statement) -> Result:
         elif isinstance(statement, BuildIndex):
             body = client.build_indexes(bucket=statement.bucket, names=statement.names)
             outcome = "ordered"
+        elif isinstance(statement, AlterIndex):
+            changes = statement.to_changes()
+            body = client.alter_index(None, changes, bucket=statement.bucket, name=statement.name)
+            outcome = "altered" if body["txn"] else "unchanged"
         else:
             body = client.drop_index(bucket=statement.bucket, name=statement.name)
             outcome = "dropped"

@@ -35,6 +35,10 @@ def find_index(
         where = f" on {bucket}" if bucket else ""
         raise CommandError("index_not_found", f"there is no index {index}{where}")
     if len(found) > 1:
+        # One that is being dropped has no name any more; one that replaces another has none yet.
+        named = [i for i in found if i["state"] != "dropping" and not i.get("replaces")]
+        found = named or found
+    if len(found) > 1:
         buckets = ", ".join(sorted(i["bucket"] for i in found))
         raise CommandError("usage", f"several buckets have {index}; give --bucket: {buckets}")
     entry = dict(found[0])

@@ -24,6 +24,7 @@ from coordinator.cli import (
     topics,
     undo,
 )
+from coordinator.cli import alter, backup, data, history, members, plot, scan, sql, timestamps, undo
 from coordinator.cli.extras import require
 from coordinator.cli.json_values import read_json
 from coordinator.cli.lookup import find_index
@@ -719,6 +720,7 @@ def projectors(session: Session) -> None:
 app.add_typer(members.app, name="members")
 app.add_typer(topics.app, name="topics")
 members.add_step_down(app)
+alter.add_to(app)
 data.add_to(app)
 scan.add_to(app)
 timestamps.add_to(app)

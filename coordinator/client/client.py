@@ -961,7 +961,9 @@ def _plan_find(bucket: str | None, name: str | None) -> Generator[Call, Body, st
     found = yield from _plan_read("/v1/indexes", query, "linearizable")
     if not found["indexes"]:
         raise error_of("index_not_found", f"there is no index {name} on {bucket}", query)
-    index_id: str = found["indexes"][0]["id"]
+    # One that is being dropped has given its name back; another one may have it by now.
+    order = sorted(found["indexes"], key=lambda index: index.get("state") == "dropping")
+    index_id: str = order[0]["id"]
     return index_id
 
 

@@ -1,17 +1,21 @@
-"""Index DDL as text: `CREATE INDEX …`, `DROP INDEX …` and `BUILD INDEX …` to plain values.
+"""Index DDL as text: CREATE INDEX, DROP INDEX, ALTER INDEX and BUILD INDEX to plain values.
 
     CREATE INDEX [IF NOT EXISTS] name ON bucket(expr [ASC|DESC], …)
         [WHERE condition] [USING method] [WITH {json}]
     CREATE PRIMARY INDEX [IF NOT EXISTS] [name] ON bucket [USING method] [WITH {json}]
     DROP INDEX [IF EXISTS] name ON bucket        DROP INDEX [IF EXISTS] bucket.name
     DROP PRIMARY INDEX [IF EXISTS] ON bucket
+    ALTER INDEX name ON bucket[(expr [ASC|DESC], …)] [RENAME TO name]
+        [WHERE condition | DROP WHERE] [WITH {json}]        ALTER INDEX bucket.name …
+    ALTER PRIMARY INDEX ON bucket [RENAME TO name] [WITH {json}]
     BUILD INDEX ON bucket(name, …) [USING method]      BUILD INDEX ON bucket
 
 `IF [NOT] EXISTS` may also follow the name, as in N1QL. Statements end with `;`. Comments are
 `-- …` and `/* … */`. Names may be quoted with backticks or double quotes, doubled inside; a
 string has single quotes. The keys of WITH are `slices`, `replicas`, `nodes`, `defer_build`, and
 `partitioning` (`hash` or `range`) with, for ranges, `bounds`: the lowest key of each slice but the
-first. BUILD without names is of all indexes of the bucket that were deferred.
+first. ALTER leaves as it is what it does not name. BUILD without names is of all indexes of the
+bucket that were deferred.
 
 How a script is read:
 
@@ -181,6 +185,54 @@ class DropIndex(_Statement):
 
 
 @dataclass(frozen=True, kw_only=True)
+class AlterIndex(_Statement):
+    """`ALTER INDEX` of the index `name` of `bucket`; None leaves a field as it is."""
+
+    name: str
+    bucket: str
+    new_name: str | None = None
+    expressions: tuple[str, ...] | None = None
+    where: str | None = None
+    drops_where: bool = False
+    slices: int | None = None
+    replicas: int | None = None
+    nodes: tuple[int, ...] | None = None
+    partitioning: str | None = None
+    bounds: tuple[tuple[Any, ...], ...] | None = None
+
+    def to_changes(self) -> dict[str, Any]:
+        """Return the body of `PATCH /v1/indexes/{id}`."""
+        found = {
+            "name": self.new_name,
+            "expressions": None if self.expressions is None else list(self.expressions),
+            "where": self.where,
+            "slices": self.slices,
+            "replicas": self.replicas,
+            "nodes": None if self.nodes is None else list(self.nodes),
+            "partitioning": self.partitioning,
+            "bounds": None if self.bounds is None else list(map(list, self.bounds)),
+        }
+        body = {name: value for name, value in found.items() if value is not None}
+        return {**body, "where": None} if self.drops_where else body
+
+    def to_sql(self) -> str:
+        """Return a statement that `parse_script` reads as this one."""
+        options = {
+            key: getattr(self, key)
+            for key in ("slices", "replicas", "nodes", "partitioning", "bounds")
+            if getattr(self, key) is not None
+        }
+        return (
+            f"ALTER INDEX {quote_name(self.name)} ON {quote_name(self.bucket)}"
+            + (f"({', '.join(self.expressions)})" if self.expressions is not None else "")
+            + (f" RENAME TO {quote_name(self.new_name)}" if self.new_name is not None else "")
+            + (f" WHERE {self.where}" if self.where else "")
+            + (" DROP WHERE" if self.drops_where else "")
+            + (f" WITH {json.dumps(options)}" if options else "")
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class BuildIndex(_Statement):
     """`BUILD INDEX` of the indexes `names` of `bucket`; without names, of all deferred ones."""
 
@@ -198,7 +250,7 @@ class BuildIndex(_Statement):
         return f"BUILD INDEX ON {quote_name(self.bucket)}{names}"
 
 
-Statement = CreateIndex | DropIndex | BuildIndex
+Statement = CreateIndex | DropIndex | AlterIndex | BuildIndex
 
 
 def parse_script(text: str) -> list[Statement]:
@@ -521,17 +573,19 @@ class _Parser:
         kinds: dict[str, type[Statement]] = {
             "create": CreateIndex,
             "drop": DropIndex,
+            "alter": AlterIndex,
             "build": BuildIndex,
         }
         verb = next((verb for verb in kinds if self._accept(verb)), "")
         if not verb:
-            raise self._unexpected("CREATE INDEX, DROP INDEX or BUILD INDEX")
+            raise self._unexpected("CREATE INDEX, DROP INDEX, ALTER INDEX or BUILD INDEX")
         primary = verb != "build" and self._accept("primary")
         self._expect("index")
         if verb == "build":
             meaning = self._build()
         else:
-            meaning = self._create(primary) if verb == "create" else self._drop(primary)
+            rules = {"create": self._create, "drop": self._drop, "alter": self._alter}
+            meaning = rules[verb](primary)
         kind = kinds[verb]
         line, column = self._source.position(start.start)
         source = self._source.text[start.start : self._end()]
@@ -583,6 +637,34 @@ class _Parser:
         if self._accept("using"):
             self._name("an index method")
         return {"name": name, "bucket": bucket, "if_exists": if_exists}
+
+    def _alter(self, primary: bool) -> dict[str, Any]:
+        found: dict[str, Any] = {"name": PRIMARY_NAME}
+        if not primary:
+            found["name"] = self._name("the name of an index")
+        if not primary and self._accept("."):
+            found |= {"bucket": found["name"], "name": self._name("the name of an index")}
+        else:
+            found["bucket"] = self._on_bucket()
+            if self._peek("("):
+                if primary:
+                    raise self._error("a primary index has no expressions")
+                found["expressions"] = self._keys()
+        if self._accept("rename"):
+            self._expect("to")
+            found["new_name"] = self._name("a name for the index")
+        if self._accept("where"):
+            found["where"] = self.expression(self._until("with"), key=False)
+        elif self._accept("drop"):
+            self._expect("where")
+            found["drops_where"] = True
+        at = self._at
+        options = self._with()
+        if "defer_build" in options:
+            raise self._error("defer_build is of a CREATE: it cannot be altered", at)
+        if len({**found, **options}) == len(("name", "bucket")):
+            raise self._unexpected("what to change: keys, RENAME TO, WHERE, DROP WHERE or WITH")
+        return {**found, **options}
 
     def _build(self) -> dict[str, Any]:
         bucket = self._on_bucket()

@@ -100,7 +100,7 @@ class DataPlane:
         """Return an index as any node shows it."""
         with self.cluster.client() as client:
             found = client.list_indexes(self.bucket, name)["indexes"]
-        shown: dict[str, Any] = found[0]
+        shown: dict[str, Any] = next(one for one in found if one["state"] != "dropping")
         return shown
 
     def in_the_middle(self, name: str) -> None:

@@ -73,7 +73,7 @@ class Node:
                 self.end_headers()
                 self.wfile.write(data)
 
-            do_GET = do_POST = do_PUT = do_DELETE = answer  # noqa: N815
+            do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = answer  # noqa: N815
 
             def log_message(self, *_: object) -> None:
                 pass

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from coordinator.language.ddl_parser import (
     NESTING_MAX,
+    AlterIndex,
     BuildIndex,
     CreateIndex,
     DropIndex,
@@ -76,6 +77,17 @@ GOOD = [
     ("build index on `b`(i)", BuildIndex(bucket="b", names=("i",))),
     ("BUILD INDEX ON b(i, `#primary`, build) USING gsi;",
      BuildIndex(bucket="b", names=("i", "#primary", "build"))),
+    ("ALTER INDEX i ON b RENAME TO j", AlterIndex(name="i", bucket="b", new_name="j")),
+    ("alter index b.`i` drop where;", AlterIndex(name="i", bucket="b", drops_where=True)),
+    (
+        'ALTER INDEX i ON b(c, d DESC) RENAME TO `j k` WHERE rename > 1 WITH {"replicas": 0}',
+        AlterIndex(name="i", bucket="b", new_name="j k", expressions=("c", "d DESC"),
+                   where="rename > 1", replicas=0),
+    ),
+    (
+        'ALTER PRIMARY INDEX ON b WITH {"nodes": [1, 2], "slices": 3}',
+        AlterIndex(name="#primary", bucket="b", nodes=(1, 2), slices=3),
+    ),
     ("DROP INDEX i ON b", DropIndex(name="i", bucket="b")),
     ("DROP INDEX IF EXISTS i ON b", DropIndex(name="i", bucket="b", if_exists=True)),
     ("DROP INDEX i IF EXISTS ON b", DropIndex(name="i", bucket="b", if_exists=True)),
@@ -93,7 +105,17 @@ def test_a_statement_means_what_it_says(text, meaning):
 
 
 BAD = [
-    ("SELECT 1", 1, 1, "expected CREATE INDEX, DROP INDEX or BUILD INDEX, found SELECT"),
+    (
+        "SELECT 1", 1, 1,
+        "expected CREATE INDEX, DROP INDEX, ALTER INDEX or BUILD INDEX, found SELECT",
+    ),
+    ("ALTER INDEX i ON b", 1, 19, "expected what to change"),
+    ("ALTER INDEX b.i(c)", 1, 16, "expected what to change"),
+    ("ALTER INDEX i ON b RENAME j", 1, 27, "expected TO, found j"),
+    ("ALTER INDEX i ON b DROP c", 1, 25, "expected WHERE, found c"),
+    ("ALTER INDEX i ON b WHERE", 1, 25, "expected an expression"),
+    ("ALTER PRIMARY INDEX ON b(c)", 1, 25, "a primary index has no expressions"),
+    ('ALTER INDEX i ON b WITH {"defer_build": true}', 1, 20, "defer_build is of a CREATE"),
     ("BUILD PRIMARY INDEX ON b", 1, 7, "expected INDEX, found PRIMARY"),
     ("BUILD INDEX i ON b", 1, 13, "expected ON, found i"),
     ("BUILD INDEX ON b()", 1, 18, "expected the name of an index, found )"),
@@ -380,7 +402,22 @@ indexes = st.builds(
 builds = st.builds(BuildIndex, bucket=names, names=st.lists(names, max_size=3).map(tuple))
 
 
-@given(st.lists(indexes | builds, max_size=3))
+alters = st.builds(
+    AlterIndex,
+    name=names,
+    bucket=names,
+    new_name=names,
+    expressions=st.sampled_from([None, ("LOWER(a)", "b.c DESC")]),
+    where=st.sampled_from([None, "t = 'x;' AND NOT u IS NULL"]),
+    slices=st.none() | st.integers(1, 99),
+    replicas=st.none() | st.integers(0, 9),
+    nodes=st.none() | nodes,
+    partitioning=st.sampled_from([None, "hash", "range"]),
+    bounds=st.none() | st.lists(bounds, max_size=3).map(tuple),
+)
+
+
+@given(st.lists(indexes | builds | alters, max_size=3))
 def test_definitions_survive_being_written_and_read(definitions):
     assert parse_script(";\n".join(d.to_sql() for d in definitions)) == definitions
 
@@ -427,3 +464,9 @@ def test_the_example_has_repeatable_deferred_definitions_that_fit_three_indexers
 def test_importing_the_module_does_not_import_sqlglot():
     program = "import coordinator.language.ddl_parser, sys; sys.exit('sqlglot' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_an_alter_asks_for_what_it_names_and_for_nothing_else():
+    statement = parse_statement('ALTER INDEX i ON b(c) DROP WHERE WITH {"bounds": [["F"]]}')
+    assert statement.to_changes() == {"expressions": ["c"], "where": None, "bounds": [["F"]]}
+    assert parse_statement("ALTER INDEX b.i RENAME TO j").to_changes() == {"name": "j"}
