@@ -62,6 +62,9 @@ ARRIVAL_S, ARRIVAL_PAUSE_S = 3.0, 0.05
 """So long a scan waits for an indexer that is heard to be registered: the master does that at once,
 unless it waits for a restart timestamp."""
 
+REPLACED_S = 1.0
+"""So long a scan waits to learn that another index took the place of one that is released."""
+
 SCAN_SECONDS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.25, 0.5, 1, 2, 4, 8, 16)
 
 Text = Annotated[str, Field(max_length=256)]
@@ -163,16 +166,44 @@ def add_scans(app: FastAPI, shell: Shell) -> None:
     async def answered(body: ScanBody) -> tuple[bytes, int]:
         if running > SCANS_MAX:
             raise ApiError("overloaded", f"{SCANS_MAX} scans run already: retry")
-        plan = await _plan(shell, body)
-        await _arrived(shell, plan.asked)
-        scatter = Scatter(calls=calls, asked=plan.asked, address=address)
+        began = time.monotonic()
+        plan = await _plan(shell, body, began)
         try:
-            async with _hurrying(shell, body, plan.asked):
-                found = await (scatter.count() if body.count else scatter.rows())
+            try:
+                found = await gathered(body, plan)
+            except ScanFailed as failure:
+                if not failure.is_gone or not await _is_replaced(shell, body, plan.asked):
+                    raise
+                plan = await _plan(shell, body, began)
+                found = await gathered(body, plan)
         except ScanFailed as failure:
             raise ApiError(failure.code, failure.message, failure.details) from failure
         size = sum(map(len, found.entries))
         return await aside(size, lambda: _answer(body, plan, found)), plan.cas
+
+    async def gathered(body: ScanBody, plan: _Plan) -> Any:
+        await _arrived(shell, plan.asked)
+        scatter = Scatter(calls=calls, asked=plan.asked, address=address)
+        async with _hurrying(shell, body, plan.asked):
+            return await (scatter.count() if body.count else scatter.rows())
+
+
+async def _is_replaced(shell: Shell, body: ScanBody, asked: Asked) -> bool:
+    """Tell whether another index has the name that is scanned: it took the place of the first.
+
+    Indexers may have released that before this node has read so. Not for a page that goes on: its
+    cursor is of the first index.
+    """
+    if body.index is not None or body.after is not None:
+        return False
+    until_s = min(asked.deadline, time.monotonic() + REPLACED_S)
+    while True:
+        held = shell.node.state.index_named(body.bucket or "", body.name or "")
+        if held is not None and held.entity.key != asked.index.key:
+            return True
+        if time.monotonic() >= until_s:
+            return False
+        await asyncio.sleep(ARRIVAL_PAUSE_S)
 
 
 async def _arrived(shell: Shell, asked: Asked) -> None:
@@ -193,12 +224,12 @@ def _is_arriving(shell: Shell, piece: Slice) -> bool:
     return any(node.peers.indexer_alive(host) for host in piece.hosts)
 
 
-async def _plan(shell: Shell, body: ScanBody) -> _Plan:
+async def _plan(shell: Shell, body: ScanBody, began: float) -> _Plan:
     """Return what is to be scanned. Raises ApiError.
 
     What is covered may be large, and is made into bytes beside the loop then.
     """
-    cas, began = shell.node.state.cas, time.monotonic()
+    cas = shell.node.state.cas
     index = _ready(shell, _index(shell, body))
     _check_vbuckets(shell, index, body)
     if _is_light(body.scan):

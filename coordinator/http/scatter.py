@@ -43,13 +43,21 @@ T = TypeVar("T")
 
 
 class ScanFailed(Exception):
-    """A scan cannot be answered; `code` is stable."""
+    """A scan cannot be answered; `code` is stable. `is_gone`: an indexer has released the index."""
 
-    def __init__(self, code: str, message: str, details: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        details: dict[str, Any] | None = None,
+        *,
+        is_gone: bool = False,
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.details = details or {}
+        self.is_gone = is_gone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,7 +315,9 @@ class Scatter:
             for reason in reasons.values():
                 if reason.code == code:
                     return ScanFailed(code, reason.message, details)
-        return ScanFailed("slice_unavailable", f"no indexer answers for slice {number}", details)
+        is_gone = any(reason.code == "index_not_found" for reason in reasons.values())
+        text = f"no indexer answers for slice {number}"
+        return ScanFailed("slice_unavailable", text, details, is_gone=is_gone)
 
 
 def _bounded(entries: list[bytes]) -> list[bytes]:

@@ -92,7 +92,7 @@ def decide_alter(
     plan = plan_alter(index, command, state, given)
     if isinstance(plan, Outcome):
         return Unchanged(plan)
-    if taken := _taken(state, index, plan.index.name):
+    if taken := holder_of(state, index, plan.index.name):
         return Parked(taken) if _is_being_made(state, taken) else Unchanged(_exists(state, taken))
     if command.dry_run or plan.change == NOTHING:
         change = {"change": plan.change} if command.dry_run else {}
@@ -133,7 +133,7 @@ def _under_way(state: StateContext, index: Index) -> Outcome:
 # -- the names -----------------------------------------------------------------------------------
 
 
-def _taken(state: StateContext, index: Index, name: str) -> int:
+def holder_of(state: StateContext, index: Index, name: str) -> int:
     """Return another index that has a name, or is to have it; 0 if there is none."""
     key = (index.bucket, name)
     holder = state.names.get(key, state.claims.get(key, index.id))

@@ -446,7 +446,7 @@ def _drop_index(state: StateContext, request: Request, given: Circumstances) -> 
     dropping = moved(index, DROPPING, None)
     answer = {"index": describe_index(dropping)}
     changes = [Change("IndexDropped", index.key, dropping)]
-    second = index if index.is_replacement else _second_of(state, index)
+    second = index if index.is_replacement else second_of(state, index)
     ends: tuple[EndedAlter, ...] = ()
     if second is not None:
         reason = f"index {index.id} was dropped"
@@ -456,7 +456,7 @@ def _drop_index(state: StateContext, request: Request, given: Circumstances) -> 
     return replace(accepted(request, tuple(changes), answer), ends=ends)
 
 
-def _second_of(state: StateContext, index: Index) -> Index | None:
+def second_of(state: StateContext, index: Index) -> Index | None:
     """Return the index that is to take the place of this one, if there is one."""
     held = state.replacement_of(index.id)
     second = held.entity if held else None

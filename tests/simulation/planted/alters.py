@@ -28,15 +28,15 @@ def an_index_that_is_replaced_stays(patch: Patch) -> None:
 
 
 def a_drop_forgets_what_is_to_replace(patch: Patch) -> None:
-    patch.setattr(ddl, "_second_of", lambda state, index: None)
+    patch.setattr(ddl, "second_of", lambda state, index: None)
 
 
 def a_promised_name_is_given_away(patch: Patch) -> None:
-    def taken(state: Any, index: Index, name: str) -> int:
+    def holder_of(state: Any, index: Index, name: str) -> int:
         holder = state.names.get((index.bucket, name), index.id)
         return 0 if holder == index.id else int(holder)
 
-    patch.setattr(alter, "_taken", taken)
+    patch.setattr(alter, "holder_of", holder_of)
 
 
 def an_alter_is_answered_at_ready(patch: Patch) -> None:
@@ -45,15 +45,15 @@ def an_alter_is_answered_at_ready(patch: Patch) -> None:
 
 def a_repeat_does_not_wait_for_the_build(patch: Patch) -> None:
     """Beyond INIT nothing tells that the request is under way: a repeat is decided anew."""
-    remembered = ddl._remembered
+    decide = ddl.decide
 
     def careless(state: Any, request: Any, given: Any) -> Any:
         held = state.index_by_id(state.pending.get(request.id, 0))
         if held is not None and held.entity.state != INIT:
             state = state._replace(pending=state.pending.delete(request.id))
-        return remembered(state, request, given)
+        return decide(state, request, given)
 
-    patch.setattr(ddl, "_remembered", careless)
+    patch.setattr(ddl, "decide", careless)
 
 
 def an_alter_that_fails_takes_the_old_index_along(patch: Patch) -> None:
