@@ -39,8 +39,9 @@ START_S = 10.0
 class StoredReading:
     """An indexer's database.
 
-    `refusal` is what it says to every scan; unless it is `going`, it hangs. `seqno` is how far
-    vbucket 0 has come, `snapshots` are its stability timestamps.
+    `refusal` is what it says to every scan, `released` are indexes that are gone; unless it is
+    `going`, it hangs. `seqno` is how far vbucket 0 has come, `snapshots` are its stability
+    timestamps.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -48,6 +49,7 @@ class StoredReading:
         self.database.opened()
         self.pieces: set[tuple[int, int]] = set()
         self.refusal: ScanRefused | None = None
+        self.released: set[int] = set()
         self.going = threading.Event()
         self.going.set()
         self.shard = 0
@@ -78,6 +80,8 @@ class StoredReading:
             raise self.refusal
         if shard and self.shard and shard != self.shard:
             raise ScanRefused("slice_not_here", "this is another life of the storage")
+        if index_id in self.released:
+            raise ScanRefused("index_not_found", f"index {index_id} is not here")
         if any((index_id, piece) not in self.pieces for piece in slices):
             raise ScanRefused("slice_not_here", "no such slice")
         held = tuple(sorted(self.snapshots))

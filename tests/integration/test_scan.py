@@ -38,7 +38,7 @@ from coordinator.http.calls import Calls, Silent
 from coordinator.http.scan import ARRIVAL_PAUSE_S
 from coordinator.http.server import HttpServer
 from indexer_sim.scans.api import ScanRefused
-from tests.integration.cluster import JSON
+from tests.integration.cluster import JSON, wait_until
 from tests.integration.scans import Fleet, eventually
 
 pytestmark = pytest.mark.integration
@@ -418,6 +418,39 @@ def test_a_scan_waits_until_the_indexer_has_come_so_far(fleet: Fleet, http: http
     body = scan(http, index, consistency=vector)
     assert (ids(body), body["consistency"]) == (["d"], {"mode": "at_least"})
     thread.join()
+
+
+def replaced(fleet: Fleet, first: Index) -> tuple[Index, threading.Thread]:
+    """An index takes the place of the first: the indexers know it before the node reads of it."""
+    second = fleet.index("a", slices=1, name=first.name, replaces=first.id)
+    fleet.fill(second, [((1,), "new")])
+    reading = fleet.readings[1]
+    reading.released.add(first.id)
+
+    def switch() -> None:
+        wait_until(lambda: reading.scans, "the first index was asked for")
+        fleet.become(second, replaces=0)
+        fleet.become(first, state=DROPPING)
+
+    return second, eventually(switch)
+
+
+def test_a_scan_by_name_goes_on_at_the_index_that_took_the_place(
+    fleet: Fleet, http: httpx.Client
+) -> None:
+    first = fleet.index("a", slices=1, name="i")
+    second, switching = replaced(fleet, first)
+    answer = http.post("/v1/scan", json={"bucket": first.bucket, "name": "i"})
+    switching.join()
+    assert (answer.status_code, ids(answer.json())) == (200, ["new"])
+    assert answer.json()["index"] == str(second.id)
+
+
+def test_a_scan_of_an_index_by_its_id_has_no_other_one(fleet: Fleet, http: httpx.Client) -> None:
+    first = fleet.index("a", slices=1, name="i")
+    _, switching = replaced(fleet, first)
+    assert refusal(http, first) == (503, "slice_unavailable")
+    switching.join()
 
 
 @pytest.mark.parametrize("field", ["address", "incarnation"])

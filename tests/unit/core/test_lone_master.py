@@ -24,6 +24,7 @@ from coordinator.core.model.commands import (
     OK,
     REFUSED,
     UNKNOWN,
+    AlterIndex,
     BuildIndexes,
     Command,
     CreateIndex,
@@ -529,3 +530,21 @@ def test_a_deposed_master_tells_its_callers_that_their_transaction_was_rolled_ba
     lone.append(verdict)
     assert lone.replies[token].status == UNKNOWN
     assert lone.replies[token].code == "unavailable"
+
+
+def test_the_largest_alter_that_is_admitted_can_end_both_indexes(lone: LoneNode) -> None:
+    """Until then the log takes each by itself; their end is one transaction."""
+    admitted = set()
+    for size in range(150_000, 300_001, 10_000):
+        fresh = LoneNode().start()
+        assert fresh.create(ranged(size), "create").status == OK
+        alter = AlterIndex(bucket="b", name="big", where="TRUE")
+        token = fresh.send(alter, id="alter", recorded=True, fingerprint=1)
+        fresh.run(200)
+        if token in fresh.replies:
+            assert fresh.replies[token].code == "value_too_large"
+        else:
+            assert fresh.ask(DropIndex(bucket="b", name="big"), "drop").status == OK
+            assert fresh.replies[token].code == "alter_abandoned"
+        admitted.add(token not in fresh.replies or fresh.replies[token].code != "value_too_large")
+    assert admitted == {True, False}

@@ -134,3 +134,17 @@ def test_an_index_that_is_not_there_is_not_found(api: Api) -> None:
     for number in (1, 2**63):
         answer = api.ask("PATCH", f"/v1/indexes/{number}", {"name": "j"})
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "index_not_found")
+
+
+def test_an_undo_shows_a_rename_and_takes_it_back(api: Api) -> None:
+    cas = api.ask("GET", "/v1/state").json()["cas"]
+    api.ask("PATCH", api.path, {"name": "j"})
+    body = {"to": cas}
+    planned = api.ask("POST", "/v1/undo", {**body, "dry_run": True}).json()["changes"]
+    done = api.ask("POST", "/v1/undo", body, **{"Idempotency-Key": "u"}).json()["changes"]
+    for (change,) in (planned, done):
+        shown = (change["before"]["name"], change["value"]["name"])
+        assert (change["event"], *shown) == ("IndexAltered", "j", "i")
+    assert [one["id"] for one in api.named("i")] == [api.index["id"]]
+    again = api.ask("POST", "/v1/undo", body, **{"Idempotency-Key": "u"}).json()["changes"]
+    assert [change["cas"] for change in again] == [change["cas"] for change in done]
