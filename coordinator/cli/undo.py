@@ -38,7 +38,8 @@ def undo(
 
     Shows what would change, and asks. Settings get the values of then; indexes that were created
     since are dropped; indexes that were dropped since come back under their names, with new ids,
-    and are built again. The undo is made of ordinary changes, so it can be undone.
+    and are built again; renamed ones get their names back. The undo is made of ordinary changes,
+    so it can be undone.
     """
     with session.connect() as client:
         client.members()

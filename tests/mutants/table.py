@@ -28,6 +28,7 @@ ELECTION = "coordinator/core/consensus/election.py"
 COMMITTER = "coordinator/core/leader/committer.py"
 FEED = "coordinator/core/history/feed.py"
 GROUPS = "coordinator/core/leader/group_commit.py"
+ALTER, STATE = "coordinator/core/catalog/alter.py", "coordinator/core/catalog/state.py"
 OUTCOMES = "coordinator/core/catalog/outcomes.py"
 FULL_SYNC = "coordinator/core/consensus/full_sync.py"
 SYNCHRONISER = "coordinator/core/consensus/synchroniser.py"
@@ -46,6 +47,7 @@ UNIT_GROUPS = "tests/unit/core/leader/test_group_commit.py"
 UNIT_REQUESTS = "tests/unit/core/leader/test_request_table.py"
 RULES = "tests/unit/core/consensus/test_authority.py"
 UNIT_DDL = "tests/unit/core/catalog/test_ddl.py"
+UNIT_ALTER = "tests/unit/core/catalog/test_alter.py"
 WINDOW = "tests/unit/core/catalog/test_outcomes.py"
 PORTS = "tests/integration/test_store_ports.py"
 LATE = "tests/integration/test_late_end_txn.py"
@@ -317,6 +319,83 @@ MUTANTS: tuple[Mutant, ...] = (
         "whole = size + _growth(view, mutations) if decision.waits_for else size",
         "whole = size",
         LONE,
+    ),
+    Mutant(
+        "an-alter-may-be-too-large-to-end",
+        GROUPS,
+        "ddl.SHARD_BYTES * hosts + others",
+        "ddl.SHARD_BYTES * hosts",
+        LONE,
+    ),
+    Mutant(
+        "an-index-is-replaced-before-the-other-is-built",
+        ALTER,
+        "(second.state == READY and first.state in (READY, ERROR))",
+        "second.state == READY",
+        UNIT_ALTER,
+    ),
+    Mutant(
+        "a-name-is-free-between-two-indexes",
+        ALTER,
+        'return Change(event, after.key, after), Change("IndexReplaced", gone.key, gone)',
+        'return Change("IndexReplaced", gone.key, gone), Change(event, after.key, after)',
+        UNIT_ALTER,
+    ),
+    Mutant(
+        "a-promised-name-is-given-away",
+        ALTER,
+        "state.names.get(key, state.claims.get(key, index.id))",
+        "state.names.get(key, index.id)",
+        UNIT_ALTER,
+    ),
+    Mutant(
+        "what-is-altered-is-altered-again",
+        ALTER,
+        "if index.is_replacement or index.id in state.replacements:",
+        "if index.is_replacement:",
+        UNIT_ALTER,
+    ),
+    Mutant(
+        "a-dry-run-is-carried-out",
+        ALTER,
+        "if command.dry_run or plan.change == NOTHING:",
+        "if plan.change == NOTHING:",
+        UNIT_ALTER,
+    ),
+    Mutant(
+        "who-holds-nothing-keeps-a-shard",
+        ALTER,
+        "if s.indexer in fewer.hosts",
+        "if s.indexer in index.hosts",
+        UNIT_ALTER,
+    ),
+    Mutant(
+        "a-second-index-takes-the-name-at-once",
+        STATE,
+        "after.state != DROPPING and not after.replaces",
+        "after.state != DROPPING",
+        UNIT_ALTER,
+    ),
+    Mutant(
+        "a-second-index-waits-to-be-built",
+        STATE,
+        "index.defer_build and not index.is_replacement",
+        "index.defer_build",
+        UNIT_ALTER,
+    ),
+    Mutant(
+        "a-drop-leaves-the-second-index",
+        DDL,
+        "changes.append(alter.given_up(second, reason))",
+        "pass",
+        UNIT_ALTER,
+    ),
+    Mutant(
+        "a-rename-is-undone-by-a-new-index",
+        "coordinator/core/history/undo.py",
+        "renamed = _renamed(then, now)",
+        "renamed: dict[int, Step] = {}",
+        "tests/unit/core/history/test_undo.py",
     ),
     Mutant(
         "upkeep-is-dropped",

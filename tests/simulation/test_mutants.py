@@ -164,7 +164,7 @@ MUTANTS: list[tuple[Plant, Worlds, int, set[str]]] = [
     (
         c.unsynced_batches_are_trusted_after_a_failed_sync,
         focus("fail_sync", "power_cut"),
-        18,
+        12,
         {"a-disk-holds-one-offset"},
     ),
     (c.log_is_trimmed_too_early, configured(snapshot_bytes=960), 5, {"what-is-trimmed-is-durable"}),
@@ -208,7 +208,7 @@ MUTANTS: list[tuple[Plant, Worlds, int, set[str]]] = [
         {"converges"},
     ),
     (a.late_proposal_is_accepted, focus("append_doubled", "full_disk", "cut"), 1, {"folds-agree"}),
-    (a.admitted_behind, focus("crash", "crash_and_wipe"), 5, {"folds-agree"}),
+    (a.admitted_behind, focus("crash", "crash_and_wipe"), 2, {"folds-agree"}),
     (a.join_inside_a_transaction, focus("crash"), 3, {"folds-agree"}),
     (a.anybody_may_claim, focus("cut", "crash_the_master", "slow_network"), 3, {"folds-agree"}),
     (a.membership_counts_before_it_is_read_back, anywhere, 1, {"participants-are-the-members"}),
@@ -312,7 +312,7 @@ MUTANTS: list[tuple[Plant, Worlds, int, set[str]]] = [
     (
         b.generations_are_counted,
         focus("end_late", "crash_the_master", "projector_dies"),
-        5,
+        10,
         {"stream-numbers-ascend", "one-connection-a-number"},
     ),
     (
