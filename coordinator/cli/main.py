@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coordinator.cli import (
+    alter,
     backup,
     data,
     history,
@@ -24,7 +25,6 @@ from coordinator.cli import (
     topics,
     undo,
 )
-from coordinator.cli import alter, backup, data, history, members, plot, scan, sql, timestamps, undo
 from coordinator.cli.extras import require
 from coordinator.cli.json_values import read_json
 from coordinator.cli.lookup import find_index

@@ -74,8 +74,7 @@ def _check_ok(judge: Judge, op: Op, outcome: Any) -> None:
         return
     if outcome.answer.get("existed") in (True, False):
         return
-    if isinstance(command, BuildIndexes | ExpireSubscription) and not outcome.txn:
-    if isinstance(command, BuildIndexes | AlterIndex) and not outcome.txn:
+    if isinstance(command, BuildIndexes | AlterIndex | ExpireSubscription) and not outcome.txn:
         return
     done = judge.done.get(outcome.cas)
     name = "acknowledged-is-effective-once"

@@ -102,6 +102,8 @@ def transacting(number: int) -> World:
 def subscribing(number: int) -> World:
     """Return worlds that have topics, and who subscribes to them."""
     return World(TOPIC_SHARE * number + TOPIC_REST)
+
+
 def altering(number: int) -> World:
     """Return worlds whose clients alter indexes."""
     return World(ALTER_SHARE * number + ALTER_REST)
