@@ -25,11 +25,14 @@ from coordinator.codec import Codec
 from coordinator.core.consensus.inputs import Started
 from coordinator.core.model.config import NodeConfig
 from coordinator.core.node import Node
+from coordinator.kafka.archive_segments import ArchiveError
 from coordinator.kafka.errors import KafkaRefusal, explain
+from coordinator.kafka.history_archive import HistoryArchive
 from coordinator.kafka.readers import watermarks
 from coordinator.kafka.topics import COMMIT, ensure_topics, topic_name
 from coordinator.node.shell import EXIT_FAILED, EXIT_REFUSED, Shell
 from coordinator.node.store import Store, StoreError, open_or_replace
+from coordinator.runtime.arguments import duration_ms
 from coordinator.runtime.files import make_durably
 from coordinator.runtime.http_guard import add_allowed_host, warn_unless_local
 from coordinator.runtime.private_files import keep_private
@@ -76,7 +79,7 @@ def main() -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         code = _run(arguments)
-    except (KafkaRefusal, StoreError) as error:
+    except (KafkaRefusal, StoreError, ArchiveError) as error:
         print(f"error: {error.message} [{error.code}]", file=sys.stderr)
         final = error.code in ("topic_mismatch", "data_folder_mismatch")
         code = EXIT_REFUSED if final else EXIT_FAILED
@@ -116,6 +119,17 @@ def _arguments() -> argparse.Namespace:
         type=_up_to(NODES_MAX),
         help="nodes that must hold a change to commit it (a majority); counts at the first start",
     )
+    parser.add_argument(
+        "--history-archive",
+        type=Path,
+        help="folder, of all nodes, with what the topic history has no more",
+    )
+    parser.add_argument(
+        "--history-retention",
+        type=duration_ms,
+        metavar="DURATION",
+        help="the master moves what is older, such as 30d, from the topic history to the archive",
+    )
     defaults = {field.name: field.default for field in fields(NodeConfig)}
     for name, what in TIMINGS.items():
         option = f"--{name.replace('_', '-')}"
@@ -149,6 +163,12 @@ def _run(arguments: argparse.Namespace) -> int:
     if (arguments.minimum or 0) > nodes:
         print(f"error: {nodes} nodes hold no {arguments.minimum} copies [usage]", file=sys.stderr)
         return EXIT_REFUSED
+    if arguments.history_retention is not None:
+        if arguments.history_archive is None:
+            text = "--history-retention needs --history-archive FOLDER"
+            print(f"error: {text} [usage]", file=sys.stderr)
+            return EXIT_REFUSED
+        HistoryArchive(arguments.history_archive, arguments.cluster).check_writable()
     kafka_id = ensure_topics(
         arguments.bootstrap_servers,
         arguments.cluster,
@@ -189,7 +209,13 @@ async def _serve(arguments: argparse.Namespace, store: Store, started: Started) 
     gc.collect()
     gc.freeze()
     shell = Shell(
-        node, store, arguments.bootstrap_servers, arguments.cluster, str(arguments.data_dir)
+        node,
+        store,
+        arguments.bootstrap_servers,
+        arguments.cluster,
+        str(arguments.data_dir),
+        history_archive=arguments.history_archive,
+        history_retention_ms=arguments.history_retention,
     )
     loop = asyncio.get_running_loop()
     on_stop_in(loop, shell.stop)

@@ -166,6 +166,21 @@ def run(
             help="At the first start: how long the outcome of a request is kept (600,000).",
         ),
     ] = None,
+    history_retention: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION",
+            help="Move changes that are older, such as 30d, from Kafka to --history-archive.",
+        ),
+    ] = None,
+    history_archive: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="The folder for old changes; needed with --bootstrap-servers "
+            "(history-archive in the data folder).",
+        ),
+    ] = None,
     allowed_host: Annotated[
         list[str] | None,
         typer.Option(
@@ -203,6 +218,8 @@ def run(
         replication_factor=replication_factor,
         log_capacity=log_capacity,
         request_window_ms=request_window_ms,
+        history_retention=history_retention,
+        history_archive=history_archive,
         allowed_hosts=tuple(map(_host_name, allowed_host or ())),
     )
     raise typer.Exit(supervisor.run(options))

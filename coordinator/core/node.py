@@ -39,6 +39,7 @@ from coordinator.core.consensus.inputs import (
     AppendFailed,
     BeatsRead,
     CommitRead,
+    CopyWanted,
     DdlRead,
     Ended,
     Entry,
@@ -644,6 +645,10 @@ class Node:
         epoch = self.master.epoch if self.master is not None else None
         self.run(self.copies.taken(self, event, epoch))
 
+    def _copy_wanted(self, _: CopyWanted) -> None:
+        if self.master is not None:
+            self.copies.wanted()
+
     def _scrubbed(self, event: Scrubbed) -> None:
         if self.master is not None:
             self.run(self.master.scrubbed(self, event))
@@ -711,6 +716,7 @@ HANDLERS: dict[type, Callable[[Node, Any], None]] = {
     Ended: Node._ended,
     SyncRead: Node._sync_read,
     SnapshotTaken: Node._snapshot_taken,
+    CopyWanted: Node._copy_wanted,
     Scrubbed: Node._scrubbed,
     TailRead: Node._tail_read,
 }

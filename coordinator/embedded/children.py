@@ -41,6 +41,8 @@ def node_argv(
     replication_factor: int = 1,
     log_capacity: int | None = None,
     request_window_ms: int | None = None,
+    history_archive: Path | None = None,
+    history_retention: str | None = None,
 ) -> tuple[str, ...]:
     """Return the command of IndexManager node `node`; `http_port` is that of node 1."""
     return (
@@ -53,6 +55,8 @@ def node_argv(
         *(() if durable else ("--not-durable",)),
         *(() if log_capacity is None else ("--log-capacity", str(log_capacity))),
         *(() if request_window_ms is None else ("--request-window-ms", str(request_window_ms))),
+        *(() if history_archive is None else ("--history-archive", str(history_archive))),
+        *(() if history_retention is None else ("--history-retention", history_retention)),
     )
 
 

@@ -29,8 +29,10 @@ LOCK_TIMEOUT_S = 1.0  # The children of a supervisor that was killed need a mome
 CLUSTER_FILE = "cluster.json"
 LOCK_FILE = "run.lock"
 KAFKA, LOGS = "kafka", "logs"
+HISTORY_ARCHIVE = "history-archive"
 OURS = (
     *(KAFKA, LOGS, "node-*", "indexer-*", "kv", "timestamps", "archive", "archiver"),
+    HISTORY_ARCHIVE,
     *(CLUSTER_FILE, f".{CLUSTER_FILE}.*.tmp"),
 )
 WAY_OUT = "use another --data-dir, or delete this one with `indexctl reset --data-dir {}`"

@@ -60,6 +60,10 @@ class RunOptions:
     """Rows of the rolling log of transactions; fixed when the cluster is formed."""
     request_window_ms: int | None = None
     """So long outcomes of requests are remembered; fixed when the cluster is formed."""
+    history_retention: str | None = None
+    """What is older, such as `30d`, leaves the topic `history` for the archive."""
+    history_archive: Path | None = None
+    """The folder of the archive; of a Kafka of our own, by default in the data folder."""
     allowed_hosts: tuple[str, ...] = ()
     """Further names by which clients reach nodes, indexers and the store."""
 
@@ -104,6 +108,7 @@ def run(options: RunOptions) -> int:
     began = time.monotonic()
     data_dir = options.data_dir.absolute()
     check_brokers(options)
+    check_retention(options)
     try:
         with locked(data_dir) as lock:
             check_ports(options)
@@ -142,6 +147,53 @@ def check_brokers(options: RunOptions) -> None:
         )
 
 
+def check_retention(options: RunOptions) -> None:
+    """Refuse a retention that cannot be, or has no archive: EmbeddedError `usage`."""
+    from argparse import ArgumentTypeError
+
+    from coordinator.runtime.arguments import duration_ms
+
+    if options.history_retention is None:
+        return
+    try:
+        duration_ms(options.history_retention)
+    except ArgumentTypeError as error:
+        raise EmbeddedError("usage", f"--history-retention: {error}") from None
+    if options.bootstrap_servers is not None and options.history_archive is None:
+        raise EmbeddedError(
+            "usage",
+            "--history-retention on a Kafka that was given needs --history-archive FOLDER: what "
+            "leaves that Kafka belongs beside it, not into the folder of this run",
+        )
+
+
+def archive_of(options: RunOptions, data_dir: Path) -> Path | None:
+    """Return the folder of the archive of `history`, None if there is none.
+
+    One that an earlier run has made is read on, also where nothing goes there any more.
+    """
+    from coordinator.embedded.data_folder import HISTORY_ARCHIVE
+
+    if options.history_archive is not None:
+        return options.history_archive.absolute()
+    own = data_dir / HISTORY_ARCHIVE
+    return own if options.history_retention is not None or own.is_dir() else None
+
+
+def check_archive(options: RunOptions, data_dir: Path) -> None:
+    """Refuse a retention whose archive takes no files: EmbeddedError."""
+    from coordinator.kafka.archive_segments import ArchiveError
+    from coordinator.kafka.history_archive import HistoryArchive
+
+    folder = archive_of(options, data_dir)
+    if folder is None or options.history_retention is None:
+        return
+    try:
+        HistoryArchive(folder, options.cluster).check_writable()
+    except ArchiveError as error:
+        raise EmbeddedError(error.code, error.message) from None
+
+
 def check_ports(options: RunOptions) -> None:
     """Refuse HTTP ports that do not exist or are taken: EmbeddedError `port_taken`, `usage`."""
     if options.ports.stop > 65_536 or options.http_port < 1:
@@ -169,6 +221,7 @@ def _run_locked(options: RunOptions, data_dir: Path, lock: FileLock, began: floa
         options.cluster, mode, options.nodes, external or "", brokers=options.brokers
     )
     kept = claim(data_dir, wanted)
+    check_archive(options, data_dir)
     brokers = None if external else _prepared_brokers(data_dir, options.brokers)
     if options.has_timestamps or options.archive:
         _prepare_spark(data_dir)
@@ -300,6 +353,8 @@ def child_specs(
             replication_factor=options.copies,
             log_capacity=options.log_capacity,
             request_window_ms=options.request_window_ms,
+            history_archive=archive_of(options, data_dir),
+            history_retention=options.history_retention,
         )
         specs.append(spec(f"node-{node}", argv + allowed, children.node_ready(port)))
     for indexer in range(1, options.indexers + 1):

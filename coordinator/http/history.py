@@ -23,6 +23,7 @@ from coordinator.http.encoding import encoded
 from coordinator.http.errors import ApiError
 from coordinator.http.predicates import checked, predicate_of
 from coordinator.http.shared import APPLIED_CAS, MS_MAX, Consistency
+from coordinator.kafka.archive_segments import ArchiveError
 from coordinator.node.history import CompactedError, StillReadingError
 from coordinator.node.shell import Shell
 
@@ -105,6 +106,8 @@ async def told(work: Callable[[], T]) -> T:
         raise ApiError("compacted", str(error), {"oldest": error.oldest}) from None
     except StillReadingError as error:
         raise ApiError("not_ready", f"{error}: retry, or ask another node") from None
+    except ArchiveError as error:
+        raise ApiError(error.code, error.message, {"file": error.file}) from None
     except KafkaException as error:
         text = f"history cannot be read: {error.args[0].str()}"
         raise ApiError("unavailable", text) from None

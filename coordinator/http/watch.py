@@ -40,6 +40,7 @@ from coordinator.http.aside import HISTORY, WATCHERS
 from coordinator.http.errors import ApiError
 from coordinator.http.predicates import checked, predicate_of
 from coordinator.http.shared import Consistency
+from coordinator.kafka.archive_segments import ArchiveError
 from coordinator.node.history import CompactedError, StillReadingError
 from coordinator.node.shell import Shell
 
@@ -208,7 +209,7 @@ class EventStream(Response):
         except CompactedError as error:
             yield frame("compacted", {"oldest": error.oldest})
             return
-        except KafkaException as error:
+        except (KafkaException, ArchiveError) as error:
             log.warning("a watcher is ended: history cannot be read: %s", error)
             return
         async for chunk in self._live():
@@ -233,7 +234,7 @@ class EventStream(Response):
     async def _missed(self, after: Cas) -> AsyncIterator[bytes]:
         """Yield from the history what the feed does not have any more, and subscribe to the rest.
 
-        Raises CompactedError, KafkaException.
+        Raises CompactedError, KafkaException, ArchiveError.
         """
         predicate = self._watched.predicate or NOTHING
         while not self._is_gone:
@@ -243,7 +244,7 @@ class EventStream(Response):
             )
             if self._subscription is not None:
                 return
-            read = partial(self._shell.history.page, after, None, predicate, PAGE, newest)
+            read = partial(self._shell.history.missed, after, predicate, PAGE, newest)
             try:
                 page = await HISTORY.run(read)
             except (ApiError, StillReadingError):

@@ -20,10 +20,10 @@ from coordinator.core.catalog.state import StateContext
 from coordinator.core.history.changes import transactions
 from coordinator.core.model.records import Event
 from coordinator.core.model.types import Cas, Offset
-from coordinator.kafka.log_reader import BadRecord, LogReader, decoded, ignore, stopped
+from coordinator.kafka.history_archive import HistoryArchive, history_reader
+from coordinator.kafka.log_reader import BadRecord, decoded, ignore, stopped
 from coordinator.kafka.settings import BASE_HEADER, Base, decode_base
 from coordinator.kafka.state_sources import SnapshotLost, Sources
-from coordinator.kafka.topics import HISTORY, topic_name
 
 END_WAIT_S = 5.0
 """So long the last events may take to become visible after their verdict: the markers of one Kafka
@@ -57,10 +57,10 @@ class HistoryLog:
         cluster: str,
         stopping: threading.Event | None = None,
         bad: BadRecord = ignore,
+        archive: HistoryArchive | None = None,
     ) -> None:
-        self._log = LogReader(
-            bootstrap_servers, topic_name(cluster, HISTORY), "history", **SHORT_READS
-        )
+        """`archive` has what the topic has no more."""
+        self._log = history_reader(bootstrap_servers, cluster, "history", archive, **SHORT_READS)
         self._servers, self._cluster = bootstrap_servers, cluster
         self._stopping = stopping if stopping is not None else threading.Event()
         self._bad = bad
@@ -79,6 +79,17 @@ class HistoryLog:
         base = self._base(low)
         if base.cas == 0 if base is not None else low == 0:
             return Cas(0)
+        return self._first_from(low, high, newest)
+
+    def oldest_in_topic(self, newest: Cas) -> Cas:
+        """Return the CAS of the first event that is in the topic, where older ones have gone into
+        the archive, else 0."""
+        low, high = self._log.topic_bounds()
+        if low == self._log.bounds()[0]:
+            return Cas(0)
+        return self._first_from(low, high, newest)
+
+    def _first_from(self, low: Offset, high: Offset, newest: Cas) -> Cas:
         found = self._between(low, Mark(0, low - 1), Mark(newest + 1, high))
         return found[0].cas if found is not None else Cas(0)
 

@@ -92,6 +92,10 @@ class LogReader:
 
     def bounds(self) -> tuple[Offset, Offset]:
         """Return the first offset and the last stable one. Raises KafkaException."""
+        return self.topic_bounds()
+
+    def topic_bounds(self) -> tuple[Offset, Offset]:
+        """Return those of the topic itself, whatever else is read. Raises KafkaException."""
         return readers.bounds(self._consumer, TopicPartition(self._topic, 0))
 
     def follow(self, offset: Offset, stopping: threading.Event) -> Iterator[Read]:

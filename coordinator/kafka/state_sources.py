@@ -24,6 +24,7 @@ from coordinator.core.model.records import Event
 from coordinator.core.model.types import Cas, Offset
 from coordinator.kafka import topics
 from coordinator.kafka.delivery import UNKNOWN, offset_of
+from coordinator.kafka.history_archive import HistoryArchive, history_reader
 from coordinator.kafka.log_reader import BadRecord, Kind, LogReader, decoded, read_events
 from coordinator.kafka.settings import plain_settings
 
@@ -52,20 +53,30 @@ class Sources:
     """What one cluster's topics say of its state."""
 
     def __init__(
-        self, bootstrap_servers: str, cluster: str, stopping: threading.Event, bad: BadRecord
+        self,
+        bootstrap_servers: str,
+        cluster: str,
+        stopping: threading.Event,
+        bad: BadRecord,
+        archive: HistoryArchive | None = None,
     ) -> None:
-        self._servers = bootstrap_servers
+        """`archive` has what `history` has no more."""
+        self._servers, self._cluster = bootstrap_servers, cluster
+        self._archive = archive
         self._stopping = stopping
         self._bad = bad
         self._names = {
             name: topics.topic_name(cluster, name)
-            for name in (topics.STATECONTEXT, topics.HISTORY, topics.SNAPSHOTS)
+            for name in (topics.STATECONTEXT, topics.SNAPSHOTS)
         }
 
     def read(
         self, source: str, *, cas_base: int, at_least: Cas, offset: Offset, copy: int
     ) -> Iterator[Batch]:
-        """Yield what a source has: see `core.full_sync`. Raises KafkaException, SnapshotLost."""
+        """Yield what a source has: see `core.full_sync`.
+
+        Raises KafkaException, SnapshotLost, ArchiveError.
+        """
         if source == COMPACTED:
             for events in self.events(cas_base, Cas(0), at_least):
                 yield Batch(events=events)
@@ -182,8 +193,7 @@ class Sources:
         The markers of a transaction become visible partition by partition, so the last events may
         take a moment longer than their verdict.
         """
-        topic = self._names[topics.HISTORY]
-        with closing(LogReader(self._servers, topic, GROUP)) as log:
+        with closing(history_reader(self._servers, self._cluster, GROUP, self._archive)) as log:
             begin, seen = self._first_above(log, above), above
             deadline_s = time.monotonic() + TAIL_WAIT_S
             for found in log.read(Offset(begin), self._stopping):

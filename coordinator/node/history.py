@@ -33,6 +33,8 @@ class Log(Protocol):
 
     def oldest(self, newest: Cas) -> Cas: ...
 
+    def oldest_in_topic(self, newest: Cas) -> Cas: ...
+
     def base(self) -> StateContext | None: ...
 
     def transactions(self, above: Cas, up_to: Cas) -> Iterator[tuple[Event, ...]]: ...
@@ -142,6 +144,19 @@ class History:
             return Page((), None)
         with self._turn:
             return self._page(after, last, predicate, limit, newest)
+
+    def missed(self, after: Cas, predicate: Predicate, limit: int, newest: StateContext) -> Page:
+        """Return the same for a watcher, from the topic alone.
+
+        Who is so far behind that it is in the archive begins anew: from there, nobody could tell
+        when the rest comes. Whoever follows the topic by itself is told the same. Raises likewise.
+        """
+        if after < newest.cas:
+            with self._turn:
+                oldest = self._open().oldest_in_topic(newest.cas)
+            if after < oldest:
+                raise CompactedError(oldest)
+        return self.page(after, None, predicate, limit, newest)
 
     def _page(
         self, after: Cas, last: Cas, predicate: Selector, limit: int, newest: StateContext

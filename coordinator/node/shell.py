@@ -25,13 +25,17 @@ from coordinator.core.catalog.state import StateContext
 from coordinator.core.consensus import effects, inputs
 from coordinator.core.consensus.scrubber import Findings, Scrubber
 from coordinator.core.history.feed import Feed
+from coordinator.core.model.authority_state import AuthorityState
 from coordinator.core.model.commands import Outcome, Position, Request, unknown
 from coordinator.core.model.records import AckRecord, Heartbeat
 from coordinator.core.model.stream_records import FailoverLog, HwHeartbeat
 from coordinator.core.model.types import Cas, Instant, Offset
 from coordinator.core.node import Node
 from coordinator.kafka.agents import Folds
+from coordinator.kafka.archive_segments import ArchiveError
+from coordinator.kafka.history_archive import HistoryArchive
 from coordinator.kafka.history_log import HistoryLog
+from coordinator.kafka.history_retention import HistoryRetention
 from coordinator.kafka.producers import PlainProducer, TransactionalProducer
 from coordinator.kafka.readers import BEGINNING, END, LogProbe, TailReader, watermarks
 from coordinator.kafka.stability_log import StabilityLog
@@ -52,6 +56,8 @@ from coordinator.language.ddl_commands import read_command
 from coordinator.language.examiner import Examiner
 from coordinator.node.history import History
 from coordinator.node.metrics import NodeMetrics, SubscriptionMetrics
+from coordinator.node.metrics import NodeMetrics
+from coordinator.node.retention import Retention
 from coordinator.node.stage_timer import Stages
 from coordinator.node.store import Store, StoreError
 from coordinator.node.subscriptions import Subscriptions
@@ -84,8 +90,19 @@ class Shell:
     """
 
     def __init__(
-        self, node: Node, store: Store, bootstrap_servers: str, cluster: str, data_dir: str
+        self,
+        node: Node,
+        store: Store,
+        bootstrap_servers: str,
+        cluster: str,
+        data_dir: str,
+        *,
+        history_archive: Path | None = None,
+        history_retention_ms: int | None = None,
     ) -> None:
+        """`history_archive` has what `history` has no more. With `history_retention_ms` a master
+        moves there what is older than that.
+        """
         self.node = node
         self.metrics = NodeMetrics(node)
         self.exit_code = 0
@@ -105,11 +122,16 @@ class Shell:
         self._transactions = TransactionalProducer(bootstrap_servers, cluster, self.feed)
         self._probe_log = LogProbe(bootstrap_servers)
         self._reading = threading.Event()
-        self._sources = Sources(bootstrap_servers, cluster, self._reading, self._bury_unreadable)
+        archive = self._archive_in(history_archive)
+        self._sources = Sources(
+            bootstrap_servers, cluster, self._reading, self._bury_unreadable, archive
+        )
         self.changes = Feed()
         self.history = History(
-            partial(HistoryLog, bootstrap_servers, cluster), Path(data_dir) / HISTORY_FOLDER
+            partial(HistoryLog, bootstrap_servers, cluster, archive=archive),
+            Path(data_dir) / HISTORY_FOLDER,
         )
+        self.retention = self._retention_of(archive, history_retention_ms)
         self.stability_log = StabilityLog(bootstrap_servers, cluster)
         self.subscriptions = Subscriptions(
             bootstrap_servers,
@@ -134,6 +156,27 @@ class Shell:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._turns = 0
         self._watchdog: Watchdog | None = None
+
+    def _archive_in(self, folder: Path | None) -> HistoryArchive | None:
+        def cluster_id() -> str:
+            authority = self.node.authority
+            return authority.cluster_id if authority is not None else ""
+
+        return HistoryArchive(folder, self._cluster, cluster_id) if folder is not None else None
+
+    def _retention_of(
+        self, archive: HistoryArchive | None, retention_ms: int | None
+    ) -> Retention | None:
+        if archive is None or retention_ms is None:
+            return None
+        passes = HistoryRetention(
+            self._servers,
+            archive,
+            retention_ms=retention_ms,
+            writer=f"node-{self.node.config.node}",
+            stopping=self._reading,
+        )
+        return Retention(passes, retention_ms)
 
     # -- the loop ----------------------------------------------------------------------------
 
@@ -188,6 +231,7 @@ class Shell:
             self.feed(inputs.Tick())
             self._plain.serve()
             self._keep_copy()
+            self._let_go_of_history()
             if self._fold is not None and self._fold.failure:
                 log.error("the Faust application crashed: %s", self._fold.failure)
                 self._stop(EXIT_FAILED)
@@ -209,6 +253,19 @@ class Shell:
             await asyncio.to_thread(self.history.keep, state)
         finally:
             self._keeping_copy = False
+
+    def _let_go_of_history(self) -> None:
+        """Have a master move old records of `history` into the archive now and then."""
+        master, authority = self.node.master, self.node.authority
+        if self.retention is None or master is None or not master.active or authority is None:
+            return
+        if self.retention.is_due():
+            self.retention.begun()
+            self._spawn(self._let_go(self.retention, authority))
+
+    async def _let_go(self, retention: Retention, authority: AuthorityState) -> None:
+        if await asyncio.to_thread(retention.run, authority):
+            self.feed(inputs.CopyWanted())
 
     async def close(self) -> None:
         """Stop every thread and task, then the store."""
@@ -466,7 +523,7 @@ class Shell:
 
         try:
             await asyncio.to_thread(read)
-        except (KafkaException, SnapshotLost) as error:
+        except (KafkaException, SnapshotLost, ArchiveError) as error:
             log.error("%s could not be read: %s", effect.source, error)
         self.feed(inputs.SyncRead(effect.token, (), True))
 

@@ -28,6 +28,18 @@ def within(low: int, high: int) -> Callable[[str], int]:
     return number
 
 
+UNITS_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+DIGITS_MAX = 9
+
+
+def duration_ms(text: str) -> int:
+    """Return how many ms a duration such as `30d` has: at least a second."""
+    number, unit = text[:-1], UNITS_MS.get(text[-1:])
+    if unit is None or not number.isdecimal() or len(number) > DIGITS_MAX or not int(number):
+        raise argparse.ArgumentTypeError(f"{text!r} is no duration: 30d, 12h, 90m or 45s")
+    return int(number) * unit
+
+
 def add_cluster(parser: argparse.ArgumentParser) -> None:
     """Add the options that say which cluster a process belongs to, and where its Kafka is."""
     parser.add_argument(

@@ -118,6 +118,7 @@ TAKEN: dict[type, Callable[[Any], str]] = {
     inp.SyncRead: lambda e: f"a source was read{' to its end' if e.done else ''}",
     inp.TailRead: lambda e: "the end of statecontext was read",
     inp.SnapshotTaken: lambda e: "a copy of the state stands on snapshots",
+    inp.CopyWanted: lambda e: "a copy of the state is wanted",
     inp.Scrubbed: lambda e: "statecontext was compared",
     inp.Stopping: lambda e: "told to stop",
 }

@@ -45,6 +45,8 @@ class Copies:
         self._counters = counters
         self._grown_bytes = 0
         """By how much the log has grown since a copy was last begun."""
+        self._is_wanted = False
+        """A copy is due, however little the log has grown."""
         self._kept: SnapshotKept | None = None
         self._order: Order | None = None
         self._trimmed = 0
@@ -55,9 +57,14 @@ class Copies:
         """A record of this size has been folded."""
         self._grown_bytes += size_bytes
 
+    def wanted(self) -> None:
+        """A copy of the state of now is needed to let records of `history` go."""
+        self._is_wanted = True
+
     def begun(self) -> None:
         """A copy that was due is being made: the log's growth counts from here on."""
         self._grown_bytes = 0
+        self._is_wanted = False
 
     # -- writing -----------------------------------------------------------------------------
 
@@ -131,9 +138,10 @@ class Copies:
     # -- the log -----------------------------------------------------------------------------
 
     def is_due(self, view: NodeView) -> bool:
-        """Tell whether the log has grown enough for another copy, and has room to note it."""
-        enough = max(view.config.snapshot_bytes, view.state.size)
-        if self._grown_bytes < enough or self._order is not None or self._kept is not None:
+        """Tell whether another copy is wanted, or the log has grown enough for one; and whether it
+        has room to note it."""
+        enough = self._grown_bytes >= max(view.config.snapshot_bytes, view.state.size)
+        if not (enough or self._is_wanted) or self._order is not None or self._kept is not None:
             return False
         return len(self._untrimmed(view)) < SNAPSHOTS_MAX
 

@@ -254,6 +254,11 @@ class SnapshotTaken:
 
 
 @dataclass(frozen=True, slots=True)
+class CopyWanted:
+    """Old records of `history` could go if there were a copy of the state above them."""
+
+
+@dataclass(frozen=True, slots=True)
 class Scrubbed:
     """How `statecontext` differs from the state that `Scrub` named; or why nobody could tell."""
 
@@ -294,6 +299,7 @@ Input = (
     | Ended
     | SyncRead
     | SnapshotTaken
+    | CopyWanted
     | Scrubbed
     | TailRead
 )

@@ -776,6 +776,7 @@ def test_run_passes_its_options_on_and_ends_with_its_code(supervisor):
     given = "--nodes 5 --indexers 2 --http-port 9000 --data-dir /d --cluster c --not-durable"
     given += " --projectors 4 --no-example --no-timestamps --brokers 3 --replication-factor 3"
     given += " --log-capacity 50 --request-window-ms 2000 --archive"
+    given += " --history-retention 30d --history-archive /a"
     given += " --allowed-host Proxy.example --allowed-host 10.0.0.1"
     assert indexctl("run", *given.split()).exit_code == 7
     assert indexctl("run").exit_code == 7
@@ -789,6 +790,8 @@ def test_run_passes_its_options_on_and_ends_with_its_code(supervisor):
         "replication_factor": 3,
         "log_capacity": 50,
         "request_window_ms": 2000,
+        "history_retention": "30d",
+        "history_archive": Path("/a"),
     }
     assert (seen[1]["nodes"], seen[1]["http_port"], seen[1]["durable"]) == (3, 8600, True)
     assert not seen[1]["archive"]

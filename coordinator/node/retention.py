@@ -1,0 +1,73 @@
+"""When a master lets old records of `history` go, and what is told of that.
+
+What is done is in `kafka.history_retention`; it blocks, so it runs in a thread beside the loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+from confluent_kafka import KafkaException
+
+from coordinator.core.model.authority_state import AuthorityState
+from coordinator.core.model.types import Offset
+from coordinator.kafka.archive_segments import ArchiveError
+from coordinator.kafka.history_retention import HistoryRetention
+
+PERIOD_SHARE = 20
+"""A master looks so many times within the retention, but for these bounds."""
+
+PERIOD_MIN_S, PERIOD_MAX_S = 1.0, 3_600.0
+RETRY_MAX_S = 60.0
+
+log = logging.getLogger("coordinator")
+
+
+@dataclass(slots=True)
+class Told:
+    """What the metrics show, since the process began."""
+
+    archived: int = 0
+    failures: int = 0
+    low: Offset | None = None
+    """The first offset of the topic, as the last pass has left it."""
+
+
+class Retention:
+    """The retention of one node. The loop asks what is due, and a thread does it."""
+
+    def __init__(self, passes: HistoryRetention, retention_ms: int) -> None:
+        self.told = Told()
+        self._passes = passes
+        share_s = retention_ms / 1_000 / PERIOD_SHARE
+        self._period_s = min(max(share_s, PERIOD_MIN_S), PERIOD_MAX_S)
+        self._next_s = 0.0
+        self._is_running = False
+
+    def is_due(self) -> bool:
+        """Tell whether a master is to look now."""
+        return not self._is_running and time.monotonic() >= self._next_s
+
+    def begun(self) -> None:
+        """A pass is on its way: there is one at a time."""
+        self._is_running = True
+
+    def run(self, authority: AuthorityState) -> bool:
+        """Let go what may go; return whether a copy of the state is wanted for more."""
+        pause_s, wants_copy = self._period_s, False
+        try:
+            passed = self._passes.run(authority, time.time_ns() // 1_000_000)
+        except (ArchiveError, KafkaException, TimeoutError) as error:
+            self.told.failures += 1
+            pause_s = min(pause_s, RETRY_MAX_S)
+            log.error("history is not archived, and nothing of it is deleted: %s", error)
+        else:
+            self.told.archived += passed.archived
+            self.told.low = passed.low
+            wants_copy = passed.wants_copy
+        finally:
+            self._next_s = time.monotonic() + pause_s
+            self._is_running = False
+        return wants_copy
