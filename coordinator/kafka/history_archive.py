@@ -35,7 +35,7 @@ from coordinator.kafka.log_reader import LogReader, Read
 from coordinator.kafka.topics import HISTORY, topic_name
 from coordinator.runtime.files import make_durably
 
-HELD_MAX = 4
+HELD_MAX = 2
 """So many segments are held in memory: a search looks at the same ones again and again."""
 
 PROBE = ".writable"
