@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import BinaryIO
 
 from confluent_kafka import KafkaError, KafkaException, Message
@@ -24,10 +25,12 @@ from coordinator.core.model import digest as digests
 from coordinator.core.model.authority_state import AuthorityState
 from coordinator.core.model.records import CommitRecord, Event, Unreadable
 from coordinator.core.model.types import Cas, Offset
+from coordinator.kafka.archive_segments import ArchiveError
 from coordinator.kafka.errors import explain
+from coordinator.kafka.history_archive import HistoryArchive, history_reader
 from coordinator.kafka.history_log import END_WAIT_S, HistoryLog
-from coordinator.kafka.log_reader import LogReader, decoded, read_to_end
-from coordinator.kafka.topics import COMMIT, HISTORY, topic_name
+from coordinator.kafka.log_reader import decoded, read_to_end
+from coordinator.kafka.topics import COMMIT, topic_name
 from schemas.registry import SchemaError
 
 GROUP = "backup"
@@ -40,17 +43,38 @@ Told = Callable[[int], None]
 
 
 def write_backup(
-    file: BinaryIO, servers: str, cluster: str, *, after: Cas, version: str, told: Told
+    file: BinaryIO,
+    servers: str,
+    cluster: str,
+    *,
+    after: Cas,
+    version: str,
+    told: Told,
+    archive: Path | None = None,
 ) -> tuple[Manifest, int, int]:
     """Write a backup of a cluster; return its manifest, its changes and its bytes.
 
-    `after`: with the changes above this CAS alone. Raises BackupError, KafkaRefusal, OSError.
+    `after`: with the changes above this CAS alone. `archive`: the folder that has what the topic
+    `history` has no more. Raises BackupError, KafkaRefusal, OSError.
     """
     try:
         authority = read_authority(servers, cluster)
-        return _write(file, servers, cluster, authority, after=after, version=version, told=told)
+        history = _History(servers, cluster, archive, authority.cluster_id)
+        return _write(file, history, authority, after=after, version=version, told=told)
     except KafkaException as error:
         raise explain(error, servers) from error
+    except ArchiveError as error:
+        raise BackupError(error.code, f"{error.message}: no backup was made") from error
+
+
+class _History:
+    """Where the history of a cluster is."""
+
+    def __init__(self, servers: str, cluster: str, folder: Path | None, cluster_id: str) -> None:
+        self.servers, self.cluster = servers, cluster
+        self.archive = (
+            HistoryArchive(folder, cluster, lambda: cluster_id) if folder is not None else None
+        )
 
 
 def read_authority(servers: str, cluster: str) -> AuthorityState:
@@ -78,17 +102,16 @@ def _record(message: Message) -> CommitRecord:
 
 def _write(
     file: BinaryIO,
-    servers: str,
-    cluster: str,
+    history: _History,
     authority: AuthorityState,
     *,
     after: Cas,
     version: str,
     told: Told,
 ) -> tuple[Manifest, int, int]:
-    base = _base(servers, cluster, authority.last_cas)
+    base = _base(history, authority.last_cas)
     manifest = Manifest(
-        cluster=cluster,
+        cluster=history.cluster,
         cluster_id=authority.cluster_id,
         cas=authority.last_cas,
         digest=digests.text(authority.digest),
@@ -99,7 +122,7 @@ def _write(
     )
     writer = BackupWriter(file, manifest, authority)
     state, has_base, count = base, False, 0
-    for transaction in _transactions(servers, cluster, base.cas, authority.last_cas):
+    for transaction in _transactions(history, base.cas, authority.last_cas):
         events = tuple(change.event for change in transaction)
         if not has_base and events[-1].cas > manifest.history_after:
             writer.base(state)
@@ -122,14 +145,17 @@ def _write(
     return manifest, count, writer.size
 
 
-def _base(servers: str, cluster: str, newest: Cas) -> StateContext:
+def _base(history: _History, newest: Cas) -> StateContext:
     """Return the state that `history` begins with: an empty one, or what a restore began with."""
-    with closing(HistoryLog(servers, cluster)) as log:
+    found = HistoryLog(history.servers, history.cluster, archive=history.archive)
+    with closing(found) as log:
         if not log.oldest(newest):
             return EMPTY
         base = log.base()
     if base is None:
         text = "the first records of history are gone, and what they led to is not known"
+        if history.archive is None:
+            text += ": if they are in an archive, give it with --history-archive"
         raise BackupError("history_damaged", f"{text}: no backup was made")
     return base
 
@@ -140,14 +166,12 @@ def _folded(state: StateContext, events: tuple[Event, ...]) -> StateContext:
     return fold(state, kept)[0] if kept else state
 
 
-def _transactions(
-    servers: str, cluster: str, above: Cas, up_to: Cas
-) -> Iterator[tuple[Change, ...]]:
+def _transactions(history: _History, above: Cas, up_to: Cas) -> Iterator[tuple[Change, ...]]:
     """Yield the transactions between two CAS, each record of `history` as it was written."""
     raw: dict[Cas, bytes] = {}
 
     def events() -> Iterator[Event]:
-        for change in _changes(servers, cluster, above, up_to):
+        for change in _changes(history, above, up_to):
             raw[change.event.cas] = change.raw
             yield change.event
 
@@ -156,10 +180,10 @@ def _transactions(
         raw.clear()
 
 
-def _changes(servers: str, cluster: str, above: Cas, up_to: Cas) -> Iterator[Change]:
-    topic, seen = topic_name(cluster, HISTORY), above
-    heard_s = time.monotonic()
-    with closing(LogReader(servers, topic, GROUP)) as log:
+def _changes(history: _History, above: Cas, up_to: Cas) -> Iterator[Change]:
+    seen, heard_s = above, time.monotonic()
+    reader = history_reader(history.servers, history.cluster, GROUP, history.archive)
+    with closing(reader) as log:
         low, _ = log.bounds()
         for found in log.read(low, patience_s=SILENCE_S):
             if seen >= up_to:

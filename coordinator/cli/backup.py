@@ -49,6 +49,13 @@ def add_to(root: typer.Typer, data_dir: Path) -> None:
                 metavar="CAS", min=0, help="Only the changes above this CAS; 0: all of the history."
             ),
         ] = 0,
+        history_archive: Annotated[
+            Path | None,
+            typer.Option(
+                metavar="FOLDER",
+                help="The archive of `indexctl run --history-retention` (that of the data folder).",
+            ),
+        ] = None,
         force: Annotated[bool, typer.Option("--force", help="Replace FILE.")] = False,
     ) -> None:
         """Write indexes, settings and history of a cluster to one file.
@@ -61,7 +68,10 @@ def add_to(root: typer.Typer, data_dir: Path) -> None:
         indexctl restore monday.backup --check
         """
         require("server")
-        _backup(session, file, data_dir, bootstrap_servers, cluster, history_after, force)
+        archive = history_archive
+        if archive is None and bootstrap_servers is None:
+            archive = _own_archive(data_dir)
+        _backup(session, file, data_dir, bootstrap_servers, cluster, history_after, archive, force)
 
     @command(root, "restore", local=True, no_args_is_help=True)
     def restore(
@@ -131,6 +141,7 @@ def _backup(
     servers: str | None,
     cluster: str | None,
     after: int,
+    archive: Path | None,
     force: bool,
 ) -> None:
     from coordinator.backup.reading import write_backup
@@ -145,7 +156,7 @@ def _backup(
             version = metadata.version(DISTRIBUTION)
         told = _teller(session, "read")
         manifest, changes, size = write_backup(
-            out, where, name, after=Cas(after), version=version, told=told
+            out, where, name, after=Cas(after), version=version, told=told, archive=archive
         )
     body = {
         "file": str(file),
@@ -237,6 +248,13 @@ def _source(
 
     with kafka_to_read(data_dir, _sayer(session)) as kept:
         yield kept.bootstrap_servers, _name(cluster or kept.cluster)
+
+
+def _own_archive(data_dir: Path) -> Path | None:
+    from coordinator.embedded.data_folder import HISTORY_ARCHIVE
+
+    folder = data_dir / HISTORY_ARCHIVE
+    return folder if folder.is_dir() else None
 
 
 def _name(text: str) -> str:

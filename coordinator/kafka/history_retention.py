@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import NamedTuple
 
-from confluent_kafka import Message
+from confluent_kafka import KafkaException, Message
 
 from coordinator import codec
 from coordinator.core.history.retention import Portion, Seen, left_by
@@ -35,7 +35,7 @@ from coordinator.kafka.archive_segments import (
     unavailable,
     write_segment,
 )
-from coordinator.kafka.history_archive import HistoryArchive
+from coordinator.kafka.history_archive import GONE, HistoryArchive
 from coordinator.kafka.log_reader import BadRecord, LogReader, ignore, stopped
 from coordinator.kafka.state_sources import SnapshotLost, Sources
 from coordinator.kafka.topics import HISTORY, delete_records, topic_name
@@ -58,6 +58,9 @@ class Passed(NamedTuple):
 
     low: Offset
     """The topic begins with this offset now."""
+
+    oldest: Cas
+    """The CAS of its first event; 0: there is none."""
 
     wants_copy: bool
     """Records could go, if there were a copy of the state above them."""
@@ -91,9 +94,26 @@ class HistoryRetention:
         `authority` is that of now: it has the newest CAS, and tells of the copies of the state.
         """
         with closing(LogReader(self._servers, self._topic, GROUP)) as reader:
-            archived = self._archive_old(reader, authority, now_ms)
-            low, wants_copy = self._let_go(reader, authority)
-        return Passed(archived, low, wants_copy)
+            try:
+                return self._passed(reader, authority, now_ms)
+            except KafkaException as error:
+                if error.args[0].code() not in GONE:
+                    raise
+                log.info("another master lets records of history go: %s", error)
+                low = reader.bounds()[0]
+                return Passed(0, low, self._oldest(reader, low, authority), wants_copy=False)
+
+    def _passed(self, reader: LogReader, authority: AuthorityState, now_ms: int) -> Passed:
+        archived = self._archive_old(reader, authority, now_ms)
+        low, wants_copy = self._let_go(reader, authority)
+        return Passed(archived, low, self._oldest(reader, low, authority), wants_copy)
+
+    def _oldest(self, reader: LogReader, low: Offset, authority: AuthorityState) -> Cas:
+        for message in self._committed(reader, low):
+            event = _seen(message).event
+            if event is not None and event.cas <= authority.last_cas:
+                return event.cas
+        return Cas(0)
 
     # -- into the archive --------------------------------------------------------------------
 
@@ -193,6 +213,11 @@ class HistoryRetention:
                 found = self._sources.read_copy(info.copy, info.offset)
             except SnapshotLost as error:
                 log.warning("the copy of the state at CAS %d is lost: %s", info.cas, error)
+                continue
+            except KafkaException as error:
+                if error.args[0].code() not in GONE:
+                    raise
+                log.warning("the copy of the state at CAS %d is gone: %s", info.cas, error)
                 continue
             if (found.cas, found.digest) == (info.cas, info.digest):
                 return info

@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from coordinator.core.consensus.election import MASTERSHIPS
 from coordinator.core.node import Node
+from coordinator.node.retention import Retention, Told
 
 STAGE_SECONDS = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.25, 0.5, 1, 2)
 
@@ -51,6 +52,8 @@ class NodeMetrics(Collector):
 
     def __init__(self, node: Node) -> None:
         self._node = node
+        self.retention: Retention | None = None
+        """What lets records of `history` go; None: they stay for ever."""
         self.registry = CollectorRegistry()
         self.stages = Histogram(
             "coordinator_transaction_stage_seconds",
@@ -87,8 +90,23 @@ class NodeMetrics(Collector):
         )
         members = len(authority.members) if authority else 0
         yield GaugeMetricFamily("coordinator_active_members", "Length of the active list", members)
+        if self.retention is not None:
+            yield from _of_retention(self.retention.told)
         for item in fields(node.counters):
             name = f"coordinator_{item.name}"
             yield CounterMetricFamily(
                 name, item.name.replace("_", " "), getattr(node.counters, item.name)
             )
+
+
+def _of_retention(told: Told) -> Iterable[Metric]:
+    yield CounterMetricFamily(
+        "coordinator_history_archived_records", "Records of history archived", told.archived
+    )
+    yield CounterMetricFamily(
+        "coordinator_history_retention_failures", "Passes that have failed", told.failures
+    )
+    if told.oldest_cas is not None:
+        yield GaugeMetricFamily(
+            "coordinator_history_oldest_cas", "First CAS in the topic history", told.oldest_cas
+        )

@@ -6,13 +6,14 @@ What is done is in `kafka.history_retention`; it blocks, so it runs in a thread 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from dataclasses import dataclass
 
 from confluent_kafka import KafkaException
 
 from coordinator.core.model.authority_state import AuthorityState
-from coordinator.core.model.types import Offset
+from coordinator.core.model.types import Cas
 from coordinator.kafka.archive_segments import ArchiveError
 from coordinator.kafka.history_retention import HistoryRetention
 
@@ -31,16 +32,19 @@ class Told:
 
     archived: int = 0
     failures: int = 0
-    low: Offset | None = None
-    """The first offset of the topic, as the last pass has left it."""
+    oldest_cas: Cas | None = None
+    """The first CAS in the topic, as the last pass has left it."""
 
 
 class Retention:
     """The retention of one node. The loop asks what is due, and a thread does it."""
 
-    def __init__(self, passes: HistoryRetention, retention_ms: int) -> None:
+    def __init__(
+        self, passes: HistoryRetention, retention_ms: int, stopping: threading.Event
+    ) -> None:
         self.told = Told()
         self._passes = passes
+        self._stopping = stopping
         share_s = retention_ms / 1_000 / PERIOD_SHARE
         self._period_s = min(max(share_s, PERIOD_MIN_S), PERIOD_MAX_S)
         self._next_s = 0.0
@@ -60,12 +64,13 @@ class Retention:
         try:
             passed = self._passes.run(authority, time.time_ns() // 1_000_000)
         except (ArchiveError, KafkaException, TimeoutError) as error:
-            self.told.failures += 1
             pause_s = min(pause_s, RETRY_MAX_S)
-            log.error("history is not archived, and nothing of it is deleted: %s", error)
+            if not self._stopping.is_set():
+                self.told.failures += 1
+                log.error("old history stays in the topic: %s", error)
         else:
             self.told.archived += passed.archived
-            self.told.low = passed.low
+            self.told.oldest_cas = passed.oldest
             wants_copy = passed.wants_copy
         finally:
             self._next_s = time.monotonic() + pause_s

@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Message
 
 from coordinator import codec
 from coordinator.client.errors import CoordinatorError
+from coordinator.core.catalog import state as states
 from coordinator.core.catalog.snapshots import chunks
+from coordinator.core.catalog.state import StateContext
+from coordinator.core.consensus.full_sync import HISTORY as FROM_HISTORY
 from coordinator.core.model.authority_state import AuthorityState, SnapshotInfo
-from coordinator.core.model.records import Event
-from coordinator.core.model.types import Cas, Offset
+from coordinator.core.model.records import AuthoritySnapshot, Event
+from coordinator.core.model.types import Cas, Epoch, Offset
 from coordinator.embedded.broker import Broker
-from coordinator.kafka import history_retention
+from coordinator.kafka import history_retention, state_sources
+from coordinator.kafka.archive_segments import ArchiveError, path_of, write_segment
 from coordinator.kafka.history_archive import HistoryArchive
 from coordinator.kafka.history_log import HistoryLog
 from coordinator.kafka.history_retention import HistoryRetention, Passed
+from coordinator.kafka.log_reader import ignore
 from coordinator.kafka.readers import watermarks
-from coordinator.kafka.topics import HISTORY, SNAPSHOTS
-from tests.integration.cluster import Cluster, wait_until
+from coordinator.kafka.settings import BASE_HEADER, Base
+from coordinator.kafka.state_sources import Sources
+from coordinator.kafka.topics import HISTORY, SNAPSHOTS, delete_records
+from tests.integration.cluster import Cluster, in_parallel, wait_until
+from tests.integration.dying_archivist import STEPS
 from tests.integration.written_log import CAS_BASE, WrittenLog
 from tests.support.changes import deleted, written
 
@@ -52,11 +66,14 @@ class Kept:
 
     def copy(self) -> SnapshotInfo:
         """Write a copy of the state, as a master does, and have the Authority tell of it."""
-        state, number = self.log.state, len(self.snapshots) + 1
-        offsets = [self.log.publish(SNAPSHOTS, codec.encode(one)) for one in chunks(number, state)]
-        info = SnapshotInfo(number, state.cas, state.digest, Offset(offsets[0]), Offset(0), 0)
+        info = self.copy_of(self.log.state)
         self.snapshots = (*self.snapshots, info)
         return info
+
+    def copy_of(self, state: StateContext) -> SnapshotInfo:
+        number = len(self.snapshots) + 1
+        offsets = [self.log.publish(SNAPSHOTS, codec.encode(one)) for one in chunks(number, state)]
+        return SnapshotInfo(number, state.cas, state.digest, Offset(offsets[0]), Offset(0), 0)
 
     @property
     def authority(self) -> AuthorityState:
@@ -72,7 +89,13 @@ class Kept:
             snapshots=self.snapshots,
         )
 
-    def run(self, *, writer: str = "node-1", older_ms: int = -HOUR_MS) -> Passed:
+    def run(
+        self,
+        *,
+        writer: str = "node-1",
+        older_ms: int = -HOUR_MS,
+        authority: AuthorityState | None = None,
+    ) -> Passed:
         """Let go what is older than `older_ms`; by default all that there is."""
         passes = HistoryRetention(
             self.log.servers,
@@ -81,18 +104,21 @@ class Kept:
             writer=writer,
             stopping=threading.Event(),
         )
-        return passes.run(self.authority, time.time_ns() // 1_000_000)
+        return passes.run(authority or self.authority, time.time_ns() // 1_000_000)
 
     @property
     def low(self) -> int:
         """Return the first offset of the topic."""
         return watermarks(self.log.servers, self.log.topic(HISTORY))[0]
 
+    def reader(self, *, archived: bool = True) -> HistoryLog:
+        """Return a reader that remembers nothing of the archive."""
+        archive = HistoryArchive(self.archive.folder, self.log.name) if archived else None
+        return HistoryLog(self.log.servers, self.log.name, archive=archive)
+
     def read(self, *, archived: bool = True) -> list[Event]:
         """Return all events, as a reader finds them."""
-        archive = HistoryArchive(self.archive.folder, self.log.name) if archived else None
-        log = HistoryLog(self.log.servers, self.log.name, archive=archive)
-        with closing(log):
+        with closing(self.reader(archived=archived)) as log:
             found = log.transactions(Cas(0), self.log.state.cas)
             return [event for transaction in found for event in transaction]
 
@@ -102,14 +128,18 @@ class Kept:
         return sum(header.count for header in self.archive.headers())
 
     @property
+    def begins(self) -> list[Offset]:
+        return self.archive.begins()
+
+    @property
     def files(self) -> list[Path]:
         return sorted(self.archive.folder.iterdir())
 
 
 @pytest.fixture
 def kept(broker: Broker, tmp_path: Path) -> Kept:
-    folder = tmp_path / "archived"
-    made = Kept(WrittenLog(broker.bootstrap_servers), folder)
+    log = WrittenLog(broker.bootstrap_servers)
+    made = Kept(log, tmp_path / log.name)
     made.archive.check_writable()
     return made
 
@@ -126,13 +156,14 @@ def test_what_has_left_the_topic_is_read_as_if_it_had_not(kept: Kept) -> None:
     assert before == kept.log.committed
     copy = kept.copy()
     kept.some(1)
-    assert kept.run() == Passed(kept.archived, kept.low, wants_copy=False)
+    passed = kept.run()
     left = kept.read(archived=False)
+    assert passed == Passed(kept.archived, kept.low, left[0].cas, wants_copy=False)
     assert left == kept.log.committed[-len(left) :]
     assert left[0].cas <= copy.cas < left[-1].cas
     assert len(kept.files) > 3
     assert kept.read() == kept.log.committed
-    assert kept.run() == Passed(0, kept.low, wants_copy=True)
+    assert kept.run() == Passed(0, kept.low, left[0].cas, wants_copy=True)
     kept.copy()
     assert kept.run().low == kept.low
     assert len(kept.read(archived=False)) == 1, "the newest transaction stays"
@@ -152,9 +183,201 @@ def test_without_a_copy_above_it_nothing_goes_and_a_copy_is_wanted(kept: Kept) -
 def test_what_is_younger_than_the_retention_stays(kept: Kept) -> None:
     kept.some(2)
     kept.copy()
-    assert kept.run(older_ms=HOUR_MS) == Passed(0, Offset(0), wants_copy=False)
+    first = kept.log.committed[0].cas
+    assert kept.run(older_ms=HOUR_MS) == Passed(0, Offset(0), first, wants_copy=False)
     assert kept.files == []
     assert kept.low == 0
+
+
+def test_what_is_not_committed_yet_holds_up_all_behind_it(kept: Kept) -> None:
+    kept.some(1)
+    end = watermarks(kept.log.servers, kept.log.topic(HISTORY))[1]
+    late = kept.log._producer("late")
+    late.begin_transaction()
+    late.produce(kept.log.topic(HISTORY), b"perhaps", partition=0)
+    assert late.flush(20) == 0
+    kept.some(2)
+    kept.copy()
+    kept.run()
+    assert kept.archive.end() == kept.low <= end
+    late.abort_transaction(20)
+    wait_until(lambda: kept.run().low > end, "the rest goes, too")
+    assert kept.read() == kept.log.committed
+
+
+def test_all_of_history_is_a_source_of_the_state_wherever_its_records_are(kept: Kept) -> None:
+    kept.some(3)
+    kept.copy()
+    assert kept.run().low > 0
+    for archive, is_all in ((kept.archive, True), (None, False)):
+        sources = Sources(
+            kept.log.servers, kept.log.name, threading.Event(), ignore, archive=archive
+        )
+        batches = sources.read(
+            FROM_HISTORY, cas_base=CAS_BASE, at_least=kept.log.state.cas, offset=Offset(0), copy=0
+        )
+        events = [event for batch in batches for event in batch.events]
+        assert (events == kept.log.committed) is is_all
+
+
+def test_what_a_restored_history_begins_with_is_archived_with_its_first_record(
+    kept: Kept,
+) -> None:
+    base = kept.copy_of(states.EMPTY)
+    first = Base(Cas(5), base.copy, base.offset)
+    restore = kept.log._producer("restore")
+    restore.begin_transaction()
+    headers: Any = [(BASE_HEADER, first.encode())]
+    restore.produce(kept.log.topic(HISTORY), b"first", partition=0, headers=headers)
+    restore.commit_transaction(20)
+    kept.some(2)
+    with closing(kept.reader()) as log:
+        before = log.oldest(kept.log.state.cas), log.base()
+    kept.copy()
+    assert kept.run().low > 0
+    with closing(kept.reader()) as log:
+        assert (log.oldest(kept.log.state.cas), log.base()) == before
+        assert before == (kept.log.committed[0].cas, states.EMPTY)
+
+
+# -- what keeps records in the topic -------------------------------------------------------------
+
+
+def refused(kept: Kept) -> ArchiveError:
+    """Let a master try, which must not delete anything; return why it does not."""
+    low = kept.low
+    with pytest.raises(ArchiveError) as caught:
+        kept.run()
+    assert kept.low == low
+    return caught.value
+
+
+def test_a_segment_that_is_damaged_before_it_is_read_back_lets_nothing_go(kept: Kept) -> None:
+    kept.some(2)
+    assert kept.run().wants_copy
+    [file] = kept.files
+    raw = bytearray(file.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    file.write_bytes(raw)
+    kept.copy()
+    error = refused(kept)
+    assert (error.code, error.file) == ("history_archive_damaged", file.name)
+    file.unlink()
+    assert kept.run().low > 0
+    assert kept.read() == kept.log.committed
+
+
+@pytest.mark.parametrize("what", ["value", "key", "headers", "timestamp"])
+def test_a_segment_with_another_record_than_the_topic_lets_nothing_go(
+    kept: Kept, what: str
+) -> None:
+    kept.some(1)
+    assert kept.run().wants_copy
+    [file] = kept.files
+    header, messages, _ = kept.archive.read_back(Offset(0))
+    one = messages[1]
+    parts: dict[str, Any] = {
+        name: getattr(one, name)() for name in ("offset", "value", "key", "headers", "timestamp")
+    }
+    other = {"value": b"x", "key": b"x", "headers": [("x", b"")], "timestamp": (1, 1)}
+    changed = Message(**{**parts, what: other[what]}, topic=one.topic(), partition=0)
+    file.unlink()
+    write_segment(kept.archive.folder, "x", header, [messages[0], changed, *messages[2:]])
+    kept.copy()
+    assert refused(kept).file == file.name
+    assert "other records than the topic" in str(refused(kept))
+
+
+@pytest.mark.parametrize("wrong", [{"digest": 1}, {"offset": Offset(10_000)}, {"copy": 77}])
+def test_a_copy_that_is_not_what_commit_says_lets_nothing_go(
+    kept: Kept, wrong: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_sources, "READ_TIMEOUT_S", 0.5)
+    kept.some(1)
+    info = kept.copy()
+    kept.some(1)
+    kept.snapshots = (replace(info, cas=kept.log.state.cas, **wrong),)
+    passed = kept.run()
+    assert (kept.low, passed.wants_copy) == (0, True)
+    kept.copy()
+    assert kept.run().low == kept.low > 0
+
+
+def test_a_topic_whose_beginning_is_in_no_archive_is_left_alone(kept: Kept) -> None:
+    kept.some(2)
+    delete_records(kept.log.servers, kept.log.topic(HISTORY), Offset(3))
+    kept.copy()
+    assert refused(kept).file == path_of(kept.archive.folder, 0).name
+    assert kept.files == []
+
+
+def test_an_archive_of_another_cluster_is_left_alone(kept: Kept) -> None:
+    kept.some(1)
+    kept.run()
+    kept.archive = HistoryArchive(kept.archive.folder, kept.log.name, lambda: "another")
+    kept.copy()
+    assert refused(kept).code == "history_archive_foreign"
+
+
+# -- masters that die, and masters at once -------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.usefixtures("small_segments")
+def test_a_master_that_is_killed_at_any_step_loses_nothing(kept: Kept, step: str) -> None:
+    kept.some(2)
+    kept.copy()
+    record = AuthoritySnapshot(Epoch(1), kept.authority)
+    script = [sys.executable, "-m", "tests.integration.dying_archivist"]
+    argv = [*script, kept.log.servers, str(kept.archive.folder), step]
+    died = subprocess.run(argv, input=codec.encode(record), check=False, capture_output=True)
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    assert kept.read() == kept.log.committed
+    kept.run(writer="node-2")
+    kept.run(writer="node-1")
+    assert kept.low == kept.archive.end() > 0
+    assert kept.read() == kept.log.committed
+    assert {file.suffix for file in kept.files} == {".segment"}
+
+
+@pytest.mark.usefixtures("small_segments")
+def test_a_master_that_was_deposed_in_the_middle_does_no_harm(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept.some(2)
+    kept.copy()
+    deposed = kept.authority
+    reached, goes_on = threading.Event(), threading.Event()
+
+    def late(*given: Any) -> None:
+        reached.set()
+        assert goes_on.wait(30)
+        delete_records(*given)
+
+    monkeypatch.setattr(history_retention, "delete_records", late)
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(kept.run, authority=deposed)
+        assert reached.wait(30)
+        monkeypatch.setattr(history_retention, "delete_records", delete_records)
+        kept.some(1)
+        kept.copy()
+        low = kept.run(writer="node-2").low
+        assert kept.low == low == kept.archive.end()
+        goes_on.set()
+        slow.result(30)
+    assert kept.low == low
+    assert kept.read() == kept.log.committed
+
+
+@pytest.mark.usefixtures("small_segments")
+def test_masters_that_archive_at_once_agree_on_what_there_is(kept: Kept) -> None:
+    kept.some(3)
+    kept.copy()
+    masters = [lambda n=n: kept.run(writer=f"node-{n}") for n in range(4)]
+    in_parallel(*masters)
+    assert kept.run().low == kept.archive.end() == kept.low > 0
+    assert kept.read() == kept.log.committed
+    assert kept.archived == sum(len(kept.archive.read_back(b).messages) for b in kept.begins)
 
 
 # -- a cluster -----------------------------------------------------------------------------------
