@@ -101,10 +101,10 @@ class NodeMetrics(Collector):
 
 def _of_retention(told: Told) -> Iterable[Metric]:
     yield CounterMetricFamily(
-        "coordinator_history_archived_records", "Records of history archived", told.archived
+        "coordinator_history_archived_records_total", "Records of history archived", told.archived
     )
     yield CounterMetricFamily(
-        "coordinator_history_retention_failures", "Passes that have failed", told.failures
+        "coordinator_history_retention_failures_total", "Passes that have failed", told.failures
     )
     if told.oldest_cas is not None:
         yield GaugeMetricFamily(

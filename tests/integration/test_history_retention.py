@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -16,9 +17,12 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Message
+from typer.testing import CliRunner
 
 from coordinator import codec
+from coordinator.cli.main import app
 from coordinator.client.errors import CoordinatorError
+from coordinator.client.kafka_watch import KafkaWatch
 from coordinator.core.catalog import state as states
 from coordinator.core.catalog.snapshots import chunks
 from coordinator.core.catalog.state import StateContext
@@ -37,7 +41,7 @@ from coordinator.kafka.readers import watermarks
 from coordinator.kafka.settings import BASE_HEADER, Base
 from coordinator.kafka.state_sources import Sources
 from coordinator.kafka.topics import HISTORY, SNAPSHOTS, delete_records
-from tests.integration.cluster import Cluster, in_parallel, wait_until
+from tests.integration.cluster import Cluster, error_of, in_parallel, wait_until
 from tests.integration.dying_archivist import STEPS
 from tests.integration.written_log import CAS_BASE, WrittenLog
 from tests.support.changes import deleted, written
@@ -46,6 +50,7 @@ pytestmark = pytest.mark.integration
 
 Told = dict[str, Any]
 HOUR_MS = 3_600_000
+UNAVAILABLE = "history_archive_unavailable"
 
 
 class Kept:
@@ -383,12 +388,6 @@ def test_masters_that_archive_at_once_agree_on_what_there_is(kept: Kept) -> None
 # -- a cluster -----------------------------------------------------------------------------------
 
 
-def archiving(make_cluster: Callable[..., Cluster], folder: Path, **more: Any) -> Cluster:
-    """Start a cluster whose master lets go of all that is older than a second."""
-    options = ("--history-archive", str(folder), "--history-retention", "1s")
-    return make_cluster(options=options, indexers=1, **more).start()
-
-
 def first_in_topic(cluster: Cluster) -> int:
     return watermarks(cluster.servers, cluster.topic(HISTORY))[0]
 
@@ -400,6 +399,7 @@ def told(cluster: Cluster, node: int, cas: int) -> list[Told]:
     moments = [0, *(event["cas"] for event in found)]
     pages += [cluster.get(node, f"/v1/state?cas={moment}") for moment in moments]
     pages += [cluster.get(node, f"/v1/diff?from={moment}&to={cas}") for moment in moments]
+    del pages[0]["cas"]  # That of now.
     return [{k: v for k, v in page.items() if k not in ("node", "next")} for page in pages]
 
 
@@ -422,14 +422,80 @@ def test_a_node_tells_the_same_past_before_and_after_it_has_left_the_topic(
         folder = str(tmp_path / "archived")
         node.more = ("--history-archive", folder, "--history-retention", "1s")
     cluster.start()
-    changed(cluster, 2)
-    wait_until(lambda: first_in_topic(cluster) > 8, "the records have left the topic")
+    newest = changed(cluster, 2)
+    wait_until(lambda: len(cluster.records(HISTORY)) == 1, "all but the newest has left the topic")
     for node in cluster.nodes:
-        strip = [{k: v for k, v in one.items() if k != "cas"} for one in before[:1]]
-        now = told(cluster, node, last)
-        assert [{k: v for k, v in one.items() if k != "cas"} for one in now[:1]] == strip
-        assert now[1:] == before[1:]
-    oldest = min(event.cas for event in cluster.records(HISTORY))
-    with cluster.client() as client, pytest.raises(CoordinatorError) as caught:
+        assert told(cluster, node, last) == before
+    with cluster.client() as client, pytest.raises(CoordinatorError) as by_node:
         next(event for event in client.watch(after=1) if event["type"] == "change")
-    assert (caught.value.code, caught.value.details) == ("compacted", {"oldest": oldest})
+    with (
+        KafkaWatch(cluster.servers, cluster.name) as watch,
+        pytest.raises(CoordinatorError) as by_kafka,
+    ):
+        next(watch.watch(after=1))
+    for caught in (by_node.value, by_kafka.value):
+        assert (caught.code, caught.details) == ("compacted", {"oldest": newest})
+    wait_until(lambda: f"history_oldest_cas {newest:.1f}" in metrics(cluster), "it is measured")
+    assert "coordinator_history_retention_failures_total 0.0" in metrics(cluster)
+    later = changed(cluster, 1)
+    with cluster.client() as client, closing(client.watch(after=newest)) as watching:
+        first = next(event for event in watching if event["type"] == "change")
+        assert first["cas"] == later
+
+
+def metrics(cluster: Cluster) -> str:
+    return cluster.ask(cluster.master(), "GET", "/metrics").text
+
+
+def indexctl(*arguments: object, code: int = 0) -> Any:
+    """Run a command with --json; return its last line, or the error that it ends with."""
+    result = CliRunner().invoke(app, [*map(str, arguments), "--json"])
+    assert result.exit_code == code, result.output
+    found = json.loads(result.output.splitlines()[-1])
+    return found["error"] if code else found
+
+
+def test_a_backup_has_what_is_archived_and_a_damaged_segment_is_told_with_its_file(
+    make_cluster: Callable[..., Cluster], tmp_path: Path
+) -> None:
+    folder, file = tmp_path / "archived", tmp_path / "cluster.backup"
+    options = ("--history-archive", str(folder), "--history-retention", "1s")
+    cluster = make_cluster(nodes=1, indexers=1, options=options).start()
+    last = changed(cluster, 4)
+    wait_until(lambda: first_in_topic(cluster) > 3, "records have left the topic")
+    expected = cluster.get(1, f"/v1/history?until={last}")["events"]
+    backup = ("backup", file, "--bootstrap-servers", cluster.servers, "--cluster", cluster.name)
+    assert indexctl(*backup, code=1)["code"] == "history_damaged"
+    assert indexctl(*backup, "--history-archive", folder)["backup"]["history_after"] == 0
+    checked = indexctl("restore", file, "--check")["checked"]
+    assert (checked["history_after"], checked["changes"] >= len(expected) > 3) == (0, True)
+
+    cluster.nodes[1].stop()
+    first = path_of(folder, 0)
+    whole = first.read_bytes()
+    first.write_bytes(whole[:-100] + bytes([whole[-100] ^ 1]) + whole[-99:])
+    cluster.start()
+    for path in ("/v1/history", f"/v1/state?cas={expected[1]['cas']}", "/v1/diff?from=0"):
+        response = cluster.ask(1, "GET", path)
+        assert (response.status_code, error_of(response)) == (500, "history_archive_damaged")
+        assert response.json()["error"]["details"] == {"file": first.name}
+    refused = indexctl(*backup, "--force", "--history-archive", folder, code=1)
+    assert refused["code"] == "history_archive_damaged"
+    first.write_bytes(whole)
+    assert cluster.get(1, f"/v1/history?until={last}")["events"] == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "status"),
+    [
+        (("--history-retention", "1s"), "usage", 78),
+        (("--history-retention", "1s", "--history-archive", "/proc/none"), UNAVAILABLE, 1),
+    ],
+)
+def test_a_node_refuses_a_retention_without_a_folder_that_takes_files(
+    make_cluster: Callable[..., Cluster], options: tuple[str, ...], code: str, status: int
+) -> None:
+    node = make_cluster(nodes=1, indexers=0, options=options).nodes[1]
+    node.start()
+    assert node.wait() == status
+    assert f"[{code}]" in node.said
