@@ -37,6 +37,15 @@ PRODUCERS, TOPICS = "coordinator/kafka/producers.py", "coordinator/kafka/topics.
 SOURCES, SHELL = "coordinator/kafka/state_sources.py", "coordinator/node/shell.py"
 FAUST = "coordinator/kafka/faust_transport.py"
 
+RETENTION, ARCHIVE = (
+    "coordinator/kafka/history_retention.py",
+    "coordinator/kafka/history_archive.py",
+)
+SEGMENTS, MAY_GO = "coordinator/kafka/archive_segments.py", "coordinator/core/history/retention.py"
+
+ON_RETENTION = "tests/integration/test_history_retention.py"
+UNIT_MAY_GO = "tests/unit/core/history/test_retention.py"
+UNIT_ARCHIVE = "tests/unit/kafka/test_history_archive.py"
 SYNCS = "tests/unit/node/test_store_syncs.py"
 ROCKSDB = "tests/unit/runtime/test_rocksdb.py"
 LONE = "tests/unit/core/test_lone_master.py"
@@ -1549,5 +1558,84 @@ MUTANTS: tuple[Mutant, ...] = (
         "        if state.cas and not self._changes:\n",
         "        if False:\n",
         "tests/unit/kafka/test_backup_file.py",
+    ),
+    # -- what leaves the topic history ---------------------------------------------------------
+    Mutant(
+        "history-goes-without-being-read-back",
+        RETENTION,
+        "            self._compare(reader, header.begin, low)\n",
+        "",
+        f"{ON_RETENTION}::test_a_segment_that_is_damaged_before_it_is_read_back_lets_nothing_go",
+    ),
+    Mutant(
+        "what-is-read-back-is-not-compared",
+        RETENTION,
+        "        if [*map(encode, kept)] != [*map(encode, there)]:\n",
+        "        if False:\n",
+        f"{ON_RETENTION}::test_a_segment_with_another_record_than_the_topic_lets_nothing_go",
+    ),
+    Mutant(
+        "history-goes-behind-a-copy-that-was-not-checked",
+        RETENTION,
+        "            if (found.cas, found.digest) == (info.cas, info.digest):\n",
+        "            if True:\n",
+        f"{ON_RETENTION}::test_a_copy_that_is_not_what_commit_says_lets_nothing_go",
+    ),
+    Mutant(
+        "history-goes-above-the-copy",
+        MAY_GO,
+        "if one.end > low and one.last_cas < copy.cas]",
+        "if one.end > low]",
+        UNIT_MAY_GO,
+    ),
+    Mutant(
+        "history-is-cut-in-a-transaction",
+        MAY_GO,
+        "            if ends:",
+        "            if True:",
+        UNIT_MAY_GO,
+    ),
+    Mutant(
+        "the-newest-transaction-leaves-the-topic",
+        MAY_GO,
+        "            if event.cas == self._newest:\n",
+        "            if False:\n",
+        UNIT_MAY_GO,
+    ),
+    Mutant(
+        "a-segment-is-replaced",
+        SEGMENTS,
+        "            os.link(half, final)",
+        "            os.replace(half, final)",
+        UNIT_ARCHIVE,
+    ),
+    Mutant(
+        "a-half-written-name-is-written-through",
+        SEGMENTS,
+        """    half.unlink(missing_ok=True)
+    descriptor = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)""",
+        """    descriptor = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)""",
+        UNIT_ARCHIVE,
+    ),
+    Mutant(
+        "a-segment-need-not-follow-the-one-before-it",
+        ARCHIVE,
+        "        if segment.header.previous != self._seal_before(begin):\n",
+        "        if False:\n",
+        UNIT_ARCHIVE,
+    ),
+    Mutant(
+        "an-archive-may-end-before-the-topic-begins",
+        ARCHIVE,
+        "        if end < low:\n",
+        "        if False:\n",
+        UNIT_ARCHIVE,
+    ),
+    Mutant(
+        "a-watcher-is-told-what-has-left-the-topic",
+        "coordinator/node/history.py",
+        "            if after < oldest:\n",
+        "            if False:\n",
+        "tests/unit/node/test_history.py",
     ),
 )

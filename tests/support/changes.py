@@ -52,10 +52,15 @@ class MemoryLog:
         self._events = events
         self._oldest_cas = oldest_cas
         self._before = before
+        self.archived_below = Cas(0)
+        """The first CAS that the topic itself has; 0: it has all."""
         self.read = 0
 
     def oldest(self, newest: Cas) -> Cas:
         return Cas(self._oldest_cas)
+
+    def oldest_in_topic(self, newest: Cas) -> Cas:
+        return self.archived_below
 
     def base(self) -> StateContext | None:
         return self._before

@@ -7,6 +7,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -254,3 +255,53 @@ def test_allowed_hosts_go_to_all_who_serve_http() -> None:
     specs = {s.name: s.argv for s in supervisor.child_specs(options, DATA, "k:1")}
     serving = {name for name, argv in specs.items() if argv[-4:] == given}
     assert serving == {"kv", "node-1", "indexer-1"}
+
+
+def test_the_archive_of_the_history_is_in_the_folder_unless_another_is_given(
+    tmp_path: Path,
+) -> None:
+    def given(**options: Any) -> Any:
+        specs = supervisor.child_specs(RunOptions(nodes=1, **options), tmp_path, "k:1")
+        argv = next(spec.argv for spec in specs if spec.name == "node-1")
+        return {
+            name: argv[argv.index(name) + 1]
+            for name in ("--history-archive", "--history-retention")
+            if name in argv
+        }
+
+    own, other = str(tmp_path / "history-archive"), str(tmp_path / "other")
+    assert given() == {}
+    assert given(history_archive=Path(other)) == {"--history-archive": other}
+    both = {"--history-archive": own, "--history-retention": "30d"}
+    assert given(history_retention="30d") == both
+    assert given(history_retention="30d", history_archive=Path(other)) == {
+        **both,
+        "--history-archive": other,
+    }
+    Path(own).mkdir()
+    assert given() == {"--history-archive": own}, "what an earlier run has archived is read on"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"history_retention": "30"},
+        {"history_retention": "0d"},
+        {"history_retention": "30d", "bootstrap_servers": "k:1"},
+    ],
+)
+def test_a_retention_that_cannot_be_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(EmbeddedError) as caught:
+        supervisor.check_retention(RunOptions(**options))
+    assert caught.value.code == "usage"
+
+
+def test_a_retention_whose_archive_takes_no_files_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    options = RunOptions(history_retention="30d", history_archive=file / "below")
+    with pytest.raises(EmbeddedError) as caught:
+        supervisor.check_archive(options, tmp_path)
+    assert caught.value.code == "history_archive_unavailable"
+    supervisor.check_archive(RunOptions(history_retention="30d"), tmp_path)
+    assert (tmp_path / "history-archive").is_dir()

@@ -166,3 +166,17 @@ def test_a_restored_history_begins_with_the_state_that_was_restored_with_it(past
     assert page.changes[0].before == cut.get(page.changes[0].key)
     with pytest.raises(CompactedError):
         history.page(Cas(cut.cas - 1), None, ALL, 1_000, past.newest)
+
+
+def test_a_watcher_is_told_of_the_past_only_what_the_topic_has(past: Past) -> None:
+    past.log.archived_below = oldest = Cas(40)
+    for after in (Cas(0), Cas(39)):
+        with pytest.raises(CompactedError) as caught:
+            past.history.missed(after, ALL, 10, past.newest)
+        assert caught.value.oldest == oldest
+        assert past.history.page(after, None, ALL, 10, past.newest).changes
+    for after in (Cas(40), Cas(75)):
+        assert past.history.missed(after, ALL, 10, past.newest) == (
+            past.history.page(after, None, ALL, 10, past.newest)
+        )
+    assert past.history.missed(past.newest.cas, ALL, 10, past.newest).changes == ()
