@@ -163,12 +163,10 @@ def _run(arguments: argparse.Namespace) -> int:
     if (arguments.minimum or 0) > nodes:
         print(f"error: {nodes} nodes hold no {arguments.minimum} copies [usage]", file=sys.stderr)
         return EXIT_REFUSED
-    if arguments.history_retention is not None:
-        if arguments.history_archive is None:
-            text = "--history-retention needs --history-archive FOLDER"
-            print(f"error: {text} [usage]", file=sys.stderr)
-            return EXIT_REFUSED
-        HistoryArchive(arguments.history_archive, arguments.cluster).check_writable()
+    if arguments.history_retention is not None and arguments.history_archive is None:
+        text = "--history-retention needs --history-archive FOLDER"
+        print(f"error: {text} [usage]", file=sys.stderr)
+        return EXIT_REFUSED
     kafka_id = ensure_topics(
         arguments.bootstrap_servers,
         arguments.cluster,
@@ -177,6 +175,8 @@ def _run(arguments: argparse.Namespace) -> int:
     )
     if trouble := keep_private(arguments.data_dir):
         log.warning("%s", trouble)
+    if arguments.history_retention is not None:
+        HistoryArchive(arguments.history_archive, arguments.cluster).check_writable()
     try:
         make_durably(arguments.data_dir)
     except OSError as error:

@@ -94,26 +94,30 @@ class HistoryRetention:
         `authority` is that of now: it has the newest CAS, and tells of the copies of the state.
         """
         with closing(LogReader(self._servers, self._topic, GROUP)) as reader:
+            archived, wants_copy = 0, False
             try:
-                return self._passed(reader, authority, now_ms)
+                archived = self._archive_old(reader, authority, now_ms)
+                wants_copy = self._let_go(reader, authority)
             except KafkaException as error:
-                if error.args[0].code() not in GONE:
-                    raise
+                _raise_unless_gone(error)
                 log.info("another master lets records of history go: %s", error)
+            low, oldest = self._beginning(reader, authority)
+        return Passed(archived, low, oldest, wants_copy)
+
+    def _beginning(self, reader: LogReader, authority: AuthorityState) -> tuple[Offset, Cas]:
+        """Return the first offset of the topic, and the CAS of its first event."""
+        low, before = reader.bounds()[0], None
+        while low != before:
+            before = low
+            try:
+                for message in self._committed(reader, low):
+                    event = _seen(message).event
+                    if event is not None and event.cas <= authority.last_cas:
+                        return low, event.cas
+            except KafkaException as error:
+                _raise_unless_gone(error)
                 low = reader.bounds()[0]
-                return Passed(0, low, self._oldest(reader, low, authority), wants_copy=False)
-
-    def _passed(self, reader: LogReader, authority: AuthorityState, now_ms: int) -> Passed:
-        archived = self._archive_old(reader, authority, now_ms)
-        low, wants_copy = self._let_go(reader, authority)
-        return Passed(archived, low, self._oldest(reader, low, authority), wants_copy)
-
-    def _oldest(self, reader: LogReader, low: Offset, authority: AuthorityState) -> Cas:
-        for message in self._committed(reader, low):
-            event = _seen(message).event
-            if event is not None and event.cas <= authority.last_cas:
-                return event.cas
-        return Cas(0)
+        return low, Cas(0)
 
     # -- into the archive --------------------------------------------------------------------
 
@@ -186,20 +190,19 @@ class HistoryRetention:
 
     # -- from the topic ----------------------------------------------------------------------
 
-    def _let_go(self, reader: LogReader, authority: AuthorityState) -> tuple[Offset, bool]:
-        """Delete what is in the archive and below a copy; return where the topic begins, and
-        whether a copy is wanted."""
+    def _let_go(self, reader: LogReader, authority: AuthorityState) -> bool:
+        """Delete what is in the archive and below a copy; return whether a copy is wanted."""
         low, _ = reader.bounds()
         waiting = [header for header in self._archive.headers() if header.end > low]
         if not waiting:
-            return low, False
+            return False
         copy = self._copy_above(authority, waiting[0].last_cas)
         for header in left_by(waiting, low, copy):
             self._compare(reader, header.begin, low)
             delete_records(self._servers, self._topic, header.end)
             low = header.end
             log.info("history up to offset %d is in the archive alone", low)
-        return low, copy is None
+        return copy is None
 
     def _copy_above(self, authority: AuthorityState, cas: Cas) -> SnapshotInfo | None:
         """Return the newest copy of the state above a CAS that can be read back.
@@ -215,8 +218,7 @@ class HistoryRetention:
                 log.warning("the copy of the state at CAS %d is lost: %s", info.cas, error)
                 continue
             except KafkaException as error:
-                if error.args[0].code() not in GONE:
-                    raise
+                _raise_unless_gone(error)
                 log.warning("the copy of the state at CAS %d is gone: %s", info.cas, error)
                 continue
             if (found.cas, found.digest) == (info.cas, info.digest):
@@ -241,6 +243,12 @@ class HistoryRetention:
             if found.position >= end or found.at_end:
                 return
         raise stopped()
+
+
+def _raise_unless_gone(error: KafkaException) -> None:
+    """Raise an error again, unless it says that the records have left their topic meanwhile."""
+    if error.args[0].code() not in GONE:
+        raise error
 
 
 def _seen(message: Message) -> Seen:

@@ -33,10 +33,10 @@ from coordinator.core.model.types import Cas, Epoch, Offset
 from coordinator.embedded.broker import Broker
 from coordinator.kafka import history_retention, state_sources
 from coordinator.kafka.archive_segments import ArchiveError, path_of, write_segment
-from coordinator.kafka.history_archive import HistoryArchive
+from coordinator.kafka.history_archive import HistoryArchive, history_reader
 from coordinator.kafka.history_log import HistoryLog
 from coordinator.kafka.history_retention import HistoryRetention, Passed
-from coordinator.kafka.log_reader import ignore
+from coordinator.kafka.log_reader import decoded, ignore
 from coordinator.kafka.readers import watermarks
 from coordinator.kafka.settings import BASE_HEADER, Base
 from coordinator.kafka.state_sources import Sources
@@ -243,6 +243,22 @@ def test_what_a_restored_history_begins_with_is_archived_with_its_first_record(
     with closing(kept.reader()) as log:
         assert (log.oldest(kept.log.state.cas), log.base()) == before
         assert before == (kept.log.committed[0].cas, states.EMPTY)
+
+
+@pytest.mark.usefixtures("small_segments")
+def test_a_reader_goes_on_where_records_leave_the_topic_while_it_reads(kept: Kept) -> None:
+    kept.some(3)
+    kept.copy()
+    with closing(history_reader(kept.log.servers, kept.log.name, "test", kept.archive)) as reader:
+        assert reader.bounds()[0] == 0
+        assert kept.run().low > 0
+        found: list[Message] = []
+        for read in reader.read(Offset(0), patience_s=20):
+            found += read.records
+            if read.at_end:
+                break
+        assert [event for _, event in decoded(found, Event)] == kept.log.committed
+        assert reader.bounds()[0] == 0
 
 
 # -- what keeps records in the topic -------------------------------------------------------------
