@@ -430,7 +430,7 @@ def changed(cluster: Cluster, count: int) -> int:
 def test_a_node_tells_the_same_past_before_and_after_it_has_left_the_topic(
     make_cluster: Callable[..., Cluster], tmp_path: Path
 ) -> None:
-    cluster = make_cluster(indexers=1).start()
+    cluster = make_cluster(nodes=2, indexers=1).start()
     last = changed(cluster, 8)
     before = told(cluster, 1, last)
     for node in cluster.nodes.values():
