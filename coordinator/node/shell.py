@@ -56,7 +56,6 @@ from coordinator.language.ddl_commands import read_command
 from coordinator.language.examiner import Examiner
 from coordinator.node.history import History
 from coordinator.node.metrics import NodeMetrics, SubscriptionMetrics
-from coordinator.node.metrics import NodeMetrics
 from coordinator.node.retention import Retention
 from coordinator.node.stage_timer import Stages
 from coordinator.node.store import Store, StoreError
