@@ -145,7 +145,7 @@ class History:
         with self._turn:
             return self._page(after, last, predicate, limit, newest)
 
-    def missed(self, after: Cas, predicate: Predicate, limit: int, newest: StateContext) -> Page:
+    def missed(self, after: Cas, predicate: Selector, limit: int, newest: StateContext) -> Page:
         """Return the same for a watcher, from the topic alone.
 
         Who is so far behind that it is in the archive begins anew: from there, nobody could tell
