@@ -1,38 +1,29 @@
-"""Create an index by publishing a command on Kafka, and wait for the reply.
+"""Create an index by publishing a statement on Kafka, and wait for its outcome.
 
-    python examples/publish_ddl.py HOST:PORT     # of Kafka, as `make run` prints it
+    python examples/publish_ddl.py HOST:PORT [CLUSTER]     # of Kafka, as `make run` prints it
 
-Nothing here knows where a node of the coordinator is. Publishing again under the same request id
-gives the first outcome again.
+Nothing here knows where a node of the coordinator is.
 """
 
+import json
 import sys
 
-from confluent_kafka import Consumer, Producer
+from coordinator.client.errors import CoordinatorError
+from coordinator.client.publisher import Publisher
 
-from coordinator.client.request_ids import new_request_id
-from coordinator.codec import decode, encode_ddl
-from coordinator.core.model.commands import CreateIndex
+if len(sys.argv) not in (2, 3):
+    sys.exit(__doc__)
 
-kafka = {"bootstrap.servers": sys.argv[1] if len(sys.argv) == 2 else sys.exit(__doc__)}
-request = new_request_id()
-command = CreateIndex(name="by_zone", bucket="travel", expressions=("tz", "name"), replicas=1)
-
-producer = Producer({**kafka, "acks": "all"})
-producer.produce("default.ddl", encode_ddl(request, command, principal="etl"), key=command.bucket)
-if producer.flush(10):
-    sys.exit("Kafka did not take the command")
-print(f"published {request}")
-
-# This client reads committed records only, unless told otherwise; so must yours.
-replies = Consumer({**kafka, "group.id": request, "auto.offset.reset": "earliest"})
-replies.subscribe(["default.ddl-replies"])
-while (message := replies.poll(30)) is not None:
-    if not message.error() and message.key() == request.encode():
-        reply = decode(message.value())
-        print(f"{reply.status}, cas {reply.cas}, transaction {reply.txn or '-'}")
-        print(reply.error_message or reply.answer_json)
-        break
-else:
-    sys.exit("no reply yet: publish it again under the same request id")
-replies.close()
+with Publisher(*sys.argv[1:], principal="etl") as publisher:
+    statement = 'CREATE INDEX by_zone ON travel(tz, name) WITH {"replicas": 1}'
+    published = publisher.publish(statement)
+    print(f"published {published.request_id} at {published.partition}/{published.offset}")
+    try:
+        # The same as over HTTP: the answer, or one of the same exceptions.
+        answer = published.wait()
+    except CoordinatorError as error:
+        # `no_reply` says that nobody has answered yet. To publish the statement again under the
+        # same request_id is safe, from any process: it takes effect once.
+        sys.exit(str(error))
+    print(f"ok, cas {answer['cas']}, transaction {answer['txn']}")
+    print(json.dumps(answer["index"]))

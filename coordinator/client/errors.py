@@ -1,7 +1,7 @@
 """What the client raises. Codes are the API's, and a few of the client's own.
 
-The client's own codes: `unreachable` (no known node answers) and `bad_response` (an answer
-that is not the API's).
+The client's own codes: `unreachable` (no known node answers, or no Kafka), `bad_response` (an
+answer that is not the API's) and `no_reply` (Kafka has a command, nobody has answered it yet).
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ _CLASSES: dict[str, type[CoordinatorError]] = {
     "no_stability_timestamp": UnavailableError,
     "timestamp_not_reached": UnavailableError,
     "unreachable": UnavailableError,
+    "no_reply": UnavailableError,
 }
 
 

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from coordinator import codec
 from coordinator.core.catalog.ddl import EXPRESSION_LENGTH_MAX, EXPRESSIONS_MAX
+from coordinator.core.catalog.decisions import compact
 from coordinator.core.model.commands import (
     AlterIndex,
     BuildIndexes,
@@ -32,6 +33,8 @@ from coordinator.core.model.commands import (
     SkipRecord,
     Transact,
 )
+from coordinator.core.model.entities import HASH
+from coordinator.language import ddl_parser
 from schemas.registry import SchemaError
 
 COMMAND_BYTES_MAX = 256 * 1024
@@ -70,6 +73,31 @@ class Definition(NamedTuple):
 
 Examine = Callable[[Definition], Definition | str]
 """`Examine(definition)`: the definition in normal form, or what is wrong with it."""
+
+
+def command_of(statement: ddl_parser.Statement) -> CreateIndex | DropIndex | BuildIndexes:
+    """Return the command that a statement states. What it leaves open is as over HTTP."""
+    if isinstance(statement, ddl_parser.DropIndex):
+        return DropIndex(0, statement.bucket, statement.name, statement.if_exists)
+    if isinstance(statement, ddl_parser.BuildIndex):
+        return BuildIndexes((), statement.bucket, statement.names)
+    bounds = statement.bounds or ()
+    slices = 0 if bounds else 1
+    return CreateIndex(
+        name=statement.name,
+        bucket=statement.bucket,
+        expressions=statement.expressions,
+        where=statement.where,
+        primary=statement.primary,
+        using=statement.using or "gsi",
+        slices=slices if statement.slices is None else statement.slices,
+        replicas=statement.replicas or 0,
+        nodes=statement.nodes or (),
+        defer_build=statement.defer_build,
+        if_not_exists=statement.if_not_exists,
+        partitioning=statement.partitioning or HASH,
+        bounds_json=compact(bounds),
+    )
 
 
 def read_command(data: bytes, position: Position, examine: Examine | None = None) -> Request:

@@ -89,3 +89,17 @@ def test_a_copy_in_sqlite_is_the_state_of_its_cas_whatever_dies(
         for piece in index["topology"]["slices"]
     ]
     assert sorted(slices) == sorted(placed)
+
+
+def test_a_statement_is_published_and_answered(cluster: Cluster) -> None:
+    command = [sys.executable, str(EXAMPLES / "publish_ddl.py"), cluster.servers, cluster.name]
+    first, second = (
+        subprocess.run(command, capture_output=True, text=True, check=False) for _ in range(2)
+    )
+    assert first.returncode == 0, first.stderr
+    published, outcome, index = first.stdout.splitlines()
+    assert published.startswith("published ")
+    assert outcome.startswith("ok, cas ")
+    assert json.loads(index)["name"] == "by_zone"
+    assert second.returncode == 1
+    assert "[index_exists]" in second.stderr

@@ -16,6 +16,7 @@ from coordinator.cli.output import CommandError
 CLIENT = (
     "coordinator.client.client",
     "coordinator.client.kafka_watch",
+    "coordinator.client.publisher",
     "coordinator.codec",
     "coordinator.kafka.topics",
     "coordinator.kafka.readers",

@@ -14,6 +14,7 @@ from coordinator.core.model.commands import (
     Request,
     SkipRecord,
 )
+from coordinator.http.models import CreateIndexBody
 from coordinator.language import ddl_parser
 from coordinator.language.ddl_commands import (
     BOUNDS_LENGTH_MAX,
@@ -22,6 +23,7 @@ from coordinator.language.ddl_commands import (
     NAME_LENGTH_MAX,
     NAMED_MAX,
     Definition,
+    command_of,
     normalised,
     read_command,
 )
@@ -142,3 +144,22 @@ def test_a_definition_is_examined_by_who_is_given_and_an_index_without_one_is_no
     assert asked == [Definition(("a",), "b"), Definition(("a",))]
     primary = Request(command=CreateIndex(name="i", bucket="b", primary=True))
     assert normalised(primary, refuse) is primary
+
+
+STATEMENTS = """
+CREATE INDEX i ON travel(a, LOWER(b) DESC) WHERE c > 1;
+CREATE PRIMARY INDEX IF NOT EXISTS ON travel USING gsi;
+CREATE INDEX n ON travel(a) WITH {"slices": 3, "replicas": 1, "nodes": [1, 2], "defer_build": true};
+CREATE INDEX r ON travel(a) WITH {"partitioning": "range", "bounds": [["f"], ["m"]]};
+"""
+
+
+@pytest.mark.parametrize("statement", ddl_parser.parse_script(STATEMENTS), ids=lambda one: one.name)
+def test_a_statement_is_the_same_command_as_over_http(statement: ddl_parser.CreateIndex) -> None:
+    assert command_of(statement) == CreateIndexBody(**statement.to_request()).command()
+
+
+def test_statements_drop_and_build_what_they_name() -> None:
+    dropped, built = ddl_parser.parse_script("DROP INDEX IF EXISTS i ON b; BUILD INDEX ON b(i, j);")
+    assert command_of(dropped) == DropIndex(0, "b", "i", if_exists=True)
+    assert command_of(built) == BuildIndexes((), "b", ("i", "j"))
