@@ -584,13 +584,19 @@ class _Api(Generic[R]):
         return self._run(_plan_read("/v1/history", query, consistency, at_least))
 
     def diff(
-        self, before: int, after: int | None = None, *, consistency: Consistency | None = None
+        self,
+        before: int,
+        after: int | None = None,
+        *,
+        consistency: Consistency | None = None,
+        at_least: int | None = None,
     ) -> R:
         """Answer `{"from", "to", "changes"}`: how the states of two CAS differ, by key.
 
         `after` is now by default. Each change is `{"key", "kind", "before", "after"}`.
         """
-        return self._run(_plan_read("/v1/diff", {"from": before, "to": after}, consistency))
+        query = {"from": before, "to": after}
+        return self._run(_plan_read("/v1/diff", query, consistency, at_least))
 
     def topology(self, *, consistency: Consistency | None = None, at_least: int | None = None) -> R:
         """Answer `{"cas", "indexes"}`: where the slices of each index are."""
@@ -869,6 +875,7 @@ _FRESH = (
     *("/v1/state", "/v1/indexes", "/v1/config", "/v1/topology", "/v1/history"),
     "/v1/topics",
 )
+_FRESH = ("/v1/state", "/v1/indexes", "/v1/config", "/v1/topology", "/v1/history", "/v1/diff")
 """What `at_least` is for."""
 
 

@@ -72,9 +72,10 @@ def add_history(app: FastAPI, shell: Shell, settle: Settle) -> None:
         from_: Annotated[int, Query(ge=0, le=CAS_MAX, alias="from")],
         to: Annotated[int | None, Query(ge=0, le=CAS_MAX)] = None,
         consistency: Consistency = None,
+        at_least: CasParameter = 0,
     ) -> Response:
         """Show how the state of one CAS differs from that of another (default: now), by key."""
-        await settle(consistency, max(from_, to or 0))
+        await settle(consistency, max(at_least, from_, to or 0))
         newest = shell.node.state
 
         def build() -> bytes:

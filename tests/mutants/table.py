@@ -65,6 +65,11 @@ ON_SOURCES = "tests/integration/test_sources.py"
 ISOLATION = "tests/integration/test_isolation.py"
 ON_FAUST = "tests/integration/test_faust_transport.py"
 SCENARIOS = "tests/simulation/test_scenarios.py"
+CONSISTENCY = "tests/unit/http/test_consistency.py"
+
+SETTLE = "\n        await _settle(shell, consistency, at_least)"
+LOCALLY = SETTLE.replace("consistency", '"local"')
+AT_ANY_CAS = SETTLE.replace("at_least", "0")
 
 MUTANTS: tuple[Mutant, ...] = (
     # -- what must be on the disk --------------------------------------------------------------
@@ -1637,5 +1642,159 @@ MUTANTS: tuple[Mutant, ...] = (
         "            if after < oldest:\n",
         "            if False:\n",
         "tests/unit/node/test_history.py",
+    # -- how fresh a read is -------------------------------------------------------------------
+    Mutant(
+        "a-linearizable-read-has-no-barrier",
+        "coordinator/http/app.py",
+        "    if linearizable:",
+        "    if linearizable and at_least < 0:",
+        CONSISTENCY,
+    ),
+    Mutant(
+        "a-read-at-the-master-is-local-by-default",
+        "coordinator/http/app.py",
+        "(consistency is None and node.master)",
+        "(consistency is None and not node)",
+        CONSISTENCY,
+    ),
+    Mutant(
+        "a-local-read-waits-for-a-barrier",
+        "coordinator/http/app.py",
+        '    linearizable = consistency == "linearizable" or',
+        "    linearizable = consistency is not None or",
+        CONSISTENCY,
+    ),
+    Mutant(
+        "at-least-is-not-waited-for",
+        "coordinator/http/app.py",
+        "    if at_least > node.state.cas:",
+        "    if at_least < 0:",
+        CONSISTENCY,
+    ),
+    Mutant(
+        "a-reader-is-served-before-its-cas",
+        "coordinator/core/consensus/local_reads.py",
+        "served = [w for w in self._waiters if w.at_least <= cas]",
+        "served = [*self._waiters]",
+        CONSISTENCY,
+    ),
+    Mutant(
+        "a-replica-answers-as-if-it-were-master",
+        "coordinator/core/node.py",
+        "        if not event.linearizable:",
+        "        if not event.linearizable or self.master is None:",
+        CONSISTENCY,
+    ),
+    Mutant(
+        "the-list-of-indexes-is-read-locally",
+        "coordinator/http/app.py",
+        '        """List indexes, each with its CAS."""' + SETTLE,
+        '        """List indexes, each with its CAS."""' + LOCALLY,
+        CONSISTENCY,
+    ),
+    Mutant(
+        "the-list-of-indexes-is-read-at-any-cas",
+        "coordinator/http/app.py",
+        '        """List indexes, each with its CAS."""' + SETTLE,
+        '        """List indexes, each with its CAS."""' + AT_ANY_CAS,
+        CONSISTENCY,
+    ),
+    Mutant(
+        "the-index-is-read-locally",
+        "coordinator/http/app.py",
+        '        """Show one index, with its CAS."""' + SETTLE,
+        '        """Show one index, with its CAS."""' + LOCALLY,
+        CONSISTENCY,
+    ),
+    Mutant(
+        "the-index-is-read-at-any-cas",
+        "coordinator/http/app.py",
+        '        """Show one index, with its CAS."""' + SETTLE,
+        '        """Show one index, with its CAS."""' + AT_ANY_CAS,
+        CONSISTENCY,
+    ),
+    Mutant(
+        "the-list-of-settings-is-read-locally",
+        "coordinator/http/app.py",
+        '        """List every setting with its CAS."""' + SETTLE,
+        '        """List every setting with its CAS."""' + LOCALLY,
+        CONSISTENCY,
+    ),
+    Mutant(
+        "the-list-of-settings-is-read-at-any-cas",
+        "coordinator/http/app.py",
+        '        """List every setting with its CAS."""' + SETTLE,
+        '        """List every setting with its CAS."""' + AT_ANY_CAS,
+        CONSISTENCY,
+    ),
+    Mutant(
+        "the-setting-is-read-locally",
+        "coordinator/http/app.py",
+        '        """Read a setting and its CAS."""' + SETTLE,
+        '        """Read a setting and its CAS."""' + LOCALLY,
+        CONSISTENCY,
+    ),
+    Mutant(
+        "the-setting-is-read-at-any-cas",
+        "coordinator/http/app.py",
+        '        """Read a setting and its CAS."""' + SETTLE,
+        '        """Read a setting and its CAS."""' + AT_ANY_CAS,
+        CONSISTENCY,
+    ),
+    Mutant(
+        "the-topology-is-read-locally",
+        "coordinator/http/app.py",
+        '        """Show which indexers host the slices of every index."""' + SETTLE,
+        '        """Show which indexers host the slices of every index."""' + LOCALLY,
+        CONSISTENCY,
+    ),
+    Mutant(
+        "the-topology-is-read-at-any-cas",
+        "coordinator/http/app.py",
+        '        """Show which indexers host the slices of every index."""' + SETTLE,
+        '        """Show which indexers host the slices of every index."""' + AT_ANY_CAS,
+        CONSISTENCY,
+    ),
+    Mutant(
+        "the-state-is-read-locally",
+        "coordinator/http/app.py",
+        "await _settle(shell, consistency, max(at_least, cas or 0))",
+        'await _settle(shell, "local", max(at_least, cas or 0))',
+        CONSISTENCY,
+    ),
+    Mutant(
+        "the-state-is-read-at-any-cas",
+        "coordinator/http/app.py",
+        "await _settle(shell, consistency, max(at_least, cas or 0))",
+        "await _settle(shell, consistency, cas or 0)",
+        CONSISTENCY,
+    ),
+    Mutant(
+        "the-history-is-read-locally",
+        "coordinator/http/history.py",
+        "await settle(consistency, at_least)",
+        'await settle("local", at_least)',
+        CONSISTENCY,
+    ),
+    Mutant(
+        "the-history-is-read-at-any-cas",
+        "coordinator/http/history.py",
+        "await settle(consistency, at_least)",
+        "await settle(consistency, 0)",
+        CONSISTENCY,
+    ),
+    Mutant(
+        "differences-are-read-locally",
+        "coordinator/http/history.py",
+        "await settle(consistency, max(at_least, from_, to or 0))",
+        'await settle("local", max(at_least, from_, to or 0))',
+        CONSISTENCY,
+    ),
+    Mutant(
+        "differences-are-read-at-any-cas",
+        "coordinator/http/history.py",
+        "await settle(consistency, max(at_least, from_, to or 0))",
+        "await settle(consistency, max(from_, to or 0))",
+        CONSISTENCY,
     ),
 )
