@@ -873,9 +873,8 @@ class _Api(Generic[R]):
 _NOTHING = object()
 _FRESH = (
     *("/v1/state", "/v1/indexes", "/v1/config", "/v1/topology", "/v1/history"),
-    "/v1/topics",
+    *("/v1/diff", "/v1/topics"),
 )
-_FRESH = ("/v1/state", "/v1/indexes", "/v1/config", "/v1/topology", "/v1/history", "/v1/diff")
 """What `at_least` is for."""
 
 

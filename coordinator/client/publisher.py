@@ -31,6 +31,7 @@ from coordinator.client.kafka_contact import CONTACT_S, await_topics
 from coordinator.client.request_ids import new_request_id
 from coordinator.core.model.commands import (
     OK,
+    AlterIndex,
     BuildIndexes,
     Command,
     CreateIndex,
@@ -53,7 +54,7 @@ NO_BUCKET = "-"
 """The key of what names no bucket: it has an order of its own. No bucket can be called so."""
 
 Body = dict[str, Any]
-Publishable = str | CreateIndex | DropIndex | BuildIndexes | Transact
+Publishable = str | CreateIndex | AlterIndex | DropIndex | BuildIndexes | Transact
 """A statement, such as `CREATE INDEX …`, or a command of `coordinator.core.model.commands`."""
 
 
@@ -304,7 +305,9 @@ def _record_of(order: Order, request_id: str, principal: str) -> tuple[str, byte
     return _bucket_of(command) or order.bucket or NO_BUCKET, value
 
 
-def _command_of(given: Publishable) -> CreateIndex | DropIndex | BuildIndexes | Transact:
+def _command_of(
+    given: Publishable,
+) -> CreateIndex | AlterIndex | DropIndex | BuildIndexes | Transact:
     if not isinstance(given, str):
         return given
     try:
@@ -316,7 +319,7 @@ def _command_of(given: Publishable) -> CreateIndex | DropIndex | BuildIndexes | 
 
 def _bucket_of(command: Command) -> str:
     """Return the bucket that a command names; a transaction has indexes of one bucket only."""
-    if isinstance(command, CreateIndex | DropIndex | BuildIndexes):
+    if isinstance(command, CreateIndex | AlterIndex | DropIndex | BuildIndexes):
         return command.bucket
     if isinstance(command, Transact):
         operations = (*command.then, *command.otherwise)

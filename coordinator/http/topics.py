@@ -19,7 +19,7 @@ from coordinator.core.catalog.subscriptions import (
     subscriptions_of,
 )
 from coordinator.core.history.feed import Published
-from coordinator.core.history.predicates import Begin, PredicateError, begin_of
+from coordinator.core.history.predicates import Begin, PredicateError, Selector, begin_of
 from coordinator.core.history.subscribing import Selection, selection_of
 from coordinator.core.model import commands
 from coordinator.core.model.entities import (
@@ -40,8 +40,9 @@ from coordinator.http.execution import (
     execute,
 )
 from coordinator.http.shared import Consistency, read_answer, read_aside
-from coordinator.http.watch import EVENTS, Described, EventStream, Watched, frame, framed
+from coordinator.http.watch import EVENTS, PAGE, Described, EventStream, Watched, frame, framed
 from coordinator.kafka.subscription_log import NotWrittenError
+from coordinator.node.history import Page
 from coordinator.node.shell import Shell
 
 PRESENCE_MIN_S = 0.5
@@ -352,6 +353,11 @@ class SubscriptionStream(EventStream):
             await super().__call__(scope, receive, send)
         finally:
             keeping.cancel()
+
+    def _read_past(self, after: Cas, predicate: Selector, newest: StateContext) -> Page:
+        """Return the next page, from the archive too: the subscription lasts, however far behind
+        its subscriber is."""
+        return self._shell.history.page(after, None, predicate, PAGE, newest)
 
     def _shown(self, found: Iterable[Published]) -> bytes:
         """Return the events of the changes that the subscriber wants, and of the end."""

@@ -41,7 +41,7 @@ from coordinator.http.errors import ApiError
 from coordinator.http.predicates import checked, predicate_of
 from coordinator.http.shared import Consistency
 from coordinator.kafka.archive_segments import ArchiveError
-from coordinator.node.history import CompactedError, StillReadingError
+from coordinator.node.history import CompactedError, Page, StillReadingError
 from coordinator.node.shell import Shell
 
 LIMIT = 256
@@ -244,7 +244,7 @@ class EventStream(Response):
             )
             if self._subscription is not None:
                 return
-            read = partial(self._shell.history.missed, after, predicate, PAGE, newest)
+            read = partial(self._read_past, after, predicate, newest)
             try:
                 page = await HISTORY.run(read)
             except (ApiError, StillReadingError):
@@ -256,6 +256,10 @@ class EventStream(Response):
             if self._has_ended:
                 return
             after = newest.cas if page.next is None else page.next
+
+    def _read_past(self, after: Cas, predicate: Selector, newest: StateContext) -> Page:
+        """Return the next page of what a watcher missed."""
+        return self._shell.history.missed(after, predicate, PAGE, newest)
 
     async def _live(self) -> AsyncIterator[bytes]:
         """Yield what comes, together what has come together, and a bookmark where nothing does."""

@@ -75,12 +75,28 @@ Examine = Callable[[Definition], Definition | str]
 """`Examine(definition)`: the definition in normal form, or what is wrong with it."""
 
 
-def command_of(statement: ddl_parser.Statement) -> CreateIndex | DropIndex | BuildIndexes:
+def command_of(
+    statement: ddl_parser.Statement,
+) -> CreateIndex | DropIndex | BuildIndexes | AlterIndex:
     """Return the command that a statement states. What it leaves open is as over HTTP."""
     if isinstance(statement, ddl_parser.DropIndex):
         return DropIndex(0, statement.bucket, statement.name, statement.if_exists)
     if isinstance(statement, ddl_parser.BuildIndex):
         return BuildIndexes((), statement.bucket, statement.names)
+    if isinstance(statement, ddl_parser.AlterIndex):
+        return AlterIndex(
+            bucket=statement.bucket,
+            name=statement.name,
+            new_name=statement.new_name,
+            expressions=statement.expressions,
+            where=statement.where,
+            drops_where=statement.drops_where,
+            slices=statement.slices,
+            replicas=statement.replicas,
+            nodes=statement.nodes,
+            partitioning=statement.partitioning,
+            bounds_json=None if statement.bounds is None else compact(statement.bounds),
+        )
     bounds = statement.bounds or ()
     slices = 0 if bounds else 1
     return CreateIndex(

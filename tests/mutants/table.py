@@ -1642,6 +1642,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "            if after < oldest:\n",
         "            if False:\n",
         "tests/unit/node/test_history.py",
+    ),
     # -- how fresh a read is -------------------------------------------------------------------
     Mutant(
         "a-linearizable-read-has-no-barrier",

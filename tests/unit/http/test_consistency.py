@@ -29,6 +29,10 @@ READS = {
     "/v1/state": ("/v1/state", "/v1/state?cas=1", "/v1/state?at_ms=1"),
     "/v1/topology": ("/v1/topology",),
     "/v1/history": ("/v1/history",),
+    "/v1/topics": ("/v1/topics",),
+    "/v1/topics/{topic}": ("/v1/topics/t",),
+    "/v1/topics/{topic}/subscriptions": ("/v1/topics/t/subscriptions",),
+    "/v1/topics/{topic}/subscriptions/{subscriber}": ("/v1/topics/t/subscriptions/s",),
     "/v1/diff": ("/v1/diff?from=0", "/v1/diff?from=0&to=1"),
 }
 """The routes that take a consistency, and what is asked of each. A new one needs a row."""
@@ -36,6 +40,7 @@ READS = {
 WITHOUT = {
     *("/v1/transactions", "/v1/members", "/v1/indexers", "/v1/projectors"),
     *("/v1/stability", "/v1/stability/{bucket}", "/v1/stability/{bucket}/history"),
+    "/v1/topics/{topic}/subscriptions/{subscriber}/watch",
     *("/v1/restart/{bucket}", "/v1/watch", "/livez", "/readyz", "/metrics"),
 }
 """Those that take none. `docs/http-api.md` says why."""
@@ -59,6 +64,7 @@ def ask(
                 if shell.node.master:
                     put = await http.put("/v1/config/x", content="1")
                     assert put.status_code == SUCCESS
+                    await subscribed(http)
                 if "INDEX" in path:
                     full = path.replace("INDEX", await written(http))
                 await check(lambda query: http.get(with_query(full, query)))
@@ -66,6 +72,13 @@ def ask(
             shell.examiner.close()
 
     asyncio.run(run())
+
+
+async def subscribed(http: Any) -> None:
+    """Add a topic, and subscribe to it."""
+    for path, body in (("/v1/topics", {"name": "t"}), ("/v1/topics/t/subscriptions", {"id": "s"})):
+        made = await http.post(path, json=body)
+        assert made.status_code == CREATED, made.text
 
 
 async def written(http: Any) -> str:
