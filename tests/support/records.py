@@ -18,9 +18,21 @@ from coordinator.core.model.authority_state import (
     SnapshotInfo,
     TransactionStatus,
 )
-from coordinator.core.model.entities import Bucket, RequestOutcome, Setting, Source, Stream
+from coordinator.core.model.entities import (
+    Bucket,
+    RequestOutcome,
+    Setting,
+    Source,
+    Stream,
+    Subscription,
+    Topic,
+)
 from coordinator.core.model.outcome_records import OutcomesRecorded, RecordedOutcome
-from coordinator.core.model.types import TxnId
+from coordinator.core.model.subscription_records import (
+    SubscriberSeen,
+    SubscriptionAcknowledged,
+)
+from coordinator.core.model.types import Cas, TxnId
 from coordinator.core.timestamps import progress
 from coordinator.core.timestamps.bucket_state import TimestampState
 from schemas.registry import (
@@ -69,6 +81,20 @@ MUTATION = records.Mutation("SettingWritten", SETTING.key, codec.encode(SETTING)
 
 
 ONE_OF_EACH: list[Any] = [
+    Topic("cities", '{"kind":["index"]}', 5),
+    Subscription(
+        topic="cities",
+        id="router",
+        number=2**60,
+        filter_json="{}",
+        after=Cas(7),
+        deliver_to="out",
+        expires_after_ms=0,
+        state="active",
+        created_ms=5,
+    ),
+    SubscriptionAcknowledged(2**60, Cas(9), 5),
+    SubscriberSeen(2**60, 5, 3),
     RequestOutcome(
         id="r",
         status="done",
