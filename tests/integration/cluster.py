@@ -53,6 +53,9 @@ LINES = {"Content-Type": "application/x-ndjson"}
 """What the body of a POST is: without that it is refused."""
 
 DEADLINE_S = 45.0
+START_S = 150.0
+"""Six processes that start together beside whatever else keeps the machine busy."""
+
 IMPATIENCE_S = 0.002
 POLL_S = 0.02
 GRACE_S = 15.0
@@ -364,7 +367,7 @@ class Cluster:
         for child in self.children:
             if not child.runs:
                 child.start()
-        self.settled()
+        self.settled(deadline_s=START_S)
         self.indexers_alive()
         self.projectors_alive()
         if self.timestamps is not None:
@@ -372,7 +375,7 @@ class Cluster:
         with self.client() as client:
             # Claims that were given up may still fence the first master.
             client.put_config("started", True)
-        self.settled()
+        self.settled(deadline_s=START_S)
         return self
 
     def _mount(self, folder: Path) -> None:
