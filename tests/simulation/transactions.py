@@ -10,6 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from coordinator.core.catalog import state as states
+from coordinator.core.history.changes import fold, whole_transactions
+from coordinator.core.history.undo import plan_undo, transactions_of
 from coordinator.core.model.commands import (
     OK,
     Comparison,
@@ -33,9 +36,10 @@ if TYPE_CHECKING:
     from tests.simulation.judge import Judge
 
 SHARE, REST = 5, 2
+UNDOES = 0.2
 BUCKET = "tb"
 SETTINGS = ("t0", "t1", "t2")
-WHOLE = "a-transaction-is-whole"
+WHOLE, LEADS_BACK = "a-transaction-is-whole", "an-undo-leads-back"
 
 
 def transactions_in(seed: int) -> bool:
@@ -76,6 +80,26 @@ def a_transaction(chance: Random, request_id: str, known: dict[str, int]) -> Tra
     return Transact(compare=tuple(comparisons), then=tuple(then), otherwise=tuple(otherwise))
 
 
+def an_undo(world: Cluster, target: int, chance: Random) -> Transact | None:
+    """Return what leads back to a moment, as the node that is asked would plan it; None: nothing.
+
+    Of what is the transactors' own: others keep count of their settings.
+    """
+    node = world.machines[target].node
+    judge = world.judge
+    if node is None or not judge.commits:
+        return None
+    to = Cas(chance.choice(judge.commits)[1])
+    now, then = node.state, states.EMPTY
+    for transaction in whole_transactions(judge.events):
+        if transaction[-1].cas <= to:
+            then, _ = fold(then, transaction)
+    own = {setting_key(name) for name in SETTINGS}
+    own |= {i.key for state in (then, now) for i, _ in state.indexes() if i.bucket == BUCKET}
+    undo = plan_undo(then, now, own)
+    return transactions_of(undo, to, in_steps=False)[0] if undo.steps else None
+
+
 class Transactor(Client):
     """Asks for transactions; what it is told tells it what to expect next time."""
 
@@ -84,7 +108,9 @@ class Transactor(Client):
         self.doomed = False
 
     def _command(self, request_id: str) -> tuple[Any, int | None]:
-        command = a_transaction(self.world.clock.chance, request_id, self.known)
+        chance = self.world.clock.chance
+        undone = an_undo(self.world, self.target, chance) if chance.random() < UNDOES else None
+        command = undone or a_transaction(chance, request_id, self.known)
         self.world.judge.transacts[request_id] = command
         return command, None
 
@@ -136,7 +162,8 @@ def check_effects(judge: Judge, changes: Iterable[tuple[Mutation, int]]) -> None
     for request_id, mutations in by_request.items():
         require(request_id not in judge.effects, "a-request-id-executes-once", request_id)
         seen = [_seen(mutation) for mutation in mutations]
-        wanted = [_wanted(operation) for operation in branches[request_id]]
+        wanted = [_wanted(judge, operation) for operation in branches[request_id]]
+        _check_undo(judge, request_id, mutations)
         require(seen == wanted, WHOLE, f"{request_id}: {seen}, not {wanted}")
 
 
@@ -154,7 +181,38 @@ def _cas_of(judge: Judge, comparison: Comparison, earlier: Mapping[str, int]) ->
     return earlier.get(key, held[0] if held else 0)
 
 
-def _wanted(operation: Operation) -> tuple[str, ...]:
+def _check_undo(judge: Judge, request_id: str, mutations: list[Mutation]) -> None:
+    """An undo says what it leads back to, and each change of it does."""
+    to = judge.transacts[request_id].undoes
+    for mutation in mutations:
+        require((mutation.undoes or 0) == to, "an-undo-says-so", f"{request_id}: {mutation}")
+        if not to:
+            continue
+        if mutation.event in ("SettingWritten", "SettingDeleted"):
+            same = mutation.value == _at(judge, mutation.key, to)
+            require(same, LEADS_BACK, f"{request_id} to {to}: {mutation}")
+        elif isinstance(mutation.entity, Index) and mutation.event == "IndexProposed":
+            made = mutation.entity
+            old = _index_then(judge, _at(judge, (made.bucket, made.name), to), to)
+            same = old is not None and old.expressions == made.expressions
+            require(same, LEADS_BACK, f"{request_id} to {to}: {made}, it was {old}")
+
+
+def _at(judge: Judge, key: Any, cas: int) -> Any:
+    """Return what a key, or a name, had at a CAS."""
+    older = [version for version in judge.versions.get(key, ()) if version.cas <= cas]
+    return older[-1].value if older else None
+
+
+def _index_then(judge: Judge, index_id: int | None, cas: int) -> Index | None:
+    for event in reversed(judge.events):
+        if event.cas <= cas and event.mutation.key == f"index/{index_id}":
+            entity = event.mutation.entity
+            return entity if isinstance(entity, Index) else None
+    return None
+
+
+def _wanted(judge: Judge, operation: Operation) -> tuple[str, ...]:
     match operation:
         case PutSetting():
             return "SettingWritten", operation.name, operation.value_json
@@ -163,7 +221,8 @@ def _wanted(operation: Operation) -> tuple[str, ...]:
         case CreateIndex():
             return "IndexProposed", operation.name, *operation.expressions
         case DropIndex():
-            return "IndexDropped", operation.name
+            held = judge.entities.get(f"index/{operation.index_id}")
+            return "IndexDropped", held[2].name if held else operation.name
 
 
 def _seen(mutation: Mutation) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ import pytest
 from coordinator.core.catalog import ddl, transactions
 from coordinator.core.catalog.decisions import Accepted
 from coordinator.core.catalog.state import StateContext
+from coordinator.core.history import undo
 from coordinator.core.leader.request_table import Creator
 from coordinator.core.model.commands import Transact
 
@@ -58,6 +59,11 @@ def a_transaction_is_answered_at_its_first_index(patch: Patch) -> None:
         self.left = set(list(self.left)[:1])
 
     patch.setattr(Creator, "__init__", hasty)
+
+
+def an_undo_creates_another_index(patch: Patch) -> None:
+    define = undo.definition_of
+    patch.setattr(undo, "definition_of", lambda index: replace(define(index), expressions=("z",)))
 
 
 def a_comparison_is_decided_apart(patch: Patch) -> None:
