@@ -44,6 +44,7 @@ from coordinator.http.watch import EVENTS, PAGE, Described, EventStream, Watched
 from coordinator.kafka.subscription_log import NotWrittenError
 from coordinator.node.history import Page
 from coordinator.node.shell import Shell
+from coordinator.node.subscriptions import lag_of
 
 PRESENCE_MIN_S = 0.5
 PRESENCES = 3
@@ -144,8 +145,14 @@ def _add_subscriptions(app: FastAPI, shell: Shell, settle: Settle) -> None:
         await settle(consistency, at_least)
         state = shell.node.state
         _topic(state, topic)
-        rows = [_row(shell, state, held) for held in subscriptions_of(state, topic)]
-        return read_answer(shell, {"subscriptions": rows, "cas": state.cas})
+        row = _rows(shell, state)
+        return await read_aside(
+            shell,
+            lambda: {
+                "subscriptions": [row(held) for held in subscriptions_of(state, topic)],
+                "cas": state.cas,
+            },
+        )
 
     @app.get(
         "/v1/topics/{topic}/subscriptions/{subscriber}", response_model=models.SubscriptionAnswer
@@ -160,7 +167,8 @@ def _add_subscriptions(app: FastAPI, shell: Shell, settle: Settle) -> None:
         await settle(consistency, at_least)
         state = shell.node.state
         held, _ = _subscription(state, topic, subscriber)
-        return read_answer(shell, {"subscription": _row(shell, state, held), "cas": held.cas})
+        row = _rows(shell, state)
+        return await read_aside(shell, lambda: {"subscription": row(held), "cas": held.cas})
 
     @app.delete(
         "/v1/topics/{topic}/subscriptions/{subscriber}", response_model=models.SubscribedAnswer
@@ -296,21 +304,28 @@ def _topics(state: StateContext) -> list[dict[str, Any]]:
     ]
 
 
-def _row(shell: Shell, state: StateContext, held: Versioned) -> dict[str, Any]:
-    """Return a subscription with how far it is."""
-    subscription = held.entity
-    assert isinstance(subscription, Subscription)
-    of_node = shell.subscriptions
-    _, topic = _topic(state, subscription.topic)
-    lag = of_node.lag(state, subscription, selection_of(topic, subscription))
-    return {
-        **describe_subscription(subscription),
-        "cas": held.cas,
-        "acknowledged": of_node.book.positions.of(subscription),
-        "acknowledged_ms": of_node.book.positions.acknowledged_ms(subscription),
-        "lag": lag._asdict(),
-        "problem": of_node.deliveries.problems.get(subscription.number),
-    }
+def _rows(shell: Shell, state: StateContext) -> Callable[[Versioned], dict[str, Any]]:
+    """Return what shows a subscription with how far it is; it may be called in another thread."""
+    positions = shell.subscriptions.book.positions
+    problems = dict(shell.subscriptions.deliveries.problems)
+    kept = shell.changes.kept()
+
+    def row(held: Versioned) -> dict[str, Any]:
+        subscription = held.entity
+        assert isinstance(subscription, Subscription)
+        position = positions.of(subscription)
+        _, topic = _topic(state, subscription.topic)
+        lag = lag_of(selection_of(topic, subscription), position, state.cas, kept)
+        return {
+            **describe_subscription(subscription),
+            "cas": held.cas,
+            "acknowledged": position,
+            "acknowledged_ms": positions.acknowledged_ms(subscription),
+            "lag": lag._asdict(),
+            "problem": problems.get(subscription.number),
+        }
+
+    return row
 
 
 # -- the stream ----------------------------------------------------------------------------------

@@ -105,17 +105,16 @@ class PositionWriter:
             )
         )
 
-    def write(self, record: SubscriptionRecord) -> None:
-        """Write a record; it is there when this returns. Raises NotWrittenError."""
-        self._send(record.key, codec.encode(record))
+    def write(self, records: Sequence[SubscriptionRecord]) -> None:
+        """Write records; all are there when this returns. Raises NotWrittenError."""
+        self._send([(record.key, codec.encode(record)) for record in records])
 
     def forget(self, numbers: Sequence[int]) -> None:
         """Have compaction remove what there is of subscriptions. Raises NotWrittenError."""
-        for number in numbers:
-            self._send(str(number), None)
-            self._send(f"{number}/seen", None)
+        keys = (key for number in numbers for key in (str(number), f"{number}/seen"))
+        self._send([(key, None) for key in keys])
 
-    def _send(self, key: str, value: bytes | None) -> None:
+    def _send(self, records: Sequence[tuple[str, bytes | None]]) -> None:
         failures: list[KafkaError] = []
 
         def delivered(error: KafkaError | None, _: Message) -> None:
@@ -123,7 +122,8 @@ class PositionWriter:
                 failures.append(error)
 
         try:
-            self._producer.produce(self._topic, value, key, on_delivery=delivered)
+            for key, value in records:
+                self._producer.produce(self._topic, value, key, on_delivery=delivered)
         except (KafkaException, BufferError) as error:
             raise NotWrittenError(str(error)) from error
         if self._producer.flush(FLUSH_S + 1) or failures:

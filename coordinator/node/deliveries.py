@@ -129,7 +129,7 @@ class Deliveries:
                     found, end = told(selection, changes)
                     last = cas if end is None else end.event.cas
                     position = SubscriptionAcknowledged(subscription.number, last, now_ms())
-                    await run(delivery.write, [*map(_delivered, found)], position)
+                    await run(_write, delivery, found, position)
                     self._book.take([position])
                     self.problems.pop(subscription.number, None)
                     if end is not None:
@@ -195,6 +195,11 @@ def _whole(changes: Sequence[Change]) -> Sequence[Change]:
         return changes
     whole = [change for change in changes if change.event.txn != last.txn]
     return whole or changes
+
+
+def _write(delivery: Delivery, found: Sequence[Change], position: SubscriptionAcknowledged) -> None:
+    """Write what may be large: in the thread of the delivery."""
+    delivery.write([*map(_delivered, found)], position)
 
 
 def _delivered(change: Change) -> Delivered:

@@ -29,6 +29,7 @@ from coordinator.kafka.subscription_log import NotWrittenError, PositionReader, 
 T = TypeVar("T")
 
 SETTLE_S = 10.0
+WAITING_MAX = 10_000
 
 
 class PositionBook:
@@ -46,6 +47,8 @@ class PositionBook:
         self._bury, self._failed = bury, failed
         self.positions = Positions()
         self._marks: dict[int, asyncio.Future[None]] = {}
+        self._waiting: list[tuple[SubscriptionRecord, asyncio.Future[None]]] = []
+        self._draining: asyncio.Task[None] | None = None
         self._writing = ThreadPoolExecutor(1, "positions")
         self._writer: PositionWriter | None = None
         self._reader: PositionReader | None = None
@@ -121,9 +124,34 @@ class PositionBook:
                     read.set_result(None)
 
     async def _write(self, record: SubscriptionRecord) -> None:
-        await self._in_writer(lambda writer: writer.write(record))
+        """Write a record, together with those that come meanwhile. Raises NotWrittenError."""
+        if len(self._waiting) >= WAITING_MAX:
+            raise NotWrittenError(f"{WAITING_MAX} positions wait to be written: retry")
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((record, written))
+        if self._draining is None or self._draining.done():
+            self._draining = asyncio.create_task(self._drain())
+        await written
         if isinstance(record, SubscriptionAcknowledged):
             self.take([record])
+
+    async def _drain(self) -> None:
+        while self._waiting:
+            batch, self._waiting = self._waiting, []
+            records = [record for record, _ in batch]
+            try:
+                await self._in_writer(partial(_written, records))
+            except Exception as error:
+                failure = (
+                    error if isinstance(error, NotWrittenError) else NotWrittenError(str(error))
+                )
+                for _, written in batch:
+                    if not written.done():
+                        written.set_exception(failure)
+            else:
+                for _, written in batch:
+                    if not written.done():
+                        written.set_result(None)
 
     async def _in_writer(self, work: Callable[[PositionWriter], T]) -> T:
         def in_thread() -> T:
@@ -148,6 +176,10 @@ class PositionBook:
         if self._writer is not None:
             await asyncio.to_thread(self._writer.close)
         self._writing.shutdown(wait=False)
+
+
+def _written(records: Sequence[SubscriptionRecord], writer: PositionWriter) -> None:
+    writer.write(records)
 
 
 def now_ms() -> int:

@@ -17,10 +17,11 @@ from immutables import Map
 
 from coordinator.core.catalog.state import StateContext
 from coordinator.core.consensus import inputs
-from coordinator.core.history.feed import Feed
+from coordinator.core.history.feed import Feed, Kept
 from coordinator.core.history.subscribing import Selection, Silence, subscriptions
 from coordinator.core.model.commands import ExpireSubscription, Outcome, Request
 from coordinator.core.model.entities import Subscription
+from coordinator.core.model.types import Cas
 from coordinator.core.node import Node
 from coordinator.kafka.subscription_log import NotWrittenError
 from coordinator.kafka.topics import is_own
@@ -33,6 +34,7 @@ Ask = Callable[[Callable[[int], inputs.Input]], Awaitable[Outcome]]
 
 LOOK_S = 0.2
 EXPIRE_MS = 5_000
+AT_ONCE_MAX = 32
 FORGET_S = 600.0
 """Positions of a subscription that is gone are removed after so long: this node may be behind."""
 
@@ -46,6 +48,23 @@ class Lag(NamedTuple):
     cas: int
     changes: int | None
     ms: int | None
+
+
+def lag_of(selection: Selection, position: Cas, newest: Cas, kept: Kept) -> Lag:
+    """Return how far behind a subscriber is at a position, by the changes that a node has kept.
+
+    It looks at all of them for each subscriber, so it belongs beside the loop.
+    """
+    if position >= newest:
+        return Lag(0, 0, 0)
+    if not kept or kept[0].before > position:
+        return Lag(newest - position, None, None)
+    changes = (published.change for one in kept for published in one.changes)
+    waiting = [c for c in changes if position < c.event.cas <= newest and selection.wants(c)]
+    if not waiting:
+        return Lag(0, 0, 0)
+    waits_ms = max(0, now_ms() - waiting[0].event.mutation.at_ms)
+    return Lag(newest - position, len(waiting), waits_ms)
 
 
 class Subscriptions:
@@ -82,20 +101,6 @@ class Subscriptions:
     def may_deliver_to(self, topic: str) -> bool:
         """Tell whether changes may be written to a topic: it must not be one of the cluster's."""
         return not is_own(self._cluster, topic)
-
-    def lag(self, state: StateContext, subscription: Subscription, selection: Selection) -> Lag:
-        """Return how far behind a subscriber is, as far as this node knows."""
-        position = self.book.positions.of(subscription)
-        if position >= state.cas:
-            return Lag(0, 0, 0)
-        above = self._changes.above(position, state.cas)
-        if above is None:
-            return Lag(state.cas - position, None, None)
-        waiting = [change for change in above if selection.wants(change)]
-        if not waiting:
-            return Lag(0, 0, 0)
-        waits_ms = max(0, now_ms() - waiting[0].event.mutation.at_ms)
-        return Lag(state.cas - position, len(waiting), waits_ms)
 
     def rows(self) -> list[SubscriberRow]:
         """Return what the metrics of the master show, and nothing elsewhere."""
@@ -149,20 +154,18 @@ class Subscriptions:
         """Ask for the end of subscriptions whose subscribers have been silent."""
         now_ms = time.monotonic_ns() // 1_000_000
         found = (subscription for _, subscription in subscriptions(state))
-        for one in self._silence.overdue(found, self.book.positions.heard_ms, now_ms):
-            command = ExpireSubscription(one.topic, one.id, one.number)
-            deadline_ms = now_ms + EXPIRE_MS
+        overdue = self._silence.overdue(found, self.book.positions.heard_ms, now_ms)
+        await asyncio.gather(*(self._end(one, now_ms + EXPIRE_MS) for one in overdue[:AT_ONCE_MAX]))
 
-            def make(
-                token: int, command: ExpireSubscription = command, deadline_ms: int = deadline_ms
-            ) -> inputs.Input:
-                return inputs.Requested(
-                    Request(command=command, token=token, deadline_ms=deadline_ms)
-                )
+    async def _end(self, one: Subscription, deadline_ms: int) -> None:
+        command = ExpireSubscription(one.topic, one.id, one.number)
 
-            outcome = await self._ask(make)
-            if outcome.status == "ok":
-                log.info("subscriber %s of %s has expired", one.id, one.topic)
+        def make(token: int) -> inputs.Input:
+            return inputs.Requested(Request(command=command, token=token, deadline_ms=deadline_ms))
+
+        outcome = await self._ask(make)
+        if outcome.status == "ok":
+            log.info("subscriber %s of %s has expired", one.id, one.topic)
 
     async def _forget(self, state: StateContext) -> None:
         """Remove the positions of subscriptions that are gone."""

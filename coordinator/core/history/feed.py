@@ -46,12 +46,15 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class KeptTransaction:
     """A transaction that was installed on a state with this CAS."""
 
     before: Cas
     changes: tuple[Published, ...]
     weight: int
+
+
+Kept = tuple[KeptTransaction, ...]
 
 
 @dataclass(eq=False, slots=True)
@@ -105,7 +108,7 @@ class Feed:
     def __init__(self, *, kept_max: int = KEPT_MAX, waiting_max: int = WAITING_MAX) -> None:
         self._waiting_max = waiting_max
         self._kept_max = kept_max
-        self._kept: deque[_Kept] = deque()
+        self._kept: deque[KeptTransaction] = deque()
         self._kept_bytes = 0
         self._subscriptions: set[Subscription] = set()
         self.is_closed = False
@@ -124,13 +127,13 @@ class Feed:
                 self.unsubscribe(subscription)
                 subscription.wake()
         changes = tuple(Published(change) for change in changes_of(before, events))
-        self._keep(_Kept(before.cas, changes, sum(change.weight for change in changes)))
+        self._keep(KeptTransaction(before.cas, changes, sum(change.weight for change in changes)))
         for subscription in [*self._subscriptions]:
             subscription.add(changes)
             if subscription.has_lagged:
                 self._subscriptions.discard(subscription)
 
-    def _keep(self, kept: _Kept) -> None:
+    def _keep(self, kept: KeptTransaction) -> None:
         """Keep a transaction, and no more of the older ones than there is room for."""
         self._kept.append(kept)
         self._kept_bytes += kept.weight
@@ -156,12 +159,9 @@ class Feed:
             self._subscriptions.add(made)
         return made
 
-    def above(self, after: Cas, newest: Cas) -> list[Change] | None:
-        """Return all changes above a CAS; None: the feed has not all of them any more."""
-        if not self._has_all_above(after, newest):
-            return None
-        published = (one for kept in self._kept for one in kept.changes)
-        return [one.change for one in published if one.cas > after]
+    def kept(self) -> Kept:
+        """Return the transactions that the feed has, the oldest first."""
+        return tuple(self._kept)
 
     def _has_all_above(self, after: Cas, newest: Cas) -> bool:
         return after >= newest or (bool(self._kept) and self._kept[0].before <= after)
