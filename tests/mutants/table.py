@@ -71,6 +71,12 @@ SETTLE = "\n        await _settle(shell, consistency, at_least)"
 LOCALLY = SETTLE.replace("consistency", '"local"')
 AT_ANY_CAS = SETTLE.replace("at_least", "0")
 
+SUBSCRIBING = "coordinator/core/history/subscribing.py"
+UNIT_SUBSCRIBING = "tests/unit/core/history/test_subscribing.py"
+ON_TOPICS = (
+    "tests/integration/test_topics_of_changes.py"
+    "::test_changes_are_delivered_to_kafka_each_once_whatever_master_dies"
+)
 MUTANTS: tuple[Mutant, ...] = (
     # -- what must be on the disk --------------------------------------------------------------
     Mutant("sync-means-nothing", STORE, "self._sync.sync = True", "self._sync.sync = False", SYNCS),
@@ -1797,5 +1803,62 @@ MUTANTS: tuple[Mutant, ...] = (
         "await settle(consistency, max(at_least, from_, to or 0))",
         "await settle(consistency, max(from_, to or 0))",
         CONSISTENCY,
+    ),
+    # -- subscriptions -------------------------------------------------------------------------
+    Mutant(
+        "a-position-goes-back",
+        SUBSCRIBING,
+        "            if held is None or held.cas < record.cas:\n",
+        "            if True:\n",
+        UNIT_SUBSCRIBING,
+    ),
+    Mutant(
+        "another-subscription-under-the-same-id-counts-as-this-one",
+        SUBSCRIBING,
+        "            and entity.number == self.number\n",
+        "",
+        UNIT_SUBSCRIBING,
+    ),
+    Mutant(
+        "time-without-the-master-counts",
+        SUBSCRIBING,
+        "step_ms = min(now_ms - looked_ms, STEP_MAX_MS)",
+        "step_ms = now_ms - looked_ms",
+        UNIT_SUBSCRIBING,
+    ),
+    Mutant(
+        "a-sign-of-life-is-not-heard",
+        SUBSCRIBING,
+        "goes_on = before is not None and before[0] == heard",
+        "goes_on = before is not None",
+        UNIT_SUBSCRIBING,
+    ),
+    Mutant(
+        "a-topic-goes-without-its-subscriptions",
+        "coordinator/core/catalog/subscriptions.py",
+        "    if subscriptions and not command.with_subscriptions:\n",
+        "    if False:\n",
+        "tests/unit/core/catalog/test_subscriptions.py",
+    ),
+    Mutant(
+        "an-expiry-ends-whoever-is-there",
+        "coordinator/core/catalog/subscriptions.py",
+        "    if subscription.number != command.number or subscription.state != ACTIVE:\n",
+        "    if subscription.state != ACTIVE:\n",
+        "tests/unit/core/catalog/test_subscriptions.py",
+    ),
+    Mutant(
+        "a-position-is-written-without-what-it-stands-for",
+        "coordinator/kafka/subscription_log.py",
+        "            self._producer.begin_transaction()\n            for change in changes:\n",
+        "            self._producer.begin_transaction()\n            for change in changes[:-1]:\n",
+        ON_TOPICS,
+    ),
+    Mutant(
+        "a-delivery-begins-before-it-knows-its-position",
+        "coordinator/node/deliveries.py",
+        "            after = await self._book.settle(subscription)\n",
+        "            after = subscription.after\n",
+        ON_TOPICS,
     ),
 )
