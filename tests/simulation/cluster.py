@@ -36,6 +36,7 @@ from tests.simulation.kernel.clock import WALL_MS
 from tests.simulation.kernel.world import World
 from tests.simulation.machine import Machine
 from tests.simulation.meter import CALLS_PER_MS
+from tests.simulation.subscribers import Board
 
 JUDGED = (CommitRead, SyncRead, Started)
 """After these inputs a node is looked at."""
@@ -54,6 +55,8 @@ class Cluster(World):
     projectors: Sequence[Actor]
     application: Application | None = None
     writers: Sequence[DdlWriter] = ()
+    board: Board | None = None
+    """What subscriptions are brought, where there are any."""
 
     def __init__(
         self,

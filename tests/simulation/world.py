@@ -26,7 +26,6 @@ class World(Cluster):
     projectors: list[Projector]
     clients: list[Client]
     writers: list[DdlWriter]
-    board: Board | None = None
 
     def __init__(self, seed: int, *, plain: bool = False, **more: Any) -> None:
         """Build the world of a seed: `plain` without faults and clients, or with only the faults
