@@ -60,13 +60,19 @@ def holds(
 def total(function: Callable[[T], Any], *allowed: type[Exception]) -> Callable[[T], Any]:
     """Return the law that a function returns, or raises one of these, and does not take long."""
 
-    def law(given_input: T) -> Any:
+    def timed(given_input: T) -> tuple[Any, float]:
         began = time.thread_time()
         try:
             result = function(given_input)
         except allowed:
             result = None
-        taken = time.thread_time() - began
+        return result, time.thread_time() - began
+
+    def law(given_input: T) -> Any:
+        result, taken = timed(given_input)
+        if taken >= CALL_S_MAX:
+            # The first call of all loads what it needs, and any may be the one that tidies memory.
+            result, taken = timed(given_input)
         assert taken < CALL_S_MAX, f"it took {taken:.2f} s"
         return result
 

@@ -18,6 +18,7 @@ import httpx
 import pytest
 import requests
 import schemathesis
+from hypothesis import assume
 from hypothesis import strategies as st
 from schemathesis import Case, GenerationMode
 
@@ -180,6 +181,8 @@ def _request(case: Case) -> httpx.Request:
     given = case.as_transport_kwargs(base_url=URL)
     given.pop("timeout", None)
     prepared = requests.Request(**given).prepare()
+    # The client sends no longer ones; a node answers them as it answers any line that is too long.
+    assume(len(prepared.url or URL) < URL_LENGTH_MAX)
     headers = {k: v for k, v in prepared.headers.items() if k.lower() not in FRAMING}
     if prepared.method == "POST":
         headers = {**JSON, **headers}  # Also where the document knows of no body.
@@ -191,6 +194,7 @@ def _request(case: Case) -> httpx.Request:
     )
 
 
+URL_LENGTH_MAX = 60_000
 FRAMING = {"content-length", "transfer-encoding", "accept-encoding", "connection"}
 
 
