@@ -68,7 +68,7 @@ class Replies:
         """
         with self._lock:
             found = self._expected.get(request)
-            if found is None:
+            if found is None or (found.reply.done() and found.reply.exception() is not None):
                 found = self._expected[request] = Expected(mark)
             elif found.mark != mark:
                 text = f"another command is published under the request id {request}"
