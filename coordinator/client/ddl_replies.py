@@ -83,9 +83,9 @@ class Replies:
     def _end(self) -> None:
         text = "the publisher has stopped reading before the reply came"
         with self._lock:
-            for one in self._expected.values():
+            for request, one in self._expected.items():
                 if not one.reply.done():
-                    one.reply.set_exception(error_of("no_reply", text))
+                    one.reply.set_exception(error_of("no_reply", text, {"request": request}))
 
     def _ends(self, timeout_s: float) -> dict[int, int]:
         with closing(consumer(self._servers, GROUP)) as reader:
