@@ -25,6 +25,7 @@ from coordinator.core.model.types import Cas, Offset, TxnId
 from coordinator.embedded.broker import Broker
 from coordinator.embedded.ports import pick_free
 from coordinator.kafka.topics import HISTORY, SNAPSHOTS, delete_records
+from tests.integration.cluster import wait_until
 from tests.integration.written_log import WrittenLog
 from tests.support.changes import deleted, written
 
@@ -240,14 +241,29 @@ def test_a_watch_of_what_cannot_be_is_refused_at_once(
     assert said in caught.value.message
 
 
+REST = 20
+
+
 def native_threads() -> int:
     return len([*Path("/proc/self/task").iterdir()])
+
+
+def threads_at_rest() -> int:
+    """Return how many threads there are once those of earlier tests have ended."""
+    seen: list[int] = []
+
+    def rests() -> bool:
+        seen.append(native_threads())
+        return len(seen) > REST and len({*seen[-REST:]}) == 1
+
+    wait_until(rests, "the threads of earlier tests have ended")
+    return seen[-1]
 
 
 def test_closing_ends_a_watch_that_another_thread_waits_in_and_leaves_no_thread(
     log: WrittenLog,
 ) -> None:
-    before = native_threads()
+    before = threads_at_rest()
     told: list[Told] = []
     begun = threading.Event()
 
@@ -267,7 +283,7 @@ def test_closing_ends_a_watch_that_another_thread_waits_in_and_leaves_no_thread(
     assert not waiting.is_alive()
     assert [event["type"] for event in told] == ["bookmark"]
     assert list(abandoned) == []
-    assert native_threads() == before
+    wait_until(lambda: native_threads() <= before, "no thread is left")
 
 
 def test_an_async_watch_tells_the_same_and_ends_when_its_task_is_cancelled(
