@@ -299,9 +299,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a-drop-does-not-compare-its-cas",
         DDL,
-        "    if request.expected_cas is not None and request.expected_cas != held.cas:\n"
-        "        return Unchanged(mismatch(request.expected_cas, held.cas))\n"
-        "    dropping",
+        "    if other := clash(request, held):\n        return Unchanged(other)\n    dropping",
         "    dropping",
         UNIT_DDL,
     ),

@@ -25,9 +25,9 @@ from coordinator.core.catalog.decisions import (
     Parked,
     Unchanged,
     accepted,
+    clash,
     compact,
     describe_index,
-    mismatch,
     moved,
     refusal,
 )
@@ -85,8 +85,8 @@ def decide_alter(
         return Unchanged(_under_way(state, index))
     if index.state == INIT:
         return Parked(index.id)
-    if request.expected_cas is not None and request.expected_cas != held.cas:
-        return Unchanged(mismatch(request.expected_cas, held.cas))
+    if other := clash(request, held):
+        return Unchanged(other)
     if problem := validate(definition_after(index, command)):
         return Unchanged(refused("invalid_request", problem))
     plan = plan_alter(index, command, state, given)

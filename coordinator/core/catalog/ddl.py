@@ -24,11 +24,11 @@ from coordinator.core.catalog.decisions import (
     Parked,
     Unchanged,
     accepted,
+    clash,
     compact,
     describe_gone,
     describe_index,
     index_in,
-    mismatch,
     moved,
 )
 from coordinator.core.catalog.outcomes import AHEAD_MS_MAX, RememberedOutcome, time_of_uuid7
@@ -335,8 +335,8 @@ def _create_index(state: StateContext, request: Request, given: Circumstances) -
     if promised is not None and (held := state.index_by_id(promised)) is not None:
         assert isinstance(held.entity, Index)
         return Unchanged(alter.exists(held.entity, held.cas))
-    if request.expected_cas not in (None, 0):
-        return Unchanged(mismatch(request.expected_cas or 0, 0))
+    if other := clash(request, None):
+        return Unchanged(other)
     load = {i: state.load.get(i, 0) + given.extra_load.get(i, 0) for i, _ in given.indexers}
     topology = place(_slices(command), command.replicas, command.nodes, given.indexers, load)
     if isinstance(topology, Impossible):
@@ -377,8 +377,8 @@ def _already_there(existing: Versioned, command: CreateIndex, request: Request) 
     if command.if_not_exists:
         answer = {"index": describe_index(index), "existed": True}
         return Unchanged(Outcome("ok", answer=answer, cas=existing.cas))
-    if request.expected_cas is not None and request.expected_cas != existing.cas:
-        return Unchanged(mismatch(request.expected_cas, existing.cas))
+    if other := clash(request, existing):
+        return Unchanged(other)
     return Unchanged(alter.exists(index, existing.cas))
 
 
@@ -441,8 +441,8 @@ def _drop_index(state: StateContext, request: Request, given: Circumstances) -> 
     assert isinstance(index, Index)
     if index.state == INIT and not index.is_replacement:
         return Parked(index.id)
-    if request.expected_cas is not None and request.expected_cas != held.cas:
-        return Unchanged(mismatch(request.expected_cas, held.cas))
+    if other := clash(request, held):
+        return Unchanged(other)
     dropping = moved(index, DROPPING, None)
     answer = {"index": describe_index(dropping)}
     changes = [Change("IndexDropped", index.key, dropping)]
@@ -588,8 +588,8 @@ def _put_setting(state: StateContext, request: Request, given: Circumstances) ->
     if problem := _invalid_setting(command):
         return Unchanged(refused("invalid_request", problem, key=command.name))
     held = state.setting(command.name)
-    if clash := _clash(request, held):
-        return Unchanged(clash)
+    if other := clash(request, held):
+        return Unchanged(other)
     setting = Setting(command.name, command.value_json)
     answer = {"key": command.name, "value": value}
     change = Change("SettingWritten", setting.key, setting)
@@ -610,23 +610,12 @@ def _delete_setting(state: StateContext, request: Request, given: Circumstances)
     command = request.command
     assert isinstance(command, DeleteSetting)
     held = state.setting(command.name)
-    if clash := _clash(request, held):
-        return Unchanged(clash)
+    if other := clash(request, held):
+        return Unchanged(other)
     if held is None:
         return Unchanged(refused("config_not_found", f"there is no setting {command.name!r}"))
     change = Change("SettingDeleted", setting_key(command.name), None)
     return accepted(request, (change,), {"key": command.name, "value": None})
-
-
-def _clash(request: Request, held: Versioned | None) -> Outcome | None:
-    """Refuse where the entity is not at the expected CAS (0: it must not exist)."""
-    actual = held.cas if held else 0
-    if request.expected_cas is None or request.expected_cas == actual:
-        return None
-    outcome = mismatch(request.expected_cas, actual)
-    if held is not None and isinstance(held.entity, Setting):
-        outcome.details["value"] = json_text.shown(held.entity.value_json)
-    return outcome
 
 
 # -- upkeep --------------------------------------------------------------------------------------

@@ -12,9 +12,10 @@ from typing import Any
 
 from coordinator.core.catalog.outcomes import RememberedOutcome
 from coordinator.core.catalog.placement import Candidate
-from coordinator.core.catalog.state import StateContext
+from coordinator.core.catalog.state import StateContext, Versioned
+from coordinator.core.model import json_text
 from coordinator.core.model.commands import OK, CreateIndex, Outcome, Request, refused
-from coordinator.core.model.entities import TRANSITIONS, Entity, Index
+from coordinator.core.model.entities import TRANSITIONS, Entity, Index, Setting
 from coordinator.core.model.outcome_records import (
     DETAILS_BYTES_MAX,
     DONE,
@@ -179,6 +180,17 @@ def mismatch(expected: int, actual: int) -> Outcome:
         expected=expected,
         actual=actual,
     )
+
+
+def clash(request: Request, held: Versioned | None) -> Outcome | None:
+    """Refuse where the entity is not at the expected CAS (0: it must not exist)."""
+    actual = held.cas if held else 0
+    if request.expected_cas is None or request.expected_cas == actual:
+        return None
+    outcome = mismatch(request.expected_cas, actual)
+    if held is not None and isinstance(held.entity, Setting):
+        outcome.details["value"] = json_text.shown(held.entity.value_json)
+    return outcome
 
 
 def accepted(request: Request, changes: tuple[Change, ...], answer: dict[str, Any]) -> Accepted:

@@ -17,7 +17,7 @@ from coordinator.core.catalog.decisions import (
     Decision,
     Unchanged,
     accepted,
-    mismatch,
+    clash,
 )
 from coordinator.core.catalog.state import StateContext, Versioned
 from coordinator.core.model import json_text
@@ -116,8 +116,8 @@ def _add_topic(state: StateContext, request: Request, given: Circumstances) -> D
     if held is not None:
         text = f"topic {command.name} exists"
         return Unchanged(refused("topic_exists", text, cas=held.cas))
-    if request.expected_cas not in (None, 0):
-        return Unchanged(mismatch(request.expected_cas or 0, 0))
+    if other := clash(request, None):
+        return Unchanged(other)
     if sum(1 for _ in state.of_kind("topic")) >= TOPICS_MAX:
         return Unchanged(refused("too_many_topics", f"there are {TOPICS_MAX} topics already"))
     topic = Topic(command.name, command.filter_json, given.wall_ms)
@@ -131,8 +131,8 @@ def _remove_topic(state: StateContext, request: Request, given: Circumstances) -
     held = state.get(topic_key(command.name))
     if held is None or not isinstance(held.entity, Topic):
         return _no_topic(command.name)
-    if request.expected_cas not in (None, held.cas):
-        return Unchanged(mismatch(request.expected_cas or 0, held.cas))
+    if other := clash(request, held):
+        return Unchanged(other)
     subscriptions = subscriptions_of(state, command.name)
     if subscriptions and not command.with_subscriptions:
         text = f"topic {command.name} has {len(subscriptions)} subscriptions"
@@ -159,9 +159,8 @@ def _subscribe(state: StateContext, request: Request, given: Circumstances) -> D
     if held is not None and _subscription(held).state == ACTIVE:
         text = f"{command.topic} has a subscriber {command.subscriber}"
         return Unchanged(refused("subscriber_exists", text, cas=held.cas))
-    actual = held.cas if held else 0
-    if request.expected_cas not in (None, actual):
-        return Unchanged(mismatch(request.expected_cas or 0, actual))
+    if other := clash(request, held):
+        return Unchanged(other)
     if full := _full(state, command, is_new=held is None):
         return Unchanged(refused("too_many_subscriptions", full))
     subscription = Subscription(
@@ -186,8 +185,8 @@ def _unsubscribe(state: StateContext, request: Request, given: Circumstances) ->
     if held is None:
         text = f"{command.topic[:128]} has no subscriber {command.subscriber[:128]}"
         return Unchanged(refused("subscription_not_found", text))
-    if request.expected_cas not in (None, held.cas):
-        return Unchanged(mismatch(request.expected_cas or 0, held.cas))
+    if other := clash(request, held):
+        return Unchanged(other)
     subscription = _subscription(held)
     change = Change("Unsubscribed", subscription.key, None)
     return accepted(request, (change,), {"subscription": describe_subscription(subscription)})
