@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Any
 
 from aiokafka import AIOKafkaProducer
 from confluent_kafka import Producer
+
+from coordinator.kafka.settings import plain_settings
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +30,21 @@ def end_open_transaction(bootstrap_servers: str, transactional_id: str, timeout_
         asyncio.run(_fence(bootstrap_servers, transactional_id, timeout_ms))
     except Exception as error:
         log.info("fencing ahead failed: %s: %s", type(error).__name__, error)
+
+
+def open_transactional(
+    bootstrap_servers: str, transactional_id: str, topic: str, timeout_s: float, **more: Any
+) -> Producer:
+    """Return a new producer of a transactional id: the one before it is fenced, and its transaction
+    is ended. `topic` is one that it writes; `more` is for the client, with the transaction's
+    timeout. Raises KafkaException.
+    """
+    end_open_transaction(bootstrap_servers, transactional_id, more["transaction.timeout.ms"])
+    settings = {"transactional.id": transactional_id, **more}
+    producer = Producer(plain_settings(bootstrap_servers, **settings))
+    connect(producer, topic, timeout_s)
+    producer.init_transactions(timeout_s)
+    return producer
 
 
 def connect(producer: Producer, topic: str, timeout_s: float) -> None:

@@ -6,10 +6,9 @@ a subscriber talks to, and, where changes are delivered to Kafka, in the transac
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
@@ -20,11 +19,11 @@ from coordinator.core.model.subscription_records import (
 )
 from coordinator.kafka.end_txn import Patience
 from coordinator.kafka.errors import never_connected
-from coordinator.kafka.producer_fencing import connect, end_open_transaction
+from coordinator.kafka.log_reader import BadRecord, decoded
+from coordinator.kafka.producer_fencing import open_transactional
 from coordinator.kafka.readers import BEGINNING, TailReader
 from coordinator.kafka.settings import plain_settings
 from coordinator.kafka.topics import SUBSCRIPTION_POSITIONS, delivery_id, topic_name
-from schemas.registry import SchemaError
 
 TRANSACTION_TIMEOUT_MS = 20_000
 FLUSH_S = 5.0
@@ -32,12 +31,7 @@ OPEN_S = 8.0
 END_S = 2.5
 """Below the socket's timeout, after which the client repeats the end of a transaction."""
 
-RECORD_BYTES_MAX = 1_000_000
-"""What brokers take for a record of a topic whose settings nobody has changed."""
-
-Bury = Callable[[Message, str], None]
-
-log = logging.getLogger(__name__)
+KIND: Any = SubscriptionRecord
 
 
 class NotWrittenError(Exception):
@@ -56,7 +50,7 @@ class PositionReader:
         bootstrap_servers: str,
         cluster: str,
         take: Callable[[list[SubscriptionRecord]], None],
-        bury: Bury,
+        bury: BadRecord,
         failed: Callable[[str], None],
     ) -> None:
         """`take`, `bury` and `failed` are called in the thread."""
@@ -75,20 +69,9 @@ class PositionReader:
         self._reader.stop()
 
     def _read(self, messages: list[Message]) -> None:
-        found: list[SubscriptionRecord] = []
-        for message in messages:
-            value = message.value()
-            if value is None:
-                continue
-            try:
-                record = codec.decode(value)
-            except SchemaError as error:
-                self._bury(message, str(error))
-                continue
-            if isinstance(record, SubscriptionRecord):
-                found.append(record)
-            else:
-                self._bury(message, f"{type(record).__name__} does not belong here")
+        # What is without a value was forgotten.
+        written = (message for message in messages if message.value() is not None)
+        found = [record for _, record in decoded(written, KIND, self._bury)]
         if found:
             self._take(found)
 
@@ -149,33 +132,34 @@ class Delivery:
     one begins at the position that was read after its opening.
     """
 
-    def __init__(self, bootstrap_servers: str, cluster: str, number: int, topic: str) -> None:
-        """Open it: what an earlier delivery had under way is ended. Raises DeliveryError."""
-        self._number = number
+    def __init__(
+        self, bootstrap_servers: str, cluster: str, number: int, topic: str, patience: Patience
+    ) -> None:
+        """Open it: what an earlier delivery had under way is ended. Raises DeliveryError.
+
+        `patience` is that of all deliveries of the subscription, one after the other.
+        """
         self._topic = topic
         self._positions = topic_name(cluster, SUBSCRIPTION_POSITIONS)
-        self._patience = Patience()
+        self._patience = patience
         self._disconnected = False
-        name = delivery_id(cluster, number)
-        end_open_transaction(bootstrap_servers, name, TRANSACTION_TIMEOUT_MS)
-        self._producer = Producer(
-            plain_settings(
+        pause_ms = patience.begin()
+        try:
+            self._producer = open_transactional(
                 bootstrap_servers,
+                delivery_id(cluster, number),
+                self._positions,
+                OPEN_S,
                 **{
-                    "transactional.id": name,
                     "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
                     "message.timeout.ms": 10_000,
                     "topic.metadata.propagation.max.ms": 1_000,
-                    "retry.backoff.ms": self._patience.begin(),
-                    "retry.backoff.max.ms": self._patience.pause_ms,
+                    "retry.backoff.ms": pause_ms,
+                    "retry.backoff.max.ms": pause_ms,
                     "error_cb": self._on_error,
                 },
             )
-        )
-        try:
             self._find()
-            connect(self._producer, self._positions, OPEN_S)
-            self._producer.init_transactions(OPEN_S)
         except KafkaException as error:
             raise DeliveryError(f"{topic}: {error.args[0].str()}") from error
 

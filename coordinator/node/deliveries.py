@@ -27,6 +27,7 @@ from coordinator.core.model.entities import Subscription, Topic
 from coordinator.core.model.subscription_records import SubscriptionAcknowledged
 from coordinator.core.model.types import Cas
 from coordinator.core.node import Node
+from coordinator.kafka.end_txn import Patience
 from coordinator.kafka.subscription_log import (
     Delivered,
     Delivery,
@@ -85,11 +86,11 @@ class Deliveries:
 
     async def _deliver(self, selection: Selection, subscription: Subscription) -> None:
         """Deliver until the subscription ends, whatever fails in between."""
-        pause_s = FIRST_PAUSE_S
+        pause_s, patience = FIRST_PAUSE_S, Patience()
         while True:
             began_s = time.monotonic()
             try:
-                await self._deliver_on(selection, subscription)
+                await self._deliver_on(selection, subscription, patience)
                 return
             except (DeliveryError, NotWrittenError, CompactedError, KafkaException) as error:
                 self._failed(subscription, str(error))
@@ -108,7 +109,9 @@ class Deliveries:
         self.problems[subscription.number] = why[:PROBLEM_LENGTH_MAX]
         log.warning("subscriber %s of %s: %s", subscription.id, subscription.topic, why)
 
-    async def _deliver_on(self, selection: Selection, subscription: Subscription) -> None:
+    async def _deliver_on(
+        self, selection: Selection, subscription: Subscription, patience: Patience
+    ) -> None:
         """Deliver over one producer until the subscription ends. Raises what `_deliver` catches."""
         if is_own(self._cluster, subscription.deliver_to):
             raise DeliveryError(f"{subscription.deliver_to} is a topic of the cluster itself")
@@ -120,6 +123,7 @@ class Deliveries:
             self._cluster,
             subscription.number,
             subscription.deliver_to,
+            patience,
         )
         try:
             delivery = await opening
@@ -154,11 +158,10 @@ class Deliveries:
                     page = await asyncio.to_thread(read)
                 except StillReadingError:
                     continue
-                changes: Sequence[Change] = page.changes
-                if page.next is not None:
-                    changes = _whole(changes)
-                last = changes[-1].event.cas if changes else page.next
-                after = newest.cas if page.next is None else Cas(last or page.next)
+                after = newest.cas if page.next is None else page.next
+                changes = page.changes if page.next is None else _whole(page.changes)
+                if len(changes) < len(page.changes):
+                    after = changes[-1].event.cas
                 yield changes, after
                 continue
             try:

@@ -20,7 +20,6 @@ from typing import Any
 
 from confluent_kafka import KafkaException, Message
 
-from coordinator import codec
 from coordinator.core.catalog.state import StateContext
 from coordinator.core.consensus import effects, inputs
 from coordinator.core.consensus.scrubber import Findings, Scrubber
@@ -36,6 +35,7 @@ from coordinator.kafka.archive_segments import ArchiveError
 from coordinator.kafka.history_archive import HistoryArchive
 from coordinator.kafka.history_log import HistoryLog
 from coordinator.kafka.history_retention import HistoryRetention
+from coordinator.kafka.log_reader import decoded
 from coordinator.kafka.producers import PlainProducer, TransactionalProducer
 from coordinator.kafka.readers import BEGINNING, END, LogProbe, TailReader, watermarks
 from coordinator.kafka.stability_log import StabilityLog
@@ -61,7 +61,6 @@ from coordinator.node.stage_timer import Stages
 from coordinator.node.store import Store, StoreError
 from coordinator.node.subscriptions import Subscriptions
 from coordinator.node.watchdog import Watchdog
-from schemas.registry import SchemaError
 
 log = logging.getLogger("coordinator")
 
@@ -418,18 +417,7 @@ class Shell:
     def _tail_read(self, name: str, messages: list[Message]) -> None:
         """Feed what came on a topic; what does not belong there is dead-lettered."""
         expected, made = TAILS[name]
-        records: list[Any] = []
-        for message in messages:
-            try:
-                record = codec.decode(_bytes(message))
-            except SchemaError as error:
-                reason = str(error)
-            else:
-                if isinstance(record, expected):
-                    records.append(record)
-                    continue
-                reason = f"{type(record).__name__} does not belong here"
-            self._loop.call_soon_threadsafe(self._plain.bury_message, message, reason)
+        records = [record for _, record in decoded(messages, expected, self._bury_unreadable)]
         if records:
             self.feed(made(tuple(records)))
 

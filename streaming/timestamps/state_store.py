@@ -22,8 +22,7 @@ from coordinator.core.timestamps.progress import (
     TimestampWaiting,
 )
 from coordinator.kafka.log_reader import read_to_end
-from coordinator.kafka.producer_fencing import connect, end_open_transaction
-from coordinator.kafka.settings import plain_settings
+from coordinator.kafka.producer_fencing import open_transactional
 from coordinator.kafka.topics import STABILITY, TIMESTAMP_STATE, topic_name
 from streaming.spark.crash_points import AFTER, BEFORE, WITHIN, Crasher
 from streaming.timestamps.bucket_states import from_record
@@ -67,21 +66,17 @@ class StateStore:
         """Fence any older writer, and return what is written. Raises KafkaException."""
         self.close()
         name = f"{self._cluster}.timestamps"
-        end_open_transaction(self._servers, name, TRANSACTION_TIMEOUT_MS)
-        producer = Producer(
-            plain_settings(
-                self._servers,
-                **{
-                    "transactional.id": name,
-                    "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
-                    "message.timeout.ms": MESSAGE_TIMEOUT_MS,
-                    "compression.type": "lz4",
-                },
-            )
+        self._producer = open_transactional(
+            self._servers,
+            name,
+            topic_name(self._cluster, TIMESTAMP_STATE),
+            OPEN_TIMEOUT_S,
+            **{
+                "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
+                "message.timeout.ms": MESSAGE_TIMEOUT_MS,
+                "compression.type": "lz4",
+            },
         )
-        connect(producer, topic_name(self._cluster, TIMESTAMP_STATE), OPEN_TIMEOUT_S)
-        producer.init_transactions(OPEN_TIMEOUT_S)
-        self._producer = producer
         return read_query_state(self._servers, self._cluster)
 
     def commit(self, records: Sequence[Record]) -> None:
