@@ -8,14 +8,11 @@ position goes there with what was delivered before it, or not at all.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from coordinator.core.catalog import state as states
-from coordinator.core.catalog.state import StateContext
 from coordinator.core.history import feed
-from coordinator.core.history.changes import Change, fold, transactions
+from coordinator.core.history.changes import Change
 from coordinator.core.history.subscribing import (
     Positions,
     Selection,
@@ -38,6 +35,7 @@ from coordinator.core.model.types import Cas
 from tests.simulation.actors import Client
 from tests.simulation.kernel.actor import Actor
 from tests.simulation.kernel.violation import require
+from tests.simulation.watchers import above, changes_of_log
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
@@ -111,6 +109,7 @@ class _Open(NamedTuple):
 
     machine: Machine
     life: int
+    subscription: Subscription
     selection: Selection
     place: feed.Subscription
     fence: int
@@ -184,7 +183,7 @@ class Delivering(Actor):
                 continue
             found = [p.change for p in one.place.take(LIMIT, machine.node.state.cas)]
             position = one.place.position
-            if found or position > self.board.positions.of(_nobody(number)):
+            if found or position > self.board.positions.of(one.subscription):
                 self._order(number, one, found, position)
 
     def _order(self, number: int, one: _Open, found: list[Change], position: Cas) -> None:
@@ -208,7 +207,8 @@ class Delivering(Actor):
             missed = above(self.world.judge, after, node.state.cas)
             self._tell(number, fence, selection, missed, node.state.cas)
             return
-        self.open[number] = _Open(self.machine, self.machine.life, selection, place, fence)
+        life = self.machine.life
+        self.open[number] = _Open(self.machine, life, subscription, selection, place, fence)
 
     def _write(self, number: int, one: _Open, changes: list[Change], position: Cas) -> None:
         if self.open.get(number) is not one:
@@ -241,38 +241,11 @@ class Delivering(Actor):
         self.is_prompt = True
 
 
-def _nobody(number: int) -> Subscription:
-    """Return what stands for a subscription of which only the number matters."""
-    return Subscription(
-        topic="",
-        id="",
-        number=number,
-        filter_json="{}",
-        after=Cas(0),
-        deliver_to="",
-        expires_after_ms=0,
-        state=ACTIVE,
-        created_ms=0,
-    )
-
-
 # -- the law -------------------------------------------------------------------------------------
 
 
 def _held(judge: Judge) -> list[Subscription]:
     return [e for _, _, e in judge.entities.values() if isinstance(e, Subscription)]
-
-
-def above(judge: Judge, after: int, up_to: int) -> list[Change]:
-    """Return the changes between two CAS, by what the log says."""
-    return [change for change in changes_of_log(judge) if after < change.event.cas <= up_to]
-
-
-def changes_of_log(judge: Judge) -> Iterator[Change]:
-    state: StateContext = states.EMPTY
-    for transaction in transactions(judge.events):
-        state, changes = fold(state, transaction)
-        yield from changes
 
 
 def check_subscriptions(judge: Judge, mutation: Mutation, cas: int, before: Any) -> None:

@@ -8,9 +8,11 @@ history, as the node would for it. Chance of their own: a world is the same with
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from coordinator.core.catalog import state as states
+from coordinator.core.catalog.state import StateContext
 from coordinator.core.history.changes import Change, fold, transactions
 from coordinator.core.history.feed import Subscription
 from coordinator.core.history.predicates import Predicate
@@ -20,6 +22,7 @@ from tests.simulation.kernel.violation import require
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
+    from tests.simulation.judge import Judge
     from tests.simulation.machine import Machine
 
 WATCHERS = 2
@@ -110,20 +113,10 @@ class Watcher(Actor):
 
     def _read(self, up_to: Cas) -> None:
         """Read from the history what is between the position and a node's CAS."""
-        for change in self._changes():
-            cas = change.event.cas
-            if self.position < cas <= up_to and self.predicate.fits(change):
+        for change in above(self.world.judge, self.position, up_to):
+            if self.predicate.fits(change):
                 self._hear(change)
         self.position = up_to
-
-    def _changes(self) -> list[Change]:
-        """Return all changes that there were, by what the log says."""
-        found: list[Change] = []
-        state = states.EMPTY
-        for transaction in transactions(self.world.judge.events):
-            state, changes = fold(state, transaction)
-            found += changes
-        return found
 
     def conclude(self) -> None:
         """All is quiet: it has seen what fits, from where it began to the end, each once."""
@@ -143,8 +136,8 @@ class Watcher(Actor):
         )
         expected = [
             change
-            for change in self._changes()
-            if change.event.cas > self.began and self.predicate.fits(change)
+            for change in above(self.world.judge, self.began, last)
+            if self.predicate.fits(change)
         ]
         seen = [change.event for change in self.told]
         require(
@@ -159,6 +152,18 @@ class Watcher(Actor):
             "a-change-has-the-value-before-it",
             f"watcher {self.number}: {_first_difference(befores, wanted)}",
         )
+
+
+def above(judge: Judge, after: int, up_to: int) -> list[Change]:
+    """Return the changes between two CAS, by what the log says."""
+    return [change for change in changes_of_log(judge) if after < change.event.cas <= up_to]
+
+
+def changes_of_log(judge: Judge) -> Iterator[Change]:
+    state: StateContext = states.EMPTY
+    for transaction in transactions(judge.events):
+        state, changes = fold(state, transaction)
+        yield from changes
 
 
 def _first_difference(seen: list[object], expected: list[object]) -> str:

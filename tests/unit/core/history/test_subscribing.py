@@ -19,9 +19,10 @@ from coordinator.core.history.subscribing import (
     told,
 )
 from coordinator.core.model.entities import Entity, Setting, Subscription, Topic
-from coordinator.core.model.records import Event, Mutation
+from coordinator.core.model.records import Mutation
 from coordinator.core.model.subscription_records import SubscriberSeen, SubscriptionAcknowledged
-from coordinator.core.model.types import Cas, TxnId
+from coordinator.core.model.types import Cas
+from tests.support.changes import a_transaction
 
 TOPIC = Topic("settings", '{"kind":["setting"]}', 0)
 SUBSCRIPTION = Subscription(
@@ -51,11 +52,7 @@ class Log:
         return self._add([Mutation("Removed", key, None, None)])
 
     def _add(self, mutations: list[Mutation]) -> list[Change]:
-        txn = TxnId(1, self.cas + 1)  # type: ignore[arg-type]
-        events = [
-            Event(m, txn, index=n, count=len(mutations), cas=Cas(self.cas + 1 + n))
-            for n, m in enumerate(mutations)
-        ]
+        events = a_transaction(self.cas + 1, self.cas + 1, *mutations)
         self.cas += len(mutations)
         self.state, changes = fold(self.state, events)
         return [*changes]
