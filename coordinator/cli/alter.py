@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from coordinator.cli.definition_options import Bucket, Expressions, Nodes, Replicas, Where
 from coordinator.cli.json_values import read_json
 from coordinator.cli.lookup import find_index
 from coordinator.cli.output import CommandError, plain, print_json
@@ -31,28 +32,16 @@ def alter(
             help="A name needs its bucket, or --bucket; or an id; or a whole ALTER INDEX.",
         ),
     ],
-    bucket: Annotated[str | None, typer.Option("--bucket", "-b", help="The bucket.")] = None,
+    bucket: Bucket = None,
     rename: Annotated[str | None, typer.Option(metavar="NAME", help="The new name.")] = None,
-    expressions: Annotated[
-        list[str] | None,
-        typer.Option("--on", "-e", metavar="EXPR", help="A component of the key; repeat for more."),
-    ] = None,
-    where: Annotated[
-        str | None, typer.Option(help="Index the documents for which this is TRUE.")
-    ] = None,
+    expressions: Expressions = None,
+    where: Where = None,
     no_where: Annotated[
         bool, typer.Option("--no-where", help="Index all documents that have the key.")
     ] = False,
     slices: Annotated[int | None, typer.Option(min=1, help="Number of slices.")] = None,
-    replicas: Annotated[
-        int | None, typer.Option(min=0, help="Replicas of each slice besides its master copy.")
-    ] = None,
-    nodes: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--node", metavar="ID", min=0, help="Place it on this indexer; repeat for more."
-        ),
-    ] = None,
+    replicas: Replicas = None,
+    nodes: Nodes = None,
     bounds: Annotated[
         list[str] | None,
         typer.Option(

@@ -25,6 +25,7 @@ from coordinator.cli import (
     topics,
     undo,
 )
+from coordinator.cli.definition_options import Bucket, Expressions, Nodes, Replicas, Where
 from coordinator.cli.extras import require
 from coordinator.cli.json_values import read_json
 from coordinator.cli.lookup import find_index
@@ -58,7 +59,6 @@ app = typer.Typer(
 )
 config_app = typer.Typer(help="Read and change the settings of the cluster.", no_args_is_help=True)
 
-Bucket = Annotated[str | None, typer.Option("--bucket", "-b", help="The bucket.")]
 IfMatch = Annotated[
     int | None,
     typer.Option(
@@ -298,13 +298,8 @@ def create(
         typer.Argument(metavar="NAME|STATEMENT", help="A name, or a whole CREATE INDEX statement."),
     ] = None,
     bucket: Bucket = None,
-    expressions: Annotated[
-        list[str] | None,
-        typer.Option("--on", "-e", metavar="EXPR", help="A component of the key; repeat for more."),
-    ] = None,
-    where: Annotated[
-        str | None, typer.Option(help="Index the documents for which this is TRUE.")
-    ] = None,
+    expressions: Expressions = None,
+    where: Where = None,
     primary: Annotated[
         bool, typer.Option("--primary", help="A primary index: its key is the document's id.")
     ] = False,
@@ -312,15 +307,8 @@ def create(
     slices: Annotated[
         int | None, typer.Option(min=1, help="Number of slices: its partitions.")
     ] = None,
-    replicas: Annotated[
-        int | None, typer.Option(min=0, help="Replicas of each slice besides its master copy.")
-    ] = None,
-    nodes: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--node", metavar="ID", min=0, help="Place it on this indexer; repeat for more."
-        ),
-    ] = None,
+    replicas: Replicas = None,
+    nodes: Nodes = None,
     defer_build: Annotated[
         bool, typer.Option("--defer-build", help="Leave it empty until `indexctl build`.")
     ] = False,

@@ -60,9 +60,17 @@ def add(
     principal: Principal = None,
 ) -> None:
     """Add a topic: the changes that fit all of the filters; without any, all changes."""
-    filters = _filters(key, kind, bucket, index, indexer, state, principal)
     with session.connect() as client:
-        answer = client.add_topic(name, **filters)
+        answer = client.add_topic(
+            name,
+            key=key,
+            kind=kind,
+            bucket=bucket,
+            index=index,
+            indexer=indexer,
+            state=state,
+            principal=principal,
+        )
     _tell(session, answer, f"added topic {plain(name)} (CAS {answer['cas']})")
 
 
@@ -116,7 +124,6 @@ def subscribe(
     The cluster keeps the subscription, and how far the subscriber has come. Whoever receives under
     the same id goes on there, whatever died meanwhile.
     """
-    filters = _filters(key, kind, bucket, index, indexer, state, principal)
     expires_after_ms = None if expires_after_s is None else int(expires_after_s * 1000)
     with session.connect() as client:
         answer = client.subscribe(
@@ -125,7 +132,13 @@ def subscribe(
             after=after,
             deliver_to=deliver_to,
             expires_after_ms=expires_after_ms,
-            **filters,
+            key=key,
+            kind=kind,
+            bucket=bucket,
+            index=index,
+            indexer=indexer,
+            state=state,
+            principal=principal,
         )
     made = answer["subscription"]
     _tell(
@@ -215,26 +228,6 @@ def ack(
     with session.connect() as client:
         answer = client.acknowledge(topic, subscriber, cas)
     _tell(session, answer, f"{plain(subscriber)} has all up to CAS {answer['acknowledged']}")
-
-
-def _filters(
-    key: Names,
-    kind: Names,
-    bucket: Names,
-    index: Names,
-    indexer: list[int] | None,
-    state: Names,
-    principal: Names,
-) -> dict[str, Any]:
-    return {
-        "key": key,
-        "kind": kind,
-        "bucket": bucket,
-        "index": index,
-        "indexer": indexer,
-        "state": state,
-        "principal": principal,
-    }
 
 
 def _tell(session: Session, answer: dict[str, Any], text: str) -> None:
