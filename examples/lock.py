@@ -1,7 +1,7 @@
 """One leader at a time, whatever dies: `python examples/lock.py NAME WHO`, in several terminals.
 
 The lock is a setting, `locks/NAME`: who holds it, and for how long without a word. The leader
-renews it, in one transaction with its work: here it counts up the setting `work/NAME`. Set
+renews it, in one transaction with its work: here it counts up the setting `jobs/NAME`. Set
 INDEXCTL_URL to the nodes, with commas. Kill the leader with `kill -9`: another one takes over when
 its lease is over.
 
@@ -100,11 +100,11 @@ def read(client: Client, key: str) -> tuple[Any, int]:
 
 def lead(client: Client, lock: Lock, name: str) -> None:
     """Work, until the lock is lost. Go on where the leader before ended: it can do no more."""
-    count, _ = read(client, f"work/{name}")
+    count, _ = read(client, f"jobs/{name}")
     count = count or 0
     while True:
         count += 1
-        lock.transact({"put": {"key": f"config/work/{name}", "value": count}})
+        lock.transact({"put": {"key": f"config/jobs/{name}", "value": count}})
         print(f"did {count}, token {lock.token}", flush=True)
         time.sleep(PERIOD_S)
 

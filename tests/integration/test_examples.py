@@ -156,7 +156,7 @@ def leader_of(cluster: Cluster, *, other_than: str = "") -> str:
 def work_of(cluster: Cluster) -> list[tuple[str, int, str]]:
     """Return who has done what in which transaction, by the history."""
     with cluster.client() as client:
-        changes = [*client.history_all(key="config/work/nightly", consistency="linearizable")]
+        changes = [*client.history_all(key="config/jobs/nightly", consistency="linearizable")]
     return [(one["principal"], one["value"], one["txn"]) for one in changes]
 
 
