@@ -283,7 +283,7 @@ def test_closing_ends_a_watch_that_another_thread_waits_in_and_leaves_no_thread(
     assert not waiting.is_alive()
     assert [event["type"] for event in told] == ["bookmark"]
     assert list(abandoned) == []
-    wait_until(lambda: native_threads() <= before, "no thread is left")
+    wait_until(lambda: native_threads() == before, "no thread is left")
 
 
 def test_an_async_watch_tells_the_same_and_ends_when_its_task_is_cancelled(
