@@ -23,8 +23,8 @@ shells: list[Shell] = []
 class Kept(Shell):
     """The production shell, within reach."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
         shells.append(self)
 
 

@@ -119,7 +119,13 @@ class Contender:
     def __init__(self, cluster: Cluster, folder: Path, who: str) -> None:
         self.who = who
         self.file = folder / f"{who}.out"
-        command = [sys.executable, str(EXAMPLES / "lock.py"), "nightly", who]
+        # Whoever started the tests may have them ignore Ctrl-C, and so this process.
+        program = (
+            "import runpy, signal\n"
+            "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+            f"runpy.run_path({str(EXAMPLES / 'lock.py')!r}, run_name='__main__')"
+        )
+        command = [sys.executable, "-c", program, "nightly", who]
         environment = {**os.environ, "INDEXCTL_URL": ",".join(cluster.urls)}
         with self.file.open("wb") as output:
             self.process = subprocess.Popen(command, stdout=output, env=environment)

@@ -175,6 +175,19 @@ def empty(cluster: Cluster, *nodes: int) -> None:
         cluster.nodes[number].start()
 
 
+def metrics_of_master(cluster: Cluster) -> dict[str, float]:
+    found = cluster.http.get(cluster.nodes[cluster.master()].url + "/metrics").text
+    lines = (line.rsplit(maxsplit=1) for line in found.splitlines() if not line.startswith("#"))
+    return {name: float(value) for name, value in lines}
+
+
+def await_first_comparison(cluster: Cluster) -> None:
+    """Wait until the new master has compared `statecontext`: the next time is after minutes."""
+    wait_until(
+        lambda: metrics_of_master(cluster)["coordinator_scrubs_total"] >= 1, "it has compared"
+    )
+
+
 def stray(cluster: Cluster, topic: str, key: str) -> None:
     """Somebody who is no master writes an older version of an entity again."""
     found = [m for m in cluster.read(topic) if m.key() == key.encode()]
@@ -195,6 +208,7 @@ def some_synchronised_from(cluster: Cluster, nodes: list[int], source: str) -> N
 def test_two_wiped_nodes_find_the_state_beside_a_damaged_topic(make_cluster: Make) -> None:
     cluster = make_cluster(indexers=0).start()
     fill(cluster, 20)
+    await_first_comparison(cluster)
     stray(cluster, STATECONTEXT, "config/s/3")
     fill(cluster, 3)
     before = cluster.settled()
@@ -207,6 +221,7 @@ def test_two_wiped_nodes_find_the_state_beside_a_damaged_topic(make_cluster: Mak
 def test_a_peer_gives_a_copy_where_the_topics_are_damaged(make_cluster: Make) -> None:
     cluster = make_cluster(indexers=0).start()
     fill(cluster, 20)
+    await_first_comparison(cluster)
     stray(cluster, STATECONTEXT, "config/s/3")
     fill(cluster, 3)
     before = cluster.settled()
@@ -225,9 +240,7 @@ def test_what_does_not_belong_on_statecontext_is_found_and_mended(make_cluster: 
         stray(cluster, STATECONTEXT, key)
 
     def mended() -> bool:
-        found = cluster.http.get(cluster.nodes[cluster.master()].url + "/metrics").text
-        lines = dict(line.split() for line in found.splitlines() if not line.startswith("#"))
-        return float(lines["coordinator_strays_found_total"]) == 2
+        return metrics_of_master(cluster)["coordinator_strays_found_total"] == 2
 
     wait_until(mended, "both strays are found")
     state = cluster.settled()
