@@ -4,7 +4,7 @@ Faust reads uncommitted records unless its own exactly-once mode is on, and begi
 that its consumer group committed. Here the isolation level is read_committed. Reading begins after
 the store's applied offset, because Faust's committed offset may be ahead of what is durable. If a
 topic deletes its oldest records by retention, reading goes on with the oldest that is left. On any
-other topic an offset that does not exist is a failure.
+other topic an offset that does not exist is a failure (`offset_gone`).
 
 Each override says why it is here, and the mutants of `tests/mutants/table.py` that are named
 `faust-…` say which test fails without it.
@@ -51,7 +51,10 @@ class _InLoop(driver.AIOKafkaConsumerThread):
         return await maybe_async(fun(*args, **kwargs))
 
     async def getmany(self, active_partitions: Any, timeout: float) -> Any:
-        """Fetch, and note how far; go on where Faust would end for want of an offset."""
+        """Fetch, and note how far; go on where Faust would end for want of an offset.
+
+        KafkaRefusal `offset_gone`: what comes next was trimmed while the node stood still.
+        """
         transport = self.transport
         assert isinstance(transport, Transport)
         try:
@@ -61,9 +64,11 @@ class _InLoop(driver.AIOKafkaConsumerThread):
             # before `perform_seek`, which says where to go on.
             return {}
         except OffsetOutOfRangeError as error:
-            gone = error.args[0].keys()
-            if not gone <= transport.forgetful:
-                raise
+            gone = error.args[0]
+            if not gone.keys() <= transport.forgetful:
+                place, offset = min(gone.items())
+                message = f"{place.topic} has no offset {offset} any more: it was trimmed, or lost"
+                raise KafkaRefusal("offset_gone", message) from error
             await self.seek_to_beginning(*gone)
             return {}
         transport.delivered.update((place, got[-1].offset) for place, got in found.items())

@@ -39,7 +39,8 @@ from coordinator.kafka.topics import (
 from coordinator.kafka.topics import (
     HISTORY as HISTORY_TOPIC,
 )
-from tests.integration.cluster import Cluster, shown, value_of, wait_until
+from coordinator.node.shell import EXIT_FAILED
+from tests.integration.cluster import Cluster, NodeChild, shown, value_of, wait_until
 from tests.integration.ports import KafkaDesk, event
 
 Make = Callable[..., Cluster]
@@ -252,36 +253,70 @@ def test_what_does_not_belong_on_statecontext_is_found_and_mended(make_cluster: 
     assert {e.mutation.key for e in rewritten} == {"config/s/3", "config/s/5"}
 
 
+TRIMMED_OFTEN = ("--snapshot-bytes", "60000", "--request-window-ms", "1500")
+
+
+def await_trims(cluster: Cluster, times: int) -> None:
+    """Write until the log was trimmed so many times."""
+    commit = cluster.topic(COMMIT)
+    seen = {watermarks(cluster.servers, commit)[0]}
+
+    def trimmed() -> bool:
+        fill(cluster, 40, 300)
+        seen.add(watermarks(cluster.servers, commit)[0])
+        return len(seen) > times
+
+    wait_until(trimmed, f"the log is trimmed {times} times", 120)
+
+
+def settled_under_supervision(cluster: Cluster, node: NodeChild) -> dict[str, Any]:
+    """Return the state on which all agree; a node that was overtaken by a trim starts again."""
+
+    def starts_no_more() -> bool:
+        if node.runs:
+            return cluster.ask(node.node, "GET", "/readyz").status_code == 200
+        assert "[offset_gone]" in node.said
+        node.start()
+        return False
+
+    wait_until(starts_no_more, f"{node.name} is ready", 60)
+    return cluster.settled()
+
+
 def test_the_log_is_trimmed_behind_a_copy_and_who_was_away_synchronises(
     make_cluster: Make,
 ) -> None:
-    options = ("--snapshot-bytes", "60000", "--request-window-ms", "1500")
-    cluster = make_cluster(indexers=0, options=options).start()
-    commit = cluster.topic(COMMIT)
-    away = cluster.replicas()[0]
-    cluster.nodes[away].stop()
-
-    def trimmed(times: int) -> Callable[[], bool]:
-        seen: set[int] = set()
-
-        def more() -> bool:
-            fill(cluster, 40, 300)
-            seen.add(watermarks(cluster.servers, commit)[0])
-            return len(seen - {0}) >= times
-
-        return more
-
-    wait_until(trimmed(2), "the log is trimmed, and again", 120)
+    cluster = make_cluster(indexers=0, options=TRIMMED_OFTEN).start()
+    away = cluster.nodes[cluster.replicas()[0]]
+    away.stop()
+    await_trims(cluster, 2)
     first = codec.decode(value_of(cluster.read(COMMIT)[0]))
     assert isinstance(first, AuthoritySnapshot)
     kept = [r for r in cluster.records(COMMIT) if isinstance(r, SnapshotKept)]
     assert kept
-    said = len(cluster.nodes[away].said)
-    cluster.nodes[away].start()
-    state = cluster.settled()
-    assert "synchronised from" in cluster.nodes[away].said[said:]
+    said = len(away.said)
+    away.start()
+    state = settled_under_supervision(cluster, away)
+    assert "synchronised from" in away.said[said:]
     assert cluster.digest_by_history() == shown(state)
     empty(cluster, *cluster.nodes)
     assert shown(cluster.settled()) == shown(state)
     with cluster.client() as client:
         client.put_config("after", 1)
+
+
+def test_a_node_that_a_trim_overtakes_ends_and_synchronises_when_started_again(
+    make_cluster: Make,
+) -> None:
+    cluster = make_cluster(indexers=0, options=TRIMMED_OFTEN).start()
+    frozen = cluster.nodes[cluster.replicas()[0]]
+    frozen.pause()
+    await_trims(cluster, 2)
+    frozen.resume()
+    assert frozen.wait() == EXIT_FAILED
+    assert "it was trimmed, or lost [offset_gone]" in frozen.said
+    said = len(frozen.said)
+    frozen.start()
+    state = settled_under_supervision(cluster, frozen)
+    assert "synchronised from" in frozen.said[said:]
+    assert cluster.digest_by_history() == shown(state)
