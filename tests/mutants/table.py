@@ -1138,7 +1138,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "faust-passes-over-what-commit-does-not-have",
         FAUST,
-        "if not gone <= transport.forgetful:",
+        "if not gone.keys() <= transport.forgetful:",
         "if False:",
         f"{ON_FAUST}::test_where_the_log_does_not_have_its_next_record_an_agent_fails",
     ),
@@ -1152,7 +1152,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "faust-ends-where-records-were-forgotten",
         FAUST,
-        "if not gone <= transport.forgetful:",
+        "if not gone.keys() <= transport.forgetful:",
         "if True:",
         f"{ON_FAUST}::test_what_was_forgotten_is_passed_over_and_is_not_the_end",
     ),
