@@ -1,7 +1,7 @@
 """`POST /v1/scan`: the entries of an index within bounds, from any node.
 
-A node looks the index up in its own state, so that its answer is as new as that: `cas` tells. The
-scan itself is `coordinator.http.scatter`.
+The node looks the index up in its own applied state; `cas` in the answer is that of this state. The
+scan itself is in `coordinator.http.scatter`.
 """
 
 from __future__ import annotations

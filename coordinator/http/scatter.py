@@ -1,11 +1,11 @@
-"""One scan over the slices of an index, wherever they are: ask, merge, ask on until that is enough.
+"""One scan over the slices of an index: fetch pages from their indexers, merge, fetch more.
 
-Each slice is asked of its master, or of a replica if that is not alive or does not answer; what a
-host has answered before it failed stays good, since the next one goes on after it. A scan at a
-stability timestamp has all its pages from the same one: the newest that all hosts can give.
+A slice is read at its master copy, or at a replica if that indexer is not alive or does not answer.
+Pages that an indexer has sent before it failed stay valid: the next one continues after them. A
+scan at a stability timestamp reads all pages at the same one: the newest that all indexers have.
 
-The loop of the node goes on meanwhile: pages are bounded, and large ones are taken apart and merged
-in a thread.
+The node's loop is not held up: pages are bounded, and large ones are decoded and merged in a
+thread.
 """
 
 from __future__ import annotations

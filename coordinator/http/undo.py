@@ -49,9 +49,10 @@ def add_undo(app: FastAPI, shell: Shell, settle: Settle) -> None:
         idempotency_key: IdempotencyKey = None,
         x_principal: Principal = None,
     ) -> Response:
-        """Take the state back to a CAS: settings get their values, dropped indexes come back.
+        """Take the state back to a CAS: restore settings, create dropped indexes again.
 
-        Ordinary changes in one transaction, each guarded by the CAS of what it replaces.
+        The undo makes ordinary changes in one transaction, each conditional on the CAS of the
+        entity that it replaces.
         """
         undoing = Undoing(shell, body, idempotency_key, x_principal)
         for _ in range(TRIES_MAX):

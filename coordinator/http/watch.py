@@ -1,8 +1,9 @@
 """Changes as they happen, as server-sent events: from now, from a CAS, or after a snapshot.
 
-A watcher reads what it missed from the history, and then follows the node's feed. It is sent what
-has come since the last time, at most so often that many watchers share the loop with the node. One
-that reads too slowly is told where to resume, and no other waits for it.
+A watcher first gets the changes that it missed from the history, then follows the node's feed. The
+node sends the changes in batches; the more watchers it has, the less often, so that they do not
+occupy its loop. A watcher that reads too slowly gets `lagged` and is disconnected; no other watcher
+waits for it.
 """
 
 from __future__ import annotations
@@ -92,8 +93,8 @@ def add_watch(app: FastAPI, shell: Shell, settle: Settle) -> None:
     ) -> Response:
         """Watch changes as server-sent events, in order of CAS.
 
-        `after`: `now`, `snapshot` (all that there is, and then its changes), or a CAS. A client
-        that comes back sends the last id as `Last-Event-ID`. Filters are those of the history;
+        `after`: `now`, `snapshot` (every entity that exists, then the changes), or a CAS. A client
+        that reconnects sends the last id as `Last-Event-ID`. Filters are those of the history;
         `kind` may also be `stability` or `members`.
         """
         begin = _begin(last_event_id if last_event_id else after)
