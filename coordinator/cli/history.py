@@ -1,4 +1,4 @@
-"""`indexctl history`, `state` and `diff`: who changed what, and how it was at any moment."""
+"""`indexctl history`, `state`, `diff` and `watch`: who changed what, and the state at any time."""
 
 import json
 from collections.abc import Iterator

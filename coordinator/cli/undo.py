@@ -1,4 +1,4 @@
-"""`indexctl undo`: take the state back to how it was, after a look at what that changes."""
+"""`indexctl undo`: shows what would change, asks, then takes the state back to an earlier CAS."""
 
 import json
 import sys

@@ -140,7 +140,7 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(self, shell: Shell, watched: Watched, turn: asyncio.Lock) -> None:
-        """Whoever holds the `turn` shows a portion of a snapshot."""
+        """The holder of `turn` sends one portion of a snapshot: one watcher at a time."""
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._shell = shell
@@ -219,8 +219,8 @@ class EventStream(Response):
     async def _snapshot(self, state: StateContext) -> AsyncIterator[bytes]:
         """Yield every entity that fits, and the CAS at which they are.
 
-        Of all snapshots, one portion is made in a turn of the loop: many watchers that begin
-        together would stop the node otherwise.
+        In each turn of the loop one watcher gets one portion. Otherwise many watchers that begin
+        at the same time would block the node.
         """
         predicate = self._watched.predicate
         held = iter(state.entities.items() if predicate is not None else ())
@@ -233,7 +233,7 @@ class EventStream(Response):
         yield frame("snapshot_end", {"cas": state.cas}, state.cas)
 
     async def _missed(self, after: Cas) -> AsyncIterator[bytes]:
-        """Yield from the history what the feed does not have any more, and subscribe to the rest.
+        """Yield from the history what the feed no longer has, then subscribe to the feed.
 
         Raises CompactedError, KafkaException, ArchiveError.
         """
@@ -263,7 +263,7 @@ class EventStream(Response):
         return self._shell.history.missed(after, predicate, PAGE, newest)
 
     async def _live(self) -> AsyncIterator[bytes]:
-        """Yield what comes, together what has come together, and a bookmark where nothing does."""
+        """Yield new changes, in batches, and a bookmark if there are none for a while."""
         subscription, loop = self._subscription, asyncio.get_running_loop()
         if subscription is None:
             return
@@ -316,7 +316,7 @@ NOTHING: Selector = Predicate(keys=frozenset({""}))
 
 
 class _Extras:
-    """What a watcher wants besides changes, and what it was told of it last."""
+    """What a watcher gets besides changes (timestamps, members), and what it was sent last."""
 
     def __init__(self, shell: Shell, watched: Watched) -> None:
         self._node = shell.node
@@ -326,7 +326,7 @@ class _Extras:
         self._members = b""
 
     def news(self) -> bytes:
-        """Return the events of what is not as it was."""
+        """Return events for what differs from what was sent last."""
         found = b""
         if STABILITY in self._kinds:
             found += b"".join(self._stability())
