@@ -503,7 +503,8 @@ class _Api(Generic[R]):
         The operations are one transaction: all take effect, or none. A comparison is
         `{"key", "cas"}` or `{"bucket", "name", "cas"}`; CAS 0 means that the entity does not exist.
         An operation is `{"put": {"key": "config/…", "value"}}`, `{"delete": {"key"}}`,
-        `{"create_index": …}` as for `create_index`, or `{"drop_index": {"id"}}`.
+        `{"create_index": …}` as for `create_index`, `{"alter_index": {"id", "changes"}}` of what is
+        changed in place, or `{"drop_index": {"id"}}`.
         Answers `{"succeeded", "compared", "results": [{"key", "cas"}], "cas", "txn"}`.
         """
         body = {"compare": [*compare], "then": [*then], "else": [*otherwise]}
