@@ -401,9 +401,20 @@ class MastershipModel(BaseModel):
     waiting_for: list[int]
 
 
+class HistoryRetentionModel(BaseModel):
+    """What this process has done as master. `oldest_cas`: the first CAS in the topic, as the last
+    pass left it; null: there was none. `error`: why the last pass has failed."""
+
+    retention_ms: int
+    oldest_cas: Cas | None
+    archived: int
+    failures: int
+    error: str
+
+
 class MembersAnswer(BaseModel):
     """`node` answers. `minimum`: nodes that must hold a change to commit it. `active`: the in-sync
-    set. `roster`: all nodes of the cluster."""
+    set. `roster`: all nodes of the cluster. `history_retention` null: nothing leaves `history`."""
 
     node: int
     epoch: Epoch
@@ -413,6 +424,7 @@ class MembersAnswer(BaseModel):
     roster: list[int]
     active: list[int]
     members: list[MemberModel]
+    history_retention: HistoryRetentionModel | None
 
 
 class StepDownAnswer(BaseModel):
