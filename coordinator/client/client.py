@@ -524,8 +524,8 @@ class _Api(Generic[R]):
 
         `dry_run` changes nothing and answers what would change. Give the `cas` of that answer as
         `expected_cas`: the undo is then refused (`cas_mismatch`) if it would change anything else.
-        `in_steps` allows several transactions, if the changes exceed one. Answers `{"undo", "to",
-        "changes", "kept", "txns", "cas"}`.
+        `in_steps` allows several transactions, if the changes exceed one. Answers `{"dry_run",
+        "to", "changes", "kept", "cas"}`, and `"undo"` and `"txns"` if it was done.
         """
         body = {
             "to": to,

@@ -150,6 +150,17 @@ def test_an_undo_shows_a_rename_and_takes_it_back(api: Api) -> None:
     assert [change["cas"] for change in again] == [change["cas"] for change in done]
 
 
+def test_a_dry_run_of_an_undo_names_no_undo_and_no_transaction(api: Api) -> None:
+    to = api.ask("GET", "/v1/state").json()["cas"]
+    api.ask("PUT", "/v1/config/a", 1)
+    body = {"to": to}
+    planned = api.ask("POST", "/v1/undo", {**body, "dry_run": True}).json()
+    assert planned.keys() == {"dry_run", "to", "changes", "kept", "cas"}
+    assert (planned["dry_run"], [one["key"] for one in planned["changes"]]) == (True, ["config/a"])
+    done = api.ask("POST", "/v1/undo", body, **{"Idempotency-Key": "u"}).json()
+    assert (done["dry_run"], done["undo"], len(done["txns"])) == (False, "u", 1)
+
+
 def transact(api: Api, *then: dict[str, Any], **headers: str) -> httpx.Response:
     return api.ask("POST", "/v1/txn", {"then": [*then]}, **headers)
 
