@@ -607,8 +607,8 @@ class _Api(Generic[R]):
     ) -> R:
         """Answer `{"from", "to", "changes"}`: how the states at two CAS differ, by key.
 
-        `after` is the newest CAS by default. Each change is `{"key", "kind", "before", "after"}`. An
-        entity that is the same again at `after` is left out.
+        `after` is the newest CAS by default. Each change is `{"key", "kind", "before", "after"}`.
+        An entity that is the same again at `after` is left out.
         """
         query = {"from": before, "to": after}
         return self._run(_plan_read("/v1/diff", query, consistency, at_least))

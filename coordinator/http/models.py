@@ -665,9 +665,11 @@ class KeptModel(BaseModel):
 
 
 class UndoAnswer(BaseModel):
-    """`undo`: the request id of the undo. `txns`: its transactions. A dry run has neither. `to`: the
-    CAS of the state that was restored, the last CAS of its transaction. `cas`: that of the state
-    after the undo, or, for a dry run, of the state from which it was computed."""
+    """`undo`: the request id of the undo. `txns`: its transactions. A dry run has neither.
+
+    `to`: the CAS of the state that was restored, the last CAS of its transaction. `cas`: that of
+    the state after the undo, or, for a dry run, of the state from which it was computed.
+    """
 
     dry_run: bool
     undo: str = ""

@@ -44,6 +44,9 @@ async def body_of(request: Request, limit: int = BODY_BYTES_MAX) -> bytes:
         raise ApiError("invalid_request", "the body is incomplete") from None
 
 
+API = "/v1/"
+
+
 async def beside(body: bytes, work: Callable[[], Any]) -> Any:
     """Return what `work` on a body returns: done in a thread, if the body is long."""
     return work() if len(body) <= INLINE_BYTES_MAX else await BODIES.run(work)
@@ -52,8 +55,9 @@ async def beside(body: bytes, work: Callable[[], Any]) -> Any:
 class BoundedRoute(APIRoute):
     """A route whose body is read within bounds, and handed to FastAPI as a model.
 
-    It refuses a query with a parameter that it does not know: whoever has misspelt one would get
-    the answer to another question, or have done what was to be tried only.
+    A route of the API refuses a query with a parameter that it does not know: whoever has misspelt
+    one would get the answer to another question, or have done what was to be tried only. Probes and
+    metrics take any: what asks for them may be configured to add some.
     """
 
     @property
@@ -63,6 +67,8 @@ class BoundedRoute(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle, known = self._reading_the_body(), self.parameters
+        if not self.path.startswith(API):
+            return handle
 
         async def checked(request: Request) -> Response:
             refuse_unknown(request, known)
