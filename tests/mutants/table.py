@@ -1806,8 +1806,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a-position-goes-back",
         SUBSCRIBING,
-        "            if held is None or held.cas < record.cas:\n",
-        "            if True:\n",
+        "        elif self.reached(record.number) < record.cas:\n",
+        "        else:\n",
         UNIT_SUBSCRIBING,
     ),
     Mutant(
@@ -1820,16 +1820,37 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "time-without-the-master-counts",
         SUBSCRIBING,
-        "step_ms = min(now_ms - looked_ms, STEP_MAX_MS)",
-        "step_ms = now_ms - looked_ms",
+        "unheard_ms = max(0, read_ms - self._read_ms - STEP_MAX_MS)",
+        "unheard_ms = 0",
         UNIT_SUBSCRIBING,
     ),
     Mutant(
         "a-sign-of-life-is-not-heard",
         SUBSCRIBING,
-        "goes_on = before is not None and before[0] == heard",
-        "goes_on = before is not None",
+        "elif heard_ms is not None and before.heard_ms != heard_ms:",
+        "elif False:",
         UNIT_SUBSCRIBING,
+    ),
+    Mutant(
+        "silence-counts-that-may-be-a-log-that-is-not-read",
+        SUBSCRIBING,
+        "read_ms = max(self._read_ms, positions.read_up_to_ms)",
+        "read_ms = now_ms",
+        UNIT_SUBSCRIBING,
+    ),
+    Mutant(
+        "a-mastership-goes-on-from-the-one-before",
+        "coordinator/node/subscriptions.py",
+        "        if epoch != self._led:\n",
+        "        if (epoch is None) is not (self._led is None):\n",
+        "tests/unit/node/test_subscriptions.py",
+    ),
+    Mutant(
+        "a-lower-position-is-written-after-a-higher-one",
+        "coordinator/node/positions.py",
+        "        elif record.cas > highest.get(record.number, known.reached(record.number)):\n",
+        "        elif True:\n",
+        "tests/unit/node/test_positions.py",
     ),
     Mutant(
         "a-topic-goes-without-its-subscriptions",

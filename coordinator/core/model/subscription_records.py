@@ -23,6 +23,10 @@ class SubscriptionAcknowledged:
         return str(self.number)
 
 
+NOBODY = 0
+"""The number of a mark that says nothing of a subscriber: no subscription has it."""
+
+
 @dataclass(frozen=True, slots=True)
 class SubscriberSeen:
     """The subscriber was there. Whoever reads `mark` back has read all that was before it."""

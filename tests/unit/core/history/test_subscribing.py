@@ -20,7 +20,12 @@ from coordinator.core.history.subscribing import (
 )
 from coordinator.core.model.entities import Entity, Setting, Subscription, Topic
 from coordinator.core.model.records import Mutation
-from coordinator.core.model.subscription_records import SubscriberSeen, SubscriptionAcknowledged
+from coordinator.core.model.subscription_records import (
+    NOBODY,
+    SubscriberSeen,
+    SubscriptionAcknowledged,
+    SubscriptionRecord,
+)
 from coordinator.core.model.types import Cas
 from tests.support.changes import a_transaction
 
@@ -138,31 +143,108 @@ def test_what_is_known_of_one_subscription_says_nothing_of_the_next_under_its_id
     assert positions.of(replace(SUBSCRIPTION, number=8, after=Cas(40))) == 40
 
 
-def test_who_was_not_heard_of_for_its_time_has_expired() -> None:
-    silence, positions = Silence(), Positions()
-    for now in range(0, 10_001, 500):
-        assert silence.overdue([SUBSCRIPTION], positions.heard_ms, now) == []
-    assert silence.overdue([SUBSCRIPTION], positions.heard_ms, 10_500) == [SUBSCRIPTION]
+class Master:
+    """One that looks at who is silent, and reads the log up to now where it is not held up."""
+
+    def __init__(self) -> None:
+        self.positions = Positions()
+        self.silence = Silence(0)
+        self._mark = 0
+        self.log: list[SubscriptionRecord] = []
+
+    def write_mark(self, now: int) -> None:
+        self._mark += 1
+        self.positions.expect(self._mark, now)
+        self.log.append(SubscriberSeen(NOBODY, now, self._mark))
+
+    def read(self, now: int) -> None:
+        for record in self.log:
+            self.positions.take(record, now)
+        self.log.clear()
+
+    def look(self, now: int, found: Subscription = SUBSCRIPTION) -> bool:
+        """Tell whether the subscription is overdue, by all that was written."""
+        self.write_mark(now)
+        self.read(now)
+        return self.overdue(now, found)
+
+    def overdue(self, now: int, found: Subscription = SUBSCRIPTION) -> bool:
+        return bool(self.silence.overdue([found], self.positions, now))
+
+    def hear(self, now: int) -> None:
+        self.log.append(SubscriberSeen(SUBSCRIPTION.number, now, 0))
 
 
-def test_each_sign_of_life_gives_all_the_time_again() -> None:
-    silence, positions = Silence(), Positions()
+@pytest.fixture
+def master() -> Master:
+    return Master()
+
+
+def test_who_was_not_heard_of_for_its_time_has_expired(master: Master) -> None:
+    assert not any(master.look(now) for now in range(0, 10_001, 500))
+    assert master.look(10_500)
+
+
+def test_each_sign_of_life_gives_all_the_time_again(master: Master) -> None:
     for now in range(0, 60_000, 500):
         if now % 9_000 == 0:
-            positions.take(SubscriberSeen(7, now, 0), now)
-        assert silence.overdue([SUBSCRIPTION], positions.heard_ms, now) == []
+            master.hear(now)
+        assert not master.look(now)
+    assert [now for now in range(60_000, 70_000, 500) if master.look(now)] == [
+        64_500 + 500 * n for n in range(11)
+    ]
 
 
-def test_time_in_which_the_master_did_not_run_does_not_count() -> None:
-    """What a subscriber said meanwhile may not have been read yet."""
-    silence, positions = Silence(), Positions()
-    silence.overdue([SUBSCRIPTION], positions.heard_ms, 0)
-    assert silence.overdue([SUBSCRIPTION], positions.heard_ms, 3_600_000) == []
+def test_time_in_which_the_master_did_not_run_does_not_count(master: Master) -> None:
+    """Nobody could say anything to it meanwhile."""
+    master.look(0)
+    assert not master.look(3_600_000)
     assert SUBSCRIPTION.expires_after_ms > STEP_MAX_MS
 
 
-def test_who_never_expires_is_not_counted() -> None:
+def test_nobody_is_silent_while_the_log_is_not_read(master: Master) -> None:
+    """It was heard of all the time: the master has not read it yet, however often it looks."""
+    master.look(0)
+    for now in range(500, 60_000, 500):
+        master.hear(now)
+        master.write_mark(now)
+        assert not master.overdue(now)
+    master.read(60_000)
+    assert not master.overdue(60_000)
+    assert not any(master.look(now) for now in range(60_500, 70_001, 500))
+    assert master.look(70_500)
+
+
+def test_what_was_heard_before_a_mark_that_comes_late_counts_from_then(master: Master) -> None:
+    """A mark says up to where all was read, and not when it was read back."""
+    master.look(0)
+    for now in range(500, 10_001, 500):
+        assert not master.look(now)
+    master.write_mark(10_500)
+    assert not master.overdue(12_000)
+    master.read(12_500)
+    assert master.overdue(12_500)
+
+
+def test_a_mark_that_was_given_up_says_nothing(master: Master) -> None:
+    master.positions.expect(9, 5_000)
+    master.positions.give_up(9)
+    master.positions.take(SubscriberSeen(NOBODY, 0, 9), 20_000)
+    assert master.positions.read_up_to_ms == 0
+
+
+def test_a_mark_of_nobody_is_no_sign_of_life(master: Master) -> None:
+    master.look(0)
+    assert NOBODY not in master.positions.heard_ms
+
+
+def test_who_subscribes_has_all_its_time_although_a_mark_is_old(master: Master) -> None:
+    master.write_mark(500)
+    master.read(9_000)
+    assert not master.overdue(9_000)
+    assert not any(master.look(now) for now in range(9_500, 18_501, 500))
+
+
+def test_who_never_expires_is_not_counted(master: Master) -> None:
     forever = replace(SUBSCRIPTION, expires_after_ms=0)
-    silence = Silence()
-    for now in range(0, 100_000, 1_000):
-        assert silence.overdue([forever], {}, now) == []
+    assert not any(master.look(now, forever) for now in range(0, 100_000, 1_000))
