@@ -1860,6 +1860,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "tests/unit/core/catalog/test_subscriptions.py",
     ),
     Mutant(
+        "subscriptions-are-counted-for-each-topic-alone",
+        "coordinator/core/catalog/subscriptions.py",
+        "            return keys | {SUBSCRIPTIONS} if isinstance(command, Subscribe) else keys\n",
+        "            return keys\n",
+        "tests/unit/core/leader/test_group_commit.py",
+    ),
+    Mutant(
         "an-expiry-ends-whoever-is-there",
         "coordinator/core/catalog/subscriptions.py",
         "    if subscription.number != command.number or subscription.state != ACTIVE:\n",
@@ -1872,6 +1879,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "            self._producer.begin_transaction()\n            for change in changes:\n",
         "            self._producer.begin_transaction()\n            for change in changes[:-1]:\n",
         ON_TOPICS,
+    ),
+    Mutant(
+        "a-position-is-written-before-what-it-stands-for-is-there",
+        "coordinator/kafka/subscription_log.py",
+        "            self._flush(failures, FLUSH_CHANGES_S)\n",
+        "",
+        "tests/integration/test_subscription_log.py",
     ),
     Mutant(
         "a-delivery-begins-before-it-knows-its-position",

@@ -11,6 +11,7 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from coordinator.core.catalog import subscriptions as bounds
 from coordinator.core.history import feed
 from coordinator.core.history.changes import Change
 from coordinator.core.history.subscribing import (
@@ -262,6 +263,12 @@ def check_subscriptions(judge: Judge, mutation: Mutation, cas: int, before: Any)
             f"{mutation.key}: {before}",
         )
         assert isinstance(entity, Subscription)
+        deliveries = [s.key for s in _held(judge) if s.deliver_to and s.state == ACTIVE]
+        require(
+            not entity.deliver_to or len(deliveries) < bounds.DELIVERIES_MAX,
+            "deliveries-have-a-bound",
+            f"{mutation.key} is one more than {deliveries}",
+        )
         require(
             topic_key(entity.topic) in judge.entities,
             "a-subscription-has-a-topic",

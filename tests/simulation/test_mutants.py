@@ -276,6 +276,12 @@ MUTANTS: list[tuple[Plant, Worlds, int, set[str]]] = [
         {"a-subscription-has-a-topic"},
     ),
     (
+        s.deliveries_are_counted_for_each_topic_alone,
+        busy(subscribing),
+        44,
+        {"deliveries-have-a-bound"},
+    ),
+    (
         s.a_subscription_has_the_number_of_the_one_before_it,
         subscribing,
         14,

@@ -53,6 +53,17 @@ def a_topic_and_its_subscriptions_are_decided_apart(patch: Patch) -> None:
     patch.setattr(ddl, "footprint", narrow)
 
 
+def deliveries_are_counted_for_each_topic_alone(patch: Patch) -> None:
+    """With a bound that the topics of a world can reach."""
+    footprint = ddl.footprint
+
+    def narrow(state: Any, command: Any, request_id: str = "") -> frozenset[str]:
+        return footprint(state, command, request_id) - {decisions.SUBSCRIPTIONS}
+
+    patch.setattr(decisions, "DELIVERIES_MAX", 2)
+    patch.setattr(ddl, "footprint", narrow)
+
+
 def a_subscription_has_the_number_of_the_one_before_it(patch: Patch) -> None:
     """What was acknowledged of one counts for the next under its id."""
     _change_subscriptions(patch, lambda made: replace(made, number=len(made.key)))
