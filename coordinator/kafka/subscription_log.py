@@ -7,14 +7,16 @@ a subscriber talks to, and, where changes are delivered to Kafka, in the transac
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from coordinator import codec
 from coordinator.core.model.subscription_records import (
+    PositionRead,
     SubscriptionAcknowledged,
+    SubscriptionForgotten,
     SubscriptionRecord,
 )
 from coordinator.kafka.end_txn import Patience
@@ -50,7 +52,7 @@ class PositionReader:
         self,
         bootstrap_servers: str,
         cluster: str,
-        take: Callable[[list[SubscriptionRecord]], None],
+        take: Callable[[list[PositionRead]], None],
         bury: BadRecord,
         failed: Callable[[str], None],
     ) -> None:
@@ -70,11 +72,22 @@ class PositionReader:
         self._reader.stop()
 
     def _read(self, messages: list[Message]) -> None:
-        # What is without a value was forgotten.
-        written = (message for message in messages if message.value() is not None)
-        found = [record for _, record in decoded(written, KIND, self._bury)]
+        found: list[PositionRead] = []
+        for message in messages:
+            if message.value() is None:
+                found += self._forgotten(message)
+            else:
+                found += (record for _, record in decoded([message], KIND, self._bury))
         if found:
             self._take(found)
+
+    def _forgotten(self, message: Message) -> Iterator[SubscriptionForgotten]:
+        key = message.key() or b""
+        number, _, _ = (key if isinstance(key, bytes) else key.encode()).partition(b"/")
+        if number.isdigit():
+            yield SubscriptionForgotten(int(number))
+        else:
+            self._bury(message, "its key is no number of a subscription")
 
 
 class PositionWriter:

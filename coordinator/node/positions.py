@@ -20,6 +20,7 @@ from coordinator.core.history.subscribing import Positions
 from coordinator.core.model.entities import Subscription
 from coordinator.core.model.subscription_records import (
     NOBODY,
+    PositionRead,
     SubscriberSeen,
     SubscriptionAcknowledged,
     SubscriptionRecord,
@@ -117,14 +118,12 @@ class PositionBook:
         """Tell whether positions are not read any more, although they should be."""
         return self._reader is not None and self._reader.has_died
 
-    def _hand_over(
-        self, loop: asyncio.AbstractEventLoop, records: list[SubscriptionRecord]
-    ) -> None:
+    def _hand_over(self, loop: asyncio.AbstractEventLoop, records: list[PositionRead]) -> None:
         """Pass on what the reader's thread has read."""
         with suppress(RuntimeError):  # The loop is being closed.
             loop.call_soon_threadsafe(self.take, records)
 
-    def take(self, records: Sequence[SubscriptionRecord]) -> None:
+    def take(self, records: Sequence[PositionRead]) -> None:
         """Fold records that were read, or that were written by this process."""
         mono_ms = monotonic_ms()
         for record in records:

@@ -9,13 +9,15 @@ from contextlib import closing
 from typing import NamedTuple
 
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from coordinator.core.model.subscription_records import (
     NOBODY,
+    PositionRead,
     SubscriberSeen,
     SubscriptionAcknowledged,
-    SubscriptionRecord,
+    SubscriptionForgotten,
 )
 from coordinator.core.model.types import Cas
 from coordinator.embedded.broker import Broker
@@ -42,14 +44,14 @@ class Log:
 
     def __init__(self) -> None:
         self._came = threading.Condition()
-        self.records: list[SubscriptionRecord] = []
+        self.records: list[PositionRead] = []
 
-    def take(self, found: list[SubscriptionRecord]) -> None:
+    def take(self, found: list[PositionRead]) -> None:
         with self._came:
             self.records += found
             self._came.notify_all()
 
-    def wait_for(self, record: SubscriptionRecord, timeout_s: float = READ_S) -> bool:
+    def wait_for(self, record: PositionRead, timeout_s: float = READ_S) -> bool:
         """Tell whether a record was read in time."""
         with self._came:
             return self._came.wait_for(lambda: record in self.records, timeout_s)
@@ -113,3 +115,30 @@ def test_what_was_delivered_and_the_position_after_it_are_there_together(
     with closing(Delivery(place.servers, place.cluster, 7, out, Patience())) as delivery:
         delivery.write([CHANGE], position)
     assert log.wait_for(position)
+
+
+def test_what_one_node_forgets_every_node_is_told_of(place: Place, log: Log) -> None:
+    with closing(PositionWriter(place.servers, place.cluster)) as writer:
+        writer.write([SubscriptionAcknowledged(7, Cas(9), 0), SubscriberSeen(8, 0, 0)])
+        writer.forget([7])
+    assert log.wait_for(SubscriptionForgotten(7))
+    assert SubscriptionForgotten(8) not in log.records
+
+
+def test_a_record_without_value_that_belongs_to_nobody_is_put_aside(place: Place) -> None:
+    topic = topic_name(place.cluster, SUBSCRIPTION_POSITIONS)
+    producer = Producer({"bootstrap.servers": place.servers, "log_level": 2})
+    for key in ("x", "", "7"):
+        producer.produce(topic, None, key)
+    producer.flush(10)
+    log, put_aside = Log(), []
+    reader = PositionReader(
+        place.servers,
+        place.cluster,
+        log.take,
+        lambda message, reason: put_aside.append(message.key()),
+        lambda reason: None,
+    )
+    assert log.wait_for(SubscriptionForgotten(7))
+    reader.stop()
+    assert put_aside == [b"x", b""]

@@ -19,9 +19,10 @@ from coordinator.core.model.entities import (
 )
 from coordinator.core.model.subscription_records import (
     NOBODY,
+    PositionRead,
     SubscriberSeen,
     SubscriptionAcknowledged,
-    SubscriptionRecord,
+    SubscriptionForgotten,
 )
 from coordinator.core.model.types import Cas
 
@@ -121,8 +122,11 @@ class Positions:
         """A mark is not waited for any more."""
         self._marks.pop(mark, None)
 
-    def take(self, record: SubscriptionRecord, mono_ms: int) -> None:
+    def take(self, record: PositionRead, mono_ms: int) -> None:
         """Fold a record that was read at this time. A position never goes back."""
+        if isinstance(record, SubscriptionForgotten):
+            self.forget([record.number])
+            return
         if record.number != NOBODY:
             self._heard_ms[record.number] = mono_ms
         if isinstance(record, SubscriberSeen):

@@ -40,4 +40,14 @@ class SubscriberSeen:
         return f"{self.number}/seen"
 
 
+@dataclass(frozen=True, slots=True)
+class SubscriptionForgotten:
+    """Nothing is known of the subscription any more: its keys have no value."""
+
+    number: int
+
+
 SubscriptionRecord = SubscriptionAcknowledged | SubscriberSeen
+"""What is written with a value."""
+
+PositionRead = SubscriptionRecord | SubscriptionForgotten

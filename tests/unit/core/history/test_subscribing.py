@@ -24,6 +24,7 @@ from coordinator.core.model.subscription_records import (
     NOBODY,
     SubscriberSeen,
     SubscriptionAcknowledged,
+    SubscriptionForgotten,
     SubscriptionRecord,
 )
 from coordinator.core.model.types import Cas
@@ -141,6 +142,15 @@ def test_what_is_known_of_one_subscription_says_nothing_of_the_next_under_its_id
     positions = Positions()
     positions.take(SubscriptionAcknowledged(7, Cas(50), at_ms=1), 0)
     assert positions.of(replace(SUBSCRIPTION, number=8, after=Cas(40))) == 40
+
+
+def test_what_was_forgotten_in_the_log_is_forgotten_by_everybody_who_reads_it() -> None:
+    """Only a master says that a subscription is gone; the others would keep it for ever."""
+    positions = Positions()
+    positions.take(SubscriptionAcknowledged(7, Cas(50), at_ms=1), 5)
+    positions.take(SubscriptionAcknowledged(8, Cas(60), at_ms=1), 5)
+    positions.take(SubscriptionForgotten(7), 9)
+    assert ({*positions.heard_ms}, positions.reached(7), positions.reached(8)) == ({8}, 0, 60)
 
 
 class Master:
