@@ -282,6 +282,18 @@ MUTANTS: list[tuple[Plant, Worlds, int, set[str]]] = [
         {"deliveries-have-a-bound"},
     ),
     (
+        s.silence_is_counted_although_the_log_is_not_read,
+        subscribing,
+        0,
+        {"who-is-heard-of-in-time-does-not-expire"},
+    ),
+    (
+        s.a_sign_of_life_is_not_heard,
+        subscribing,
+        0,
+        {"who-is-heard-of-in-time-does-not-expire"},
+    ),
+    (
         s.a_subscription_has_the_number_of_the_one_before_it,
         subscribing,
         14,
