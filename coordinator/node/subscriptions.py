@@ -17,7 +17,7 @@ from confluent_kafka import Message
 from coordinator.core.catalog.state import StateContext
 from coordinator.core.consensus import inputs
 from coordinator.core.history.feed import Feed, Kept
-from coordinator.core.history.subscribing import Selection, Silence, subscriptions
+from coordinator.core.history.subscribing import Selection, Silence, Waiting, subscriptions
 from coordinator.core.model.commands import ExpireSubscription, Outcome, Request
 from coordinator.core.model.entities import Subscription
 from coordinator.core.model.types import Cas, Epoch
@@ -98,6 +98,8 @@ class Subscriptions:
         )
         self._led: Epoch | None = None
         self._silence = Silence(monotonic_ms())
+        self._waiting = Waiting()
+        self._rows: Sequence[SubscriberRow] = ()
         self._catching_up: asyncio.Task[None] | None = None
         self._catch_up_ms = 0
         self._gone_since_s: dict[int, float] = {}
@@ -107,20 +109,26 @@ class Subscriptions:
         """Tell whether changes may be written to a topic: it must not be one of the cluster's."""
         return not is_own(self._cluster, topic)
 
-    def rows(self) -> list[SubscriberRow]:
-        """Return what the metrics of the master show, and nothing elsewhere."""
-        state = self._node.state
-        if self._epoch is None:
-            return []
-        return [
-            SubscriberRow(
-                one.topic,
-                one.id,
-                max(0, state.cas - self.book.positions.of(one)),
-                one.number in self.deliveries.problems,
-            )
-            for _, one in subscriptions(state)
-        ]
+    def measuring(self) -> Callable[[], None]:
+        """Return what looks how far behind subscribers are, for the metrics: it belongs beside the
+        loop, in one thread at a time."""
+        state, kept = self._node.state, self._changes.kept()
+        problems = {*self.deliveries.problems}
+        leads = self._epoch is not None
+
+        def measure() -> None:
+            found = [*subscriptions(state)] if leads else []
+            behind = self._waiting.behind(found, self.book.positions, state.cas, kept)
+            self._rows = [
+                SubscriberRow(one.topic, one.id, behind[one.number], one.number in problems)
+                for _, one in found
+            ]
+
+        return measure
+
+    def rows(self) -> Sequence[SubscriberRow]:
+        """Return what was measured last: what the metrics of the master show, nothing elsewhere."""
+        return self._rows
 
     # -- the task ----------------------------------------------------------------------------
 

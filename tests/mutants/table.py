@@ -1431,7 +1431,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a-gap-in-the-feed-goes-unheard",
         FEED,
-        "if self._kept and self._kept[-1].changes[-1].cas != before.cas:",
+        "if self._kept and self._kept[-1].last != before.cas:",
         "if False:",
         UNIT_FEED,
     ),
@@ -1836,6 +1836,20 @@ MUTANTS: tuple[Mutant, ...] = (
         SUBSCRIBING,
         "read_ms = max(self._read_ms, positions.read_up_to_ms)",
         "read_ms = now_ms",
+        UNIT_SUBSCRIBING,
+    ),
+    Mutant(
+        "a-subscriber-is-behind-though-nothing-waits",
+        SUBSCRIBING,
+        "if published.cas > after and selection.wants(published.change):",
+        "if published.cas > after:",
+        UNIT_SUBSCRIBING,
+    ),
+    Mutant(
+        "what-was-never-looked-at-does-not-wait",
+        SUBSCRIBING,
+        "kept[0].before > after or kept[-1].last < newest:",
+        "kept[-1].last < newest:",
         UNIT_SUBSCRIBING,
     ),
     Mutant(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from coordinator.core.catalog.state import StateContext, Versioned
 from coordinator.core.history.changes import Change
+from coordinator.core.history.feed import Kept
 from coordinator.core.history.predicates import Predicate, predicate_of
 from coordinator.core.model import json_text
 from coordinator.core.model.entities import (
@@ -159,6 +161,49 @@ class Positions:
         for number in numbers:
             self._heard_ms.pop(number, None)
             self._acknowledged.pop(number, None)
+
+
+class Waiting:
+    """Up to where nothing waits for each subscriber, although it acknowledged less.
+
+    Who wants few changes may acknowledge one in a day. Each change is looked at once for each
+    subscription, so what is known here may be more than the changes at hand tell.
+    """
+
+    def __init__(self) -> None:
+        self._clear: dict[int, Cas] = {}
+
+    def behind(
+        self,
+        found: Iterable[tuple[Topic, Subscription]],
+        positions: Positions,
+        newest: Cas,
+        kept: Kept,
+    ) -> dict[int, int]:
+        """Return by how many CAS each subscriber is behind, 0 where no change waits for it.
+
+        By number. It counts from the oldest change that waits, or from the position where that
+        change is older than what is kept. Costs a look at each change since the last time.
+        """
+        clear: dict[int, Cas] = {}
+        for topic, one in found:
+            at = max(positions.of(one), self._clear.get(one.number, Cas(0)))
+            clear[one.number] = clear_up_to(selection_of(topic, one), at, newest, kept)
+        self._clear = clear
+        return {number: max(0, newest - at) for number, at in clear.items()}
+
+
+def clear_up_to(selection: Selection, after: Cas, newest: Cas, kept: Kept) -> Cas:
+    """Return the last CAS up to which the kept changes have none that is wanted above `after`."""
+    if after >= newest or not kept or kept[0].before > after or kept[-1].last < newest:
+        return after
+    for number in range(bisect_right(kept, after, key=lambda one: one.last), len(kept)):
+        for published in kept[number].changes:
+            if published.cas > newest:
+                return newest
+            if published.cas > after and selection.wants(published.change):
+                return Cas(published.cas - 1)
+    return newest
 
 
 STEP_MAX_MS = 1_000

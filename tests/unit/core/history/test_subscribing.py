@@ -9,11 +9,13 @@ import pytest
 from coordinator.codec import encode
 from coordinator.core.catalog.state import EMPTY, StateContext
 from coordinator.core.history.changes import Change, fold
+from coordinator.core.history.feed import KeptTransaction, Published
 from coordinator.core.history.subscribing import (
     STEP_MAX_MS,
     Positions,
     Selection,
     Silence,
+    Waiting,
     selection_of,
     subscriptions,
     told,
@@ -151,6 +153,84 @@ def test_what_was_forgotten_in_the_log_is_forgotten_by_everybody_who_reads_it() 
     positions.take(SubscriptionAcknowledged(8, Cas(60), at_ms=1), 5)
     positions.take(SubscriptionForgotten(7), 9)
     assert ({*positions.heard_ms}, positions.reached(7), positions.reached(8)) == ({8}, 0, 60)
+
+
+class Kept:
+    """The changes that a node has at hand: those since it began to keep them."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._kept: list[KeptTransaction] = []
+        self.waiting = Waiting()
+        self.positions = Positions()
+
+    def put(self, *entities: Entity) -> list[Change]:
+        before = self._log.state.cas
+        changes = self._log.put(*entities)
+        published = tuple(map(Published, changes))
+        self._kept.append(KeptTransaction(before, published, 0))
+        return changes
+
+    def drop(self) -> None:
+        """Have no room for what came until now."""
+        self._kept.clear()
+
+    def behind(self) -> int:
+        newest = self._log.state.cas
+        found = self.waiting.behind(
+            [(TOPIC, SUBSCRIPTION)], self.positions, newest, tuple(self._kept)
+        )
+        return found[SUBSCRIPTION.number]
+
+    def acknowledge(self, cas: int) -> None:
+        self.positions.take(SubscriptionAcknowledged(7, Cas(cas), at_ms=0), 0)
+
+
+@pytest.fixture
+def kept(log: Log) -> Kept:
+    return Kept(log)
+
+
+def test_nobody_is_behind_where_no_change_waits_for_it(kept: Kept) -> None:
+    """It acknowledges what it was told: nothing of all this."""
+    for _ in range(20):
+        kept.put(Setting("other", "1"), Setting("another", "2"))
+        assert kept.behind() == 0
+
+
+def test_who_is_behind_is_so_from_the_oldest_change_that_waits(kept: Kept) -> None:
+    kept.put(Setting("other", "1"))
+    (_, first, _, last) = kept.put(*(Setting(name, "1") for name in ("x", "a", "y", "b")))
+    newest = kept.put(Setting("other", "2"))[-1].event.cas
+    assert kept.behind() == newest - first.event.cas + 1
+    kept.acknowledge(first.event.cas)
+    assert kept.behind() == newest - last.event.cas + 1
+    kept.acknowledge(last.event.cas)
+    assert kept.behind() == 0
+
+
+def test_what_was_looked_at_once_is_known_when_the_change_is_not_at_hand_any_more(
+    kept: Kept,
+) -> None:
+    kept.put(Setting("other", "1"))
+    assert kept.behind() == 0
+    kept.drop()
+    kept.put(Setting("other", "2"))
+    assert kept.behind() == 0
+
+
+def test_what_was_never_looked_at_counts_from_the_position(kept: Kept) -> None:
+    (change,) = kept.put(Setting("other", "1"))
+    kept.drop()
+    assert kept.behind() == change.event.cas - SUBSCRIPTION.after
+
+
+def test_a_state_that_came_without_its_changes_counts_from_the_position(
+    kept: Kept, log: Log
+) -> None:
+    kept.put(Setting("other", "1"))
+    log.put(Setting("a", "1"))
+    assert kept.behind() == log.state.cas - SUBSCRIPTION.after
 
 
 class Master:
