@@ -17,7 +17,7 @@ from confluent_kafka import Message
 from coordinator.core.catalog.state import StateContext
 from coordinator.core.consensus import inputs
 from coordinator.core.history.feed import Feed, Kept
-from coordinator.core.history.subscribing import Selection, Silence, Waiting, subscriptions
+from coordinator.core.history.subscribing import Selection, Silence, Waiting, gone, subscriptions
 from coordinator.core.model.commands import ExpireSubscription, Outcome, Request
 from coordinator.core.model.entities import Subscription
 from coordinator.core.model.types import Cas, Epoch
@@ -158,7 +158,7 @@ class Subscriptions:
         self.deliveries.arrange(found)
         await self._expire([one for _, one in found if one.expires_after_ms])
         if self.book.is_listening:
-            await self._forget(state)
+            await self._forget(state, epoch)
 
     async def close(self) -> None:
         """End all deliveries, and let go of Kafka."""
@@ -193,16 +193,11 @@ class Subscriptions:
         if outcome.status == "ok":
             log.info("subscriber %s of %s has expired", one.id, one.topic)
 
-    async def _forget(self, state: StateContext) -> None:
+    async def _forget(self, state: StateContext, epoch: Epoch) -> None:
         """Remove the positions of subscriptions that are gone."""
-        there = {
-            held.entity.number
-            for held in state.of_kind("subscription")
-            if isinstance(held.entity, Subscription)
-        }
         now_s = time.monotonic()
-        gone = self.book.positions.heard_ms.keys() - there
-        self._gone_since_s = {n: self._gone_since_s.get(n, now_s) for n in gone}
+        without = gone(state, self.book.positions.heard_ms, epoch)
+        self._gone_since_s = {n: self._gone_since_s.get(n, now_s) for n in without}
         due = [n for n, since_s in self._gone_since_s.items() if now_s - since_s > FORGET_S]
         if due:
             with suppress(NotWrittenError):

@@ -1853,6 +1853,13 @@ MUTANTS: tuple[Mutant, ...] = (
         UNIT_SUBSCRIBING,
     ),
     Mutant(
+        "a-deposed-master-forgets-what-it-has-not-seen",
+        SUBSCRIBING,
+        "    return {number for number in numbers if epoch_of(number) <= epoch} - there\n",
+        "    return {*numbers} - there\n",
+        UNIT_SUBSCRIBING,
+    ),
+    Mutant(
         "a-mastership-goes-on-from-the-one-before",
         "coordinator/node/subscriptions.py",
         "        if epoch != self._led:\n",

@@ -26,7 +26,7 @@ from coordinator.core.model.subscription_records import (
     SubscriptionAcknowledged,
     SubscriptionForgotten,
 )
-from coordinator.core.model.types import Cas
+from coordinator.core.model.types import Cas, Epoch, epoch_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +101,20 @@ def subscriptions(state: StateContext) -> Iterator[tuple[Topic, Subscription]]:
         topic = state.get(topic_key(subscription.topic))
         if topic is not None and isinstance(topic.entity, Topic):
             yield topic.entity, subscription
+
+
+def gone(state: StateContext, numbers: Iterable[int], epoch: Epoch) -> set[int]:
+    """Return the numbers under which there will never be a subscription again.
+
+    By what the master of `epoch` knows: one that was deposed and does not know it yet has not seen
+    the subscriptions that were made after it.
+    """
+    there = {
+        held.entity.number
+        for held in state.of_kind("subscription")
+        if isinstance(held.entity, Subscription)
+    }
+    return {number for number in numbers if epoch_of(number) <= epoch} - there
 
 
 class Positions:

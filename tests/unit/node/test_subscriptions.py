@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -201,3 +201,28 @@ def test_nobody_writes_marks_where_nobody_can_expire(run: Callable[..., Bench]) 
         assert bench.book.log == []
 
     run(story, replace(SUBSCRIPTION, expires_after_ms=0))
+
+
+def test_what_is_known_of_a_subscription_is_removed_once_that_is_gone_for_long(
+    run: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And is kept while it is there, however silent."""
+    monkeypatch.setattr(subscriptions, "FORGET_S", 0.0)
+    forever = replace(SUBSCRIPTION, expires_after_ms=0)
+
+    async def story(bench: Bench) -> None:
+        forgotten: list[int] = []
+
+        async def forget(numbers: Sequence[int]) -> None:
+            forgotten.extend(numbers)
+            bench.book.positions.forget(numbers)
+
+        bench.book.forget = forget  # type: ignore[method-assign]
+        bench.subscriptions.book._reader = SimpleNamespace()  # type: ignore[assignment]
+        bench.hear(forever)
+        bench.hear(replace(forever, number=8))
+        await bench.look(2_000)
+        assert forgotten == [8]
+        assert {*bench.book.positions.heard_ms} == {7}
+
+    run(story, forever)

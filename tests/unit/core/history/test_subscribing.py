@@ -16,6 +16,7 @@ from coordinator.core.history.subscribing import (
     Selection,
     Silence,
     Waiting,
+    gone,
     selection_of,
     subscriptions,
     told,
@@ -29,7 +30,7 @@ from coordinator.core.model.subscription_records import (
     SubscriptionForgotten,
     SubscriptionRecord,
 )
-from coordinator.core.model.types import Cas
+from coordinator.core.model.types import Cas, Epoch, TxnId, number_in
 from tests.support.changes import a_transaction
 
 TOPIC = Topic("settings", '{"kind":["setting"]}', 0)
@@ -155,6 +156,13 @@ def test_what_was_forgotten_in_the_log_is_forgotten_by_everybody_who_reads_it() 
     assert ({*positions.heard_ms}, positions.reached(7), positions.reached(8)) == ({8}, 0, 60)
 
 
+def test_a_deposed_master_takes_no_subscription_for_gone_that_a_later_one_made(log: Log) -> None:
+    there = SUBSCRIPTION.number
+    before, later = number_in(TxnId(Epoch(4), 9), 0), number_in(TxnId(Epoch(5), 1), 0)
+    assert gone(log.state, [there, before, later], Epoch(4)) == {before}
+    assert gone(log.state, [there, before, later], Epoch(5)) == {before, later}
+
+
 class Kept:
     """The changes that a node has at hand: those since it began to keep them."""
 
@@ -222,6 +230,8 @@ def test_what_was_looked_at_once_is_known_when_the_change_is_not_at_hand_any_mor
 def test_what_was_never_looked_at_counts_from_the_position(kept: Kept) -> None:
     (change,) = kept.put(Setting("other", "1"))
     kept.drop()
+    assert kept.behind() == change.event.cas - SUBSCRIPTION.after
+    (change,) = kept.put(Setting("other", "2"))
     assert kept.behind() == change.event.cas - SUBSCRIPTION.after
 
 
