@@ -140,7 +140,8 @@ class Subscriptions:
 
     async def run(self) -> None:
         """Look at the state now and then, until this is closed."""
-        while not self._is_closed:
+        # With the feed the node ends: no delivery may begin then, and fence the next master's.
+        while not self._is_closed and not self._changes.is_closed:
             await self._look()
             await asyncio.sleep(LOOK_S)
 

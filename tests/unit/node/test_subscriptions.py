@@ -194,6 +194,19 @@ def test_a_delivery_begins_anew_with_each_mastership(run: Callable[..., Bench]) 
     run(story, delivered)
 
 
+def test_no_delivery_begins_while_the_node_ends(run: Callable[..., Bench]) -> None:
+    """It would fence the one of the next master, who may lead by now."""
+    delivered = replace(SUBSCRIPTION, deliver_to="out", expires_after_ms=0)
+
+    async def story(bench: Bench) -> None:
+        bench.subscriptions._changes.close()
+        async with asyncio.timeout(10):
+            await bench.subscriptions.run()
+        assert bench.subscriptions.deliveries._tasks == {}
+
+    run(story, delivered)
+
+
 def test_nobody_writes_marks_where_nobody_can_expire(run: Callable[..., Bench]) -> None:
     async def story(bench: Bench) -> None:
         bench.book.stands_still = True
