@@ -62,6 +62,9 @@ class Deliveries:
     ) -> None:
         self._servers, self._cluster = bootstrap_servers, cluster
         self._node, self._changes, self._history, self._book = node, changes, history, book
+        self._reading = asyncio.Lock()
+        """Held by the one that reads the history: there is one history, and few threads."""
+
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self.problems: dict[int, str] = {}
         """By the number of a subscription: why nothing is delivered, if that is so."""
@@ -156,7 +159,8 @@ class Deliveries:
             if place is None:
                 read = partial(self._history.page, after, None, selector, BATCH_MAX, newest)
                 try:
-                    page = await asyncio.to_thread(read)
+                    async with self._reading:
+                        page = await asyncio.to_thread(read)
                 except StillReadingError:
                     continue
                 after = newest.cas if page.next is None else page.next
