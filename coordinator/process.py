@@ -122,13 +122,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--history-archive",
         type=Path,
-        help="folder, of all nodes, with what the topic history has no more",
+        help="folder, shared by all nodes, for changes that were moved out of the topic history",
     )
     parser.add_argument(
         "--history-retention",
         type=duration_ms,
         metavar="DURATION",
-        help="the master moves what is older, such as 30d, from the topic history to the archive",
+        help="move changes that are older, such as 30d, from the topic history to the archive",
     )
     defaults = {field.name: field.default for field in fields(NodeConfig)}
     for name, what in TIMINGS.items():

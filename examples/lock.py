@@ -1,7 +1,7 @@
 """One leader at a time, whatever dies: `python examples/lock.py NAME WHO`, in several terminals.
 
-The lock is a setting, `locks/NAME`: who holds it, and for how long without a word. The leader
-renews it, in one transaction with its work: here it counts up the setting `jobs/NAME`. Set
+The lock is a setting, `locks/NAME`: its holder, and how long the lease lasts without a renewal. The
+leader renews it, in one transaction with its work: here it counts up the setting `jobs/NAME`. Set
 INDEXCTL_URL to the nodes, with commas. Kill the leader with `kill -9`: another one takes over when
 its lease is over.
 

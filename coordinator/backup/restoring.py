@@ -35,7 +35,7 @@ from coordinator.core.model.authority_state import (
 from coordinator.core.model.records import AuthoritySnapshot, Event, Mutation
 from coordinator.core.model.types import CAS_MAX, Cas, Epoch, Offset, TxnId
 from coordinator.kafka.delivery import UNKNOWN, offset_of
-from coordinator.kafka.errors import explain
+from coordinator.kafka.errors import clients_error, explain
 from coordinator.kafka.log_reader import LogReader, read_to_end
 from coordinator.kafka.producers import statecontext_record
 from coordinator.kafka.settings import BASE_HEADER, Base, plain_settings
@@ -149,11 +149,14 @@ class _Restore:
             restored = self._write(file, told)
             self._flush()
         except BaseException as error:
-            with suppress(KafkaException):
+            with suppress(KafkaException, SystemError):
                 self._producer.abort_transaction(END_TIMEOUT_S)
-            if isinstance(error, KafkaException) and error.args[0].code() in FENCED:
+            meant = clients_error(error)
+            if isinstance(meant, KafkaException) and meant.args[0].code() in FENCED:
                 text = "a node, or another restore, has taken the cluster meanwhile"
                 raise BackupError("restore_failed", f"{text}: nothing was restored") from error
+            if meant is not error:
+                raise meant from error
             raise
         self._conclude(restored.authority.cluster_id)
         return restored

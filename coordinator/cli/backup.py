@@ -60,8 +60,8 @@ def add_to(root: typer.Typer, data_dir: Path) -> None:
     ) -> None:
         """Write indexes, settings and history of a cluster to one file.
 
-        The cluster may run, and goes on: the backup is its state at one CAS. It has no documents
-        and no entries of indexes; a restored cluster builds its indexes anew.
+        The cluster may go on running: the backup is its state at one CAS (version). It contains no
+        documents and no entries of indexes; a restored cluster builds its indexes again.
 
         indexctl backup monday.backup
 
@@ -94,16 +94,17 @@ def add_to(root: typer.Typer, data_dir: Path) -> None:
             typer.Option(min=1, help="With --bootstrap-servers: replicas of new topics (1)."),
         ] = None,
         not_durable: Annotated[
-            bool, typer.Option("--not-durable", help="As of `indexctl run`.")
+            bool, typer.Option("--not-durable", help="As in `indexctl run`.")
         ] = False,
         check: Annotated[
-            bool, typer.Option("--check", help="Only tell whether FILE is whole, and what it has.")
+            bool, typer.Option("--check", help="Only check FILE, and show what it contains.")
         ] = False,
     ) -> None:
         """Make a cluster from the file of a backup, before its first start.
 
-        Reads and checks the whole file before it writes anything. Afterwards start the cluster
-        with `indexctl run`, and build the indexes: it has the definitions, and no entries.
+        Reads and checks the whole file before it writes anything. Then start the cluster with
+        `indexctl run`. The backup has no entries of indexes: the cluster builds again those that
+        were built. Deferred indexes stay deferred. Documents are not in the backup.
 
         indexctl restore monday.backup --data-dir restored
 

@@ -1,4 +1,4 @@
-"""What a plain installation leaves out: the client is for everybody, the rest is chosen by name."""
+"""The optional parts (extras) of an installation: a plain one has the client only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`indexctl history`, `state` and `diff`: who changed what, and how it was at any moment."""
+"""`indexctl history`, `state`, `diff` and `watch`: who changed what, and the state at any time."""
 
 import json
 from collections.abc import Iterator
@@ -49,7 +49,7 @@ Key = Annotated[Names, only("the entity under this key, such as config/app")]
 Bucket = Annotated[Names, only("what belongs to this bucket")]
 Index = Annotated[Names, only("the index of this id or name")]
 Indexer = Annotated[list[int] | None, only("indexes with a slice on this indexer")]
-State = Annotated[Names, only("indexes that enter or leave this state")]
+State = Annotated[Names, only("indexes in this state before or after the change")]
 Principal = Annotated[Names, only("what this principal asked for")]
 
 
@@ -95,8 +95,9 @@ def history(
 ) -> None:
     """Show who changed what: the newest changes that fit the filters, the oldest of them first.
 
-    Every filter must fit; one that is repeated fits with any of its values. A filter for indexes
-    fits if the index was so before the change, or is so after it. A setting has the key config/KEY.
+    A change is shown if it matches every filter. A repeated filter matches any of its values. A
+    filter for indexes is compared with the index before and after the change: one of them must
+    match. A setting has the key config/KEY.
     """
     if everything and limit is not None:
         raise CommandError("usage", "--all or --limit, not both")
@@ -237,9 +238,9 @@ def watch(
 ) -> None:
     """Show changes as they happen, until Ctrl-C; after a failover it goes on by itself.
 
-    Nothing is printed until something changes. With `--after CAS`, the changes since then come
-    first; with `--after snapshot`, all that there is. With only stability or members as --kind, no
-    changes are shown.
+    Nothing is printed until something changes. With `--after CAS`, the changes above that CAS come
+    first; with `--after snapshot`, every entity that exists. If --kind is only stability or
+    members, it shows these and no changes.
     """
     cas = cas_in(after, "--after")
     if after not in ("now", "snapshot") and cas is None:

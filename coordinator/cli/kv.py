@@ -1,4 +1,4 @@
-"""`indexctl kv`: what the key-value store has, and levers to move its data and to hurt it."""
+"""`indexctl kv`: shows the key-value store, moves its vbuckets, and injects faults into it."""
 
 from typing import Annotated, Any
 

@@ -20,8 +20,9 @@ def find_index(
 ) -> dict[str, Any]:
     """Return `{"index", "cas"}` of the index that is meant.
 
-    Names may have dots: `bucket.name` goes before a name that reads the same, and that name counts
-    only if a bucket need not be said. CommandError `index_not_found`; `usage`: several are meant.
+    A name may contain dots. `a.b` means the index b of bucket a, if there is one; else the index
+    named `a.b`, if no bucket is required. CommandError `index_not_found`; `usage`: the name is
+    ambiguous.
     """
     if bucket is None and index.isdecimal():
         return client.get_index(index, consistency=consistency)

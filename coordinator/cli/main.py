@@ -583,7 +583,7 @@ def apply(
         bool, typer.Option("--keep-going", "-k", help="Go on after a statement that failed.")
     ] = False,
 ) -> None:
-    """Execute the CREATE, BUILD and DROP INDEX statements of a file.
+    """Execute the CREATE, ALTER, BUILD and DROP INDEX statements of a file.
 
     Parses the whole file first, then executes one statement after the other. Stops at the first
     error. Exits with 1 if a statement failed, with 5 if no node answered.
@@ -641,8 +641,9 @@ def txn(
     """Change several settings and indexes at once, if others are as expected.
 
     FILE is an object with three lists, each of which may be missing: compare, then, else. If all
-    comparisons hold, all of `then` is done, otherwise all of `else`: in one transaction, or not
-    at all. Exits with 4 if a comparison did not hold. See docs/http-api.md for the form.
+    comparisons hold, all operations of `then` are executed, otherwise all of `else`. They are one
+    transaction: all of them take effect, or none does. Exits with 4 if a comparison did not hold.
+    See docs/http-api.md for the form.
 
     Example: {"compare": [{"key": "config/lock", "cas": 0}], "then": [{"put": {"key":
     "config/lock", "value": "me"}}]}

@@ -119,8 +119,8 @@ def add_step_down(root: typer.Typer) -> None:
 
 
 def _furthest(found: "Survey") -> str | None:
-    """Return who is to claim the mastership where there is no master: the one with the highest CAS.
-    None: there is a master, and any node leads to it."""
+    """Return the node that has to claim the mastership if there is no master: the one with the
+    highest CAS. None: there is a master, and any node redirects to it."""
     if found.best["mastership"]["state"] == "elected":
         return None
     answering = [row for row in found.rows if row.get("alive") and row["address"]]

@@ -1,8 +1,8 @@
-"""Traffic for a bucket: updates, deletions and inserts, of which some documents get far more.
+"""Traffic for a bucket: updates, deletions and inserts; updates are skewed to a few hot documents.
 
-Which document is chosen follows Zipf's law. A new version of a document has some fields of another
-one, so that the values are those that there were; what its id says of it stays. The same seed makes
-the same changes of the same documents.
+The choice of the document to update follows Zipf's law. The new version gets one or two fields from
+another document, so the set of values stays realistic. A field whose value is a part of the id is
+not changed. The same seed makes the same changes of the same documents.
 """
 
 from __future__ import annotations

@@ -46,20 +46,22 @@ def scan(
         typer.Option(metavar="VALUE", help="Keys that begin with these components; repeat."),
     ] = None,
     low: Annotated[
-        Components, typer.Option("--from", metavar="VALUE", help="Keys from this one on, with it.")
+        Components,
+        typer.Option("--from", metavar="VALUE", help="Keys from this one on, inclusive."),
     ] = None,
     high: Annotated[
-        Components, typer.Option("--to", metavar="VALUE", help="Keys up to this one, with it.")
+        Components, typer.Option("--to", metavar="VALUE", help="Keys up to this one, inclusive.")
     ] = None,
     before: Annotated[
         Components,
-        typer.Option("--before", metavar="VALUE", help="Keys up to this one, without it."),
+        typer.Option("--before", metavar="VALUE", help="Keys up to this one, exclusive."),
     ] = None,
     starts_with: Annotated[
         Components,
         typer.Option(
             metavar="VALUE",
-            help="Keys with a string that begins so; to fix the components before it, repeat.",
+            help="Keys with a string that begins with this; repeat: the last value is the "
+            "beginning, those before it are whole components.",
         ),
     ] = None,
     limit: Annotated[
@@ -89,7 +91,8 @@ def scan(
         ),
     ] = None,
     after: Annotated[
-        str | None, typer.Option(metavar="CURSOR", help="Go on behind the page that printed this.")
+        str | None,
+        typer.Option(metavar="CURSOR", help="Continue after the page that printed this."),
     ] = None,
     everything: Annotated[
         bool, typer.Option("--all", help="All pages; with --json, a line for each row.")

@@ -1,8 +1,8 @@
-"""What all nodes say of the cluster, and which of them to believe.
+"""Asks all nodes about the cluster, and chooses the most recent answer.
 
-A node that has just come back, or is cut off, still shows the master and epoch that it last read
-of. So every node is asked. The highest epoch is the newest there was, since epochs only go up; of
-the nodes that know of it, the one that has applied most is believed.
+A node that has just started, or is cut off, still shows the master and epoch that it last read. So
+every node is asked. Epochs only go up, so the highest one is the newest. Of the nodes that report
+it, the answer of the one with the highest applied CAS counts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """`best` is the answer to `GET /v1/members` that is believed, and `url` who gave it.
+    """`best` is the answer to `GET /v1/members` that counts, and `url` that of its node.
 
     `answers` are all of them, by URL; `silent` are the nodes of the roster that gave none.
     """

@@ -24,7 +24,10 @@ from coordinator.cli.session import Session, command
 if TYPE_CHECKING:
     from coordinator.client.client import Client
 
-app = typer.Typer(help="Topics of changes, and subscriptions to them.", no_args_is_help=False)
+app = typer.Typer(
+    help="List and manage topics (named selections of changes), and subscriptions to them.",
+    no_args_is_help=False,
+)
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
 Subscriber = Annotated[str, typer.Argument(metavar="ID", help="The subscriber's id.")]
@@ -59,7 +62,7 @@ def add(
     state: State = None,
     principal: Principal = None,
 ) -> None:
-    """Add a topic: the changes that fit all of the filters; without any, all changes."""
+    """Add a topic: the changes that match all of the filters; without filters, all changes."""
     with session.connect() as client:
         answer = client.add_topic(
             name,
@@ -79,10 +82,10 @@ def remove(
     session: Session,
     name: Topic,
     with_subscriptions: Annotated[
-        bool, typer.Option("--with-subscriptions", help="Also if it has subscriptions.")
+        bool, typer.Option("--with-subscriptions", help="Also remove its subscriptions.")
     ] = False,
 ) -> None:
-    """Remove a topic. Its subscriptions end with it, if that is asked for."""
+    """Remove a topic. One that has subscriptions is kept, unless --with-subscriptions is given."""
     with session.connect() as client:
         answer = client.remove_topic(name, with_subscriptions=with_subscriptions)
     _tell(session, answer, f"removed topic {plain(name)} (CAS {answer['cas']})")
@@ -102,13 +105,18 @@ def subscribe(
         typer.Option(
             "--to",
             metavar="KAFKA-TOPIC",
-            help="Have changes written there, each once. Without it, the subscriber receives them.",
+            help="Write the changes to this Kafka topic, each exactly once (default: the "
+            "subscriber reads them with `receive`).",
         ),
     ] = None,
     expires_after_s: Annotated[
         float | None,
         typer.Option(
-            "--expires-after", metavar="SECONDS", min=1, help="After so long a silence it expires."
+            "--expires-after",
+            metavar="SECONDS",
+            min=1,
+            help="Expire if the subscriber neither receives nor acknowledges for so long "
+            "(default: never).",
         ),
     ] = None,
     key: Key = None,
@@ -119,10 +127,11 @@ def subscribe(
     state: State = None,
     principal: Principal = None,
 ) -> None:
-    """Subscribe to a topic: to those of its changes that fit all of the filters.
+    """Subscribe to a topic: to those of its changes that match all of the filters.
 
-    The cluster keeps the subscription, and how far the subscriber has come. Whoever receives under
-    the same id goes on there, whatever died meanwhile.
+    The cluster keeps the subscription and its position: the CAS up to which the subscriber has
+    acknowledged changes. Any `receive` under the same id resumes after that position, also after a
+    crash of the subscriber or of nodes.
     """
     expires_after_ms = None if expires_after_s is None else int(expires_after_s * 1000)
     with session.connect() as client:
@@ -160,7 +169,12 @@ def unsubscribe(session: Session, topic: Topic, subscriber: Subscriber) -> None:
 
 @command(app, "subscribers", no_args_is_help=True)
 def subscribers(session: Session, topic: Topic) -> None:
-    """List the subscriptions of a topic: how far each is, and how far behind."""
+    """List the subscriptions of a topic, with their position and lag.
+
+    acknowledged: the position, a CAS. behind: how many changes wait, or how many CAS. for: how
+    long the oldest of them has waited. to: the Kafka topic, or `receives`. problem: why delivery to
+    Kafka fails.
+    """
     with session.connect() as client:
         found = client.subscriptions(topic)
     if session.json:
@@ -186,12 +200,14 @@ def receive(
     topic: Topic,
     subscriber: Subscriber,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Acknowledge nothing: the same comes again.")
+        bool,
+        typer.Option("--keep", help="Acknowledge nothing: the next `receive` shows the same."),
     ] = False,
 ) -> None:
     """Show the changes of a subscription as they happen, until Ctrl-C or its end.
 
-    What was shown is acknowledged. The next time, it goes on there.
+    Prints nothing until there is a change that matches. Acknowledges what it has shown; the next
+    `receive` under this id resumes after that.
     """
     with session.connect() as client, suppress(KeyboardInterrupt):
         client.members()
@@ -222,9 +238,11 @@ def ack(
     session: Session,
     topic: Topic,
     subscriber: Subscriber,
-    cas: Annotated[int, typer.Argument(metavar="CAS", min=0, help="All up to here is done.")],
+    cas: Annotated[
+        int, typer.Argument(metavar="CAS", min=0, help="The last CAS that was processed.")
+    ],
 ) -> None:
-    """Acknowledge all changes up to a CAS. A position never goes back."""
+    """Acknowledge all changes up to a CAS. A lower CAS than before changes nothing."""
     with session.connect() as client:
         answer = client.acknowledge(topic, subscriber, cas)
     _tell(session, answer, f"{plain(subscriber)} has all up to CAS {answer['acknowledged']}")

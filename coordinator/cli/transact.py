@@ -1,4 +1,4 @@
-"""`indexctl txn`: several changes at once, if what they rest on is still so."""
+"""`indexctl txn`: several changes in one transaction, if all comparisons hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`indexctl undo`: take the state back to how it was, after a look at what that changes."""
+"""`indexctl undo`: shows what would change, asks, then takes the state back to an earlier CAS."""
 
 import json
 import sys
@@ -19,9 +19,7 @@ def add_to(root: typer.Typer) -> None:
 
 def undo(
     session: Session,
-    to: Annotated[
-        str, typer.Option("--to", metavar="MOMENT", help=f"{WHEN[0].upper()}{WHEN[1:]}.")
-    ],
+    to: Annotated[str, typer.Option("--to", metavar="WHEN", help=f"{WHEN[0].upper()}{WHEN[1:]}.")],
     only: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY", help="Only the entity under this key; repeat for more."),
@@ -30,16 +28,17 @@ def undo(
         bool, typer.Option("--dry-run", help="Only show what would change.")
     ] = False,
     in_steps: Annotated[
-        bool, typer.Option("--in-steps", help="In several transactions, if one is too small.")
+        bool,
+        typer.Option("--in-steps", help="Use several transactions if the changes exceed one."),
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Take settings and indexes back to how they were at a moment.
+    """Take settings and indexes back to how they were at an earlier CAS or time.
 
-    Shows what would change, and asks. Settings get the values of then; indexes that were created
-    since are dropped; indexes that were dropped since come back under their names, with new ids,
-    and are built again; renamed ones get their names back. The undo is made of ordinary changes,
-    so it can be undone.
+    Shows what would change, and asks. Settings get their earlier values. Indexes that were created
+    since then are dropped. Indexes that were dropped since then are created again under their
+    names, with new ids, and are built again. Renamed ones get their names back. The undo makes
+    ordinary changes, so it can be undone.
     """
     with session.connect() as client:
         client.members()

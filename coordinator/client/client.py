@@ -3,14 +3,14 @@
 Both know the URL of any node and find the rest by themselves. A call is tried until it is
 answered, refused, or its deadline has passed:
 
-* a 307 is followed to the master, which writes then go to directly;
-* a node that cannot be reached is passed over for the other known ones. Those are learnt from
-  `GET /v1/members` after the first answer, and kept for the life of the client;
-* a read sees what the same client has written before, whichever node answers, unless it says itself
-  how fresh it must be;
-* `no_master`, `unavailable`, `timeout` and a round in which nobody was reached are repeated,
-  with exponential backoff and jitter. A repeated write has the same `Idempotency-Key`, so it
-  takes effect at most once.
+* A 307 is followed to the master. Later writes go to the master directly.
+* If a node cannot be reached, the client tries the other nodes that it knows. It learns their
+  addresses from `GET /v1/members` after the first answer, and keeps them until it is closed.
+* A read sees all earlier writes of the same client, whichever node answers, unless the call names
+  a `consistency` or `at_least`.
+* The client repeats a call after a transient error (`no_master`, `unavailable`, `timeout`, …), or
+  if no node was reached, with exponential backoff and jitter. A repeated write has the same
+  `Idempotency-Key`, so it takes effect at most once.
 
 What is sent and what an answer means is decided once, by generators that do no I/O:
 `_Api`'s methods are *plans* (they yield `Call`s and are sent bodies), `_Route.round` tries one
@@ -373,10 +373,13 @@ class _Attempts:
 
 
 class _Api(Generic[R]):
-    """The calls. `R` is a body, or an awaitable of one; bodies are as the HTTP API gives them.
+    """The calls. `R` is a body, or an awaitable of one. Bodies are those of docs/http-api.md.
 
-    Each writing call takes a `request_id` (a UUIDv7; a fresh one if None): the same id gives
-    the first outcome again. `expected_cas` makes it conditional; 0 means "must not exist".
+    Each call that writes takes a `request_id` (a UUIDv7; a new one if None): a repeat under the
+    same id gets the first outcome. `expected_cas` makes it conditional; 0 means "must not exist".
+
+    Each call raises CoordinatorError: a refusal, with its code; UnavailableError, if there is no
+    outcome by the deadline: a write may then have taken effect or not.
 
     Large because it has one method for each call of the HTTP API.
     """
@@ -389,10 +392,12 @@ class _Api(Generic[R]):
         first_contact_s: float | None = None,
         principal: str | None = None,
     ) -> None:
-        """`url`: any node, or several. `first_contact_s`: the deadline until one answers.
+        """`url`: the URL of any node, or several (a list, or a text with commas); by default those
+        in INDEXCTL_URL, else http://127.0.0.1:8600. `deadline_s`: seconds for each call, its
+        repeats included. `first_contact_s`: the deadline of calls until a node has answered.
 
         `principal`: in whose name changes are made, at most 256 characters. The history shows it;
-        nobody checks it.
+        nobody verifies it.
         """
         urls = default_urls() if url is None else url.split(",") if isinstance(url, str) else url
         self._route = _Route(urls)
@@ -439,7 +444,8 @@ class _Api(Generic[R]):
     ) -> R:
         """Drop the index with this id, or this bucket and name; answer `{"index", "cas", "txn"}`.
 
-        By name, the id is looked up first: an index of that name that is made later stays.
+        By name, the client looks the id up first, then drops that id: an index that gets the name
+        in between is not dropped.
         """
         if (index_id is None) == (bucket is None or name is None):
             raise ValueError("drop_index takes an id, or a bucket and a name")
@@ -458,9 +464,10 @@ class _Api(Generic[R]):
     ) -> R:
         """Change the index with this id, or this bucket and name; answer `{"index", "cas", "txn"}`.
 
-        `changes` is the body of `PATCH /v1/indexes/{id}`: only what is to be different. If the
-        answer has another id, the index was built anew beside the old one, and took its place. With
-        `dry_run` nothing is done, and the answer has `"change"`: `none`, `in_place` or `rebuild`.
+        `changes` is the body of `PATCH /v1/indexes/{id}`: only the fields that are to change. If
+        the answer has another id, a second index was built and has replaced the first. With
+        `dry_run` nothing is changed, and the answer has `"change"`: `none`, `in_place` or
+        `rebuild`.
         """
         if (index_id is None) == (bucket is None or name is None):
             raise ValueError("alter_index takes an id, or a bucket and a name")
@@ -475,10 +482,11 @@ class _Api(Generic[R]):
         names: Sequence[str] = (),
         request_id: str | None = None,
     ) -> R:
-        """Have indexes built: those with these ids, those of a bucket with these names, or, with a
-        bucket alone, all of it that were deferred. Answer `{"indexes", "cas", "txn"}`.
+        """Order the build of indexes: those with these `ids`, or those of `bucket` with these
+        `names`; with a bucket alone, all its deferred ones. Answer `{"indexes", "cas", "txn"}`.
 
-        It answers when the build has been ordered; `get_index` tells how it goes.
+        The answer comes when the order is committed. `get_index` shows the progress; `wait_until`
+        waits for the end.
         """
         body = {"indexes": [str(index_id) for index_id in ids], "bucket": bucket, "names": [*names]}
         return self._run(_plan_write("POST", "/v1/indexes/build", body, None, request_id))
@@ -490,11 +498,12 @@ class _Api(Generic[R]):
         otherwise: Sequence[Mapping[str, Any]] = (),
         request_id: str | None = None,
     ) -> R:
-        """If all comparisons hold, do all of `then`, otherwise all of `otherwise`: at once, or not.
+        """Execute all operations of `then` if all comparisons hold, else all of `otherwise`.
 
-        A comparison is `{"key", "cas"}` or `{"bucket", "name", "cas"}`, where CAS 0 means that it
-        does not exist. An operation is `{"put": {"key": "config/…", "value"}}`, `{"delete":
-        {"key"}}`, `{"create_index": …}` as for `create_index`, or `{"drop_index": {"id"}}`.
+        The operations are one transaction: all take effect, or none. A comparison is
+        `{"key", "cas"}` or `{"bucket", "name", "cas"}`; CAS 0 means that the entity does not exist.
+        An operation is `{"put": {"key": "config/…", "value"}}`, `{"delete": {"key"}}`,
+        `{"create_index": …}` as for `create_index`, or `{"drop_index": {"id"}}`.
         Answers `{"succeeded", "compared", "results": [{"key", "cas"}], "cas", "txn"}`.
         """
         body = {"compare": [*compare], "then": [*then], "else": [*otherwise]}
@@ -510,10 +519,12 @@ class _Api(Generic[R]):
         in_steps: bool = False,
         request_id: str | None = None,
     ) -> R:
-        """Take the state back to CAS `to`; with `only`, the entities under these keys.
+        """Take the state back to CAS `to`; with `only`, just the entities under these keys.
 
-        `dry_run` only tells what would change; with its `cas` as `expected_cas`, nothing else does.
-        Answers `{"undo", "to", "changes", "kept", "txns", "cas"}`.
+        `dry_run` changes nothing and answers what would change. Give the `cas` of that answer as
+        `expected_cas`: the undo is then refused (`cas_mismatch`) if it would change anything else.
+        `in_steps` allows several transactions, if the changes exceed one. Answers `{"undo", "to",
+        "changes", "kept", "txns", "cas"}`.
         """
         body = {
             "to": to,
@@ -555,9 +566,10 @@ class _Api(Generic[R]):
         cas: int | None = None,
         at_ms: int | None = None,
     ) -> R:
-        """Answer the whole state, with CAS and digest; of `node` only, if it is given.
+        """Answer the whole state, with CAS and digest. `node`: the URL of the node to ask.
 
-        With `cas` or `at_ms` (ms since 1970), that of the last transaction at or before it.
+        With `cas` or `at_ms` (ms since 1970): the state after the last transaction at or before
+        that CAS or time.
         """
         query = {"cas": cas, "at_ms": at_ms}
         return self._run(_plan_read("/v1/state", query, consistency, at_least, node))
@@ -572,13 +584,14 @@ class _Api(Generic[R]):
         at_least: int | None = None,
         **filters: Filter,
     ) -> R:
-        """Answer `{"events", "next", "cas"}`: `limit` changes at most above CAS `after`.
+        """Answer `{"events", "next", "cas"}`: at most `limit` changes above CAS `after`.
 
-        The oldest is first; `cas` is the newest that the node tells of.
+        The oldest is first. `cas` is that of the newest change that the node knows.
 
-        Go on with `after` set to `next` until that is None; a page may be empty. `filters` are
-        `kind`, `bucket`, `index`, `indexer`, `state`, `key`, `principal`, `request` and `txn`, each
-        one value or several of which one must fit, and `from_ms` and `to_ms`.
+        For the next page, call again with `after` set to `next`, until that is None; a page may be
+        empty. `filters` are `kind`, `bucket`, `index`, `indexer`, `state`, `key`, `principal`,
+        `request` and `txn`, each one value or a list of which one must match, and `from_ms` and
+        `to_ms`.
         """
         query = {"after": after, "until": until, "limit": limit, **filters}
         return self._run(_plan_read("/v1/history", query, consistency, at_least))
@@ -591,9 +604,9 @@ class _Api(Generic[R]):
         consistency: Consistency | None = None,
         at_least: int | None = None,
     ) -> R:
-        """Answer `{"from", "to", "changes"}`: how the states of two CAS differ, by key.
+        """Answer `{"from", "to", "changes"}`: how the states at two CAS differ, by key.
 
-        `after` is now by default. Each change is `{"key", "kind", "before", "after"}`.
+        `after` is the newest CAS by default. Each change is `{"key", "kind", "before", "after"}`.
         """
         query = {"from": before, "to": after}
         return self._run(_plan_read("/v1/diff", query, consistency, at_least))
@@ -612,9 +625,10 @@ class _Api(Generic[R]):
         return self._route.nodes(for_write=False)
 
     def members(self, *, node: str | None = None) -> R:
-        """Answer `{"node", "epoch", "master", "members"}`; the client learns the addresses.
+        """Answer `{"node", "epoch", "master", "members"}`; the client remembers the addresses.
 
-        It is what one node knows, `node` if that is given: after a failover, others may know more.
+        The answer is what one node knows (the one at URL `node`, if given). After a failover
+        another node may know more.
         """
         if node is not None:
             return self._run(_plan_read("/v1/members", node=node))
@@ -623,10 +637,10 @@ class _Api(Generic[R]):
     def step_down(
         self, successor: int | None = None, *, epoch: int | None = None, reason: str = ""
     ) -> R:
-        """Have the master hand over, to `successor` if given; answer who is master then.
+        """Have the master hand over, to node `successor` if given; answer the new master.
 
-        `epoch` is the mastership that is meant, by default the one of now: a repeat deposes
-        nobody else.
+        `epoch` names the mastership that is to end, by default the current one. So a repeat of the
+        request does not depose the successor.
         """
         return self._run(_plan_step_down(self._route, successor, epoch, reason))
 
@@ -642,10 +656,11 @@ class _Api(Generic[R]):
         reason: str = "",
         node: str | None = None,
     ) -> R:
-        """Lower the minimum of copies, and forget nodes; answer the new roster.
+        """Lower the minimum of copies, and remove the nodes `forget` from the roster; answer
+        `{"roster", "active", "minimum"}`.
 
-        Without a master, the node at URL `node` claims the mastership; by default the live one
-        with the highest CAS.
+        If there is no master, the node at URL `node` claims the mastership; by default the live
+        node with the highest CAS.
         """
         body = {"minimum": minimum, "forget": list(forget), "reason": reason}
         return self._run(_plan_reform(self._route, body, node))
@@ -659,11 +674,12 @@ class _Api(Generic[R]):
         return self._run(_plan_read("/v1/indexers"))
 
     def stability(self, bucket: str | None = None, *, node: str | None = None) -> R:
-        """Answer a bucket's newest stability timestamp, or, without a vector, that of every bucket.
+        """Answer the newest stability timestamp of `bucket`, or those of all buckets.
 
-        `{"bucket", "number", "at_ms", "age_ms", "digest", "vbuckets": {"0": [vbuuid, seqno]}}`, the
-        last two as decimal strings; `no_stability_timestamp` where there is none. Of all:
-        `{"node", "buckets"}`. `node` pins it to the node of that URL: the master knows lags.
+        Of one bucket: `{"bucket", "number", "at_ms", "age_ms", "digest", "vbuckets": {"0":
+        [vbuuid, seqno]}}`, vbuuid and seqno as decimal strings. Raises CoordinatorError
+        `no_stability_timestamp` if there is none. Of all: `{"node", "buckets"}`, without vectors.
+        `node`: the URL of the node to ask; only the master knows the lags.
         """
         path = "/v1/stability" if bucket is None else f"/v1/stability/{_segment(bucket)}"
         return self._run(_plan_read(path, node=node))
@@ -677,10 +693,11 @@ class _Api(Generic[R]):
         from_ms: int | None = None,
         to_ms: int | None = None,
     ) -> R:
-        """Answer `{"bucket", "timestamps", "next"}`: those of a bucket within times, newest first.
+        """Answer `{"bucket", "timestamps", "next"}`: the stability timestamps that the bucket had
+        between `from_ms` and `to_ms`, newest first.
 
-        Each is `{"bucket", "number", "at_ms", "hash", "seqnos"}`. Go on with `before` set to `next`
-        until that is None; a page may be empty.
+        Each is `{"bucket", "number", "at_ms", "hash", "seqnos"}`. For the next page, call again
+        with `before` set to `next`, until that is None; a page may be empty.
         """
         path = f"/v1/stability/{quote(bucket, safe='')}/history"
         query = {"before": before, "limit": limit, "from_ms": from_ms, "to_ms": to_ms}
@@ -709,8 +726,8 @@ class _Api(Generic[R]):
         """Scan the index with this id, or this bucket and name; answer one page of it.
 
         `scan` and the rest are the body of `POST /v1/scan`. Answers `{"index", "rows", "next",
-        "consistency", "cas"}`: `next` is for `after`, None at the end. With `count`, it is
-        `count` instead of `rows` and `next`.
+        "consistency", "cas"}`. For the next page, give `next` as `after`; it is None on the last
+        page. With `count`, the answer has `count` instead of `rows` and `next`.
         """
         asked = {
             "index": None if index_id is None else str(index_id),
@@ -761,7 +778,7 @@ class _Api(Generic[R]):
         return self._run(_plan_write("DELETE", path, _NOTHING, expected_cas, request_id))
 
     def add_topic(self, name: str, request_id: str | None = None, **filters: Filter) -> R:
-        """Add a topic: the changes that fit the filters, which are those of `history`.
+        """Add a topic: a named selection of the changes that match the filters of `history`.
 
         Answers `{"topic", "cas", "txn"}`. Raises CoordinatorError `topic_exists`.
         """
@@ -769,7 +786,7 @@ class _Api(Generic[R]):
         return self._run(_plan_write("POST", "/v1/topics", body, None, request_id))
 
     def topics(self, *, consistency: Consistency | None = None, at_least: int | None = None) -> R:
-        """Answer `{"topics", "cas"}`, each with how many subscriptions it has."""
+        """Answer `{"topics", "cas"}`; each topic has its number of `subscriptions`."""
         return self._run(_plan_read("/v1/topics", {}, consistency, at_least))
 
     def remove_topic(
@@ -780,8 +797,8 @@ class _Api(Generic[R]):
         expected_cas: int | None = None,
         request_id: str | None = None,
     ) -> R:
-        """Remove a topic. Raises CoordinatorError `topic_in_use`, if it has subscriptions and is
-        not to be removed with them."""
+        """Remove a topic. Raises CoordinatorError `topic_in_use` if it has subscriptions, unless
+        `with_subscriptions` removes them, too."""
         path = f"/v1/topics/{_segment(name)}"
         query = {"with_subscriptions": with_subscriptions or None}
         return self._run(
@@ -799,12 +816,13 @@ class _Api(Generic[R]):
         request_id: str | None = None,
         **filters: Filter,
     ) -> R:
-        """Subscribe to a topic, under an id that none of its subscribers has.
+        """Subscribe to a topic, under an id that no other subscriber of the topic has.
 
-        To the changes above CAS `after`, or from now on, that fit the topic's filters and these.
-        `deliver_to` is the Kafka topic that they are written to, each exactly once; without it,
-        `receive` yields them. After a silence of `expires_after_ms` the subscription expires.
-        Answers `{"subscription", "cas", "txn"}`. Raises CoordinatorError `subscriber_exists`.
+        The subscription brings the changes above CAS `after` (by default, those from now on) that
+        match the topic's filters and these. `deliver_to` is the Kafka topic to which they are
+        written, each exactly once; without it, `receive` yields them. The subscription expires if
+        the subscriber neither receives nor acknowledges for `expires_after_ms`. Answers
+        `{"subscription", "cas", "txn"}`. Raises CoordinatorError `subscriber_exists`.
         """
         body = {
             "id": subscriber,
@@ -835,7 +853,7 @@ class _Api(Generic[R]):
         consistency: Consistency | None = None,
         at_least: int | None = None,
     ) -> R:
-        """Answer `{"subscriptions", "cas"}`: each with how far it is, and how far behind."""
+        """Answer `{"subscriptions", "cas"}`: each with its position (`acknowledged`) and `lag`."""
         path = f"/v1/topics/{_segment(topic)}/subscriptions"
         return self._run(_plan_read(path, {}, consistency, at_least))
 
@@ -852,7 +870,8 @@ class _Api(Generic[R]):
         return self._run(_plan_read(path, {}, consistency, at_least))
 
     def acknowledge(self, topic: str, subscriber: str, cas: int) -> R:
-        """Acknowledge all changes up to a CAS; answer `{"acknowledged"}`, which never goes back."""
+        """Acknowledge all changes up to a CAS; answer the position, `{"acknowledged"}`, which never
+        goes back."""
         return self._run(
             _plan_post(f"{_subscription_path(topic, subscriber)}/ack", {"cas": cas}, reads=True)
         )
@@ -866,7 +885,8 @@ class _Api(Generic[R]):
         return request
 
     def ready(self, node: str | None = None) -> R:
-        """Answer `{"ready": bool, "reason"}` of `node`, or of the first that answers, at once."""
+        """Answer `{"ready": bool, "reason"}` of `node`, or of the node that answered last, without
+        a retry."""
         return self._run(_plan_ready(node or self._route.nodes(for_write=False)[0]))
 
 
@@ -1083,10 +1103,11 @@ class Client(_Api[Body]):
     ) -> Body:
         """Wait until an index has this state; answer `{"index", "cas"}`.
 
-        It looks at each change, so a state that an index has for a moment is seen, too; at the
-        timeout (none by default) some seconds late, and while no node answers, by the deadline of
-        one call. Raises CoordinatorError: `index_failed`, where it comes to the state error
-        instead, `index_not_found`, where it was dropped, `timeout`.
+        It follows every change, so it does not miss a state that lasts only briefly. Raises
+        CoordinatorError: `index_failed`, if the index comes to the state `error` instead;
+        `index_not_found`, if it was dropped; `timeout`, some seconds after `timeout_s`, or, while
+        no node answers, up to the deadline of one call after it. Without `timeout_s` it has no
+        limit.
         """
         waiting = Waiting(index_id, state, timeout_s)
         found = self.get_index(index_id, consistency="linearizable")
@@ -1103,12 +1124,13 @@ class Client(_Api[Body]):
     def watch(self, after: int | str = "now", **filters: Filter) -> Generator[Body, None, None]:
         """Yield changes as they happen, for ever, in order of CAS: each once, without a gap.
 
-        `after` is `now`, `snapshot` or a CAS. Yields `{"type", …}`: `change`; `snapshot` for each
-        entity that there is, and `snapshot_end` (a `snapshot_restart` before that: forget what
-        came); `bookmark` with a CAS up to which there is no more
-        to tell. `filters` are those of `history`; `kind` may also be `stability` or `members`. It
-        goes on by itself where nodes die. Raises CoordinatorError: it is refused, or `compacted`,
-        or no node answers at the beginning.
+        `after` is `now`, `snapshot` or a CAS. Each event is `{"type", …}`. The types: `change`;
+        with `after="snapshot"` first a `snapshot` for each entity that exists, then `snapshot_end`
+        (if a `snapshot_restart` comes before that, discard the entities so far); `bookmark`, with
+        the CAS up to which all changes were sent. `filters` are those of `history`; `kind` may
+        also be `stability` or `members`. If a node dies, the watch resumes at another one. Raises
+        CoordinatorError: a refusal; `compacted`; `unreachable`, if no node answers at the
+        beginning.
         """
         with closing(self._follow(Watching(after, filters))) as events:
             for event in events:
@@ -1120,10 +1142,11 @@ class Client(_Api[Body]):
     ) -> Generator[Body, None, None]:
         """Yield the changes of a subscription as they happen, above what was acknowledged.
 
-        What it yields is what `watch` yields, and at last `unsubscribed` or `expired`, with the CAS
-        above which nothing comes. A change is acknowledged some time after the caller has come back
-        for the next one: whoever dies gets it again, under the same CAS. Raises CoordinatorError
-        `subscription_not_found` or `subscription_expired`, if it has ended before.
+        Yields the events of `watch`. When the subscription ends, the last event is `unsubscribed`
+        or `expired`, with the CAS above which nothing is delivered. A change is acknowledged some
+        time after the caller has asked for the next one. So delivery is at least once: after a
+        crash a change may come again, under the same CAS. Raises CoordinatorError
+        `subscription_not_found` or `subscription_expired`, if it had ended before.
         """
         receiving = Receiving(_subscription_path(topic, subscriber), acknowledge)
         with closing(self._follow(receiving.watching)) as events:

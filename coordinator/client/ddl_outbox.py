@@ -1,11 +1,13 @@
 """Records on their way to `ddl`: each is acknowledged by Kafka, or its sender hears why not.
 
-The order of a bucket is kept. The producer is idempotent, so what has arrived of a partition is
-always the beginning of what was sent. If the producer is done for, or hears nothing for `STALL_S`,
-another one sends all that is open again, in the same order. So a record may arrive twice, but none
-arrives for the first time before one that was sent earlier and is still tried.
+The order of the records of a bucket is kept. The producer is idempotent, so a partition always has
+a prefix of what was sent to it. If the producer has failed for good, or gets no delivery report for
+`STALL_S`, the outbox makes another producer, which sends all open records again, in the same order.
+So a record may arrive twice. But no record arrives for the first time before an earlier one that is
+still open.
 
-Threads may share an outbox. None of its own polls the client: who waits for a delivery does.
+Threads may share an outbox. It has no thread of its own: a caller that waits for a delivery polls
+the client of Kafka.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Replies to commands from the `ddl` topic, as they become visible on `ddl-replies`.
 
-A thread reads all partitions from where they ended before the first command was published. It looks
-for the ids that somebody expects and keeps nothing else: an expectation that nobody holds any more
-is forgotten. Whatever becomes of connections and brokers, it goes on where it was.
+A thread reads all partitions, from their ends before the first command was published. It keeps only
+replies to the request ids that a caller expects, and drops an expectation that no caller holds any
+more. After a lost connection, or the loss of a broker, it resumes at its offsets.
 """
 
 from __future__ import annotations

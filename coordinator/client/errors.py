@@ -1,7 +1,8 @@
 """What the client raises. Codes are the API's, and a few of the client's own.
 
-The client's own codes: `unreachable` (no known node answers, or no Kafka), `bad_response` (an
-answer that is not the API's) and `no_reply` (Kafka has a command, nobody has answered it yet).
+The client's own codes: `unreachable` (no known node answers, or no Kafka broker), `bad_response`
+(an answer that is not one of this API) and `no_reply` (Kafka has the command, and no master has
+answered it yet).
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ class NotFoundError(CoordinatorError):
 
 
 class ConflictError(CoordinatorError):
-    """The name is taken, the entity has another CAS than was expected, or is being altered."""
+    """The name is taken, the entity has another CAS than expected, or an index is being altered."""
 
 
 class UnavailableError(CoordinatorError):
-    """No answer until the deadline, or one that neither does nor refuses what was asked.
+    """No answer by the deadline, or one that leaves the outcome open.
 
     A write may or may not have taken effect.
     """

@@ -1,9 +1,10 @@
 """Watching without a node: changes as they are committed, read from Kafka itself.
 
-`KafkaWatch.watch` and `AsyncKafkaWatch.watch` tell the same as those of `Client` and `AsyncClient`,
-with the same fields: to move from one to the other is to change one line. They need the address of
-Kafka, and permission to read the topics `history`, `statecontext`, `snapshots` and `commit`. They
-join no consumer group, and write nothing. Each watch keeps the state of where it is, and no more.
+`KafkaWatch.watch` and `AsyncKafkaWatch.watch` yield the same events as those of `Client` and
+`AsyncClient`, with the same fields: a program changes one line to move from one to the other. They
+need the address of Kafka, and permission to read the topics `history`, `statecontext`, `snapshots`
+and `commit`. They join no consumer group, and write nothing. Each watch keeps one state in memory:
+that at its position.
 """
 
 from __future__ import annotations
@@ -84,8 +85,9 @@ class KafkaWatch:
     ) -> None:
         """`prefix` is the name of the cluster, which its topics begin with.
 
-        `on_bad` is told of each record that cannot be decoded or was never committed. Nodes pass
-        over such a record, too; what `on_bad` raises ends the watch instead.
+        `on_bad` is called with each record that cannot be decoded or was never committed; by
+        default the watch logs a warning. The watch skips such a record, as nodes do. If `on_bad`
+        raises, the watch ends with that exception.
         """
         self._servers = bootstrap_servers
         self._prefix = prefix
@@ -97,15 +99,15 @@ class KafkaWatch:
     def watch(self, after: int | str = "now", **filters: Filter) -> Generator[Told, None, None]:
         """Yield changes as they are committed, for ever, in order of CAS: each once, without a gap.
 
-        Takes and tells the same as `Client.watch`, but for the kinds `stability` and `members`. It
-        goes on by itself where brokers die. Raises CoordinatorError: `invalid_request`,
-        `compacted`; `unreachable` or `topics_missing` at the beginning; `log_replaced`,
-        `kafka_error`.
+        Takes the arguments of `Client.watch`, and yields the same events, except the kinds
+        `stability` and `members`. If brokers die, the watch resumes when they are back. Raises
+        CoordinatorError: `invalid_request`, `compacted`; `unreachable` or `topics_missing` at the
+        beginning; `log_replaced`, `kafka_error`.
         """
         return _one_by_one(self.batches(after, **filters))
 
     def batches(self, after: int | str = "now", **filters: Filter) -> Batches:
-        """Yield what `watch` does, together what has come together; an empty list now and then."""
+        """Yield the events of `watch` in lists, as they arrive; [] while none arrives."""
         begin, predicate = asked(after, filters)
         watching = _Watching(self._servers, self._prefix, begin, predicate, self._stopping)
         made = Batches(watching.run(self._first_contact_s, self._on_bad))
@@ -113,7 +115,7 @@ class KafkaWatch:
         return made
 
     def close(self) -> None:
-        """End all watches. One that another thread is waiting in ends there, without an error."""
+        """End all watches, also one in which another thread waits; it ends without an error."""
         self._stopping.set()
         for one in [*self._open]:
             one.close()
@@ -126,7 +128,7 @@ class KafkaWatch:
 
 
 class Batches:
-    """What a watch tells, which any thread may close: whoever waits in it is waited for."""
+    """The events of a watch. Any thread may close it; `close` waits for one that is reading it."""
 
     def __init__(self, told: Generator[list[Told], None, None]) -> None:
         self._told = told

@@ -3,9 +3,9 @@
     with Publisher("127.0.0.1:22882", principal="etl") as publisher:
         answer = publisher.publish("CREATE INDEX by_zone ON travel(tz, name)").wait()
 
-A command is published under a request id. Whoever does not know what became of it publishes it
-again under the same id, even from another process: it takes effect once, and the first outcome
-comes again. Commands for one bucket are decided in the order in which they were published. A
+A command is published under a request id. If the outcome is unknown, publish the command again
+under the same id, even from another process: it takes effect once, and every reply has the first
+outcome. Commands for one bucket are decided in the order in which they were published. A
 `Publisher` needs the address of Kafka, and permission to write `ddl` and to read `ddl-replies`. It
 joins no consumer group.
 """
@@ -62,8 +62,8 @@ Publishable = str | CreateIndex | AlterIndex | DropIndex | BuildIndexes | Transa
 class Order:
     """A command with its terms. `expected_cas` makes it conditional; 0 means "must not exist".
 
-    The key on Kafka is the bucket that the command names, or else `bucket`: a command that names
-    an index by its id has none.
+    The key of the record on Kafka is the bucket that the command names, else `bucket`. Give
+    `bucket` for a command that names an index by its id only.
     """
 
     command: Publishable
@@ -75,8 +75,8 @@ class Order:
 class Published:
     """A command that was published: under which request id, and where it stands on `ddl`.
 
-    `offset` is None where Kafka did not say it. In a batch, `partition` is None for a command that
-    Kafka has not acknowledged; `wait` raises why.
+    `offset` is None if Kafka did not report it. In a batch, `partition` is None for a command that
+    Kafka has not acknowledged; `wait` raises the reason.
     """
 
     def __init__(self, request_id: str, until_s: float) -> None:
@@ -89,12 +89,12 @@ class Published:
         self._error: CoordinatorError | None = None
 
     def wait(self, timeout_s: float | None = None) -> Body:
-        """Return what came of the command: what the HTTP API answers, with `cas` and `txn`.
+        """Return the outcome of the command: the answer of the HTTP route, with `cas` and `txn`.
 
-        It waits `timeout_s` from now at most; by default until the publisher's deadline, counted
-        from when the command was published. Raises CoordinatorError: what the master refuses, of
-        the same class as over HTTP; `no_reply` (UnavailableError), after which you may wait again,
-        or publish the command again under the same request id.
+        Waits at most `timeout_s`; by default until `deadline_s` of the publisher after the command
+        was published. Raises CoordinatorError: a refusal of the master, of the same class as over
+        HTTP; `no_reply` (UnavailableError), after which you may wait again, or publish the command
+        again under the same request id.
         """
         if self._error is not None:
             raise self._error
@@ -128,9 +128,10 @@ class Publisher:
     ) -> None:
         """Contact Kafka. `prefix` is the name of the cluster, which its topics begin with.
 
-        `principal`: in whose name changes are made. The history shows it; nobody checks it.
-        `deadline_s` is for each command: until Kafka has it, and until its outcome is known. Raises
-        CoordinatorError: `unreachable`, `topics_missing`, `kafka_error`.
+        `principal`: in whose name changes are made. The history shows it; nobody verifies it.
+        `deadline_s` limits two waits for each command: until Kafka has acknowledged it, and until
+        its outcome is known. Raises CoordinatorError: `unreachable`, `topics_missing`,
+        `kafka_error`.
         """
         self._principal = principal
         self._deadline_s = deadline_s
@@ -149,10 +150,10 @@ class Publisher:
     ) -> Published:
         """Publish a command, and return once all in-sync replicas of Kafka have it.
 
-        `request_id` is a fresh UUIDv7 by default. A command that is not acknowledged is sent again
-        until the deadline. Raises CoordinatorError: `invalid_statement`, `invalid_request` or
-        `too_large`, and nothing was published; `unreachable` (UnavailableError), and it may have
-        been, or `kafka_error`. `details.request` is the id to repeat it under.
+        `request_id` is a new UUIDv7 by default. A command that Kafka does not acknowledge is sent
+        again until the deadline. Raises CoordinatorError: `invalid_statement`, `invalid_request` or
+        `too_large`, if nothing was published; `unreachable` (UnavailableError) or `kafka_error`, if
+        it may have been published. `details.request` is the id under which to repeat it.
         """
         published = self._begun(Order(command, request_id, expected_cas, bucket))
         self._settle(published)
@@ -164,10 +165,11 @@ class Publisher:
         self, orders: Iterable[Publishable | Order], *, in_flight_max: int = IN_FLIGHT_MAX
     ) -> Iterator[Published]:
         """Publish commands, and yield each in order when its outcome is known, or its deadline has
-        passed. Its `wait` then answers, or raises, at once.
+        passed. Its `wait` then returns or raises at once.
 
-        At most `in_flight_max` are without an outcome; the next is taken when there is room. So the
-        batch may be of any length. One that fails does not end the batch.
+        At most `in_flight_max` commands are without an outcome at a time; the next one is taken
+        from `orders` after that. So the batch may be of any length. A failed command does not end
+        the batch.
         """
         open_: deque[Published] = deque()
         for order in orders:
@@ -178,7 +180,7 @@ class Publisher:
             yield self._ended(open_.popleft())
 
     def close(self) -> None:
-        """End it. A command that Kafka has is executed all the same."""
+        """Close the publisher. A command that Kafka has acknowledged is executed nevertheless."""
         self._outbox.close()
         self._replies.close()
 

@@ -1,7 +1,7 @@
 """Watching: how a stream of server-sent events becomes changes, and where it goes on when it ends.
 
-What is decided is here, without I/O: the two clients carry it out. A watch goes from node to node,
-and each change is told once, in order of CAS, whatever becomes of nodes and connections.
+The decisions are here, without I/O; the two clients carry them out. A watch goes from node to node.
+It yields each change once, in order of CAS, whichever node or connection fails.
 """
 
 from __future__ import annotations
@@ -108,9 +108,9 @@ class Receiving:
         self._acknowledged_s = time.monotonic()
 
     def handled(self, event: dict[str, Any]) -> int | None:
-        """The caller has come back after this event: return what to acknowledge now, if anything.
+        """The caller asks for the next event after this one: return the CAS to acknowledge now.
 
-        After a `bookmark`, which comes when nothing else does, and otherwise now and then.
+        It is due after a `bookmark`, and every `ACKNOWLEDGE_S` otherwise; None: nothing is due.
         """
         self.has_ended = event["type"] in ENDS
         if self.has_ended:
@@ -121,7 +121,7 @@ class Receiving:
         return self.left() if event["type"] == "bookmark" or is_due else None
 
     def left(self) -> int | None:
-        """Return what is still to be acknowledged; None: nothing."""
+        """Return the CAS that is still to be acknowledged; None: nothing."""
         self._acknowledged_s = time.monotonic()
         return self._handled if self._acknowledges and self._handled > self._last else None
 

@@ -1,8 +1,8 @@
 """The HTTP API of a node: `/v1`, health, metrics, and an OpenAPI page.
 
-Thin: it turns requests into inputs of the node and outcomes into responses. Writers are answered
-by the master alone; a replica sends them there. Reads are answered by any node from its applied
-state, whose CAS each answer carries.
+Thin: it turns requests into inputs of the node, and outcomes into responses. Only the master
+executes writes; a replica redirects them to it. Any node answers reads from its applied state; each
+answer carries the CAS of that state.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ TRANSACTIONS_MAX = 1_000
 
 
 def build_app(shell: Shell, allowed_hosts: Iterable[str] = ()) -> FastAPI:
-    """Return the ASGI application of one node, which is known by its address and these hosts."""
+    """Return the ASGI application of one node. It accepts its address and these hosts as `Host`."""
     app = FastAPI(
         title="Index Coordinator",
         version="1",
@@ -107,7 +107,7 @@ def _serve_description(app: FastAPI) -> None:
 
 
 def _handle_errors(app: FastAPI) -> None:
-    """Give every error the one shape."""
+    """Answer every error as an `ErrorAnswer`."""
 
     @app.exception_handler(ApiError)
     async def refused(request: Request, error: ApiError) -> Response:
@@ -188,9 +188,10 @@ def _add_indexes(app: FastAPI, shell: Shell) -> None:
         if_match: IfMatch = None,
         x_principal: Principal = None,
     ) -> Response:
-        """Change an index: at once, or by another one that is built and then takes its place.
+        """Alter an index: in place, or by a second index that is built and then replaces it.
 
-        Answers when that is done. `dry_run` only says which, and what the index would be.
+        Answers when the change has taken effect. `dry_run` changes nothing: it answers how the
+        index would be changed, and the result.
         """
         outcome = await execute(
             shell,

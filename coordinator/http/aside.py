@@ -1,7 +1,7 @@
-"""Work that takes a while: beside the loop of the node, or in turns, and only so much waits.
+"""Long work, in a thread beside the node's loop, or in turns with it; the queues are bounded.
 
-One thread for each kind of work. More would make the loop wait as often for the interpreter, and
-whoever wants many answers at once would only get all of them later.
+Each kind of work has one thread. More threads would take the interpreter's lock from the loop more
+often, and would not finish the same work earlier.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Seats:
 
 
 class Turns:
-    """Requests that cost the loop itself some time take turns: between two, it does all else."""
+    """Serialises requests that need the loop itself; other work runs between two of them."""
 
     def __init__(self, waiting_max: int, patience_s: float) -> None:
         self._waiting_max = waiting_max

@@ -1,6 +1,6 @@
 """Calls from a node to other processes, over connections that are kept.
 
-They run in the loop of the node, which has more to do: that decided what carries them out.
+They run in the node's loop, so the library for them was chosen for its low processor time.
 """
 
 from __future__ import annotations

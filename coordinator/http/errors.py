@@ -1,4 +1,4 @@
-"""Errors of the HTTP API: one shape, stable codes, one status each where a route says no other."""
+"""Errors of the HTTP API: one shape, stable codes, and a default status for each code."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class ApiError(Exception):
 
 
 def raise_unless_ok(outcome: Outcome) -> Outcome:
-    """Return an outcome that is ok; raise what it says otherwise."""
+    """Return an outcome that is ok; raise its refusal as an ApiError otherwise."""
     if outcome.status != "ok":
         raise ApiError(outcome.code, outcome.message, outcome.details)
     return outcome

@@ -1,4 +1,4 @@
-"""How a command that came over HTTP is carried out: read, given to the master, and answered."""
+"""How a command that came over HTTP is executed: read, passed to the master, and answered."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ async def execute(
 ) -> commands.Outcome:
     """Run a command on the master, under the client's idempotency key if it gave one.
 
-    `fingerprint` tells what was asked for, if the command follows from more than that; its
-    definitions are not read again if they are examined.
+    `fingerprint` identifies the request, if the command depends on more than the request (an undo
+    also depends on the state). Definitions that are `examined` already are not parsed again.
     """
     expected = _if_match(if_match)
     if principal and len(principal) > PRINCIPAL_LENGTH_MAX:

@@ -1,7 +1,7 @@
-"""The past over HTTP: what was changed, the state of any moment, and the differences of two.
+"""The past over HTTP: the changes, the state at any CAS or time, and the difference of two states.
 
-Any node answers, from `history`. The newest moment that it tells of is the state that it would
-show for the same consistency.
+Any node answers, from `history`. The newest state that it answers from is the one that it would
+show now for the same consistency.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ def add_history(app: FastAPI, shell: Shell, settle: Settle) -> None:
         consistency: Consistency = None,
         at_least: CasParameter = 0,
     ) -> Response:
-        """Show what was changed, oldest first: the changes above `after`, up to `until`.
+        """Show the changes above the CAS `after`, up to `until`, oldest first.
 
-        A filter may have several values, of which one must fit; all filters must. `bucket`,
-        `index` (id or name), `indexer` and `state` fit the value before or after the change.
-        Where `next` is not null, go on with `after` set to it: a page may be short, or empty.
+        A change must match all filters. A filter may have several values, of which one must match.
+        `bucket`, `index` (id or name), `indexer` and `state` match the value before or after it.
+        If `next` is not null, ask again with `after` set to it: a page may be short, or empty.
         """
         wanted = checked(replace(predicate, from_ms=from_ms, to_ms=to_ms))
         await settle(consistency, at_least)

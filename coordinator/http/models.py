@@ -78,7 +78,7 @@ class CreateIndexBody(BaseModel):
 
 
 class AlterIndexBody(BaseModel):
-    """What of an index is to change; what is left out stays. `where` null: the condition goes."""
+    """The fields of an index that are to change. `where` null removes the condition."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -182,7 +182,7 @@ class DropBody(BaseModel):
 
 
 class OperationBody(BaseModel):
-    """Exactly one of them."""
+    """An operation: exactly one of the fields is set."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -221,7 +221,7 @@ def _json_text(value: Any) -> str:
 
 
 class TransactBody(BaseModel):
-    """Comparisons, and what is done if all of them hold, and what otherwise."""
+    """Comparisons, the operations if all of them hold (`then`), and those otherwise (`else`)."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -294,7 +294,7 @@ class IndexAnswer(BaseModel):
 
 
 class AlterAnswer(IndexAnswer):
-    """An index after an ALTER; `change` is what a dry run says that would be done."""
+    """An index after an ALTER. `change` is set in the answer to a dry run: what would be done."""
 
     change: str | None = None
 
@@ -317,9 +317,9 @@ class ComparedModel(BaseModel):
 
 
 class ResultModel(BaseModel):
-    """What an operation was about, and the CAS that it is at after it.
+    """The entity of an operation, with its CAS after the operation.
 
-    An index that was created is told as it is now; `error` says why it was undone, if it was.
+    A created index is shown as it is now. `error` says why it was undone, if it was.
     """
 
     key: str
@@ -414,7 +414,7 @@ Place = Annotated[tuple[str, str], Field(description="vbuuid and seqno, decimal"
 
 
 class NumberedModel(BaseModel):
-    """Numbers ascend within a bucket. `age_ms` compares the clocks of two machines."""
+    """The numbers of a bucket's timestamps ascend. `age_ms` compares the clocks of two machines."""
 
     number: int
     at_ms: int
@@ -514,7 +514,7 @@ class PastStabilityModel(BaseModel):
 
 
 class StabilityHistoryAnswer(BaseModel):
-    """Newest first. `next` is for `before`; null: there are no more."""
+    """Newest first. `next`: give it as `before` for the next page; null: there are no more."""
 
     bucket: str
     timestamps: list[PastStabilityModel]
@@ -576,8 +576,8 @@ class ChangeModel(BaseModel):
 
 
 class HistoryAnswer(BaseModel):
-    """Changes, oldest first. `next`: the CAS after which to go on; null: there are no more. `cas`:
-    the newest that this node tells of."""
+    """Changes, oldest first. `next`: give it as `after` for the next page; null: there are no more.
+    `cas`: that of the newest change that this node knows."""
 
     events: list[ChangeModel]
     next: int | None
@@ -585,11 +585,11 @@ class HistoryAnswer(BaseModel):
 
 
 class UndoBody(BaseModel):
-    """Take the state back `to` a CAS; with `only`, nothing but the entities under these keys.
+    """Take the state back `to` a CAS; with `only`, just the entities under these keys.
 
-    `dry_run`: only say what would change. `expected_cas`: the `cas` that a dry run answered; if
-    something else would change by now, nothing does. `in_steps`: in several transactions, if need
-    be.
+    `dry_run`: change nothing, answer what would change. `expected_cas`: the `cas` that a dry run
+    answered; the undo is refused if it would change anything else by now. `in_steps`: use several
+    transactions, if the changes exceed one.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -632,8 +632,9 @@ class KeptModel(BaseModel):
 
 
 class UndoAnswer(BaseModel):
-    """`undo` is the request id of the undo. `to` is the last CAS of the transaction that was led
-    back to. `cas` is the state after it, or, of a dry run, the state that it was computed from."""
+    """`undo`: the request id of the undo. `to`: the CAS of the state that was restored, the last
+    CAS of its transaction. `cas`: that of the state after the undo, or, for a dry run, of the state
+    from which it was computed."""
 
     undo: str
     to: int
@@ -644,8 +645,7 @@ class UndoAnswer(BaseModel):
 
 
 class DifferenceModel(BaseModel):
-    """An entity that differs. `before` or `after` is null, and its CAS 0, where it does not
-    exist."""
+    """An entity that differs. Where it does not exist, its value is null and its CAS 0."""
 
     key: str
     kind: str

@@ -1,7 +1,7 @@
-"""How requests with a body are read: no further than they may be long, and beside the loop.
+"""How requests with a body are read: up to a bound, and beside the loop.
 
-FastAPI reads, parses and validates a body in the loop, however large it is. The routes here hand
-it the finished model instead. What a model may have at most, its lists say themselves.
+FastAPI reads, parses and validates a body in the loop, however large it is. The routes here give
+it the finished model instead. The bounds of lists are in the models.
 """
 
 from __future__ import annotations

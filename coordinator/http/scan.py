@@ -1,7 +1,7 @@
 """`POST /v1/scan`: the entries of an index within bounds, from any node.
 
-A node looks the index up in its own state, so that its answer is as new as that: `cas` tells. The
-scan itself is `coordinator.http.scatter`.
+The node looks the index up in its own applied state; `cas` in the answer is that of this state. The
+scan itself is in `coordinator.http.scatter`.
 """
 
 from __future__ import annotations
@@ -189,10 +189,10 @@ def add_scans(app: FastAPI, shell: Shell) -> None:
 
 
 async def _is_replaced(shell: Shell, body: ScanBody, asked: Asked) -> bool:
-    """Tell whether another index has the name that is scanned: it took the place of the first.
+    """Tell whether an ALTER has replaced the index that is scanned, so that another has its name.
 
-    Indexers may have released that before this node has read so. Not for a page that goes on: its
-    cursor is of the first index.
+    Indexers may release the first index before this node has read the switch. A page that
+    continues cannot go on at the second index: its cursor belongs to the first.
     """
     if body.index is not None or body.after is not None:
         return False
@@ -207,9 +207,9 @@ async def _is_replaced(shell: Shell, body: ScanBody, asked: Asked) -> bool:
 
 
 async def _arrived(shell: Shell, asked: Asked) -> None:
-    """Wait a moment, where a slice has no host that can be asked, but one that was just started.
+    """Wait briefly, if the only live host of a slice is an indexer that has just started.
 
-    It is heard before it is registered, and is not asked before that.
+    Its heartbeats arrive before it is registered, and only registered indexers are asked.
     """
     until_s = min(asked.deadline, time.monotonic() + ARRIVAL_S)
     pieces = [piece for piece in asked.index.slices if piece.number in asked.slices]
@@ -277,7 +277,7 @@ def _planned(index: Index, body: ScanBody, cas: Cas, began: float) -> _Plan:
 
 
 def _consistency(body: ScanBody, cursor: Cursor | None) -> Any:
-    """Return what indexers are asked for: a scan goes on at the timestamp that it began at."""
+    """Return the consistency for the indexers: a later page stays at the scan's timestamp."""
     wanted = _wanted(body)
     if wanted is None:
         return "any"
@@ -288,7 +288,7 @@ def _consistency(body: ScanBody, cursor: Cursor | None) -> Any:
 
 
 def _wanted(body: ScanBody) -> FreshModel | None:
-    """Return how fresh a scan has to be; None: as it is."""
+    """Return the positions or timestamp that a scan requires; None: none, `any`."""
     if isinstance(body.consistency, FreshModel):
         return body.consistency
     return FreshModel(consistent=0) if body.consistency == "consistent" else None
@@ -314,7 +314,7 @@ def _wire(vector: VectorModel) -> dict[str, Any]:
 
 @asynccontextmanager
 async def _hurrying(shell: Shell, body: ScanBody, asked: Asked) -> AsyncIterator[None]:
-    """Have stability timestamps told soon meanwhile, if the scan waits for one."""
+    """Have stability timestamps published more often while the scan waits for one."""
     wanted = _wanted(body)
     if wanted is None or wanted.at_least is None or wanted.consistent is None:
         yield

@@ -1,11 +1,11 @@
-"""One scan over the slices of an index, wherever they are: ask, merge, ask on until that is enough.
+"""One scan over the slices of an index: fetch pages from their indexers, merge, fetch more.
 
-Each slice is asked of its master, or of a replica if that is not alive or does not answer; what a
-host has answered before it failed stays good, since the next one goes on after it. A scan at a
-stability timestamp has all its pages from the same one: the newest that all hosts can give.
+A slice is read at its master copy, or at a replica if that indexer is not alive or does not answer.
+Pages that an indexer has sent before it failed stay valid: the next one continues after them. A
+scan at a stability timestamp reads all pages at the same one: the newest that all indexers have.
 
-The loop of the node goes on meanwhile: pages are bounded, and large ones are taken apart and merged
-in a thread.
+The node's loop is not held up: pages are bounded, and large ones are decoded and merged in a
+thread.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class ScanFailed(Exception):
 class Asked:
     """What is scanned, and how.
 
-    `consistency` is what indexers are asked for: "any", or an object of `at_least`, or `consistent`
-    (a number, 0 for the newest), or both: the newest that has at least that. `deadline` is on the
-    monotonic clock.
+    `consistency` is passed to the indexers: "any", or an object with `at_least` (positions), with
+    `consistent` (the number of a stability timestamp, 0 for the newest), or with both: the newest
+    timestamp that covers the positions. `deadline` is in seconds of the monotonic clock.
     """
 
     index: Index
@@ -182,7 +182,7 @@ class Scatter:
             self.gathering.add(part, page.entries, page.more)
 
     def _disagreeing(self, pages: list[tuple[Part, Page]]) -> list[Part]:
-        """Settle on a timestamp, the newest that all hold; return the parts that have another."""
+        """Choose the newest timestamp that all parts hold; return the parts at another one."""
         if not self.number:
             numbers = {page.number for _, page in pages}
             if len(numbers) == 1:
@@ -268,7 +268,7 @@ class Scatter:
         return min(left, max(share, SHARE_MIN))
 
     def _patience_s(self, part: Part) -> float:
-        """Return how long to wait for a host: if there are others, not for all the time."""
+        """Return how long to wait for a host, in seconds: a share of the time that is left."""
         left_s = self.asked.deadline - time.monotonic()
         if left_s <= 0:
             raise ScanFailed("timeout", "the scan did not finish within timeout_ms")

@@ -1,6 +1,6 @@
 """The timestamps of the buckets over HTTP, as the asked node has read them: any node answers.
 
-They are no part of the state: no CAS belongs to them, and no read of them waits for anything.
+They are no part of the state: they have no CAS, and a read of them waits for nothing.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def add_timestamps(app: FastAPI, shell: Shell) -> None:
     ) -> Response:
         """Show a bucket's stability timestamps within times, newest first, without their vectors.
 
-        Where `next` is not null, go on with `before` set to it. Retention is seven days.
+        If `next` is not null, ask again with `before` set to it. Retention is seven days.
         """
         _board(shell, STABILITY, bucket)
 

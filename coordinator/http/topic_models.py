@@ -37,7 +37,7 @@ Numbers = Annotated[
 
 
 class FilterBody(BaseModel):
-    """What a change must be like: each filter has one value or several, of which one must fit."""
+    """Filters, all of which a change must match: each has a value, or several alternatives."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -68,7 +68,7 @@ class FilterBody(BaseModel):
 
 
 class TopicBody(BaseModel):
-    """A topic: its name, and which changes belong to it (left out: all)."""
+    """A topic: its name, and the filter of its changes (left out: all changes)."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -77,7 +77,7 @@ class TopicBody(BaseModel):
 
 
 class SubscriptionBody(BaseModel):
-    """A subscription: who subscribes, to which of the topic's changes, and how they come."""
+    """A subscription: the subscriber's id, a filter over the topic's changes, and the delivery."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -132,7 +132,7 @@ class TopicsAnswer(BaseModel):
 
 
 class SubscribedModel(BaseModel):
-    """`number` tells it from each other subscription that was ever under this id."""
+    """`number` is unique: it distinguishes this subscription from earlier ones under its id."""
 
     topic: str
     id: str
@@ -152,8 +152,8 @@ class SubscribedAnswer(BaseModel):
 
 
 class LagModel(BaseModel):
-    """How far behind: in CAS, in changes that wait, and how long the oldest has, in ms. Null: the
-    oldest is older than what the node has at hand."""
+    """The lag: in CAS, in changes that wait, and the time that the oldest has waited, in ms. The
+    last two are null if the oldest change is older than those that the node keeps in memory."""
 
     cas: int
     changes: int | None
@@ -161,8 +161,8 @@ class LagModel(BaseModel):
 
 
 class SubscriptionModel(SubscribedModel):
-    """`acknowledged`: up to where it has all changes, as this node knows. `problem`: why nothing is
-    delivered to Kafka, which the master knows."""
+    """`acknowledged`: the position, as far as this node knows: the CAS up to which all changes are
+    acknowledged. `problem`: why delivery to Kafka fails; only the master knows it."""
 
     cas: Cas
     acknowledged: Cas

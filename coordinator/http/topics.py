@@ -1,4 +1,4 @@
-"""Topics, and subscriptions to them: who is told of which changes, and how far each has come."""
+"""Topics, and subscriptions to them: who receives which changes, and the position of each."""
 
 from __future__ import annotations
 
@@ -126,8 +126,8 @@ def _add_subscriptions(app: FastAPI, shell: Shell, settle: Settle) -> None:
 
         `after`: the changes above this CAS; left out, those from now on. `deliver_to`: the Kafka
         topic to which the changes are written, each exactly once; left out, the subscriber reads
-        them from a node. `expires_after_ms`: the subscription ends if the subscriber does not
-        listen or acknowledge anything for so long.
+        them from a node. `expires_after_ms`: the subscription expires if the subscriber neither
+        listens nor acknowledges anything for so long.
         """
         if body.deliver_to and not shell.subscriptions.may_deliver_to(body.deliver_to):
             text = f"deliver_to: {body.deliver_to} is a topic of the cluster itself, or of Kafka"
@@ -141,7 +141,7 @@ def _add_subscriptions(app: FastAPI, shell: Shell, settle: Settle) -> None:
     async def list_subscriptions(
         topic: str, consistency: Consistency = None, at_least: Annotated[int, Query(ge=0)] = 0
     ) -> Response:
-        """List the subscriptions of a topic, with how far each is, and how far behind."""
+        """List the subscriptions of a topic, each with its position and lag."""
         await settle(consistency, at_least)
         state = shell.node.state
         _topic(state, topic)
@@ -163,7 +163,7 @@ def _add_subscriptions(app: FastAPI, shell: Shell, settle: Settle) -> None:
         consistency: Consistency = None,
         at_least: Annotated[int, Query(ge=0)] = 0,
     ) -> Response:
-        """Show one subscription, with how far it is, and how far behind."""
+        """Show one subscription, with its position and lag."""
         await settle(consistency, at_least)
         state = shell.node.state
         held, _ = _subscription(state, topic, subscriber)
@@ -196,7 +196,7 @@ def _add_subscribers(app: FastAPI, shell: Shell, settle: Settle) -> None:
         response_model=models.AcknowledgedAnswer,
     )
     async def acknowledge(topic: str, subscriber: str, body: models.AckBody) -> Response:
-        """Acknowledge all changes up to a CAS. Any node takes it; a position never goes back."""
+        """Acknowledge all changes up to a CAS, at any node. A lower CAS changes nothing."""
         await settle("local", body.cas)
         _, subscription = _listening(shell.node.state, topic, subscriber)
         try:
@@ -217,8 +217,9 @@ def _add_subscribers(app: FastAPI, shell: Shell, settle: Settle) -> None:
     ) -> Response:
         """Watch the changes of a subscription, as server-sent events, in order of CAS.
 
-        `after`: `acknowledged`, or a CAS. The events are those of `/v1/watch`, and `unsubscribed`
-        or `expired`, with the CAS above which nothing is delivered.
+        `after`: `acknowledged` (the position), or a CAS. The events are those of `/v1/watch`. If
+        the subscription ends, the last one is `unsubscribed` or `expired`, with the CAS above which
+        nothing is delivered.
         """
         begin = _begin(after)
         if begin is not None:
@@ -242,7 +243,7 @@ def _add_subscribers(app: FastAPI, shell: Shell, settle: Settle) -> None:
 
 
 def _begin(text: str) -> Cas | None:
-    """Return the CAS that a text says, None for `acknowledged`. Raises ApiError."""
+    """Return the CAS in a text, None for `acknowledged`. Raises ApiError."""
     if text == ACKNOWLEDGED:
         return None
     try:

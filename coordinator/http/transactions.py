@@ -30,7 +30,7 @@ def add_transactions(app: FastAPI, shell: Shell, turns: Turns) -> None:
         idempotency_key: IdempotencyKey = None,
         x_principal: Principal = None,
     ) -> Response:
-        """If all comparisons hold, do all of `then`, otherwise all of `else`: at once, or not.
+        """Execute all of `then` if all comparisons hold, else all of `else`, in one transaction.
 
         The answer waits until every index that it creates is ready, or undone.
         """

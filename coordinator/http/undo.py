@@ -49,9 +49,10 @@ def add_undo(app: FastAPI, shell: Shell, settle: Settle) -> None:
         idempotency_key: IdempotencyKey = None,
         x_principal: Principal = None,
     ) -> Response:
-        """Take the state back to a CAS: settings get their values, dropped indexes come back.
+        """Take the state back to a CAS: restore settings, create dropped indexes again.
 
-        Ordinary changes in one transaction, each guarded by the CAS of what it replaces.
+        The undo makes ordinary changes in one transaction, each conditional on the CAS of the
+        entity that it replaces.
         """
         undoing = Undoing(shell, body, idempotency_key, x_principal)
         for _ in range(TRIES_MAX):
@@ -63,11 +64,11 @@ def add_undo(app: FastAPI, shell: Shell, settle: Settle) -> None:
 
 
 class Undoing:
-    """One request for an undo, which may be computed more than once.
+    """One request for an undo. It is computed again if an entity changes meanwhile.
 
-    The transactions of an undo in steps have ids of their own, made of the request's. The last of
-    them has the request's own id: a repeat that finds an outcome of it is at its end, and another
-    one goes on with what is not done yet.
+    The transactions of an undo in steps have request ids derived from that of the request; the last
+    one has the request's own id. So a repeat that finds an outcome under this id is complete. Any
+    other repeat continues with the changes that are not made yet.
     """
 
     def __init__(
@@ -83,12 +84,12 @@ class Undoing:
         """The keys of what is changed already."""
 
     def unfinished(self) -> str:
-        """Say how far an undo came that does not come to its end."""
+        """Return the error of an undo that was not completed, with the number of changes made."""
         text = "what is to be undone is being changed: look again"
         return f"{text}; {len(self._done)} changes were made" if self._done else text
 
     async def attempt(self) -> Response | None:
-        """Compute the undo, and execute it; None: what it changes was changed in the meantime."""
+        """Compute the undo, and execute it; None: one of its entities has changed meanwhile."""
         asked, now = self._asked, self._shell.node.state
         self._refuse_what_cannot_be(now)
         then = await told(lambda: self._state_at(Cas(asked.to), now))
@@ -141,7 +142,8 @@ class Undoing:
     def _state_at(self, cas: Cas, now: StateContext) -> StateContext:
         """Return the state after the transaction that has this CAS.
 
-        A writer's CAS is often not the last one of its transaction, which others share.
+        The CAS that a writer got is often not the last one of its transaction, because a group
+        commit has changes of several requests.
         """
         history = self._shell.history
         state = history.state_at(cas, now)
@@ -243,7 +245,7 @@ def _restored(then: StateContext, changes: Sequence[Mapping[str, Any]]) -> set[s
 
 
 def _what(step: Step) -> tuple[Any, ...]:
-    """Return what a step replaces, and by what: not how it is guarded, which may change."""
+    """Return the entities that a step replaces and their new values, without the expected CAS."""
     return step.key, step.now, step.then, step.operation
 
 

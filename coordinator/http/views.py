@@ -84,7 +84,7 @@ def indexes(
 ) -> list[dict[str, Any]]:
     """Return the indexes, narrowed to a bucket or a name, each with its CAS and progress.
 
-    By its name an index is not found before it has it: not while it is to replace another.
+    A filter by name does not find an index that is still to replace another: it has no name yet.
     """
     return [
         {**index(held, progress), "cas": cas}
@@ -130,8 +130,8 @@ def transactions(authority: AuthorityState | None, limit: int) -> dict[str, Any]
 def members(node: Node) -> dict[str, Any]:
     """Return every node of the roster, as the Authority and the heartbeats have it.
 
-    Clients write where an address leads: it is the one with which a node was admitted, and never
-    one that only a heartbeat names, which anybody can have sent.
+    Clients send writes to these addresses. So an address is the one with which the node was
+    admitted, never one that only a heartbeat names: any client of Kafka can send a heartbeat.
     """
     authority = node.authority
     roster = authority.roster if authority else node.config.roster
@@ -176,8 +176,8 @@ def members(node: Node) -> dict[str, Any]:
 
 
 def scan_address(node: Node, indexer: int) -> str | None:
-    """Return where a live indexer is asked for scans: the address that is registered for the life
-    of it that is heard. None: it is not alive, or its heartbeats name another one."""
+    """Return the registered address of a live indexer, for scans. None: the indexer is not alive,
+    or its heartbeats have another incarnation or address than the registered one."""
     info = node.authority.indexers.get(indexer) if node.authority else None
     peer = node.peers.indexers.get(indexer)
     if info is None or peer is None or not node.peers.alive(peer):

@@ -1,8 +1,9 @@
 """Changes as they happen, as server-sent events: from now, from a CAS, or after a snapshot.
 
-A watcher reads what it missed from the history, and then follows the node's feed. It is sent what
-has come since the last time, at most so often that many watchers share the loop with the node. One
-that reads too slowly is told where to resume, and no other waits for it.
+A watcher first gets the changes that it missed from the history, then follows the node's feed. The
+node sends the changes in batches; the more watchers it has, the less often, so that they do not
+occupy its loop. A watcher that reads too slowly gets `lagged` and is disconnected; no other watcher
+waits for it.
 """
 
 from __future__ import annotations
@@ -92,8 +93,8 @@ def add_watch(app: FastAPI, shell: Shell, settle: Settle) -> None:
     ) -> Response:
         """Watch changes as server-sent events, in order of CAS.
 
-        `after`: `now`, `snapshot` (all that there is, and then its changes), or a CAS. A client
-        that comes back sends the last id as `Last-Event-ID`. Filters are those of the history;
+        `after`: `now`, `snapshot` (every entity that exists, then the changes), or a CAS. A client
+        that reconnects sends the last id as `Last-Event-ID`. Filters are those of the history;
         `kind` may also be `stability` or `members`.
         """
         begin = _begin(last_event_id if last_event_id else after)
@@ -139,7 +140,7 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(self, shell: Shell, watched: Watched, turn: asyncio.Lock) -> None:
-        """Whoever holds the `turn` shows a portion of a snapshot."""
+        """The holder of `turn` sends one portion of a snapshot: one watcher at a time."""
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._shell = shell
@@ -218,8 +219,8 @@ class EventStream(Response):
     async def _snapshot(self, state: StateContext) -> AsyncIterator[bytes]:
         """Yield every entity that fits, and the CAS at which they are.
 
-        Of all snapshots, one portion is made in a turn of the loop: many watchers that begin
-        together would stop the node otherwise.
+        In each turn of the loop one watcher gets one portion. Otherwise many watchers that begin
+        at the same time would block the node.
         """
         predicate = self._watched.predicate
         held = iter(state.entities.items() if predicate is not None else ())
@@ -232,7 +233,7 @@ class EventStream(Response):
         yield frame("snapshot_end", {"cas": state.cas}, state.cas)
 
     async def _missed(self, after: Cas) -> AsyncIterator[bytes]:
-        """Yield from the history what the feed does not have any more, and subscribe to the rest.
+        """Yield from the history what the feed no longer has, then subscribe to the feed.
 
         Raises CompactedError, KafkaException, ArchiveError.
         """
@@ -262,7 +263,7 @@ class EventStream(Response):
         return self._shell.history.missed(after, predicate, PAGE, newest)
 
     async def _live(self) -> AsyncIterator[bytes]:
-        """Yield what comes, together what has come together, and a bookmark where nothing does."""
+        """Yield new changes, in batches, and a bookmark if there are none for a while."""
         subscription, loop = self._subscription, asyncio.get_running_loop()
         if subscription is None:
             return
@@ -315,7 +316,7 @@ NOTHING: Selector = Predicate(keys=frozenset({""}))
 
 
 class _Extras:
-    """What a watcher wants besides changes, and what it was told of it last."""
+    """What a watcher gets besides changes (timestamps, members), and what it was sent last."""
 
     def __init__(self, shell: Shell, watched: Watched) -> None:
         self._node = shell.node
@@ -325,7 +326,7 @@ class _Extras:
         self._members = b""
 
     def news(self) -> bytes:
-        """Return the events of what is not as it was."""
+        """Return events for what differs from what was sent last."""
         found = b""
         if STABILITY in self._kinds:
             found += b"".join(self._stability())

@@ -42,6 +42,16 @@ def never_connected(error: KafkaError) -> bool:
     return error.code() == KafkaError._TRANSPORT and "in state CONNECT" in error.str()
 
 
+def clients_error(error: BaseException) -> BaseException:
+    """Return what Kafka's client means by what one of its calls raised.
+
+    It reports a fatal error as an exception, out of the call that serves its callbacks. Where a
+    callback is due in the same call, Python makes a SystemError of it, with the error as its cause.
+    """
+    cause = error.__cause__
+    return cause if isinstance(error, SystemError) and isinstance(cause, KafkaException) else error
+
+
 class KafkaRefusal(Exception):
     """A clear refusal; `code` is stable, `message` says what is wrong and what to do."""
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaException, Producer
 from typer.testing import CliRunner
 
 from coordinator import codec
@@ -346,12 +346,27 @@ def test_a_restore_that_was_killed_leaves_nothing_and_can_be_done_again(
     assert error["code"] == "not_empty"
 
 
+@pytest.mark.parametrize("with_callback", [False, True], ids=["alone", "with a callback"])
 def test_a_restore_whose_cluster_is_taken_meanwhile_writes_nothing(
-    origin: Origin, make_cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
+    origin: Origin,
+    make_cluster: Callable[..., Cluster],
+    monkeypatch: pytest.MonkeyPatch,
+    with_callback: bool,
 ) -> None:
+    """Python makes a SystemError of what the client says, if a callback is due in the same call."""
     target = make_cluster(nodes=1, indexers=0)
     ensure_topics(target.servers, target.name)
     monkeypatch.setattr(restoring, "TOLD_EVERY", 1)
+    flush = restoring._Restore._flush
+
+    def flush_with_callback(restore: restoring._Restore) -> None:
+        try:
+            flush(restore)
+        except KafkaException as error:
+            raise SystemError("returned a result with an exception set") from error
+
+    if with_callback:
+        monkeypatch.setattr(restoring._Restore, "_flush", flush_with_callback)
     taken: list[int] = []
 
     def take(count: int) -> None:

@@ -83,9 +83,8 @@ def failover_with_many_outcomes() -> None:
     run_until(world, lambda: serves(master_of(world)))
 
 
-@pytest.mark.parametrize(
-    "scenario", [flood, pytest.param(failover_with_many_outcomes, marks=pytest.mark.thorough)]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("scenario", [flood, failover_with_many_outcomes])
 def test_no_step_is_long(scenario: Any) -> None:
     scenario()
 

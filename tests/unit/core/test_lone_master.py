@@ -151,6 +151,7 @@ def test_a_request_costs_no_mutation_of_its_own(lone: LoneNode) -> None:
     assert len(lone.node.outcomes) == 5
 
 
+@pytest.mark.thorough
 def test_forgetting_keeps_up_with_any_number_of_waiting_clients() -> None:
     """What is remembered is bounded by what came within the window, however many wait."""
     lone = LoneNode({"request_window_ms": 1_500}).start()

@@ -137,6 +137,7 @@ def test_bad_bodies_are_refused_by_name_on_every_route() -> None:
     ask(check)
 
 
+@pytest.mark.thorough
 def test_a_setting_of_any_depth_leaves_the_master_alive() -> None:
     """Too deep is refused at the door: not by whoever decides, when it has been let in."""
 

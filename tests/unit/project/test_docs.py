@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from tests.support.classes import source_classes
 from tests.support.pages import PAGES, ROOT, quoted
 
 FOLDERS = ("coordinator/", "tests/", "docs/", "schemas/", "indexer_sim/", "projector_sim/")
@@ -56,17 +56,10 @@ def test_every_module_that_is_named_exists(page: Path) -> None:
 
 @cache
 def members() -> dict[str, set[str]]:
-    """Return what each class of the product defines, by the name of the class."""
+    """Return what each class of the product defines and uses, by the name of the class."""
     found: dict[str, set[str]] = {}
-    for package in ("coordinator", "indexer_sim", "projector_sim", "streaming", "schemas"):
-        for path in (ROOT / package).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.ClassDef):
-                    names = {n.name for n in ast.walk(node) if isinstance(n, ast.FunctionDef)}
-                    names |= {n.name for n in ast.walk(node) if isinstance(n, ast.AsyncFunctionDef)}
-                    names |= {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
-                    names |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
-                    found.setdefault(node.name, set()).update(names)
+    for one in source_classes():
+        found.setdefault(one.name, set()).update(one.names)
     return found
 
 
