@@ -57,11 +57,6 @@ def change_row(change: dict[str, Any]) -> list[str]:
     return [str(change["cas"]), at, who, change["event"], change["key"], before, after]
 
 
-def is_different(one: dict[str, Any]) -> bool:
-    was, is_there = bool(one["before_cas"]), bool(one["after_cas"])
-    return (was, one["before"]) != (is_there, one["after"])
-
-
 def difference_row(one: dict[str, Any]) -> list[str]:
     before = short(one["before"]) if one["before_cas"] else "-"
     after = short(one["after"]) if one["after_cas"] else "-"
@@ -87,9 +82,7 @@ def main(begin: str, end: str = "", *, as_json: bool = False) -> None:
         rows = [change_row(change) for change in changes]
         last = cas_of(client, end) if end else None
         found = client.diff(cas_of(client, begin), last, consistency="linearizable")["changes"]
-    # `diff` names what has another CAS, also if its value is the old one again.
-    found = [one for one in found if one["kind"] in WHAT and is_different(one)]
-    differences = [difference_row(one) for one in found]
+    differences = [difference_row(one) for one in found if one["kind"] in WHAT]
     console = Console()
     console.print(table("Changes", "CAS time who event key before after", rows))
     console.print(table("\nDifferent in the end", "key before after", differences))

@@ -113,6 +113,7 @@ def main(name: str, who: str) -> None:
     # What is not answered within the lease is too late.
     with Client(principal=who, deadline_s=LEASE_S) as client:
         lock = Lock(client, name, who)
+        read(client, lock.key)  # Somebody has to answer once: what fails later is tried again.
         try:
             while True:
                 lock.acquire()

@@ -94,3 +94,6 @@ if __name__ == "__main__":
         main(sys.argv[1] if len(sys.argv) == 2 else sys.exit(__doc__))
     except KeyboardInterrupt:
         sys.exit(130)
+    except CoordinatorError as refused:
+        # No node has answered until the deadline of the client: start it again, it goes on.
+        sys.exit(str(refused))

@@ -148,10 +148,12 @@ def _backup(
     from coordinator.backup.reading import write_backup
     from coordinator.core.model.types import Cas
 
-    if file.exists() and not force:
-        raise CommandError("exists", f"{file} exists: name another file, or give --force")
+    _refuse_existing(file, force=force)
     began_s = time.monotonic()
-    with _source(session, data_dir, servers, cluster) as (where, name), _written(file) as out:
+    with (
+        _source(session, data_dir, servers, cluster) as (where, name),
+        written(file, force=force) as out,
+    ):
         version = ""
         with suppress(metadata.PackageNotFoundError):
             version = metadata.version(DISTRIBUTION)
@@ -269,22 +271,41 @@ def _name(text: str) -> str:
         raise CommandError("usage", f"--cluster {text}: {error}") from None
 
 
+def _refuse_existing(file: Path, *, force: bool) -> None:
+    if file.exists() and not force:
+        raise CommandError("exists", f"{file} exists: name another file, or give --force")
+
+
 @contextmanager
-def _written(file: Path) -> Iterator[BinaryIO]:
-    """Yield a file that takes the place of `file` once it is whole; only its owner can read it."""
+def written(file: Path, *, force: bool = False) -> Iterator[BinaryIO]:
+    """Yield a file that takes the place of `file` once it is whole; only its owner can read it.
+
+    Two at once would write into one another: the second ends with CommandError `backup_under_way`.
+    """
+    from coordinator.runtime.files import FileLock
+
     half = file.with_name(file.name + HALF)
+    lock = FileLock(half)
     try:
-        descriptor = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(descriptor, "wb") as out:
-            try:
+        if not lock.acquire():
+            text = f"another backup is being written to {file}: wait for it, or name another file"
+            raise CommandError("backup_under_way", text)
+        try:
+            # One that has just ended may have been faster than the look before.
+            _refuse_existing(file, force=force)
+            os.fchmod(lock.fileno(), 0o600)
+            with open(os.dup(lock.fileno()), "wb") as out:
+                out.truncate()
                 yield out
-            except BaseException:
-                with suppress(OSError):
-                    half.unlink()
-                raise
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(half, file)
+                out.flush()
+                os.fsync(out.fileno())
+            os.replace(half, file)
+        except BaseException:
+            with suppress(OSError):
+                half.unlink()
+            raise
+        finally:
+            lock.release()
     except OSError as error:
         text = f"{file} cannot be written ({error.strerror})"
         raise CommandError("backup_failed", text) from error

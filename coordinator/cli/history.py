@@ -328,7 +328,10 @@ def diff(
         str | None, typer.Argument(metavar="[B]", help="Takes the same forms as A (default: now).")
     ] = None,
 ) -> None:
-    """Show what differs between two moments, by key: - is the value at A, + the value at B."""
+    """Show what differs between two moments, by key: - is the value at A, + the value at B.
+
+    What was changed in between, and changed back, does not differ: `indexctl history` shows it.
+    """
     with session.connect() as client:
         client.members()
         first = cas_of(client, before, "A")

@@ -49,6 +49,7 @@ _EXITS = {
     "index_altering": Exit.CONFLICT,
     "alter_abandoned": Exit.CONFLICT,
     "exists": Exit.CONFLICT,
+    "backup_under_way": Exit.CONFLICT,
     "not_empty": Exit.CONFLICT,
     "cas_mismatch": Exit.CONFLICT,
     "not_master": Exit.UNAVAILABLE,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator.cli.output import print_fields, print_table
 from coordinator.cli.survey import survey
+from coordinator.runtime.arguments import duration_text
 
 if TYPE_CHECKING:
     from coordinator.client.client import Client
@@ -27,6 +28,7 @@ def gather(client: Client, probe: Client) -> dict[str, Any]:
         "cas": max([state["cas"], *(n["cas"] for n in nodes if n["cas"] is not None)]),
         "digests": _agreement(nodes),
         "silent": found.silent,
+        "history_retention": found.of_master.get("history_retention"),
         "nodes": nodes,
         "indexers": client.indexers()["indexers"],
         "indexes": {"total": sum(by_state.values()), "by_state": dict(sorted(by_state.items()))},
@@ -70,6 +72,7 @@ def show(status: dict[str, Any]) -> None:
             ("cas", status["cas"]),
             ("digests", agreement),
             ("indexes", f"{indexes['total']} ({states})" if states else "none"),
+            ("history", history_text(status["history_retention"])),
             *silent_field(status["silent"]),
         ]
     )
@@ -82,6 +85,16 @@ def master_text(body: dict[str, Any]) -> str:
     standing = body["mastership"]
     master = str(body["master"]) if body["master"] and standing["state"] == "elected" else "none"
     return f"{master} ({standing['message']})" if standing["message"] else master
+
+
+def history_text(retained: dict[str, Any] | None) -> str:
+    """Return where the history is, and why none of it goes, if the master cannot let it go."""
+    if retained is None:
+        return "all of it in Kafka"
+    age, oldest = duration_text(retained["retention_ms"]), retained["oldest_cas"]
+    text = f"archived after {age}"
+    text += f", in Kafka from CAS {oldest} on" if oldest is not None else ""
+    return f"{text} (stays in Kafka: {retained['error']})" if retained["error"] else text
 
 
 def silent_field(silent: list[Any]) -> list[tuple[str, str]]:

@@ -35,6 +35,13 @@ class Survey:
     silent: list[Any] = field(default_factory=list)
 
     @property
+    def of_master(self) -> Body:
+        """The master's own answer; an empty one if there is none."""
+        master = self.best["master"]
+        of_it = (body for body in self.answers.values() if body.get("node") == master)
+        return next(of_it, {}) if master else {}
+
+    @property
     def rows(self) -> list[Body]:
         """The members as `best` has them, each with its state and CAS as it says itself."""
         own = {body.get("node"): _own(body) for body in self.answers.values()}

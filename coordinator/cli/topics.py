@@ -257,7 +257,7 @@ def _tell(session: Session, answer: dict[str, Any], text: str) -> None:
 
 def _shown(filters: dict[str, list[Any]]) -> str:
     parts = (f"{name}={','.join(map(str, values))}" for name, values in sorted(filters.items()))
-    return plain(" ".join(parts)) or "all"
+    return plain(" ".join(parts) or "all")
 
 
 def _behind(lag: dict[str, Any]) -> str:

@@ -503,7 +503,8 @@ class _Api(Generic[R]):
         The operations are one transaction: all take effect, or none. A comparison is
         `{"key", "cas"}` or `{"bucket", "name", "cas"}`; CAS 0 means that the entity does not exist.
         An operation is `{"put": {"key": "config/…", "value"}}`, `{"delete": {"key"}}`,
-        `{"create_index": …}` as for `create_index`, or `{"drop_index": {"id"}}`.
+        `{"create_index": …}` as for `create_index`, `{"alter_index": {"id", "changes"}}` of what is
+        changed in place, or `{"drop_index": {"id"}}`.
         Answers `{"succeeded", "compared", "results": [{"key", "cas"}], "cas", "txn"}`.
         """
         body = {"compare": [*compare], "then": [*then], "else": [*otherwise]}
@@ -523,8 +524,8 @@ class _Api(Generic[R]):
 
         `dry_run` changes nothing and answers what would change. Give the `cas` of that answer as
         `expected_cas`: the undo is then refused (`cas_mismatch`) if it would change anything else.
-        `in_steps` allows several transactions, if the changes exceed one. Answers `{"undo", "to",
-        "changes", "kept", "txns", "cas"}`.
+        `in_steps` allows several transactions, if the changes exceed one. Answers `{"dry_run",
+        "to", "changes", "kept", "cas"}`, and `"undo"` and `"txns"` if it was done.
         """
         body = {
             "to": to,
@@ -606,7 +607,8 @@ class _Api(Generic[R]):
     ) -> R:
         """Answer `{"from", "to", "changes"}`: how the states at two CAS differ, by key.
 
-        `after` is the newest CAS by default. Each change is `{"key", "kind", "before", "after"}`.
+        `after` is the newest CAS by default. Each change is `{"key", "kind", "before", "after"}`. An
+        entity that is the same again at `after` is left out.
         """
         query = {"from": before, "to": after}
         return self._run(_plan_read("/v1/diff", query, consistency, at_least))

@@ -40,7 +40,7 @@ from coordinator.http.execution import (
 )
 from coordinator.http.history import add_history, past_state
 from coordinator.http.membership import add_membership
-from coordinator.http.reading import BoundedRoute, beside, body_of
+from coordinator.http.reading import BoundedRoute, beside, body_of, refuse_unknown
 from coordinator.http.scan import add_scans
 from coordinator.http.shared import (
     DEADLINE_MS,
@@ -265,6 +265,7 @@ def _add_settings(app: FastAPI, shell: Shell, turns: Turns) -> None:
         return read_answer(shell, {"key": key, "value": value, "cas": held.cas, "txn": ""})
 
     async def put_directly(request: Request) -> Response:
+        refuse_unknown(request)
         return await put_setting(request.path_params["key"], request)
 
     # The one route that has to be fast, without the framework's resolving of parameters. It comes

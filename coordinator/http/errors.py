@@ -14,6 +14,7 @@ from coordinator.runtime.http_guard import error_body
 
 STATUS: Mapping[str, int] = {
     "invalid_request": 400,
+    "unknown_parameter": 400,
     "clock_ahead": 400,
     "not_found": 404,
     "index_not_found": 404,

@@ -64,7 +64,8 @@ def add_membership(app: FastAPI, shell: Shell) -> None:
     @app.get("/v1/members", response_model=models.MembersAnswer)
     async def get_members() -> Response:
         """Show the nodes and the state of the mastership, as this node has read them."""
-        return read_answer(shell, views.members(shell.node))
+        retained = views.history_retention(shell.retention)
+        return read_answer(shell, {**views.members(shell.node), "history_retention": retained})
 
     @app.post("/v1/members/step-down", response_model=models.StepDownAnswer)
     async def step_down(body: StepDownBody, x_principal: Principal = None) -> Response:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
@@ -92,6 +92,10 @@ class AlterIndexBody(BaseModel):
     bounds: Annotated[list[Key], Field(max_length=BOUNDS_MAX)] = []
 
     def command(self, index_id: int, *, dry_run: bool) -> AlterIndex:
+        return AlterIndex(index_id=index_id, dry_run=dry_run, **self.fields())
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of an `AlterIndex` that say what is to change."""
         given = self.model_dump(include=self.model_fields_set - {"name", "bounds"})
         fields: dict[str, Any] = {n: tuple(v) if type(v) is list else v for n, v in given.items()}
         if "name" in self.model_fields_set:
@@ -99,7 +103,7 @@ class AlterIndexBody(BaseModel):
         if "bounds" in self.model_fields_set:
             fields["bounds_json"] = compact(self.bounds)
         fields["drops_where"] = "where" in given and self.where is None
-        return AlterIndex(index_id=index_id, dry_run=dry_run, **fields)
+        return fields
 
 
 class BuildIndexesBody(BaseModel):
@@ -164,7 +168,7 @@ class DeleteBody(BaseModel):
     key: SettingKey
 
 
-class DropBody(BaseModel):
+class NamedIndexBody(BaseModel):
     """An index, by its id, or by bucket and name."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -172,13 +176,32 @@ class DropBody(BaseModel):
     id: IndexId | None = None
     bucket: Text = ""
     name: Text = ""
-    if_exists: bool = False
 
     @model_validator(mode="after")
-    def _is_named_once(self) -> DropBody:
+    def _is_named_once(self) -> Self:
         if (self.id is None) != bool(self.bucket and self.name):
             raise ValueError("an index is named by its id, or by bucket and name")
         return self
+
+
+class DropBody(NamedIndexBody):
+    """The index to drop."""
+
+    if_exists: bool = False
+
+    def command(self) -> DropIndex:
+        return DropIndex(int(self.id or 0), self.bucket, self.name, self.if_exists)
+
+
+class AlterBody(NamedIndexBody):
+    """The index to alter, in place; `changes` as in `PATCH /v1/indexes/{id}`."""
+
+    changes: AlterIndexBody
+
+    def command(self) -> AlterIndex:
+        fields = self.changes.fields()
+        index_id = int(self.id or 0)
+        return AlterIndex(index_id=index_id, bucket=self.bucket, name=self.name, **fields)
 
 
 class OperationBody(BaseModel):
@@ -189,12 +212,14 @@ class OperationBody(BaseModel):
     put: PutBody | None = None
     delete: DeleteBody | None = None
     create_index: CreateIndexBody | None = None
+    alter_index: AlterBody | None = None
     drop_index: DropBody | None = None
 
     @model_validator(mode="after")
     def _is_one(self) -> OperationBody:
         if [getattr(self, name) is None for name in self.model_fields_set] != [False]:
-            raise ValueError("an operation is one of put, delete, create_index and drop_index")
+            names = "put, delete, create_index, alter_index and drop_index"
+            raise ValueError(f"an operation is one of {names}")
         return self
 
     def operation(self) -> Operation | None:
@@ -202,12 +227,8 @@ class OperationBody(BaseModel):
             return PutSetting(self.put.key.removeprefix(SETTING_PREFIX), _json_text(self.put.value))
         if self.delete is not None:
             return DeleteSetting(self.delete.key.removeprefix(SETTING_PREFIX))
-        if self.create_index is not None:
-            return self.create_index.command()
-        dropped = self.drop_index
-        if dropped is None:
-            return None
-        return DropIndex(int(dropped.id or 0), dropped.bucket, dropped.name, dropped.if_exists)
+        given = self.create_index or self.alter_index or self.drop_index
+        return None if given is None else given.command()
 
 
 def _json_text(value: Any) -> str:
@@ -380,9 +401,20 @@ class MastershipModel(BaseModel):
     waiting_for: list[int]
 
 
+class HistoryRetentionModel(BaseModel):
+    """What this process has done as master. `oldest_cas`: the first CAS in the topic, as the last
+    pass left it; null: there was none. `error`: why the last pass has failed."""
+
+    retention_ms: int
+    oldest_cas: Cas | None
+    archived: int
+    failures: int
+    error: str
+
+
 class MembersAnswer(BaseModel):
     """`node` answers. `minimum`: nodes that must hold a change to commit it. `active`: the in-sync
-    set. `roster`: all nodes of the cluster."""
+    set. `roster`: all nodes of the cluster. `history_retention` null: nothing leaves `history`."""
 
     node: int
     epoch: Epoch
@@ -392,6 +424,7 @@ class MembersAnswer(BaseModel):
     roster: list[int]
     active: list[int]
     members: list[MemberModel]
+    history_retention: HistoryRetentionModel | None
 
 
 class StepDownAnswer(BaseModel):
@@ -632,15 +665,16 @@ class KeptModel(BaseModel):
 
 
 class UndoAnswer(BaseModel):
-    """`undo`: the request id of the undo. `to`: the CAS of the state that was restored, the last
-    CAS of its transaction. `cas`: that of the state after the undo, or, for a dry run, of the state
-    from which it was computed."""
+    """`undo`: the request id of the undo. `txns`: its transactions. A dry run has neither. `to`: the
+    CAS of the state that was restored, the last CAS of its transaction. `cas`: that of the state
+    after the undo, or, for a dry run, of the state from which it was computed."""
 
-    undo: str
+    dry_run: bool
+    undo: str = ""
     to: int
     changes: list[UndoneModel]
     kept: list[KeptModel]
-    txns: list[str]
+    txns: list[str] = []
     cas: Cas
 
 

@@ -6,10 +6,11 @@ it the finished model instead. The bounds of lists are in the models.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 from fastapi import Request
+from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
@@ -29,6 +30,9 @@ megabyte of JSON holds the interpreter for a tenth of a second, in whatever thre
 INLINE_BYTES_MAX = 4 * 1024
 """What is no longer than this is read in the loop: handing it over would cost more."""
 
+NAME_SHOWN_MAX = 100
+"""So much of the name of a parameter a refusal repeats."""
+
 
 async def body_of(request: Request, limit: int = BODY_BYTES_MAX) -> bytes:
     """Return the body of a request. Raises ApiError."""
@@ -46,9 +50,27 @@ async def beside(body: bytes, work: Callable[[], Any]) -> Any:
 
 
 class BoundedRoute(APIRoute):
-    """A route whose body is read within bounds, and handed to FastAPI as a model."""
+    """A route whose body is read within bounds, and handed to FastAPI as a model.
+
+    It refuses a query with a parameter that it does not know: whoever has misspelt one would get
+    the answer to another question, or have done what was to be tried only.
+    """
+
+    @property
+    def parameters(self) -> frozenset[str]:
+        """The names of the parameters that a query may have."""
+        return frozenset(_parameters_of(self.dependant))
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle, known = self._reading_the_body(), self.parameters
+
+        async def checked(request: Request) -> Response:
+            refuse_unknown(request, known)
+            return await handle(request)
+
+        return checked
+
+    def _reading_the_body(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
         field = self.body_field
         model = field.field_info.annotation if field is not None else None
@@ -62,6 +84,24 @@ class BoundedRoute(APIRoute):
             return await handle(_Read(request, body, await beside(body, lambda: read(body, model))))
 
         return bounded
+
+
+def _parameters_of(dependant: Dependant) -> Iterator[str]:
+    """Yield the query parameters of a route, and of what it depends on."""
+    yield from (one.alias for one in dependant.query_params)
+    for inner in dependant.dependencies:
+        yield from _parameters_of(inner)
+
+
+def refuse_unknown(request: Request, known: frozenset[str] = frozenset()) -> None:
+    """Refuse a query with another parameter than the known ones. Raises ApiError."""
+    name = next((name for name in request.query_params if name not in known), None)
+    if name is None:
+        return
+    shown = name[:NAME_SHOWN_MAX]
+    takes = f"the parameters here are {', '.join(sorted(known))}" if known else "there are none"
+    text = f"there is no parameter {shown!r} here: {takes}"
+    raise ApiError("unknown_parameter", text, {"parameter": shown, "known": sorted(known)})
 
 
 class _Read(Request):

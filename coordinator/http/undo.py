@@ -225,13 +225,14 @@ class Undoing:
         self, to: Cas, plan: Undo, changes: list[dict[str, Any]], now: StateContext
     ) -> Response:
         body = {
-            "undo": self._key or "",
+            "dry_run": self._asked.dry_run,
             "to": to,
             "changes": changes,
             "kept": [{"key": one.key, "reason": one.reason} for one in plan.kept],
-            "txns": self._txns,
             "cas": now.cas,
         }
+        if not self._asked.dry_run:
+            body |= {"undo": self._key or "", "txns": self._txns}
         content = await VIEWS.run(lambda: encoded(body))
         headers = {APPLIED_CAS: str(now.cas)}
         return Response(content, 200, headers, "application/json")

@@ -15,6 +15,7 @@ from coordinator.core.model.entities import BACKFILL, PENDING, Bucket, Index, Se
 from coordinator.core.model.types import Cas
 from coordinator.core.node import Node
 from coordinator.http.encoding import Raw
+from coordinator.node.retention import Retention
 
 
 def state(node: int, authority: AuthorityState | None, context: StateContext) -> dict[str, Any]:
@@ -247,3 +248,20 @@ def projectors(node: Node) -> dict[str, Any]:
             }
         )
     return {"projectors": rows}
+
+
+def history_retention(retention: Retention | None) -> dict[str, Any] | None:
+    """Return how long this node, if it is master, keeps `history` in Kafka, and what came of it.
+
+    None: it lets nothing go.
+    """
+    if retention is None:
+        return None
+    told = retention.told
+    return {
+        "retention_ms": retention.retention_ms,
+        "oldest_cas": told.oldest_cas,
+        "archived": told.archived,
+        "failures": told.failures,
+        "error": told.error,
+    }

@@ -28,10 +28,12 @@ log = logging.getLogger("coordinator")
 
 @dataclass(slots=True)
 class Told:
-    """What the metrics show, since the process began."""
+    """What the metrics and `GET /v1/members` show, since the process began."""
 
     archived: int = 0
     failures: int = 0
+    error: str = ""
+    """Why the last pass has failed; empty: it has not, or there was none."""
     oldest_cas: Cas | None = None
     """The first CAS in the topic, as the last pass has left it."""
 
@@ -43,6 +45,7 @@ class Retention:
         self, passes: HistoryRetention, retention_ms: int, stopping: threading.Event
     ) -> None:
         self.told = Told()
+        self.retention_ms = retention_ms
         self._passes = passes
         self._stopping = stopping
         share_s = retention_ms / 1_000 / PERIOD_SHARE
@@ -67,8 +70,10 @@ class Retention:
             pause_s = min(pause_s, RETRY_MAX_S)
             if not self._stopping.is_set():
                 self.told.failures += 1
+                self.told.error = str(error) or type(error).__name__
                 log.error("old history stays in the topic: %s", error)
         else:
+            self.told.error = ""
             self.told.archived += passed.archived
             self.told.oldest_cas = passed.oldest
             wants_copy = passed.wants_copy

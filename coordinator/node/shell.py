@@ -129,8 +129,8 @@ class Shell:
             partial(HistoryLog, bootstrap_servers, cluster, archive=archive),
             Path(data_dir) / HISTORY_FOLDER,
         )
-        self._retention = self._retention_of(archive, history_retention_ms)
-        self.metrics.retention = self._retention
+        self.retention = self._retention_of(archive, history_retention_ms)
+        self.metrics.retention = self.retention
         self.stability_log = StabilityLog(bootstrap_servers, cluster)
         self.subscriptions = Subscriptions(
             bootstrap_servers,
@@ -256,11 +256,11 @@ class Shell:
     def _let_go_of_history(self) -> None:
         """Have a master move old records of `history` into the archive now and then."""
         master, authority = self.node.master, self.node.authority
-        if self._retention is None or master is None or not master.active or authority is None:
+        if self.retention is None or master is None or not master.active or authority is None:
             return
-        if self._retention.is_due():
-            self._retention.begun()
-            self._spawn(self._let_go(self._retention, authority))
+        if self.retention.is_due():
+            self.retention.begun()
+            self._spawn(self._let_go(self.retention, authority))
 
     async def _let_go(self, retention: Retention, authority: AuthorityState) -> None:
         if await asyncio.to_thread(retention.run, authority):

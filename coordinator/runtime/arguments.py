@@ -40,6 +40,13 @@ def duration_ms(text: str) -> int:
     return int(number) * unit
 
 
+def duration_text(ms: int) -> str:
+    """Return a duration as `duration_ms` reads it, in the largest unit that divides it."""
+    units = (unit for unit in reversed(UNITS_MS) if ms % UNITS_MS[unit] == 0)
+    unit = next(units, "")
+    return f"{ms // UNITS_MS[unit]}{unit}" if unit else f"{ms} ms"
+
+
 def add_cluster(parser: argparse.ArgumentParser) -> None:
     """Add the options that say which cluster a process belongs to, and where its Kafka is."""
     parser.add_argument(

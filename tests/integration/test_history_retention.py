@@ -20,6 +20,7 @@ from confluent_kafka import Message
 from typer.testing import CliRunner
 
 from coordinator import codec
+from coordinator.cli import status
 from coordinator.cli.main import app
 from coordinator.client.errors import CoordinatorError
 from coordinator.client.kafka_watch import KafkaWatch
@@ -453,6 +454,10 @@ def test_a_node_tells_the_same_past_before_and_after_it_has_left_the_topic(
         assert (caught.code, caught.details) == ("compacted", {"oldest": newest})
     wait_until(lambda: f"history_oldest_cas {newest:.1f}" in metrics(cluster), "it is measured")
     assert "coordinator_history_retention_failures_total 0.0" in metrics(cluster)
+    with cluster.client() as client, cluster.client() as probe:
+        shown = status.gather(client, probe)["history_retention"]
+    assert (shown["retention_ms"], shown["oldest_cas"], shown["error"]) == (1_000, newest, "")
+    assert shown["archived"] > 0
     later = changed(cluster, 1)
     with cluster.client() as client, closing(client.watch(after=newest)) as watching:
         first = next(event for event in watching if event["type"] == "change")

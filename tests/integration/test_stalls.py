@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -26,8 +27,14 @@ STALLING = "tests.integration.stalling_node"
 @pytest.fixture(scope="module")
 def cluster(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Nodes of which a part can be stopped."""
-    folder = tmp_path_factory.mktemp("cluster")
-    options = ("--stall-ms", str(STALL_MS))
+    with stallable(tmp_path_factory.mktemp("cluster"), broker, STALL_MS) as running:
+        yield running
+
+
+@contextmanager
+def stallable(folder: Path, broker: Broker, stall_ms: int) -> Iterator[Cluster]:
+    """Run a cluster of such nodes, each of which ends when a part was stopped for so long."""
+    options = ("--stall-ms", str(stall_ms))
     with Cluster(folder, broker.bootstrap_servers, indexers=1, options=options) as running:
         for child in running.nodes.values():
             module, *rest = child.argv()[2:]
@@ -126,6 +133,52 @@ def test_a_master_that_cannot_read_the_log_answers_no_linearizable_read(cluster:
     child.start()
     cluster.settled()
     cluster.settled_members()
+
+
+READS = (
+    *("/v1/config", "/v1/config/held", "/v1/indexes", "/v1/state", "/v1/topology", "/v1/topics"),
+    *("/v1/history?key=config/held", "/v1/diff?from=0"),
+)
+
+
+def test_a_follower_that_is_behind_answers_only_as_each_level_allows(
+    broker: Broker, tmp_path: Path
+) -> None:
+    """It runs, and reads its log no more; nobody waits for it, and the others go on."""
+    with stallable(tmp_path, broker, 600_000) as cluster:
+        first = cluster.put("held", "old").json()["cas"]
+        stale = cluster.replicas()[0]
+        child = cluster.nodes[stale]
+        assert cluster.ask(stale, "GET", f"/v1/state?at_least={first}").status_code == 200
+        stall(child, "reader")
+        others = [node for node in cluster.roster if node != stale]
+        with cluster.client(*others, deadline_s=60.0) as client:
+            client.put_config("fence", 0)  # It was stopped somewhere before this one.
+            behind = int(cluster.ask(stale, "GET", "/v1/state").headers["X-Applied-Cas"])
+            newest = client.put_config("held", "new")["cas"]
+        assert first <= behind < newest
+        master = cluster.nodes[cluster.master()].url
+        for path in READS:
+            query = "&" if "?" in path else "?"
+            for level in ("", f"{query}consistency=local", f"{query}at_least={behind}"):
+                answer = cluster.ask(stale, "GET", path + level)
+                assert (answer.status_code, answer.headers["X-Applied-Cas"]) == (200, str(behind))
+                assert '"new"' not in answer.text
+            asked = f"{path}{query}consistency=linearizable"
+            redirected = cluster.ask(stale, "GET", asked)
+            assert (redirected.status_code, redirected.headers["Location"]) == (307, master + asked)
+            fresh = cluster.http.get(redirected.headers["Location"])
+            assert (fresh.status_code, fresh.headers["X-Applied-Cas"]) == (200, str(newest))
+        late = [f"{path}{'&' if '?' in path else '?'}at_least={newest}" for path in READS]
+        late += [f"/v1/state?cas={newest}", f"/v1/diff?from=0&to={newest}"]
+        asking = [functools.partial(cluster.ask, stale, "GET", path, timeout=60.0) for path in late]
+        for answer in in_parallel(*asking):
+            assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
+        child.kill()
+        child.start()
+        cluster.settled()
+        found = cluster.ask(stale, "GET", f"/v1/config/held?at_least={newest}").json()
+        assert (found["value"], found["cas"]) == ("new", newest)
 
 
 def test_a_store_that_hangs_ends_the_process(cluster: Cluster) -> None:

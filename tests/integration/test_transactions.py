@@ -72,6 +72,34 @@ def test_a_comparison_that_does_not_hold_does_what_stands_in_else(cluster: Clust
         assert client.get_config("compared", consistency="linearizable")["value"] == 1
 
 
+def test_an_index_takes_the_name_of_one_that_is_dropped_with_no_moment_between(
+    cluster: Cluster,
+) -> None:
+    with cluster.client() as client:
+        old = client.create_index(an_index("blue"))["index"]["id"]
+        new = client.create_index(an_index("green"))["index"]["id"]
+        rename = {"alter_index": {"id": new, "changes": {"name": "blue"}}}
+        then = [{"drop_index": {"id": old}}, rename, put("blue/is", new)]
+        request = new_request_id()
+        answer = client.transact(then=then, request_id=request)
+        assert client.transact(then=then, request_id=request)["txn"] == answer["txn"]
+        changes = history_of(client, request)
+        assert [(c["event"], c["txn"]) for c in changes] == [
+            (event, answer["txn"]) for event in ("IndexDropped", "IndexAltered", "SettingWritten")
+        ]
+        assert [c["cas"] for c in changes] == [result["cas"] for result in answer["results"]]
+        rebuild = {"alter_index": {"id": new, "changes": {"expressions": ["y"]}}}
+        with pytest.raises(CoordinatorError) as refusal:
+            client.transact(then=[put("blue/is", 0), rebuild])
+        assert (refusal.value.code, refusal.value.details) == ("invalid_request", {"operation": 1})
+    for node in cluster.nodes:
+        found = cluster.ask(node, "GET", f"/v1/state?at_least={answer['cas']}").json()
+        names = {i: x["name"] for i, x in found["indexes"].items() if x["state"] != "dropping"}
+        assert names[new] == "blue"
+        assert old not in names
+        assert found["config"]["blue/is"]["value"] == new
+
+
 def test_one_operation_that_is_refused_leaves_everything_as_it_was(cluster: Cluster) -> None:
     with cluster.client() as client:
         there = client.create_index(an_index("taken"))["index"]["id"]
@@ -92,6 +120,7 @@ def test_one_operation_that_is_refused_leaves_everything_as_it_was(cluster: Clus
         ({"then": [{"put": {"key": "config/a", "value": 1}, "delete": None}]}, "invalid_request"),
         ({"then": [{}]}, "invalid_request"),
         ({"then": [{"drop_index": {}}]}, "invalid_request"),
+        ({"then": [{"alter_index": {"id": "1"}}]}, "invalid_request"),
         ({"then": [{"drop_index": {"id": "1", "bucket": "b", "name": "n"}}]}, "invalid_request"),
         ({"compare": [{"key": "config/a"}]}, "invalid_request"),
         ({"compare": [{"key": "stream/a", "cas": 0}]}, "invalid_request"),

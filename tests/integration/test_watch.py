@@ -263,7 +263,7 @@ def test_an_async_client_sees_the_same(cluster: Cluster) -> None:
     assert seen([e for e in told if e["type"] == "change"]) == of(expected)[: len(told)]
 
 
-def test_a_reader_that_takes_nothing_slows_nobody_and_is_told_that_it_lagged(
+def test_a_reader_that_takes_nothing_slows_nobody(
     cluster: Cluster, watch: Callable[..., Watch]
 ) -> None:
     node = cluster.nodes[cluster.master()]

@@ -256,11 +256,11 @@ MUTANTS: list[tuple[Plant, Worlds, int, set[str]]] = [
     (
         t.a_transaction_is_answered_at_its_first_index,
         transacting,
-        2,
+        9,
         {"acknowledged-is-effective-once"},
     ),
-    (t.an_undo_creates_another_index, transacting, 26, {"an-undo-leads-back"}),
-    (t.a_comparison_is_decided_apart, busy(transacting), 5, {"a-transaction-is-whole"}),
+    (t.an_undo_creates_another_index, transacting, 32, {"an-undo-leads-back"}),
+    (t.a_comparison_is_decided_apart, busy(transacting), 8, {"a-transaction-is-whole"}),
     (s.the_end_of_a_subscription_is_not_seen, subscribing, 20, {"nothing-comes-after-the-end"}),
     (
         s.an_end_that_no_filter_fits_is_not_handed_over,

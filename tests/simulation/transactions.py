@@ -15,6 +15,7 @@ from coordinator.core.history.changes import fold, whole_transactions
 from coordinator.core.history.undo import plan_undo, transactions_of
 from coordinator.core.model.commands import (
     OK,
+    AlterIndex,
     Comparison,
     CreateIndex,
     DeleteSetting,
@@ -69,6 +70,12 @@ def a_transaction(chance: Random, request_id: str, known: dict[str, int]) -> Tra
     elif dice < 0.6:
         then.append(DropIndex(0, BUCKET, named))
         then.append(DropIndex(0, BUCKET, f"{named}_too"))
+    elif dice < 0.8:
+        # One index gets the name of another that is dropped, or a name that is free.
+        given, new = (f"{named}_too", named) if dice < 0.65 else (named, f"{named}_as")
+        if dice < 0.65:
+            then.append(DropIndex(0, BUCKET, named))
+        then.append(AlterIndex(bucket=BUCKET, name=given, new_name=new))
     otherwise: list[Operation] = []
     if chance.random() < 0.5:
         otherwise.append(PutSetting(SETTINGS[0], f'"{request_id} else"'))
@@ -196,6 +203,10 @@ def _check_undo(judge: Judge, request_id: str, mutations: list[Mutation]) -> Non
             old = _index_then(judge, _at(judge, (made.bucket, made.name), to), to)
             same = old is not None and old.expressions == made.expressions
             require(same, LEADS_BACK, f"{request_id} to {to}: {made}, it was {old}")
+        elif isinstance(mutation.entity, Index) and mutation.event == "IndexAltered":
+            old = _index_then(judge, mutation.entity.id, to)
+            same = old is not None and old.name == mutation.entity.name
+            require(same, LEADS_BACK, f"{request_id} to {to}: {mutation}, it was {old}")
 
 
 def _at(judge: Judge, key: Any, cas: int) -> Any:
@@ -220,6 +231,8 @@ def _wanted(judge: Judge, operation: Operation) -> tuple[str, ...]:
             return "SettingDeleted", operation.name
         case CreateIndex():
             return "IndexProposed", operation.name, *operation.expressions
+        case AlterIndex():
+            return "IndexAltered", operation.new_name or operation.name
         case DropIndex():
             held = judge.entities.get(f"index/{operation.index_id}")
             return "IndexDropped", held[2].name if held else operation.name

@@ -71,6 +71,7 @@ class LoneShell:
             failed=lambda reason: None,
         )
         self.subscriptions.book = LoneBook("", "lone", lambda *_: None, lambda _: None)
+        self.retention = None
         self.has_read = lambda name: True
         self._callers: dict[int, asyncio.Future[Outcome]] = {}
         self._last = 0

@@ -36,6 +36,19 @@ GONE = "dropped"
 """How a repeat is told the state of an index that its first try made, and that is gone."""
 
 
+EVENTS = frozenset(
+    {
+        *("SettingWritten", "SettingDeleted", "EntityRewritten", "DdlConsumed"),
+        *("IndexProposed", "IndexReady", "IndexUndone", "IndexAltered", "IndexReplaced"),
+        *("IndexDropped", "IndexForgotten", "ShardsMoved"),
+        *("BuildRequested", "BuildRouted", "IndexBuilt", "BuildFailed"),
+        *("BucketCreated", "BucketAdopted", "StreamRenewed"),
+        *("TopicAdded", "TopicRemoved", "Subscribed", "Unsubscribed", "SubscriptionExpired"),
+    }
+)
+"""What a change may be called: the names that the history tells."""
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """A mutation before its value is encoded: the event's name, the key, the new entity."""
@@ -43,6 +56,9 @@ class Change:
     event: str
     key: str
     entity: Entity | None
+
+    def __post_init__(self) -> None:
+        assert self.event in EVENTS, self.event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -239,11 +239,16 @@ def length_of_names(one: Comparison | Operation) -> int:
 
 def _too_much(branch: Iterable[Operation]) -> str:
     """Say what of the indexes of a branch is too much to be decided, or return an empty text."""
-    created = [one for one in branch if isinstance(one, CreateIndex)]
+    operations = [*branch]
+    created = [one for one in operations if isinstance(one, CreateIndex)]
+    altered = [one for one in operations if isinstance(one, AlterIndex)]
     copies = sum(copies_of(one) for one in created)
     if copies > COPIES_MAX:
         return f"{copies} copies of slices; at most {COPIES_MAX} are one transaction"
-    if sum(len(one.bounds_json) for one in created) > BOUNDS_LENGTH_MAX:
+    if any(one.dry_run for one in altered):
+        return "an ALTER of a transaction is no dry run"
+    bounds = [*(one.bounds_json for one in created), *(one.bounds_json or "" for one in altered)]
+    if sum(map(len, bounds)) > BOUNDS_LENGTH_MAX:
         return f"more than {BOUNDS_LENGTH_MAX} characters in all bounds together"
     return ""
 

@@ -155,11 +155,14 @@ def whole_transactions(events: Iterable[Event]) -> Iterator[tuple[Event, ...]]:
 
 
 def differences(before: StateContext, after: StateContext) -> list[Difference]:
-    """Return what is not the same in both, ordered by key."""
+    """Return what is not the same in both, ordered by key.
+
+    An entity that was changed and changed back has another CAS, and is the same.
+    """
     found = [
-        Difference(key, before.get(key), held)
+        Difference(key, was, held)
         for key, held in after.entities.items()
-        if before.get(key) != held
+        if (was := before.get(key)) is None or was.entity != held.entity
     ]
     gone = [
         Difference(key, held, None)

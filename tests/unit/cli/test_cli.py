@@ -867,6 +867,36 @@ def test_status_says_why_there_is_no_master(cluster):
     assert answer_of("status")["mastership"] == standing
 
 
+RETAINED = {"retention_ms": 5_400_000, "oldest_cas": 57, "archived": 3, "failures": 0, "error": ""}
+
+
+@pytest.mark.parametrize(
+    ("retained", "text"),
+    [
+        (None, "history  all of it in Kafka"),
+        (RETAINED, "history  archived after 90m, in Kafka from CAS 57 on"),
+        ({**RETAINED, "oldest_cas": None}, "history  archived after 90m"),
+        (
+            {**RETAINED, "retention_ms": 30 * 86_400_000, "error": "disk full"},
+            "history  archived after 30d, in Kafka from CAS 57 on (stays in Kafka: disk full)",
+        ),
+    ],
+)
+def test_status_says_where_the_history_is_as_the_master_knows_it(nodes, retained, text):
+    other, master = nodes((4, 2, 120), (4, 2, 120))
+    told = master.script.override
+    master.script.override = lambda r: _with(told(r), history_retention=retained)
+    old = other.script.override
+    other.script.override = lambda r: _with(old(r), history_retention={**RETAINED, "oldest_cas": 1})
+    assert text in indexctl("status", "--url", other.url).stdout.splitlines()
+    shown = json.loads(indexctl("status", "--json", "--url", other.url).stdout)
+    assert shown["history_retention"] == retained
+
+
+def _with(answer: Answer | None, **more: Any) -> Answer | None:
+    return answer and Answer(answer.status, {**answer.body, **more})
+
+
 def test_step_down_names_the_mastership_that_it_means(cluster):
     cluster.override = answer_to("/v1/members/step-down", {"epoch": 4, "master": 2, "address": "x"})
     assert "node 2 is master, epoch 4" in indexctl("step-down", "--to", "2").stdout

@@ -42,9 +42,9 @@ class Scripted:
         body = json.loads(request.body)
         self.bodies.append(body)
         kept = [{"key": "bucket/b", "reason": "it stays"}]
-        txns = [] if body["dry_run"] else ["2-5"]
-        answer = {"undo": "", "to": 7, "changes": self.changes, "kept": kept, "cas": 12}
-        return Answer(200, {**answer, "txns": txns})
+        done = {} if body["dry_run"] else {"undo": "", "txns": ["2-5"]}
+        answer = {"dry_run": body["dry_run"], "to": 7, "changes": self.changes, "kept": kept}
+        return Answer(200, {**answer, "cas": 12, **done})
 
 
 @pytest.fixture

@@ -148,3 +148,56 @@ def test_an_undo_shows_a_rename_and_takes_it_back(api: Api) -> None:
     assert [one["id"] for one in api.named("i")] == [api.index["id"]]
     again = api.ask("POST", "/v1/undo", body, **{"Idempotency-Key": "u"}).json()["changes"]
     assert [change["cas"] for change in again] == [change["cas"] for change in done]
+
+
+def test_a_dry_run_of_an_undo_names_no_undo_and_no_transaction(api: Api) -> None:
+    to = api.ask("GET", "/v1/state").json()["cas"]
+    api.ask("PUT", "/v1/config/a", 1)
+    body = {"to": to}
+    planned = api.ask("POST", "/v1/undo", {**body, "dry_run": True}).json()
+    assert planned.keys() == {"dry_run", "to", "changes", "kept", "cas"}
+    assert (planned["dry_run"], [one["key"] for one in planned["changes"]]) == (True, ["config/a"])
+    done = api.ask("POST", "/v1/undo", body, **{"Idempotency-Key": "u"}).json()
+    assert (done["dry_run"], done["undo"], len(done["txns"])) == (False, "u", 1)
+
+
+def transact(api: Api, *then: dict[str, Any], **headers: str) -> httpx.Response:
+    return api.ask("POST", "/v1/txn", {"then": [*then]}, **headers)
+
+
+def test_a_transaction_renames_an_index_with_what_goes_with_it(api: Api) -> None:
+    named = {"bucket": "b", "name": "i", "changes": {"name": "j"}}
+    put = {"put": {"key": "config/current", "value": "j"}}
+    terms = {"Idempotency-Key": "t"}
+    first = transact(api, {"alter_index": named}, put, **terms)
+    assert first.status_code == 200
+    keys = [result["key"] for result in first.json()["results"]]
+    assert keys == [f"index/{api.index['id']}", "config/current"]
+    assert [index["id"] for index in api.named("j")] == [api.index["id"]]
+    assert transact(api, {"alter_index": named}, put, **terms).json() == first.json()
+
+
+def test_a_transaction_whose_alter_is_refused_changes_nothing(api: Api) -> None:
+    put = {"put": {"key": "config/current", "value": "j"}}
+    rebuild = {"alter_index": {"id": api.index["id"], "changes": {"expressions": ["z"]}}}
+    refused = transact(api, put, rebuild)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_request")
+    assert refused.json()["error"]["details"] == {"operation": 1}
+    wrong = {"alter_index": {"id": api.index["id"], "changes": {"expressions": ["ELSE"]}}}
+    assert transact(api, put, wrong).json()["error"]["message"].startswith("operation 1: ")
+    assert api.ask("GET", "/v1/config").json()["config"] == {}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"id": "1"},
+        {"changes": {"name": "j"}},
+        {"id": "1", "bucket": "b", "name": "i", "changes": {}},
+        {"id": "1", "changes": {"primary": True}},
+        {"id": "1", "changes": {}, "dry_run": True},
+    ],
+)
+def test_what_is_no_alter_of_a_transaction_is_refused(api: Api, body: dict[str, Any]) -> None:
+    refused = transact(api, {"alter_index": body})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_request")

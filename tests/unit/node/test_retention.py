@@ -75,11 +75,12 @@ def test_a_failure_is_counted_and_tried_again_within_a_minute(
     one = made(passed(3), failure, passed(4, wants_copy=True))
     assert not one.run(NOTHING)
     assert not one.run(NOTHING)
-    assert one.told == Told(archived=3, failures=1, oldest_cas=Cas(9))
+    error = str(failure) or type(failure).__name__
+    assert one.told == Told(archived=3, failures=1, error=error, oldest_cas=Cas(9))
     clock[0] += 60
     assert one.is_due()
     assert one.run(NOTHING), "a copy is wanted"
-    assert one.told.archived == 7
+    assert (one.told.archived, one.told.error) == (7, "")
     clock[0] += 60
     assert not one.is_due()
 

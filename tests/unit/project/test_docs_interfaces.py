@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections.abc import Iterator
@@ -13,14 +14,18 @@ from typing import Any
 import pytest
 import typer
 
+from coordinator.backup.restoring import EVENT as RESTORED
 from coordinator.cli.main import app
+from coordinator.core.catalog.decisions import EVENTS
 from coordinator.core.consensus.counters import Counters
+from coordinator.http.watch import MEMBERS, STABILITY
 from tests.support.pages import PAGES, ROOT, quoted
 
 PACKAGES = ("coordinator", "indexer_sim", "projector_sim", "streaming", "schemas")
 NOT_OURS = {"WriteBatch"}
 """Names of libraries."""
 
+DECISIONS = "coordinator/core/catalog/decisions.py"
 METHODS = "GET|POST|PUT|PATCH|DELETE"
 
 
@@ -185,3 +190,34 @@ def test_every_name_of_the_source_that_is_named_is_there(page: Path) -> None:
     }
     named -= NOT_OURS | {f"coordinator_{one.name}_total" for one in fields(Counters)}
     assert named - words() == set()
+
+
+# -- events --------------------------------------------------------------------------------------
+
+HTTP_API = ROOT / "docs" / "http-api.md"
+
+
+def names_in_tables(*headings: str) -> list[str]:
+    """Return what stands in the first column of the tables of `docs/http-api.md` with a heading."""
+    lines = HTTP_API.read_text().splitlines()
+    found: list[str] = []
+    for number, line in enumerate(lines):
+        if line in headings:
+            rows = itertools.takewhile(lambda row: row.startswith("|"), lines[number + 2 :])
+            found += [name for row in rows for name in quoted(row.split("|")[1])]
+    return found
+
+
+def test_every_name_of_a_change_is_documented_and_made() -> None:
+    documented = names_in_tables("| `event` | what has happened |")
+    assert len(documented) == len(set(documented))
+    assert set(documented) == EVENTS | {RESTORED}
+    text = source("coordinator/core").replace((ROOT / DECISIONS).read_text(), "")
+    assert [name for name in sorted(EVENTS) if f'"{name}"' not in text] == []
+
+
+def test_every_event_of_a_stream_is_documented() -> None:
+    text = source("coordinator/http")
+    sent = {STABILITY, MEMBERS, *re.findall(r'\b(?:frame|_event)\("(\w+)"', text)}
+    sent |= set(*re.findall(r'name = "(\w+)" if [^\n]+ else "(\w+)"\n\s+return shown', text))
+    assert set(names_in_tables("| event | data | |")) == sent

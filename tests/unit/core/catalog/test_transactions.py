@@ -17,6 +17,7 @@ from coordinator.core.catalog.decisions import (
 )
 from coordinator.core.catalog.transactions import COMPARISONS_MAX, OPERATIONS_MAX
 from coordinator.core.model.commands import (
+    AlterIndex,
     Comparison,
     CreateIndex,
     DeleteSetting,
@@ -108,6 +109,38 @@ def test_a_name_is_dropped_and_given_to_another_in_one_transaction(ready: Bench)
     assert held.entity.key == decision.changes[1].key != f"index/{old}"
 
 
+def test_an_index_is_renamed_in_the_transaction_that_drops_the_one_of_that_name(
+    ready: Bench,
+) -> None:
+    old = ready.index().id
+    ready.apply(OTHER)
+    held = ready.state.index_named("travel", "by_name")
+    assert held is not None
+    new = int(held.entity.key.removeprefix("index/"))
+    ready.apply(MarkReady(new))
+    rename = AlterIndex(bucket="travel", name="by_name", new_name="by_city")
+    decision = ready.apply(then(DropIndex(old), rename, PUT))
+    assert [change.event for change in decision.changes] == [
+        *("IndexDropped", "IndexAltered", "SettingWritten")
+    ]
+    assert decision.answer["results"][1] == {"key": f"index/{new}", "change": 1}
+    assert decision.waits_for == ()
+    held = ready.state.index_named("travel", "by_city")
+    assert held is not None
+    assert held.entity.key == f"index/{new}"
+
+
+def test_an_alter_that_is_refused_refuses_all(ready: Bench) -> None:
+    gone = outcome(ready, then(PUT, AlterIndex(bucket="travel", name="x", new_name="y")))
+    assert (gone.code, gone.details) == ("index_not_found", {"operation": 1})
+    index = ready.index().id
+    rebuilt = outcome(ready, then(PUT, AlterIndex(index_id=index, expressions=("y",))))
+    assert (rebuilt.code, rebuilt.details) == ("invalid_request", {"operation": 1})
+    assert "alter it by itself" in rebuilt.message
+    same = outcome(ready, then(AlterIndex(index_id=index, new_name="by_city")))
+    assert same.answer["results"] == [{"key": f"index/{index}", "cas": ready.state.cas}]
+
+
 def test_indexes_of_one_transaction_have_ids_of_their_own_and_share_the_load(
     bench: Bench,
 ) -> None:
@@ -124,6 +157,7 @@ def test_indexes_of_one_transaction_have_ids_of_their_own_and_share_the_load(
         (CREATE, DropIndex(0, "travel", "by_city")),
         (CREATE, CREATE),
         (CREATE, replace(CREATE, if_not_exists=True)),
+        (CREATE, AlterIndex(bucket="travel", name="by_city", new_name="x")),
     ],
 )
 def test_no_entity_is_changed_twice(bench: Bench, operations: tuple[Operation, ...]) -> None:
@@ -173,6 +207,8 @@ def test_a_transaction_waits_for_an_index_under_way(bench: Bench) -> None:
         (then(replace(CREATE, slices=256, replicas=16)), {}),
         (then(*(replace(CREATE, name=f"i{n}", bounds_json="x" * 9_000) for n in range(8))), {}),
         (then(CREATE, replace(OTHER, bucket="another")), {}),
+        (then(*(AlterIndex(index_id=n, bounds_json="x" * 9_000) for n in range(8))), {}),
+        (then(AlterIndex(index_id=1, new_name="x", dry_run=True)), {}),
     ],
 )
 def test_what_is_no_transaction_is_refused(

@@ -62,9 +62,11 @@ def test_outcomes_that_old_versions_kept_as_entities_are_no_changes() -> None:
     assert list(transactions(both)) == [both[:1]]
 
 
-def test_states_differ_by_what_is_new_gone_or_another_version() -> None:
-    before, after = a_state(5, same="1", gone="1", other="1"), a_state(5, same="1", new="1")
-    again = states.evolve(after, [(written("other", "1"), Cas(9))])
+def test_states_differ_by_what_is_new_gone_or_another_and_not_by_what_was_changed_back() -> None:
+    before = a_state(5, same="1", gone="1", other="1", back="1")
+    after = a_state(5, same="1", new="1", back="2")
+    again = states.evolve(after, [(written("other", "2"), Cas(9)), (written("back", "1"), Cas(10))])
+    assert again.cas_of("config/back") != before.cas_of("config/back")
     assert differences(before, again) == [
         Difference("config/gone", before.get("config/gone"), None),
         Difference("config/new", None, again.get("config/new")),

@@ -1,0 +1,170 @@
+"""A reader that is too slow, over real connections to the real server: what it is told, and when.
+
+The node has no processes; the server, the sockets and what they hold are those of a real one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from coordinator.client.client import AsyncClient
+from coordinator.core.history.feed import Feed
+from coordinator.http import watch
+from coordinator.http.app import build_app
+from coordinator.http.server import HttpServer
+from coordinator.runtime.asgi import bound
+from tests.support.lone_shell import LoneShell
+
+LOCAL = "127.0.0.1"
+VALUE = json.dumps("x" * 60_000)
+WRITES_MAX = 2_000
+"""Many times what the bound of a watcher and all buffers of a connection hold together."""
+
+PATHS = {
+    "a watch": "/v1/watch?after=now&kind=setting",
+    "a subscription": "/v1/topics/t/subscriptions/s/watch",
+}
+
+
+class Served:
+    """A node whose API is served on a port, and which publishes what it installs."""
+
+    def __init__(self) -> None:
+        self.shell = LoneShell()
+        self.shell.changes = Feed()
+        self.written: list[int] = []
+        with bound(LOCAL, 0) as found:
+            self.port = found.getsockname()[1]
+        shell: Any = self.shell
+        app = build_app(shell)
+        self.server = HttpServer(app, LOCAL, self.port)
+        transport = httpx.ASGITransport(app=app)
+        self._http = httpx.AsyncClient(transport=transport, base_url=f"http://{LOCAL}")
+
+    async def post(self, path: str, body: Any) -> httpx.Response:
+        return await self._http.post(path, json=body)
+
+    async def write(self) -> None:
+        """Write a setting, and hand it to those who watch."""
+        before, known = self.shell.node.state, len(self.shell.lone.topic)
+        answer = await self._http.put(f"/v1/config/k{len(self.written) % 4}", content=VALUE)
+        assert answer.status_code == httpx.codes.OK, answer.text
+        events = [event for _, event in self.shell.lone.topic[known:]]
+        assert len({event.txn for event in events}) == 1
+        self.shell.changes.publish(before, events)
+        self.written.append(answer.json()["cas"])
+        await asyncio.sleep(0)
+
+    async def write_until_one_lags(self) -> None:
+        """Write until the feed has given up one of its watchers."""
+        watchers = len(self.shell.changes)
+        assert watchers
+        while len(self.shell.changes) == watchers:
+            assert len(self.written) < WRITES_MAX
+            await self.write()
+        await self.write()  # What it is not told any more.
+
+    async def close(self) -> None:
+        self.shell.changes.close()
+        await self.server.stop()
+        await self._http.aclose()
+        self.shell.examiner.close()
+
+
+@asynccontextmanager
+async def served() -> AsyncIterator[Served]:
+    made = Served()
+    assert await made.server.start()
+    await made.post("/v1/topics", {"name": "t", "filter": {"kind": "setting"}})
+    subscribed = await made.post("/v1/topics/t/subscriptions", {"id": "s"})
+    assert subscribed.status_code == httpx.codes.CREATED, subscribed.text
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+async def request(port: int, path: str) -> socket.socket:
+    """Ask for a stream, on a connection that holds little for its reader."""
+    loop = asyncio.get_running_loop()
+    made = socket.socket()
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+    made.setblocking(False)
+    await loop.sock_connect(made, (LOCAL, port))
+    await loop.sock_sendall(made, f"GET {path} HTTP/1.1\r\nHost: {LOCAL}\r\n\r\n".encode())
+    assert b"200 OK" in await loop.sock_recv(made, 300)
+    return made
+
+
+async def rest_of(made: socket.socket) -> bytes:
+    """Return all that comes until the stream ends, without the framing of its chunks."""
+    loop, parts = asyncio.get_running_loop(), [b"\r\n"]
+    while not parts[-1].endswith(b"0\r\n\r\n"):
+        part = await loop.sock_recv(made, 1 << 20)
+        assert part, "the connection was cut off within the stream"
+        parts.append(part)
+    return re.sub(rb"\r\n[0-9a-f]+\r\n", b"", b"".join(parts))
+
+
+def watching(shell: LoneShell, count: int) -> bool:
+    return len(shell.changes) == count
+
+
+@pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
+def test_who_reads_too_slowly_gets_what_was_held_and_is_told_after_which_cas_to_resume(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "STUCK_S", 600.0)
+
+    async def scenario() -> None:
+        async with served() as node:
+            with await request(node.port, path) as slow:
+                while not watching(node.shell, 1):
+                    await asyncio.sleep(0)
+                await node.write_until_one_lags()
+                stream = (await rest_of(slow)).decode()
+            events = re.findall(r"event: (\w+)\n(?:id: (\d+)\n)?data: (.*)\n", stream)
+            told = [int(cas) for name, cas, _ in events if name == "change"]
+            assert told == node.written[: len(told)]
+            assert len(told) < len(node.written)
+            *_, (name, cas, data) = events
+            assert (name, cas, json.loads(data)) == ("lagged", "", {"cas": told[-1]})
+            resumed = path.partition("?")[0] + f"?after={told[-1]}"
+            async with httpx.AsyncClient(trust_env=False) as http:
+                url = f"http://{LOCAL}:{node.port}{resumed}"
+                async with http.stream("GET", url) as answer:
+                    lines = (line async for line in answer.aiter_lines() if line[:4] == "id: ")
+                    for following in node.written[len(told) :]:
+                        assert await anext(lines) == f"id: {following}"
+
+    asyncio.run(scenario())
+
+
+def test_a_client_that_lags_resumes_by_itself_and_misses_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watch, "STUCK_S", 600.0)
+
+    async def scenario() -> None:
+        async with served() as node, AsyncClient(f"http://{LOCAL}:{node.port}") as client:
+            events = client.watch("now", kind="setting")
+            assert (await anext(events))["type"] == "bookmark"
+            await node.write_until_one_lags()
+            told: list[int] = []
+            while len(told) < len(node.written):
+                event = await anext(events)
+                assert event["type"] in ("change", "bookmark")
+                told += [event["cas"]] if event["type"] == "change" else []
+            assert told == node.written
+            await events.aclose()
+
+    asyncio.run(scenario())
