@@ -211,7 +211,7 @@ MUTANTS: list[tuple[Plant, Worlds, int, set[str]]] = [
     ),
     (a.late_proposal_is_accepted, focus("append_doubled", "full_disk", "cut"), 1, {"folds-agree"}),
     (a.admitted_behind, focus("crash", "crash_and_wipe"), 2, {"folds-agree"}),
-    (a.join_inside_a_transaction, focus("crash"), 22, {"folds-agree"}),
+    (a.join_inside_a_transaction, focus("crash"), 23, {"folds-agree"}),
     (a.anybody_may_claim, focus("cut", "crash_the_master", "slow_network"), 3, {"folds-agree"}),
     (a.membership_counts_before_it_is_read_back, anywhere, 1, {"participants-are-the-members"}),
     (a.second_terminal_status_is_accepted, focus("compact"), 0, {"statuses-agree"}),
