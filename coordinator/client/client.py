@@ -1159,12 +1159,14 @@ class Client(_Api[Body]):
                         if (due := receiving.handled(event)) is not None:
                             with suppress(CoordinatorError):
                                 self.acknowledge(topic, subscriber, due)
+                                receiving.acknowledged(due)
                         if receiving.has_ended:
                             return
             finally:
                 if (due := receiving.left()) is not None:
                     with suppress(CoordinatorError):
                         self.acknowledge(topic, subscriber, due)
+                        receiving.acknowledged(due)
 
     def _follow(self, watching: Watching) -> Generator[Body | None, None, None]:
         """Yield what is to be told, and None each time that the watch was cut off."""
@@ -1301,12 +1303,14 @@ class AsyncClient(_Api[Awaitable[Body]]):
                         if (due := receiving.handled(event)) is not None:
                             with suppress(CoordinatorError):
                                 await self.acknowledge(topic, subscriber, due)
+                                receiving.acknowledged(due)
                         if receiving.has_ended:
                             return
             finally:
                 if (due := receiving.left()) is not None:
                     with suppress(CoordinatorError):
                         await self.acknowledge(topic, subscriber, due)
+                        receiving.acknowledged(due)
 
     async def _follow(self, watching: Watching) -> AsyncGenerator[Body | None, None]:
         """Yield what is to be told, and None each time that the watch was cut off."""

@@ -104,8 +104,7 @@ class Receiving:
         self.watching = Watching("acknowledged", {}, f"{path}/watch")
         self.has_ended = False
         self._acknowledges = acknowledges
-        self._handled: int | None = None
-        self._last = -1
+        self._handled = self._last = -1
         self._acknowledged_s = time.monotonic()
 
     def handled(self, event: dict[str, Any]) -> int | None:
@@ -115,7 +114,7 @@ class Receiving:
         """
         self.has_ended = event["type"] in ENDS
         if self.has_ended:
-            self._handled = None
+            self._handled = -1
         elif event["type"] in POSITIONS:
             self._handled = event["cas"]
         is_due = time.monotonic() - self._acknowledged_s > ACKNOWLEDGE_S
@@ -123,12 +122,12 @@ class Receiving:
 
     def left(self) -> int | None:
         """Return the CAS that is still to be acknowledged; None: nothing."""
-        due, self._handled = self._handled, None
         self._acknowledged_s = time.monotonic()
-        if due is None or due <= self._last or not self._acknowledges:
-            return None
-        self._last = due
-        return due
+        return self._handled if self._acknowledges and self._handled > self._last else None
+
+    def acknowledged(self, cas: int) -> None:
+        """A node has taken it; until then, it is tried again."""
+        self._last = cas
 
 
 class Waiting:

@@ -11,6 +11,7 @@ import functools
 import os
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -390,5 +391,7 @@ def _add_health(app: FastAPI, shell: Shell) -> None:
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Prometheus metrics."""
+        with suppress(ApiError):  # Where too much waits, what was measured last is shown.
+            await VIEWS.run(shell.subscriptions.measuring())
         content = generate_latest(shell.metrics.registry)
         return Response(content, 200, media_type=CONTENT_TYPE_LATEST)

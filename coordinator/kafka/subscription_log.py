@@ -7,14 +7,16 @@ a subscriber talks to, and, where changes are delivered to Kafka, in the transac
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from coordinator import codec
 from coordinator.core.model.subscription_records import (
+    PositionRead,
     SubscriptionAcknowledged,
+    SubscriptionForgotten,
     SubscriptionRecord,
 )
 from coordinator.kafka.end_txn import Patience
@@ -27,6 +29,7 @@ from coordinator.kafka.topics import SUBSCRIPTION_POSITIONS, delivery_id, topic_
 
 TRANSACTION_TIMEOUT_MS = 20_000
 FLUSH_S = 5.0
+FLUSH_CHANGES_S = 10.0
 OPEN_S = 8.0
 END_S = 2.5
 """Below the socket's timeout, after which the client repeats the end of a transaction."""
@@ -49,7 +52,7 @@ class PositionReader:
         self,
         bootstrap_servers: str,
         cluster: str,
-        take: Callable[[list[SubscriptionRecord]], None],
+        take: Callable[[list[PositionRead]], None],
         bury: BadRecord,
         failed: Callable[[str], None],
     ) -> None:
@@ -69,11 +72,22 @@ class PositionReader:
         self._reader.stop()
 
     def _read(self, messages: list[Message]) -> None:
-        # What is without a value was forgotten.
-        written = (message for message in messages if message.value() is not None)
-        found = [record for _, record in decoded(written, KIND, self._bury)]
+        found: list[PositionRead] = []
+        for message in messages:
+            if message.value() is None:
+                found += self._forgotten(message)
+            else:
+                found += (record for _, record in decoded([message], KIND, self._bury))
         if found:
             self._take(found)
+
+    def _forgotten(self, message: Message) -> Iterator[SubscriptionForgotten]:
+        key = message.key() or b""
+        number, _, _ = (key if isinstance(key, bytes) else key.encode()).partition(b"/")
+        if number.isdigit():
+            yield SubscriptionForgotten(int(number))
+        else:
+            self._bury(message, "its key is no number of a subscription")
 
 
 class PositionWriter:
@@ -130,6 +144,9 @@ class Delivery:
     What is written and the position after it are one Kafka transaction. Whoever opens the next
     delivery of the same subscription fences this one. After an error it has to be closed; the next
     one begins at the position that was read after its opening.
+
+    The position is written when all changes are there: nobody can read positions that come after it
+    before the transaction ends, and the topic of a subscriber may keep changes waiting for long.
     """
 
     def __init__(
@@ -194,12 +211,11 @@ class Delivery:
                 self._producer.produce(
                     self._topic, change.value, change.key, headers=headers, on_delivery=delivered
                 )
+            self._flush(failures, FLUSH_CHANGES_S)
             self._producer.produce(
                 self._positions, codec.encode(position), position.key, on_delivery=delivered
             )
-            if self._producer.flush(10.0) or failures:
-                reason = failures[0] if failures else "no broker answers"
-                raise DeliveryError(f"{self._topic}: {reason}")
+            self._flush(failures, FLUSH_S)
             began_s = time.monotonic()
             self._producer.commit_transaction(END_S)
         except (KafkaException, BufferError) as error:
@@ -207,6 +223,12 @@ class Delivery:
             raise DeliveryError(f"{self._topic}: {text}") from error
         if self._patience.ended(time.monotonic() - began_s) or self._disconnected:
             raise DeliveryError(f"{self._topic}: the end of a transaction is in doubt")
+
+    def _flush(self, failures: Sequence[str], timeout_s: float) -> None:
+        """Wait until all is there that was produced. Raises DeliveryError."""
+        if self._producer.flush(timeout_s) or failures:
+            reason = failures[0] if failures else "no broker answers"
+            raise DeliveryError(f"{self._topic}: {reason}")
 
     def close(self) -> None:
         """Let go of it; what is under way is ended by the next delivery, or by Kafka in time."""

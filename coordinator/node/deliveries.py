@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from functools import partial
@@ -17,12 +17,11 @@ from typing import Any
 
 from confluent_kafka import KafkaException
 
-from coordinator.core.catalog.state import StateContext
 from coordinator.core.history import shown
 from coordinator.core.history.changes import Change
 from coordinator.core.history.feed import Feed
 from coordinator.core.history.predicates import Selector
-from coordinator.core.history.subscribing import Selection, selection_of, subscriptions, told
+from coordinator.core.history.subscribing import Selection, selection_of, told
 from coordinator.core.model.entities import Subscription, Topic
 from coordinator.core.model.subscription_records import SubscriptionAcknowledged
 from coordinator.core.model.types import Cas
@@ -63,21 +62,26 @@ class Deliveries:
     ) -> None:
         self._servers, self._cluster = bootstrap_servers, cluster
         self._node, self._changes, self._history, self._book = node, changes, history, book
+        self._reading = asyncio.Lock()
+        """Held by the one that reads the history: there is one history, and few threads."""
+
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self.problems: dict[int, str] = {}
         """By the number of a subscription: why nothing is delivered, if that is so."""
 
-    def arrange(self, state: StateContext | None) -> None:
-        """Deliver what this state says, and nothing else; None: this node does not lead."""
-        wanted: dict[int, tuple[Topic, Subscription]] = {}
-        if state is not None:
-            wanted = {s.number: (t, s) for t, s in subscriptions(state) if s.deliver_to}
+    def arrange(self, found: Iterable[tuple[Topic, Subscription]] | None) -> None:
+        """Begin what these subscriptions want delivered; None: this node does not lead, and ends
+        all.
+
+        What was ended for a moment is begun again by the next call: it has to end first.
+        """
+        wanted = {s.number: (t, s) for t, s in found or () if s.deliver_to}
         for number, (topic, subscription) in wanted.items():
             task = self._tasks.get(number)
             if task is None or task.done():
                 delivering = self._deliver(selection_of(topic, subscription), subscription)
                 self._tasks[number] = asyncio.create_task(delivering)
-        if state is None:
+        if found is None:
             # Who was removed is still delivered what came before: that ends by itself.
             for task in self._tasks.values():
                 task.cancel()
@@ -155,7 +159,8 @@ class Deliveries:
             if place is None:
                 read = partial(self._history.page, after, None, selector, BATCH_MAX, newest)
                 try:
-                    page = await asyncio.to_thread(read)
+                    async with self._reading:
+                        page = await asyncio.to_thread(read)
                 except StillReadingError:
                     continue
                 after = newest.cas if page.next is None else page.next

@@ -35,7 +35,7 @@ class SubscriptionMetrics(Collector):
     def collect(self) -> Iterable[Metric]:
         labels = ["topic", "subscriber"]
         behind = GaugeMetricFamily(
-            "coordinator_subscription_behind_cas", "CAS that are not acknowledged", labels=labels
+            "coordinator_subscription_behind_cas", "CAS since the oldest that waits", labels=labels
         )
         problem = GaugeMetricFamily(
             "coordinator_subscription_problem", "1 if nothing can be delivered", labels=labels

@@ -14,11 +14,13 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
-from confluent_kafka import Message
+from confluent_kafka import KafkaException, Message
 
 from coordinator.core.history.subscribing import Positions
 from coordinator.core.model.entities import Subscription
 from coordinator.core.model.subscription_records import (
+    NOBODY,
+    PositionRead,
     SubscriberSeen,
     SubscriptionAcknowledged,
     SubscriptionRecord,
@@ -75,18 +77,28 @@ class PositionBook:
 
         Raises NotWrittenError.
         """
+        await self._read_up_to_now(subscription.number)
+        return self.positions.of(subscription)
+
+    async def catch_up(self) -> None:
+        """Read all that is in the log now: `positions` tells of it. Raises NotWrittenError."""
+        await self._read_up_to_now(NOBODY)
+
+    async def _read_up_to_now(self, number: int) -> None:
+        """Write a mark under the number of a subscription, and read up to it."""
         self.listen()
         mark = secrets.randbits(62) + 1
         read = self._marks[mark] = asyncio.get_running_loop().create_future()
+        self.positions.expect(mark, monotonic_ms())
         try:
             async with asyncio.timeout(SETTLE_S):
-                await self._write(SubscriberSeen(subscription.number, now_ms(), mark))
+                await self._write(SubscriberSeen(number, now_ms(), mark))
                 await read
         except TimeoutError:
             raise NotWrittenError("the positions of subscribers cannot be read") from None
         finally:
             del self._marks[mark]
-        return self.positions.of(subscription)
+            self.positions.give_up(mark)
 
     def listen(self) -> None:
         """Begin to read, if that has not begun."""
@@ -106,18 +118,16 @@ class PositionBook:
         """Tell whether positions are not read any more, although they should be."""
         return self._reader is not None and self._reader.has_died
 
-    def _hand_over(
-        self, loop: asyncio.AbstractEventLoop, records: list[SubscriptionRecord]
-    ) -> None:
+    def _hand_over(self, loop: asyncio.AbstractEventLoop, records: list[PositionRead]) -> None:
         """Pass on what the reader's thread has read."""
         with suppress(RuntimeError):  # The loop is being closed.
             loop.call_soon_threadsafe(self.take, records)
 
-    def take(self, records: Sequence[SubscriptionRecord]) -> None:
+    def take(self, records: Sequence[PositionRead]) -> None:
         """Fold records that were read, or that were written by this process."""
-        now_ms = time.monotonic_ns() // 1_000_000
+        mono_ms = monotonic_ms()
         for record in records:
-            self.positions.take(record, now_ms)
+            self.positions.take(record, mono_ms)
             if isinstance(record, SubscriberSeen):
                 read = self._marks.get(record.mark)
                 if read is not None and not read.done():
@@ -132,32 +142,40 @@ class PositionBook:
         if self._draining is None or self._draining.done():
             self._draining = asyncio.create_task(self._drain())
         await written
-        if isinstance(record, SubscriptionAcknowledged):
-            self.take([record])
 
     async def _drain(self) -> None:
         while self._waiting:
             batch, self._waiting = self._waiting, []
-            records = [record for record, _ in batch]
+            records = ascending([record for record, _ in batch], self.positions)
+            failure: NotWrittenError | None = None
             try:
                 await self._in_writer(partial(_written, records))
+            except NotWrittenError as error:
+                failure = error
             except Exception as error:
-                failure = (
-                    error if isinstance(error, NotWrittenError) else NotWrittenError(str(error))
-                )
-                for _, written in batch:
-                    if not written.done():
-                        written.set_exception(failure)
+                # Whoever waits must hear of it, whatever it is.
+                failure = NotWrittenError(f"{type(error).__name__}: {error}")
             else:
-                for _, written in batch:
-                    if not written.done():
-                        written.set_result(None)
+                # Before the next batch: it must not write what is lower.
+                self.take([r for r in records if isinstance(r, SubscriptionAcknowledged)])
+            for _, written in batch:
+                if written.done():
+                    continue
+                if failure is None:
+                    written.set_result(None)
+                else:
+                    written.set_exception(failure)
 
     async def _in_writer(self, work: Callable[[PositionWriter], T]) -> T:
+        """Do what blocks, in the writer's thread. Raises NotWrittenError."""
+
         def in_thread() -> T:
-            if self._writer is None:
-                self._writer = PositionWriter(self._servers, self._cluster)
-            return work(self._writer)
+            try:
+                if self._writer is None:
+                    self._writer = PositionWriter(self._servers, self._cluster)
+                return work(self._writer)
+            except KafkaException as error:
+                raise NotWrittenError(str(error)) from error
 
         if self._is_closed:
             raise NotWrittenError("this node is stopping")
@@ -171,6 +189,10 @@ class PositionBook:
     async def close(self) -> None:
         """Let go of Kafka."""
         self._is_closed = True
+        for read in self._marks.values():
+            if not read.done():
+                read.set_exception(NotWrittenError("this node is stopping"))
+                read.exception()  # Whoever waits may still wait for the write: none is unheard.
         if self._reader is not None:
             await asyncio.to_thread(self._reader.stop)
         if self._writer is not None:
@@ -178,8 +200,33 @@ class PositionBook:
         self._writing.shutdown(wait=False)
 
 
+def ascending(
+    records: Sequence[SubscriptionRecord], known: Positions
+) -> Sequence[SubscriptionRecord]:
+    """Return records so that no position is lower than one that was written before it.
+
+    Compaction keeps the last. Whoever acknowledges less than it has is only seen.
+    """
+    highest: dict[int, Cas] = {}
+    found: list[SubscriptionRecord] = []
+    for record in records:
+        if isinstance(record, SubscriberSeen):
+            found.append(record)
+        elif record.cas > highest.get(record.number, known.reached(record.number)):
+            highest[record.number] = record.cas
+            found.append(record)
+        else:
+            found.append(SubscriberSeen(record.number, record.at_ms, 0))
+    return found
+
+
 def _written(records: Sequence[SubscriptionRecord], writer: PositionWriter) -> None:
     writer.write(records)
+
+
+def monotonic_ms() -> int:
+    """Return the time by the clock that nobody sets."""
+    return time.monotonic_ns() // 1_000_000
 
 
 def now_ms() -> int:

@@ -8,31 +8,33 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from confluent_kafka import Message
-from immutables import Map
 
 from coordinator.core.catalog.state import StateContext
 from coordinator.core.consensus import inputs
 from coordinator.core.history.feed import Feed, Kept
-from coordinator.core.history.subscribing import Selection, Silence, subscriptions
+from coordinator.core.history.subscribing import Selection, Silence, Waiting, gone, subscriptions
 from coordinator.core.model.commands import ExpireSubscription, Outcome, Request
 from coordinator.core.model.entities import Subscription
-from coordinator.core.model.types import Cas
+from coordinator.core.model.types import Cas, Epoch
 from coordinator.core.node import Node
 from coordinator.kafka.subscription_log import NotWrittenError
 from coordinator.kafka.topics import is_own
 from coordinator.node.deliveries import Deliveries
 from coordinator.node.history import History
 from coordinator.node.metrics import SubscriberRow
-from coordinator.node.positions import PositionBook, now_ms
+from coordinator.node.positions import PositionBook, monotonic_ms, now_ms
 
 Ask = Callable[[Callable[[int], inputs.Input]], Awaitable[Outcome]]
 
 LOOK_S = 0.2
+CATCH_UP_MS = 500
+"""A master that may have to let somebody expire makes sure so often that it has read everything."""
+
 EXPIRE_MS = 5_000
 AT_ONCE_MAX = 32
 FORGET_S = 600.0
@@ -94,7 +96,12 @@ class Subscriptions:
             history=history,
             book=self.book,
         )
-        self._silence = Silence()
+        self._led: Epoch | None = None
+        self._silence = Silence(monotonic_ms())
+        self._waiting = Waiting()
+        self._rows: Sequence[SubscriberRow] = ()
+        self._catching_up: asyncio.Task[None] | None = None
+        self._catch_up_ms = 0
         self._gone_since_s: dict[int, float] = {}
         self._is_closed = False
 
@@ -102,60 +109,80 @@ class Subscriptions:
         """Tell whether changes may be written to a topic: it must not be one of the cluster's."""
         return not is_own(self._cluster, topic)
 
-    def rows(self) -> list[SubscriberRow]:
-        """Return what the metrics of the master show, and nothing elsewhere."""
-        state = self._node.state
-        if not self._leads:
-            return []
-        return [
-            SubscriberRow(
-                one.topic,
-                one.id,
-                max(0, state.cas - self.book.positions.of(one)),
-                one.number in self.deliveries.problems,
-            )
-            for _, one in subscriptions(state)
-        ]
+    def measuring(self) -> Callable[[], None]:
+        """Return what looks how far behind subscribers are, for the metrics: it belongs beside the
+        loop, in one thread at a time."""
+        state, kept = self._node.state, self._changes.kept()
+        problems = {*self.deliveries.problems}
+        leads = self._epoch is not None
+
+        def measure() -> None:
+            found = [*subscriptions(state)] if leads else []
+            behind = self._waiting.behind(found, self.book.positions, state.cas, kept)
+            self._rows = [
+                SubscriberRow(one.topic, one.id, behind[one.number], one.number in problems)
+                for _, one in found
+            ]
+
+        return measure
+
+    def rows(self) -> Sequence[SubscriberRow]:
+        """Return what was measured last: what the metrics of the master show, nothing elsewhere."""
+        return self._rows
 
     # -- the task ----------------------------------------------------------------------------
 
     @property
-    def _leads(self) -> bool:
+    def _epoch(self) -> Epoch | None:
+        """The epoch in which this node leads, None where it does not."""
         master = self._node.master
-        return master is not None and master.active
+        return master.epoch if master is not None and master.active else None
 
     async def run(self) -> None:
         """Look at the state now and then, until this is closed."""
-        seen: Map[str, Any] = Map()
-        led = False
-        while not self._is_closed:
-            state, leads = self._node.state, self._leads
-            of_kind = state.kinds.get("subscription", Map())
-            if of_kind:
-                self.book.listen()
-            if leads and not led:
-                self._silence = Silence()
-            if of_kind is not seen or leads is not led:
-                self.deliveries.arrange(state if leads else None)
-                seen, led = of_kind, leads
-            if leads and of_kind:
-                await self._expire(state)
-            if leads and self.book.is_listening:
-                await self._forget(state)
+        # With the feed the node ends: no delivery may begin then, and fence the next master's.
+        while not self._is_closed and not self._changes.is_closed:
+            await self._look()
             await asyncio.sleep(LOOK_S)
+
+    async def _look(self) -> None:
+        state, epoch = self._node.state, self._epoch
+        if epoch != self._led:
+            # Another may have led in between: what this node does as the master begins anew.
+            self.deliveries.arrange(None)
+            self._silence, self._led = Silence(monotonic_ms()), epoch
+        if state.kinds.get("subscription"):
+            self.book.listen()
+        if epoch is None:
+            return
+        found = [*subscriptions(state)]
+        self.deliveries.arrange(found)
+        await self._expire([one for _, one in found if one.expires_after_ms])
+        if self.book.is_listening:
+            await self._forget(state, epoch)
 
     async def close(self) -> None:
         """End all deliveries, and let go of Kafka."""
         self._is_closed = True
         self.deliveries.arrange(None)
+        if self._catching_up is not None:
+            self._catching_up.cancel()
         await self.book.close()
 
-    async def _expire(self, state: StateContext) -> None:
+    async def _expire(self, found: Sequence[Subscription]) -> None:
         """Ask for the end of subscriptions whose subscribers have been silent."""
-        now_ms = time.monotonic_ns() // 1_000_000
-        found = (subscription for _, subscription in subscriptions(state))
-        overdue = self._silence.overdue(found, self.book.positions.heard_ms, now_ms)
+        now_ms = monotonic_ms()
+        if found and now_ms >= self._catch_up_ms:
+            self._catch_up_ms = now_ms + CATCH_UP_MS
+            if self._catching_up is None or self._catching_up.done():
+                self._catching_up = asyncio.create_task(self._catch_up())
+        overdue = self._silence.overdue(found, self.book.positions, now_ms)
         await asyncio.gather(*(self._end(one, now_ms + EXPIRE_MS) for one in overdue[:AT_ONCE_MAX]))
+
+    async def _catch_up(self) -> None:
+        """Have it known that all was read; where that fails, nobody is silent meanwhile."""
+        with suppress(NotWrittenError):
+            await self.book.catch_up()
 
     async def _end(self, one: Subscription, deadline_ms: int) -> None:
         command = ExpireSubscription(one.topic, one.id, one.number)
@@ -167,16 +194,11 @@ class Subscriptions:
         if outcome.status == "ok":
             log.info("subscriber %s of %s has expired", one.id, one.topic)
 
-    async def _forget(self, state: StateContext) -> None:
+    async def _forget(self, state: StateContext, epoch: Epoch) -> None:
         """Remove the positions of subscriptions that are gone."""
-        there = {
-            held.entity.number
-            for held in state.of_kind("subscription")
-            if isinstance(held.entity, Subscription)
-        }
         now_s = time.monotonic()
-        gone = self.book.positions.heard_ms.keys() - there
-        self._gone_since_s = {n: self._gone_since_s.get(n, now_s) for n in gone}
+        without = gone(state, self.book.positions.heard_ms, epoch)
+        self._gone_since_s = {n: self._gone_since_s.get(n, now_s) for n in without}
         due = [n for n, since_s in self._gone_since_s.items() if now_s - since_s > FORGET_S]
         if due:
             with suppress(NotWrittenError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -159,7 +160,16 @@ def test_who_is_silent_expires_and_is_told_and_who_listens_does_not(client: Clie
     assert again["state"] == "active"
 
 
-def test_who_lags_is_told_by_how_much(client: Client) -> None:
+def behind(cluster: Cluster, subscriber: str) -> float:
+    """Return by how many CAS a subscriber is behind, by the metrics of the master."""
+    text = cluster.ask(cluster.master(), "GET", "/metrics").text
+    (line,) = re.findall(
+        rf'^coordinator_subscription_behind_cas{{subscriber="{subscriber}".*}} (.*)$', text, re.M
+    )
+    return float(line)
+
+
+def test_who_lags_is_told_by_how_much(cluster: Cluster, client: Client) -> None:
     client.add_topic("lag", kind="setting")
     client.subscribe("lag", "slow")
     assert client.subscription("lag", "slow")["subscription"]["lag"]["changes"] == 0
@@ -169,6 +179,10 @@ def test_who_lags_is_told_by_how_much(client: Client) -> None:
     assert lag["cas"] >= made[-1] - made[0]
     client.acknowledge("lag", "slow", made[3])
     assert client.subscription("lag", "slow")["subscription"]["lag"]["changes"] == 1
+    wait_until(lambda: behind(cluster, "slow") == 1 or None, "one change waits")
+    client.acknowledge("lag", "slow", made[4])
+    client.add_topic("nothing-that-it-wants")
+    wait_until(lambda: behind(cluster, "slow") == 0 or None, "nothing waits")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""Those who subscribe in the simulator: they come and go, receive at one node after the other, or
-have changes delivered by whoever leads.
+"""Those who subscribe in the simulator: they come and go, say that they are there, or have changes
+delivered by whoever leads.
 
 In a share of the worlds. What is written for subscribers is a log of its own, as in production: a
 position goes there with what was delivered before it, or not at all.
@@ -11,11 +11,13 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from coordinator.core.catalog import subscriptions as bounds
 from coordinator.core.history import feed
 from coordinator.core.history.changes import Change
 from coordinator.core.history.subscribing import (
     Positions,
     Selection,
+    Silence,
     selection_of,
     subscriptions,
     told,
@@ -30,7 +32,12 @@ from coordinator.core.model.commands import (
 )
 from coordinator.core.model.entities import ACTIVE, Subscription, Topic, topic_key
 from coordinator.core.model.records import Mutation
-from coordinator.core.model.subscription_records import SubscriptionAcknowledged
+from coordinator.core.model.subscription_records import (
+    NOBODY,
+    SubscriberSeen,
+    SubscriptionAcknowledged,
+    SubscriptionRecord,
+)
 from coordinator.core.model.types import Cas
 from tests.simulation.actors import Client
 from tests.simulation.kernel.actor import Actor
@@ -46,6 +53,7 @@ SHARE, REST = 5, 3
 TOPICS = ("p0", "p1")
 FILTERS = ("{}", '{"kind":["setting"]}', '{"kind":["index","subscription"]}')
 OUT = "out"
+EXPIRES_MS = 1_500
 LIMIT = 4
 TRIES = 20_000
 
@@ -56,6 +64,7 @@ TOPIC_EFFECTS = (
 
 BRINGS = "a-subscription-brings-each-change-once"
 ENDS = "nothing-comes-after-the-end"
+HEARD = "who-is-heard-of-in-time-does-not-expire"
 
 
 def subscribers_in(seed: int) -> bool:
@@ -95,6 +104,8 @@ class Subscribing(Client):
                 after=after,
                 deliver_to=chance.choice((OUT, "")),
             )
+            if not subscribe.deliver_to:
+                subscribe = replace(subscribe, expires_after_ms=EXPIRES_MS)
             return subscribe, None
         if dice < 0.9:
             return Unsubscribe(topic, subscriber), None
@@ -122,6 +133,11 @@ class Board:
         self.positions = Positions()
         self.brought: dict[int, list[int]] = {}
         self.fences: dict[int, int] = {}
+        self.said: list[SubscriptionRecord] = []
+        """What subscribers said, and the marks of masters, in order."""
+
+        self.said_ms: dict[int, int] = {}
+        """By number: when a subscriber said something last."""
 
     def fence(self, number: int) -> int:
         """Open: whoever had opened before cannot write any more."""
@@ -241,6 +257,76 @@ class Delivering(Actor):
         self.is_prompt = True
 
 
+class Listening(Actor):
+    """Says now and then that it is there, for every subscription that would expire otherwise.
+
+    To which node does not matter: each writes to the same log.
+    """
+
+    def __init__(self, world: Cluster, board: Board) -> None:
+        self.world, self.board = world, board
+        self.chance = random.Random(f"listening {world.seed}")
+        world.clock.at(0, self.say)
+
+    def say(self) -> None:
+        self.world.clock.at(1 + self.chance.randrange(EXPIRES_MS // 3), self.say)
+        for one in _held(self.world.judge):
+            if one.expires_after_ms and one.state == ACTIVE:
+                self.board.said.append(SubscriberSeen(one.number, 0, 0))
+                self.board.said_ms[one.number] = self.world.clock.now
+
+
+class Expiring(Actor):
+    """What the process of one node knows of those who are silent, and whom it would let expire.
+
+    Its reader of the log of positions is slow at times, or reads nothing: a delivery is open there.
+    """
+
+    def __init__(self, world: Cluster, board: Board, machine: Machine) -> None:
+        self.world, self.board, self.machine = world, board, machine
+        self.chance = random.Random(f"expiring {world.seed} {machine.number}")
+        self.life, self.epoch, self.read = -1, -1, 0
+        self.held_until = 0
+        self.positions, self.silence = Positions(), Silence(0)
+        world.clock.at(self.chance.randint(0, 200), self.look)
+
+    def look(self) -> None:
+        self.world.clock.at(100 + self.chance.randrange(200), self.look)
+        machine, now = self.machine, self.world.clock.now
+        if machine.paused or machine.node is None:
+            return
+        if machine.life != self.life:
+            self.life, self.read, self.positions = machine.life, 0, Positions()
+        self._read(now)
+        master = machine.node.master
+        epoch = master.epoch if master is not None and master.active else -1
+        if epoch != self.epoch:
+            self.epoch, self.silence = epoch, Silence(now)
+        if epoch >= 0:
+            self._expire([one for _, one in subscriptions(machine.node.state)], now)
+
+    def _read(self, now: int) -> None:
+        if now >= self.held_until and self.chance.random() < 0.1:
+            self.held_until = now + self.chance.choice((300, 1_000, 4_000))
+        if now < self.held_until:
+            return
+        for record in self.board.said[self.read :]:
+            self.positions.take(record, now)
+        self.read = len(self.board.said)
+
+    def _expire(self, found: list[Subscription], now: int) -> None:
+        mark = len(self.board.said) + 1
+        self.positions.expect(mark, now)
+        self.board.said.append(SubscriberSeen(NOBODY, 0, mark))
+        for one in self.silence.overdue(found, self.positions, now):
+            said_ms = self.board.said_ms.get(one.number, 0)
+            require(
+                now - said_ms > EXPIRES_MS,
+                HEARD,
+                f"node {self.machine.number}: {one.key} said something {now - said_ms} ms ago",
+            )
+
+
 # -- the law -------------------------------------------------------------------------------------
 
 
@@ -262,6 +348,12 @@ def check_subscriptions(judge: Judge, mutation: Mutation, cas: int, before: Any)
             f"{mutation.key}: {before}",
         )
         assert isinstance(entity, Subscription)
+        deliveries = [s.key for s in _held(judge) if s.deliver_to and s.state == ACTIVE]
+        require(
+            not entity.deliver_to or len(deliveries) < bounds.DELIVERIES_MAX,
+            "deliveries-have-a-bound",
+            f"{mutation.key} is one more than {deliveries}",
+        )
         require(
             topic_key(entity.topic) in judge.entities,
             "a-subscription-has-a-topic",

@@ -211,7 +211,7 @@ MUTANTS: list[tuple[Plant, Worlds, int, set[str]]] = [
     ),
     (a.late_proposal_is_accepted, focus("append_doubled", "full_disk", "cut"), 1, {"folds-agree"}),
     (a.admitted_behind, focus("crash", "crash_and_wipe"), 2, {"folds-agree"}),
-    (a.join_inside_a_transaction, focus("crash"), 18, {"folds-agree"}),
+    (a.join_inside_a_transaction, focus("crash"), 23, {"folds-agree"}),
     (a.anybody_may_claim, focus("cut", "crash_the_master", "slow_network"), 3, {"folds-agree"}),
     (a.membership_counts_before_it_is_read_back, anywhere, 1, {"participants-are-the-members"}),
     (a.second_terminal_status_is_accepted, focus("compact"), 0, {"statuses-agree"}),
@@ -274,6 +274,24 @@ MUTANTS: list[tuple[Plant, Worlds, int, set[str]]] = [
         busy(subscribing),
         8,
         {"a-subscription-has-a-topic"},
+    ),
+    (
+        s.deliveries_are_counted_for_each_topic_alone,
+        busy(subscribing),
+        44,
+        {"deliveries-have-a-bound"},
+    ),
+    (
+        s.silence_is_counted_although_the_log_is_not_read,
+        subscribing,
+        0,
+        {"who-is-heard-of-in-time-does-not-expire"},
+    ),
+    (
+        s.a_sign_of_life_is_not_heard,
+        subscribing,
+        0,
+        {"who-is-heard-of-in-time-does-not-expire"},
     ),
     (
         s.a_subscription_has_the_number_of_the_one_before_it,

@@ -13,7 +13,14 @@ from tests.simulation.faults import ACTIONS, KINDS, LIKELY
 from tests.simulation.kernel.world import FAULTS_FROM_MS, FAULTS_UNTIL_MS
 from tests.simulation.machine import Machine
 from tests.simulation.schedule import Arm, arm, pair_of
-from tests.simulation.subscribers import Board, Delivering, Subscribing, subscribers_in
+from tests.simulation.subscribers import (
+    Board,
+    Delivering,
+    Expiring,
+    Listening,
+    Subscribing,
+    subscribers_in,
+)
 from tests.simulation.transactions import TransactionWriter, Transactor, transactions_in
 from tests.simulation.watchers import WATCHERS, Watcher
 
@@ -64,6 +71,8 @@ class World(Cluster):
             self.board = Board()
             for machine in self.machines.values():
                 self.join(Delivering(self, self.board, machine))
+                self.join(Expiring(self, self.board, machine))
+            self.join(Listening(self, self.board))
         if alters_in(self.seed):
             for number in (20, 21):
                 self.clients.append(self.join(Alterer(self, number, chance.randint(6, 16))))

@@ -63,13 +63,18 @@ def footprint_of(state: StateContext, command: Command) -> set[str]:
             held = subscriptions_of(state, command.name)
             return {topic_key(command.name), TOPICS, *(one.entity.key for one in held)}
         case Subscribe() | Unsubscribe() | ExpireSubscription():
-            return {topic_key(command.topic), subscription_key(command.topic, command.subscriber)}
+            keys = {topic_key(command.topic), subscription_key(command.topic, command.subscriber)}
+            # There may be less of them than a decision counts, and never more.
+            return keys | {SUBSCRIPTIONS} if isinstance(command, Subscribe) else keys
         case _:
             return set()
 
 
 TOPICS = "topic/"
 """Stands for how many topics there are."""
+
+SUBSCRIPTIONS = "subscription/"
+"""Stands for how many subscriptions there are in all, and how many of them are deliveries."""
 
 
 def subscriptions_of(state: StateContext, topic: str) -> list[Versioned]:

@@ -53,6 +53,11 @@ class KeptTransaction:
     changes: tuple[Published, ...]
     weight: int
 
+    @property
+    def last(self) -> Cas:
+        """The CAS of its last change."""
+        return self.changes[-1].cas
+
 
 Kept = tuple[KeptTransaction, ...]
 
@@ -118,7 +123,7 @@ class Feed:
 
     def publish(self, before: StateContext, events: Sequence[Event]) -> None:
         """A transaction was installed on `before`."""
-        if self._kept and self._kept[-1].changes[-1].cas != before.cas:
+        if self._kept and self._kept[-1].last != before.cas:
             # The node found the state anew, and was not told how it came about.
             self._kept.clear()
             self._kept_bytes = 0
@@ -153,7 +158,7 @@ class Feed:
             return None
         made = Subscription(predicate, wake, after, self._waiting_max)
         for kept in self._kept:
-            if kept.changes[-1].cas > after:
+            if kept.last > after:
                 made.add(kept.changes)
         if not made.has_lagged:
             self._subscriptions.add(made)

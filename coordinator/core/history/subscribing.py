@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from coordinator.core.catalog.state import StateContext, Versioned
 from coordinator.core.history.changes import Change
+from coordinator.core.history.feed import Kept
 from coordinator.core.history.predicates import Predicate, predicate_of
 from coordinator.core.model import json_text
 from coordinator.core.model.entities import (
@@ -17,10 +20,13 @@ from coordinator.core.model.entities import (
     topic_key,
 )
 from coordinator.core.model.subscription_records import (
+    NOBODY,
+    PositionRead,
+    SubscriberSeen,
     SubscriptionAcknowledged,
-    SubscriptionRecord,
+    SubscriptionForgotten,
 )
-from coordinator.core.model.types import Cas
+from coordinator.core.model.types import Cas, Epoch, epoch_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,34 +103,71 @@ def subscriptions(state: StateContext) -> Iterator[tuple[Topic, Subscription]]:
             yield topic.entity, subscription
 
 
+def gone(state: StateContext, numbers: Iterable[int], epoch: Epoch) -> set[int]:
+    """Return the numbers under which there will never be a subscription again.
+
+    By what the master of `epoch` knows: one that was deposed and does not know it yet has not seen
+    the subscriptions that were made after it.
+    """
+    there = {
+        held.entity.number
+        for held in state.of_kind("subscription")
+        if isinstance(held.entity, Subscription)
+    }
+    return {number for number in numbers if epoch_of(number) <= epoch} - there
+
+
 class Positions:
-    """How far each subscriber has come, and when it was heard of last, as the log tells it."""
+    """How far each subscriber has come, and when it was heard of last, as the log tells it.
+
+    All times are of this process's monotonic clock, in ms.
+    """
 
     def __init__(self) -> None:
         self._acknowledged: dict[int, SubscriptionAcknowledged] = {}
         self._heard_ms: dict[int, int] = {}
+        self._marks: dict[int, int] = {}
+        self.read_up_to_ms = 0
+        """All that was in the log at this time was read; 0: that is not known."""
 
-    def take(self, record: SubscriptionRecord, mono_ms: int) -> None:
+    def expect(self, mark: int, mono_ms: int) -> None:
+        """A mark is written from this time on."""
+        self._marks[mark] = mono_ms
+
+    def give_up(self, mark: int) -> None:
+        """A mark is not waited for any more."""
+        self._marks.pop(mark, None)
+
+    def take(self, record: PositionRead, mono_ms: int) -> None:
         """Fold a record that was read at this time. A position never goes back."""
-        self._heard_ms[record.number] = mono_ms
-        if isinstance(record, SubscriptionAcknowledged):
-            held = self._acknowledged.get(record.number)
-            if held is None or held.cas < record.cas:
-                self._acknowledged[record.number] = record
+        if isinstance(record, SubscriptionForgotten):
+            self.forget([record.number])
+            return
+        if record.number != NOBODY:
+            self._heard_ms[record.number] = mono_ms
+        if isinstance(record, SubscriberSeen):
+            written_ms = self._marks.pop(record.mark, 0)
+            self.read_up_to_ms = max(self.read_up_to_ms, written_ms)
+        elif self.reached(record.number) < record.cas:
+            self._acknowledged[record.number] = record
+
+    def reached(self, number: int) -> Cas:
+        """Return the highest CAS that was acknowledged under a number, 0 if none was."""
+        held = self._acknowledged.get(number)
+        return Cas(0) if held is None else held.cas
 
     def of(self, subscription: Subscription) -> Cas:
         """Return up to where the subscriber has all changes."""
-        held = self._acknowledged.get(subscription.number)
-        return subscription.after if held is None else max(held.cas, subscription.after)
+        return max(self.reached(subscription.number), subscription.after)
 
     def acknowledged_ms(self, subscription: Subscription) -> int | None:
-        """Return when it acknowledged something last; None: it never did."""
+        """Return when it acknowledged something last, by the wall clock; None: it never did."""
         held = self._acknowledged.get(subscription.number)
         return None if held is None else held.at_ms
 
     @property
     def heard_ms(self) -> Mapping[int, int]:
-        """When something of each subscription was read last, by this process's clock."""
+        """When something of each subscription was read last."""
         return self._heard_ms
 
     def forget(self, numbers: Iterable[int]) -> None:
@@ -134,35 +177,91 @@ class Positions:
             self._acknowledged.pop(number, None)
 
 
+class Waiting:
+    """Up to where nothing waits for each subscriber, although it acknowledged less.
+
+    Who wants few changes may acknowledge one in a day. Each change is looked at once for each
+    subscription, so what is known here may be more than the changes at hand tell.
+    """
+
+    def __init__(self) -> None:
+        self._clear: dict[int, Cas] = {}
+
+    def behind(
+        self,
+        found: Iterable[tuple[Topic, Subscription]],
+        positions: Positions,
+        newest: Cas,
+        kept: Kept,
+    ) -> dict[int, int]:
+        """Return by how many CAS each subscriber is behind, 0 where no change waits for it.
+
+        By number. It counts from the oldest change that waits, or from the position where that
+        change is older than what is kept. Costs a look at each change since the last time.
+        """
+        clear: dict[int, Cas] = {}
+        for topic, one in found:
+            at = max(positions.of(one), self._clear.get(one.number, Cas(0)))
+            clear[one.number] = clear_up_to(selection_of(topic, one), at, newest, kept)
+        self._clear = clear
+        return {number: max(0, newest - at) for number, at in clear.items()}
+
+
+def clear_up_to(selection: Selection, after: Cas, newest: Cas, kept: Kept) -> Cas:
+    """Return the last CAS up to which the kept changes have none that is wanted above `after`."""
+    if after >= newest or not kept or kept[0].before > after or kept[-1].last < newest:
+        return after
+    for number in range(bisect_right(kept, after, key=lambda one: one.last), len(kept)):
+        for published in kept[number].changes:
+            if published.cas > newest:
+                return newest
+            if published.cas > after and selection.wants(published.change):
+                return Cas(published.cas - 1)
+    return newest
+
+
 STEP_MAX_MS = 1_000
-"""Time that the process did not run, or its loop, does not count: it may not have read yet what
-subscribers said meanwhile."""
+"""So much silence is counted from one moment up to which all was read to the next. Time in which
+the process, or the log, stood still does not count: nobody could say anything then."""
+
+
+class _Quiet(NamedTuple):
+    """Since when nothing was heard of a subscriber, without the time that does not count."""
+
+    heard_ms: int | None
+    since_ms: int
 
 
 class Silence:
     """For how long each subscriber has been silent, as one master sees it.
 
     It counts from when the master began to listen: a new master gives everybody their time again,
-    and no clock of another machine matters.
+    and no clock of another machine matters. It counts up to where the log was read: who has written
+    a sign of life that the master has not read yet is not silent.
     """
 
-    def __init__(self) -> None:
-        self._looked_ms: int | None = None
-        self._silent: dict[int, tuple[int, int]] = {}
-        """By number: when it was heard of last, and for how long it was silent since."""
+    def __init__(self, began_ms: int) -> None:
+        self._read_ms = began_ms
+        self._quiet: dict[int, _Quiet] = {}
 
     def overdue(
-        self, found: Iterable[Subscription], heard_ms: Mapping[int, int], now_ms: int
+        self, found: Iterable[Subscription], positions: Positions, now_ms: int
     ) -> list[Subscription]:
-        """Return those that have expired; `heard_ms` says when each was heard of last."""
+        """Return those that have expired, by what was read until now."""
+        read_ms = max(self._read_ms, positions.read_up_to_ms)
+        unheard_ms = max(0, read_ms - self._read_ms - STEP_MAX_MS)
         listed = [one for one in found if one.expires_after_ms]
-        looked_ms = now_ms if self._looked_ms is None else self._looked_ms
-        step_ms = min(now_ms - looked_ms, STEP_MAX_MS)
-        silent: dict[int, tuple[int, int]] = {}
+        quiet: dict[int, _Quiet] = {}
         for one in listed:
-            heard = heard_ms.get(one.number, 0)
-            before = self._silent.get(one.number)
-            goes_on = before is not None and before[0] == heard
-            silent[one.number] = (heard, before[1] + step_ms if before and goes_on else 0)
-        self._looked_ms, self._silent = now_ms, silent
-        return [one for one in listed if silent[one.number][1] > one.expires_after_ms]
+            heard_ms = positions.heard_ms.get(one.number)
+            before = self._quiet.get(one.number)
+            if before is None:
+                quiet[one.number] = _Quiet(heard_ms, now_ms)
+            elif heard_ms is not None and before.heard_ms != heard_ms:
+                quiet[one.number] = _Quiet(heard_ms, heard_ms)
+            else:
+                quiet[one.number] = _Quiet(before.heard_ms, before.since_ms + unheard_ms)
+        self._read_ms, self._quiet = read_ms, quiet
+        return [
+            one for one in listed if read_ms - quiet[one.number].since_ms > one.expires_after_ms
+        ]

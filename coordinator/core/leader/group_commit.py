@@ -31,7 +31,7 @@ from coordinator.core.model.commands import (
 from coordinator.core.model.entities import Consumed, Index, consumed_key, request_key
 from coordinator.core.model.ports import EntityCodec
 from coordinator.core.model.records import Mutation
-from coordinator.core.model.types import Cas, Offset, TxnId
+from coordinator.core.model.types import Cas, Offset, TxnId, number_in
 
 PLAIN_BYTES = 64
 """What a mutation weighs in a proposal beside its key and value."""
@@ -263,10 +263,9 @@ def _has_room(view: NodeView, group: Group) -> bool:
 
 def _circumstances(view: NodeView, group: Group, request: Request) -> decisions.Circumstances:
     authority = authority_of(view)
-    epoch, seq = group.txn
     return decisions.Circumstances(
         txn=group.txn,
-        fresh_id=(epoch << 40) | (seq << 10) | len(group.mutations),
+        fresh_id=number_in(group.txn, len(group.mutations)),
         wall_ms=view.now.wall_ms,
         indexers=group.indexers,
         extra_load=group.load,

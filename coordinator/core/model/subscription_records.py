@@ -23,6 +23,10 @@ class SubscriptionAcknowledged:
         return str(self.number)
 
 
+NOBODY = 0
+"""The number of a mark that says nothing of a subscriber: no subscription has it."""
+
+
 @dataclass(frozen=True, slots=True)
 class SubscriberSeen:
     """The subscriber was there. Whoever reads `mark` back has read all that was before it."""
@@ -36,4 +40,14 @@ class SubscriberSeen:
         return f"{self.number}/seen"
 
 
+@dataclass(frozen=True, slots=True)
+class SubscriptionForgotten:
+    """Nothing is known of the subscription any more: its keys have no value."""
+
+    number: int
+
+
 SubscriptionRecord = SubscriptionAcknowledged | SubscriberSeen
+"""What is written with a value."""
+
+PositionRead = SubscriptionRecord | SubscriptionForgotten

@@ -41,6 +41,21 @@ class TxnId(NamedTuple):
         return f"{self.epoch}-{self.seq}"
 
 
+EPOCH_FROM_BIT, SEQ_FROM_BIT = 40, 10
+"""Where in the number of an entity the epoch begins, and the transaction within it."""
+
+
+def number_in(txn: TxnId, index: int) -> int:
+    """Return the number of an entity that a transaction makes, by its place in that: no other has
+    it, and those of later transactions are higher."""
+    return (txn.epoch << EPOCH_FROM_BIT) | (txn.seq << SEQ_FROM_BIT) | index
+
+
+def epoch_of(number: int) -> Epoch:
+    """Return the epoch in which an entity was made, by its number."""
+    return Epoch(number >> EPOCH_FROM_BIT)
+
+
 class Instant(NamedTuple):
     """The time at which an input arrived: monotonic for timeouts, wall clock for people (ms)."""
 

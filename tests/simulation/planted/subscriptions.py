@@ -12,7 +12,7 @@ from coordinator.core.catalog import subscriptions as decisions
 from coordinator.core.catalog.decisions import Accepted
 from coordinator.core.catalog.state import without
 from coordinator.core.history.changes import Change
-from coordinator.core.history.subscribing import Selection
+from coordinator.core.history.subscribing import Positions, Selection, Silence
 from coordinator.core.model.commands import RemoveTopic, Subscribe
 from coordinator.core.model.entities import Subscription, subscription_key, topic_key
 
@@ -51,6 +51,31 @@ def a_topic_and_its_subscriptions_are_decided_apart(patch: Patch) -> None:
         return found
 
     patch.setattr(ddl, "footprint", narrow)
+
+
+def deliveries_are_counted_for_each_topic_alone(patch: Patch) -> None:
+    """With a bound that the topics of a world can reach."""
+    footprint = ddl.footprint
+
+    def narrow(state: Any, command: Any, request_id: str = "") -> frozenset[str]:
+        return footprint(state, command, request_id) - {decisions.SUBSCRIPTIONS}
+
+    patch.setattr(decisions, "DELIVERIES_MAX", 2)
+    patch.setattr(ddl, "footprint", narrow)
+
+
+def silence_is_counted_although_the_log_is_not_read(patch: Patch) -> None:
+    overdue = Silence.overdue
+
+    def by_the_clock(self: Silence, found: Any, positions: Positions, now_ms: int) -> Any:
+        positions.read_up_to_ms = now_ms
+        return overdue(self, found, positions, now_ms)
+
+    patch.setattr(Silence, "overdue", by_the_clock)
+
+
+def a_sign_of_life_is_not_heard(patch: Patch) -> None:
+    patch.setattr(Positions, "heard_ms", {})
 
 
 def a_subscription_has_the_number_of_the_one_before_it(patch: Patch) -> None:

@@ -12,6 +12,7 @@ from coordinator.client.errors import CoordinatorError
 from coordinator.client.watching import (
     FIRST_PAUSE_S,
     PAUSE_MAX_S,
+    Receiving,
     Waiting,
     Watching,
     refusal_of,
@@ -158,3 +159,31 @@ def test_it_gives_up_after_its_time_and_says_what_it_saw() -> None:
     with pytest.raises(CoordinatorError) as caught:
         waiting.hear(None)
     assert (caught.value.code, caught.value.details) == ("timeout", {"state": "backfill"})
+
+
+def bookmark(cas: int) -> dict[str, Any]:
+    return {"type": "bookmark", "cas": cas}
+
+
+def test_what_no_node_took_is_acknowledged_again_with_the_next_bookmark() -> None:
+    """Where nothing happens any more, there is no higher CAS that would stand for it."""
+    receiving = Receiving("/v1/topics/t/subscriptions/a", acknowledges=True)
+    assert receiving.handled(bookmark(7)) == 7
+    assert receiving.handled(bookmark(7)) == 7
+    receiving.acknowledged(7)
+    assert receiving.handled(bookmark(7)) is None
+    assert receiving.handled(bookmark(9)) == 9
+
+
+def test_an_end_leaves_nothing_to_acknowledge() -> None:
+    receiving = Receiving("/v1/topics/t/subscriptions/a", acknowledges=True)
+    receiving.handled({"type": "change", "cas": 7})
+    assert receiving.left() == 7
+    assert receiving.handled({"type": "expired", "cas": 9}) is None
+    assert (receiving.left(), receiving.has_ended) == (None, True)
+
+
+def test_who_keeps_what_it_was_told_acknowledges_nothing() -> None:
+    receiving = Receiving("/v1/topics/t/subscriptions/a", acknowledges=False)
+    assert receiving.handled(bookmark(7)) is None
+    assert receiving.left() is None

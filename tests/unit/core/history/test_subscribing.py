@@ -9,19 +9,28 @@ import pytest
 from coordinator.codec import encode
 from coordinator.core.catalog.state import EMPTY, StateContext
 from coordinator.core.history.changes import Change, fold
+from coordinator.core.history.feed import KeptTransaction, Published
 from coordinator.core.history.subscribing import (
     STEP_MAX_MS,
     Positions,
     Selection,
     Silence,
+    Waiting,
+    gone,
     selection_of,
     subscriptions,
     told,
 )
 from coordinator.core.model.entities import Entity, Setting, Subscription, Topic
 from coordinator.core.model.records import Mutation
-from coordinator.core.model.subscription_records import SubscriberSeen, SubscriptionAcknowledged
-from coordinator.core.model.types import Cas
+from coordinator.core.model.subscription_records import (
+    NOBODY,
+    SubscriberSeen,
+    SubscriptionAcknowledged,
+    SubscriptionForgotten,
+    SubscriptionRecord,
+)
+from coordinator.core.model.types import Cas, Epoch, TxnId, number_in
 from tests.support.changes import a_transaction
 
 TOPIC = Topic("settings", '{"kind":["setting"]}', 0)
@@ -138,31 +147,204 @@ def test_what_is_known_of_one_subscription_says_nothing_of_the_next_under_its_id
     assert positions.of(replace(SUBSCRIPTION, number=8, after=Cas(40))) == 40
 
 
-def test_who_was_not_heard_of_for_its_time_has_expired() -> None:
-    silence, positions = Silence(), Positions()
-    for now in range(0, 10_001, 500):
-        assert silence.overdue([SUBSCRIPTION], positions.heard_ms, now) == []
-    assert silence.overdue([SUBSCRIPTION], positions.heard_ms, 10_500) == [SUBSCRIPTION]
+def test_what_was_forgotten_in_the_log_is_forgotten_by_everybody_who_reads_it() -> None:
+    """Only a master says that a subscription is gone; the others would keep it for ever."""
+    positions = Positions()
+    positions.take(SubscriptionAcknowledged(7, Cas(50), at_ms=1), 5)
+    positions.take(SubscriptionAcknowledged(8, Cas(60), at_ms=1), 5)
+    positions.take(SubscriptionForgotten(7), 9)
+    assert ({*positions.heard_ms}, positions.reached(7), positions.reached(8)) == ({8}, 0, 60)
 
 
-def test_each_sign_of_life_gives_all_the_time_again() -> None:
-    silence, positions = Silence(), Positions()
+def test_a_deposed_master_takes_no_subscription_for_gone_that_a_later_one_made(log: Log) -> None:
+    there = SUBSCRIPTION.number
+    before, later = number_in(TxnId(Epoch(4), 9), 0), number_in(TxnId(Epoch(5), 1), 0)
+    assert gone(log.state, [there, before, later], Epoch(4)) == {before}
+    assert gone(log.state, [there, before, later], Epoch(5)) == {before, later}
+
+
+class Kept:
+    """The changes that a node has at hand: those since it began to keep them."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._kept: list[KeptTransaction] = []
+        self.waiting = Waiting()
+        self.positions = Positions()
+
+    def put(self, *entities: Entity) -> list[Change]:
+        before = self._log.state.cas
+        changes = self._log.put(*entities)
+        published = tuple(map(Published, changes))
+        self._kept.append(KeptTransaction(before, published, 0))
+        return changes
+
+    def drop(self) -> None:
+        """Have no room for what came until now."""
+        self._kept.clear()
+
+    def behind(self) -> int:
+        newest = self._log.state.cas
+        found = self.waiting.behind(
+            [(TOPIC, SUBSCRIPTION)], self.positions, newest, tuple(self._kept)
+        )
+        return found[SUBSCRIPTION.number]
+
+    def acknowledge(self, cas: int) -> None:
+        self.positions.take(SubscriptionAcknowledged(7, Cas(cas), at_ms=0), 0)
+
+
+@pytest.fixture
+def kept(log: Log) -> Kept:
+    return Kept(log)
+
+
+def test_nobody_is_behind_where_no_change_waits_for_it(kept: Kept) -> None:
+    """It acknowledges what it was told: nothing of all this."""
+    for _ in range(20):
+        kept.put(Setting("other", "1"), Setting("another", "2"))
+        assert kept.behind() == 0
+
+
+def test_who_is_behind_is_so_from_the_oldest_change_that_waits(kept: Kept) -> None:
+    kept.put(Setting("other", "1"))
+    (_, first, _, last) = kept.put(*(Setting(name, "1") for name in ("x", "a", "y", "b")))
+    newest = kept.put(Setting("other", "2"))[-1].event.cas
+    assert kept.behind() == newest - first.event.cas + 1
+    kept.acknowledge(first.event.cas)
+    assert kept.behind() == newest - last.event.cas + 1
+    kept.acknowledge(last.event.cas)
+    assert kept.behind() == 0
+
+
+def test_what_was_looked_at_once_is_known_when_the_change_is_not_at_hand_any_more(
+    kept: Kept,
+) -> None:
+    kept.put(Setting("other", "1"))
+    assert kept.behind() == 0
+    kept.drop()
+    kept.put(Setting("other", "2"))
+    assert kept.behind() == 0
+
+
+def test_what_was_never_looked_at_counts_from_the_position(kept: Kept) -> None:
+    (change,) = kept.put(Setting("other", "1"))
+    kept.drop()
+    assert kept.behind() == change.event.cas - SUBSCRIPTION.after
+    (change,) = kept.put(Setting("other", "2"))
+    assert kept.behind() == change.event.cas - SUBSCRIPTION.after
+
+
+def test_a_state_that_came_without_its_changes_counts_from_the_position(
+    kept: Kept, log: Log
+) -> None:
+    kept.put(Setting("other", "1"))
+    log.put(Setting("a", "1"))
+    assert kept.behind() == log.state.cas - SUBSCRIPTION.after
+
+
+class Master:
+    """One that looks at who is silent, and reads the log up to now where it is not held up."""
+
+    def __init__(self) -> None:
+        self.positions = Positions()
+        self.silence = Silence(0)
+        self._mark = 0
+        self.log: list[SubscriptionRecord] = []
+
+    def write_mark(self, now: int) -> None:
+        self._mark += 1
+        self.positions.expect(self._mark, now)
+        self.log.append(SubscriberSeen(NOBODY, now, self._mark))
+
+    def read(self, now: int) -> None:
+        for record in self.log:
+            self.positions.take(record, now)
+        self.log.clear()
+
+    def look(self, now: int, found: Subscription = SUBSCRIPTION) -> bool:
+        """Tell whether the subscription is overdue, by all that was written."""
+        self.write_mark(now)
+        self.read(now)
+        return self.overdue(now, found)
+
+    def overdue(self, now: int, found: Subscription = SUBSCRIPTION) -> bool:
+        return bool(self.silence.overdue([found], self.positions, now))
+
+    def hear(self, now: int) -> None:
+        self.log.append(SubscriberSeen(SUBSCRIPTION.number, now, 0))
+
+
+@pytest.fixture
+def master() -> Master:
+    return Master()
+
+
+def test_who_was_not_heard_of_for_its_time_has_expired(master: Master) -> None:
+    assert not any(master.look(now) for now in range(0, 10_001, 500))
+    assert master.look(10_500)
+
+
+def test_each_sign_of_life_gives_all_the_time_again(master: Master) -> None:
     for now in range(0, 60_000, 500):
         if now % 9_000 == 0:
-            positions.take(SubscriberSeen(7, now, 0), now)
-        assert silence.overdue([SUBSCRIPTION], positions.heard_ms, now) == []
+            master.hear(now)
+        assert not master.look(now)
+    assert [now for now in range(60_000, 70_000, 500) if master.look(now)] == [
+        64_500 + 500 * n for n in range(11)
+    ]
 
 
-def test_time_in_which_the_master_did_not_run_does_not_count() -> None:
-    """What a subscriber said meanwhile may not have been read yet."""
-    silence, positions = Silence(), Positions()
-    silence.overdue([SUBSCRIPTION], positions.heard_ms, 0)
-    assert silence.overdue([SUBSCRIPTION], positions.heard_ms, 3_600_000) == []
+def test_time_in_which_the_master_did_not_run_does_not_count(master: Master) -> None:
+    """Nobody could say anything to it meanwhile."""
+    master.look(0)
+    assert not master.look(3_600_000)
     assert SUBSCRIPTION.expires_after_ms > STEP_MAX_MS
 
 
-def test_who_never_expires_is_not_counted() -> None:
+def test_nobody_is_silent_while_the_log_is_not_read(master: Master) -> None:
+    """It was heard of all the time: the master has not read it yet, however often it looks."""
+    master.look(0)
+    for now in range(500, 60_000, 500):
+        master.hear(now)
+        master.write_mark(now)
+        assert not master.overdue(now)
+    master.read(60_000)
+    assert not master.overdue(60_000)
+    assert not any(master.look(now) for now in range(60_500, 70_001, 500))
+    assert master.look(70_500)
+
+
+def test_what_was_heard_before_a_mark_that_comes_late_counts_from_then(master: Master) -> None:
+    """A mark says up to where all was read, and not when it was read back."""
+    master.look(0)
+    for now in range(500, 10_001, 500):
+        assert not master.look(now)
+    master.write_mark(10_500)
+    assert not master.overdue(12_000)
+    master.read(12_500)
+    assert master.overdue(12_500)
+
+
+def test_a_mark_that_was_given_up_says_nothing(master: Master) -> None:
+    master.positions.expect(9, 5_000)
+    master.positions.give_up(9)
+    master.positions.take(SubscriberSeen(NOBODY, 0, 9), 20_000)
+    assert master.positions.read_up_to_ms == 0
+
+
+def test_a_mark_of_nobody_is_no_sign_of_life(master: Master) -> None:
+    master.look(0)
+    assert NOBODY not in master.positions.heard_ms
+
+
+def test_who_subscribes_has_all_its_time_although_a_mark_is_old(master: Master) -> None:
+    master.write_mark(500)
+    master.read(9_000)
+    assert not master.overdue(9_000)
+    assert not any(master.look(now) for now in range(9_500, 18_501, 500))
+
+
+def test_who_never_expires_is_not_counted(master: Master) -> None:
     forever = replace(SUBSCRIPTION, expires_after_ms=0)
-    silence = Silence()
-    for now in range(0, 100_000, 1_000):
-        assert silence.overdue([forever], {}, now) == []
+    assert not any(master.look(now, forever) for now in range(0, 100_000, 1_000))

@@ -17,6 +17,7 @@ from coordinator.client.request_ids import uuid7
 from coordinator.core.catalog import ddl
 from coordinator.core.catalog.decisions import recorded
 from coordinator.core.catalog.placement import Candidate
+from coordinator.core.catalog.subscriptions import DELIVERIES_MAX
 from coordinator.core.consensus.peers import Peer
 from coordinator.core.leader.group_commit import PLAIN_BYTES, Group, GroupCommit
 from coordinator.core.leader.request_table import RequestTable
@@ -36,9 +37,19 @@ from coordinator.core.model.commands import (
     Request,
     RewriteEntities,
     SkipRecord,
+    Subscribe,
     Transact,
 )
-from coordinator.core.model.entities import INIT, Bucket, Consumed, Index, Setting
+from coordinator.core.model.entities import (
+    ACTIVE,
+    INIT,
+    Bucket,
+    Consumed,
+    Index,
+    Setting,
+    Subscription,
+    Topic,
+)
 from coordinator.core.model.outcome_records import OutcomesRecorded
 from coordinator.core.model.records import BucketSeen, ProjectorHeartbeat
 from coordinator.core.model.types import Cas, TxnId
@@ -260,6 +271,33 @@ def test_two_commands_on_one_key_never_share_a_group() -> None:
     assert keys(group) == ["config/a", "config/b"]
     waiting = [r.command.value_json for r in table.queue]  # type: ignore[union-attr]
     assert waiting == ["2", "3"], "in their order"
+
+
+def test_subscriptions_to_two_topics_are_decided_apart_so_that_all_together_have_a_bound() -> None:
+    """Each alone would be the last delivery that there may be."""
+    there = [a_delivery("a", f"s{number}", number) for number in range(DELIVERIES_MAX - 1)]
+    state = a_state_of(50, Topic("a", "{}", 0), Topic("b", "{}", 0), *there)
+    asking = [
+        asked(Subscribe(topic=topic, subscriber="new", deliver_to="out"), token)
+        for token, topic in enumerate("ab", start=1)
+    ]
+    group, table = formed(*asking, view=a_master(state=state))
+    assert keys(group) == ["subscription/a/new"]
+    assert [*table.queue] == [asking[1]]
+
+
+def a_delivery(topic: str, subscriber: str, number: int) -> Subscription:
+    return Subscription(
+        topic=topic,
+        id=subscriber,
+        number=number,
+        filter_json="{}",
+        after=Cas(0),
+        deliver_to="out",
+        expires_after_ms=0,
+        state=ACTIVE,
+        created_ms=0,
+    )
 
 
 def test_a_refusal_that_rests_on_what_its_own_group_writes_waits() -> None:

@@ -1,0 +1,149 @@
+"""What a node writes of the positions of subscribers, and in which order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from coordinator.core.history.subscribing import Positions
+from coordinator.core.model.entities import Subscription
+from coordinator.core.model.subscription_records import (
+    NOBODY,
+    SubscriberSeen,
+    SubscriptionAcknowledged,
+    SubscriptionRecord,
+)
+from coordinator.core.model.types import Cas
+from coordinator.kafka import subscription_log
+from coordinator.kafka.subscription_log import NotWrittenError
+from coordinator.node.positions import PositionBook, ascending
+
+SUBSCRIPTION = Subscription(
+    topic="settings",
+    id="a",
+    number=7,
+    filter_json="{}",
+    after=Cas(2),
+    deliver_to="",
+    expires_after_ms=10_000,
+    state="active",
+    created_ms=0,
+)
+
+
+def acknowledged(cas: int, number: int = 7) -> SubscriptionAcknowledged:
+    return SubscriptionAcknowledged(number, Cas(cas), at_ms=0)
+
+
+class SlowBook(PositionBook):
+    """A book whose log takes records only when it is let go, and that reads nothing by itself."""
+
+    def __init__(self) -> None:
+        super().__init__("", "slow", lambda *_: None, lambda _: None)
+        self.log: list[SubscriptionRecord] = []
+        self.let_go = asyncio.Event()
+
+    def listen(self) -> None:
+        """There is no broker."""
+
+    async def _in_writer(self, work: Callable[[Any], Any]) -> Any:
+        await self.let_go.wait()
+        return work(self)
+
+    def write(self, records: Sequence[SubscriptionRecord]) -> None:
+        self.log += records
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not is_so():
+                await asyncio.sleep(0)
+
+
+def run(story: Callable[[SlowBook], Awaitable[None]]) -> SlowBook:
+    async def told() -> SlowBook:
+        book = SlowBook()
+        await story(book)
+        return book
+
+    return asyncio.run(told())
+
+
+def written(book: SlowBook) -> list[int]:
+    return [record.cas for record in book.log if isinstance(record, SubscriptionAcknowledged)]
+
+
+def test_what_is_lower_is_not_written_after_what_is_higher() -> None:
+    """It is asked for while the higher one is being written: the log would end with the lower."""
+
+    async def story(book: SlowBook) -> None:
+        first = asyncio.create_task(book.acknowledge(SUBSCRIPTION, Cas(100)))
+        await book.until(lambda: book._draining is not None and not book._waiting)
+        second = asyncio.create_task(book.acknowledge(SUBSCRIPTION, Cas(90)))
+        await book.until(lambda: len(book._waiting) == 1)
+        book.let_go.set()
+        assert (await first, await second) == (100, 100)
+
+    book = run(story)
+    assert written(book) == [100]
+    assert book.log[-1] == replace(SubscriberSeen(7, 0, 0), at_ms=book.log[-1].at_ms)
+
+
+def test_a_batch_ascends_for_each_subscription_and_what_is_lower_is_a_sign_of_life() -> None:
+    known = Positions()
+    known.take(acknowledged(50), 0)
+    batch = [acknowledged(40), acknowledged(60), acknowledged(5, 8), acknowledged(55)]
+    seen = SubscriberSeen(7, 0, 0)
+    assert ascending(batch, known) == [seen, acknowledged(60), acknowledged(5, 8), seen]
+
+
+def test_marks_are_written_as_they_are() -> None:
+    mark = SubscriberSeen(NOBODY, 3, 9)
+    assert ascending([mark], Positions()) == [mark]
+
+
+def test_who_waits_for_a_mark_hears_that_the_node_stops() -> None:
+    async def story(book: SlowBook) -> None:
+        book.let_go.set()
+        settling = asyncio.create_task(book.settle(SUBSCRIPTION))
+        await book.until(lambda: bool(book.log))
+        await book.close()
+        with pytest.raises(NotWrittenError, match="stopping"):
+            await settling
+
+    run(story)
+
+
+def test_up_to_when_all_was_read_is_known_once_a_mark_is_read_back() -> None:
+    async def story(book: SlowBook) -> None:
+        book.let_go.set()
+        catching_up = asyncio.create_task(book.catch_up())
+        await book.until(lambda: bool(book.log))
+        assert book.positions.read_up_to_ms == 0
+        book.take(book.log)
+        await catching_up
+        assert book.positions.read_up_to_ms > 0
+
+    run(story)
+
+
+def test_a_client_that_cannot_be_made_writes_nothing_and_ends_no_task(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_client(*_: Any) -> None:
+        raise KafkaException(KafkaError(KafkaError._CRIT_SYS_RESOURCE, "no threads are left"))
+
+    async def story() -> None:
+        book = PositionBook("127.0.0.1:1", "none", lambda *_: None, lambda _: None)
+        with pytest.raises(NotWrittenError, match="no threads are left"):
+            await book.forget([7])
+        with pytest.raises(NotWrittenError, match="no threads are left"):
+            await book.acknowledge(SUBSCRIPTION, Cas(9))
+        await book.close()
+
+    monkeypatch.setattr(subscription_log, "Producer", no_client)
+    asyncio.run(story())

@@ -1,0 +1,241 @@
+"""What a master does for subscribers, look by look: whom it lets expire, and what it delivers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from coordinator.codec import encode
+from coordinator.core.catalog.state import EMPTY, StateContext
+from coordinator.core.history.changes import fold
+from coordinator.core.history.feed import Feed
+from coordinator.core.model.commands import ExpireSubscription, Outcome
+from coordinator.core.model.entities import Entity, Subscription, Topic
+from coordinator.core.model.records import Mutation
+from coordinator.core.model.subscription_records import SubscriberSeen, SubscriptionRecord
+from coordinator.core.model.types import Cas
+from coordinator.kafka.subscription_log import NotWrittenError
+from coordinator.node import positions, subscriptions
+from coordinator.node.positions import PositionBook
+from coordinator.node.subscriptions import Subscriptions
+from tests.support.changes import a_transaction
+
+TOPIC = Topic("settings", "{}", 0)
+SUBSCRIPTION = Subscription(
+    topic="settings",
+    id="a",
+    number=7,
+    filter_json="{}",
+    after=Cas(0),
+    deliver_to="",
+    expires_after_ms=10_000,
+    state="active",
+    created_ms=0,
+)
+
+
+def state_of(*entities: Entity) -> StateContext:
+    written = [Mutation("Written", e.key, encode(e), e) for e in entities]
+    return fold(EMPTY, a_transaction(1, 1, *written))[0]
+
+
+class MemoryBook(PositionBook):
+    """A book on a log in memory, which can stand still."""
+
+    def __init__(self) -> None:
+        super().__init__("", "memory", lambda *_: None, lambda _: None)
+        self.stands_still = False
+        self.log: list[SubscriptionRecord] = []
+
+    def listen(self) -> None:
+        """There is no broker."""
+
+    async def _write(self, record: SubscriptionRecord) -> None:
+        self.log.append(record)
+        self.read()
+
+    def read(self) -> None:
+        if not self.stands_still:
+            found, self.log = self.log, []
+            self.take(found)
+
+
+class Bench:
+    """A node's subscriptions, in a time that the test tells."""
+
+    def __init__(self, *found: Subscription) -> None:
+        self.now_ms = 0
+        self.asked: list[ExpireSubscription] = []
+        master = SimpleNamespace(epoch=3, active=True)
+        self.node: Any = SimpleNamespace(state=state_of(TOPIC, *found), master=master)
+        self.subscriptions = Subscriptions(
+            "",
+            "memory",
+            node=self.node,
+            changes=Feed(),
+            history=SimpleNamespace(),  # type: ignore[arg-type]
+            ask=self._ask,
+            bury=lambda *_: None,
+            failed=lambda _: None,
+        )
+        self.book = self.subscriptions.book = MemoryBook()
+
+    async def _ask(self, make: Callable[[int], Any]) -> Outcome:
+        self.asked.append(make(1).request.command)
+        return Outcome("unavailable")
+
+    async def look(self, for_ms: int) -> None:
+        """Look every half second of a while."""
+        end_ms = self.now_ms + for_ms
+        while self.now_ms < end_ms:
+            self.now_ms += 500
+            await self.subscriptions._look()
+            for _ in range(5):  # What was begun is written, and read back.
+                await asyncio.sleep(0)
+
+    def hear(self, one: Subscription = SUBSCRIPTION) -> None:
+        self.book.log.append(SubscriberSeen(one.number, 0, 0))
+        self.book.read()
+
+
+Story = Callable[[Bench], Awaitable[None]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Bench]:
+    def told(story: Story, *found: Subscription) -> Bench:
+        async def tell() -> Bench:
+            bench = Bench(*found)
+            for module in (positions, subscriptions):
+                monkeypatch.setattr(module, "monotonic_ms", lambda: bench.now_ms)
+            await story(bench)
+            return bench
+
+        return asyncio.run(tell())
+
+    return told
+
+
+def test_who_is_silent_is_let_expire(run: Callable[..., Bench]) -> None:
+    async def story(bench: Bench) -> None:
+        await bench.look(10_000)
+        assert bench.asked == []
+        await bench.look(1_500)
+
+    bench = run(story, SUBSCRIPTION)
+    assert set(bench.asked) == {ExpireSubscription("settings", "a", 7)}
+
+
+def test_nobody_expires_while_the_log_stands_still(run: Callable[..., Bench]) -> None:
+    """As when a transaction is open on it: it was heard of, and that cannot be read yet."""
+
+    async def story(bench: Bench) -> None:
+        bench.book.stands_still = True
+        for _ in range(10):
+            await bench.look(5_000)
+            bench.hear()
+        bench.book.stands_still = False
+        bench.book.read()
+        await bench.look(9_000)
+
+    assert run(story, SUBSCRIPTION).asked == []
+
+
+def test_nobody_expires_while_nothing_can_be_written(run: Callable[..., Bench]) -> None:
+    async def story(bench: Bench) -> None:
+        async def fails(record: SubscriptionRecord) -> None:
+            raise NotWrittenError("no broker answers")
+
+        bench.book._write = fails  # type: ignore[method-assign]
+        await bench.look(60_000)
+
+    assert run(story, SUBSCRIPTION).asked == []
+
+
+def test_a_master_that_is_elected_again_between_two_looks_gives_everybody_their_time_again(
+    run: Callable[..., Bench],
+) -> None:
+    async def story(bench: Bench) -> None:
+        await bench.look(9_000)
+        bench.node.master = SimpleNamespace(epoch=5, active=True)
+        await bench.look(9_000)
+        assert bench.asked == []
+        await bench.look(3_000)
+        assert bench.asked != []
+
+    run(story, SUBSCRIPTION)
+
+
+def test_a_delivery_begins_anew_with_each_mastership(run: Callable[..., Bench]) -> None:
+    delivered = replace(SUBSCRIPTION, deliver_to="out", expires_after_ms=0)
+
+    async def story(bench: Bench) -> None:
+        begun: list[int] = []
+
+        async def deliver(*_: Any) -> None:
+            begun.append(bench.node.master.epoch)
+            await asyncio.Event().wait()
+
+        bench.subscriptions.deliveries._deliver = deliver  # type: ignore[method-assign]
+        await bench.look(2_000)
+        bench.node.master = SimpleNamespace(epoch=5, active=True)
+        await bench.look(2_000)
+        bench.node.master = None
+        await bench.look(500)
+        assert begun == [3, 5]
+        assert all(task.done() for task in bench.subscriptions.deliveries._tasks.values())
+        await bench.subscriptions.close()
+
+    run(story, delivered)
+
+
+def test_no_delivery_begins_while_the_node_ends(run: Callable[..., Bench]) -> None:
+    """It would fence the one of the next master, who may lead by now."""
+    delivered = replace(SUBSCRIPTION, deliver_to="out", expires_after_ms=0)
+
+    async def story(bench: Bench) -> None:
+        bench.subscriptions._changes.close()
+        async with asyncio.timeout(10):
+            await bench.subscriptions.run()
+        assert bench.subscriptions.deliveries._tasks == {}
+
+    run(story, delivered)
+
+
+def test_nobody_writes_marks_where_nobody_can_expire(run: Callable[..., Bench]) -> None:
+    async def story(bench: Bench) -> None:
+        bench.book.stands_still = True
+        await bench.look(5_000)
+        assert bench.book.log == []
+
+    run(story, replace(SUBSCRIPTION, expires_after_ms=0))
+
+
+def test_what_is_known_of_a_subscription_is_removed_once_that_is_gone_for_long(
+    run: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And is kept while it is there, however silent."""
+    monkeypatch.setattr(subscriptions, "FORGET_S", 0.0)
+    forever = replace(SUBSCRIPTION, expires_after_ms=0)
+
+    async def story(bench: Bench) -> None:
+        forgotten: list[int] = []
+
+        async def forget(numbers: Sequence[int]) -> None:
+            forgotten.extend(numbers)
+            bench.book.positions.forget(numbers)
+
+        bench.book.forget = forget  # type: ignore[method-assign]
+        bench.subscriptions.book._reader = SimpleNamespace()  # type: ignore[assignment]
+        bench.hear(forever)
+        bench.hear(replace(forever, number=8))
+        await bench.look(2_000)
+        assert forgotten == [8]
+        assert {*bench.book.positions.heard_ms} == {7}
+
+    run(story, forever)
