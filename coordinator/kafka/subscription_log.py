@@ -20,7 +20,7 @@ from coordinator.core.model.subscription_records import (
     SubscriptionRecord,
 )
 from coordinator.kafka.end_txn import Patience
-from coordinator.kafka.errors import never_connected
+from coordinator.kafka.errors import clients_error, never_connected
 from coordinator.kafka.log_reader import BadRecord, decoded
 from coordinator.kafka.producer_fencing import open_transactional
 from coordinator.kafka.readers import BEGINNING, TailReader
@@ -121,9 +121,10 @@ class PositionWriter:
         try:
             for key, value in records:
                 self._producer.produce(self._topic, value, key, on_delivery=delivered)
-        except (KafkaException, BufferError) as error:
-            raise NotWrittenError(str(error)) from error
-        if self._producer.flush(FLUSH_S + 1) or failures:
+            left = self._producer.flush(FLUSH_S + 1)
+        except (KafkaException, BufferError, SystemError) as error:
+            raise NotWrittenError(str(clients_error(error))) from error
+        if left or failures:
             raise NotWrittenError(failures[0].str() if failures else "no broker answers")
 
     def close(self) -> None:
@@ -218,8 +219,9 @@ class Delivery:
             self._flush(failures, FLUSH_S)
             began_s = time.monotonic()
             self._producer.commit_transaction(END_S)
-        except (KafkaException, BufferError) as error:
-            text = error.args[0].str() if isinstance(error, KafkaException) else str(error)
+        except (KafkaException, BufferError, SystemError) as error:
+            meant = clients_error(error)
+            text = meant.args[0].str() if isinstance(meant, KafkaException) else str(meant)
             raise DeliveryError(f"{self._topic}: {text}") from error
         if self._patience.ended(time.monotonic() - began_s) or self._disconnected:
             raise DeliveryError(f"{self._topic}: the end of a transaction is in doubt")

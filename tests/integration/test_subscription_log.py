@@ -6,10 +6,10 @@ import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import closing
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from coordinator.core.model.subscription_records import (
@@ -105,6 +105,36 @@ def test_positions_are_read_after_a_delivery_could_not_write_its_changes(
                 writer.write([mark(number)])
                 assert log.wait_for(mark(number)), f"after try {number}"
     assert position not in log.records
+
+
+@pytest.mark.parametrize("with_callback", [False, True], ids=["alone", "with a callback"])
+def test_a_delivery_that_another_node_has_taken_over_fails(
+    place: Place, log: Log, monkeypatch: pytest.MonkeyPatch, with_callback: bool
+) -> None:
+    """Python makes a SystemError of what the client says, if a callback is due in the same call."""
+    out = place.make(f"out-{place.cluster}")
+    flush = Delivery._flush
+
+    def flush_with_callback(delivery: Delivery, *given: Any) -> None:
+        try:
+            flush(delivery, *given)
+        except DeliveryError as error:
+            fenced = KafkaException(KafkaError(KafkaError._FENCED, str(error)))
+            raise SystemError("returned a result with an exception set") from fenced
+
+    if with_callback:
+        monkeypatch.setattr(Delivery, "_flush", flush_with_callback)
+    position = SubscriptionAcknowledged(7, Cas(9), 0)
+    with (
+        closing(Delivery(place.servers, place.cluster, 7, out, Patience())) as first,
+        closing(Delivery(place.servers, place.cluster, 7, out, Patience())) as second,
+    ):
+        with pytest.raises(DeliveryError, match=out):
+            first.write([CHANGE], SubscriptionAcknowledged(7, Cas(8), 0))
+        monkeypatch.undo()
+        second.write([CHANGE], position)
+    assert log.wait_for(position)
+    assert SubscriptionAcknowledged(7, Cas(8), 0) not in log.records
 
 
 def test_what_was_delivered_and_the_position_after_it_are_there_together(
