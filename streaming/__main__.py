@@ -92,9 +92,9 @@ def run_archive(
     from pyspark.errors import PySparkException
 
     from coordinator.runtime.errors import EmbeddedError
-    from streaming.archive.files import UnusableError
+    from streaming.archive.delta import UnusableError
     from streaming.archive.job import ArchiveOptions, Archiver
-    from streaming.archive.manifest import ARCHIVE
+    from streaming.archive.place import ARCHIVE, url_of
     from streaming.spark.queries import LostError
 
     data_dir = arguments.data_dir.resolve()
@@ -102,10 +102,11 @@ def run_archive(
         cluster=arguments.cluster,
         bootstrap_servers=arguments.bootstrap_servers,
         data_dir=data_dir,
-        archive=arguments.archive.resolve() if arguments.archive else data_dir / ARCHIVE,
+        archive=url_of(arguments.archive or data_dir / ARCHIVE),
         spark_master=arguments.spark_master,
         trigger_ms=arguments.trigger_ms,
         offsets_max=arguments.offsets_max,
+        compact_every=arguments.compact_every,
         heap_mb=arguments.heap_mb,
         ready_file=arguments.ready_file,
         crash_at=arguments.crash_at,
@@ -176,14 +177,18 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--ready-file", type=Path, help="file that is written after the first batch")
     one.add_argument("--until-read", action="store_true", help="exit after reading what is there")
     one.add_argument("--crash-at", default="", help=argparse.SUPPRESS)
-    _add_archive(commands.add_parser("archive", help="archive all events as Parquet"))
+    _add_archive(
+        commands.add_parser(
+            "archive", help="archive all events and stability timestamps in Delta Lake"
+        )
+    )
     return found
 
 
 def _add_archive(one: argparse.ArgumentParser) -> None:
     add_cluster(one)
     one.add_argument("--data-dir", type=Path, required=True, help="data folder of the cluster")
-    one.add_argument("--archive", type=Path, help="folder of the archive (in the data folder)")
+    one.add_argument("--archive", help="folder of the archive, or a URL (in the data folder)")
     one.add_argument("--spark-master", default="local[1]", help="where tasks run (local[1])")
     one.add_argument(
         "--trigger-ms",
@@ -194,8 +199,15 @@ def _add_archive(one: argparse.ArgumentParser) -> None:
     one.add_argument(
         "--offsets-max",
         type=within(1, 1_000_000),
-        default=10_000,
-        help="records a batch at most (10,000)",
+        default=100_000,
+        help="records a batch at most (100,000)",
+    )
+    one.add_argument(
+        "--compact-every",
+        type=within(1, 1_000_000),
+        default=64,
+        metavar="N",
+        help="merge small files after N batches of a table (64)",
     )
     one.add_argument(
         "--heap-mb", type=within(256, 65_536), default=512, help="heap of the JVM (512)"

@@ -1,35 +1,43 @@
-"""`indexctl sql`: questions to the archive of `history`, in SQL, without Spark.
+"""`indexctl sql`: questions to the archive, in SQL, without Spark.
 
-Reads the files that the manifest names, and nothing else: whoever asks can neither write nor see
+Reads the files that the tables name, and nothing else: whoever asks can neither write nor see
 another file. One statement, which must be a query.
 """
 
 import json
 import math
-from datetime import date, datetime, time, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from urllib.parse import unquote
 
 import typer
 
 from coordinator.cli.extras import require
+from coordinator.cli.moments import TIME, ms_of
 from coordinator.cli.output import CommandError, print_json, print_table
 from coordinator.cli.session import Session, command
 
 if TYPE_CHECKING:
     import duckdb
+    from deltalake import DeltaTable
 
-    from streaming.archive.manifest import Manifest
+    from streaming.archive.tables import ArchiveTable
 
 ATTEMPTS = 2
-"""A file that a compaction replaced may be gone: then the manifest names another one."""
+"""A file that a compaction replaced may be deleted: then the table names another one."""
 
-SHOWN = (
-    *("cas", "event", "kind", "key", "txn_epoch", "txn_seq", "index", "count"),
-    *("request", "principal", "at_utc", "date", "value"),
-)
-"""The columns of `history`, in this order."""
+SQL_TYPES = {"STRING": "VARCHAR", "INT": "INTEGER", "ARRAY<DECIMAL(20, 0)>": "DECIMAL(20, 0)[]"}
+"""What DuckDB calls types of Spark's SQL that have another name there."""
+
+
+class Version(NamedTuple):
+    """A table as it was at a moment: its number, and the files that it names."""
+
+    table: "ArchiveTable"
+    number: int
+    files: list[str]
 
 
 class Answer(NamedTuple):
@@ -67,20 +75,25 @@ def add_to(root: typer.Typer, data_dir: Path) -> None:
         archive: Annotated[
             Path | None, typer.Option(help="Folder of the archive, if it is elsewhere.")
         ] = None,
+        at: Annotated[
+            str, typer.Option(metavar="TIME", help=f"The archive as it was then: {TIME}.")
+        ] = "",
     ) -> None:
         """Query the archive of all events, in the SQL of DuckDB.
 
-        `indexctl run --archive` writes the archive. The table is "history", with the columns cas,
-        event, kind, key, txn_epoch, txn_seq, index, count, request, principal, at_utc, date and
-        value. A value is JSON, and NULL where an entity was dropped.
+        `indexctl run --archive` writes the archive. The table "history" has the columns cas,
+        event, kind, key, txn_epoch, txn_seq, index, count, request, principal, at_utc, date, month
+        and value. A value is JSON, and NULL where an entity was dropped. The table "stability" has
+        the stability timestamps: bucket, number, at_utc, month, seqnos and vbuuids.
 
         indexctl sql "SELECT at_utc, principal, event, value->>'name' AS name FROM history
         WHERE kind = 'index' ORDER BY cas"
         """
         require("streaming")
-        from streaming.archive.manifest import ARCHIVE
+        from streaming.archive.place import ARCHIVE
 
-        found = ask(archive or data_dir / ARCHIVE, statement)
+        at_ms = ms_of(at, "--at", TIME) if at else None
+        found = ask(archive or data_dir / ARCHIVE, statement, at_ms)
         if session.json:
             names = _distinct(found.columns)
             rows = [dict(zip(names, map(as_json, row), strict=True)) for row in found.rows]
@@ -93,8 +106,8 @@ def add_to(root: typer.Typer, data_dir: Path) -> None:
         )
 
 
-def ask(folder: Path, statement: str) -> Answer:
-    """Return what a query finds in the archive in `folder`.
+def ask(folder: Path, statement: str, at_ms: int | None = None) -> Answer:
+    """Return what a query finds in the archive in `folder`, as it is now, or as it was at a time.
 
     CommandError `no_archive`, `archive_unusable`; `sql_error`, with the place if it is known.
     """
@@ -103,33 +116,47 @@ def ask(folder: Path, statement: str) -> Answer:
     attempt = 0
     while True:
         attempt += 1
-        manifest = _manifest(folder)
+        versions = _versions(folder, at_ms)
         try:
-            with _connected(folder, manifest) as connection:
+            with _connected(versions) as connection:
                 return _asked(connection, statement)
         except duckdb.IOException as error:
-            if attempt == ATTEMPTS or _manifest(folder) == manifest:
+            if attempt == ATTEMPTS or _versions(folder, at_ms) == versions:
                 raise CommandError("archive_unusable", _said(error)[0]) from error
 
 
-def _manifest(folder: Path) -> "Manifest":
-    from streaming.archive.manifest import ManifestError, read
+def _versions(folder: Path, at_ms: int | None) -> list[Version]:
+    """Return all tables of an archive. CommandError: one is not there, or cannot be read."""
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError, TableNotFoundError
 
-    try:
-        found = read(folder)
-    except (ManifestError, OSError) as error:
-        raise CommandError("archive_unusable", str(error)) from error
-    if found is None:
-        text = f"there is no archive in {folder}: `indexctl run --archive` writes one"
-        raise CommandError("no_archive", text, {"folder": str(folder)})
+    from streaming.archive.tables import TABLES
+
+    found = []
+    for table in TABLES:
+        try:
+            there = DeltaTable(folder / table.name)
+            if at_ms is not None:
+                there.load_as_version(datetime.fromtimestamp(at_ms / 1000, UTC))
+            found.append(Version(table, there.version(), _files(folder / table.name, there)))
+        except TableNotFoundError as error:
+            text = f"there is no archive in {folder}: `indexctl run --archive` writes one"
+            raise CommandError("no_archive", text, {"folder": str(folder)}) from error
+        except (DeltaError, OSError) as error:
+            text = f"{folder / table.name}: {str(error).splitlines()[0]}"
+            raise CommandError("archive_unusable", text) from error
     return found
 
 
-def _connected(folder: Path, manifest: "Manifest") -> "duckdb.DuckDBPyConnection":
-    """Return a database in memory that has the archive as a view, and can reach nothing else."""
-    import duckdb
+def _files(folder: Path, table: "DeltaTable") -> list[str]:
+    """Return the files of a table. Its log has their paths as they stand in a URL."""
+    named = table.get_add_actions()["path"].to_pylist()
+    return sorted(str(folder.absolute() / unquote(path)) for path in named)
 
-    from streaming.archive.manifest import COLUMNS, PARTITIONS
+
+def _connected(versions: list[Version]) -> "duckdb.DuckDBPyConnection":
+    """Return a database in memory that has tables as views, and can reach nothing else."""
+    import duckdb
 
     connection = duckdb.connect(
         ":memory:",
@@ -141,22 +168,32 @@ def _connected(folder: Path, manifest: "Manifest") -> "duckdb.DuckDBPyConnection
             "temp_directory": "",
         },
     )
-    paths = ", ".join(_quoted(str(folder.absolute() / part.path)) for part in manifest.parts)
-    columns = ", ".join(f'"{name}"' for name in SHOWN)
-    if paths:
-        types = ", ".join(f"{_quoted(name)}: {kind}" for name, kind in PARTITIONS)
-        source = f"read_parquet([{paths}], hive_partitioning = true, hive_types = {{{types}}})"
-    else:
-        nulls = ", ".join(f'NULL::{kind} AS "{name}"' for name, kind in (*COLUMNS, *PARTITIONS))
-        source = f"(SELECT {nulls}) WHERE false"
+    paths = ", ".join(_quoted(path) for version in versions for path in version.files)
+    views = [f"CREATE VIEW {one.table.name} AS {_selected(one)}" for one in versions]
     for statement in (
         f"SET allowed_paths = [{paths}]",
-        f"CREATE VIEW history AS SELECT {columns} FROM {source}",
+        *views,
         "SET enable_external_access = false",
         "SET lock_configuration = true",
     ):
         connection.execute(statement)
     return connection
+
+
+def _selected(version: Version) -> str:
+    """Return the query that a view of a table stands for. Times are UTC, without a zone."""
+    if not version.files:
+        nulls = ", ".join(
+            f'NULL::{SQL_TYPES.get(kind, kind)} AS "{name}"' for name, kind in version.table.columns
+        )
+        return f"SELECT * FROM (SELECT {nulls}) WHERE false"
+    columns = ", ".join(
+        f'make_timestamp(epoch_us("{name}")) AS "{name}"' if kind == "TIMESTAMP" else f'"{name}"'
+        for name, kind in version.table.columns
+    )
+    paths = ", ".join(map(_quoted, version.files))
+    types = "hive_partitioning = true, hive_types = {'month': VARCHAR}"
+    return f"SELECT {columns} FROM read_parquet([{paths}], {types})"
 
 
 def _asked(connection: "duckdb.DuckDBPyConnection", statement: str) -> Answer:

@@ -114,7 +114,7 @@ def timestamps_ready(data_dir: Path) -> Probe:
 
 
 def archiver_argv(*, cluster: str, bootstrap_servers: str, data_dir: Path) -> tuple[str, ...]:
-    """Return the command of the job on Spark that archives the history as Parquet."""
+    """Return the command of the job on Spark that archives the history in Delta Lake."""
     return (
         *(sys.executable, "-m", "streaming", "archive", "--cluster", cluster),
         *("--bootstrap-servers", bootstrap_servers, "--data-dir", str(data_dir)),

@@ -43,7 +43,7 @@ class RunOptions:
     """Start the application on Spark that computes timestamps, if there are projectors."""
     spark_master: str = "local[2]"
     archive: bool = False
-    """Start the job on Spark that archives the history as Parquet."""
+    """Start the job on Spark that archives the history in Delta Lake."""
     http_port: int = HTTP_PORT
     """Of node 1; node i has the i-th from there."""
     data_dir: Path = Path(".indexctl")

@@ -1,1 +1,1 @@
-"""The job that archives `history` as Parquet."""
+"""The job that archives topics in Delta Lake."""

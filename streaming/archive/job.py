@@ -1,11 +1,11 @@
-"""The job that archives `history` as Parquet: one Spark query, every event exactly once.
+"""The job that archives topics in Delta Lake: every record once, decoded by Spark's executors.
 
-Spark decides which records make a batch, and reads what is committed; `files` makes the
-batch count by one rename, with the offset at which to go on. A query never outlives that: each one
-begins with an empty checkpoint, at the manifest's offset. A checkpoint that is lost, too old or
-too new therefore does no harm, because none is ever read.
+Spark decides which records make a batch, and reads what is committed; `delta` makes the records of
+each topic count in one transaction, with the offset at which to go on. A query never outlives that:
+each one begins with an empty checkpoint, at the offsets of the tables. A checkpoint that is lost,
+too old or too new therefore does no harm, because none is ever read.
 
-A record that is no event is put on `dead-letter`, under its offset, before its batch counts:
+A record that is no row is put on `dead-letter`, under its offset, before its batch counts:
 killed in between, the job puts it there again, under the same key.
 """
 
@@ -15,7 +15,6 @@ import json
 import shutil
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,10 +29,13 @@ from coordinator.kafka.producers import letter_key
 from coordinator.kafka.readers import BEGINNING
 from coordinator.kafka.settings import plain_settings
 from coordinator.kafka.state_follower import StatusLog, wall_ms
-from coordinator.kafka.topics import DEAD_LETTER, HISTORY, topic_name
-from streaming.archive.files import Archive, UnusableError
-from streaming.archive.rows import Row, UnreadableError, row_of
-from streaming.spark.crash_points import Crasher
+from coordinator.kafka.topics import DEAD_LETTER, topic_name
+from coordinator.runtime.files import FileLock
+from streaming.archive.decoding import RECORD, decoder, spark_schema
+from streaming.archive.delta import SESSION, ArchivedTable, Source, UnusableError
+from streaming.archive.place import folder_of
+from streaming.archive.tables import TABLES, ArchiveTable
+from streaming.spark.crash_points import AFTER, BEFORE, Crasher
 from streaming.spark.kafka_source import KAFKA, bounds, starting_offsets
 from streaming.spark.queries import (
     FAILURES_MAX,
@@ -54,30 +56,41 @@ if TYPE_CHECKING:
 OWN_FOLDER = "archiver"
 """In the data folder: what the job keeps while it runs."""
 
+LOCK = "archive.lock"
+LOCK_TIMEOUT_S = 5.0
+"""Whoever was killed needs a moment to let go of it."""
+
 CALL_TIMEOUT_S = 5.0
 PAUSE_S = 1.0
 LETTER_TIMEOUT_S = 15.0
 SHORT_MAX = 5
-"""So often in a row the topic may end too early: a new leader needs a moment to know its end."""
+"""So often in a row a topic may end too early: a new leader needs a moment to know its end."""
 
-OFFSETS_MAX = 10_000
-"""At most so many records a batch: all of it is in memory."""
+OFFSETS_MAX = 100_000
+"""At most so many records a batch."""
+
+COMPACT_EVERY = 64
+"""After so many batches of a table its small files become large ones."""
 
 UNHURRIED = {"kafka.fetch.max.wait.ms": "500", "kafka.max.poll.records": "5000"}
 """An archive is in no hurry, and must cost little."""
 
+Starting = dict[tuple[str, int], int]
+"""The first offset to read of each topic and partition."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveOptions:
-    """What the command line says."""
+    """What the command line says; `archive` is a URL that Spark can write to."""
 
     cluster: str
     bootstrap_servers: str
     data_dir: Path
-    archive: Path
+    archive: str
     spark_master: str = "local[1]"
     trigger_ms: int = 10_000
     offsets_max: int = OFFSETS_MAX
+    compact_every: int = COMPACT_EVERY
     heap_mb: int = 512
     ready_file: Path | None = None
     crash_at: str = ""
@@ -97,11 +110,11 @@ class Archiver:
     ) -> None:
         """`wake` is set with `stopping`, and also when the query ends."""
         self.options = options
-        self.topic = topic_name(options.cluster, HISTORY)
-        self.archive = Archive(options.archive, wall_ms, Crasher(options.crash_at))
         self._stopping = stopping
         self._wake = wake
+        self._crasher = Crasher(options.crash_at)
         self._status_log = StatusLog("archive")
+        self._tables: tuple[ArchivedTable, ...] = ()
         self._busy = threading.Lock()
         self._fault: BaseException | None = None
         self._failures = 0
@@ -111,22 +124,29 @@ class Archiver:
     def run(self) -> None:
         """Start Spark, and archive. Raises UnusableError, LostError, OSError, EmbeddedError."""
         options = self.options
-        self.archive.lock()
+        lock = lock_archive(options.archive)
         try:
-            with suppress(KafkaException):  # Away, perhaps; what is refused is refused soon.
-                self._begin()
             name = f"{options.cluster}.archive"
-            folder, heap_mb = options.own_folder, options.heap_mb
-            spark = start(SparkOptions(name, options.spark_master, folder, heap_mb))
+            spark = start(
+                SparkOptions(
+                    name, options.spark_master, options.own_folder, options.heap_mb, SESSION
+                ),
+                with_delta=True,
+            )
             try:
                 self.follow(spark)
             finally:
                 end_session(spark)
         finally:
-            self.archive.unlock()
+            if lock is not None:
+                lock.release()
 
     def follow(self, spark: SparkSession) -> None:
         """Archive until told to stop; the archive is locked. Raises UnusableError, LostError."""
+        options = self.options
+        self._tables = tuple(
+            ArchivedTable(spark, one, options.archive, options.compact_every) for one in TABLES
+        )
         if self.options.ready_file is not None:
             self.options.ready_file.unlink(missing_ok=True)
         while not self._stopping.is_set():
@@ -139,69 +159,80 @@ class Archiver:
         """Run a query until it ends; return whether it has read all that it was to read."""
         self._fault = None
         try:
-            offset = self._begin()
+            starting = self._begin()
         except KafkaException as error:
             self._status_log.complain("Kafka", str(error.args[0]))
             self._stopping.wait(PAUSE_S)
             return False
         self._status_log.settled("Kafka")
         self._failures += 1
-        query = self._start(spark, Offset(offset))
+        query = self._start(spark, starting)
         try:
-            self._report_ready()
+            self._report_ready(starting)
             wait_for(query, self._stopping, self._wake)
         finally:
             end_query(query, self._busy)
         return self._judge(query)
 
-    def _begin(self) -> int:
-        """Open the archive; return the offset of `history` at which a new query begins.
+    def _begin(self) -> Starting:
+        """Open the tables; return at which offsets a new query begins.
 
         Raises KafkaException, also while the topics are not there; UnusableError.
         """
         servers = self.options.bootstrap_servers
+        topics = {self._topic(one.table): one for one in self._tables}
         letters = topic_name(self.options.cluster, DEAD_LETTER)
-        found = bounds(servers, [self.topic, letters], CALL_TIMEOUT_S)
+        found = bounds(servers, [*topics, letters], CALL_TIMEOUT_S)
         if found is None:
             raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
-        self.archive.open(self.options.cluster, topic_id(servers, self.topic))
-        offset = self.archive.manifest.next_offset
-        low, end = found[self.topic, 0]
-        self._check_end(offset, end)
+        ids = topic_ids(servers, list(topics))
+        starting = {}
+        for topic, table in topics.items():
+            table.open(Source(cluster=self.options.cluster, topic_id=ids[topic]))
+            starting[topic, 0] = self._starting(topic, table, *found[topic, 0])
+        self._short = 0
+        return starting
+
+    def _topic(self, table: ArchiveTable) -> str:
+        return topic_name(self.options.cluster, table.topic)
+
+    def _starting(self, topic: str, table: ArchivedTable, low: int, end: int) -> int:
+        """Return the offset of a topic at which a query begins, and tell of what was lost."""
+        offset = table.next_offset()
+        self._check_end(topic, offset, end)
         if offset >= low:
             return offset
         if offset:
             self._status_log.say(
-                f"offsets {offset} to {low - 1} of {self.topic} were deleted before they were read"
+                f"offsets {offset} to {low - 1} of {topic} were deleted before they were read"
             )
         return BEGINNING
 
-    def _check_end(self, offset: Offset, end: int) -> None:
+    def _check_end(self, topic: str, offset: Offset, end: int) -> None:
         """Refuse a topic that ends before what is archived. Raises UnusableError at last."""
         if offset <= end:
-            self._short = 0
             return
         self._short += 1
         if self._short < SHORT_MAX:
             raise KafkaException(KafkaError(KafkaError.OFFSET_OUT_OF_RANGE))
         raise UnusableError(
-            f"{self.topic} ends at {end}, and {self.archive.folder} has it up to {offset}: "
+            f"{topic} ends at {end}, and {self.options.archive} has it up to {offset}: "
             "its end was lost; use another folder"
         )
 
-    def _start(self, spark: SparkSession, offset: Offset) -> StreamingQuery:
+    def _start(self, spark: SparkSession, starting: Starting) -> StreamingQuery:
         options = self.options
         checkpoint = options.own_folder / "checkpoint"
         shutil.rmtree(checkpoint, ignore_errors=True)
         frame = (
             spark.readStream.format("kafka")
             .option("kafka.bootstrap.servers", options.bootstrap_servers)
-            .option("subscribe", self.topic)
-            .option("startingOffsets", starting_offsets({(self.topic, 0): offset}))
+            .option("subscribe", ",".join(topic for topic, _ in starting))
+            .option("startingOffsets", starting_offsets(starting))
             .option("maxOffsetsPerTrigger", options.offsets_max)
             .options(**{**KAFKA, **UNHURRIED})
             .load()
-            .select("offset", "value")
+            .select("topic", "offset", "value")
         )
         writer = frame.writeStream.foreachBatch(self._on_batch)
         writer = writer.option("checkpointLocation", str(checkpoint))
@@ -227,65 +258,91 @@ class Archiver:
         with self._busy:
             if self._stopping.is_set():
                 raise StoppedError("stopping")
+            frame.persist()
             try:
-                table = frame.toArrow()
-                records = zip(table["offset"].to_pylist(), table["value"].to_pylist(), strict=True)
-                self._archive(sorted(records, key=lambda record: record[0]))
+                for table in self._tables:
+                    self._archive(frame, table)
             except BaseException as error:
                 self._fault = error
                 raise
+            finally:
+                frame.unpersist()
         self._failures = 0
         self._status_log.settled("the query")
 
-    def _archive(self, records: Sequence[tuple[int, bytes | None]]) -> None:
-        if not records:
-            return
-        rows: list[Row] = []
-        letters: list[DeadLetter] = []
-        for offset, value in records:
-            try:
-                rows.append(row_of(Offset(offset), value))
-            except UnreadableError as error:
-                letters.append(
-                    DeadLetter(self.topic, 0, Offset(offset), str(error), value or b"", wall_ms())
-                )
-        if letters:
-            self._bury(letters)
-        self.archive.append(rows, Offset(records[-1][0] + 1))
+    def _archive(self, frame: DataFrame, table: ArchivedTable) -> None:
+        """Archive the records of one topic, of which a batch may have none."""
+        topic, columns = self._topic(table.table), table.table.columns
+        records = frame.where(frame.topic == topic).select("offset", "value")
+        decoded = records.mapInArrow(decoder(table.table), spark_schema((*columns, *RECORD)))
+        decoded.persist()
+        try:
+            bad = "reason IS NOT NULL"
+            (facts,) = decoded.selectExpr("max(record_offset)", f"count_if({bad})").collect()
+            last, letters = facts
+            if last is None:
+                return
+            self._crasher.passes(BEFORE)
+            if letters:
+                self._bury(topic, decoded.where(bad).select(*(name for name, _ in RECORD)))
+            rows = decoded.where("reason IS NULL").select(*table.table.names)
+            table.insert(rows, Offset(last + 1))
+            self._crasher.passes(AFTER)
+        finally:
+            decoded.unpersist()
 
-    def _bury(self, letters: Sequence[DeadLetter]) -> None:
-        """Put letters on `dead-letter`. Raises KafkaException if not all are known to be there."""
-        for one in letters:
-            self._status_log.say(f"{one.topic}, offset {one.offset}, is not archived: {one.reason}")
+    def _bury(self, topic: str, letters: DataFrame) -> None:
+        """Put what is no row on `dead-letter`. Raises KafkaException if not all are there."""
         timeout_ms = int(LETTER_TIMEOUT_S * 1000)
         servers = self.options.bootstrap_servers
         producer = Producer(plain_settings(servers, **{"message.timeout.ms": timeout_ms}))
         failed: list[KafkaError] = []
-        for one in letters:
+        for offset, reason, payload in letters.toLocalIterator():
+            self._status_log.say(f"{topic}, offset {offset}, is not archived: {reason}")
+            letter = DeadLetter(topic, 0, Offset(offset), reason, bytes(payload), wall_ms())
             producer.produce(
                 topic_name(self.options.cluster, DEAD_LETTER),
-                codec.encode(one),
-                letter_key(one),
+                codec.encode(letter),
+                letter_key(letter),
                 on_delivery=lambda error, _: failed.append(error) if error else None,
             )
+            producer.poll(0)
         if producer.flush(2 * LETTER_TIMEOUT_S) or failed:
             raise KafkaException(failed[0] if failed else KafkaError(KafkaError._TIMED_OUT))
 
-    def _report_ready(self) -> None:
+    def _report_ready(self, starting: Starting) -> None:
         if self._ready:
             return
         self._ready = True
-        offset = self.archive.manifest.next_offset
-        self._status_log.say(
-            f"archiving {self.topic} from offset {offset} to {self.archive.folder}"
-        )
+        where = ", ".join(f"{topic} from {offset}" for (topic, _), offset in starting.items())
+        self._status_log.say(f"archiving {where}, to {self.options.archive}")
         if self.options.ready_file is not None:
             self.options.ready_file.parent.mkdir(parents=True, exist_ok=True)
-            self.options.ready_file.write_text(json.dumps({"offset": offset}) + "\n")
+            offsets = {topic: offset for (topic, _), offset in starting.items()}
+            self.options.ready_file.write_text(json.dumps({"offsets": offsets}) + "\n")
 
 
-def topic_id(bootstrap_servers: str, topic: str) -> str:
-    """Return the id that Kafka gave a topic: another one is another topic. Raises KafkaException"""
+def lock_archive(url: str) -> FileLock | None:
+    """Be the only writer on this machine, until this process ends; None where none can be held.
+
+    Two writers are no danger to the rows: one of them fails at each batch. Raises UnusableError,
+    OSError.
+    """
+    folder = folder_of(url)
+    if folder is None:
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / LOCK)
+    if not lock.acquire(timeout_s=LOCK_TIMEOUT_S):
+        raise UnusableError(f"another process writes the archive {folder}")
+    return lock
+
+
+def topic_ids(bootstrap_servers: str, topics: Sequence[str]) -> dict[str, str]:
+    """Return the id that Kafka gave each topic: another one is another topic.
+
+    Raises KafkaException.
+    """
     client = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 2})
-    asked = client.describe_topics(TopicCollection([topic]), request_timeout=CALL_TIMEOUT_S)
-    return str(asked[topic].result().topic_id)
+    asked = client.describe_topics(TopicCollection(list(topics)), request_timeout=CALL_TIMEOUT_S)
+    return {topic: str(asked[topic].result().topic_id) for topic in topics}

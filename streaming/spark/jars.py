@@ -8,6 +8,7 @@ serves delegation tokens only. `hadoop-bare-naked-local-fs` writes local files w
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from coordinator.runtime.jars import JarSet, classpath, parse_pins, pins_of
@@ -28,17 +29,36 @@ com.globalmentor:hadoop-bare-naked-local-fs:0.1.0 9106
 """
 
 
-def spark_classpath(*, cache: Path | None = None) -> str:
+DELTA_VERSION = "4.1.0"
+
+DELTA = """
+io.delta:delta-spark_4.1_2.13:4.1.0 8349284
+    9b05d7a82196ee1f1073733a45a2faae59161e52b86ae918fe6742fad6eaf036
+io.delta:delta-storage:4.1.0 72650
+    6d0520ffcc35b582369f92c23fa24e14a5bb935cf6e31ed7f47c5046ae17cb25
+"""
+"""Delta Lake, for the archive alone: loading it costs a session time and memory."""
+
+
+def spark_classpath(*, with_delta: bool = False, cache: Path | None = None) -> str:
     """Return the classpath of Spark's connectors, downloading what the cache lacks.
 
     Raises EmbeddedError as `classpath` does.
     """
-    title = f"the connectors of Apache Spark {VERSION}"
-    return classpath(JarSet(title, f"spark-{VERSION}", parse_pins(PINNED)), cache=cache)
+    sets = [
+        JarSet(f"the connectors of Apache Spark {VERSION}", f"spark-{VERSION}", parse_pins(PINNED))
+    ]
+    if with_delta:
+        sets.append(
+            JarSet(f"Delta Lake {DELTA_VERSION}", f"delta-{DELTA_VERSION}", parse_pins(DELTA))
+        )
+    return os.pathsep.join(classpath(one, cache=cache) for one in sets)
 
 
 if __name__ == "__main__":
     import tempfile
 
     with tempfile.TemporaryDirectory() as scratch:
-        print(pins_of((jar.coordinate for jar in parse_pins(PINNED)), Path(scratch)), end="")
+        print(
+            pins_of((jar.coordinate for jar in parse_pins(PINNED + DELTA)), Path(scratch)), end=""
+        )

@@ -76,7 +76,7 @@ class SparkOptions:
     conf: Mapping[str, str] = field(default_factory=dict)
 
 
-def start(options: SparkOptions) -> SparkSession:
+def start(options: SparkOptions, *, with_delta: bool = False) -> SparkSession:
     """Return a running session; the JVM ends with this process. It takes some seconds.
 
     Raises EmbeddedError: no Java, or no jars.
@@ -85,7 +85,7 @@ def start(options: SparkOptions) -> SparkSession:
     if os.environ.get("JAVA_HOME") and not java.path.is_relative_to(os.environ["JAVA_HOME"]):
         del os.environ["JAVA_HOME"]  # Spark's script would take it, too old as it is.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    jars = spark_classpath()
+    jars = spark_classpath(with_delta=with_delta)
     local = options.master.startswith("local")
     if local:
         os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)

@@ -9,18 +9,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 from confluent_kafka import Producer
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
 
 from coordinator import codec
 from coordinator.core.model.entities import Bucket
 from coordinator.core.model.records import Event, Mutation
+from coordinator.core.model.stream_records import StabilityTimestamp
 from coordinator.core.model.types import TxnId
 from coordinator.embedded.broker import Broker
-from coordinator.kafka.topics import HISTORY, topic_name
-from streaming.archive import manifest as archive_manifest
-from streaming.archive.manifest import ARCHIVE
-from streaming.spark.crash_points import CRASH_POINTS, WITHIN
+from coordinator.kafka.topics import HISTORY, STABILITY_HISTORY, topic_name
+from streaming.archive.place import ARCHIVE
+from streaming.spark.crash_points import AFTER, BEFORE
 from tests.integration.cluster import Child, read_partition, value_of, wait_until
 from tests.integration.streaming import NOW_MS, Topics, jvm_of
 
@@ -51,6 +54,12 @@ class History:
             self._put(self.cas)
             self._producer.commit_transaction(30)
             self.cas += 2
+
+    def repeat(self) -> None:
+        """Write the first transaction once more, as no master does."""
+        self._producer.begin_transaction()
+        self._put(0)
+        self._producer.commit_transaction(30)
 
     def abort(self) -> None:
         self._producer.begin_transaction()
@@ -87,16 +96,31 @@ class Job(Child):
         self.options = options
         self.start()
 
-    @property
-    def next_offset(self) -> int:
-        found = archive_manifest.read(self.folder / ARCHIVE)
-        return found.next_offset if found else 0
+    def table(self, name: str = "history") -> DeltaTable | None:
+        """Return a table as a reader of Delta Lake finds it, that has no Spark."""
+        try:
+            return DeltaTable(self.folder / ARCHIVE / name)
+        except TableNotFoundError:
+            return None
 
     @property
     def count(self) -> int:
         """Return how many rows count."""
-        found = archive_manifest.read(self.folder / ARCHIVE)
-        return sum(part.rows for part in found.parts) if found else 0
+        found = self.table()
+        return found.count() if found else 0
+
+    def is_compact(self) -> bool:
+        """Tell whether each month is one file."""
+        found = self.table()
+        assert found is not None
+        files = found.file_uris()
+        return len(files) == len({Path(file).parent for file in files})
+
+    def unnamed(self) -> set[str]:
+        """Return the files of a batch that is being written: no version names them yet."""
+        there = {str(path) for path in (self.folder / ARCHIVE / "history").rglob("*.parquet")}
+        found = self.table()
+        return there - set(found.file_uris() if found else ())
 
     def cases(self) -> list[int]:
         """Return all CASes in the archive, in order, as SQL finds them."""
@@ -121,9 +145,13 @@ def job(broker: Broker, folder: Path) -> Iterator[tuple[Job, History]]:
         made.kill()
 
 
+WITHIN = "within"
+"""The files of a batch are there, and its transaction is not."""
+
+
 @pytest.mark.parametrize(
     "points",
-    [(WITHIN,), pytest.param(CRASH_POINTS, marks=pytest.mark.matrix)],
+    [(WITHIN,), pytest.param((BEFORE, WITHIN, AFTER), marks=pytest.mark.matrix)],
     ids=["one", "all"],
 )
 def test_whatever_is_killed_when_every_event_is_archived_once(
@@ -135,8 +163,13 @@ def test_whatever_is_killed_when_every_event_is_archived_once(
             history.commit(12)
             history.abort()
             # The second batch of this life, so that there is one before and one after it.
-            archiver.begin("--crash-at", f"{point}:2", "--offsets-max", "17")
-            assert archiver.wait(START_S) == KILLED, archiver.said[-2000:]
+            if point == WITHIN:
+                archiver.begin("--offsets-max", "5")
+                wait_until(lambda: archiver.count and archiver.unnamed(), "a batch", START_S)
+                archiver.kill()
+            else:
+                archiver.begin("--crash-at", f"{point}:2", "--offsets-max", "17")
+                assert archiver.wait(START_S) == KILLED, archiver.said[-2000:]
             seen = archiver.cases()
             assert seen == list(range(1, len(seen) + 1)), "a beginning of history, each once"
             assert len(seen) < history.cas
@@ -156,10 +189,12 @@ def test_what_is_no_event_is_buried_and_nobody_else_writes(broker: Broker, tmp_p
     with job(broker, tmp_path) as (archiver, history):
         history.commit(2)
         archiver.topics.put(HISTORY, b"no event")
+        vector = np.array([7, 2**64 - 1], "<u8").tobytes()
+        archiver.topics.put(STABILITY_HISTORY, StabilityTimestamp("b", 3, vector, vector, NOW_MS))
         archiver.topics.flush()
         history.commit(2)
-        archiver.begin()
-        wait_until(lambda: archiver.next_offset > 11, "all is read", START_S)
+        archiver.begin("--compact-every", "2")
+        wait_until(lambda: archiver.count == 8, "all is read", START_S)
         assert archiver.cases() == list(range(1, 9))
         (letter,) = archiver.topics.letters()
         topic = topic_name(archiver.topics.name, HISTORY)
@@ -172,15 +207,27 @@ def test_what_is_no_event_is_buried_and_nobody_else_writes(broker: Broker, tmp_p
         second.begin()
         assert second.wait(START_S) == EX_CONFIG
         assert "another process" in second.said
+        history.repeat()
         history.commit(1)
         wait_until(lambda: archiver.count == 10, "it goes on", START_S)
+        wait_until(archiver.is_compact, "small files are one", START_S)
+        assert archiver.cases() == list(range(1, 11))
         assert archiver.sql("SELECT kind, count(*) AS n FROM history GROUP BY kind") == [
             {"kind": "bucket", "n": 10}
         ]
         assert archiver.sql("SELECT cas FROM history WHERE value->>'name' = 'b2'") == [{"cas": 3}]
+        assert archiver.sql("SELECT bucket, number, seqnos[2] AS s FROM stability") == [
+            {"bucket": "b", "number": 3, "s": str(2**64 - 1)}
+        ]
         jvm = jvm_of(archiver)
         archiver.stop()
         assert not jvm.is_running()
+        archiver.topics.put(HISTORY, b"the last")
+        archiver.topics.flush()
+        for _ in range(2):
+            archiver.begin("--until-read")
+            assert archiver.wait(START_S) == 0, archiver.said[-2000:]
+        assert [one.value for one in archiver.topics.letters()] == [b"no event", b"the last"]
         other = Job(Topics(broker.bootstrap_servers), tmp_path)
         other.begin()
         assert other.wait(START_S) == EX_CONFIG

@@ -866,20 +866,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "tests/unit/streaming/test_query_state.py",
     ),
     Mutant(
-        "the-last-event-is-archived-again",
-        "streaming/archive/files.py",
-        "if row.cas <= self.manifest.last_cas])",
-        "if row.cas < self.manifest.last_cas])",
-        "tests/unit/streaming/test_archive.py",
+        "a-batch-of-the-archive-has-no-offset",
+        "streaming/archive/delta.py",
+        "session.conf.set(APP_VERSION, str(next_offset))",
+        "session.conf.set(APP_VERSION, str(next_offset - 1))",
+        "tests/integration/test_archive.py",
     ),
     Mutant(
-        "a-table-is-named-before-it-is-on-the-disk",
-        "streaming/archive/files.py",
-        """    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
-""",
-        "",
-        "tests/unit/streaming/test_archive.py",
+        "an-archived-event-is-archived-again",
+        "streaming/archive/delta.py",
+        'same = " AND ".join(f"t.`{name}` = s.`{name}`" for name in (MONTH, *table.key))',
+        'same = "false"',
+        "tests/integration/test_archive.py",
     ),
     Mutant(
         "a-failed-reader-keeps-its-seat",
@@ -1034,9 +1032,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a-dead-letter-is-read-again",
         "streaming/archive/job.py",
-        "self.archive.append(rows, Offset(records[-1][0] + 1))",
-        "self.archive.append(rows, (rows[-1].offset if rows else records[-1][0]) + 1)",
-        "tests/unit/streaming/test_archive.py",
+        'decoded.selectExpr("max(record_offset)"',
+        'decoded.selectExpr("max(if(reason is null, record_offset, null))"',
+        "tests/integration/test_archive.py",
     ),
     # -- who streams ------------------------------------------------------------------------------
     Mutant(

@@ -3,43 +3,63 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, write_deltalake
 from typer.testing import CliRunner, Result
 
 from coordinator import codec
 from coordinator.cli.main import app
 from coordinator.core.model.entities import Bucket, Setting
 from coordinator.core.model.records import Event, Mutation
+from coordinator.core.model.stream_records import StabilityTimestamp
 from coordinator.core.model.types import TxnId
-from streaming.archive import manifest as archive_manifest
-from streaming.archive.files import Archive
-from streaming.archive.manifest import ARCHIVE, MANIFEST
-from streaming.archive.rows import row_of
-from streaming.spark.crash_points import Crasher
+from streaming.archive.decoding import arrow_schema, decode
+from streaming.archive.place import ARCHIVE
+from streaming.archive.tables import HISTORY_TABLE, MONTH, STABILITY_TABLE, TABLES, ArchiveTable
 
 AT_MS = 1_700_000_000_000
 
 
-def row(cas: int, entity: Bucket | Setting | None, key: str = "") -> object:
+def record(cas: int, entity: Bucket | Setting | None, key: str = "") -> bytes:
     value = None if entity is None else codec.encode(entity)
     key = entity.key if entity is not None else key
     mutation = Mutation("Changed", key, value, entity, f"r-{cas}", "ann", AT_MS)
-    return row_of(cas, codec.encode(Event(mutation, TxnId(1, cas), 0, 1, cas)))
+    return codec.encode(Event(mutation, TxnId(1, cas), 0, 1, cas))
+
+
+def write(data: Path, table: ArchiveTable, *records: bytes) -> None:
+    """Write one version of a table, without Spark."""
+    columns = {"offset": range(len(records)), "value": records}
+    types = {"offset": pa.int64(), "value": pa.binary()}
+    batch = pa.RecordBatch.from_pydict({n: pa.array(c, types[n]) for n, c in columns.items()})
+    (found,) = decode(table, iter([batch]))
+    rows = pa.Table.from_batches([found.select(list(table.names))])
+    there = DeltaTable(data / ARCHIVE / table.name)
+    write_deltalake(there, rows, partition_by=[MONTH], mode="append")
+
+
+def make_empty(data: Path) -> None:
+    for table in TABLES:
+        schema = arrow_schema(table.columns)
+        DeltaTable.create(data / ARCHIVE / table.name, schema, partition_by=[MONTH])
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A data folder with the archive of four events, in a path that is awkward."""
-    data = tmp_path / "it's, [here]*"
-    archive = Archive(data / ARCHIVE, lambda: AT_MS, Crasher())
-    archive.lock()
-    archive.open("c", "t")
-    archive.append([row(1, Bucket("travel", 64)), row(2, Setting("a", "[1]"))], 3)  # type: ignore[list-item]
-    archive.append([row(3, None, "config/a"), row(4, Setting("b", "2"))], 5)  # type: ignore[list-item]
-    archive.unlock()
-    return data
+    data = tmp_path / "plain"
+    make_empty(data)
+    write(data, HISTORY_TABLE, record(1, Bucket("travel", 64)), record(2, Setting("a", "[1]")))
+    write(data, HISTORY_TABLE, record(3, None, "config/a"), record(4, Setting("b", "2")))
+    vectors = (np.array(numbers, "<u8").tobytes() for numbers in ([1, 2], [2**64 - 1, 5]))
+    write(data, STABILITY_TABLE, codec.encode(StabilityTimestamp("b", 7, *vectors, AT_MS)))
+    # The library that writes here cannot write to such a path. Spark can, and it can be read.
+    return data.rename(tmp_path / "it's, [here]*")
 
 
 def sql(folder: Path, statement: str, *more: str) -> Result:
@@ -75,6 +95,7 @@ def test_history_has_every_event_with_its_day_and_kind(folder: Path) -> None:
         "principal": "ann",
         "at_utc": "2023-11-14T22:13:20",
         "date": "2023-11-14",
+        "month": "2023-11",
         "value": '{"name":"travel","vbuckets":64}',
     }
     assert last["cas"] == 4
@@ -156,16 +177,45 @@ def test_nothing_is_written_and_no_other_file_is_read(
     assert not (tmp_path / "new").exists()
 
 
+def test_stability_has_every_timestamp_with_a_number_a_vbucket(folder: Path) -> None:
+    (found,) = rows(folder, "SELECT *, seqnos[1] - 1 AS below FROM stability")
+    assert found == {
+        "bucket": "b",
+        "number": 7,
+        "at_utc": "2023-11-14T22:13:20",
+        "month": "2023-11",
+        "seqnos": [str(2**64 - 1), "5"],
+        "vbuuids": ["1", "2"],
+        "below": str(2**64 - 2),
+    }
+
+
+def test_an_earlier_version_can_be_asked(folder: Path) -> None:
+    """By the time at which it was written; before the first there is nothing to be asked."""
+    log = sorted((folder / ARCHIVE / "history" / "_delta_log").glob("*.json"))
+    for number, path in enumerate(log):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        for line in lines:
+            if "commitInfo" in line:
+                line["commitInfo"]["timestamp"] = AT_MS + number * 60_000
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        os.utime(path, (AT_MS / 1000 + number * 60,) * 2)
+    shown = "SELECT count(*) AS n FROM history"
+    done = sql(folder, shown, "--at", "2023-11-14T22:14:30Z", "--json")
+    assert json.loads(done.stdout)["rows"] == [{"n": 2}], done.output
+    assert rows(folder, shown) == [{"n": 4}]
+    assert sql(folder, shown, "--at", "yesterday").exit_code == 2
+
+
 def test_no_archive_is_told_apart_from_an_empty_one(tmp_path: Path) -> None:
     assert error(tmp_path, "SELECT 1", code=3)["code"] == "no_archive"
-    empty = Archive(tmp_path / ARCHIVE, lambda: AT_MS, Crasher())
-    empty.lock()
-    empty.open("c", "t")
-    empty.unlock()
+    make_empty(tmp_path)
     assert rows(tmp_path, "SELECT count(*) AS n FROM history WHERE at_utc > now()") == [{"n": 0}]
-    described = rows(tmp_path, "DESCRIBE history")
-    assert len(described) == len(archive_manifest.COLUMNS) + len(archive_manifest.PARTITIONS)
-    (tmp_path / ARCHIVE / MANIFEST).write_text("what")
+    for table in TABLES:
+        described = rows(tmp_path, f"DESCRIBE {table.name}")
+        assert tuple(one["column_name"] for one in described) == table.names
+    for path in (tmp_path / ARCHIVE / "history" / "_delta_log").glob("*.json"):
+        path.write_text("what")
     assert error(tmp_path, "SELECT 1")["code"] == "archive_unusable"
 
 
@@ -176,6 +226,5 @@ def test_files_that_do_not_count_are_not_seen(folder: Path) -> None:
 
 
 def test_a_file_that_is_gone_is_an_error(folder: Path) -> None:
-    next(iter(folder.rglob("*.parquet"))).unlink()
+    next(iter((folder / ARCHIVE / "history").rglob("*.parquet"))).unlink()
     assert error(folder, "SELECT * FROM history")["code"] == "archive_unusable"
-    assert (folder / ARCHIVE / MANIFEST).exists()

@@ -26,8 +26,7 @@ from coordinator.language.expressions import EvaluationError, compile_index
 from indexer_sim.scans.api import ScanRefused, read_scan
 from projector_sim.protocol import frames
 from schemas.registry import HEAD_BYTES, SchemaError
-from streaming.archive.rows import UnreadableError
-from streaming.archive.rows import row_of as archived
+from streaming.archive.rows import UnreadableError, history_row, stability_row
 from tests.support.fuzzing import (
     SCALARS,
     TEXTS,
@@ -182,7 +181,8 @@ DECODERS: dict[str, Decoder] = {
         ),
         (codec.encode_ddl("r", CreateIndex(name="i", bucket="b", expressions=("ELSE",))),),
     ),
-    "archive": Decoder(lambda data: archived(1, data), (UnreadableError,), ODD_RECORDS | RECORDS),
+    "archive": Decoder(history_row, (UnreadableError,), ODD_RECORDS | RECORDS),
+    "archive of stability": Decoder(stability_row, (UnreadableError,), ODD_RECORDS | RECORDS),
     "json": Decoder(json_text.parse, (ValueError,), JSON_TEXTS, (DEEP, "[" * 10**6, '{"a":' * 900)),
     "timestamp setting": Decoder(
         timestamp_settings.parse,
