@@ -193,7 +193,7 @@ def test_what_is_no_event_is_buried_and_nobody_else_writes(broker: Broker, tmp_p
         archiver.topics.put(STABILITY_HISTORY, StabilityTimestamp("b", 3, vector, vector, NOW_MS))
         archiver.topics.flush()
         history.commit(2)
-        archiver.begin("--compact-every", "2")
+        archiver.begin("--compact-every", "1")
         wait_until(lambda: archiver.count == 8, "all is read", START_S)
         assert archiver.cases() == list(range(1, 9))
         (letter,) = archiver.topics.letters()
