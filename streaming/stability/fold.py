@@ -2,9 +2,11 @@
 
 Pure: no Kafka, no clock. `fold` of the same state, batch and settings always gives the same state,
 outputs and refusals, so a batch may be folded again. `fold` reads the records of a batch in this
-order: failover logs; SYNCs of connections that own vbuckets now; control records, one after the
-other; SYNCs of connections that own vbuckets by then. If the batch has a tick, it then checks the
-limits (`streaming.stability.limits`) and the periods.
+order: failover logs; SYNCs of vbuckets whose owner does not change; BEGINs and ENDs in turn
+(`streaming.stability.turns`), before each what the owner has said by then; the other SYNCs; the
+other control records. So the result is that of the records one after the other, wherever batches
+end. If the batch has a tick, it then checks the limits (`streaming.stability.limits`) and the
+periods.
 
 Restart timestamps are computed from the high watermarks of indexers that were heard lately, host an
 index and hold anything. If there is no such indexer, they are the current positions. A stability
@@ -22,7 +24,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.core.model.stream_records import (
-    MAINTENANCE,
     ConnectionClosed,
     FailoverLog,
     HwHeartbeat,
@@ -32,12 +33,14 @@ from coordinator.core.model.stream_records import (
     StreamEnd,
 )
 from coordinator.core.timestamps.bucket_state import (
+    EARLY,
     NOBODY,
     OPEN,
     BucketState,
     Heard,
     Question,
     TimestampState,
+    frozen,
     pack,
     question_of,
     unpack,
@@ -46,7 +49,8 @@ from coordinator.core.timestamps.settings import TimestampSettings
 from streaming.stability.announcements import Announcer, Output
 from streaming.stability.limits import Limits
 from streaming.stability.ownership import Ownership
-from streaming.stability.positions import Positions, Syncs, sound
+from streaming.stability.positions import ORDINAL_MAX, Positions, Syncs, sound
+from streaming.stability.turns import Said, Turn, in_turn, joined, named
 from streaming.stability.validation import Control, fault
 from streaming.stability.vbuckets import Vbuckets
 
@@ -160,14 +164,58 @@ class _Fold:
                 self.logs[record.vbucket] = record.branches
                 self.rows.branch(record.vbucket)
         syncs = self._sound_syncs()
-        left = syncs.only(self.positions.apply(syncs))
+        if turns := in_turn(control):
+            self._take_turns(turns, syncs)
+        else:
+            self._take_early(
+                *joined(self.early, syncs.only(self.positions.apply(syncs)), self.now_ms)
+            )
         for record in control:
             self._control(record)
-        self._take_early(left)
         self.positions.judge(self.rows.touched())
         for refusal in self.owners.refusals:
             self.positions.refused(refusal)
         self.announcer.tell_enquiries()
+
+    def _take_turns(self, turns: Sequence[Turn], syncs: Syncs) -> None:
+        """Take what changes owners, and before each the SYNCs of the owner that it concerns."""
+        vbuckets, connections = named(turns)
+        moves = np.isin(self.rows.connection, connections)
+        moves[vbuckets] = True
+        waits = moves[syncs.vbucket]
+        waits[~waits] = self.positions.apply(syncs.only(~waits))
+        said = Said(*joined(self.early, syncs.only(waits), self.now_ms))
+        for turn in turns:
+            match turn:
+                case StreamBegin():
+                    own = int(self.rows.connection[turn.vbucket]) == turn.connection
+                    self._hear_out(said, turn.vbucket, turn.ordinal if own else None)
+                    self.owners.begin(turn)
+                case StreamEnd():
+                    if self.rows.connection[turn.vbucket] == turn.connection:
+                        self._hear_out(said, turn.vbucket, turn.ordinal)
+                    self.owners.end(turn)
+                case ConnectionClosed():
+                    mine = np.flatnonzero(self.rows.connection == turn.connection)
+                    for vbucket in mine.tolist():
+                        self._hear_out(said, vbucket, turn.ordinal)
+                    self.owners.close(turn)
+        self._take_early(*said.rest())
+
+    def _hear_out(self, said: Said, vbucket: int, before: int | None) -> None:
+        """Take what the owner of a vbucket has said until now, or below an ordinal."""
+        rows = self.rows
+        ended = int(rows.ended[vbucket])
+        limits = [limit for limit in (before, ended) if limit is not None and limit != OPEN]
+        heard = said.up_to(
+            vbucket,
+            int(rows.connection[vbucket]),
+            int(rows.begun[vbucket]),
+            min(limits, default=ORDINAL_MAX + 1),
+        )
+        self.positions.apply(heard)
+        if rows.is_touched(vbucket):
+            self.positions.judge(np.array([vbucket]))
 
     def _sound_control(self) -> list[Control]:
         refused = []
@@ -191,12 +239,6 @@ class _Fold:
 
     def _control(self, record: Control) -> None:
         match record:
-            case StreamBegin(kind=kind) if kind == MAINTENANCE:
-                self.owners.begin(record)
-            case StreamEnd(kind=kind) if kind == MAINTENANCE:
-                self.owners.end(record)
-            case ConnectionClosed(kind=kind) if kind == MAINTENANCE:
-                self.owners.close(record)
             case HwHeartbeat():
                 self.announcer.hear(record)
             case RestartRequested():
@@ -206,15 +248,14 @@ class _Fold:
             case PromotionRequested():
                 self.announcer.hurry(record)
 
-    def _take_early(self, left: Syncs) -> None:
-        """Take the SYNCs whose BEGIN came after them, and keep those whose BEGIN may still come."""
-        early = self.early
-        if not len(early) and not len(left.vbucket):
+    def _take_early(self, both: Syncs, since: NDArray[np.int64]) -> None:
+        """Take the SYNCs whose BEGIN came after them, and keep those whose BEGIN may still come.
+
+        `since` is when each was read.
+        """
+        if not len(since):
+            self.early = frozen(np.zeros(0, EARLY)) if len(self.early) else self.early
             return
-        columns = (np.concatenate([early[name], getattr(left, name)]) for name in Syncs._fields)
-        both = Syncs(*columns)
-        new = np.full(len(left.vbucket), self.now_ms, np.int64)
-        since = np.concatenate([early["since_ms"], new])
         rest = self.positions.apply(both)
         self.early = self.positions.kept(both.only(rest), since[rest])
 
@@ -225,7 +266,7 @@ class _Fold:
         limits = Limits(self.owners, self.positions, self.announcer, self.batch.unwatched_ms)
         self.early, self.questions = limits.look(self.early, self.questions)
         if len(self.early):
-            self._take_early(Syncs.none())
+            self._take_early(*joined(self.early, Syncs.none(), self.now_ms))
             self.positions.judge(self.rows.touched())
             self.announcer.tell_enquiries()
 

@@ -86,6 +86,10 @@ class Vbuckets:
         """Return the vbuckets of which anything new was read."""
         return np.flatnonzero(self._touched)
 
+    def is_touched(self, vbucket: int) -> bool:
+        """Tell whether anything new was read of a vbucket."""
+        return bool(self._touched[vbucket])
+
     def frozen(self) -> Array:
         """Return the rows; nothing changes them any more."""
         return frozen(self._rows)

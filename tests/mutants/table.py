@@ -668,6 +668,20 @@ MUTANTS: tuple[Mutant, ...] = (
         "tests/unit/streaming/test_starting.py",
     ),
     Mutant(
+        "who-leaves-within-a-batch-is-not-heard-out",
+        "streaming/stability/fold.py",
+        "        self.positions.apply(heard)\n",
+        "",
+        "tests/unit/streaming/test_one_batch.py",
+    ),
+    Mutant(
+        "an-end-comes-after-all-begins",
+        "streaming/stability/turns.py",
+        "if len({type(one) for one in turns}) < 2:",
+        "if True:",
+        "tests/unit/streaming/test_one_batch.py",
+    ),
+    Mutant(
         "what-is-known-of-a-group-is-believed-unchecked",
         STORE,
         "if held[:GROUP_CHECK_BYTES] != _check(key, held[GROUP_CHECK_BYTES:end]):",
