@@ -65,6 +65,14 @@ class Announcer:
             if heard.since_ms == UNTIMED:
                 self.heard[indexer] = heard._replace(since_ms=self.now_ms)
 
+    def set_on(self, stepped_ms: int) -> None:
+        """A clock has stepped: indexers were heard so much later."""
+        if stepped_ms:
+            for indexer, heard in self.heard.items():
+                if heard.since_ms != UNTIMED:
+                    since_ms = min(heard.since_ms + stepped_ms, self.now_ms)
+                    self.heard[indexer] = heard._replace(since_ms=since_ms)
+
     def is_fresh(self, heard: Heard | None) -> bool:
         """Tell whether an indexer was heard lately."""
         if heard is None:
@@ -132,10 +140,11 @@ class Announcer:
     def hurry(self, record: PromotionRequested) -> None:
         """Have the next stability timestamps told soon, for as long as a query waits for them.
 
-        Before the first tick nobody knows the time, and how long that would be.
+        From now on: the clock of who asks may be another one. Before the first tick nobody knows
+        the time, and how long that would be.
         """
         if self.now_ms:
-            until_ms = min(record.at_ms + record.wait_ms, self.now_ms + HURRIED_MS_MAX)
+            until_ms = self.now_ms + min(record.wait_ms, HURRIED_MS_MAX)
             self.hurried_until_ms = max(self.hurried_until_ms, until_ms)
 
     def publish(self, *, ticked: bool) -> None:

@@ -76,9 +76,10 @@ QUESTIONS_MAX = 8
 class Batch(NamedTuple):
     """What was read of one bucket: `control` in the order of topic, partition and offset.
 
-    `now_ms` is the newest tick that was ever read, 0 if there was none; `ticked`: this batch has
-    one. `unwatched_ms` is how long the application was down since the tick before. The limits do
-    not count this time: a connection may have sent records that nobody read.
+    `now_ms` is the time that ticks have told, 0 if there was none; `ticked`: this batch has one.
+    `unwatched_ms` is how long the application was down since the tick before. The limits do not
+    count this time: a connection may have sent records that nobody read. Of that, `stepped_ms` has
+    not passed at all: a clock has stepped.
     """
 
     syncs: Syncs
@@ -86,6 +87,7 @@ class Batch(NamedTuple):
     now_ms: int
     ticked: bool
     unwatched_ms: int = 0
+    stepped_ms: int = 0
 
 
 class Refusals(NamedTuple):
@@ -264,6 +266,7 @@ class _Fold:
     def tick(self) -> None:
         """Look at all limits; who owns a vbucket by that is heard with what was kept of it."""
         limits = Limits(self.owners, self.positions, self.announcer, self.batch.unwatched_ms)
+        self.announcer.set_on(self.batch.stepped_ms)
         self.early, self.questions = limits.look(self.early, self.questions)
         if len(self.early):
             self._take_early(*joined(self.early, Syncs.none(), self.now_ms))

@@ -126,6 +126,10 @@ class Seen(NamedTuple):
     owners: tuple[StreamOwner, ...]
 
 
+def _steady_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
 def look(state: BucketState) -> Seen:
     """Return what to say of a state."""
     found = tuple(
@@ -158,6 +162,7 @@ class Application:
             self._incarnation,
             options.tick_ms,
             wall_ms,
+            _steady_ms,
             self._heartbeat,
         )
         self._seen: dict[str, Seen] = {}

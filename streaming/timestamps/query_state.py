@@ -67,7 +67,9 @@ from coordinator.kafka.topics import (
 from coordinator.kafka.topics import SYNC as SYNC_TOPIC
 from schemas.registry import SchemaError
 from streaming.stability.fold import Batch, Control, Output, Syncs, fold
+from streaming.timestamps import clock
 from streaming.timestamps.bucket_states import as_record, new_state
+from streaming.timestamps.clock import Clock
 from streaming.timestamps.inputs import INPUTS, QUIET
 from streaming.timestamps.rows import RawRow, Rows, SyncRows
 
@@ -76,9 +78,6 @@ PROGRESS_KEY, CONTEXT_KEY, WAITING_KEY = OWN_KEYS = ("*", "*/context", "*/waitin
 
 EVERY_BUCKET = "*"
 """The key of a message about several buckets."""
-
-UNWATCHED_MS = 3_000
-"""Where ticks are further apart, there was no application."""
 
 WAITING_MS = 60_000
 WAITING_MAX = 10_000
@@ -150,6 +149,8 @@ def fold_batch(query_state: QueryState, rows: Rows, query: str, batch: int) -> B
         query_state.progress.generation,
         work.now_ms,
         _moved_on(query_state, rows.next_offsets),
+        work.clock.writer,
+        work.clock.said_ms,
     )
     after = replace(
         query_state,
@@ -237,9 +238,10 @@ class _Work:
         self.query_state = query_state
         self.rows = rows
         self.context = query_state.context
-        self.now_ms = query_state.progress.now_ms
+        progress = query_state.progress
+        self.clock = Clock(progress.now_ms, progress.writer, progress.said_ms)
         self.ticked = False
-        self.unwatched_ms = 0
+        self.unwatched_ms = self.stepped_ms = 0
         self.letters: list[DeadLetter] = []
         self.waiting: list[DeadLetter] = []
         self._known = frozenset(one.name for one in query_state.context.buckets)
@@ -262,18 +264,25 @@ class _Work:
                 continue
             decoded = self._decode(self._place(row), name)
             if isinstance(decoded, Tick):
-                self._hear(decoded)
+                self._hear(self._place(row), decoded)
             elif decoded is not None:
                 self._decoded.append((self._place(row), decoded))
         if context:
             self._learn_context(context)
 
-    def _hear(self, tick: Tick) -> None:
+    @property
+    def now_ms(self) -> int:
+        """The time that the ticks have told so far."""
+        return self.clock.now_ms
+
+    def _hear(self, place: Place, tick: Tick) -> None:
+        if problem := clock.fault(tick):
+            self._bury(place, problem)
+            return
         self.ticked = True
-        gone_ms = tick.at_ms - self.now_ms
-        if gone_ms > UNWATCHED_MS and self.now_ms:
-            self.unwatched_ms += gone_ms
-        self.now_ms = max(self.now_ms, tick.at_ms)
+        self.clock, unwatched_ms, stepped_ms = clock.after(self.clock, tick)
+        self.unwatched_ms += unwatched_ms
+        self.stepped_ms += stepped_ms
 
     def _place(self, row: RawRow) -> Place:
         topic = topic_name(self.query_state.cluster, INPUTS[row.place])
@@ -341,7 +350,8 @@ class _Work:
             place = Place(letter.topic, letter.partition, letter.offset, letter.value)
             record = codec.decode(letter.value)
             if record.bucket not in self._known:
-                self._waits_since_ms.setdefault(record.bucket, letter.at_ms)
+                since_ms = letter.at_ms and min(letter.at_ms + self.unwatched_ms, self.now_ms)
+                self._waits_since_ms.setdefault(record.bucket, since_ms)
             self._assign(place, record)
         for place, record in self._decoded:
             self._assign(place, record)
@@ -419,7 +429,11 @@ class _Work:
         syncs = SyncRows.joined(state.bucket, self._syncs.get(state.bucket, []))
         control = self._control.get(state.bucket, [])
         records = [record for _, record in control]
-        batch = Batch(_columns(syncs), records, self.now_ms, self.ticked, self.unwatched_ms)
+        batch = Batch(
+            *(_columns(syncs), records, self.now_ms, self.ticked),
+            unwatched_ms=self.unwatched_ms,
+            stepped_ms=self.stepped_ms,
+        )
         done = fold(state, batch, rules)
         for row in done.refused.syncs.tolist():
             self._bury(self._place_of(syncs, row), "no numbers of a SYNC of this bucket")

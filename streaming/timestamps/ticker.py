@@ -1,5 +1,8 @@
 """Time as an input: a small record each period, so that a replay sees the same time.
 
+A tick has the time of the wall clock, and for how long its writer has run, by a clock that does not
+step: `streaming.timestamps.clock` says what becomes of both.
+
 With each goes a heartbeat: the coordinator asks for restart timestamps only where somebody is
 there to answer. Ticks are lost without harm; the next one says more. The first one of a life marks
 where it begins on the topic: who finds a tick of another writer after it knows that there is
@@ -9,7 +12,7 @@ another application.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from confluent_kafka import KafkaError, Message, Producer
@@ -27,6 +30,9 @@ LOOK_BACK = 1_000
 RECENT_MS = 10_000
 """Who ticked so shortly before this one's last tick is there still."""
 
+SLACK_MS = 5_000
+"""So much older than it seems this writer may be: its ticks may have been lost."""
+
 MESSAGE_TIMEOUT_MS = 5_000
 ANNOUNCE_S = 5.0
 
@@ -41,16 +47,19 @@ class Ticker:
         writer: int,
         period_ms: int,
         clock_ms: Callable[[], int],
+        steady_ms: Callable[[], int],
         beat: Callable[[], TimestampsHeartbeat],
     ) -> None:
-        """`clock_ms` returns milliseconds of the wall clock; a period of 0 means: never."""
+        """`clock_ms` returns milliseconds of the wall clock, `steady_ms` those of a clock that does
+        not step; a period of 0 means: never."""
         self._servers = bootstrap_servers
         self._topic = topic_name(cluster, TICK)
         self._heartbeat = topic_name(cluster, HEARTBEAT)
         self._beat = beat
         self._writer = writer
         self._period_s = period_ms / 1000
-        self._clock_ms = clock_ms
+        self._clock_ms, self._steady_ms = clock_ms, steady_ms
+        self._begun_ms = steady_ms()
         self._first = UNKNOWN
         self._producer = Producer(
             plain_settings(
@@ -83,17 +92,13 @@ class Ticker:
 
         Raises KafkaException.
         """
-        last: dict[int, int] = {}
+        ticks = []
         for message in read_to_end(self._servers, self._topic, "ticks", last=LOOK_BACK):
-            if self._first < 0 or (message.offset() or 0) < self._first:
-                continue
             with suppress(SchemaError):
                 record = codec.decode(message.value() or b"")
                 if isinstance(record, Tick):
-                    last[record.writer] = record.at_ms
-        own_ms = last.pop(self._writer, 0)
-        recent = [writer for writer, at_ms in last.items() if at_ms >= own_ms - RECENT_MS]
-        return recent[0] if recent else None
+                    ticks.append((offset_of(message), record))
+        return later_writer(ticks, self._writer, self._first)
 
     def _run(self) -> None:
         while not self._stopping.is_set():
@@ -106,7 +111,8 @@ class Ticker:
             self._stopping.wait(self._period_s)
 
     def _tick(self) -> None:
-        tick = codec.encode(Tick(self._clock_ms(), self._writer))
+        elapsed_ms = self._steady_ms() - self._begun_ms
+        tick = codec.encode(Tick(self._clock_ms(), self._writer, elapsed_ms))
         with suppress(BufferError):
             self._producer.produce(self._topic, tick, partition=0, on_delivery=self._delivered)
         self._producer.poll(0)
@@ -114,3 +120,32 @@ class Ticker:
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         if error is None and self._first < 0:
             self._first = offset_of(message)
+
+
+def later_writer(ticks: Iterable[tuple[int, Tick]], writer: int, first: int) -> int | None:
+    """Return a writer who began after `writer`, and was there lately; None if there is none.
+
+    `ticks` are the last ones with their offsets, in order; `first` is the offset of this writer's
+    first one, negative if it is not known. Who ticked before that is older, and so is who had run
+    for longer at the same place. Clocks of different writers are not compared.
+    """
+    older: set[int] = set()
+    own_ms = UNKNOWN
+    last: dict[int, tuple[int, int]] = {}
+    for offset, tick in ticks:
+        if tick.writer == writer:
+            own_ms = max(own_ms, tick.elapsed_ms)
+        elif offset < first:
+            older.add(tick.writer)
+        else:
+            last[tick.writer] = (tick.elapsed_ms, own_ms)
+    if first < 0:
+        return None
+    later = [
+        other
+        for other, (elapsed_ms, own_then_ms) in last.items()
+        if other not in older
+        and elapsed_ms <= own_then_ms + SLACK_MS
+        and own_ms - own_then_ms <= RECENT_MS
+    ]
+    return later[0] if later else None

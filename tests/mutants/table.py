@@ -675,6 +675,20 @@ MUTANTS: tuple[Mutant, ...] = (
         "tests/unit/streaming/test_one_batch.py",
     ),
     Mutant(
+        "a-clock-that-went-back-is-waited-for",
+        "streaming/timestamps/clock.py",
+        "gone_ms = max(0, said_ms - clock.said_ms)",
+        "gone_ms = max(0, tick.at_ms - clock.now_ms)",
+        "tests/unit/streaming/test_clock.py",
+    ),
+    Mutant(
+        "who-ticked-before-is-another-one",
+        "streaming/timestamps/ticker.py",
+        "            older.add(tick.writer)\n",
+        "            pass\n",
+        "tests/unit/streaming/test_ticker.py",
+    ),
+    Mutant(
         "an-end-comes-after-all-begins",
         "streaming/stability/turns.py",
         "if len({type(one) for one in turns}) < 2:",

@@ -348,7 +348,7 @@ ONE_OF_EACH: list[Any] = [
     ),
     streams.StabilityTimestamp("b", 4, U64, U64, 5),
     streams.ConsolidatedStability((streams.StabilityTimestamp("b", 4, U64, U64, 5),)),
-    streams.Tick(5, 2**62),
+    streams.Tick(5, 2**62, 7),
     streams.RestartRequested("b", 3, 1024, (1, 2), "bootstrap", 5),
     streams.PromotionRequested("b", 10_000, 5),
     streams.RestartTimestamp(
@@ -379,7 +379,7 @@ ONE_OF_EACH: list[Any] = [
     TimestampState("b", "query", 9, 1024, 5, b"\x01state"),
     streams.IndexRouted(0, 2, 77, 1, "no such bucket"),
     streams.IndexBuilt(1, 2, 77, 1),
-    progress.TimestampProgress("q", 3, 1, 5, (progress.NextOffset("c.sync", 2, 2**40),)),
+    progress.TimestampProgress("q", 3, 1, 5, (progress.NextOffset("c.sync", 2, 2**40),), 2**62, 9),
     progress.TimestampContext(9, (Bucket("b", 64),), (Setting("timestamps", "{}"),)),
     progress.TimestampWaiting((records.DeadLetter("c.sync", 0, 3, "not yet", b"\x00", 5),)),
 ]

@@ -74,7 +74,7 @@ class Plain:
                     since = self.syncs[key][1] if key in self.syncs else self.now
                     self.syncs[key] = (record, since)
             case PromotionRequested():
-                until = min(record.at_ms + record.wait_ms, self.now + HURRIED_MS_MAX)
+                until = self.now + min(record.wait_ms, HURRIED_MS_MAX)
                 self.hurried = max(self.hurried, until)
         self.catch_up()
         if isinstance(record, StreamEnd) and record.reason == "rollback":

@@ -75,7 +75,8 @@ class Sync:
 
 
 NOT_SAID = -1
-"""The `previous` of a record whose projector does not link its records."""
+"""The `previous` of a record whose projector does not link its records, or a time that is not
+told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,10 +222,14 @@ class ConsolidatedStability:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time as an input: whoever reads it knows that it is not earlier than this."""
+    """Time as an input: what the wall clock of a writer shows, and how long the writer has run.
+
+    `elapsed_ms` is of a clock that does not step; `NOT_SAID` from a writer that does not tell.
+    """
 
     at_ms: int
     writer: int
+    elapsed_ms: int = NOT_SAID
 
 
 @dataclass(frozen=True, slots=True)

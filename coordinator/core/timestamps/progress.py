@@ -25,8 +25,9 @@ class NextOffset:
 class TimestampProgress:
     """How far the inputs were read: up to batch `batch` of the query `query`.
 
-    `now_ms` is the newest tick that was ever read, 0 if there was none. `generation` ascends each
-    time that the query has to begin at `offsets`, because it and this disagree.
+    `now_ms` is the time that ticks have told, 0 if there was none; `writer` wrote the last one, and
+    had run for `said_ms` by then. `generation` ascends each time that the query has to begin at
+    `offsets`, because it and this disagree.
     """
 
     query: str
@@ -34,6 +35,8 @@ class TimestampProgress:
     generation: Generation
     now_ms: int
     offsets: tuple[NextOffset, ...]
+    writer: int = 0
+    said_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

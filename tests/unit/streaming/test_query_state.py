@@ -15,9 +15,13 @@ from coordinator.core.model.entities import Bucket, Entity, Setting
 from coordinator.core.model.records import DeadLetter, Event, Mutation
 from coordinator.core.model.stream_records import (
     MAINTENANCE,
+    NOT_SAID,
     ConsolidatedStability,
+    PromotionRequested,
+    RestartRequested,
     StabilityTimestamp,
     StreamBegin,
+    StreamEnd,
     Sync,
     Tick,
 )
@@ -27,6 +31,7 @@ from coordinator.kafka.topics import (
     DEAD_LETTER,
     HW,
     RESTART,
+    RESTART_REQUEST,
     STABILITY,
     STABILITY_HISTORY,
     STATECONTEXT,
@@ -153,12 +158,16 @@ def syncs(seqno: int, bucket: str = "b", connection: int = 7) -> list[tuple[str,
     ]
 
 
-def tick(at_ms: int = NOW_MS) -> tuple[str, Any]:
-    return TICK, Tick(at_ms, 3)
+def tick(at_ms: int = NOW_MS, elapsed_ms: int = NOT_SAID) -> tuple[str, Any]:
+    return TICK, Tick(at_ms, 3, elapsed_ms)
 
 
 def on(topic: str, done: BatchResult) -> list[Any]:
     return [record.value for record in done.records if record.topic == topic]
+
+
+def on_all(topic: str, run: Run) -> list[Any]:
+    return [record.value for record in run.records if record.topic == topic]
 
 
 def seqnos(timestamp: StabilityTimestamp) -> list[int]:
@@ -248,8 +257,8 @@ def test_records_of_a_bucket_wait_until_it_is_known() -> None:
 def test_who_waits_too_long_for_its_bucket_is_a_dead_letter() -> None:
     run = Run()
     run.step(*begins()[:1])
-    run.step(tick())
-    assert on(DEAD_LETTER, run.step(tick(NOW_MS + WAITING_MS))) == []
+    for second in range(WAITING_MS // 1_000 + 1):
+        assert on(DEAD_LETTER, run.step(tick(NOW_MS + 1_000 * second))) == []
     (letter,) = on(DEAD_LETTER, run.step(tick(NOW_MS + WAITING_MS + 1)))
     assert (letter.topic, letter.offset) == ("c.stream-begin", 0)
     assert "bucket b is not known" in letter.reason
@@ -366,6 +375,86 @@ def test_limits_do_not_run_while_there_was_no_application() -> None:
     later = [NOW_MS + 122_000 + 1_000 * second for second in range(70)]
     asked = [record for at_ms in later for record in on(RESTART, run.step(tick(at_ms)))]
     assert sorted(record.vbucket for record in asked) == list(range(VBUCKETS))
+
+
+HOUR_MS = 3_600_000
+
+
+def told(run: Run, *records: tuple[str, Any]) -> list[StabilityTimestamp]:
+    return on(STABILITY, run.step(*records))
+
+
+def test_a_clock_that_has_stepped_ahead_and_back_holds_no_timestamp_up() -> None:
+    run = Run()
+    run.step(a_bucket(), *begins(), *syncs(5), tick())
+    assert len(on(STABILITY, run.step(*syncs(6), tick(NOW_MS + HOUR_MS)))) == 1
+    later = [NOW_MS + 250 * quarter for quarter in range(240)]
+    found = [one for n, at in enumerate(later) for one in told(run, *syncs(7 + n), tick(at))]
+    assert 45 < len(found) <= 60
+    assert seqnos(found[-1])[0] > 240
+    history = on_all(STABILITY_HISTORY, run)
+    assert [one.at_ms for one in history] == sorted(one.at_ms for one in history)
+
+
+def test_after_a_step_ahead_nothing_is_over_sooner() -> None:
+    """A BEGIN that is held, an END without BEGIN, a silent owner, a bucket that is not known."""
+    run = Run()
+    run.step(a_bucket(), *begins(), *syncs(5), tick(NOW_MS, 0))
+    ending = StreamEnd(
+        bucket="b",
+        vbucket=1,
+        kind=MAINTENANCE,
+        projector=1,
+        connection=99,
+        ordinal=9,
+        vbuuid=51,
+        seqno=5,
+        reason="moved",
+        at_ms=1,
+    )
+    (held, *_) = begins(connection=8)
+    run.step((STREAM_END, ending), held, *begins("unknown"), tick(NOW_MS + 250, 250))
+    done = run.step(tick(NOW_MS + HOUR_MS, 500))
+    assert (on(RESTART, done), on(DEAD_LETTER, done)) == ([], [])
+    assert on(RESTART, run.step(tick(NOW_MS + HOUR_MS + 2_000, 2_500))) == []
+    done = run.step(tick(NOW_MS + HOUR_MS + 2_760, 3_260))
+    assert {one.reason for one in on(RESTART, done)} == {"begin_held", "end_unmatched"}
+    assert len(run.query_state.waiting) == VBUCKETS
+
+
+def test_after_a_step_ahead_an_indexer_is_not_silent() -> None:
+    """Else a restart timestamp would leave out what it does not hold yet."""
+    run = Run()
+    held = Vector([50 + v for v in range(VBUCKETS)], [3] * VBUCKETS)
+    run.step(a_bucket(), *begins(), *syncs(5), tick(NOW_MS, 0))
+    run.step((HW, make_watermarks(1, held, indexes=(7,))), tick(NOW_MS + 250, 250))
+    asked = (RESTART_REQUEST, RestartRequested("b", 1, VBUCKETS, (1,), "bootstrap", 0))
+    (answer,) = on(RESTART, run.step(asked, tick(NOW_MS + HOUR_MS, 500)))
+    assert Vector.from_bytes(answer.vbuuids, answer.seqnos) == held
+
+
+def test_what_no_clock_shows_is_a_dead_letter_and_time_goes_on() -> None:
+    run = Run()
+    run.step(a_bucket(), *begins(), *syncs(5), tick())
+    for at_ms in (2**62, -1, 0):
+        (letter,) = on(DEAD_LETTER, run.step(tick(at_ms)))
+        assert "is no time" in letter.reason
+    assert len(on(STABILITY, run.step(*syncs(6), tick(NOW_MS + 1_000)))) == 1
+
+
+def test_the_clocks_of_projectors_and_nodes_do_not_matter() -> None:
+    def outputs(at_ms: int) -> list[Record]:
+        run = Run()
+        run.step(a_bucket(), written(Setting("timestamps", '{"period_ms": 60000}')), tick())
+        hurried = (RESTART_REQUEST, PromotionRequested("b", 5_000, at_ms))
+        early = [(t, replace(r, at_ms=at_ms)) for t, r in [*begins(), *syncs(5)]]
+        run.step(*early, tick(NOW_MS + 1_000))
+        run.step(*[(t, replace(r, at_ms=at_ms)) for t, r in syncs(6)], hurried)
+        run.step(tick(NOW_MS + 2_000))
+        return [record for record in run.records if record.topic == STABILITY]
+
+    assert len(outputs(NOW_MS)) == 2
+    assert outputs(0) == outputs(NOW_MS) == outputs(NOW_MS + 10**12)
 
 
 def test_a_bucket_that_is_gone_leaves_no_state() -> None:

@@ -1,0 +1,56 @@
+"""Who of two applications is the newer one: told from the ticks, whatever their clocks show."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from coordinator.core.model.stream_records import NOT_SAID, Tick
+from streaming.timestamps.ticker import RECENT_MS, later_writer
+
+A, B = 7, 8
+NOW_MS, HOUR_MS = 1_790_000_000_000, 3_600_000
+
+
+def both(ahead_ms: int = 0, *, said: bool = True) -> list[tuple[int, Tick]]:
+    """Return the ticks of A, and of B, which begins after five of them and is `ahead_ms`."""
+    ticks = []
+    for n in range(20):
+        ticks.append(Tick(NOW_MS + 250 * n, A, 250 * n if said else NOT_SAID))
+        if n >= 5:
+            elapsed_ms = 250 * (n - 5) if said else NOT_SAID
+            ticks.append(Tick(NOW_MS + 250 * n + ahead_ms, B, elapsed_ms))
+    return list(enumerate(ticks, 100))
+
+
+@pytest.mark.parametrize("said", [True, False])
+@pytest.mark.parametrize("ahead_ms", [-HOUR_MS, 0, HOUR_MS])
+def test_of_two_just_the_older_one_finds_another(ahead_ms: int, said: bool) -> None:
+    """It ticks still: the newer one must not take it for one that came later, or both end."""
+    ticks = both(ahead_ms, said=said)
+    first_of_b = next(offset for offset, tick in ticks if tick.writer == B)
+    assert later_writer(ticks, A, 100) == B
+    assert later_writer(ticks, B, first_of_b) is None
+
+
+def test_who_began_long_ago_is_no_newer_one_where_its_first_tick_is_not_seen() -> None:
+    ticks = [(o, replace(t, elapsed_ms=t.elapsed_ms + HOUR_MS)) for o, t in both()]
+    seen = [(o, t) for o, t in ticks if o > 115]
+    younger = [(o, replace(t, elapsed_ms=t.elapsed_ms - HOUR_MS)) for o, t in seen if t.writer == B]
+    mixed = sorted([*((o, t) for o, t in seen if t.writer == A), *younger])
+    assert later_writer(mixed, A, 10) == B
+    assert later_writer(mixed, B, 10) is None
+
+
+def test_who_has_gone_is_not_there() -> None:
+    ticks = both()
+    end = ticks[-1][0]
+    silent = RECENT_MS // 250 + 1
+    later = [(end + n, Tick(NOW_MS, A, 250 * (20 + n))) for n in range(1, silent + 1)]
+    assert later_writer([*ticks, *later[:-2]], A, 100) == B
+    assert later_writer([*ticks, *later], A, 100) is None
+
+
+def test_who_does_not_know_where_it_began_finds_nobody() -> None:
+    assert later_writer(both(), A, -1) is None
