@@ -437,7 +437,7 @@ class Application:
                 self._stopping.wait(PAUSE_S)
                 continue
             if found.progress == wanted.query_state.progress:
-                self._query_state = found
+                self._query_state = wanted.query_state
                 return True
             if found.progress != self._query_state.progress:
                 raise FencedError("another application has written meanwhile")

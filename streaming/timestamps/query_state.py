@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from coordinator import codec
-from coordinator.core.model.entities import Bucket, Setting, bucket_key, setting_key
+from coordinator.core.model.entities import Bucket, Setting, Stream, bucket_key, setting_key
 from coordinator.core.model.records import DeadLetter, Event
 from coordinator.core.model.stream_records import (
     ConnectionClosed,
@@ -68,9 +68,10 @@ from coordinator.kafka.topics import SYNC as SYNC_TOPIC
 from schemas.registry import SchemaError
 from streaming.stability.fold import Batch, Control, Output, Syncs, fold
 from streaming.timestamps import clock
-from streaming.timestamps.bucket_states import as_record, new_state
+from streaming.timestamps.bucket_states import as_record
 from streaming.timestamps.clock import Clock
 from streaming.timestamps.inputs import INPUTS, QUIET
+from streaming.timestamps.outputs import Outputs
 from streaming.timestamps.rows import RawRow, Rows, SyncRows
 
 PROGRESS_KEY, CONTEXT_KEY, WAITING_KEY = OWN_KEYS = ("*", "*/context", "*/waiting")
@@ -109,7 +110,8 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class QueryState:
-    """All that is known. `published` is each bucket's last stability timestamp."""
+    """All that is known. `published` is each bucket's last stability timestamp; `restarts` has a
+    number that its last restart timestamp or enquiry had at least, for where its state is lost."""
 
     cluster: str
     progress: TimestampProgress = NOTHING_READ
@@ -117,6 +119,7 @@ class QueryState:
     waiting: tuple[DeadLetter, ...] = ()
     states: Mapping[str, BucketState] = field(default_factory=dict)
     published: Mapping[str, StabilityTimestamp] = field(default_factory=dict)
+    restarts: Mapping[str, int] = field(default_factory=dict)
 
 
 class Place(NamedTuple):
@@ -174,12 +177,40 @@ def with_buckets(query_state: QueryState, events: Iterable[Event]) -> QueryState
     up with reads all topics little by little, and would meet records of a bucket long before it.
     """
     buckets = {one.name: one for one in query_state.context.buckets}
+    restarts: dict[str, int] = {}
     for event in events:
         entity = event.mutation.entity
         if isinstance(entity, Bucket):
             buckets.setdefault(entity.name, entity)
+        elif isinstance(entity, Stream):
+            restarts[entity.bucket] = max(entity.restart, restarts.get(entity.bucket, 0))
     known = tuple(buckets[name] for name in sorted(buckets))
-    return replace(query_state, context=replace(query_state.context, buckets=known))
+    context = replace(query_state.context, buckets=known)
+    return seeded(replace(query_state, context=context), Outputs(restarts=restarts))
+
+
+def seeded(query_state: QueryState, outputs: Outputs) -> QueryState:
+    """Return the state that is not behind what was told: no number or position goes back, no time.
+
+    That changes nothing, unless the state was lost, or its end. What was read after it is read
+    again, and told again under new numbers.
+    """
+    progress = query_state.progress
+    if outputs.at_ms > progress.now_ms:
+        # Of whom this time is, is not known: whoever ticks next is another writer.
+        now_ms = min(outputs.at_ms, clock.TICK_MS_MAX)
+        progress = replace(progress, now_ms=now_ms, writer=0, said_ms=0)
+    published = {**query_state.published, **outputs.stability}
+    restarts = dict(query_state.restarts)
+    for bucket, number in outputs.restarts.items():
+        restarts[bucket] = max(number, restarts.get(bucket, 0))
+    states = {
+        name: state.caught_up(published.get(name), restarts.get(name, 0))
+        for name, state in query_state.states.items()
+    }
+    return replace(
+        query_state, progress=progress, states=states, published=published, restarts=restarts
+    )
 
 
 def restarted(query_state: QueryState) -> BatchResult:
@@ -404,7 +435,11 @@ class _Work:
             name = bucket.name
             state = before.get(name)
             if state is None or state.vbuckets != bucket.vbuckets:
-                state = new_state(name, bucket.vbuckets, published.get(name))
+                new = BucketState.new(name, bucket.vbuckets)
+                restart = max(
+                    self.query_state.restarts.get(name, 0), state.restart_number if state else 0
+                )
+                state = new.caught_up(published.get(name), restart)
             rules = merged(settings.get(PREFIX), settings.get(setting_name(name)))
             if rules.consolidate:
                 consolidated.add(name)
@@ -420,7 +455,7 @@ class _Work:
             # All that are consolidated: the topic is compacted, and the message replaces the last.
             whole = tuple(published[name] for name in sorted(published) if name in consolidated)
             outputs.append(Record(STABILITY, EVERY_BUCKET, ConsolidatedStability(whole)))
-        return states, {n: p for n, p in published.items() if n in states}, outputs
+        return states, published, outputs
 
     def _fold_one(
         self, state: BucketState, rules: TimestampSettings

@@ -8,13 +8,12 @@ writes under the same id, so that of two applications of one cluster only the ne
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from coordinator import codec
-from coordinator.core.model.stream_records import ConsolidatedStability, StabilityTimestamp
 from coordinator.core.timestamps.bucket_state import BucketState, TimestampState
 from coordinator.core.timestamps.progress import (
     TimestampContext,
@@ -23,10 +22,12 @@ from coordinator.core.timestamps.progress import (
 )
 from coordinator.kafka.log_reader import read_to_end
 from coordinator.kafka.producer_fencing import open_transactional
-from coordinator.kafka.topics import STABILITY, TIMESTAMP_STATE, topic_name
+from coordinator.kafka.topics import RESTART, STABILITY, TIMESTAMP_STATE, topic_name
+from schemas.registry import SchemaError
 from streaming.spark.crash_points import AFTER, BEFORE, WITHIN, Crasher
 from streaming.timestamps.bucket_states import from_record
-from streaming.timestamps.query_state import OWN_KEYS, QueryState, Record
+from streaming.timestamps.outputs import outputs_of
+from streaming.timestamps.query_state import OWN_KEYS, QueryState, Record, seeded
 
 TRANSACTION_TIMEOUT_MS = 20_000
 MESSAGE_TIMEOUT_MS = 10_000
@@ -145,19 +146,16 @@ def read_query_state(bootstrap_servers: str, cluster: str) -> QueryState:
         elif isinstance(record, TimestampState):
             states[record.bucket] = from_record(record)
     assert not states.keys() & set(OWN_KEYS), "a bucket has the name of a key of ours"
-    stability = read_to_end(bootstrap_servers, topic_name(cluster, STABILITY), GROUP)
-    return QueryState(cluster, progress, context, waiting, states, _published(stability))
+    kept = QueryState(cluster, progress, context, waiting, states)
+    outputs = outputs_of(
+        _records(bootstrap_servers, cluster, STABILITY),
+        _records(bootstrap_servers, cluster, RESTART),
+    )
+    return seeded(kept, outputs)
 
 
-def _published(messages: Iterable[Message]) -> dict[str, StabilityTimestamp]:
-    """Return the last stability timestamp of each bucket."""
-    found: dict[str, StabilityTimestamp] = {}
-    for message in messages:
-        record = codec.decode(message.value() or b"")
-        alone = record.timestamps if isinstance(record, ConsolidatedStability) else (record,)
-        for one in alone:
-            if isinstance(one, StabilityTimestamp):
-                known = found.get(one.bucket)
-                if known is None or known.number <= one.number:
-                    found[one.bucket] = one
-    return found
+def _records(bootstrap_servers: str, cluster: str, topic: str) -> Iterator[object]:
+    """Yield the records of an output; what cannot be decoded was not written here."""
+    for message in read_to_end(bootstrap_servers, topic_name(cluster, topic), GROUP):
+        with suppress(SchemaError):
+            yield codec.decode(message.value() or b"")

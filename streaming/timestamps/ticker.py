@@ -19,7 +19,7 @@ from confluent_kafka import KafkaError, Message, Producer
 
 from coordinator import codec
 from coordinator.core.model.records import TimestampsHeartbeat
-from coordinator.core.model.stream_records import Tick
+from coordinator.core.model.stream_records import NOT_SAID, Tick
 from coordinator.kafka.delivery import UNKNOWN, offset_of
 from coordinator.kafka.log_reader import read_to_end
 from coordinator.kafka.settings import plain_settings
@@ -130,7 +130,7 @@ def later_writer(ticks: Iterable[tuple[int, Tick]], writer: int, first: int) -> 
     for longer at the same place. Clocks of different writers are not compared.
     """
     older: set[int] = set()
-    own_ms = UNKNOWN
+    own_ms = NOT_SAID
     last: dict[int, tuple[int, int]] = {}
     for offset, tick in ticks:
         if tick.writer == writer:

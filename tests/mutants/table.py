@@ -689,6 +689,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "tests/unit/streaming/test_ticker.py",
     ),
     Mutant(
+        "numbers-of-restarts-begin-again",
+        "coordinator/core/timestamps/bucket_state.py",
+        "if restart_number > state.restart_number:",
+        "if False:",
+        "tests/unit/streaming/test_query_state.py",
+    ),
+    Mutant(
         "an-end-comes-after-all-begins",
         "streaming/stability/turns.py",
         "if len({type(one) for one in turns}) < 2:",
@@ -888,7 +895,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "an-older-timestamp-counts",
-        "streaming/timestamps/state_store.py",
+        "streaming/timestamps/outputs.py",
         "if known is None or known.number <= one.number:",
         "if True:",
         "tests/unit/streaming/test_query_state.py",

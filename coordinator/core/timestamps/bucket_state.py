@@ -178,21 +178,31 @@ class BucketState:
             raise ValueError(f"a bucket of {vbuckets} vbuckets")
         return cls(bucket=bucket, places=_new_places(vbuckets))
 
-    @classmethod
-    def resumed(cls, bucket: str, vbuckets: int, last: StabilityTimestamp) -> BucketState:
-        """Return the state of a bucket of which only the last stability timestamp is known.
+    def caught_up(self, last: StabilityTimestamp | None, restart_number: int) -> BucketState:
+        """Return a state that is not behind its outputs: itself, unless it is.
 
-        Neither its number nor its positions become less. One of another number of vbuckets, or
-        one that is no vector, only has a number.
+        `last` is the last stability timestamp that was told, `restart_number` the number of the
+        last restart timestamp or enquiry. Neither numbers nor positions become less. A timestamp
+        of another number of vbuckets, or one that is no vector, only has a number.
         """
-        places = _new_places(vbuckets).copy()
-        if len(last.vbuuids) == len(last.seqnos) == 8 * vbuckets:
-            vector = Vector.from_bytes(last.vbuuids, last.seqnos)
-            places["vbuuid"] = places["stable_vbuuid"] = places["seen_vbuuid"] = vector.vbuuids
-            places["seqno"] = places["stable_seqno"] = places["seen_seqno"] = vector.seqnos
-        return replace(
-            cls.new(bucket, vbuckets), places=frozen(places), stability_number=last.number
-        )
+        state = self
+        if restart_number > state.restart_number:
+            state = replace(state, restart_number=restart_number)
+        if last is None or last.number <= state.stability_number:
+            return state
+        state = replace(state, stability_number=last.number)
+        if not len(last.vbuuids) == len(last.seqnos) == 8 * self.vbuckets:
+            return state
+        vector = Vector.from_bytes(last.vbuuids, last.seqnos)
+        places = state.places.copy()
+        places["stable_vbuuid"], places["stable_seqno"] = vector.vbuuids, vector.seqnos
+        same = places["vbuuid"] == vector.vbuuids
+        behind = ~same | (places["seqno"] < vector.seqnos)
+        for name in ("vbuuid", "seen_vbuuid"):
+            places[name] = np.where(behind, vector.vbuuids, places[name])
+        for name in ("seqno", "seen_seqno"):
+            places[name] = np.where(behind, vector.seqnos, places[name])
+        return replace(state, places=frozen(places))
 
     @property
     def vbuckets(self) -> int:
@@ -253,7 +263,7 @@ def frozen(array: Array) -> Array:
 class TimestampState:
     """A bucket's state after a batch of a query: what makes a batch count once. Key: the bucket.
 
-    `now_ms` is the newest tick that was read; `state` is what `pack` returned.
+    `now_ms` is the time that ticks had told; `state` is what `pack` returned.
     """
 
     bucket: str

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from coordinator import codec
-from coordinator.core.model.entities import Bucket, Entity, Setting
+from coordinator.core.model.entities import Bucket, Entity, Setting, Stream
 from coordinator.core.model.records import DeadLetter, Event, Mutation
 from coordinator.core.model.stream_records import (
     MAINTENANCE,
@@ -42,6 +41,7 @@ from coordinator.kafka.topics import (
 )
 from coordinator.kafka.topics import SYNC as SYNC_TOPIC
 from streaming.timestamps.inputs import INPUTS
+from streaming.timestamps.outputs import Outputs, outputs_of
 from streaming.timestamps.query_state import (
     CONTEXT_KEY,
     PROGRESS_KEY,
@@ -52,10 +52,10 @@ from streaming.timestamps.query_state import (
     Record,
     fold_batch,
     restarted,
+    seeded,
     with_buckets,
 )
 from streaming.timestamps.rows import RawRow, Rows, SyncRows
-from streaming.timestamps.state_store import _published
 from tests.support.indexes import make_sync, make_watermarks
 
 CLUSTER = "c"
@@ -354,6 +354,70 @@ def test_numbers_go_on_where_the_state_was_lost_and_what_was_published_was_not()
     assert on(STABILITY, again)[0].number > number
 
 
+def restarts(run: Run) -> list[int]:
+    return [record.number for record in on_all(RESTART, run)]
+
+
+def asked(number: int) -> tuple[str, Any]:
+    return RESTART_REQUEST, RestartRequested("b", number, VBUCKETS, (), "bootstrap", 0)
+
+
+def test_numbers_of_restarts_go_on_where_the_state_was_lost() -> None:
+    run = Run()
+    run.step(a_bucket(), *begins(), *syncs(5), asked(1), asked(2), tick())
+    assert restarts(run) == [1, 2]
+    outputs = read_back(run)
+    later = Run(seeded(QueryState(CLUSTER), outputs))
+    later.step(a_bucket(), *begins(connection=8), asked(3), tick(NOW_MS + 1_000))
+    assert restarts(later) == [3]
+
+
+def test_numbers_of_restarts_go_on_above_what_the_cluster_has_acted_on() -> None:
+    """`restart` keeps its records for an hour only."""
+    stream = Stream("b", 5, (), b"", b"", "bootstrap", 37)
+    event = Event(Mutation("Changed", stream.key, b"", stream), TxnId(1, 1), 0, 1)
+    run = Run(with_buckets(QueryState(CLUSTER), [event]))
+    run.step(a_bucket(), *begins(), asked(1), tick())
+    assert restarts(run) == [38]
+
+
+def test_a_state_that_is_older_than_its_outputs_takes_nothing_back() -> None:
+    """As if Kafka had lost the end of the state, and no output."""
+    run = Run()
+    run.step(a_bucket(), *begins(), *syncs(5), asked(1), tick())
+    older = run.query_state
+    for n in range(1, 4):
+        run.step(*syncs(5 + n), asked(1 + n), tick(NOW_MS + 5_000 * n))
+    outputs = read_back(run)
+    last = outputs.stability["b"]
+    later = Run(seeded(older, outputs))
+    later.feed = Feed()
+    later.step(*syncs(6), asked(2), tick(NOW_MS + 5_000))
+    assert on_all(STABILITY, later) == []
+    later.step(*syncs(9), tick(NOW_MS + 30_000))
+    (found,) = on_all(STABILITY, later)
+    assert (found.number, seqnos(found)) == (last.number + 1, [9] * VBUCKETS)
+    assert restarts(later)[0] == restarts(run)[-1] + 1
+    assert [one.at_ms for one in on_all(STABILITY, later)] > [last.at_ms]
+
+
+def test_a_state_that_has_its_outputs_is_not_changed_by_them() -> None:
+    run = Run()
+    run.step(a_bucket(), *begins(), *syncs(5), asked(1), tick())
+    before = run.query_state
+    after = seeded(before, read_back(run))
+    assert after.states["b"] is before.states["b"]
+    assert after.progress == before.progress
+
+
+def read_back(run: Run) -> Outputs:
+    """Return what the outputs of a run say."""
+    return outputs_of(
+        [record.value for record in run.records if record.topic == STABILITY],
+        [record.value for record in run.records if record.topic == RESTART],
+    )
+
+
 def test_a_batch_of_ticks_and_heartbeats_is_quiet_unless_something_follows() -> None:
     run = Run()
     zeros = bytes(8 * VBUCKETS)
@@ -480,8 +544,5 @@ def test_a_consolidated_timestamp_that_is_older_does_not_count() -> None:
     def one(number: int) -> StabilityTimestamp:
         return StabilityTimestamp("b", number, *Vector([1], [number]).to_bytes(), 0)
 
-    def message(made: Any) -> Any:
-        return SimpleNamespace(value=lambda: codec.encode(made))
-
-    found = _published([message(one(7)), message(ConsolidatedStability((one(3),)))])
-    assert found["b"].number == 7
+    found = outputs_of([one(7), ConsolidatedStability((one(3),))], [])
+    assert found.stability["b"].number == 7

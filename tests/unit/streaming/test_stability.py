@@ -507,12 +507,12 @@ def test_limits_stand_still_while_nobody_watches() -> None:
 def test_a_bucket_goes_on_from_its_last_stability_timestamp() -> None:
     bench = Bench()
     first = stabilities(bench.tick(1, begin(0, X, 1), sync(0, X, 2, 50)))
-    bench.state = BucketState.resumed("b", 4, first[0])
+    bench.state = BucketState.new("b", 4).caught_up(first[0], 0)
     assert bench.state.current == bench.state.stable == Vector([A, 0, 0, 0], [50, 0, 0, 0])
     assert bench.tick(PERIOD, begin(0, Y, 1, 30, number=2), sync(0, Y, 2, 40)) == []
     found = stabilities(bench.tick(1, sync(0, Y, 3, 60)))
     assert [timestamp.number for timestamp in found] == [2]
-    assert BucketState.resumed("b", 5, first[0]).stability_number == 1
+    assert BucketState.new("b", 5).caught_up(first[0], 0).stability_number == 1
 
 
 def test_limits_are_looked_at_when_there_is_a_tick() -> None:
