@@ -71,11 +71,14 @@ def run(options: Options, stopping: threading.Event, wake: threading.Event) -> i
     from coordinator.runtime.errors import EmbeddedError
     from streaming.spark.queries import LostError
     from streaming.timestamps.application import AnotherError, Application
+    from streaming.timestamps.state_store import RefusedError, UnreadableError
 
     try:
         Application(options, stopping, wake).run()
-    except AnotherError as error:
+    except (AnotherError, UnreadableError) as error:
         return _fail(str(error), EX_CONFIG)
+    except RefusedError as error:
+        return _fail(str(error), EX_UNUSABLE)
     except LostError as error:
         return 0 if stopping.is_set() else _fail(str(error), EX_UNUSABLE)
     except EmbeddedError as error:

@@ -6,8 +6,9 @@ killed when:
 
 - A batch that the state has already is skipped: Spark hands it over again if it was killed
   before it noted the end of it.
-- A batch that the state cannot go on with, because a checkpoint was lost, is too old, or knows
-  more than it does, is not used: a new query begins exactly where the state stands.
+- A batch that the state cannot go on with, because a checkpoint was lost, is too old, is another
+  one, or knows more than it does, is not used: a new query begins exactly where the state stands.
+- Records that were deleted before they were read are told of, and reading goes on.
 - A transaction whose outcome is in doubt is settled by reading, and written again as a whole.
 
 What fails is begun again in this process; only without a JVM, or where nothing finishes for long,
@@ -57,6 +58,7 @@ from streaming.spark.queries import (
     end_session,
     error_of,
     first_line,
+    has_checkpoint,
     wait_for,
 )
 from streaming.spark.session import HEAP_MB, SparkOptions, start, warm_up
@@ -66,12 +68,14 @@ from streaming.timestamps.query_state import (
     BatchResult,
     QueryState,
     fold_batch,
+    forgotten,
+    jumps,
     restarted,
     with_buckets,
 )
-from streaming.timestamps.rows import rows_of
+from streaming.timestamps.rows import Rows, rows_of
 from streaming.timestamps.source import rows
-from streaming.timestamps.state_store import DoubtError, FencedError, StateStore
+from streaming.timestamps.state_store import DoubtError, FencedError, RefusedError, StateStore
 from streaming.timestamps.ticker import Ticker
 
 if TYPE_CHECKING:
@@ -169,6 +173,7 @@ class Application:
         self._busy = threading.Lock()
         self._query_id = ""
         self._query_known = threading.Event()
+        self._is_fresh = False
         self._fault: BaseException | None = None
         self._failures = 0
         self._pause_s = QUIET_PAUSE_S
@@ -195,7 +200,10 @@ class Application:
             end_session(spark)
 
     def compute(self, spark: SparkSession) -> None:
-        """Compute timestamps until told to stop. Raises AnotherError, LostError."""
+        """Compute timestamps until told to stop.
+
+        Raises AnotherError, LostError, RefusedError, UnreadableError.
+        """
         if self.options.ready_file is not None:
             self.options.ready_file.unlink(missing_ok=True)
         try:
@@ -203,7 +211,9 @@ class Application:
                 if self._run_query(spark):
                     return
                 if self._failures >= FAILURES_MAX:
-                    raise LostError(f"{self._failures} attempts in a row have failed")
+                    raise LostError(
+                        f"{self._failures} attempts in a row have failed [attempts_failed]"
+                    )
         finally:
             self._ticker.stop()
             self._state_store.close()
@@ -266,25 +276,30 @@ class Application:
             (one.topic, one.partition): one.offset for one in self._query_state.progress.offsets
         }
         starting = dict.fromkeys(found, BEGINNING)
+        anew = []
         for where, (low, end) in found.items():
             offset = known.get(where)
             if offset is None:
                 continue
             if low <= offset <= end:
                 starting[where] = offset
-            elif offset < low:
-                self._status_log.say(
-                    f"{where[0]}, partition {where[1]}: offsets {offset} to {low - 1} were deleted "
-                    "before they were read. Streams whose BEGIN or END was among them are "
-                    "requested again when their SYNC is missing, or is of nobody"
-                )
+                continue
+            anew.append(where)
+            if offset < low:
+                self._tell_of_loss(where, offset, low)
             else:
                 self._status_log.say(
-                    f"{where[0]}, partition {where[1]}: it ends at {end}, and was read up to "
-                    f"{offset} before: the topic was replaced, or has lost its end; it is read "
-                    "from its beginning"
+                    f"{where[0]}, partition {where[1]}: it is read from its beginning, for it ends "
+                    f"at {end}, and was read up to {offset} before [topic_replaced]"
                 )
+        self._query_state = forgotten(self._query_state, anew)
         return starting
+
+    def _tell_of_loss(self, where: tuple[str, int], offset: int, low: int) -> None:
+        self._status_log.say(
+            f"{where[0]}, partition {where[1]}: offsets {offset} to {low - 1} were deleted before "
+            "they were read [offsets_lost]"
+        )
 
     def _start(
         self, spark: SparkSession, starting: Mapping[tuple[str, int], int]
@@ -299,7 +314,9 @@ class Application:
         )
         self._query_known.clear()
         writer = frame.writeStream.foreachBatch(self._on_batch)
-        writer = writer.option("checkpointLocation", self._checkpoint())
+        checkpoint = self._checkpoint()
+        self._is_fresh = not has_checkpoint(spark, checkpoint)
+        writer = writer.option("checkpointLocation", checkpoint)
         if options.until_read:
             writer = writer.trigger(availableNow=True)
         else:
@@ -325,10 +342,12 @@ class Application:
         if isinstance(fault, FencedError):
             self._look_for_another(fault)
         elif isinstance(fault, GapError):
-            self._status_log.say(f"{fault}; a new query begins where the state stands")
+            self._status_log.say(
+                f"{fault}; a new query begins where the state stands [checkpoint_left]"
+            )
             with suppress(FencedError, DoubtError):
                 self._state_store.commit(restarted(self._query_state).records)
-        elif isinstance(fault, AssertionError):
+        elif isinstance(fault, AssertionError | RefusedError):
             raise fault
         elif not self._stopping.is_set():
             error = error_of(query)
@@ -348,7 +367,7 @@ class Application:
         if other is not None:
             raise AnotherError(
                 f"another application computes the timestamps of {self.options.cluster}: "
-                "this one ends"
+                "this one ends [another_application]"
             )
         self._status_log.say(f"{fault}; no other application is there: beginning again")
 
@@ -394,22 +413,50 @@ class Application:
             if batch <= progress.batch:
                 return False
             expected = progress.batch + 1
-        else:
+        elif self._is_fresh:
             expected = 0
+        else:
+            raise GapError("the checkpoint is of another query than the state")
         if batch != expected:
             raise GapError(
                 f"the checkpoint is at batch {batch}, and the state at batch {progress.batch} "
                 f"of {'this' if expected else 'another'} query"
             )
         found = rows_of(frame.toArrow())
+        self._check_offsets(found)
         wanted = fold_batch(self._query_state, found, self._query_id, batch)
         self._write(wanted)
         return wanted.quiet
 
+    def _check_offsets(self, found: Rows) -> None:
+        """Tell of records that were deleted while the query runs. GapError: they were read before.
+
+        Spark goes on in either case, and says nothing.
+        """
+        ahead = jumps(self._query_state, found)
+        for jump in ahead:
+            if jump.found < jump.expected:
+                raise GapError(
+                    f"{jump.topic}, partition {jump.partition}: offset {jump.found} comes after "
+                    f"{jump.expected - 1} was read"
+                )
+        if not ahead:
+            return
+        try:
+            servers = self.options.bootstrap_servers
+            there = bounds(servers, {jump.topic for jump in ahead}, CALL_TIMEOUT_S) or {}
+        except KafkaException as error:
+            self._status_log.complain("Kafka", str(error.args[0]))
+            there = {}
+        for jump in ahead:
+            low = min(there.get((jump.topic, jump.partition), (0, 0))[0], jump.found)
+            if low > jump.expected:
+                self._tell_of_loss((jump.topic, jump.partition), jump.expected, low)
+
     def _write(self, wanted: BatchResult) -> None:
         """Write the result of a batch, once.
 
-        Raises FencedError; DoubtError if Kafka is away for too long.
+        Raises FencedError; RefusedError; DoubtError if it cannot be written for too long.
         """
         give_up_s = time.monotonic() + SETTLE_S
         while True:
@@ -417,12 +464,16 @@ class Application:
                 self._state_store.commit(wanted.records)
             except DoubtError as error:
                 self._status_log.complain("the transaction", str(error))
+                doubt = error
             else:
                 self._query_state = wanted.query_state
                 self._status_log.settled("the transaction")
                 return
             if self._settled(wanted, give_up_s):
                 return
+            if time.monotonic() > give_up_s:
+                raise doubt
+            self._stopping.wait(PAUSE_S)
 
     def _settled(self, wanted: BatchResult, give_up_s: float) -> bool:
         """Open the state store again; return whether the batch was written after all."""

@@ -27,3 +27,6 @@ INPUTS = (
 
 QUIET = frozenset({HW, TICK})
 """The topics that are written to all the time, whether anything happens or not."""
+
+COMPACTED = frozenset({FAILOVER_LOG, STATECONTEXT})
+"""The topics of which Kafka keeps the last record of each key: offsets are missing anyway."""

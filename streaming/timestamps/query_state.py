@@ -10,7 +10,7 @@ not known yet waits: topics have no common order, so it may be read before the b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -48,7 +48,7 @@ from coordinator.core.timestamps.settings import (
     parse,
     setting_name,
 )
-from coordinator.kafka.producers import letter_key
+from coordinator.kafka.producers import bounded, letter_key
 from coordinator.kafka.topics import (
     DEAD_LETTER,
     FAILOVER_LOG,
@@ -70,7 +70,7 @@ from streaming.stability.fold import Batch, Control, Output, Syncs, fold
 from streaming.timestamps import clock
 from streaming.timestamps.bucket_states import as_record
 from streaming.timestamps.clock import Clock
-from streaming.timestamps.inputs import INPUTS, QUIET
+from streaming.timestamps.inputs import COMPACTED, INPUTS, QUIET
 from streaming.timestamps.outputs import Outputs
 from streaming.timestamps.rows import RawRow, Rows, SyncRows
 
@@ -78,7 +78,11 @@ PROGRESS_KEY, CONTEXT_KEY, WAITING_KEY = OWN_KEYS = ("*", "*/context", "*/waitin
 """On `timestamp-state`, beside the buckets, whose names have no `*`."""
 
 EVERY_BUCKET = "*"
-"""The key of a message about several buckets."""
+"""The key of a message about several buckets; of those that follow it, with a number behind."""
+
+TOGETHER_BYTES_MAX = 1_000_000
+TIMESTAMP_OVERHEAD_BYTES = 1_000
+"""What a timestamp weighs besides its vectors: above all the name of its bucket."""
 
 WAITING_MS = 60_000
 WAITING_MAX = 10_000
@@ -225,6 +229,35 @@ def restarted(query_state: QueryState) -> BatchResult:
     return BatchResult(after, _kept(query_state, after))
 
 
+def forgotten(query_state: QueryState, places: Iterable[tuple[str, int]]) -> QueryState:
+    """Return the state for which these partitions, by full name, were never read: they are anew."""
+    gone = frozenset(places)
+    progress = query_state.progress
+    left = tuple(one for one in progress.offsets if (one.topic, one.partition) not in gone)
+    return replace(query_state, progress=replace(progress, offsets=left))
+
+
+class Jump(NamedTuple):
+    """A partition, by full name, of which a batch does not begin where the one before it ended."""
+
+    topic: str
+    partition: int
+    expected: int
+    found: int
+
+
+def jumps(query_state: QueryState, rows: Rows) -> list[Jump]:
+    """Return where a batch does not follow on the state; not of topics that are compacted."""
+    known = {(one.topic, one.partition): one.offset for one in query_state.progress.offsets}
+    found = []
+    for place, partition, first in rows.first_offsets:
+        topic = topic_name(query_state.cluster, INPUTS[place])
+        expected = known.get((topic, partition), first)
+        if first < expected or (first > expected and INPUTS[place] not in COMPACTED):
+            found.append(Jump(topic, partition, expected, first))
+    return found
+
+
 def _moved_on(
     query_state: QueryState, read: Iterable[tuple[int, int, int]]
 ) -> tuple[NextOffset, ...]:
@@ -256,7 +289,7 @@ def _kept(before: QueryState, after: QueryState) -> list[Record]:
 
 
 def _buried(letter: DeadLetter) -> Record:
-    return Record(DEAD_LETTER, letter_key(letter).decode(), letter)
+    return Record(DEAD_LETTER, letter_key(letter).decode(), bounded(letter))
 
 
 # -- one batch -------------------------------------------------------------------------------------
@@ -454,7 +487,7 @@ class _Work:
         if advanced:
             # All that are consolidated: the topic is compacted, and the message replaces the last.
             whole = tuple(published[name] for name in sorted(published) if name in consolidated)
-            outputs.append(Record(STABILITY, EVERY_BUCKET, ConsolidatedStability(whole)))
+            outputs += _together(whole)
         return states, published, outputs
 
     def _fold_one(
@@ -484,6 +517,27 @@ def _published(output: Output, together: bool) -> list[Record]:
         alone = [] if together else [Record(STABILITY, output.bucket, output)]
         return [*alone, Record(STABILITY_HISTORY, output.bucket, output)]
     return [Record(RESTART, output.bucket, output)]
+
+
+def _together(timestamps: Sequence[StabilityTimestamp]) -> list[Record]:
+    """Return timestamps in as few messages as they fit in; each message has a key of its own."""
+    parts: list[list[StabilityTimestamp]] = []
+    size = TOGETHER_BYTES_MAX
+    for one in timestamps:
+        weight = len(one.vbuuids) + len(one.seqnos) + TIMESTAMP_OVERHEAD_BYTES
+        if size + weight > TOGETHER_BYTES_MAX:
+            parts.append([])
+            size = 0
+        parts[-1].append(one)
+        size += weight
+    return [
+        Record(
+            STABILITY,
+            f"{EVERY_BUCKET}/{n}" if n else EVERY_BUCKET,
+            ConsolidatedStability(tuple(part)),
+        )
+        for n, part in enumerate(parts)
+    ]
 
 
 def _columns(syncs: SyncRows) -> Syncs:

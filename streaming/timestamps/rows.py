@@ -93,13 +93,16 @@ class SyncRows:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A micro-batch: SYNCs by bucket, other records, and the next offset of each partition read."""
+    """A micro-batch: SYNCs by bucket, other records, and where it begins and ends in each partition
+    of which it has a record."""
 
     count: int
     syncs: tuple[SyncRows, ...]
     raw: tuple[RawRow, ...]
     next_offsets: tuple[tuple[int, int, int], ...]
     """Place of the topic, partition, offset after the last record."""
+    first_offsets: tuple[tuple[int, int, int], ...] = ()
+    """Place of the topic, partition, offset of the first record."""
 
 
 NO_ROWS = Rows(0, (), (), ())
@@ -126,7 +129,7 @@ def rows_of(table: pa.Table, versions: Sequence[Layout] | None = None) -> Rows:
         table.num_rows,
         buckets.rows(order, numbers),
         _raw(table.take(pa.array(order[~buckets.is_sync[order]]))),
-        _next_offsets(numbers),
+        *_bounds(numbers),
     )
 
 
@@ -215,14 +218,25 @@ def _numbers(batch: pa.RecordBatch) -> Numbers:
     return found
 
 
-def _next_offsets(numbers: Numbers) -> tuple[tuple[int, int, int], ...]:
+Offsets = tuple[tuple[int, int, int], ...]
+
+
+def _bounds(numbers: Numbers) -> tuple[Offsets, Offsets]:
+    """Return the offset after the last record of each partition, and that of the first one."""
     partitions = numbers >> OFFSET_BITS
-    last = np.append(np.flatnonzero(partitions[1:] != partitions[:-1]), len(numbers) - 1)
+    changes = np.flatnonzero(partitions[1:] != partitions[:-1])
+    last = _places(numbers[np.append(changes, len(numbers) - 1)])
+    first = _places(numbers[np.append(0, changes + 1)])
+    return tuple((place, number, offset + 1) for place, number, offset in last), first
+
+
+def _places(numbers: Numbers) -> Offsets:
+    """Return the place of the topic, the partition and the offset that are in each number."""
     found = []
-    for number in numbers[last].tolist():
+    for number in numbers.tolist():
         partition = number >> OFFSET_BITS
         place, partition = partition >> PARTITION_BITS, partition & (1 << PARTITION_BITS) - 1
-        found.append((place, partition, (number & (1 << OFFSET_BITS) - 1) + 1))
+        found.append((place, partition, number & (1 << OFFSET_BITS) - 1))
     return tuple(found)
 
 

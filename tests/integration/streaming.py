@@ -19,6 +19,13 @@ from typing import Any
 import numpy as np
 import psutil
 from confluent_kafka import Producer
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
 from pyspark.sql import SparkSession
 
 from coordinator import codec
@@ -84,6 +91,27 @@ class Topics:
         name = topic_name(self.name, topic)
         self._producer.produce(name, value, key.encode() or None, partition=partition)
         self._producer.poll(0)
+
+    def erase(self, topic: str) -> None:
+        """Write a tombstone for every key of a topic: whoever reads it finds nothing."""
+        name = topic_name(self.name, topic)
+        for key in {message.key() for message in read_partition(self.servers, name)}:
+            self._producer.produce(name, None, key, partition=0)
+        self.flush()
+
+    def let_through(self, topic: str, bytes_max: int) -> None:
+        """Have Kafka refuse longer batches of records on a topic."""
+        changed = ConfigEntry(
+            "max.message.bytes",
+            str(bytes_max),
+            incremental_operation=AlterConfigOpType.SET,
+        )
+        resource = ConfigResource(
+            ResourceType.TOPIC, topic_name(self.name, topic), incremental_configs=[changed]
+        )
+        client = AdminClient({"bootstrap.servers": self.servers, "log_level": 2})
+        for done in client.incremental_alter_configs([resource]).values():
+            done.result(30)
 
     def flush(self) -> None:
         assert self._producer.flush(30) == 0

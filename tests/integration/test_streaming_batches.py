@@ -21,6 +21,8 @@ from coordinator.core.timestamps.progress import TimestampProgress
 from coordinator.embedded.broker import Broker
 from coordinator.kafka.topics import (
     HW,
+    RESTART,
+    STABILITY_HISTORY,
     STREAM_BEGIN,
     STREAM_PARTITIONS,
     SYNC,
@@ -33,6 +35,7 @@ from streaming.spark.session import SparkOptions, start
 from streaming.timestamps.inputs import INPUTS
 from streaming.timestamps.rows import layouts, rows_of
 from streaming.timestamps.source import columns
+from streaming.timestamps.state_store import RefusedError
 from tests.integration.streaming import (
     NOW_MS,
     VBUCKETS,
@@ -308,6 +311,43 @@ def test_a_checkpoint_that_knows_more_than_the_state_is_left(
     assert "a new query begins where the state stands" in capfd.readouterr().err
     assert set(seqnos(topics.history()[-1])) == {11}
     checked(topics.history())
+
+
+def test_without_its_state_it_goes_on_above_what_it_told(
+    spark: SparkSession, topics: Topics, tmp_path: Path, read_halfway: Streams
+) -> None:
+    read_halfway.ask(1, ())
+    topics.tick(NOW_MS + 6_000)
+    read_through(spark, topics, tmp_path)
+    told = len(topics.history()), len(topics.read(RESTART))
+    assert told == (2, 1)
+    topics.erase(TIMESTAMP_STATE)
+    read_halfway.sync(9)
+    topics.tick(NOW_MS + 12_000)
+    read_through(spark, topics, tmp_path)
+    checked(topics.history())
+    assert (len(topics.history()), set(seqnos(topics.history()[-1]))) == (3, {9})
+    assert [one.number for one in topics.read(RESTART)] == [1, 2]
+
+
+def test_what_kafka_refuses_ends_it_and_is_written_when_kafka_takes_it(
+    spark: SparkSession, topics: Topics, tmp_path: Path
+) -> None:
+    topics.bucket().begin().sync(5)
+    topics.put(SYNC, b"x" * 990_000, 2)
+    topics.tick(NOW_MS)
+    topics.let_through(STABILITY_HISTORY, 100)
+    with pytest.raises(RefusedError, match=r"stability-history: MSG_SIZE_TOO_LARGE.*\[output_ref"):
+        read_through(spark, topics, tmp_path)
+    assert (topics.history(), topics.stability(), topics.letters()) == ([], None, [])
+    assert topics.progress() is None
+    topics.let_through(STABILITY_HISTORY, 1_048_588)
+    read_through(spark, topics, tmp_path)
+    checked(topics.history())
+    assert set(seqnos(topics.history()[-1])) == {5}
+    (letter,) = topics.letters()
+    assert letter.partition == 2
+    assert topics.progress() is not None
 
 
 def test_settings_change_while_it_runs(spark: SparkSession, topics: Topics, tmp_path: Path) -> None:

@@ -696,6 +696,20 @@ MUTANTS: tuple[Mutant, ...] = (
         "tests/unit/streaming/test_query_state.py",
     ),
     Mutant(
+        "the-first-batch-of-any-checkpoint-counts",
+        "streaming/timestamps/application.py",
+        "elif self._is_fresh:",
+        "elif True:",
+        "tests/unit/streaming/test_starting.py",
+    ),
+    Mutant(
+        "what-is-never-written-is-tried-for-ever",
+        "streaming/timestamps/application.py",
+        "            if time.monotonic() > give_up_s:\n                raise doubt\n",
+        "",
+        "tests/unit/streaming/test_starting.py",
+    ),
+    Mutant(
         "an-end-comes-after-all-begins",
         "streaming/stability/turns.py",
         "if len({type(one) for one in turns}) < 2:",

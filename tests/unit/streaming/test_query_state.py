@@ -26,6 +26,7 @@ from coordinator.core.model.stream_records import (
 )
 from coordinator.core.model.types import TxnId
 from coordinator.core.model.vectors import Vector
+from coordinator.kafka.producers import LETTER_BYTES_MAX
 from coordinator.kafka.topics import (
     DEAD_LETTER,
     HW,
@@ -352,6 +353,28 @@ def test_numbers_go_on_where_the_state_was_lost_and_what_was_published_was_not()
     run.query_state = replace(run.query_state, states={})
     again = run.step(*begins(connection=8), *syncs(12, connection=8), tick(NOW_MS + 9_000))
     assert on(STABILITY, again)[0].number > number
+
+
+def test_of_a_long_record_the_dead_letter_fits_on_its_topic() -> None:
+    """Else Kafka would refuse the batch for ever."""
+    run = Run()
+    (letter,) = on(DEAD_LETTER, run.step((HW, b"x" * 1_048_000), tick()))
+    assert len(codec.encode(letter)) < LETTER_BYTES_MAX + 1_000
+
+
+def test_timestamps_that_go_out_together_fit_in_their_messages() -> None:
+    run = Run()
+    run.step(written(Setting("timestamps", '{"consolidate": true}')), tick())
+    names = [f"bucket{n:02}" for n in range(80)]
+    run.step(*(a_bucket(name, 1_024) for name in names))
+    for n, name in enumerate(names):
+        run.step(*begins(name, 100 + n), *syncs(5, name, 100 + n))
+    done = run.step(tick(NOW_MS + 1_000))
+    messages = [record for record in done.records if record.topic == STABILITY]
+    assert [message.key for message in messages] == ["*", "*/1"]
+    assert all(len(codec.encode(message.value)) < 1_048_576 for message in messages)
+    told = [one.bucket for message in messages for one in message.value.timestamps]
+    assert told == names
 
 
 def restarts(run: Run) -> list[int]:
