@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import psutil
-from confluent_kafka import Producer
+from confluent_kafka import OFFSET_END, Producer, TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -98,6 +98,15 @@ class Topics:
         for key in {message.key() for message in read_partition(self.servers, name)}:
             self._producer.produce(name, None, key, partition=0)
         self.flush()
+
+    def delete(self, topic: str) -> None:
+        """Have Kafka delete all records of a topic, as retention does."""
+        name = topic_name(self.name, topic)
+        client = AdminClient({"bootstrap.servers": self.servers, "log_level": 2})
+        partitions = client.list_topics(name, timeout=30).topics[name].partitions
+        ends = [TopicPartition(name, partition, OFFSET_END) for partition in partitions]
+        for done in client.delete_records(ends).values():
+            done.result(30)
 
     def let_through(self, topic: str, bytes_max: int) -> None:
         """Have Kafka refuse longer batches of records on a topic."""

@@ -330,6 +330,29 @@ def test_without_its_state_it_goes_on_above_what_it_told(
     assert [one.number for one in topics.read(RESTART)] == [1, 2]
 
 
+def test_what_is_deleted_unread_is_told_of_and_reading_goes_on(
+    spark: SparkSession, topics: Topics, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    read_through(spark, topics, tmp_path)
+    assert topics.progress() is None, "there is nothing to read"
+    topics.delete(SYNC)
+    streams = topics.bucket().begin().sync(5)
+    topics.tick(NOW_MS)
+    read_through(spark, topics, tmp_path)
+    streams.sync(7)
+    topics.tick(NOW_MS + 5_000)
+    assert "_lost]" not in capfd.readouterr().err
+    topics.delete(SYNC)
+    read_through(spark, topics, tmp_path)
+    assert capfd.readouterr().err.count("[offsets_lost]") == STREAM_PARTITIONS
+    streams.sync(9)
+    topics.tick(NOW_MS + 10_000)
+    read_through(spark, topics, tmp_path)
+    assert "_lost]" not in capfd.readouterr().err
+    checked(topics.history())
+    assert [set(seqnos(one)) for one in topics.history()] == [{5}, {9}]
+
+
 def test_what_kafka_refuses_ends_it_and_is_written_when_kafka_takes_it(
     spark: SparkSession, topics: Topics, tmp_path: Path
 ) -> None:
