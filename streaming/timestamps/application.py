@@ -168,6 +168,7 @@ class Application:
             wall_ms,
             _steady_ms,
             self._heartbeat,
+            self._status_log,
         )
         self._seen: dict[str, Seen] = {}
         self._busy = threading.Lock()

@@ -4,9 +4,9 @@ A tick has the time of the wall clock, and for how long its writer has run, by a
 step: `streaming.timestamps.clock` says what becomes of both.
 
 With each goes a heartbeat: the coordinator asks for restart timestamps only where somebody is
-there to answer. Ticks are lost without harm; the next one says more. The first one of a life marks
-where it begins on the topic: who finds a tick of another writer after it knows that there is
-another application.
+there to answer. Ticks are lost without harm; the next one says more. That none arrives is told. The
+first one of a life marks where it begins on the topic: who finds a tick of a writer that began
+after it knows that there is another application.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from coordinator.core.model.stream_records import NOT_SAID, Tick
 from coordinator.kafka.delivery import UNKNOWN, offset_of
 from coordinator.kafka.log_reader import read_to_end
 from coordinator.kafka.settings import plain_settings
+from coordinator.kafka.state_follower import StatusLog
 from coordinator.kafka.topics import HEARTBEAT, TICK, topic_name
 from schemas.registry import SchemaError
 
@@ -49,6 +50,7 @@ class Ticker:
         clock_ms: Callable[[], int],
         steady_ms: Callable[[], int],
         beat: Callable[[], TimestampsHeartbeat],
+        status_log: StatusLog,
     ) -> None:
         """`clock_ms` returns milliseconds of the wall clock, `steady_ms` those of a clock that does
         not step; a period of 0 means: never."""
@@ -56,6 +58,7 @@ class Ticker:
         self._topic = topic_name(cluster, TICK)
         self._heartbeat = topic_name(cluster, HEARTBEAT)
         self._beat = beat
+        self._status_log = status_log
         self._writer = writer
         self._period_s = period_ms / 1000
         self._clock_ms, self._steady_ms = clock_ms, steady_ms
@@ -118,7 +121,13 @@ class Ticker:
         self._producer.poll(0)
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
-        if error is None and self._first < 0:
+        if error is not None:
+            self._status_log.complain(
+                "ticks", f"without them no timestamp is told: {error.str()} [ticks_refused]"
+            )
+            return
+        self._status_log.settled("ticks")
+        if self._first < 0:
             self._first = offset_of(message)
 
 

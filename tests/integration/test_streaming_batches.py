@@ -334,7 +334,9 @@ def test_what_is_deleted_unread_is_told_of_and_reading_goes_on(
     spark: SparkSession, topics: Topics, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     read_through(spark, topics, tmp_path)
-    assert topics.progress() is None, "there is nothing to read"
+    empty = topics.progress()
+    assert empty is not None
+    assert (empty.batch, empty.offsets) == (0, ()), "there is nothing to read"
     topics.delete(SYNC)
     streams = topics.bucket().begin().sync(5)
     topics.tick(NOW_MS)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+from confluent_kafka import KafkaError
 
+from coordinator.core.model.records import TimestampsHeartbeat
 from coordinator.core.model.stream_records import NOT_SAID, Tick
-from streaming.timestamps.ticker import RECENT_MS, later_writer
+from coordinator.kafka.state_follower import StatusLog
+from streaming.timestamps.ticker import RECENT_MS, Ticker, later_writer
 
 A, B = 7, 8
 NOW_MS, HOUR_MS = 1_790_000_000_000, 3_600_000
@@ -54,3 +58,18 @@ def test_who_has_gone_is_not_there() -> None:
 
 def test_who_does_not_know_where_it_began_finds_nobody() -> None:
     assert later_writer(both(), A, -1) is None
+
+
+def test_ticks_that_kafka_refuses_are_told_of_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without ticks nothing becomes due: no timestamp is told any more."""
+    beat = TimestampsHeartbeat(1, 1, "", -1, 0, (), ())
+    ticker = Ticker(
+        *("127.0.0.1:1", "c", A, 0, lambda: NOW_MS, lambda: 0, lambda: beat),
+        StatusLog("timestamps"),
+    )
+    refused = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    for _ in range(3):
+        ticker._delivered(refused, None)
+    assert capsys.readouterr().err.count("[ticks_refused]") == 1
+    ticker._delivered(None, SimpleNamespace(offset=lambda: 7))
+    assert "ticks: well again" in capsys.readouterr().err
