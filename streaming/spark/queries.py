@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 FAILURES_MAX = 20
 """So often in a row a query may fail without finishing a batch."""
@@ -53,6 +54,16 @@ def error_of(query: StreamingQuery) -> Exception | None:
         return query.exception()
     except Exception as gone:
         raise LostError(f"Spark's JVM is gone ({type(gone).__name__})") from gone
+
+
+def unpaced(spark: SparkSession, writer: DataStreamWriter, poll_ms: int) -> DataStreamWriter:
+    """Have a query begin a batch as soon as it has records; it looks for them each `poll_ms`.
+
+    Who computes the batch paces it. Spark's own trigger waits for a time of the wall clock: where
+    that steps back by an hour, the query stands still for an hour.
+    """
+    spark.conf.set("spark.sql.streaming.pollingDelay", f"{poll_ms}ms")
+    return writer.trigger(processingTime="0 seconds")
 
 
 def has_checkpoint(spark: SparkSession, place: str) -> bool:

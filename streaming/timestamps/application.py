@@ -59,6 +59,7 @@ from streaming.spark.queries import (
     error_of,
     first_line,
     has_checkpoint,
+    unpaced,
     wait_for,
 )
 from streaming.spark.session import HEAP_MB, SparkOptions, start, warm_up
@@ -321,7 +322,7 @@ class Application:
         if options.until_read:
             writer = writer.trigger(availableNow=True)
         else:
-            writer = writer.trigger(processingTime=f"{options.trigger_ms} milliseconds")
+            writer = unpaced(spark, writer, options.trigger_ms)
         query = writer.start()
         self._query_id = str(query.id)
         self._query_known.set()
@@ -390,7 +391,7 @@ class Application:
         """Compute one micro-batch of Spark, once. What it raises ends the query."""
         if not self._query_known.wait(CALL_TIMEOUT_S):
             raise StoppedError("the query did not start")
-        before = self._query_state
+        before, begun_s = self._query_state, time.monotonic()
         with self._busy:
             if self._stopping.is_set():
                 raise StoppedError("stopping")
@@ -404,8 +405,9 @@ class Application:
         if self._query_state is not before:  # Else the batch counted already: nothing was read yet.
             self._report_ready(batch)
         self._pause_s = min(2 * self._pause_s, QUIET_PAUSE_S_MAX) if quiet else QUIET_PAUSE_S
-        if quiet and not self.options.until_read:
-            self._stopping.wait(self._pause_s)
+        if not self.options.until_read:
+            left_s = begun_s + self.options.trigger_ms / 1000 - time.monotonic()
+            self._stopping.wait(max(left_s, self._pause_s if quiet else 0.0))
 
     def _carry_out(self, frame: DataFrame, batch: int) -> bool:
         """Compute a batch, unless it counts already; return whether nothing has happened in it."""
