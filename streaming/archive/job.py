@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,7 @@ from streaming.spark.queries import (
     end_session,
     error_of,
     first_line,
+    unpaced,
     wait_for,
 )
 from streaming.spark.session import SparkOptions, start
@@ -238,7 +240,7 @@ class Archiver:
         writer = writer.option("checkpointLocation", str(checkpoint))
         if options.until_read:
             return writer.trigger(availableNow=True).start()
-        return writer.trigger(processingTime=f"{options.trigger_ms} milliseconds").start()
+        return unpaced(spark, writer, options.trigger_ms).start()
 
     def _judge(self, query: StreamingQuery) -> bool:
         """Look at what a query ended with; return whether it has done what it was to do."""
@@ -258,6 +260,7 @@ class Archiver:
         with self._busy:
             if self._stopping.is_set():
                 raise StoppedError("stopping")
+            began_s = time.monotonic()
             frame.persist()
             try:
                 for table in self._tables:
@@ -269,6 +272,8 @@ class Archiver:
                 frame.unpersist()
         self._failures = 0
         self._status_log.settled("the query")
+        if not self.options.until_read:
+            self._stopping.wait(began_s + self.options.trigger_ms / 1000 - time.monotonic())
 
     def _archive(self, frame: DataFrame, table: ArchivedTable) -> None:
         """Archive the records of one topic, of which a batch may have none."""
