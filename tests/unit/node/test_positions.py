@@ -21,6 +21,7 @@ from coordinator.core.model.subscription_records import (
 from coordinator.core.model.types import Cas
 from coordinator.kafka import subscription_log
 from coordinator.kafka.subscription_log import NotWrittenError
+from coordinator.node import positions
 from coordinator.node.positions import PositionBook, ascending
 
 SUBSCRIPTION = Subscription(
@@ -129,6 +130,140 @@ def test_up_to_when_all_was_read_is_known_once_a_mark_is_read_back() -> None:
         assert book.positions.read_up_to_ms > 0
 
     run(story)
+
+
+def test_a_mark_tells_of_the_time_before_it_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written while the mark is on its way may come after it."""
+    now_ms = 1_000
+    monkeypatch.setattr(positions, "monotonic_ms", lambda: now_ms)
+
+    async def story(book: SlowBook) -> None:
+        nonlocal now_ms
+        catching_up = asyncio.create_task(book.catch_up())
+        await book.until(lambda: book._draining is not None and not book._waiting)
+        now_ms = 5_000
+        book.let_go.set()
+        await book.until(lambda: bool(book.log))
+        for _ in range(5):  # Whoever has written it goes on.
+            await asyncio.sleep(0)
+        now_ms = 9_000
+        book.take(book.log)
+        await catching_up
+        assert book.positions.read_up_to_ms == 1_000
+
+    run(story)
+
+
+def test_a_mark_that_is_not_read_back_in_time_says_so_and_nothing_when_it_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(positions, "SETTLE_S", 0.0)
+
+    async def story(book: SlowBook) -> None:
+        with pytest.raises(NotWrittenError, match="cannot be read"):
+            await book.catch_up()
+        book.let_go.set()
+        await book.until(lambda: bool(book.log))
+        book.take(book.log)
+        assert book.positions.read_up_to_ms == 0
+
+    run(story)
+
+
+def test_a_mark_that_is_read_while_the_node_stops_ends_nothing() -> None:
+    async def story(book: SlowBook) -> None:
+        book.let_go.set()
+        settling = asyncio.create_task(book.settle(SUBSCRIPTION))
+        await book.until(lambda: bool(book.log))
+        await book.close()
+        book.take(book.log)
+        with pytest.raises(NotWrittenError, match="stopping"):
+            await settling
+
+    run(story)
+
+
+def test_who_acknowledges_what_it_has_is_seen_where_silence_matters() -> None:
+    async def story(book: SlowBook) -> None:
+        book.let_go.set()
+        book.take([acknowledged(100)])
+        assert await book.acknowledge(SUBSCRIPTION, Cas(90)) == 100
+        assert [type(record) for record in book.log] == [SubscriberSeen]
+        await book.acknowledge(replace(SUBSCRIPTION, expires_after_ms=0), Cas(90))
+        assert len(book.log) == 1
+
+    run(story)
+
+
+def test_who_does_not_wait_any_more_holds_up_nobody_of_its_batch() -> None:
+    async def story(book: SlowBook) -> None:
+        tasks = [asyncio.create_task(book._write(acknowledged(9, n))) for n in range(3)]
+        await book.until(lambda: book._draining is not None and not book._waiting)
+        tasks[0].cancel()
+        await asyncio.wait(tasks[:1])
+        book.let_go.set()
+        async with asyncio.timeout(10):
+            await asyncio.gather(*tasks[1:])
+
+    run(story)
+
+
+def test_whatever_fails_in_the_writer_is_told_to_who_waits() -> None:
+    async def story(book: SlowBook) -> None:
+        def fails(records: Sequence[SubscriptionRecord]) -> None:
+            raise ValueError("a record of no kind")
+
+        book.let_go.set()
+        book.write = fails  # type: ignore[method-assign]
+        async with asyncio.timeout(10):
+            with pytest.raises(NotWrittenError, match="a record of no kind"):
+                await book.acknowledge(SUBSCRIPTION, Cas(9))
+        assert book.positions.reached(7) == 0
+
+    run(story)
+
+
+def test_only_so_many_records_wait_to_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(positions, "WAITING_MAX", 2)
+
+    async def story(book: SlowBook) -> None:
+        first = asyncio.create_task(book._write(acknowledged(9)))
+        await book.until(lambda: book._draining is not None and not book._waiting)
+        waiting = [asyncio.create_task(book._write(acknowledged(9, n))) for n in range(2)]
+        await book.until(lambda: len(book._waiting) == 2)
+        with pytest.raises(NotWrittenError, match="retry"):
+            await book._write(acknowledged(9, 3))
+        book.let_go.set()
+        await asyncio.gather(first, *waiting)
+
+    run(story)
+
+
+def test_what_is_removed_from_the_log_is_forgotten_here_too() -> None:
+    """Else it would be removed again and again."""
+
+    async def story(book: SlowBook) -> None:
+        async def removed(work: Callable[[Any], Any]) -> None:
+            """As if Kafka had taken it."""
+
+        book._in_writer = removed  # type: ignore[assignment]
+        book.take([acknowledged(9), acknowledged(9, 8)])
+        await book.forget([7])
+        assert {*book.positions.heard_ms} == {8}
+
+    run(story)
+
+
+def test_a_book_that_is_closed_makes_no_client_any_more() -> None:
+    async def story() -> None:
+        book = PositionBook("127.0.0.1:1", "none", lambda *_: None, lambda _: None)
+        await book.close()
+        with pytest.raises(NotWrittenError, match="stopping"):
+            await book.forget([7])
+        with pytest.raises(NotWrittenError, match="stopping"):
+            await book.acknowledge(SUBSCRIPTION, Cas(9))
+
+    asyncio.run(story())
 
 
 def test_a_client_that_cannot_be_made_writes_nothing_and_ends_no_task(

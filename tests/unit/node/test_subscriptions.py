@@ -12,8 +12,9 @@ import pytest
 
 from coordinator.codec import encode
 from coordinator.core.catalog.state import EMPTY, StateContext
-from coordinator.core.history.changes import fold
-from coordinator.core.history.feed import Feed
+from coordinator.core.history.changes import changes_of, fold
+from coordinator.core.history.feed import Feed, Kept, KeptTransaction, Published
+from coordinator.core.history.subscribing import selection_of
 from coordinator.core.model.commands import ExpireSubscription, Outcome
 from coordinator.core.model.entities import Entity, Subscription, Topic
 from coordinator.core.model.records import Mutation
@@ -22,8 +23,15 @@ from coordinator.core.model.types import Cas
 from coordinator.kafka.subscription_log import NotWrittenError
 from coordinator.node import positions, subscriptions
 from coordinator.node.positions import PositionBook
-from coordinator.node.subscriptions import Subscriptions
-from tests.support.changes import a_transaction
+from coordinator.node.subscriptions import (
+    AT_ONCE_MAX,
+    CATCH_UP_MS,
+    EXPIRE_MS,
+    Lag,
+    Subscriptions,
+    lag_of,
+)
+from tests.support.changes import a_transaction, written
 
 TOPIC = Topic("settings", "{}", 0)
 SUBSCRIPTION = Subscription(
@@ -71,6 +79,7 @@ class Bench:
     def __init__(self, *found: Subscription) -> None:
         self.now_ms = 0
         self.asked: list[ExpireSubscription] = []
+        self.deadlines_ms: list[int] = []
         master = SimpleNamespace(epoch=3, active=True)
         self.node: Any = SimpleNamespace(state=state_of(TOPIC, *found), master=master)
         self.subscriptions = Subscriptions(
@@ -86,7 +95,9 @@ class Bench:
         self.book = self.subscriptions.book = MemoryBook()
 
     async def _ask(self, make: Callable[[int], Any]) -> Outcome:
-        self.asked.append(make(1).request.command)
+        request = make(1).request
+        self.asked.append(request.command)
+        self.deadlines_ms.append(request.deadline_ms - self.now_ms)
         return Outcome("unavailable")
 
     async def look(self, for_ms: int) -> None:
@@ -129,6 +140,18 @@ def test_who_is_silent_is_let_expire(run: Callable[..., Bench]) -> None:
 
     bench = run(story, SUBSCRIPTION)
     assert set(bench.asked) == {ExpireSubscription("settings", "a", 7)}
+    assert set(bench.deadlines_ms) == {EXPIRE_MS}, "the node would not begin what is late"
+
+
+def test_only_so_many_are_let_expire_at_once(run: Callable[..., Bench]) -> None:
+    """Each look ends some: the master has other requests, too."""
+    many = [replace(SUBSCRIPTION, id=f"s{n}", number=100 + n) for n in range(AT_ONCE_MAX + 1)]
+
+    async def story(bench: Bench) -> None:
+        while not bench.asked:
+            await bench.look(500)
+
+    assert len(run(story, *many).asked) == AT_ONCE_MAX
 
 
 def test_nobody_expires_while_the_log_stands_still(run: Callable[..., Bench]) -> None:
@@ -216,6 +239,39 @@ def test_nobody_writes_marks_where_nobody_can_expire(run: Callable[..., Bench]) 
     run(story, replace(SUBSCRIPTION, expires_after_ms=0))
 
 
+def test_marks_are_written_now_and_then_and_not_with_each_look(run: Callable[..., Bench]) -> None:
+    async def story(bench: Bench) -> None:
+        marks: list[int] = []
+
+        async def mark() -> None:
+            marks.append(bench.now_ms)
+
+        bench.book.catch_up = mark  # type: ignore[method-assign]
+        for bench.now_ms in range(0, 2 * CATCH_UP_MS, 100):
+            await bench.subscriptions._look()
+            await asyncio.sleep(0)
+        assert marks == [0, CATCH_UP_MS]
+
+    run(story, SUBSCRIPTION)
+
+
+def test_a_master_alone_shows_subscribers_and_who_of_them_has_a_problem(
+    run: Callable[..., Bench],
+) -> None:
+    other = replace(SUBSCRIPTION, id="b", number=8)
+
+    async def story(bench: Bench) -> None:
+        bench.subscriptions.deliveries.problems[8] = "why"
+        bench.subscriptions.measuring()()
+        rows = bench.subscriptions.rows()
+        assert [(row.subscriber, row.has_problem) for row in rows] == [("a", False), ("b", True)]
+        bench.node.master = None
+        bench.subscriptions.measuring()()
+        assert bench.subscriptions.rows() == []
+
+    run(story, SUBSCRIPTION, other)
+
+
 def test_what_is_known_of_a_subscription_is_removed_once_that_is_gone_for_long(
     run: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,3 +295,46 @@ def test_what_is_known_of_a_subscription_is_removed_once_that_is_gone_for_long(
         assert {*bench.book.positions.heard_ms} == {7}
 
     run(story, forever)
+
+
+# -- how far behind it is ------------------------------------------------------------------------
+
+
+def kept_of(*names: str) -> Kept:
+    """Return transactions of one setting each, from CAS 11 on; that of CAS n was made at n ms."""
+    found = []
+    for number, name in enumerate(names):
+        cas = Cas(11 + number)
+        (event,) = a_transaction(cas, cas, replace(written(name, "1"), at_ms=cas))
+        changes = tuple(map(Published, changes_of(EMPTY, [event])))
+        found.append(KeptTransaction(Cas(cas - 1), changes, 0))
+    return tuple(found)
+
+
+@pytest.mark.parametrize(
+    ("position", "lag"),
+    [
+        (9, Lag(5, None, None)),
+        (10, Lag(4, 2, 1_000 - 11)),
+        (11, Lag(3, 1, 1_000 - 13)),
+        (12, Lag(2, 1, 1_000 - 13)),
+        (13, Lag(0, 0, 0)),
+        (14, Lag(0, 0, 0)),
+    ],
+)
+def test_a_lag_tells_what_waits_above_the_position_and_since_when(
+    monkeypatch: pytest.MonkeyPatch, position: int, lag: Lag
+) -> None:
+    """It is not known where not all changes above the position are at hand."""
+    monkeypatch.setattr(subscriptions, "now_ms", lambda: 1_000)
+    wanted = selection_of(TOPIC, replace(SUBSCRIPTION, filter_json='{"key":["config/a"]}'))
+    kept = kept_of("a", "b", "a", "b", "a")
+    assert lag_of(wanted, Cas(position), Cas(14), kept) == lag
+    assert lag_of(wanted, Cas(9), Cas(14), ()) == Lag(5, None, None)
+
+
+def test_a_clock_that_is_behind_the_one_of_the_change_makes_no_negative_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(subscriptions, "now_ms", lambda: 5)
+    assert lag_of(selection_of(TOPIC, SUBSCRIPTION), Cas(10), Cas(11), kept_of("a")).ms == 0
