@@ -1,19 +1,32 @@
-"""How a delivery reads the changes that it has to write, without a broker."""
+"""What a delivery reads and has written, and when it begins and ends, without a broker."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from coordinator.codec import encode
+from coordinator.core.catalog.state import StateContext
+from coordinator.core.history.changes import Change, changes_of, fold
 from coordinator.core.history.feed import Feed
 from coordinator.core.history.predicates import Predicate
+from coordinator.core.history.subscribing import Positions, selection_of
+from coordinator.core.model.entities import Subscription, Topic
+from coordinator.core.model.records import Event, Mutation
+from coordinator.core.model.subscription_records import SubscriptionAcknowledged
 from coordinator.core.model.types import Cas
-from coordinator.node.deliveries import Deliveries
+from coordinator.kafka.subscription_log import Delivered, DeliveryError
+from coordinator.node import deliveries as module
+from coordinator.node.deliveries import Deliveries, _whole
 from coordinator.node.history import Page
+from tests.support.changes import a_transaction, written
 from tests.support.views import a_state_of
 
 STATE = a_state_of(50)
@@ -75,3 +88,316 @@ def test_each_of_them_gets_its_turn() -> None:
         assert history.pages == MANY
 
     asyncio.run(story(SlowHistory()))
+
+
+# -- which changes, and how many together --------------------------------------------------------
+
+TOPIC = Topic("settings", "{}", 0)
+SUBSCRIPTION = Subscription(
+    topic="settings",
+    id="a",
+    number=7,
+    filter_json='{"kind":["setting"]}',
+    after=Cas(50),
+    deliver_to="out",
+    expires_after_ms=0,
+    state="active",
+    created_ms=0,
+)
+
+
+def some(seq: int, cas: int, *names: str) -> tuple[Event, ...]:
+    return a_transaction(seq, cas, *(written(name, "1") for name in names))
+
+
+def changes(*transactions: Sequence[Event]) -> tuple[Change, ...]:
+    return tuple(change for one in transactions for change in changes_of(STATE, one))
+
+
+class Bench:
+    """Deliveries on a feed, a past and positions in memory."""
+
+    def __init__(self, state: StateContext = STATE) -> None:
+        self.node: Any = SimpleNamespace(state=state)
+        self.feed = Feed()
+        self.pages: list[Page] = []
+        self.asked: list[Cas] = []
+        self.positions = Positions()
+        self.deliveries = Deliveries(
+            "",
+            "own",
+            node=self.node,
+            changes=self.feed,
+            history=SimpleNamespace(page=self._page),  # type: ignore[arg-type]
+            book=SimpleNamespace(settle=self._settle, take=self._take),  # type: ignore[arg-type]
+        )
+
+    def _page(self, after: Cas, *_: Any) -> Page:
+        self.asked.append(after)
+        return self.pages.pop(0)
+
+    async def _settle(self, subscription: Subscription) -> Cas:
+        return self.positions.of(subscription)
+
+    def _take(self, records: Sequence[SubscriptionAcknowledged]) -> None:
+        for record in records:
+            self.positions.take(record, 0)
+
+    def install(self, events: Sequence[Event]) -> None:
+        self.feed.publish(self.node.state, events)
+        self.node.state, _ = fold(self.node.state, events)
+
+    async def portions(self, after: int, count: int) -> list[tuple[list[int], Cas]]:
+        """Return the CAS of the changes of some portions above a CAS, and up to where each is."""
+        found: list[tuple[list[int], Cas]] = []
+        selector = selection_of(TOPIC, SUBSCRIPTION)
+        async with (
+            asyncio.timeout(10),
+            aclosing(self.deliveries._changes_above(Cas(after), selector)) as portions,
+        ):
+            async for portion, cas in portions:
+                found.append(([change.event.cas for change in portion], cas))
+                if len(found) == count:
+                    break
+        return found
+
+
+def test_a_transaction_is_one_portion_however_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BATCH_MAX", 2)
+
+    async def story(bench: Bench) -> None:
+        bench.install(some(1, 51, "a", "b", "c"))
+        bench.install(some(2, 54, "a"))
+        assert await bench.portions(50, 2) == [([51, 52, 53], 53), ([54], 54)]
+        assert len(bench.feed) == 0, "it left its place"
+
+    asyncio.run(story(Bench()))
+
+
+def test_a_page_that_ends_within_a_transaction_is_read_on_at_its_beginning() -> None:
+    first, second = some(1, 11, "a"), some(2, 12, "a", "b")
+
+    async def story(bench: Bench) -> None:
+        bench.pages = [
+            Page(changes(first, second)[:2], Cas(12)),
+            Page(changes(second), None),
+        ]
+        assert await bench.portions(10, 2) == [([11], 11), ([12, 13], 50)]
+        assert bench.asked == [10, 11]
+
+    asyncio.run(story(Bench()))
+
+
+@pytest.mark.parametrize(
+    ("there", "whole"),
+    [
+        (changes(), 0),
+        (changes(some(1, 11, "a"), some(2, 12, "a", "b")), 3),
+        (changes(some(1, 11, "a"), some(2, 12, "a", "b"))[:2], 1),
+        (changes(some(1, 11, "a", "b", "c"))[:2], 2),
+    ],
+    ids=["nothing", "whole", "a beginning", "a beginning that is longer than a page"],
+)
+def test_only_the_beginning_of_a_transaction_waits_for_the_next_page(
+    there: Sequence[Change], whole: int
+) -> None:
+    assert [*_whole(there)] == [*there[:whole]]
+
+
+def test_a_position_moves_on_where_no_change_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "IDLE_S", 0.01)
+    other = Topic("other", "{}", 0)
+
+    async def story(bench: Bench) -> None:
+        bench.install(a_transaction(1, 51, Mutation("TopicAdded", other.key, encode(other), other)))
+        assert await bench.portions(50, 1) == [([], 51)]
+
+    asyncio.run(story(Bench()))
+
+
+# -- what is written -----------------------------------------------------------------------------
+
+
+class MemoryDelivery:
+    """Writes to a list; it can be told to fail."""
+
+    def __init__(self) -> None:
+        self.written: list[tuple[list[int], Cas]] = []
+        self.fails_with: list[Exception] = []
+        self.at_writing: Callable[[], None] = lambda: None
+        self.opened = 0
+        self.closed = threading.Event()
+
+    def open(self, *_: Any) -> MemoryDelivery:
+        self.opened += 1
+        return self
+
+    def write(self, found: Sequence[Delivered], position: SubscriptionAcknowledged) -> None:
+        self.at_writing()
+        if self.fails_with:
+            raise self.fails_with.pop(0)
+        self.written.append(([one.cas for one in found], position.cas))
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+@pytest.fixture
+def delivery(monkeypatch: pytest.MonkeyPatch) -> MemoryDelivery:
+    made = MemoryDelivery()
+    monkeypatch.setattr(module, "Delivery", made.open)
+    return made
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long there was a pause each time: it takes no time here."""
+    found: list[float] = []
+    sleep = asyncio.sleep
+
+    async def pause(for_s: float) -> None:
+        if for_s:
+            found.append(for_s)
+        await sleep(0)
+
+    monkeypatch.setattr(module.asyncio, "sleep", pause)
+    return found
+
+
+def subscribed() -> Bench:
+    """Return a bench whose state has the subscription, at CAS 50."""
+    return Bench(a_state_of(50, TOPIC, SUBSCRIPTION))
+
+
+def unsubscribed(cas: int) -> tuple[Event, ...]:
+    return a_transaction(cas, cas, Mutation("Unsubscribed", SUBSCRIPTION.key, None, None))
+
+
+async def deliver(bench: Bench) -> None:
+    async with asyncio.timeout(10):
+        selection = selection_of(TOPIC, SUBSCRIPTION)
+        await bench.deliveries._deliver(selection, SUBSCRIPTION)
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not is_so():
+            await asyncio.sleep(0)
+
+
+def tell(story: Callable[[Bench], Awaitable[None]]) -> None:
+    async def told() -> None:
+        await story(subscribed())
+
+    asyncio.run(told())
+
+
+def test_a_delivery_writes_what_fits_up_to_the_end_and_ends_there(
+    delivery: MemoryDelivery,
+) -> None:
+    """It closes what it has opened, and opens nothing more."""
+
+    async def story(bench: Bench) -> None:
+        bench.install(some(1, 51, "a", "b"))
+        bench.install(unsubscribed(53))
+        bench.install(some(2, 54, "a"))
+        await deliver(bench)
+        assert delivery.written == [([51, 52], 53)]
+        assert await asyncio.to_thread(delivery.closed.wait, 10)
+        assert delivery.opened == 1
+
+    tell(story)
+
+
+def test_a_position_is_known_when_it_is_written_and_not_before(
+    delivery: MemoryDelivery, pauses: list[float]
+) -> None:
+    """What failed is delivered again; and then it has no problem any more."""
+
+    async def story(bench: Bench) -> None:
+        known: list[int] = []
+        delivery.at_writing = lambda: known.append(bench.positions.reached(7))
+        delivery.fails_with = [DeliveryError("no broker")]
+        bench.install(some(1, 51, "a"))
+        delivering = asyncio.create_task(deliver(bench))
+        await until(lambda: bool(bench.deliveries.problems))
+        await until(lambda: bench.positions.reached(7) == 51)
+        assert known == [0, 0]
+        assert delivery.written == [([51], 51)]
+        await until(lambda: bench.deliveries.problems == {})
+        bench.install(unsubscribed(52))
+        await delivering
+
+    tell(story)
+
+
+def test_a_delivery_that_fails_pauses_longer_each_time_up_to_a_bound(
+    delivery: MemoryDelivery, pauses: list[float]
+) -> None:
+    """Whatever fails: one subscription must not end the node."""
+
+    async def story(bench: Bench) -> None:
+        delivery.fails_with = [DeliveryError("no broker"), *map(ValueError, "123456789")]
+        bench.install(some(1, 51, "a"))
+        delivering = asyncio.create_task(deliver(bench))
+        await until(lambda: bool(delivery.written))
+        bench.install(unsubscribed(52))
+        await delivering
+
+    tell(story)
+    first, most = module.FIRST_PAUSE_S, module.PAUSE_MAX_S
+    assert pauses == [min(most, first * 2**n) for n in range(10)]
+
+
+@pytest.mark.parametrize("after", [None, replace(SUBSCRIPTION, number=8)], ids=["gone", "another"])
+def test_a_delivery_that_fails_is_not_tried_again_for_another_subscription(
+    delivery: MemoryDelivery, pauses: list[float], after: Subscription | None
+) -> None:
+    async def story(bench: Bench) -> None:
+        delivery.fails_with = [DeliveryError("no broker")] * 2
+        bench.install(some(1, 51, "a"))
+        bench.node.state = a_state_of(51, TOPIC, *([after] if after else []))
+        await deliver(bench)
+
+    tell(story)
+    assert (delivery.opened, pauses) == (1, [])
+
+
+def test_nothing_is_delivered_to_a_topic_of_the_cluster(delivery: MemoryDelivery) -> None:
+    """Whoever reads it would take the changes for its own records."""
+
+    async def story(bench: Bench) -> None:
+        forbidden = replace(SUBSCRIPTION, deliver_to="own.commit")
+        async with asyncio.timeout(10):
+            await bench.deliveries._deliver(selection_of(TOPIC, forbidden), forbidden)
+        assert "of the cluster itself" in bench.deliveries.problems[7]
+
+    tell(story)
+    assert delivery.opened == 0
+
+
+def test_who_was_removed_is_still_delivered_what_came_before() -> None:
+    """A master that leads no more ends it."""
+
+    async def story(bench: Bench) -> None:
+        ended: list[bool] = []
+
+        async def deliver_for_ever(*_: Any) -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append(True)
+
+        bench.deliveries._deliver = deliver_for_ever  # type: ignore[method-assign]
+        bench.deliveries.arrange([(TOPIC, SUBSCRIPTION)])
+        await asyncio.sleep(0)
+        bench.deliveries.arrange([])
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert ended == []
+        bench.deliveries.arrange(None)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert ended == [True]
+
+    tell(story)

@@ -231,8 +231,9 @@ def test_only_so_many_records_wait_to_be_written(monkeypatch: pytest.MonkeyPatch
         await book.until(lambda: book._draining is not None and not book._waiting)
         waiting = [asyncio.create_task(book._write(acknowledged(9, n))) for n in range(2)]
         await book.until(lambda: len(book._waiting) == 2)
-        with pytest.raises(NotWrittenError, match="retry"):
-            await book._write(acknowledged(9, 3))
+        async with asyncio.timeout(10):
+            with pytest.raises(NotWrittenError, match="retry"):
+                await book._write(acknowledged(9, 3))
         book.let_go.set()
         await asyncio.gather(first, *waiting)
 
