@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.core.catalog import ddl
+from coordinator.core.catalog import ddl, subscriptions
+from coordinator.core.catalog.decisions import Accepted
 from coordinator.core.catalog.subscriptions import (
     DELIVERIES_MAX,
     FILTER_BYTES_MAX,
@@ -135,6 +136,63 @@ def test_a_topic_has_so_many_subscriptions_and_the_cluster_so_many_deliveries(
     assert topic.refusal(SUBSCRIBE) == "too_many_subscriptions"
     removed = topic.apply(RemoveTopic("cities", with_subscriptions=True))
     assert len(removed.changes) == SUBSCRIPTIONS_MAX + 1
+
+
+def test_who_expired_may_come_back_where_no_more_may_come(
+    topic: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is one of those that are counted."""
+    monkeypatch.setattr(subscriptions, "SUBSCRIPTIONS_MAX", 2)
+    for name in ("a", "b"):
+        topic.apply(replace(SUBSCRIBE, subscriber=name))
+    topic.apply(ExpireSubscription("cities", "a", held(topic).number))
+    assert topic.refusal(replace(SUBSCRIBE, subscriber="c")) == "too_many_subscriptions"
+    topic.apply(SUBSCRIBE)
+    assert held(topic).state == "active"
+
+
+def test_all_topics_together_have_so_many_subscriptions(
+    topic: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscriptions, "SUBSCRIPTIONS_TOTAL_MAX", 2)
+    topic.apply(AddTopic("other"))
+    topic.apply(SUBSCRIBE)
+    topic.apply(replace(SUBSCRIBE, topic="other"))
+    assert topic.refusal(replace(SUBSCRIBE, subscriber="b")) == "too_many_subscriptions"
+
+
+def test_there_are_so_many_topics_however_they_are_grouped(
+    topic: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscriptions, "TOPICS_MAX", 2)
+    topic.apply(AddTopic("other"))
+    one, more = AddTopic("more"), AddTopic("yet-another")
+    assert topic.refusal(more) == "too_many_topics"
+    assert not ddl.footprint(topic.state, one).isdisjoint(ddl.footprint(topic.state, more))
+
+
+def test_a_subscription_may_begin_at_the_newest_change(topic: Bench) -> None:
+    newest = topic.state.cas
+    assert topic.refusal(replace(SUBSCRIBE, after=Cas(newest + 1))) == "invalid_request"
+    topic.apply(replace(SUBSCRIBE, after=newest))
+    assert held(topic).after == newest
+
+
+def test_a_removal_is_answered_with_the_cas_at_which_the_topic_is_gone(topic: Bench) -> None:
+    topic.apply(SUBSCRIBE)
+    decision = topic.apply(RemoveTopic("cities", with_subscriptions=True))
+    assert decision.changes[decision.subject].event == "TopicRemoved"
+
+
+def test_what_is_removed_is_what_was_expected(topic: Bench) -> None:
+    topic.apply(SUBSCRIBE)
+    for key, command in (
+        ("topic/cities", RemoveTopic("cities", with_subscriptions=True)),
+        ("subscription/cities/a", Unsubscribe("cities", "a")),
+    ):
+        cas = topic.state.cas_of(key)
+        assert topic.refusal(command, expected_cas=cas - 1) == "cas_mismatch"
+        assert isinstance(topic.decide(command, expected_cas=cas), Accepted)
 
 
 def test_a_repeat_gets_what_its_first_try_was_answered(topic: Bench) -> None:

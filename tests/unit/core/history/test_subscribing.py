@@ -295,6 +295,15 @@ def test_each_sign_of_life_gives_all_the_time_again(master: Master) -> None:
     ]
 
 
+def test_silence_counts_from_when_the_sign_of_life_was_read(master: Master) -> None:
+    """And not from the next look at it."""
+    master.look(0)
+    master.hear(600)
+    master.read(600)
+    assert not any(master.look(now) for now in range(1_000, 10_501, 500))
+    assert master.look(11_000)
+
+
 def test_time_in_which_the_master_did_not_run_does_not_count(master: Master) -> None:
     """Nobody could say anything to it meanwhile."""
     master.look(0)
