@@ -30,6 +30,8 @@ class Bench:
         self.seq = 0
         self.wall_ms = 1_000_000
         self.forgotten_ms = 0
+        self.indexers: list[Candidate] = INDEXERS
+        self.extra_load: dict[int, int] = {}
 
     def decide(self, command: Command, **terms: Any) -> Decision:
         self.seq += 1
@@ -38,8 +40,8 @@ class Bench:
             txn=TxnId(1, self.seq),
             fresh_id=100 + self.seq,
             wall_ms=self.wall_ms,
-            indexers=INDEXERS,
-            extra_load={},
+            indexers=self.indexers,
+            extra_load=self.extra_load,
             request_window_ms=600_000,
             remembered=remembered,
             forgotten_ms=self.forgotten_ms,

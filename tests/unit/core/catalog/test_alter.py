@@ -9,6 +9,7 @@ import pytest
 
 from coordinator.core.catalog.alter import IN_PLACE, NOTHING, REBUILD
 from coordinator.core.catalog.decisions import Accepted, Parked, Unchanged
+from coordinator.core.catalog.placement import Candidate
 from coordinator.core.model.commands import (
     AlterIndex,
     BuildIndexes,
@@ -246,6 +247,29 @@ def test_a_dry_run_says_how_and_changes_nothing(
         assert bool(for_real.waits_for) == (change == REBUILD)
 
 
+def test_an_index_that_lies_elsewhere_as_well_is_rebuilt_where_it_is_to_lie(bench: Bench) -> None:
+    bench.apply(replace(CREATE, slices=2))
+    make_ready(bench, bench.index())
+    assert bench.index().hosts == {1, 2}
+    bench.apply(alter(bench, nodes=(1,)))
+    assert second(bench).hosts == {1}
+
+
+def test_an_index_that_is_hashed_again_has_no_bounds(bench: Bench) -> None:
+    bench.apply(replace(CREATE, partitioning="range", bounds_json='[["F"]]', slices=2))
+    make_ready(bench, bench.index())
+    bench.apply(alter(bench, partitioning="hash"))
+    after = second(bench)
+    assert (after.partitioning, after.bounds_json, len(after.slices)) == ("hash", "[]", 2)
+
+
+def test_new_bounds_say_how_many_slices_there_are(bench: Bench) -> None:
+    bench.apply(replace(CREATE, partitioning="range", bounds_json='[["F"]]', slices=2))
+    make_ready(bench, bench.index())
+    bench.apply(alter(bench, bounds_json='[["F"],["M"]]'))
+    assert len(second(bench).slices) == 3
+
+
 def test_a_dry_run_shows_the_index_as_it_would_be(replicated: Bench) -> None:
     decision = replicated.decide(alter(replicated, dry_run=True, new_name="x", where="TRUE"))
     assert isinstance(decision, Unchanged)
@@ -270,6 +294,37 @@ def test_a_second_index_holds_no_name_and_leaves_the_first_as_it_is(built: Bench
     assert (second(built).state, second(built).replaces) == ("init", first.id)
     assert second(built).expressions == ("town",)
     assert second(built).slices == first.slices, "it stays where it is"
+
+
+def test_a_second_index_begins_with_nothing_of_what_the_first_has_become(
+    replicated: Bench,
+) -> None:
+    """Where the first has its shards and its build, the second has none yet."""
+    build(replicated, named(replicated).id)
+    assert named(replicated).build
+    assert named(replicated).shards
+    replicated.apply(alter(replicated, expressions=("town",)))
+    new = second(replicated)
+    assert (new.build, new.shards, new.reason) == (0, (), None)
+
+
+def test_a_second_index_is_placed_anew_where_an_indexer_of_the_first_is_gone(
+    built: Bench,
+) -> None:
+    (host,) = named(built).hosts
+    built.indexers = [Candidate(3 - host, "")]
+    built.apply(alter(built, expressions=("town",)))
+    assert second(built).hosts == {3 - host}
+
+
+@pytest.mark.parametrize("loaded", [1, 2])
+def test_a_second_index_is_placed_with_regard_to_what_is_under_way(
+    built: Bench, loaded: int
+) -> None:
+    """Other commands of the group have been given their places, and are not in the state yet."""
+    built.extra_load = {loaded: 100}
+    built.apply(alter(built, nodes=(1, 2), expressions=("town",)))
+    assert second(built).hosts == {3 - loaded}
 
 
 def test_a_second_index_is_built_before_it_takes_the_place_of_a_built_one(built: Bench) -> None:

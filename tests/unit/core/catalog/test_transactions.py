@@ -15,7 +15,7 @@ from coordinator.core.catalog.decisions import (
     describe_index,
     in_short,
 )
-from coordinator.core.catalog.transactions import COMPARISONS_MAX, OPERATIONS_MAX
+from coordinator.core.catalog.transactions import COMPARISONS_MAX, OPERATIONS_MAX, REASON_LENGTH_MAX
 from coordinator.core.model.commands import (
     AlterIndex,
     Comparison,
@@ -206,6 +206,7 @@ def test_a_transaction_waits_for_an_index_under_way(bench: Bench) -> None:
         (then(*(replace(CREATE, name=f"i{n}", slices=256) for n in range(17))), {}),
         (then(replace(CREATE, slices=256, replicas=16)), {}),
         (then(*(replace(CREATE, name=f"i{n}", bounds_json="x" * 9_000) for n in range(8))), {}),
+        (Transact(then=(PUT,), otherwise=(replace(CREATE, slices=256, replicas=16),)), {}),
         (then(CREATE, replace(OTHER, bucket="another")), {}),
         (then(*(AlterIndex(index_id=n, bounds_json="x" * 9_000) for n in range(8))), {}),
         (then(AlterIndex(index_id=1, new_name="x", dry_run=True)), {}),
@@ -251,6 +252,15 @@ def test_a_repeat_waits_for_the_indexes_and_then_shows_them_as_they_are(bench: B
     assert made["cas"] == bench.state.index_by_id(first).cas  # type: ignore[union-attr]
     assert "index" not in written
     assert found.cas == bench.state.cas
+
+
+def test_so_much_is_remembered_of_why_an_index_was_undone(bench: Bench) -> None:
+    command = then(CREATE, PUT)
+    terms = {"id": "r", "recorded": True, "fingerprint": 7}
+    (index,) = bench.apply(command, **terms).waits_for
+    bench.apply(UndoIndex(index, "x" * 10_000))
+    undone, _ = outcome(bench, command, **terms).answer["results"]
+    assert undone["error"]["message"] == "x" * REASON_LENGTH_MAX
 
 
 def test_an_index_of_a_transaction_leaves_the_outcome_of_the_transaction_alone(
