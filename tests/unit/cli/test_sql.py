@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from coordinator import codec
 from coordinator.cli.main import app
+from coordinator.cli.sql import Answer, _headings
 from coordinator.core.model.entities import Bucket, Setting
 from coordinator.core.model.records import Event, Mutation
 from coordinator.core.model.stream_records import StabilityTimestamp
@@ -129,6 +130,16 @@ def test_people_get_a_table(folder: Path) -> None:
     assert "2023-11-14 22:13:20.000" in done.stdout
     assert '{"name":"b","value":2}' in done.stdout
     assert sql(folder, "SELECT 1 WHERE false").stdout == "no rows\n"
+
+
+def test_columns_of_one_name_are_told_apart_however_many(folder: Path) -> None:
+    assert rows(folder, "SELECT 1 AS a, 2 AS a_1, 3 AS a, 4 AS a") == [
+        {"a": 1, "a_1": 2, "a_2": 3, "a_3": 4}
+    ]
+
+
+def test_a_column_of_numbers_with_a_gap_is_one_of_numbers() -> None:
+    assert _headings(Answer(["n", "t"], [(1, "x"), (None, "y")])) == ["n#", "t"]
 
 
 def test_an_error_tells_the_place(folder: Path) -> None:

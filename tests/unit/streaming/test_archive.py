@@ -57,8 +57,19 @@ def test_a_drop_has_no_value_and_the_kind_of_its_key() -> None:
     assert (found.kind, found.key, found.value) == ("index", "index/9", None)
 
 
-def test_a_key_of_no_kind_is_of_another_kind() -> None:
-    assert history_row(event(42, None, "../../etc")).kind == "other"
+@pytest.mark.parametrize("key", ["../../etc", "index x/9", "a" * 33 + "/1", ""])
+def test_a_key_of_no_kind_is_of_another_kind(key: str) -> None:
+    assert history_row(event(42, None, key)).kind == "other"
+
+
+def test_months_are_text_that_is_ordered_as_they_are() -> None:
+    at_ms = int(datetime(2024, 3, 1, tzinfo=UTC).timestamp() * 1000)
+    assert history_row(event(42, None, "index/9", at_ms)).month == "2024-03"
+
+
+def test_a_value_that_is_nested_too_deeply_is_text() -> None:
+    deep = "[" * 100_000 + "]" * 100_000
+    assert json.loads(value_of(Setting("a", deep))) == {"name": "a", "value": deep}
 
 
 @pytest.mark.parametrize(
@@ -178,6 +189,12 @@ def test_no_records_are_no_rows() -> None:
 def test_a_row_is_identified_by_columns_that_it_has(table: ArchiveTable) -> None:
     assert {*table.key, table.ascending} <= set(table.names)
     assert table.ascending in table.key
+
+
+def test_times_of_a_table_are_of_utc_and_timestamps_are_told_apart_by_their_numbers() -> None:
+    """Delta has a type of its own for times without a zone, which old readers do not know."""
+    assert arrow_schema(HISTORY_TABLE.columns).field("at_utc").type.tz == "UTC"
+    assert STABILITY_TABLE.key == ("bucket", "number", "at_utc")
 
 
 # -- where it is, and who writes -----------------------------------------------------------------

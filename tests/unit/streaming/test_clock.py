@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from coordinator.core.model.stream_records import Tick
 from streaming.timestamps.clock import (
     SLOWER,
+    STEP_MS,
     SWITCH_MS,
     TICK_MS_MAX,
     UNWATCHED_MS,
@@ -46,6 +47,18 @@ def test_time_goes_on_at_seven_eighths_after_the_wall_clock_went_back() -> None:
     for _ in range(4 * 3_600 * 9):
         clock = after(clock, writer.tick()).clock
     assert abs(clock.now_ms - writer.wall_ms) <= PERIOD_MS, "they agree again"
+
+
+@pytest.mark.parametrize(("ahead_ms", "followed_ms"), [(STEP_MS, 0), (STEP_MS + 1, STEP_MS + 1)])
+def test_the_wall_clock_is_followed_only_where_it_is_far_ahead(
+    ahead_ms: int, followed_ms: int
+) -> None:
+    """Each time that it is, all states change."""
+    writer = Writer(1, NOW_MS)
+    clock = after(Clock(), writer.tick()).clock
+    done = after(clock, writer.tick(step_ms=ahead_ms))
+    assert done.clock.now_ms - clock.now_ms == PERIOD_MS + followed_ms
+    assert done.stepped_ms == followed_ms
 
 
 def test_a_step_ahead_has_not_passed() -> None:
