@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import (
+    archive,
     commit,
     data_plane,
     eventsourced,
@@ -51,8 +52,9 @@ ALL = (
     "idle",
     "restart",
     "growth",
+    "archive",
 )
-ALONE = ("fold", "size", "simulator", "failover_with_outcomes")
+ALONE = ("fold", "size", "simulator", "failover_with_outcomes", "archive")
 """These need no cluster, or one of their own."""
 
 DATA_PLANE: dict[str, Callable[[data_plane.DataPlane], Any]] = {
@@ -120,6 +122,8 @@ def main() -> int:
             for name, measure in TIMESTAMPS.items():
                 if name in wanted:
                     _show(seen, name, partial(measure, servers))
+    if "archive" in wanted:
+        _show(seen, "archive", archive.archive)
     path = RESULTS / "latest.json"
     if set(wanted) != set(ALL) and path.exists():
         seen = {**json.loads(path.read_text()), **seen}

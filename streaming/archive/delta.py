@@ -25,6 +25,7 @@ SESSION = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.databricks.delta.snapshotPartitions": "1",
+    "spark.databricks.delta.optimize.maxThreads": "1",
     "spark.databricks.delta.vacuum.parallelDelete.enabled": "false",
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "1",
     "spark.sql.parquet.compression.codec": "zstd",

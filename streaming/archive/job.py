@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicCollection
 from confluent_kafka.admin import AdminClient
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 
 from coordinator import codec
 from coordinator.core.model.records import DeadLetter
@@ -166,7 +168,13 @@ class Archiver:
             self._status_log.complain("Kafka", str(error.args[0]))
             self._stopping.wait(PAUSE_S)
             return False
+        except (Py4JError, PySparkException) as error:
+            self._failures += 1
+            self._status_log.complain("the archive", first_line(error))
+            self._stopping.wait(PAUSE_S)
+            return False
         self._status_log.settled("Kafka")
+        self._status_log.settled("the archive")
         self._failures += 1
         query = self._start(spark, starting)
         try:

@@ -25,6 +25,7 @@ R = TypeVar("R")
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 AT_MS_MAX = int(datetime(9999, 12, 31, tzinfo=UTC).timestamp() * 1000)
+COUNT_MAX = 2**31 - 1
 KIND = re.compile(r"[a-z][a-z0-9-]{0,31}")
 OTHER = "other"
 JSON_SUFFIX = "_json"
@@ -73,6 +74,8 @@ def history_row(data: bytes | None) -> HistoryRow:
     mutation = event.mutation
     if not 0 < event.cas <= CAS_MAX:
         raise UnreadableError(f"bad_body: {event.cas} is no CAS")
+    if not 0 <= event.index < event.count <= COUNT_MAX:
+        raise UnreadableError(f"bad_body: {event.index} of {event.count} is no place of an event")
     at_utc = _instant(mutation.at_ms)
     kind = mutation.key.partition("/")[0]
     return HistoryRow(
@@ -138,8 +141,9 @@ def _numbers(vector: bytes) -> list[int]:
 
 
 def value_of(entity: Entity) -> str:
-    """Return the fields of an entity as JSON text."""
-    return json.dumps(_shown(entity), ensure_ascii=False, separators=(",", ":"))
+    """Return the fields of an entity as JSON text. Half a surrogate pair stays JSON's escape."""
+    text = json.dumps(_shown(entity), ensure_ascii=False, separators=(",", ":"))
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _shown(record: Any) -> dict[str, Any]:

@@ -29,15 +29,19 @@ com.globalmentor:hadoop-bare-naked-local-fs:0.1.0 9106
 """
 
 
-DELTA_VERSION = "4.1.0"
+DELTA_VERSION = "4.3.0"
 
 DELTA = """
-io.delta:delta-spark_4.1_2.13:4.1.0 8349284
-    9b05d7a82196ee1f1073733a45a2faae59161e52b86ae918fe6742fad6eaf036
-io.delta:delta-storage:4.1.0 72650
-    6d0520ffcc35b582369f92c23fa24e14a5bb935cf6e31ed7f47c5046ae17cb25
+io.delta:delta-spark_4.1_2.13:4.3.0 9023881
+    35ae4164ee41bbfc8bdb52dcd3715ff4e1821a18c085e7a71a462e8e80e23ee5
+io.delta:delta-storage:4.3.0 110849
+    d765a7144289c292e256963f810c1a4b096a8c09bdb3b0370096393b6a02b3c5
 """
-"""Delta Lake, for the archive alone: loading it costs a session time and memory."""
+"""Delta Lake, for the archive alone: loading it costs a session time and memory.
+
+Earlier versions do not fit Spark 4.1.3: they fail where a table has a checkpoint, which is after
+ten commits.
+"""
 
 
 def spark_classpath(*, with_delta: bool = False, cache: Path | None = None) -> str:

@@ -103,8 +103,13 @@ def end_session(spark: SparkSession) -> None:
 
 def first_line(error: object) -> str:
     """Return what Spark says, without the stack of its JVM."""
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0][:SAID_MAX]
+    try:
+        lines = str(error).strip().splitlines()
+    except Exception:  # An error of the JVM asks the JVM for its text, which may be gone.
+        lines = []
+    said = lines[:1] or [type(error).__name__]
+    said += [line for line in lines[1:2] if line.startswith(": ")]  # Its class and its message.
+    return "".join(said)[:SAID_MAX]
 
 
 def _bounded(call: Callable[[], object], timeout_s: float) -> None:
