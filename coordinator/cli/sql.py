@@ -120,7 +120,7 @@ def ask(folder: Path, statement: str, at_ms: int | None = None) -> Answer:
         try:
             with _connected(versions) as connection:
                 return _asked(connection, statement)
-        except duckdb.IOException as error:
+        except duckdb.Error as error:
             if attempt == ATTEMPTS or _versions(folder, at_ms) == versions:
                 raise CommandError("archive_unusable", _said(error)[0]) from error
 
@@ -212,6 +212,8 @@ def _asked(connection: "duckdb.DuckDBPyConnection", statement: str) -> Answer:
     except duckdb.Error as error:
         message, position = _said(error)
         raise QueryError(message, statement, position) from error
+    except (OverflowError, ValueError) as error:
+        raise QueryError(f"the result has a value that cannot be shown: {error}") from error
 
 
 def _said(error: Exception) -> tuple[str, int | None]:

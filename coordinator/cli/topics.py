@@ -29,6 +29,9 @@ app = typer.Typer(
     no_args_is_help=False,
 )
 
+EXPIRES_S_MAX = 366 * 24 * 3_600
+"""What the cluster takes at most."""
+
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
 Subscriber = Annotated[str, typer.Argument(metavar="ID", help="The subscriber's id.")]
 Kind = Annotated[Names, only("index, bucket, setting, stream, consumed, topic or subscription")]
@@ -115,6 +118,7 @@ def subscribe(
             "--expires-after",
             metavar="SECONDS",
             min=1,
+            max=EXPIRES_S_MAX,
             help="Expire if the subscriber neither receives nor acknowledges for so long "
             "(default: never).",
         ),

@@ -311,11 +311,12 @@ class Scatter:
             "slice": number,
             "indexers": {str(host): r.message or r.code for host, r in reasons.items()},
         }
+        # An indexer that gives the storage up may say until then that it opens it again.
+        is_gone = any(reason.code == "index_not_found" for reason in reasons.values())
         for code in PREFERRED:
             for reason in reasons.values():
                 if reason.code == code:
-                    return ScanFailed(code, reason.message, details)
-        is_gone = any(reason.code == "index_not_found" for reason in reasons.values())
+                    return ScanFailed(code, reason.message, details, is_gone=is_gone)
         text = f"no indexer answers for slice {number}"
         return ScanFailed("slice_unavailable", text, details, is_gone=is_gone)
 

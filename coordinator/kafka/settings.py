@@ -29,10 +29,15 @@ class Base(NamedTuple):
 def decode_base(text: bytes) -> Base | None:
     """Return what a header tells; None: it is none of ours."""
     parts = text.split()
-    if len(parts) != len(Base._fields) or not all(part.isdigit() for part in parts):
+    if len(parts) != len(Base._fields) or not all(map(_is_number, parts)):
         return None
     cas, copy, offset = map(int, parts)
     return Base(Cas(cas), copy, Offset(offset))
+
+
+def _is_number(text: bytes) -> bool:
+    """Tell whether a text is a number of at most 63 bits, by its digits."""
+    return text.isdigit() and len(text) <= 19
 
 
 RECONNECT_BACKOFF_MS_MAX = 1_000

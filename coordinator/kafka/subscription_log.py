@@ -41,6 +41,10 @@ class NotWrittenError(Exception):
     """Kafka has not acknowledged a record."""
 
 
+DIGITS_MAX = 19
+"""Of the number of a subscription, which has 63 bits."""
+
+
 class DeliveryError(Exception):
     """Changes could not be delivered; the message says why."""
 
@@ -84,7 +88,7 @@ class PositionReader:
     def _forgotten(self, message: Message) -> Iterator[SubscriptionForgotten]:
         key = message.key() or b""
         number, _, _ = (key if isinstance(key, bytes) else key.encode()).partition(b"/")
-        if number.isdigit():
+        if number.isdigit() and len(number) <= DIGITS_MAX:
             yield SubscriptionForgotten(int(number))
         else:
             self._bury(message, "its key is no number of a subscription")

@@ -211,7 +211,9 @@ def _write(delivery: Delivery, found: Sequence[Change], position: SubscriptionAc
 
 
 def _delivered(change: Change) -> Delivered:
-    return Delivered(change.key, shown.change(change).encode(), change.event.cas)
+    """Return a change as JSON. Half a surrogate pair, which a bound may have, is JSON's escape."""
+    value = shown.change(change).encode("utf-8", "backslashreplace")
+    return Delivered(change.key, value, change.event.cas)
 
 
 def _close_aside(thread: ThreadPoolExecutor, opening: asyncio.Future[Delivery]) -> None:

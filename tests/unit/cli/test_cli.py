@@ -960,3 +960,10 @@ def test_reform_without_a_master_asks_the_node_that_is_furthest(cluster):
 def answer_to(path, body):
     """Return an override that answers a POST to `path`."""
     return lambda r: Answer(200, body) if (r.method, r.path) == ("POST", path) else None
+
+
+@pytest.mark.parametrize("seconds", ["inf", "1e308", "0"])
+def test_a_time_that_no_cluster_takes_is_wrong_usage(seconds: str) -> None:
+    done = CliRunner().invoke(app, ["topics", "subscribe", "t", "s", "--expires-after", seconds])
+    assert done.exit_code == 2
+    assert "--expires-after" in done.stderr

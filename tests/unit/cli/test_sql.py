@@ -239,3 +239,14 @@ def test_files_that_do_not_count_are_not_seen(folder: Path) -> None:
 def test_a_file_that_is_gone_is_an_error(folder: Path) -> None:
     next(iter((folder / ARCHIVE / "history").rglob("*.parquet"))).unlink()
     assert error(folder, "SELECT * FROM history")["code"] == "archive_unusable"
+
+
+def test_a_value_that_python_has_no_room_for_is_an_error(folder: Path) -> None:
+    assert error(folder, "SELECT interval '2147483647 days'")["code"] == "sql_error"
+
+
+@pytest.mark.parametrize("left", [b"", b"PAR1", b"x" * 100])
+def test_a_file_that_was_cut_off_is_an_error(folder: Path, left: bytes) -> None:
+    for path in (folder / ARCHIVE / "history").rglob("*.parquet"):
+        path.write_bytes(left)
+    assert error(folder, "SELECT count(*) FROM history")["code"] == "archive_unusable"

@@ -135,11 +135,12 @@ def test_a_key_without_value_forgets_its_subscription_or_is_put_aside(
         Read("9", None),
         Read(b"x/seen", None),
         Read(b"", None),
+        Read(b"9" * 5_000, None),
         Read(b"7", b"no"),
     ]
     reader._read(records)
     assert taken == [POSITION, *map(SubscriptionForgotten, (7, 8, 9))]
-    assert buried == [b"x/seen", b"", b"7"]
+    assert buried == [b"x/seen", b"", b"9" * 5_000, b"7"]
 
 
 # -- deliveries ----------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -24,9 +25,10 @@ from coordinator.core.model.subscription_records import SubscriptionAcknowledged
 from coordinator.core.model.types import Cas
 from coordinator.kafka.subscription_log import Delivered, DeliveryError
 from coordinator.node import deliveries as module
-from coordinator.node.deliveries import Deliveries, _whole
+from coordinator.node.deliveries import Deliveries, _delivered, _whole
 from coordinator.node.history import Page
 from tests.support.changes import a_transaction, written
+from tests.support.indexes import make_index
 from tests.support.views import a_state_of
 
 STATE = a_state_of(50)
@@ -401,3 +403,16 @@ def test_who_was_removed_is_still_delivered_what_came_before() -> None:
         assert ended == [True]
 
     tell(story)
+
+
+def test_half_a_surrogate_pair_is_delivered_as_the_escape_that_json_has() -> None:
+    """An index bound may have one; a change that could not be delivered would stop all others."""
+    (change,) = changes(a_transaction(1, 51, odd_index()))
+    delivered = _delivered(change)
+    assert rb"\ud800" in delivered.value
+    assert json.loads(delivered.value)["cas"] == 51
+
+
+def odd_index() -> Mutation:
+    index = make_index(1, bounds_json='[["\\ud800"]]')
+    return Mutation("IndexProposed", index.key, encode(index), index)

@@ -36,6 +36,13 @@ def event(cas: int, entity: Entity | None, key: str = "", at_ms: int = AT_MS) ->
     return codec.encode(Event(mutation, TxnId(3, 4), 0, 1, cas))
 
 
+def placed(index: int, count: int) -> bytes:
+    """Return the `index`-th event of `count`."""
+    bucket = Bucket("b", 1)
+    mutation = Mutation("Changed", bucket.key, codec.encode(bucket), bucket, "r-1", "ann", AT_MS)
+    return codec.encode(Event(mutation, TxnId(3, 4), index, count, 1))
+
+
 def stability(seqnos: bytes = b"\xff" * 8, at_ms: int = AT_MS) -> bytes:
     return codec.encode(StabilityTimestamp("b", 3, bytes(8), seqnos, at_ms))
 
@@ -126,6 +133,9 @@ def test_numbers_beyond_json_are_strings() -> None:
         (codec.encode(Tick(1, 1)), "Event belongs here, not Tick"),
         (event(0, Bucket("b", 1)), "0 is no CAS"),
         (event(1, Bucket("b", 1), at_ms=2**60), "no time"),
+        (placed(2**31, 2**31 + 1), "no place"),
+        (placed(1, 1), "no place"),
+        (placed(-1, 1), "no place"),
     ],
 )
 def test_what_is_no_event_is_no_row(data: bytes | None, reason: str) -> None:
@@ -177,6 +187,14 @@ def test_each_record_is_a_row_or_a_reason_with_its_offset(table: ArchiveTable, g
     assert [row["payload"] for row in rows] == [None, b"no", b"", None]
     assert all(rows[0][name] is not None for name in table.names)
     assert all(rows[1][name] is None for name in table.names)
+
+
+def test_half_a_surrogate_pair_is_archived_as_the_escape_that_json_has() -> None:
+    odd = Setting("a", json.dumps("\ud800"))
+    (found,) = decode(HISTORY_TABLE, iter([arrow(event(1, odd))]))
+    (row,) = found.to_pylist()
+    assert row["reason"] is None
+    assert json.loads(row["value"]) == {"name": "a", "value": "\ud800"}
 
 
 def test_no_records_are_no_rows() -> None:
