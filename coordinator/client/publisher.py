@@ -180,7 +180,7 @@ class Publisher:
             yield self._ended(open_.popleft())
 
     def close(self) -> None:
-        """Close the publisher. A command that Kafka has acknowledged is executed nevertheless."""
+        """Close the publisher. What Kafka has acknowledged stays a command for the next master."""
         self._outbox.close()
         self._replies.close()
 
