@@ -11,10 +11,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 from typing import Annotated, Any
 
 from confluent_kafka import KafkaException
@@ -47,7 +46,13 @@ from coordinator.node.shell import Shell
 
 LIMIT = 256
 PAGE = 500
-SNAPSHOT_PORTION = 100
+SNAPSHOT_PORTION, PORTION_BYTES = 100, 256 * 1024
+"""So many entities, and little more than so many bytes, are made into events at once: meanwhile the
+loop does nothing else, and each watcher that is slow to take them holds its own."""
+
+PAGE_PORTION = 8
+"""So many changes of the past, each of which may have a hundred kilobytes."""
+
 PACE_S, PACE_MAX_S = 0.00005, 0.05
 """A watcher is sent something again after so long for each watcher there is."""
 
@@ -223,11 +228,14 @@ class EventStream(Response):
         at the same time would block the node.
         """
         predicate = self._watched.predicate
-        held = iter(state.entities.items() if predicate is not None else ())
-        while portion := [*islice(held, SNAPSHOT_PORTION)]:
+        held = state.entities.items() if predicate is not None else ()
+        portions = _portions(held, predicate or NOTHING)
+        while True:
             async with self._turn:
-                chunk = _entities(portion, predicate or NOTHING)
+                chunk = next(portions, None)
                 await asyncio.sleep(0)
+            if chunk is None:
+                break
             if chunk:
                 yield chunk
         yield frame("snapshot_end", {"cas": state.cas}, state.cas)
@@ -252,10 +260,12 @@ class EventStream(Response):
                 await asyncio.sleep(RETRY_S)
                 continue
             self._has_caught_up = True
-            if page.changes:
-                yield self._shown(map(Published, page.changes))
-            if self._has_ended:
-                return
+            for begin in range(0, len(page.changes), PAGE_PORTION):
+                portion = page.changes[begin : begin + PAGE_PORTION]
+                yield self._shown(map(Published, portion))
+                if self._has_ended:
+                    return
+                await asyncio.sleep(0)
             after = newest.cas if page.next is None else page.next
 
     def _read_past(self, after: Cas, predicate: Selector, newest: StateContext) -> Page:
@@ -356,13 +366,23 @@ class _Extras:
 # -- frames --------------------------------------------------------------------------------------
 
 
-def _entities(entities: Iterable[tuple[str, Versioned]], predicate: Selector) -> bytes:
-    """Return the events of the entities that fit."""
-    return b"".join(
-        _event("snapshot", shown.entity(key, held))
-        for key, held in entities
-        if predicate.fits_held(key, held)
-    )
+def _portions(entities: Iterable[tuple[str, Versioned]], predicate: Selector) -> Iterator[bytes]:
+    """Yield the events of the entities that fit, portion by portion; one may have none."""
+    held = iter(entities)
+    left = True
+    while left:
+        found: list[bytes] = []
+        size = looked = 0
+        while looked < SNAPSHOT_PORTION and size < PORTION_BYTES:
+            one = next(held, None)
+            if one is None:
+                left = False
+                break
+            looked += 1
+            if predicate.fits_held(*one):
+                found.append(_event("snapshot", shown.entity(*one)))
+                size += len(found[-1])
+        yield b"".join(found)
 
 
 def change_frame(change: Change) -> bytes:
@@ -382,8 +402,10 @@ def frame(name: str, data: dict[str, Any], cas: int | None = None) -> bytes:
 
 
 def _event(name: str, text: str, cas: int | None = None) -> bytes:
-    """Return one server-sent event. The text of a setting may have line breaks between values."""
-    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    data = "".join(f"data: {line}\n" for line in lines)
+    """Return one server-sent event, on one line.
+
+    The text of a setting may have line breaks between its values, which mean as much as a space.
+    """
+    line = text.replace("\r", " ").replace("\n", " ")
     head = f"event: {name}\n" if cas is None else f"event: {name}\nid: {cas}\n"
-    return f"{head}{data}\n".encode("utf-8", "backslashreplace")
+    return f"{head}data: {line}\n\n".encode("utf-8", "backslashreplace")

@@ -12,11 +12,12 @@ import pytest
 from coordinator.core.catalog import state as states
 from coordinator.core.history import shown
 from coordinator.core.history.feed import Feed
+from coordinator.core.history.predicates import Predicate
 from coordinator.core.model.stream_records import StabilityTimestamp
 from coordinator.core.model.types import Cas, Instant
 from coordinator.core.model.vectors import Vector
 from coordinator.core.timestamps import board as boards
-from coordinator.http.watch import SNAPSHOT_PORTION
+from coordinator.http.watch import PORTION_BYTES, SNAPSHOT_PORTION, _portions
 from tests.support.changes import written
 from tests.support.lone_shell import LoneShell
 
@@ -106,3 +107,26 @@ def test_an_unknown_kind_is_told_every_kind_of_a_watch(shell: LoneShell) -> None
     assert response.status_code == 400
     known = "index, bucket, setting, stream, consumed, topic, subscription, members, stability"
     assert response.json()["error"]["message"] == f"kind 'nope' does not exist: one of {known}"
+
+
+def test_a_portion_of_a_snapshot_has_a_bound_in_bytes_and_each_entity_once() -> None:
+    value = "[" + "\n" * 60_000 + "]"
+    mutations = ((written(f"k{number}", value), Cas(number + 1)) for number in range(50))
+    state = states.evolve(states.EMPTY, mutations)
+    portions = [*_portions(state.entities.items(), Predicate())]
+    assert max(map(len, portions)) < PORTION_BYTES + 2 * len(value)
+    assert len(portions) > 50 * len(value) // (2 * PORTION_BYTES)
+    events = b"".join(portions).decode().split("\n\n")[:-1]
+    lines = [event.splitlines() for event in events]
+    assert all(len(one) == 2 for one in lines), "an event is a name and one line of data"
+    told = [json.loads(data.removeprefix("data: ")) for _, data in lines]
+    assert {one["key"] for one in told} == set(state.entities.keys())
+    assert len(told) == 50
+
+
+def test_a_portion_in_which_nothing_fits_is_empty_and_the_next_one_comes() -> None:
+    count = 2 * SNAPSHOT_PORTION
+    mutations = ((written(f"k{number}", "1"), Cas(number + 1)) for number in range(count))
+    state = states.evolve(states.EMPTY, mutations)
+    nothing = Predicate(keys=frozenset({""}))
+    assert [*_portions(state.entities.items(), nothing)] == [b"", b"", b""]
