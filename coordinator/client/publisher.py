@@ -265,12 +265,16 @@ class AsyncPublisher:
         """Publish commands: see `Publisher.publish_all`. A thread takes them from `orders`."""
         loop = asyncio.get_running_loop()
         ended = self._open.publish_all(orders, in_flight_max=in_flight_max)
-        with ThreadPoolExecutor(1, "publisher") as thread:
+        thread = ThreadPoolExecutor(1, "publisher")
+        try:
             while True:
                 published = await loop.run_in_executor(thread, next, ended, None)
                 if published is None:
                     return
                 yield AsyncPublished(published)
+        finally:
+            # Who is cancelled does not wait for the outcome that the thread waits for.
+            thread.shutdown(wait=False, cancel_futures=True)
 
     @property
     def _open(self) -> Publisher:

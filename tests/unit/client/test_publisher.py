@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +15,14 @@ from coordinator.client.errors import (
     NotFoundError,
     UnavailableError,
 )
-from coordinator.client.publisher import NO_BUCKET, Order, _body_of, _record_of
+from coordinator.client.publisher import (
+    NO_BUCKET,
+    AsyncPublisher,
+    Order,
+    Published,
+    _body_of,
+    _record_of,
+)
 from coordinator.core.model.commands import (
     Comparison,
     CreateIndex,
@@ -116,3 +126,40 @@ def test_a_refusal_is_of_the_class_that_it_has_over_http(
     assert type(raised.value) is kind
     assert (raised.value.code, raised.value.message) == (code, "no")
     assert raised.value.details == {"id": "7"}
+
+
+class Waiting:
+    """A publisher whose outcomes do not come before they are let."""
+
+    def __init__(self) -> None:
+        self.asked, self.let = threading.Event(), threading.Event()
+        self.has_waited = False
+
+    def publish_all(self, orders: Any, **_: Any) -> Iterator[Published]:
+        self.asked.set()
+        self.let.wait(10)
+        self.has_waited = True
+        yield from ()
+
+
+def test_who_is_cancelled_does_not_wait_for_outcomes() -> None:
+    """The loop would stand still until then, with all that runs in it."""
+    waiting: Any = Waiting()
+
+    async def story() -> None:
+        publisher = AsyncPublisher("")
+        publisher._publisher = waiting
+
+        async def publish() -> None:
+            async for _ in publisher.publish_all(["CREATE INDEX i ON b(c)"]):
+                pass
+
+        task = asyncio.create_task(publish())
+        assert await asyncio.to_thread(waiting.asked.wait, 10)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not waiting.has_waited
+        waiting.let.set()
+
+    asyncio.run(story())
