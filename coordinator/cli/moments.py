@@ -13,8 +13,11 @@ WHEN = f"a CAS; {TIME}"
 
 
 def moment(at_ms: int) -> str:
-    """Return a time in ms since 1970 as local date and time."""
-    return datetime.fromtimestamp(at_ms / 1000).strftime("%Y-%m-%d %H:%M:%S")
+    """Return a time in ms since 1970 as local date and time; one that no calendar has, in ms."""
+    try:
+        return datetime.fromtimestamp(at_ms / 1000).strftime("%Y-%m-%d %H:%M:%S")
+    except (OverflowError, OSError, ValueError):
+        return f"{at_ms} ms"
 
 
 def cas_in(text: str, what: str) -> int | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from coordinator.cli.moments import cas_in, ms_of
+from coordinator.cli.moments import cas_in, moment, ms_of
 from coordinator.cli.output import CommandError
 
 
@@ -58,3 +58,8 @@ def test_a_number_without_an_end_is_no_cas() -> None:
     with pytest.raises(CommandError) as caught:
         cas_in("9" * 5_000, "A")
     assert caught.value.code == "usage"
+
+
+@pytest.mark.parametrize("at_ms", [253_402_400_000_000, 2**62, -(2**62)])
+def test_a_time_that_no_calendar_has_is_shown_in_ms(at_ms: int) -> None:
+    assert moment(at_ms) == f"{at_ms} ms"
