@@ -41,6 +41,9 @@ class NotWrittenError(Exception):
     """Kafka has not acknowledged a record."""
 
 
+FORGOTTEN_MAX = 10_000
+"""So many subscriptions are forgotten at once: the client's queue has a bound."""
+
 DIGITS_MAX = 19
 """Of the number of a subscription, which has 63 bits."""
 
@@ -112,8 +115,10 @@ class PositionWriter:
 
     def forget(self, numbers: Sequence[int]) -> None:
         """Have compaction remove what there is of subscriptions. Raises NotWrittenError."""
-        keys = (key for number in numbers for key in (str(number), f"{number}/seen"))
-        self._send([(key, None) for key in keys])
+        for begin in range(0, len(numbers), FORGOTTEN_MAX):
+            portion = numbers[begin : begin + FORGOTTEN_MAX]
+            keys = (key for number in portion for key in (str(number), f"{number}/seen"))
+            self._send([(key, None) for key in keys])
 
     def _send(self, records: Sequence[tuple[str, bytes | None]]) -> None:
         failures: list[KafkaError] = []

@@ -20,6 +20,7 @@ from coordinator.core.model.types import Cas
 from coordinator.kafka import subscription_log
 from coordinator.kafka.end_txn import Patience
 from coordinator.kafka.subscription_log import (
+    FORGOTTEN_MAX,
     Delivered,
     Delivery,
     DeliveryError,
@@ -86,6 +87,25 @@ def test_what_is_forgotten_goes_with_every_key_that_it_was_written_under(
     client.sent.clear()
     writing.forget([7])
     assert {key for _, value, key in client.sent if value is None} == written
+
+
+def test_any_number_is_forgotten_in_portions_that_the_queue_has_room_for(
+    writer: tuple[PositionWriter, Client],
+) -> None:
+    writing, client = writer
+    longest = 0
+    flush = client.flush
+
+    def flushed(timeout_s: float) -> int:
+        nonlocal longest
+        longest = max(longest, len(client.due))
+        return flush(timeout_s)
+
+    client.flush = flushed  # type: ignore[method-assign]
+    numbers = range(5 * FORGOTTEN_MAX // 2)
+    writing.forget([*numbers])
+    assert longest == 2 * FORGOTTEN_MAX
+    assert {int(key) for _, _, key in client.sent if key.isdecimal()} == set(numbers)
 
 
 def test_a_record_that_kafka_has_not_answered_is_not_written(
