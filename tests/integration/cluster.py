@@ -33,7 +33,7 @@ from coordinator.core.consensus.inputs import Restored
 from coordinator.core.model import digest as digests
 from coordinator.core.model.records import DdlReply, Event
 from coordinator.embedded.children import READY, TIMESTAMPS, timestamps_argv
-from coordinator.embedded.ports import LOOPBACK, pick_free
+from coordinator.embedded.ports import LOOPBACK
 from coordinator.embedded.processes import end, spawn
 from coordinator.kafka.log_reader import read_events
 from coordinator.kafka.readers import consumer
@@ -45,6 +45,7 @@ from coordinator.kafka.topics import (
     topic_name,
 )
 from coordinator.node.store import Store
+from tests.support.ports import reserve_port
 
 T = TypeVar("T")
 
@@ -189,7 +190,7 @@ class NodeChild(Child):
         super().__init__(f"node-{node}", cluster.folder / f"node-{node}", cluster.logs)
         self.cluster = cluster
         self.node = node
-        self.port = pick_free(avoid=cluster.ports)
+        self.port = reserve_port(avoid=cluster.ports)
         self.url = f"http://{LOOPBACK}:{self.port}"
 
     def argv(self) -> list[str]:
@@ -243,7 +244,7 @@ class KvChild(Child):
     def __init__(self, cluster: Cluster, nodes: int) -> None:
         super().__init__("kv", cluster.folder / "kv", cluster.logs)
         self.nodes = nodes
-        self.port = pick_free(avoid=cluster.ports)
+        self.port = reserve_port(avoid=cluster.ports)
         self.url = f"http://{LOOPBACK}:{self.port}"
 
     def argv(self) -> list[str]:

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import psutil
 
-from coordinator.embedded.ports import pick_free
+from tests.support.ports import reserve_port
 
 T = TypeVar("T")
 
@@ -172,7 +172,7 @@ class Run(Supervised):
 
     def __init__(self, folder: Path, cluster: str, servers: str = "", brokers: int = 1) -> None:
         self.folder, self.output = folder, folder / "output"
-        arguments = [CHILD, str(folder), str(pick_free()), cluster, servers, str(brokers)]
+        arguments = [CHILD, str(folder), str(reserve_port()), cluster, servers, str(brokers)]
         with open(self.output, "wb") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", RUN, *arguments],

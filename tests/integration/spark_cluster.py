@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pyspark
 
-from coordinator.embedded.ports import pick_free
 from coordinator.runtime.java import find_java
 from tests.integration.cluster import Child, wait_until
+from tests.support.ports import reserve_port
 
 HOST = "127.0.0.1"
 SPARK_HOME = Path(pyspark.__file__).parent
@@ -49,7 +49,7 @@ class SparkCluster:
 
     def __init__(self, folder: Path, workers: int) -> None:
         folder.mkdir()
-        self.port = pick_free()
+        self.port = reserve_port()
         deploy = "org.apache.spark.deploy"
         self.master = SparkProcess(
             "master", folder, f"{deploy}.master.Master", "--port", str(self.port)

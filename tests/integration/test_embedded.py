@@ -24,7 +24,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from coordinator.embedded import broker as broker_module
 from coordinator.embedded.broker import Broker, read_cluster_id
-from coordinator.embedded.ports import accepts, is_free, pick_free
+from coordinator.embedded.ports import accepts, is_free
 from coordinator.runtime.errors import EmbeddedError
 from tests.integration.cluster import Cluster
 from tests.integration.indexctl_run import (
@@ -35,6 +35,7 @@ from tests.integration.indexctl_run import (
     runs,
     state_of,
 )
+from tests.support.ports import reserve_port
 
 pytestmark = pytest.mark.integration
 
@@ -87,7 +88,7 @@ def test_records_survive_a_stop_a_kill_and_a_change_of_ports(tmp_path: Path) -> 
         assert broker.bootstrap_servers == address
         produce(broker, "t", "before the move")
 
-    moved_to = (pick_free(), pick_free())
+    moved_to = (reserve_port(), reserve_port())
     with Broker(tmp_path, port=moved_to[0], controller_port=moved_to[1]) as moved:
         assert moved.bootstrap_servers == f"127.0.0.1:{moved_to[0]}"
         assert read_cluster_id(moved.bootstrap_servers) == moved.cluster_id == cluster_id
@@ -102,7 +103,7 @@ def test_records_survive_a_stop_a_kill_and_a_change_of_ports(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("which", ["port", "controller_port"])
 def test_a_taken_port_is_refused_and_nothing_is_left(tmp_path: Path, which: str) -> None:
-    with socket.create_server(("127.0.0.1", pick_free())) as server:
+    with socket.create_server(("127.0.0.1", reserve_port())) as server:
         port = server.getsockname()[1]
         broker = Broker(tmp_path, **{which: port})
         with pytest.raises(EmbeddedError) as refusal:
@@ -150,7 +151,7 @@ def test_a_folder_of_another_kafka_cluster_is_refused(tmp_path: Path) -> None:
 
 def test_no_kafka_at_an_address_is_one_line() -> None:
     with pytest.raises(EmbeddedError) as refusal:
-        read_cluster_id(f"127.0.0.1:{pick_free()}", timeout_s=0.5)
+        read_cluster_id(f"127.0.0.1:{reserve_port()}", timeout_s=0.5)
     assert refusal.value.code == "kafka_unreachable"
 
 

@@ -23,11 +23,11 @@ from coordinator.core.history.changes import fold, transactions
 from coordinator.core.model.records import Event
 from coordinator.core.model.types import Cas, Offset, TxnId
 from coordinator.embedded.broker import Broker
-from coordinator.embedded.ports import pick_free
 from coordinator.kafka.topics import HISTORY, SNAPSHOTS, delete_records
 from tests.integration.cluster import wait_until
 from tests.integration.written_log import WrittenLog
 from tests.support.changes import deleted, written
+from tests.support.ports import reserve_port
 
 pytestmark = pytest.mark.integration
 
@@ -212,7 +212,7 @@ def test_topics_that_are_not_there_and_a_broker_that_is_silent_are_errors_at_the
     assert caught.value.code == "topics_missing"
     assert "nowhere.history" in caught.value.details["topics"]
     with (
-        KafkaWatch(f"127.0.0.1:{pick_free()}", log.name, first_contact_s=0.5) as silent,
+        KafkaWatch(f"127.0.0.1:{reserve_port()}", log.name, first_contact_s=0.5) as silent,
         pytest.raises(UnavailableError) as unreachable,
     ):
         next(silent.watch())

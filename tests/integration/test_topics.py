@@ -8,9 +8,9 @@ import pytest
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 
 from coordinator.embedded.broker import Broker
-from coordinator.embedded.ports import pick_free
 from coordinator.kafka.errors import KafkaRefusal
 from coordinator.kafka.topics import TOPICS, Topic, ensure_topics, topic_name
+from tests.support.ports import reserve_port
 
 pytestmark = pytest.mark.integration
 
@@ -86,7 +86,7 @@ def test_more_copies_than_there_are_brokers_are_refused(broker: Broker, cluster:
 
 
 def test_a_kafka_that_does_not_answer_is_named(cluster: str) -> None:
-    servers = f"127.0.0.1:{pick_free()}"
+    servers = f"127.0.0.1:{reserve_port()}"
     with pytest.raises(KafkaRefusal, match=servers) as caught:
         ensure_topics(servers, cluster, deadline_s=2)
     assert caught.value.code == "kafka_unavailable"

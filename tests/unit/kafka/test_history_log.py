@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 from itertools import pairwise
 
-from coordinator.embedded.ports import pick_free
 from coordinator.kafka.history_log import NEAR, HistoryLog, Mark
+from tests.support.ports import reserve_port
 
 
 def test_places_that_are_remembered_are_in_order_and_not_near_each_other() -> None:
-    log = HistoryLog(f"127.0.0.1:{pick_free()}", "c")
+    log = HistoryLog(f"127.0.0.1:{reserve_port()}", "c")
     try:
         chance = random.Random(14)
         for _ in range(5_000):

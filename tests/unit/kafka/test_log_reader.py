@@ -9,14 +9,14 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from coordinator.core.model.types import Offset
-from coordinator.embedded.ports import pick_free
 from coordinator.kafka.log_reader import LogReader
+from tests.support.ports import reserve_port
 
 
 @pytest.fixture
 def log() -> Iterator[LogReader]:
     """A reader at an address where no broker listens."""
-    reader = LogReader(f"127.0.0.1:{pick_free()}", "t", "test")
+    reader = LogReader(f"127.0.0.1:{reserve_port()}", "t", "test")
     yield reader
     reader.close()
 
