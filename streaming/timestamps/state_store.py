@@ -20,6 +20,7 @@ from coordinator.core.timestamps.progress import (
     TimestampProgress,
     TimestampWaiting,
 )
+from coordinator.kafka.errors import clients_error
 from coordinator.kafka.log_reader import read_to_end
 from coordinator.kafka.producer_fencing import open_transactional
 from coordinator.kafka.topics import RESTART, STABILITY, TIMESTAMP_STATE, topic_name
@@ -160,7 +161,8 @@ class StateStore:
     def _failure(self, error: Exception) -> Exception:
         """Return what an error means; the producer is done for in any case."""
         self.close()
-        cause = error.args[0] if error.args else error
+        meant = clients_error(error)
+        cause = meant.args[0] if meant.args else meant
         text = cause.str() if isinstance(cause, KafkaError) else str(cause)
         if isinstance(cause, KafkaError) and cause.code() in FENCED:
             return FencedError(text)
