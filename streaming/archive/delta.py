@@ -9,7 +9,7 @@ twice, and no other memory of the offset can contradict the table.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coordinator.core.model.types import Offset
 from streaming.archive.decoding import spark_schema
@@ -55,6 +55,19 @@ class Source:
     def app_id(self) -> str:
         """Return the application id under which Delta keeps the next offset."""
         return f"{self.cluster}.{self.topic_id}"
+
+
+class Batch(NamedTuple):
+    """What a batch has of one topic: the offset after it, and how many of its records are no rows.
+
+    `months` are those of its rows. `least` is the least value of the ascending column, a time in
+    microseconds since 1970; None where there are no rows.
+    """
+
+    next_offset: Offset
+    unreadable: int
+    months: list[str]
+    least: int | None
 
 
 class ArchivedTable:
@@ -110,15 +123,27 @@ class ArchivedTable:
         found = versions.get(self.source.app_id)
         return Offset(int(found.get()) if found.isDefined() else 0)
 
-    def insert(self, rows: DataFrame, next_offset: Offset) -> None:
+    def look_at(self, decoded: DataFrame) -> Batch | None:
+        """Return what a batch has, in one pass over it; None: no record of this topic."""
+        column = f"`{self.table.ascending}`"
+        number = f"unix_micros({column})" if self._by_time else column
+        asked = ("max(record_offset)", "count(reason)", f"collect_set(`{MONTH}`)", f"min({number})")
+        ((last, unreadable, months, least),) = decoded.selectExpr(*asked).collect()
+        return None if last is None else Batch(Offset(last + 1), unreadable, sorted(months), least)
+
+    @property
+    def _by_time(self) -> bool:
+        return dict(self.table.columns)[self.table.ascending] == "TIMESTAMP"
+
+    def insert(self, rows: DataFrame, batch: Batch) -> None:
         """Insert the rows that are not there, all of them or none, and move the offset."""
         session = rows.sparkSession
         rows.dropDuplicates(list(self.table.key)).createOrReplaceTempView("batch")
         session.conf.set(APP_ID, self.source.app_id)
-        session.conf.set(APP_VERSION, str(next_offset))
+        session.conf.set(APP_VERSION, str(batch.next_offset))
         try:
             session.sql(
-                f"MERGE INTO {self._name} AS t USING batch AS s ON {self._is_there(rows)} "
+                f"MERGE INTO {self._name} AS t USING batch AS s ON {self._is_there(batch)} "
                 "WHEN NOT MATCHED THEN INSERT *"
             )
         finally:
@@ -128,18 +153,14 @@ class ArchivedTable:
         if self._batches % self._compact_every == 0:
             self.compact()
 
-    def _is_there(self, rows: DataFrame) -> str:
+    def _is_there(self, batch: Batch) -> str:
         """Return the condition that a row is there; only files that may have one are read."""
         table = self.table
         same = " AND ".join(f"t.`{name}` = s.`{name}`" for name in (MONTH, *table.key))
-        is_time = dict(table.columns)[table.ascending] == "TIMESTAMP"
-        number = f"unix_micros(`{table.ascending}`)" if is_time else f"`{table.ascending}`"
-        (found,) = rows.selectExpr(f"collect_set(`{MONTH}`)", f"min({number})").collect()
-        months, least = found
-        if not months:
+        if not batch.months:
             return same
-        oldest = f"timestamp_micros({least})" if is_time else str(least)
-        named = ", ".join(f"'{month}'" for month in sorted(months))
+        oldest = f"timestamp_micros({batch.least})" if self._by_time else str(batch.least)
+        named = ", ".join(f"'{month}'" for month in batch.months)
         return f"{same} AND t.`{MONTH}` IN ({named}) AND t.`{table.ascending}` >= {oldest}"
 
     def compact(self) -> None:

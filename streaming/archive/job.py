@@ -290,16 +290,14 @@ class Archiver:
         decoded = records.mapInArrow(decoder(table.table), spark_schema((*columns, *RECORD)))
         decoded.persist()
         try:
-            bad = "reason IS NOT NULL"
-            (facts,) = decoded.selectExpr("max(record_offset)", f"count_if({bad})").collect()
-            last, letters = facts
-            if last is None:
+            batch = table.look_at(decoded)
+            if batch is None:
                 return
             self._crasher.passes(BEFORE)
-            if letters:
-                self._bury(topic, decoded.where(bad).select(*(name for name, _ in RECORD)))
-            rows = decoded.where("reason IS NULL").select(*table.table.names)
-            table.insert(rows, Offset(last + 1))
+            if batch.unreadable:
+                letters = decoded.where("reason IS NOT NULL")
+                self._bury(topic, letters.select(*(name for name, _ in RECORD)))
+            table.insert(decoded.where("reason IS NULL").select(*table.table.names), batch)
             self._crasher.passes(AFTER)
         finally:
             decoded.unpersist()

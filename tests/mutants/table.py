@@ -917,8 +917,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a-batch-of-the-archive-has-no-offset",
         "streaming/archive/delta.py",
-        "session.conf.set(APP_VERSION, str(next_offset))",
-        "session.conf.set(APP_VERSION, str(next_offset - 1))",
+        "session.conf.set(APP_VERSION, str(batch.next_offset))",
+        "session.conf.set(APP_VERSION, str(batch.next_offset - 1))",
         "tests/integration/test_archive.py",
     ),
     Mutant(
@@ -1080,9 +1080,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a-dead-letter-is-read-again",
-        "streaming/archive/job.py",
-        'decoded.selectExpr("max(record_offset)"',
-        'decoded.selectExpr("max(if(reason is null, record_offset, null))"',
+        "streaming/archive/delta.py",
+        'asked = ("max(record_offset)"',
+        'asked = ("max(if(reason is null, record_offset, null))"',
         "tests/integration/test_archive.py",
     ),
     # -- who streams ------------------------------------------------------------------------------
