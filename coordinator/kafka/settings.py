@@ -29,15 +29,19 @@ class Base(NamedTuple):
 def decode_base(text: bytes) -> Base | None:
     """Return what a header tells; None: it is none of ours."""
     parts = text.split()
-    if len(parts) != len(Base._fields) or not all(map(_is_number, parts)):
+    if len(parts) != len(Base._fields) or not all(map(is_number, parts)):
         return None
     cas, copy, offset = map(int, parts)
     return Base(Cas(cas), copy, Offset(offset))
 
 
-def _is_number(text: bytes) -> bool:
-    """Tell whether a text is a number of at most 63 bits, by its digits."""
-    return text.isdigit() and len(text) <= 19
+DIGITS_MAX = 19
+"""A number of 63 bits has no more."""
+
+
+def is_number(text: bytes) -> bool:
+    """Tell whether a text, which anybody may have written, is digits that a number may have."""
+    return text.isdigit() and len(text) <= DIGITS_MAX
 
 
 RECONNECT_BACKOFF_MS_MAX = 1_000

@@ -24,7 +24,7 @@ from coordinator.kafka.errors import clients_error, never_connected
 from coordinator.kafka.log_reader import BadRecord, decoded
 from coordinator.kafka.producer_fencing import open_transactional
 from coordinator.kafka.readers import BEGINNING, TailReader
-from coordinator.kafka.settings import plain_settings
+from coordinator.kafka.settings import is_number, plain_settings
 from coordinator.kafka.topics import SUBSCRIPTION_POSITIONS, delivery_id, topic_name
 
 TRANSACTION_TIMEOUT_MS = 20_000
@@ -43,9 +43,6 @@ class NotWrittenError(Exception):
 
 FORGOTTEN_MAX = 10_000
 """So many subscriptions are forgotten at once: the client's queue has a bound."""
-
-DIGITS_MAX = 19
-"""Of the number of a subscription, which has 63 bits."""
 
 
 class DeliveryError(Exception):
@@ -91,7 +88,7 @@ class PositionReader:
     def _forgotten(self, message: Message) -> Iterator[SubscriptionForgotten]:
         key = message.key() or b""
         number, _, _ = (key if isinstance(key, bytes) else key.encode()).partition(b"/")
-        if number.isdigit() and len(number) <= DIGITS_MAX:
+        if is_number(number):
             yield SubscriptionForgotten(int(number))
         else:
             self._bury(message, "its key is no number of a subscription")
