@@ -29,6 +29,7 @@ from coordinator.node.deliveries import Deliveries, _delivered, _whole
 from coordinator.node.history import Page
 from tests.support.changes import a_transaction, written
 from tests.support.indexes import make_index
+from tests.support.subscriptions import make_subscription
 from tests.support.views import a_state_of
 
 STATE = a_state_of(50)
@@ -95,16 +96,8 @@ def test_each_of_them_gets_its_turn() -> None:
 # -- which changes, and how many together --------------------------------------------------------
 
 TOPIC = Topic("settings", "{}", 0)
-SUBSCRIPTION = Subscription(
-    topic="settings",
-    id="a",
-    number=7,
-    filter_json='{"kind":["setting"]}',
-    after=Cas(50),
-    deliver_to="out",
-    expires_after_ms=0,
-    state="active",
-    created_ms=0,
+SUBSCRIPTION = make_subscription(
+    filter_json='{"kind":["setting"]}', after=Cas(50), deliver_to="out", expires_after_ms=0
 )
 
 

@@ -11,7 +11,6 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from coordinator.core.history.subscribing import Positions
-from coordinator.core.model.entities import Subscription
 from coordinator.core.model.subscription_records import (
     NOBODY,
     SubscriberSeen,
@@ -23,18 +22,9 @@ from coordinator.kafka import subscription_log
 from coordinator.kafka.subscription_log import NotWrittenError
 from coordinator.node import positions
 from coordinator.node.positions import PositionBook, ascending
+from tests.support.subscriptions import make_subscription
 
-SUBSCRIPTION = Subscription(
-    topic="settings",
-    id="a",
-    number=7,
-    filter_json="{}",
-    after=Cas(2),
-    deliver_to="",
-    expires_after_ms=10_000,
-    state="active",
-    created_ms=0,
-)
+SUBSCRIPTION = make_subscription(after=Cas(2))
 
 
 def acknowledged(cas: int, number: int = 7) -> SubscriptionAcknowledged:

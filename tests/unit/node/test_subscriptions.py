@@ -32,19 +32,10 @@ from coordinator.node.subscriptions import (
     lag_of,
 )
 from tests.support.changes import a_transaction, written
+from tests.support.subscriptions import make_subscription
 
 TOPIC = Topic("settings", "{}", 0)
-SUBSCRIPTION = Subscription(
-    topic="settings",
-    id="a",
-    number=7,
-    filter_json="{}",
-    after=Cas(0),
-    deliver_to="",
-    expires_after_ms=10_000,
-    state="active",
-    created_ms=0,
-)
+SUBSCRIPTION = make_subscription()
 
 
 def state_of(*entities: Entity) -> StateContext:

@@ -32,19 +32,10 @@ from coordinator.core.model.subscription_records import (
 )
 from coordinator.core.model.types import Cas, Epoch, TxnId, number_in
 from tests.support.changes import a_transaction
+from tests.support.subscriptions import make_subscription
 
 TOPIC = Topic("settings", '{"kind":["setting"]}', 0)
-SUBSCRIPTION = Subscription(
-    topic="settings",
-    id="a",
-    number=7,
-    filter_json='{"key":["config/a","config/b"]}',
-    after=Cas(2),
-    deliver_to="",
-    expires_after_ms=10_000,
-    state="active",
-    created_ms=0,
-)
+SUBSCRIPTION = make_subscription(filter_json='{"key":["config/a","config/b"]}', after=Cas(2))
 
 
 class Log:

@@ -41,7 +41,6 @@ from coordinator.core.model.commands import (
     Transact,
 )
 from coordinator.core.model.entities import (
-    ACTIVE,
     INIT,
     Bucket,
     Consumed,
@@ -54,6 +53,7 @@ from coordinator.core.model.outcome_records import OutcomesRecorded
 from coordinator.core.model.records import BucketSeen, ProjectorHeartbeat
 from coordinator.core.model.types import Cas, TxnId
 from tests.support.indexes import make_index, make_indexer_beat
+from tests.support.subscriptions import make_subscription
 from tests.support.views import (
     CODEC,
     OWN_AUTHORITY,
@@ -287,16 +287,8 @@ def test_subscriptions_to_two_topics_are_decided_apart_so_that_all_together_have
 
 
 def a_delivery(topic: str, subscriber: str, number: int) -> Subscription:
-    return Subscription(
-        topic=topic,
-        id=subscriber,
-        number=number,
-        filter_json="{}",
-        after=Cas(0),
-        deliver_to="out",
-        expires_after_ms=0,
-        state=ACTIVE,
-        created_ms=0,
+    return make_subscription(
+        topic=topic, id=subscriber, number=number, deliver_to="out", expires_after_ms=0
     )
 
 
