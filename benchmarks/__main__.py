@@ -21,6 +21,7 @@ from benchmarks import (
     commit,
     data_plane,
     eventsourced,
+    executors,
     failover,
     fold,
     history,
@@ -51,6 +52,7 @@ ALL = (
     "freshness",
     "idle",
     "restart",
+    "executors",
     "growth",
     "archive",
 )
@@ -67,6 +69,7 @@ TIMESTAMPS: dict[str, Callable[[str], Any]] = {
     "freshness": timestamps.freshness,
     "idle": timestamps.idle,
     "restart": timestamps.restart,
+    "executors": executors.executors,
     "growth": timestamps.growth,
     "stateful": timestamps.stateful,
 }

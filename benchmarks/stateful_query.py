@@ -24,7 +24,7 @@ from coordinator.core.timestamps.settings import TimestampSettings
 from coordinator.kafka.topics import FAILOVER_LOG, STREAM_BEGIN, STREAM_END, SYNC, topic_name
 from streaming.spark.kafka_source import KAFKA
 from streaming.spark.session import SparkOptions, start
-from streaming.stability.fold import Batch, Syncs, fold, pack, unpack
+from streaming.stability.fold import Batch, fold, pack, unpack
 from streaming.timestamps.inputs import INPUTS
 from streaming.timestamps.rows import SyncRows, rows_of
 from streaming.timestamps.source import place_in
@@ -57,11 +57,11 @@ class Buckets(StatefulProcessor):
     ) -> Iterator[pd.DataFrame]:
         """Return the bucket's next stability timestamp, if it is due."""
         (bucket,) = key
-        found = rows_of(pa.Table.from_pandas(pd.concat(list(rows)), preserve_index=False))
+        table = pa.Table.from_pandas(pd.concat(list(rows)), preserve_index=False)
+        found = rows_of(table, {bucket: self.vbuckets})
         syncs = SyncRows.joined(bucket, found.syncs)
-        names = ("vbucket", "projector", "connection", "ordinal", "vbuuid", "seqno")
         batch = Batch(
-            Syncs(*(getattr(syncs, name) for name in names)),
+            syncs.columns,
             [codec.decode(row.value or b"") for row in found.raw],
             timerValues.getCurrentProcessingTimeInMs(),
             ticked=True,

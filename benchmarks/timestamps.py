@@ -294,18 +294,24 @@ class Process:
         if self._process.poll() is not None:
             raise RuntimeError(f"it ended: {(self._folder / 'log').read_text()[-2000:]}")
 
+    def wait(self, timeout_s: float) -> None:
+        """Wait until it has ended. Raises RuntimeError if that was no success."""
+        if self._process.wait(timeout_s):
+            raise RuntimeError(f"it failed: {(self._folder / 'log').read_text()[-2000:]}")
+
     def cpu_s(self) -> dict[str, float]:
         """Return the processor seconds of each process of it, up to now."""
         found: dict[str, float] = {}
-        for one in self._all():
+        for one in self.processes():
             times = one.cpu_times()
             found[one.name()] = found.get(one.name(), 0.0) + times.user + times.system
         return found
 
     def rss_mib(self) -> dict[str, float]:
-        return {one.name(): round(one.memory_info().rss / 2**20) for one in self._all()}
+        return {one.name(): round(one.memory_info().rss / 2**20) for one in self.processes()}
 
-    def _all(self) -> list[psutil.Process]:
+    def processes(self) -> list[psutil.Process]:
+        """Return this process, and all that it has started."""
         own = psutil.Process(self._process.pid)
         return [own, *own.children(recursive=True)]
 
@@ -351,7 +357,7 @@ def stateful_query(load: Load, folder: Path) -> contextlib.AbstractContextManage
 class Reader:
     """Follows partitions of one topic; each record with the time at which it was there."""
 
-    def __init__(self, servers: str, topic: str, partitions: int = 1) -> None:
+    def __init__(self, servers: str, topic: str, partitions: int = 1, begin: int = 0) -> None:
         self._consumer = Consumer(
             {
                 "bootstrap.servers": servers,
@@ -362,7 +368,11 @@ class Reader:
                 "log_level": 2,
             }
         )
-        self._consumer.assign([TopicPartition(topic, n, 0) for n in range(partitions)])
+        self._consumer.assign([TopicPartition(topic, n, begin) for n in range(partitions)])
+
+    def end(self, topic: str) -> int:
+        """Return where partition 0 of a topic ends."""
+        return int(self._consumer.get_watermark_offsets(TopicPartition(topic, 0), 10)[1])
 
     def __enter__(self) -> Reader:
         return self

@@ -673,9 +673,22 @@ FROM_AVRO: dict[str, Callable[[Fields], Any]] = {
 }
 
 
+_RETIRED: dict[type, tuple[str, ...]] = {
+    records.TimestampsHeartbeat: ("query",),
+    TimestampState: ("query", "batch"),
+    timestamp_progress.TimestampProgress: ("query", "batch", "generation"),
+}
+"""Fields that only older versions use: they are written as the schema's default, and not read."""
+
+
 def _enter(kind: type, to_avro: Callable[[Any], Fields], from_avro: Callable[..., Any]) -> None:
+    retired = frozenset(_RETIRED.get(kind, ()))
+
+    def build(fields: Fields) -> Any:
+        return from_avro(kind, {n: v for n, v in fields.items() if n not in retired})
+
     TO_AVRO[kind] = to_avro
-    FROM_AVRO[kind.__name__] = lambda fields: from_avro(kind, fields)
+    FROM_AVRO[kind.__name__] = build if retired else lambda fields: from_avro(kind, fields)
 
 
 for _kind, _digests in _COMMON.items():

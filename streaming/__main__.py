@@ -47,10 +47,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             bootstrap_servers=arguments.bootstrap_servers,
             data_dir=arguments.data_dir.resolve(),
             spark_master=arguments.spark_master,
-            checkpoint=arguments.checkpoint,
             trigger_ms=arguments.trigger_ms,
             tick_ms=arguments.tick_ms,
             offsets_max=arguments.offsets_max,
+            executors_from=arguments.executors_from,
+            partitions_min=arguments.partitions_min,
             heap_mb=arguments.heap_mb,
             ready_file=arguments.ready_file,
             spark_conf=dict(arguments.spark_conf),
@@ -144,7 +145,6 @@ def parser() -> argparse.ArgumentParser:
     add_cluster(one)
     one.add_argument("--data-dir", type=Path, required=True, help="folder of this application")
     one.add_argument("--spark-master", default="local[2]", help="where tasks run (local[2])")
-    one.add_argument("--checkpoint", default="", help="URL of the checkpoint (in the data folder)")
     one.add_argument(
         "--trigger-ms",
         type=within(10, 60_000),
@@ -162,6 +162,20 @@ def parser() -> argparse.ArgumentParser:
         type=within(1_000, 10_000_000),
         default=400_000,
         help="records a batch at most (400,000)",
+    )
+    one.add_argument(
+        "--executors-from",
+        type=within(0, 10_000_000),
+        default=200_000,
+        metavar="RECORDS",
+        help="size from which a batch is reduced in Spark's executors (200,000)",
+    )
+    one.add_argument(
+        "--partitions-min",
+        type=within(0, 10_000),
+        default=0,
+        metavar="N",
+        help="divide a batch among so many tasks at least (0: one for each partition of Kafka)",
     )
     one.add_argument(
         "--heap-mb",

@@ -66,16 +66,6 @@ def unpaced(spark: SparkSession, writer: DataStreamWriter, poll_ms: int) -> Data
     return writer.trigger(processingTime="0 seconds")
 
 
-def has_checkpoint(spark: SparkSession, place: str) -> bool:
-    """Tell whether a query was begun with this checkpoint, a folder or a URL of Spark's.
-
-    Raises Py4JError or Py4JJavaError: the file system does not answer.
-    """
-    context: Any = spark.sparkContext
-    path = context._jvm.org.apache.hadoop.fs.Path(f"{place}/metadata")
-    return bool(path.getFileSystem(context._jsc.hadoopConfiguration()).exists(path))
-
-
 def end_query(query: StreamingQuery, busy: threading.Lock) -> None:
     """Stop the query: after the batch that holds `busy`, if that ends soon."""
     if busy.acquire(timeout=BATCH_STOP_S):

@@ -45,6 +45,7 @@ TUNED: Mapping[str, str] = {
     "spark.sql.streaming.minBatchesToRetain": "20",
     "spark.sql.streaming.stopTimeout": "5000",
     "spark.shuffle.service.enabled": "false",
+    "spark.python.daemon.module": "streaming.spark.daemon",
 }
 
 COMPILER = (

@@ -24,13 +24,11 @@ from coordinator.core.timestamps.bucket_state import (
     Array,
     frozen,
 )
+from streaming.stability.grouping import firsts, grouped
 from streaming.stability.ownership import Ownership, Refusal
 
 EARLY_PER_VBUCKET_MAX = 4
 ORDINAL_MAX = 2**62 - 1
-FEW = 16
-"""So many connections send SYNCs at a time at most, usually."""
-DENSE_MAX = 2**24
 
 
 class Syncs(NamedTuple):
@@ -72,8 +70,11 @@ class Enquiry(NamedTuple):
     connection: int
 
 
-def sound(syncs: Syncs, vbuckets: int) -> NDArray[np.bool_]:
-    """Tell which SYNCs can be looked at: whose numbers can be what they are said to be."""
+def sound(syncs: Syncs, vbuckets: int | NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Tell which SYNCs can be looked at: whose numbers can be what they are said to be.
+
+    `vbuckets` is how many the bucket has, or that of each SYNC.
+    """
     return (
         (syncs.vbucket >= 0)
         & (syncs.vbucket < vbuckets)
@@ -119,7 +120,7 @@ class Positions:
         """Take SYNCs of vbuckets whose branch changes: one branch after the other."""
         order = np.lexsort((syncs.ordinal, syncs.vbuuid, syncs.vbucket))
         rows = syncs.only(order)
-        first = _firsts(rows.vbucket, rows.vbuuid)
+        first = firsts(rows.vbucket, rows.vbuuid)
         starts = np.flatnonzero(first)
         highest = np.maximum.reduceat(rows.seqno, starts)
         lasts = np.append(starts[1:], len(first)) - 1
@@ -142,7 +143,7 @@ class Positions:
         """
         may = self.owners.may_count(rest.vbucket, rest.connection, rest.ordinal)
         rest, since = rest.only(may), since[may]
-        groups, count = _groups(rest.connection, rest.vbucket, len(self.rows))
+        groups, count = grouped(rest.connection, rest.vbucket, len(self.rows))
         newest, first_ms = np.full(count, NEVER, np.int64), np.full(count, ORDINAL_MAX, np.int64)
         np.maximum.at(newest, groups, rest.ordinal)
         np.minimum.at(first_ms, groups, since)
@@ -212,41 +213,3 @@ class Positions:
         """Return what was enquired about since the last call."""
         found, self._enquiries = self._enquiries, []
         return found
-
-
-def _firsts(*keys: NDArray[np.int64] | Numbers) -> NDArray[np.bool_]:
-    """Tell which rows, sorted by these keys, are the first of theirs."""
-    first = np.zeros(len(keys[0]), np.bool_)
-    first[:1] = True
-    for key in keys:
-        first[1:] |= key[1:] != key[:-1]
-    return first
-
-
-def _groups(
-    connections: NDArray[np.int64], vbuckets: NDArray[np.int64], size: int
-) -> tuple[NDArray[np.int64], int]:
-    """Return the number of each row's connection and vbucket together, and how many there are."""
-    wide = _numbered(connections) * size + vbuckets
-    if not len(wide):
-        return wide, 0
-    if wide.max() > DENSE_MAX:
-        found, places = np.unique(wide, return_inverse=True)
-        return places, len(found)
-    used = np.zeros(int(wide.max()) + 1, np.bool_)
-    used[wide] = True
-    return (np.cumsum(used) - 1)[wide], int(used.sum())
-
-
-def _numbered(values: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return small numbers for values: quickly if there are few of them, as there should be."""
-    numbers = np.zeros(len(values), np.int64)
-    left = np.arange(len(values))
-    for number in range(FEW):
-        if not len(left):
-            return numbers
-        same = values[left] == values[left[0]]
-        numbers[left[same]] = number
-        left = left[~same]
-    numbers[left] = np.unique(values[left], return_inverse=True)[1] + FEW
-    return numbers

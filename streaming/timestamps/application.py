@@ -1,13 +1,12 @@
 """The application that computes timestamps: one Spark query, and what holds it up.
 
-Spark decides which records make a batch, and reads them; `query_state.fold_batch` computes;
-`state_store` writes outputs and state in one transaction. Each batch counts once, whatever is
-killed when:
+Spark decides which records make a batch, and reads them; `rows` reduces them, in the executors if
+they are many; `query_state.fold_batch` computes; `state_store` writes outputs and state in one
+transaction. Each batch counts once, whatever is killed when:
 
-- A batch that the state has already is skipped: Spark hands it over again if it was killed
-  before it noted the end of it.
-- A batch that the state cannot go on with, because a checkpoint was lost, is too old, is another
-  one, or knows more than it does, is not used: a new query begins exactly where the state stands.
+- Where to go on is in the state, which is written with the outputs. Each query begins there, with a
+  checkpoint of its own that nobody needs afterwards: Spark never hands a batch over again.
+- A batch that does not begin where the state ends is not used, and a new query begins there.
 - Records that were deleted before they were read are told of, and reading goes on.
 - A transaction whose outcome is in doubt is settled by reading, and written again as a whole.
 
@@ -24,7 +23,6 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -58,7 +56,6 @@ from streaming.spark.queries import (
     end_session,
     error_of,
     first_line,
-    has_checkpoint,
     unpaced,
     wait_for,
 )
@@ -71,10 +68,9 @@ from streaming.timestamps.query_state import (
     fold_batch,
     forgotten,
     jumps,
-    restarted,
     with_buckets,
 )
-from streaming.timestamps.rows import Rows, rows_of
+from streaming.timestamps.rows import RECORDS_DDL, Rows, partials, rows_of
 from streaming.timestamps.source import rows
 from streaming.timestamps.state_store import DoubtError, FencedError, RefusedError, StateStore
 from streaming.timestamps.ticker import Ticker
@@ -102,6 +98,10 @@ class GapError(Exception):
     """Spark's batch does not follow on what the state has."""
 
 
+EXECUTORS_FROM = 200_000
+"""So many records are reduced in the executors: that starts later, and takes less for each."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """What the command line says."""
@@ -110,11 +110,13 @@ class Options:
     bootstrap_servers: str
     data_dir: Path
     spark_master: str = "local[2]"
-    checkpoint: str = ""
-    """A URL; by default a folder in `data_dir`."""
     trigger_ms: int = 100
     tick_ms: int = 250
     offsets_max: int = 400_000
+    executors_from: int = EXECUTORS_FROM
+    """A batch that is expected to have so many records is reduced in the executors."""
+    partitions_min: int = 0
+    """Have Spark divide a batch among so many tasks at least; 0: one for each partition."""
     heap_mb: int = HEAP_MB
     ready_file: Path | None = None
     spark_conf: Mapping[str, str] | None = None
@@ -173,9 +175,8 @@ class Application:
         )
         self._seen: dict[str, Seen] = {}
         self._busy = threading.Lock()
-        self._query_id = ""
-        self._query_known = threading.Event()
-        self._is_fresh = False
+        self._checkpoints = options.data_dir / "checkpoints"
+        self._batches = self._expected = 0
         self._fault: BaseException | None = None
         self._failures = 0
         self._pause_s = QUIET_PAUSE_S
@@ -208,6 +209,7 @@ class Application:
         """
         if self.options.ready_file is not None:
             self.options.ready_file.unlink(missing_ok=True)
+        shutil.rmtree(self._checkpoints, ignore_errors=True)  # Of a process that was killed.
         try:
             while not self._stopping.is_set():
                 if self._run_query(spark):
@@ -240,6 +242,7 @@ class Application:
             self._ticker.switch(False)
             if query is not None:
                 end_query(query, self._busy)
+                shutil.rmtree(self._checkpoints, ignore_errors=True)
         return query is not None and self._judge(query)
 
     def _begin(self) -> dict[tuple[str, int], int] | None:
@@ -295,6 +298,7 @@ class Application:
                     f"at {end}, and was read up to {offset} before [topic_replaced]"
                 )
         self._query_state = forgotten(self._query_state, anew)
+        self._expected = sum(end - max(low, starting[where]) for where, (low, end) in found.items())
         return starting
 
     def _tell_of_loss(self, where: tuple[str, int], offset: int, low: int) -> None:
@@ -313,30 +317,16 @@ class Application:
             options.cluster,
             starting,
             offsets_max=options.offsets_max,
+            partitions_min=options.partitions_min,
         )
-        self._query_known.clear()
+        place = self._checkpoints / secrets.token_hex(8)
         writer = frame.writeStream.foreachBatch(self._on_batch)
-        checkpoint = self._checkpoint()
-        self._is_fresh = not has_checkpoint(spark, checkpoint)
-        writer = writer.option("checkpointLocation", checkpoint)
+        writer = writer.option("checkpointLocation", place.absolute().as_uri())
         if options.until_read:
             writer = writer.trigger(availableNow=True)
         else:
             writer = unpaced(spark, writer, options.trigger_ms)
-        query = writer.start()
-        self._query_id = str(query.id)
-        self._query_known.set()
-        return query
-
-    def _checkpoint(self) -> str:
-        """Return this generation's checkpoint, and delete older ones if they are here."""
-        place = self.options.checkpoint or str(self.options.data_dir / "checkpoint")
-        generation = self._query_state.progress.generation
-        if "://" not in place:
-            for old in Path(place).glob("*"):
-                if old.name.isdecimal() and int(old.name) < generation:
-                    shutil.rmtree(old, ignore_errors=True)
-        return f"{place.rstrip('/')}/{generation}"
+        return writer.start()
 
     def _judge(self, query: StreamingQuery) -> bool:
         """Look at what a query ended with; return whether it has done what it was to do."""
@@ -344,11 +334,7 @@ class Application:
         if isinstance(fault, FencedError):
             self._look_for_another(fault)
         elif isinstance(fault, GapError):
-            self._status_log.say(
-                f"{fault}; a new query begins where the state stands [checkpoint_left]"
-            )
-            with suppress(FencedError, DoubtError):
-                self._state_store.commit(restarted(self._query_state).records)
+            self._status_log.say(f"{fault}; a new query begins where the state stands [query_left]")
         elif isinstance(fault, AssertionError | RefusedError):
             raise fault
         elif not self._stopping.is_set():
@@ -374,13 +360,13 @@ class Application:
         self._status_log.say(f"{fault}; no other application is there: beginning again")
 
     def _heartbeat(self) -> TimestampsHeartbeat:
-        query_state, progress = self._query_state, self._query_state.progress
+        query_state = self._query_state
         self._seen = {
             name: seen if (seen := self._seen.get(name)) and seen.state is state else look(state)
             for name, state in query_state.states.items()
         }
         return TimestampsHeartbeat(
-            *(self._incarnation, os.getpid(), progress.query, progress.batch, wall_ms()),
+            *(self._incarnation, os.getpid(), self._batches, wall_ms()),
             tuple(seen.current for seen in self._seen.values()),
             tuple(owner for seen in self._seen.values() for owner in seen.owners),
         )
@@ -388,48 +374,46 @@ class Application:
     # -- a batch -----------------------------------------------------------------------------
 
     def _on_batch(self, frame: DataFrame, batch: int) -> None:
-        """Compute one micro-batch of Spark, once. What it raises ends the query."""
-        if not self._query_known.wait(CALL_TIMEOUT_S):
-            raise StoppedError("the query did not start")
-        before, begun_s = self._query_state, time.monotonic()
+        """Compute one micro-batch of Spark. What it raises ends the query.
+
+        `batch` is the number that Spark gives it, which means nothing: each query begins at 0.
+        """
+        begun_s = time.monotonic()
         with self._busy:
             if self._stopping.is_set():
                 raise StoppedError("stopping")
             try:
-                quiet = self._carry_out(frame, batch)
+                quiet = self._carry_out(frame)
             except BaseException as error:
                 self._fault = error
                 raise
         self._failures = 0
         self._status_log.settled("the query")
-        if self._query_state is not before:  # Else the batch counted already: nothing was read yet.
-            self._report_ready(batch)
+        self._batches += 1
+        self._report_ready()
         self._pause_s = min(2 * self._pause_s, QUIET_PAUSE_S_MAX) if quiet else QUIET_PAUSE_S
         if not self.options.until_read:
             left_s = begun_s + self.options.trigger_ms / 1000 - time.monotonic()
             self._stopping.wait(max(left_s, self._pause_s if quiet else 0.0))
 
-    def _carry_out(self, frame: DataFrame, batch: int) -> bool:
-        """Compute a batch, unless it counts already; return whether nothing has happened in it."""
-        progress = self._query_state.progress
-        if progress.query == self._query_id:
-            if batch <= progress.batch:
-                return False
-            expected = progress.batch + 1
-        elif self._is_fresh:
-            expected = 0
-        else:
-            raise GapError("the checkpoint is of another query than the state")
-        if batch != expected:
-            raise GapError(
-                f"the checkpoint is at batch {batch}, and the state at batch {progress.batch} "
-                f"of {'this' if expected else 'another'} query"
-            )
-        found = rows_of(frame.toArrow())
+    def _carry_out(self, frame: DataFrame) -> bool:
+        """Compute a batch; return whether nothing has happened in it."""
+        found = self._read(frame)
+        if not found.count:
+            return True
         self._check_offsets(found)
-        wanted = fold_batch(self._query_state, found, self._query_id, batch)
+        wanted = fold_batch(self._query_state, found)
         self._write(wanted)
         return wanted.quiet
+
+    def _read(self, frame: DataFrame) -> Rows:
+        """Read a batch: in the executors, if it should be as large as the last one was."""
+        limits = {one.name: one.vbuckets for one in self._query_state.context.buckets}
+        if self._expected >= self.options.executors_from:
+            frame = frame.mapInArrow(lambda batches: partials(batches, limits), RECORDS_DDL)
+        found = rows_of(frame.toArrow(), limits)
+        self._expected = found.count
+        return found
 
     def _check_offsets(self, found: Rows) -> None:
         """Tell of records that were deleted while the query runs. GapError: they were read before.
@@ -497,11 +481,10 @@ class Application:
                 raise FencedError("another application has written meanwhile")
             return False
 
-    def _report_ready(self, batch: int) -> None:
+    def _report_ready(self) -> None:
         if self._ready:
             return
         self._ready = True
-        self._status_log.say(f"reading, from batch {batch} of query {self._query_id}")
+        self._status_log.say("reading")
         if self.options.ready_file is not None:
-            text = json.dumps({"batch": batch, "query": self._query_id})
-            self.options.ready_file.write_text(text + "\n")
+            self.options.ready_file.write_text(json.dumps({"pid": os.getpid()}) + "\n")

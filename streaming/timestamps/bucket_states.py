@@ -5,8 +5,8 @@ from __future__ import annotations
 from coordinator.core.timestamps.bucket_state import BucketState, TimestampState, pack, unpack
 
 
-def as_record(state: BucketState, query: str, batch: int, now_ms: int) -> TimestampState:
-    return TimestampState(state.bucket, query, batch, state.vbuckets, now_ms, pack(state))
+def as_record(state: BucketState, now_ms: int) -> TimestampState:
+    return TimestampState(state.bucket, state.vbuckets, now_ms, pack(state))
 
 
 def from_record(record: TimestampState) -> BucketState:

@@ -32,7 +32,7 @@ from coordinator.core.model.stream_records import (
     Sync,
     Tick,
 )
-from coordinator.core.model.types import Generation, Offset
+from coordinator.core.model.types import Offset
 from coordinator.core.timestamps.bucket_state import BucketState
 from coordinator.core.timestamps.progress import (
     NextOffset,
@@ -66,13 +66,13 @@ from coordinator.kafka.topics import (
 )
 from coordinator.kafka.topics import SYNC as SYNC_TOPIC
 from schemas.registry import SchemaError
-from streaming.stability.fold import Batch, Control, Output, Syncs, fold
+from streaming.stability.fold import Batch, Control, Output, fold
 from streaming.timestamps import clock
 from streaming.timestamps.bucket_states import as_record
 from streaming.timestamps.clock import Clock
 from streaming.timestamps.inputs import COMPACTED, INPUTS, QUIET
 from streaming.timestamps.outputs import Outputs
-from streaming.timestamps.rows import RawRow, Rows, SyncRows
+from streaming.timestamps.rows import RawRow, Rows, Span, SyncRows
 
 PROGRESS_KEY, CONTEXT_KEY, WAITING_KEY = OWN_KEYS = ("*", "*/context", "*/waiting")
 """On `timestamp-state`, beside the buckets, whose names have no `*`."""
@@ -100,7 +100,7 @@ BELONGS: Mapping[str, tuple[type, ...]] = {
     STATECONTEXT: (Event,),
 }
 
-NOTHING_READ = TimestampProgress("", -1, Generation(0), 0, ())
+NOTHING_READ = TimestampProgress(0, ())
 NOTHING_KNOWN = TimestampContext(Offset(0), (), ())
 
 
@@ -144,18 +144,15 @@ class BatchResult(NamedTuple):
     """Nothing was read but what is written all the time, and nothing but the state follows."""
 
 
-def fold_batch(query_state: QueryState, rows: Rows, query: str, batch: int) -> BatchResult:
-    """Return what batch `batch` of the query `query` leads to."""
+def fold_batch(query_state: QueryState, rows: Rows) -> BatchResult:
+    """Return what a batch leads to."""
     work = _Work(query_state, rows)
     work.learn()
     work.sort()
     states, published, outputs = work.fold()
     progress = TimestampProgress(
-        query,
-        batch,
-        query_state.progress.generation,
         work.now_ms,
-        _moved_on(query_state, rows.next_offsets),
+        _moved_on(query_state, rows.spans),
         work.clock.writer,
         work.clock.said_ms,
     )
@@ -217,18 +214,6 @@ def seeded(query_state: QueryState, outputs: Outputs) -> QueryState:
     )
 
 
-def restarted(query_state: QueryState) -> BatchResult:
-    """Return the state for a query that begins where it stands, with a checkpoint of its own."""
-    progress = replace(
-        query_state.progress,
-        query="",
-        batch=-1,
-        generation=Generation(query_state.progress.generation + 1),
-    )
-    after = replace(query_state, progress=progress)
-    return BatchResult(after, _kept(query_state, after))
-
-
 def forgotten(query_state: QueryState, places: Iterable[tuple[str, int]]) -> QueryState:
     """Return the state for which these partitions, by full name, were never read: they are anew."""
     gone = frozenset(places)
@@ -250,22 +235,21 @@ def jumps(query_state: QueryState, rows: Rows) -> list[Jump]:
     """Return where a batch does not follow on the state; not of topics that are compacted."""
     known = {(one.topic, one.partition): one.offset for one in query_state.progress.offsets}
     found = []
-    for place, partition, first in rows.first_offsets:
-        topic = topic_name(query_state.cluster, INPUTS[place])
-        expected = known.get((topic, partition), first)
-        if first < expected or (first > expected and INPUTS[place] not in COMPACTED):
-            found.append(Jump(topic, partition, expected, first))
+    for span in rows.spans:
+        name = INPUTS[span.place]
+        topic = topic_name(query_state.cluster, name)
+        expected = known.get((topic, span.partition), span.first)
+        if span.first < expected or (span.first > expected and name not in COMPACTED):
+            found.append(Jump(topic, span.partition, expected, span.first))
     return found
 
 
-def _moved_on(
-    query_state: QueryState, read: Iterable[tuple[int, int, int]]
-) -> tuple[NextOffset, ...]:
+def _moved_on(query_state: QueryState, read: Iterable[Span]) -> tuple[NextOffset, ...]:
     """Return the next offsets after these were read; none moves back."""
     known = {(one.topic, one.partition): one.offset for one in query_state.progress.offsets}
-    for place, partition, offset in read:
-        where = (topic_name(query_state.cluster, INPUTS[place]), partition)
-        known[where] = Offset(max(offset, known.get(where, 0)))
+    for span in read:
+        where = (topic_name(query_state.cluster, INPUTS[span.place]), span.partition)
+        known[where] = Offset(max(span.next, known.get(where, 0)))
     return tuple(NextOffset(*where, offset) for where, offset in sorted(known.items()))
 
 
@@ -275,7 +259,7 @@ def _kept(before: QueryState, after: QueryState) -> list[Record]:
     found = []
     for bucket, state in after.states.items():
         if before.states.get(bucket) is not state:
-            value = as_record(state, progress.query, progress.batch, progress.now_ms)
+            value = as_record(state, progress.now_ms)
             found.append(Record(TIMESTAMP_STATE, bucket, value))
     found += [
         Record(TIMESTAMP_STATE, bucket, None)
@@ -422,7 +406,7 @@ class _Work:
         for syncs in self.rows.syncs:
             self._syncs.setdefault(syncs.bucket, []).append(syncs)
         for bucket in sorted(self._syncs.keys() - self._known):
-            syncs = _newest(SyncRows.joined(bucket, self._syncs.pop(bucket)))
+            syncs = SyncRows.joined(bucket, self._syncs.pop(bucket)).reduced()
             for row in range(len(syncs)):
                 self._wait(self._place_of(syncs, row), bucket)
 
@@ -498,7 +482,7 @@ class _Work:
         control = self._control.get(state.bucket, [])
         records = [record for _, record in control]
         batch = Batch(
-            *(_columns(syncs), records, self.now_ms, self.ticked),
+            *(syncs.columns, records, self.now_ms, self.ticked),
             unwatched_ms=self.unwatched_ms,
             stepped_ms=self.stepped_ms,
         )
@@ -538,26 +522,6 @@ def _together(timestamps: Sequence[StabilityTimestamp]) -> list[Record]:
         )
         for n, part in enumerate(parts)
     ]
-
-
-def _columns(syncs: SyncRows) -> Syncs:
-    return Syncs(
-        syncs.vbucket,
-        syncs.projector,
-        syncs.connection,
-        syncs.ordinal,
-        syncs.vbuuid,
-        syncs.seqno,
-    )
-
-
-def _newest(syncs: SyncRows) -> SyncRows:
-    """Return the last SYNC of each connection and vbucket: the others say nothing more."""
-    order = np.lexsort((syncs.ordinal, syncs.connection, syncs.vbucket))
-    vbucket, connection = syncs.vbucket[order], syncs.connection[order]
-    is_last = np.ones(len(order), np.bool_)
-    is_last[:-1] = (vbucket[1:] != vbucket[:-1]) | (connection[1:] != connection[:-1])
-    return syncs.where(np.sort(order[is_last]))
 
 
 def _row(place: Place, sync: Sync) -> SyncRows:

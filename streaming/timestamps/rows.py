@@ -1,7 +1,13 @@
-"""A micro-batch as it comes from Spark, put in order: SYNCs as columns, all other records raw.
+"""A micro-batch, read: SYNCs as columns, of which the last are left, and all other records raw.
 
 SYNC is nearly all of it. Read as columns it takes a fifth of a microsecond a record here; decoded
-in the JVM, it took two there, and travelled as fifteen columns instead of five.
+in the JVM, it took two there, and travelled as fifteen columns instead of five. What is read is
+reduced at once (`streaming.stability.reduction`), wherever that is:
+
+- A small batch is read by the driver: `rows_of` takes the records as Spark hands them over.
+- Of a large one each task makes a partial in its executor, with `partials`; the driver's `rows_of`
+  puts these together. A partial is one row for all SYNCs of the task, packed, and a row for each
+  other record, as it came.
 
 Pure. Spark's tasks end in any order, and what is computed must not depend on it: everything here
 is sorted by topic, partition and offset.
@@ -9,7 +15,8 @@ is sorted by topic, partition and offset.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -22,15 +29,42 @@ from coordinator.core.model.stream_records import Sync
 from coordinator.core.model.types import Offset, Seqno, Vbuuid
 from coordinator.kafka.topics import SYNC
 from schemas.registry import Registry, registry
+from streaming.stability.positions import Syncs, sound
+from streaming.stability.reduction import latest
 from streaming.timestamps.avro_columns import Fields, decoded, plain_fields
 from streaming.timestamps.inputs import INPUTS
 
 Numbers = NDArray[Any]
 
 SYNC_NUMBERS = ("vbucket", "projector", "connection", "ordinal", "vbuuid", "seqno")
+COLUMNS: dict[str, type[np.int64] | type[np.uint64]] = {
+    "partition": np.int64,
+    "offset": np.int64,
+    **dict.fromkeys(SYNC_NUMBERS[:-2], np.int64),
+    **dict.fromkeys(SYNC_NUMBERS[-2:], np.uint64),
+}
+"""What is known of a SYNC beside its bucket: where it stood, and what it says."""
 
-OFFSET_BITS, PARTITION_BITS = 44, 14
-"""Of the number by which rows are sorted; the place of the topic comes before."""
+RECORDS = pa.schema(
+    [
+        ("place", pa.int32()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+    ]
+)
+RECORDS_DDL = "place int, partition int, offset bigint, key binary, value binary"
+"""Rows as Spark hands them over, for Arrow and for Spark; `place` is that of the topic."""
+
+PARTIAL = -1
+"""The place of a row that has the SYNCs of a task."""
+
+ANY_VBUCKETS = 2**20
+"""No bucket has more."""
+
+HELD = 200_000
+"""So many SYNCs more than were left are gathered before they are reduced again."""
 
 
 class RawRow(NamedTuple):
@@ -65,17 +99,24 @@ class SyncRows:
         """Return the rows of all parts, one part after the other."""
         if len(parts) == 1:
             return parts[0]
-        kinds = (np.int64,) * 6 + (np.uint64,) * 2
         columns = (
             np.concatenate([np.zeros(0, kind), *(getattr(part, name) for part in parts)])
-            for name, kind in zip(cls.__slots__[1:], kinds, strict=True)
+            for name, kind in COLUMNS.items()
         )
         return cls(bucket, *columns)
 
+    @property
+    def columns(self) -> Syncs:
+        """Return what the fold takes of them."""
+        return Syncs(*(getattr(self, name) for name in SYNC_NUMBERS))
+
+    def reduced(self) -> SyncRows:
+        """Return the rows that say everything."""
+        return self.where(latest(self.columns))
+
     def where(self, chosen: Numbers) -> SyncRows:
         """Return those rows that a mask or a list of places chooses."""
-        columns = (getattr(self, name)[chosen] for name in self.__slots__[1:])
-        return SyncRows(self.bucket, *columns)
+        return SyncRows(self.bucket, *(getattr(self, name)[chosen] for name in COLUMNS))
 
     def record(self, row: int) -> Sync:
         """Return a row as the record that it was, without its time."""
@@ -91,46 +132,59 @@ class SyncRows:
         )
 
 
+class Span(NamedTuple):
+    """The records of a partition that a batch has: offset of the first, and after the last one."""
+
+    place: int
+    partition: int
+    first: int
+    next: int
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A micro-batch: SYNCs by bucket, other records, and where it begins and ends in each partition
-    of which it has a record."""
+    """A micro-batch: SYNCs by bucket, other records, and what of which partitions was read."""
 
     count: int
+    """Of records, those included that others replaced."""
     syncs: tuple[SyncRows, ...]
     raw: tuple[RawRow, ...]
-    next_offsets: tuple[tuple[int, int, int], ...]
-    """Place of the topic, partition, offset after the last record."""
-    first_offsets: tuple[tuple[int, int, int], ...] = ()
-    """Place of the topic, partition, offset of the first record."""
+    spans: tuple[Span, ...]
 
 
 NO_ROWS = Rows(0, (), (), ())
 
 
-def rows_of(table: pa.Table, versions: Sequence[Layout] | None = None) -> Rows:
-    """Return the rows of a table with the columns of `source.columns`, in order.
+Limits = Mapping[str, int]
+"""How many vbuckets the buckets have that are known."""
 
-    `versions` are those of SYNC, by default the released ones; a SYNC of none of them is a raw row.
+
+def rows_of(table: pa.Table, limits: Limits, versions: Sequence[Layout] | None = None) -> Rows:
+    """Return the rows of a table with the columns of `RECORDS`, or of the partials of one.
+
+    `versions` are those of SYNC, by default the released ones. A SYNC of none of them is a raw row,
+    and so is one whose numbers cannot be those of a SYNC.
     """
     if table.num_rows == 0:
         return NO_ROWS
-    versions = known_layouts() if versions is None else versions
-    parts = table.to_batches()
-    numbers = np.concatenate([_numbers(one) for one in parts])
-    order = np.argsort(numbers, kind="stable")
-    buckets = _Buckets(table.num_rows)
-    begin = 0
-    for one in parts:
-        buckets.read(one, begin, versions)
-        begin += one.num_rows
-    numbers = numbers[order]
-    return Rows(
-        table.num_rows,
-        buckets.rows(order, numbers),
-        _raw(table.take(pa.array(order[~buckets.is_sync[order]]))),
-        *_bounds(numbers),
-    )
+    gathered = _Gathered(limits, versions)
+    raw: list[RawRow] = []
+    for one in table.to_batches():
+        raw += _raw(gathered.take(one))
+    raw.sort(key=lambda row: row[:3])
+    return Rows(gathered.count + len(raw), gathered.syncs(), tuple(raw), gathered.spans())
+
+
+def partials(batches: Iterable[pa.RecordBatch], limits: Limits) -> Iterator[pa.RecordBatch]:
+    """Return the same records, with one row for all SYNCs: what a task does in its executor."""
+    gathered = _Gathered(limits, None)
+    for one in batches:
+        left = gathered.take(one)
+        if left.num_rows:
+            yield left
+    if gathered.count:
+        row = {"place": PARTIAL, "partition": 0, "offset": 0, "value": gathered.packed()}
+        yield pa.RecordBatch.from_pylist([row], RECORDS)
 
 
 class Layout(NamedTuple):
@@ -158,89 +212,171 @@ def known_layouts() -> tuple[Layout, ...]:
     return layouts(registry())
 
 
-class _Buckets:
-    """The columns of all SYNCs of a table, as far as they could be read."""
+class _Gathered:
+    """What was read so far: the SYNCs that are left, and what of which partition was read."""
 
-    def __init__(self, count: int) -> None:
-        self.is_sync = np.zeros(count, np.bool_)
-        self._codes = np.zeros(count, np.intp)
-        self._columns = {name: np.zeros(count, np.int64) for name in SYNC_NUMBERS}
+    def __init__(self, limits: Limits, versions: Sequence[Layout] | None) -> None:
+        self.count = 0
+        """Of SYNCs, those included that others replaced."""
+        self._limits = limits
+        self._versions = known_layouts() if versions is None else versions
         self._names: dict[str, int] = {}
+        self._parts = [_Part.none()]
+        self._held = self._left = 0
+        self._spans: dict[tuple[int, int], tuple[int, int]] = {}
 
-    def read(self, batch: pa.RecordBatch, begin: int, versions: Sequence[Layout]) -> None:
-        """Read a part of the table that begins with this row of it."""
+    def take(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Take SYNCs and partials; return the other records."""
+        packed = np.flatnonzero(batch["place"].to_numpy() == PARTIAL)
+        if len(packed):
+            for value in batch["value"].take(pa.array(packed)).to_pylist():
+                self._unpack(value)
+            batch = batch.take(pa.array(np.delete(np.arange(batch.num_rows), packed)))
+        self._note(batch)
+        is_sync = np.zeros(batch.num_rows, np.bool_)
         left = np.flatnonzero(batch["place"].to_numpy() == INPUTS.index(SYNC))
-        for head, fields in versions:
+        for head, fields in self._versions:
             if not len(left):
-                return
+                break
             whole = len(left) == batch.num_rows
             values = batch["value"] if whole else batch["value"].take(pa.array(left))
             found = decoded(values, head, fields)
-            rows = left[found.rows] + begin
-            self.is_sync[rows] = True
-            for name, column in self._columns.items():
-                column[rows] = found.numbers[name]
-            known, codes = found.texts["bucket"]
-            ours = [self._names.setdefault(name, len(self._names)) for name in known]
-            self._codes[rows] = np.array(ours, np.intp)[codes]
+            names, codes = found.texts["bucket"]
+            vbuckets = np.array([self._limits.get(name, ANY_VBUCKETS) for name in names], np.int64)
+            rows = left[found.rows]
+            columns = {
+                "partition": _column(batch, "partition")[rows],
+                "offset": _column(batch, "offset")[rows],
+                **{name: found.numbers[name] for name in SYNC_NUMBERS},
+            }
+            part = _Part(
+                self._ours(names)[codes],
+                *(columns[name].view(kind) for name, kind in COLUMNS.items()),
+            )
+            good = sound(part.syncs, vbuckets[codes])
+            is_sync[rows[good]] = True
+            self.count += int(good.sum())
+            self._hold(part if good.all() else part.only(good))
             left = np.delete(left, found.rows)
+        if not is_sync.any():
+            return batch
+        return batch.take(pa.array(np.flatnonzero(~is_sync)))
 
-    def rows(self, order: Numbers, numbers: Numbers) -> tuple[SyncRows, ...]:
-        """Return the SYNCs of each bucket, buckets by name; `numbers` are in that order."""
-        chosen = self.is_sync[order]
-        order, numbers = order[chosen], numbers[chosen]
-        codes = self._codes[order]
-        by_bucket = np.argsort(codes, kind="stable") if len(self._names) > 1 else slice(None)
-        order, numbers, codes = order[by_bucket], numbers[by_bucket], codes[by_bucket]
-        bounds = np.searchsorted(codes, np.arange(len(self._names) + 1))
-        columns = [
-            numbers >> OFFSET_BITS & (1 << PARTITION_BITS) - 1,
-            numbers & (1 << OFFSET_BITS) - 1,
-            *(column[order] for column in self._columns.values()),
-        ]
-        columns[-2:] = [column.view(np.uint64) for column in columns[-2:]]
+    def syncs(self) -> tuple[SyncRows, ...]:
+        """Return the SYNCs of each bucket, buckets by name; those of a bucket by their place."""
+        part = self._reduced()
+        part = part.only(np.lexsort((part.offset, part.partition, part.code)))
+        bounds = np.searchsorted(part.code, np.arange(len(self._names) + 1))
         return tuple(
-            SyncRows(name, *(column[bounds[code] : bounds[code + 1]] for column in columns))
+            SyncRows(name, *(column[bounds[code] : bounds[code + 1]] for column in part[1:]))
             for name, code in sorted(self._names.items())
             if bounds[code] < bounds[code + 1]
         )
 
+    def spans(self) -> tuple[Span, ...]:
+        """Return what was read of which partitions, in order."""
+        return tuple(Span(*where, *span) for where, span in sorted(self._spans.items()))
 
-def _numbers(batch: pa.RecordBatch) -> Numbers:
-    """Return the number of each row by which rows are sorted."""
-    place, partition, offset = (
-        batch[name].to_numpy().astype(np.int64, copy=False)
-        for name in ("place", "partition", "offset")
-    )
-    assert int(partition.max(initial=0)) < 1 << PARTITION_BITS, "too many partitions"
-    assert int(offset.max(initial=0)) < 1 << OFFSET_BITS, "an offset that is too large"
-    found: Numbers = ((place << PARTITION_BITS) + partition << OFFSET_BITS) + offset
+    # -- across processes ------------------------------------------------------------------------
+
+    def packed(self) -> bytes:
+        """Return all of it as bytes: a stream of Arrow."""
+        part = self._reduced()
+        said = {"count": self.count, "names": [*self._names], "spans": self.spans()}
+        schema = pa.schema(
+            [(name, pa.from_numpy_dtype(kind)) for name, kind in PACKED.items()],
+            {"gathered": json.dumps(said)},
+        )
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, schema) as writer:
+            writer.write_batch(pa.RecordBatch.from_arrays([*map(pa.array, part)], schema=schema))
+        return bytes(sink.getvalue())
+
+    def _unpack(self, value: bytes) -> None:
+        table = pa.ipc.open_stream(value).read_all()
+        said = json.loads(table.schema.metadata[b"gathered"])
+        part = _Part(*(table[name].to_numpy() for name in PACKED))
+        self._hold(part._replace(code=self._ours(said["names"])[part.code]))
+        self.count += said["count"]
+        for place, partition, first, after in said["spans"]:
+            self._extend(place, partition, first, after)
+
+    # -- what is held ----------------------------------------------------------------------------
+
+    def _ours(self, names: Sequence[str]) -> NDArray[np.int64]:
+        """Return our numbers of the buckets of these names."""
+        return np.array([self._names.setdefault(n, len(self._names)) for n in names], np.int64)
+
+    def _hold(self, part: _Part) -> None:
+        self._parts.append(part)
+        self._held += len(part.code)
+        if self._held > self._left + HELD:
+            self._reduced()
+
+    def _reduced(self) -> _Part:
+        """Reduce what is held, and return it."""
+        whole = _Part(*(np.concatenate(columns) for columns in zip(*self._parts, strict=True)))
+        part = whole.reduced()
+        self._parts, self._held = [part], len(part.code)
+        self._left = self._held
+        return part
+
+    def _note(self, batch: pa.RecordBatch) -> None:
+        """Note which records these are."""
+        if not batch.num_rows:
+            return
+        place, partition, offset = (_column(batch, n) for n in ("place", "partition", "offset"))
+        where = (place << PARTITION_BITS) + partition
+        assert int(partition.max()) < 1 << PARTITION_BITS, "too many partitions"
+        for number in np.unique(where).tolist():
+            offsets = offset[where == number]
+            first, after = int(offsets.min()), int(offsets.max()) + 1
+            self._extend(number >> PARTITION_BITS, number % (1 << PARTITION_BITS), first, after)
+
+    def _extend(self, place: int, partition: int, first: int, after: int) -> None:
+        known = self._spans.get((place, partition), (first, after))
+        self._spans[place, partition] = min(first, known[0]), max(after, known[1])
+
+
+class _Part(NamedTuple):
+    """SYNCs of many buckets; `code` is the number of a bucket, the rest as in `COLUMNS`."""
+
+    code: Numbers
+    partition: Numbers
+    offset: Numbers
+    vbucket: Numbers
+    projector: Numbers
+    connection: Numbers
+    ordinal: Numbers
+    vbuuid: Numbers
+    seqno: Numbers
+
+    @classmethod
+    def none(cls) -> _Part:
+        return cls(*(np.zeros(0, kind) for kind in PACKED.values()))
+
+    @property
+    def syncs(self) -> Syncs:
+        return Syncs(*(getattr(self, name) for name in SYNC_NUMBERS))
+
+    def only(self, chosen: NDArray[np.bool_] | NDArray[np.intp]) -> _Part:
+        return _Part(*(column[chosen] for column in self))
+
+    def reduced(self) -> _Part:
+        """Return the SYNCs that say everything."""
+        apart = self.syncs._replace(vbucket=self.code * ANY_VBUCKETS + self.vbucket)
+        return self.only(latest(apart, self.offset, self.partition))
+
+
+PACKED = {"code": np.int64, **COLUMNS}
+PARTITION_BITS = 14
+
+
+def _column(batch: pa.RecordBatch, name: str) -> NDArray[np.int64]:
+    found: NDArray[np.int64] = batch[name].to_numpy().astype(np.int64, copy=False)
     return found
 
 
-Offsets = tuple[tuple[int, int, int], ...]
-
-
-def _bounds(numbers: Numbers) -> tuple[Offsets, Offsets]:
-    """Return the offset after the last record of each partition, and that of the first one."""
-    partitions = numbers >> OFFSET_BITS
-    changes = np.flatnonzero(partitions[1:] != partitions[:-1])
-    last = _places(numbers[np.append(changes, len(numbers) - 1)])
-    first = _places(numbers[np.append(0, changes + 1)])
-    return tuple((place, number, offset + 1) for place, number, offset in last), first
-
-
-def _places(numbers: Numbers) -> Offsets:
-    """Return the place of the topic, the partition and the offset that are in each number."""
-    found = []
-    for number in numbers.tolist():
-        partition = number >> OFFSET_BITS
-        place, partition = partition >> PARTITION_BITS, partition & (1 << PARTITION_BITS) - 1
-        found.append((place, partition, number & (1 << OFFSET_BITS) - 1))
-    return tuple(found)
-
-
-def _raw(table: pa.Table) -> tuple[RawRow, ...]:
-    names = ("place", "partition", "offset", "key", "value")
-    columns: Sequence[list[Any]] = [table[name].to_pylist() for name in names]
-    return tuple(RawRow(*row) for row in zip(*columns, strict=True))
+def _raw(batch: pa.RecordBatch) -> Iterator[RawRow]:
+    columns: Sequence[list[Any]] = [batch[name].to_pylist() for name in RECORDS.names]
+    return (RawRow(*row) for row in zip(*columns, strict=True))

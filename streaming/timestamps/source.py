@@ -21,11 +21,13 @@ def rows(
     starting: Mapping[tuple[str, int], int],
     *,
     offsets_max: int,
+    partitions_min: int = 0,
 ) -> DataFrame:
     """Return the stream of inputs as `columns` says.
 
     `starting` has every partition of every topic, by full name: where a new query begins. A batch
-    has at most `offsets_max` records.
+    has at most `offsets_max` records; Spark divides it among `partitions_min` tasks at least, if
+    that is not 0.
     """
     names = [topic_name(cluster, name) for name in INPUTS]
     raw = (
@@ -35,6 +37,7 @@ def rows(
         .option("startingOffsets", starting_offsets(starting))
         .option("maxOffsetsPerTrigger", offsets_max)
         .options(**KAFKA)
+        .options(**({"minPartitions": str(partitions_min)} if partitions_min else {}))
         .load()
     )
     return columns(raw, names)

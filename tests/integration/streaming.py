@@ -353,7 +353,7 @@ def outcome(topics: Topics) -> Any:
         topics.read(RESTART),
         letters,
         sorted(states.items()),
-        (progress.batch, progress.now_ms, [(o.partition, o.offset) for o in progress.offsets]),
+        (progress.now_ms, [(o.partition, o.offset) for o in progress.offsets]),
     )
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -178,7 +176,7 @@ def test_writers_of_an_older_and_a_newer_version_are_read_side_by_side(
     raw = spark.createDataFrame(
         rows, "topic string, partition int, offset long, key binary, value binary"
     )
-    found = rows_of(columns(raw, names).toArrow(), layouts(Registry(folder)))
+    found = rows_of(columns(raw, names).toArrow(), {}, layouts(Registry(folder)))
     assert found.raw == ()
     (syncs,) = found.syncs
     assert [syncs.record(n) for n in range(3)] == [
@@ -213,16 +211,20 @@ def _encoded(schema: dict[str, Any], record: Sync) -> bytes:
     return made.encode({field["name"]: fields[field["name"]] for field in schema["fields"]})
 
 
-def test_the_same_input_gives_the_same_output_with_one_thread_and_with_two(
+def test_the_same_input_gives_the_same_output_wherever_it_is_reduced(
     sessions: Make, broker: Broker, tmp_path: Path
 ) -> None:
+    """In the driver with one thread; in executors with two, among more tasks than partitions."""
     outcomes = []
-    for master in ("local[1]", "local[2]"):
+    for master, more in (
+        ("local[1]", {"executors_from": NEVER}),
+        ("local[2]", {"executors_from": 0, "partitions_min": 24}),
+    ):
         topics = Topics(broker.bootstrap_servers)
         a_long_input(topics)
-        read_through(sessions(master), topics, tmp_path / master, offsets_max=400)
+        read_through(sessions(master), topics, tmp_path / master, offsets_max=400, **more)
+        assert len(progresses(topics)) > 2, "there were several batches"
         outcomes.append(outcome(topics))
-    assert outcomes[0][-1][0] > 2, "there were several batches"
     assert all(len(history) > 2 for history in outcomes[0][:2])
     told = {(type(one).__name__, one.reason) for one in outcomes[0][2]}
     assert told >= {
@@ -232,6 +234,15 @@ def test_the_same_input_gives_the_same_output_with_one_thread_and_with_two(
         ("RollbackEnquiry", "sync_missing"),
     }
     assert outcomes[0] == outcomes[1]
+
+
+NEVER = 10**9
+
+
+def progresses(topics: Topics) -> list[TimestampProgress]:
+    """Return how far it had come after each batch."""
+    kept = topics.read(TIMESTAMP_STATE)
+    return [one for one in kept if isinstance(one, TimestampProgress)]
 
 
 @pytest.fixture
@@ -245,53 +256,22 @@ def read_halfway(spark: SparkSession, topics: Topics, tmp_path: Path) -> Streams
     return streams
 
 
-def test_without_its_checkpoint_it_goes_on_where_the_state_stands(
+def test_every_query_goes_on_where_the_state_stands_and_leaves_nothing(
     spark: SparkSession, topics: Topics, tmp_path: Path, read_halfway: Streams
 ) -> None:
-    before = topics.progress()
-    shutil.rmtree(tmp_path / "checkpoint")
+    before = progresses(topics)
     read_through(spark, topics, tmp_path)
-    after = topics.progress()
-    assert before is not None
-    assert after is not None
-    assert (after.query != before.query, after.batch) == (True, 0)
     checked(topics.history())
+    assert len(progresses(topics)) == len(before) + 1
     assert set(seqnos(topics.history()[-1])) == {7}
     assert len(topics.history()) == 2
+    read_through(spark, topics, tmp_path)
+    assert len(progresses(topics)) == len(before) + 1, "there was nothing to read"
+    assert not list((tmp_path / "checkpoints").glob("*")), "nobody needs what Spark has noted"
 
 
-def test_a_batch_that_spark_hands_over_again_counts_once(
+def test_a_state_that_lost_its_end_goes_on_from_there(
     spark: SparkSession, topics: Topics, tmp_path: Path, read_halfway: Streams
-) -> None:
-    """As if it had been killed when the transaction was committed, and Spark had not noted it."""
-    read_through(spark, topics, tmp_path)
-    before = (outcome(topics), topics.progress(), batches(topics))
-    (generation,) = (tmp_path / "checkpoint").iterdir()
-    noted = sorted((generation / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
-    assert len(noted) > 1
-    noted[-1].unlink()
-    read_through(spark, topics, tmp_path)
-    assert noted[-1].exists(), "Spark has handed it over again"
-    assert (outcome(topics), topics.progress(), batches(topics)) == before
-    read_halfway.sync(9)
-    topics.tick(NOW_MS + 10_000)
-    read_through(spark, topics, tmp_path)
-    assert len(batches(topics)) == len(before[2]) + 1
-    assert set(seqnos(topics.history()[-1])) == {9}
-
-
-def batches(topics: Topics) -> list[tuple[str, int]]:
-    """Return the batches that were counted, each as often as it was."""
-    kept = topics.read(TIMESTAMP_STATE)
-    return [(one.query, one.batch) for one in kept if isinstance(one, TimestampProgress)]
-
-
-def test_a_checkpoint_that_knows_more_than_the_state_is_left(
-    spark: SparkSession,
-    topics: Topics,
-    tmp_path: Path,
-    read_halfway: Streams,
-    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """As if Kafka had lost the end of the state with the power: nothing that was read is lost."""
     behind = topics.progress()
@@ -300,15 +280,11 @@ def test_a_checkpoint_that_knows_more_than_the_state_is_left(
     read_halfway.sync(9)
     topics.tick(NOW_MS + 10_000)
     read_through(spark, topics, tmp_path)
-    topics.put(TIMESTAMP_STATE, replace(behind, batch=0), key="*")
+    topics.put(TIMESTAMP_STATE, behind, key="*")
     topics.flush()
     read_halfway.sync(11)
     topics.tick(NOW_MS + 15_000)
     read_through(spark, topics, tmp_path)
-    after = topics.progress()
-    assert after is not None
-    assert after.generation == behind.generation + 1
-    assert "a new query begins where the state stands" in capfd.readouterr().err
     assert set(seqnos(topics.history()[-1])) == {11}
     checked(topics.history())
 
@@ -334,9 +310,7 @@ def test_what_is_deleted_unread_is_told_of_and_reading_goes_on(
     spark: SparkSession, topics: Topics, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     read_through(spark, topics, tmp_path)
-    empty = topics.progress()
-    assert empty is not None
-    assert (empty.batch, empty.offsets) == (0, ()), "there is nothing to read"
+    assert topics.progress() is None, "there is nothing to read"
     topics.delete(SYNC)
     streams = topics.bucket().begin().sync(5)
     topics.tick(NOW_MS)

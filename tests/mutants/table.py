@@ -663,8 +663,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a-batch-of-spark-counts-twice",
         "streaming/timestamps/application.py",
-        "if batch <= progress.batch:",
-        "if batch < progress.batch:",
+        "if jump.found < jump.expected:",
+        "if jump.found + 1 < jump.expected:",
         "tests/unit/streaming/test_starting.py",
     ),
     Mutant(
@@ -696,11 +696,32 @@ MUTANTS: tuple[Mutant, ...] = (
         "tests/unit/streaming/test_query_state.py",
     ),
     Mutant(
-        "the-first-batch-of-any-checkpoint-counts",
-        "streaming/timestamps/application.py",
-        "elif self._is_fresh:",
-        "elif True:",
-        "tests/unit/streaming/test_starting.py",
+        "a-reduced-sync-replaces-one-of-another-branch",
+        "streaming/stability/reduction.py",
+        "    if len(elsewhere):\n",
+        "    if False:\n",
+        "tests/unit/streaming/test_reduction.py",
+    ),
+    Mutant(
+        "of-two-syncs-any-is-left",
+        "streaming/stability/reduction.py",
+        "    last = np.append(first[1:], True)\n    return np.sort(places[order[last]])",
+        "    return np.sort(places[order[first]])",
+        "tests/unit/streaming/test_reduction.py",
+    ),
+    Mutant(
+        "what-a-task-has-read-is-not-told-to-the-driver",
+        "streaming/timestamps/rows.py",
+        "            self._extend(place, partition, first, after)\n",
+        "            pass\n",
+        "tests/unit/streaming/test_rows.py",
+    ),
+    Mutant(
+        "buckets-of-another-task-are-taken-for-ours",
+        "streaming/timestamps/rows.py",
+        'part._replace(code=self._ours(said["names"])[part.code])',
+        "part",
+        "tests/unit/streaming/test_rows.py",
     ),
     Mutant(
         "what-is-never-written-is-tried-for-ever",

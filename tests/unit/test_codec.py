@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from coordinator import codec
 from coordinator.core.model import commands, records
 from coordinator.core.model.entities import Entity
+from coordinator.core.timestamps import progress as timestamp_progress
 from schemas.registry import (
     FOLDER,
     RECORD_BYTES_MAX,
@@ -186,6 +187,14 @@ def test_the_fingerprint_tells_commands_and_their_conditions_apart() -> None:
 def test_a_record_that_is_no_command_is_refused(data: bytes) -> None:
     with pytest.raises(SchemaError, match=r"DdlCommand|request id|exactly one"):
         codec.decode_ddl(data, POSITION)
+
+
+def test_a_field_that_is_retired_is_read_by_older_versions_and_not_by_this_one() -> None:
+    record = timestamp_progress.TimestampProgress(5, (), 7, 9)
+    name, fields = registry().decode(codec.encode(record))
+    assert (fields["query"], fields["batch"], fields["generation"]) == ("", -1, 0)
+    fields.update(query="an older one's", batch=3, generation=1)
+    assert codec.decode(registry().current[name].encode(fields)) == record
 
 
 # -- evolution -----------------------------------------------------------------------------------

@@ -467,14 +467,13 @@ class StreamOwner:
 
 @dataclass(frozen=True, slots=True)
 class TimestampsHeartbeat:
-    """The application that computes timestamps is alive; `batch` is the last that it finished.
+    """The application that computes timestamps is alive, and has finished `batch` batches.
 
     `currents` and `owners` are what it knows of the buckets by then.
     """
 
     incarnation: int
     pid: int
-    query: str
     batch: int
     at_ms: int
     currents: tuple[BucketCurrent, ...] = ()

@@ -12,6 +12,7 @@ import struct
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -261,14 +262,12 @@ def frozen(array: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class TimestampState:
-    """A bucket's state after a batch of a query: what makes a batch count once. Key: the bucket.
+    """A bucket's state after a batch. Key: the bucket.
 
     `now_ms` is the time that ticks had told; `state` is what `pack` returned.
     """
 
     bucket: str
-    query: str
-    batch: int
     vbuckets: int
     now_ms: int
     state: bytes
@@ -298,7 +297,6 @@ def pack(state: BucketState) -> bytes:
                 for c, known in state.connections.items()
             ],
             "early_ends": [[*key, *ends] for key, ends in state.early_ends.items()],
-            "logs": [[v, *((b.vbuuid, b.seqno) for b in log)] for v, log in state.logs.items()],
             "heard": [
                 [i, *heard._replace(vector=None)]  # type: ignore[arg-type]
                 for i, heard in state.heard.items()
@@ -310,8 +308,16 @@ def pack(state: BucketState) -> bytes:
             "hurried_until_ms": state.hurried_until_ms,
         },
         separators=(",", ":"),
-    ).encode()
-    return HEAD.pack(FORMAT, len(head)) + zlib.compress(head + b"".join(blobs), 1)
+    )
+    logs = ",".join(f"[{v},{_log_text(log)}]" for v, log in state.logs.items())
+    whole = f'{head[:-1]},"logs":[{logs}]}}'.encode()
+    return HEAD.pack(FORMAT, len(whole)) + zlib.compress(whole + b"".join(blobs), 1)
+
+
+@lru_cache(maxsize=65_536)
+def _log_text(log: tuple[FailoverBranch, ...]) -> str:
+    """Return a failover log as JSON, without brackets: most are the same in every batch."""
+    return ",".join(f"[{b.vbuuid},{b.seqno}]" for b in log)
 
 
 def unpack(data: bytes) -> BucketState:

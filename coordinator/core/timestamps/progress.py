@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from coordinator.core.model.entities import Bucket, Setting
 from coordinator.core.model.records import DeadLetter
-from coordinator.core.model.types import Generation, Offset
+from coordinator.core.model.types import Offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,16 +23,12 @@ class NextOffset:
 
 @dataclass(frozen=True, slots=True)
 class TimestampProgress:
-    """How far the inputs were read: up to batch `batch` of the query `query`.
+    """How far the inputs were read, and the time.
 
     `now_ms` is the time that ticks have told, 0 if there was none; `writer` wrote the last one, and
-    had run for `said_ms` by then. `generation` ascends each time that the query has to begin at
-    `offsets`, because it and this disagree.
+    had run for `said_ms` by then.
     """
 
-    query: str
-    batch: int
-    generation: Generation
     now_ms: int
     offsets: tuple[NextOffset, ...]
     writer: int = 0

@@ -24,7 +24,7 @@ TOP = 2**64 - 1
 NOW_MS = 10_000
 PLACES = Vector([TOP, 7], [TOP, 0]).to_bytes()
 APPLICATION = TimestampsHeartbeat(
-    *(1, 1, "query", 1, 9_200),
+    *(1, 1, 1, 9_200),
     (BucketCurrent("a", "1"), BucketCurrent("b", str(2**70)), BucketCurrent("c", "none")),
     (StreamOwner("a", 1, 1, 1, 1), StreamOwner("b", 2**62, 1, 6, 2)),
 )

@@ -52,11 +52,10 @@ from streaming.timestamps.query_state import (
     QueryState,
     Record,
     fold_batch,
-    restarted,
     seeded,
     with_buckets,
 )
-from streaming.timestamps.rows import RawRow, Rows, SyncRows
+from streaming.timestamps.rows import RawRow, Rows, Span, SyncRows
 from tests.support.indexes import make_sync, make_watermarks
 
 CLUSTER = "c"
@@ -73,6 +72,7 @@ class Feed:
     def batch(self, *records: tuple[str, Any]) -> Rows:
         """Return a batch of (topic, record); SYNCs come as columns, bytes as they are."""
         raw, syncs = [], []
+        first = {INPUTS.index(topic): self._next[topic] for topic, _ in records}
         for topic, record in records:
             offset, place = self._next[topic], INPUTS.index(topic)
             self._next[topic] += 1
@@ -83,12 +83,14 @@ class Feed:
             else:
                 value = record if isinstance(record, bytes) else codec.encode(record)
                 raw.append(RawRow(place, 0, offset, None, value))
-        read = {INPUTS.index(topic): self._next[topic] for topic, _ in records}
         return Rows(
             len(records),
             columns(syncs),
             tuple(sorted(raw)),
-            tuple((place, 0, offset) for place, offset in sorted(read.items())),
+            tuple(
+                Span(place, 0, offset, self._next[INPUTS[place]])
+                for place, offset in sorted(first.items())
+            ),
         )
 
 
@@ -181,12 +183,10 @@ class Run:
     def __init__(self, query_state: QueryState | None = None) -> None:
         self.feed = Feed()
         self.query_state = query_state or QueryState(CLUSTER)
-        self.batches = 0
         self.records: list[Record] = []
 
     def step(self, *records: tuple[str, Any]) -> BatchResult:
-        done = fold_batch(self.query_state, self.feed.batch(*records), "q", self.batches)
-        self.batches += 1
+        done = fold_batch(self.query_state, self.feed.batch(*records))
         self.query_state = done.query_state
         self.records += done.records
         return done
@@ -201,8 +201,6 @@ def test_syncs_become_a_stability_timestamp_and_the_state_goes_with_it() -> None
     assert on(STABILITY_HISTORY, done) == [timestamp]
     kept = {record.key: record.value for record in done.records if record.topic == TIMESTAMP_STATE}
     assert set(kept) == {"b", PROGRESS_KEY}
-    assert (kept["b"].query, kept["b"].batch) == ("q", 1)
-    assert (kept[PROGRESS_KEY].query, kept[PROGRESS_KEY].batch) == ("q", 1)
     assert kept[PROGRESS_KEY].now_ms == NOW_MS + 5_000
     assert run.query_state.published == {"b": timestamp}
 
@@ -212,9 +210,9 @@ def test_the_same_batch_is_the_same_records() -> None:
     feed = Feed()
     batches.append(feed.batch(a_bucket(), *begins(), *syncs(1, "x"), *syncs(5), tick()))
     batches.append(feed.batch((SYNC_TOPIC, b"garbage"), *syncs(9), tick(NOW_MS + 5_000)))
-    for number, rows in enumerate(batches):
-        done = fold_batch(query_state, rows, "q", number)
-        assert fold_batch(query_state, rows, "q", number).records == done.records
+    for rows in batches:
+        done = fold_batch(query_state, rows)
+        assert fold_batch(query_state, rows).records == done.records
         query_state = done.query_state
 
 
@@ -550,17 +548,6 @@ def test_a_bucket_that_is_gone_leaves_no_state() -> None:
     done = run.step(gone("bucket/b"), tick(NOW_MS + 1))
     assert Record(TIMESTAMP_STATE, "b", None) in done.records
     assert run.query_state.states == {}
-
-
-def test_a_query_that_begins_again_changes_nothing_but_its_generation() -> None:
-    run = Run()
-    run.step(a_bucket(), *begins(), *syncs(5), tick())
-    done = restarted(run.query_state)
-    (record,) = done.records
-    assert record.key == PROGRESS_KEY
-    assert done.query_state.progress.generation == run.query_state.progress.generation + 1
-    assert done.query_state.progress.offsets == run.query_state.progress.offsets
-    assert (done.query_state.progress.query, done.query_state.progress.batch) == ("", -1)
 
 
 def test_a_consolidated_timestamp_that_is_older_does_not_count() -> None:

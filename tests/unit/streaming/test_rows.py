@@ -17,19 +17,20 @@ from coordinator import codec
 from coordinator.core.model.stream_records import Sync
 from coordinator.kafka.topics import SYNC
 from schemas.registry import FOLDER, Registry
+from streaming.timestamps import rows as rows_module
 from streaming.timestamps.inputs import INPUTS
-from streaming.timestamps.rows import NO_ROWS, Rows, SyncRows, layouts, rows_of
+from streaming.timestamps.rows import (
+    COLUMNS,
+    NO_ROWS,
+    RECORDS,
+    Rows,
+    SyncRows,
+    layouts,
+    partials,
+    rows_of,
+)
 from tests.support.indexes import make_sync
 
-SCHEMA = pa.schema(
-    [
-        ("place", pa.int32()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-    ]
-)
 Row = dict[str, Any]
 
 
@@ -52,16 +53,13 @@ def raw_row(place: int, partition: int, offset: int) -> Row:
 def table(rows: Sequence[Row]) -> pa.Table:
     """Return a table of several chunks, as Spark's tasks make them."""
     chunks = [list(rows[begin : begin + 5]) for begin in range(0, len(rows), 5)]
-    return pa.concat_tables([pa.Table.from_pylist(chunk, SCHEMA) for chunk in chunks or [[]]])
+    return pa.concat_tables([pa.Table.from_pylist(chunk, RECORDS) for chunk in chunks or [[]]])
 
 
 def as_lists(rows: Rows) -> Any:
     """Return rows as what can be compared."""
-    syncs = [
-        (one.bucket, *(getattr(one, name).tolist() for name in SyncRows.__slots__[1:]))
-        for one in rows.syncs
-    ]
-    return rows.count, syncs, rows.raw, rows.next_offsets
+    syncs = [(one.bucket, *(getattr(one, name).tolist() for name in COLUMNS)) for one in rows.syncs]
+    return rows.count, syncs, rows.raw, rows.spans
 
 
 PLACES = st.tuples(
@@ -78,9 +76,9 @@ def test_the_order_in_which_tasks_end_makes_no_difference(places: list[Any], cha
         sync_row(partition, offset, bucket) if place == 0 else raw_row(place, partition, offset)
         for place, partition, offset, bucket in places
     ]
-    expected = as_lists(rows_of(table(sorted(rows, key=_where))))
+    expected = as_lists(rows_of(table(sorted(rows, key=_where)), {}))
     chance.shuffle(rows)
-    found = rows_of(table(rows))
+    found = rows_of(table(rows), {})
     assert as_lists(found) == expected
     assert [row[:3] for row in found.raw] == sorted(row[:3] for row in found.raw)
 
@@ -91,36 +89,95 @@ def _where(row: Row) -> tuple[int, int, int]:
 
 def test_each_partition_goes_on_after_its_last_record() -> None:
     rows = [sync_row(0, 3), sync_row(0, 9), sync_row(2, 5), raw_row(6, 0, 2**40)]
-    assert rows_of(table(rows)).next_offsets == ((0, 0, 10), (0, 2, 6), (6, 0, 2**40 + 1))
+    assert rows_of(table(rows), {}).spans == (
+        (0, 0, 3, 10),
+        (0, 2, 5, 6),
+        (6, 0, 2**40, 2**40 + 1),
+    )
+
+
+@given(st.lists(PLACES, unique_by=lambda place: place[:3]), st.randoms())
+def test_tasks_and_the_driver_together_make_the_same_of_it(places: list[Any], chance: Any) -> None:
+    """However Spark divides the records among tasks."""
+    rows = [
+        sync_row(partition, offset, bucket, vbucket=offset % 3)
+        if place == 0
+        else raw_row(place, partition, offset)
+        for place, partition, offset, bucket in places
+    ]
+    expected = as_lists(rows_of(table(rows), {}))
+    tasks: list[list[Row]] = [[], [], []]
+    for row in rows:
+        chance.choice(tasks).append(row)
+    made = [part for task in tasks for part in partials(table(task).to_batches(), {})]
+    assert sum(part.num_rows for part in made) <= len([p for p in places if p[0]]) + len(tasks)
+    chance.shuffle(made)
+    assert as_lists(rows_of(pa.Table.from_batches(made, RECORDS), {})) == expected
+
+
+def test_a_task_keeps_no_more_than_it_has_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A partition may have a million SYNCs of a few vbuckets."""
+    monkeypatch.setattr(rows_module, "HELD", 10)
+    seen = []
+    reduced = rows_module._Part.reduced
+
+    def spied(part: Any) -> Any:
+        seen.append(len(part.code))
+        return reduced(part)
+
+    monkeypatch.setattr(rows_module._Part, "reduced", spied)
+    rows = [sync_row(0, offset, vbucket=0) for offset in range(100)]
+    (made,) = partials(table(rows).to_batches(), {})
+    assert max(seen) <= 1 + 10 + 5
+    found = rows_of(pa.Table.from_batches([made], RECORDS), {})
+    assert found.count == 100
+    assert [one.offset.tolist() for one in found.syncs] == [[99]]
+
+
+def test_a_sync_whose_numbers_cannot_be_is_a_raw_row() -> None:
+    """So that each becomes a dead letter, and none replaces another."""
+    bad: list[dict[str, int]] = [
+        *({"ordinal": n} for n in (-1, 2**62)),
+        *({"vbucket": n} for n in (-1, 8)),
+        {"projector": -1},
+        {"connection": -1},
+    ]
+    rows = [sync_row(0, n, "known", **numbers) for n, numbers in enumerate(bad)]
+    rows += [sync_row(0, 50, "new", vbucket=8), sync_row(0, 51, "known", vbucket=7)]
+    limits = {"known": 8}
+    made = pa.Table.from_batches([*partials(table(rows).to_batches(), limits)], RECORDS)
+    for found in (rows_of(table(rows), limits), rows_of(made, limits)):
+        assert [row.offset for row in found.raw] == list(range(len(bad)))
+        assert [one.offset.tolist() for one in found.syncs] == [[51], [50]]
 
 
 @pytest.mark.parametrize("number", [0, 1, 2**63 - 1, 2**63, 2**64 - 1])
 def test_unsigned_numbers_survive(number: int) -> None:
-    (found,) = rows_of(table([sync_row(1, 4, vbuuid=number, seqno=number)])).syncs
+    (found,) = rows_of(table([sync_row(1, 4, vbuuid=number, seqno=number)]), {}).syncs
     assert found.record(0) == make_sync(
         4, projector=1, connection=5, ordinal=4, vbuuid=number, seqno=number
     )
 
 
 def test_a_sync_that_was_not_decoded_is_a_raw_row() -> None:
-    rows = rows_of(table([sync_row(0, 1), raw_row(0, 0, 2)]))
+    rows = rows_of(table([sync_row(0, 1), raw_row(0, 0, 2)]), {})
     assert [len(one) for one in rows.syncs] == [1]
     assert [(row.place, row.offset, row.value) for row in rows.raw] == [(0, 2, b"0-0-2")]
 
 
 def test_an_empty_batch_is_no_rows() -> None:
-    assert rows_of(table([])) == NO_ROWS
+    assert rows_of(table([]), {}) == NO_ROWS
 
 
 def test_several_parts_of_a_bucket_are_joined_in_order() -> None:
-    one, two = (rows_of(table([sync_row(0, n), sync_row(1, n + 1)])).syncs[0] for n in (1, 5))
+    one, two = (rows_of(table([sync_row(0, n), sync_row(1, n + 1)]), {}).syncs[0] for n in (1, 5))
     both = SyncRows.joined("b", [one, two])
     assert both.offset.tolist() == [1, 2, 5, 6]
     assert both.vbuuid.dtype == np.uint64
     nothing = SyncRows.joined("b", [])
     assert len(nothing) == 0
-    assert [getattr(nothing, name).dtype for name in SyncRows.__slots__[1:]] == [
-        getattr(both, name).dtype for name in SyncRows.__slots__[1:]
+    assert [getattr(nothing, name).dtype for name in COLUMNS] == [
+        getattr(both, name).dtype for name in COLUMNS
     ]
 
 

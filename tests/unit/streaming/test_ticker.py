@@ -62,7 +62,7 @@ def test_who_does_not_know_where_it_began_finds_nobody() -> None:
 
 def test_ticks_that_kafka_refuses_are_told_of_once(capsys: pytest.CaptureFixture[str]) -> None:
     """Without ticks nothing becomes due: no timestamp is told any more."""
-    beat = TimestampsHeartbeat(1, 1, "", -1, 0, (), ())
+    beat = TimestampsHeartbeat(1, 1, 0, 0, (), ())
     ticker = Ticker(
         *("127.0.0.1:1", "c", A, 0, lambda: NOW_MS, lambda: 0, lambda: beat),
         StatusLog("timestamps"),
