@@ -67,6 +67,7 @@ from coordinator.kafka.topics import (
 from coordinator.kafka.topics import SYNC as SYNC_TOPIC
 from schemas.registry import SchemaError
 from streaming.stability.fold import Batch, Control, Output, fold
+from streaming.stability.quiet import quiet_until
 from streaming.timestamps import clock
 from streaming.timestamps.bucket_states import as_record
 from streaming.timestamps.clock import Clock
@@ -112,10 +113,19 @@ class Record(NamedTuple):
     value: Any
 
 
+class Quiet(NamedTuple):
+    """Until when a tick alone changes nothing in a bucket's state, under these settings."""
+
+    state: BucketState
+    settings: TimestampSettings
+    until_ms: int
+
+
 @dataclass(frozen=True, slots=True)
 class QueryState:
     """All that is known. `published` is each bucket's last stability timestamp; `restarts` has a
-    number that its last restart timestamp or enquiry had at least, for where its state is lost."""
+    number that its last restart timestamp or enquiry had at least, for where its state is lost.
+    `quiet` is not kept on Kafka: it follows from the states."""
 
     cluster: str
     progress: TimestampProgress = NOTHING_READ
@@ -124,6 +134,7 @@ class QueryState:
     states: Mapping[str, BucketState] = field(default_factory=dict)
     published: Mapping[str, StabilityTimestamp] = field(default_factory=dict)
     restarts: Mapping[str, int] = field(default_factory=dict)
+    quiet: Mapping[str, Quiet] = field(default_factory=dict, compare=False)
 
 
 class Place(NamedTuple):
@@ -163,6 +174,7 @@ def fold_batch(query_state: QueryState, rows: Rows) -> BatchResult:
         waiting=tuple(work.waiting),
         states=states,
         published=published,
+        quiet=work.quiet,
     )
     records = [*outputs, *map(_buried, work.letters)]
     hurried = any(state.hurried_until_ms > work.now_ms for state in states.values())
@@ -298,6 +310,7 @@ class _Work:
         self._waiting_bytes = 0
         self._waits_since_ms: dict[str, int] = {}
         self._decoded: list[tuple[Place, Any]] = []
+        self.quiet = {n: q for n, q in query_state.quiet.items() if n in query_state.states}
 
     # -- what is learnt ----------------------------------------------------------------------
 
@@ -460,7 +473,8 @@ class _Work:
             rules = merged(settings.get(PREFIX), settings.get(setting_name(name)))
             if rules.consolidate:
                 consolidated.add(name)
-            if self.ticked or name in self._syncs or name in self._control:
+            is_read = name in self._syncs or name in self._control
+            if is_read or (self.ticked and not self._is_quiet(state, rules)):
                 state, found = self._fold_one(state, rules)
                 for output in found:
                     if isinstance(output, StabilityTimestamp):
@@ -473,6 +487,16 @@ class _Work:
             whole = tuple(published[name] for name in sorted(published) if name in consolidated)
             outputs += _together(whole)
         return states, published, outputs
+
+    def _is_quiet(self, state: BucketState, rules: TimestampSettings) -> bool:
+        """Tell whether this tick changes nothing in a bucket of which nothing was read."""
+        if self.unwatched_ms or self.stepped_ms:
+            return False
+        known = self.query_state.quiet.get(state.bucket)
+        if known is None or known.state is not state or known.settings != rules:
+            known = Quiet(state, rules, quiet_until(state, rules))
+        self.quiet[state.bucket] = known
+        return self.now_ms < known.until_ms
 
     def _fold_one(
         self, state: BucketState, rules: TimestampSettings

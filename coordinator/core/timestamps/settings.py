@@ -7,6 +7,7 @@ setting lies over the one of all buckets, and that over the defaults.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from typing import Any
 
 from coordinator.core.model import json_text
@@ -72,6 +73,7 @@ def is_setting(name: str) -> bool:
     return name == PREFIX or name.startswith(f"{PREFIX}/")
 
 
+@lru_cache(maxsize=4_096)
 def merged(default_json: str | None, bucket_json: str | None) -> TimestampSettings:
     """Return what holds for a bucket; None is a setting that is not there.
 

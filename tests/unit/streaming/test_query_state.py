@@ -26,6 +26,7 @@ from coordinator.core.model.stream_records import (
 )
 from coordinator.core.model.types import TxnId
 from coordinator.core.model.vectors import Vector
+from coordinator.core.timestamps.bucket_state import BucketState
 from coordinator.kafka.producers import LETTER_BYTES_MAX
 from coordinator.kafka.topics import (
     DEAD_LETTER,
@@ -41,6 +42,7 @@ from coordinator.kafka.topics import (
     TIMESTAMP_STATE,
 )
 from coordinator.kafka.topics import SYNC as SYNC_TOPIC
+from streaming.timestamps import query_state as query_state_module
 from streaming.timestamps.inputs import INPUTS
 from streaming.timestamps.outputs import Outputs, outputs_of
 from streaming.timestamps.query_state import (
@@ -540,6 +542,38 @@ def test_the_clocks_of_projectors_and_nodes_do_not_matter() -> None:
 
     assert len(outputs(NOW_MS)) == 2
     assert outputs(0) == outputs(NOW_MS) == outputs(NOW_MS + 10**12)
+
+
+def test_a_bucket_in_which_nothing_is_due_is_not_folded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be a thousand, and ticks come four times a second."""
+    run = Run()
+    run.step(a_bucket(), a_bucket("idle"), *begins(), *syncs(5), tick())
+    folded: list[str] = []
+    computed: list[str] = []
+    fold_one, until = query_state_module.fold, query_state_module.quiet_until
+
+    def spied(state: BucketState, *more: Any) -> Any:
+        folded.append(state.bucket)
+        return fold_one(state, *more)
+
+    def counted(state: BucketState, *more: Any) -> int:
+        computed.append(state.bucket)
+        return until(state, *more)
+
+    monkeypatch.setattr(query_state_module, "fold", spied)
+    monkeypatch.setattr(query_state_module, "quiet_until", counted)
+    for number in range(1, 6):
+        run.step(tick(NOW_MS + 1_000 * number))
+    assert (folded, computed) == ([], ["b"])
+    run.step(*syncs(6))
+    assert folded == ["b"]
+    run.step(tick(NOW_MS + 6_000))
+    run.step(tick(NOW_MS + 6_250))
+    assert (folded, computed.count("idle")) == (["b", "b"], 0)
+    run.step(written(Setting("timestamps/idle", '{"sync_missing_ms": 100}')), tick(NOW_MS + 6_500))
+    assert computed.count("idle") == 1, "other settings"
+    run.step(tick(NOW_MS + 3_600_000))
+    assert folded[-2:] == ["b", "idle"], "what nobody watched sets all limits on"
 
 
 def test_a_bucket_that_is_gone_leaves_no_state() -> None:
