@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from coordinator.core.timestamps.shards import WHOLE, BucketShard, shard_of
 from coordinator.runtime.arguments import add_cluster, within
 from coordinator.runtime.signals import ignore_stops, on_stop
 
@@ -53,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             executors_from=arguments.executors_from,
             partitions_min=arguments.partitions_min,
             heap_mb=arguments.heap_mb,
+            shard=arguments.shard,
             ready_file=arguments.ready_file,
             spark_conf=dict(arguments.spark_conf),
             crash_at=arguments.crash_at,
@@ -184,6 +186,13 @@ def parser() -> argparse.ArgumentParser:
         help="heap of the driver's JVM (1,000)",
     )
     one.add_argument(
+        "--shard",
+        type=_shard,
+        default=WHOLE,
+        metavar="I/K",
+        help="share the buckets among K applications; this is the I-th (1/1)",
+    )
+    one.add_argument(
         "--spark-conf",
         type=_setting,
         action="append",
@@ -232,6 +241,13 @@ def _add_archive(one: argparse.ArgumentParser) -> None:
     one.add_argument("--ready-file", type=Path, help="file that is written when the job reads")
     one.add_argument("--until-read", action="store_true", help="exit after reading what is there")
     one.add_argument("--crash-at", default="", help=argparse.SUPPRESS)
+
+
+def _shard(text: str) -> BucketShard:
+    try:
+        return shard_of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _setting(text: str) -> tuple[str, str]:

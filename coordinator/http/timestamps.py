@@ -41,8 +41,6 @@ def add_timestamps(app: FastAPI, shell: Shell) -> None:
             for held in node.state.of_kind("bucket")
             if isinstance(held.entity, Bucket)
         }
-        peer = node.peers.application
-        beat = peer.beat if peer is not None and node.peers.alive(peer) else None
         heard = _watermarks(node)
         rows = [
             timestamp_views.Row(
@@ -51,7 +49,7 @@ def add_timestamps(app: FastAPI, shell: Shell) -> None:
                 boards.of(node.timestamps, name),
                 node.state.stream(name),
                 None if heard is None else heard.get(name, []),
-                beat,
+                peer.beat if (peer := node.peers.application_of(name)) else None,
             )
             for name in sorted({*buckets, *node.timestamps})
         ]

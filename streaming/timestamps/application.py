@@ -34,6 +34,7 @@ from coordinator.core.model.records import BucketCurrent, Event, StreamOwner, Ti
 from coordinator.core.model.types import Cas, Offset
 from coordinator.core.timestamps.board import total
 from coordinator.core.timestamps.bucket_state import BucketState
+from coordinator.core.timestamps.shards import WHOLE, BucketShard
 from coordinator.kafka.log_reader import read_events
 from coordinator.kafka.readers import BEGINNING
 from coordinator.kafka.state_follower import StatusLog, wall_ms
@@ -121,6 +122,8 @@ class Options:
     ready_file: Path | None = None
     spark_conf: Mapping[str, str] | None = None
     crash_at: str = ""
+    shard: BucketShard = WHOLE
+    """Which of the buckets it has."""
     until_read: bool = False
     """End when all that is there now was read."""
 
@@ -160,8 +163,9 @@ class Application:
         self._wake = wake
         self._status_log = StatusLog("timestamps")
         crasher = Crasher(options.crash_at)
-        self._state_store = StateStore(options.bootstrap_servers, options.cluster, crasher)
-        self._query_state = QueryState(options.cluster)
+        shard = options.shard
+        self._state_store = StateStore(options.bootstrap_servers, options.cluster, crasher, shard)
+        self._query_state = QueryState(options.cluster, shard=shard)
         self._incarnation = secrets.randbits(63)
         self._ticker = Ticker(
             options.bootstrap_servers,
@@ -172,6 +176,7 @@ class Application:
             _steady_ms,
             self._heartbeat,
             self._status_log,
+            shard,
         )
         self._seen: dict[str, Seen] = {}
         self._busy = threading.Lock()
@@ -369,6 +374,7 @@ class Application:
             *(self._incarnation, os.getpid(), self._batches, wall_ms()),
             tuple(seen.current for seen in self._seen.values()),
             tuple(owner for seen in self._seen.values() for owner in seen.owners),
+            query_state.shard.name,
         )
 
     # -- a batch -----------------------------------------------------------------------------
@@ -408,10 +414,11 @@ class Application:
 
     def _read(self, frame: DataFrame) -> Rows:
         """Read a batch: in the executors, if it should be as large as the last one was."""
+        shard = self.options.shard
         limits = {one.name: one.vbuckets for one in self._query_state.context.buckets}
         if self._expected >= self.options.executors_from:
-            frame = frame.mapInArrow(lambda batches: partials(batches, limits), RECORDS_DDL)
-        found = rows_of(frame.toArrow(), limits)
+            frame = frame.mapInArrow(lambda batches: partials(batches, limits, shard), RECORDS_DDL)
+        found = rows_of(frame.toArrow(), limits, shard=shard)
         self._expected = found.count
         return found
 

@@ -48,6 +48,7 @@ from coordinator.core.timestamps.settings import (
     parse,
     setting_name,
 )
+from coordinator.core.timestamps.shards import WHOLE, BucketShard, shard_of
 from coordinator.kafka.producers import bounded, letter_key
 from coordinator.kafka.topics import (
     DEAD_LETTER,
@@ -75,11 +76,35 @@ from streaming.timestamps.inputs import COMPACTED, INPUTS, QUIET
 from streaming.timestamps.outputs import Outputs
 from streaming.timestamps.rows import RawRow, Rows, Span, SyncRows
 
-PROGRESS_KEY, CONTEXT_KEY, WAITING_KEY = OWN_KEYS = ("*", "*/context", "*/waiting")
-"""On `timestamp-state`, beside the buckets, whose names have no `*`."""
-
 EVERY_BUCKET = "*"
 """The key of a message about several buckets; of those that follow it, with a number behind."""
+
+
+class OwnKeys(NamedTuple):
+    """The keys of what is no bucket on `timestamp-state`; names of buckets have no `*`."""
+
+    progress: str
+    context: str
+    waiting: str
+
+
+def keys_of(shard: BucketShard) -> OwnKeys:
+    """Return the keys of a shard's records."""
+    own = f"{EVERY_BUCKET}@{shard.name}" if shard.name else EVERY_BUCKET
+    return OwnKeys(own, f"{own}/context", f"{own}/waiting")
+
+
+def shard_of_progress(key: str) -> BucketShard | None:
+    """Return whose progress is kept under a key; None if that is something else."""
+    if key == EVERY_BUCKET:
+        return WHOLE
+    if not key.startswith(f"{EVERY_BUCKET}@"):
+        return None
+    try:
+        return shard_of(key.removeprefix(f"{EVERY_BUCKET}@"))
+    except ValueError:
+        return None
+
 
 TOGETHER_BYTES_MAX = 1_000_000
 TIMESTAMP_OVERHEAD_BYTES = 1_000
@@ -121,13 +146,14 @@ class Quiet(NamedTuple):
     until_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QueryState:
     """All that is known. `published` is each bucket's last stability timestamp; `restarts` has a
     number that its last restart timestamp or enquiry had at least, for where its state is lost.
     `quiet` is not kept on Kafka: it follows from the states."""
 
-    cluster: str
+    cluster: str = field(kw_only=False)
+    shard: BucketShard = WHOLE
     progress: TimestampProgress = NOTHING_READ
     context: TimestampContext = NOTHING_KNOWN
     waiting: tuple[DeadLetter, ...] = ()
@@ -135,6 +161,8 @@ class QueryState:
     published: Mapping[str, StabilityTimestamp] = field(default_factory=dict)
     restarts: Mapping[str, int] = field(default_factory=dict)
     quiet: Mapping[str, Quiet] = field(default_factory=dict, compare=False)
+    obsolete: tuple[str, ...] = ()
+    """Keys of shards among which the buckets were divided before: nobody needs them any more."""
 
 
 class Place(NamedTuple):
@@ -175,6 +203,7 @@ def fold_batch(query_state: QueryState, rows: Rows) -> BatchResult:
         states=states,
         published=published,
         quiet=work.quiet,
+        obsolete=(),
     )
     records = [*outputs, *map(_buried, work.letters)]
     hurried = any(state.hurried_until_ms > work.now_ms for state in states.values())
@@ -193,7 +222,7 @@ def with_buckets(query_state: QueryState, events: Iterable[Event]) -> QueryState
     restarts: dict[str, int] = {}
     for event in events:
         entity = event.mutation.entity
-        if isinstance(entity, Bucket):
+        if isinstance(entity, Bucket) and query_state.shard.owns(entity.name):
             buckets.setdefault(entity.name, entity)
         elif isinstance(entity, Stream):
             restarts[entity.bucket] = max(entity.restart, restarts.get(entity.bucket, 0))
@@ -213,7 +242,9 @@ def seeded(query_state: QueryState, outputs: Outputs) -> QueryState:
         # Of whom this time is, is not known: whoever ticks next is another writer.
         now_ms = min(outputs.at_ms, clock.TICK_MS_MAX)
         progress = replace(progress, now_ms=now_ms, writer=0, said_ms=0)
-    published = {**query_state.published, **outputs.stability}
+    owns = query_state.shard.owns
+    told = {name: one for name, one in outputs.stability.items() if owns(name)}
+    published = {**query_state.published, **told}
     restarts = dict(query_state.restarts)
     for bucket, number in outputs.restarts.items():
         restarts[bucket] = max(number, restarts.get(bucket, 0))
@@ -232,6 +263,41 @@ def forgotten(query_state: QueryState, places: Iterable[tuple[str, int]]) -> Que
     progress = query_state.progress
     left = tuple(one for one in progress.offsets if (one.topic, one.partition) not in gone)
     return replace(query_state, progress=replace(progress, offsets=left))
+
+
+def adopted(shard: BucketShard, others: Iterable[QueryState]) -> QueryState:
+    """Return what a shard begins with where the buckets were divided in another way before.
+
+    It goes on where the slowest of the others was. What a faster one had read is read again, and
+    told again under new numbers.
+    """
+    known = list(others)
+    offsets: dict[tuple[str, int], Offset] = {}
+    for one in (one for state in known for one in state.progress.offsets):
+        where = one.topic, one.partition
+        offsets[where] = min(one.offset, offsets.get(where, one.offset))
+    buckets = {b.name: b for s in known for b in s.context.buckets if shard.owns(b.name)}
+    oldest_first = sorted(known, key=lambda state: state.context.offset)
+    settings = {one.name: one for state in oldest_first for one in state.context.settings}
+    return QueryState(
+        cluster=known[0].cluster,
+        shard=shard,
+        progress=TimestampProgress(
+            max(state.progress.now_ms for state in known),
+            tuple(NextOffset(*where, offset) for where, offset in sorted(offsets.items())),
+        ),
+        context=TimestampContext(
+            min(state.context.offset for state in known),
+            tuple(buckets[name] for name in sorted(buckets)),
+            tuple(settings[name] for name in sorted(settings)),
+        ),
+        waiting=tuple(
+            letter
+            for state in known
+            for letter in state.waiting
+            if shard.owns(codec.decode(letter.value).bucket)
+        ),
+    )
 
 
 class Jump(NamedTuple):
@@ -268,6 +334,7 @@ def _moved_on(query_state: QueryState, read: Iterable[Span]) -> tuple[NextOffset
 def _kept(before: QueryState, after: QueryState) -> list[Record]:
     """Return the records on `timestamp-state` that say how `after` differs."""
     progress = after.progress
+    keys = keys_of(after.shard)
     found = []
     for bucket, state in after.states.items():
         if before.states.get(bucket) is not state:
@@ -277,11 +344,12 @@ def _kept(before: QueryState, after: QueryState) -> list[Record]:
         Record(TIMESTAMP_STATE, bucket, None)
         for bucket in before.states.keys() - after.states.keys()
     ]
+    found += [Record(TIMESTAMP_STATE, key, None) for key in before.obsolete]
     if after.context != before.context:
-        found.append(Record(TIMESTAMP_STATE, CONTEXT_KEY, after.context))
+        found.append(Record(TIMESTAMP_STATE, keys.context, after.context))
     if after.waiting != before.waiting:
-        found.append(Record(TIMESTAMP_STATE, WAITING_KEY, TimestampWaiting(after.waiting)))
-    return [*found, Record(TIMESTAMP_STATE, PROGRESS_KEY, progress)]
+        found.append(Record(TIMESTAMP_STATE, keys.waiting, TimestampWaiting(after.waiting)))
+    return [*found, Record(TIMESTAMP_STATE, keys.progress, progress)]
 
 
 def _buried(letter: DeadLetter) -> Record:
@@ -337,6 +405,8 @@ class _Work:
         return self.clock.now_ms
 
     def _hear(self, place: Place, tick: Tick) -> None:
+        if tick.shard != self.query_state.shard.name:
+            return  # Each shard has a clock of its own: by what it was there to read.
         if problem := clock.fault(tick):
             self._bury(place, problem)
             return
@@ -356,15 +426,23 @@ class _Work:
         try:
             record = codec.decode(place.value)
         except SchemaError as error:
-            self._bury(place, f"{error.code}: {error}")
+            self._bury_once(place, f"{error.code}: {error}")
             return None
         if not isinstance(record, BELONGS[name]):
-            self._bury(place, f"a {type(record).__name__} does not belong on {name}")
+            self._bury_once(place, f"a {type(record).__name__} does not belong on {name}")
             return None
         return record
 
+    def _owns(self, bucket: str) -> bool:
+        return self.query_state.shard.owns(bucket)
+
     def _bury(self, place: Place, reason: str) -> None:
         self.letters.append(DeadLetter(*place[:3], reason, place.value, self.now_ms))
+
+    def _bury_once(self, place: Place, reason: str) -> None:
+        """Bury what belongs to no bucket: every shard reads it, and the first one tells of it."""
+        if self.query_state.shard.number == 1:
+            self._bury(place, reason)
 
     def _learn_context(self, found: list[RawRow]) -> None:
         buckets = {one.name: one for one in self.context.buckets}
@@ -382,7 +460,8 @@ class _Work:
             event = self._decode(self._place(row), STATECONTEXT)
             entity = None if event is None else event.mutation.entity
             if isinstance(entity, Bucket):
-                buckets[entity.name] = entity
+                if self._owns(entity.name):
+                    buckets[entity.name] = entity
             elif isinstance(entity, Setting) and self._is_fit(self._place(row), entity):
                 settings[entity.name] = entity
         self.context = TimestampContext(
@@ -399,7 +478,7 @@ class _Work:
         try:
             parse(setting.value_json)
         except ValueError as error:
-            self._bury(place, f"setting {setting.name}: {error}")
+            self._bury_once(place, f"setting {setting.name}: {error}")
             return False
         return True
 
@@ -415,9 +494,11 @@ class _Work:
                 self._waits_since_ms.setdefault(record.bucket, since_ms)
             self._assign(place, record)
         for place, record in self._decoded:
-            self._assign(place, record)
+            if self._owns(record.bucket):
+                self._assign(place, record)
         for syncs in self.rows.syncs:
-            self._syncs.setdefault(syncs.bucket, []).append(syncs)
+            if self._owns(syncs.bucket):
+                self._syncs.setdefault(syncs.bucket, []).append(syncs)
         for bucket in sorted(self._syncs.keys() - self._known):
             syncs = SyncRows.joined(bucket, self._syncs.pop(bucket)).reduced()
             for row in range(len(syncs)):
@@ -485,7 +566,7 @@ class _Work:
         if advanced:
             # All that are consolidated: the topic is compacted, and the message replaces the last.
             whole = tuple(published[name] for name in sorted(published) if name in consolidated)
-            outputs += _together(whole)
+            outputs += _together(whole, keys_of(self.query_state.shard).progress)
         return states, published, outputs
 
     def _is_quiet(self, state: BucketState, rules: TimestampSettings) -> bool:
@@ -527,7 +608,7 @@ def _published(output: Output, together: bool) -> list[Record]:
     return [Record(RESTART, output.bucket, output)]
 
 
-def _together(timestamps: Sequence[StabilityTimestamp]) -> list[Record]:
+def _together(timestamps: Sequence[StabilityTimestamp], key: str) -> list[Record]:
     """Return timestamps in as few messages as they fit in; each message has a key of its own."""
     parts: list[list[StabilityTimestamp]] = []
     size = TOGETHER_BYTES_MAX
@@ -541,7 +622,7 @@ def _together(timestamps: Sequence[StabilityTimestamp]) -> list[Record]:
     return [
         Record(
             STABILITY,
-            f"{EVERY_BUCKET}/{n}" if n else EVERY_BUCKET,
+            f"{key}/{n}" if n else key,
             ConsolidatedStability(tuple(part)),
         )
         for n, part in enumerate(parts)

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from coordinator.core.model.stream_records import Sync
 from coordinator.core.model.types import Offset, Seqno, Vbuuid
+from coordinator.core.timestamps.shards import WHOLE, BucketShard
 from coordinator.kafka.topics import SYNC
 from schemas.registry import Registry, registry
 from streaming.stability.positions import Syncs, sound
@@ -159,15 +160,21 @@ Limits = Mapping[str, int]
 """How many vbuckets the buckets have that are known."""
 
 
-def rows_of(table: pa.Table, limits: Limits, versions: Sequence[Layout] | None = None) -> Rows:
+def rows_of(
+    table: pa.Table,
+    limits: Limits,
+    versions: Sequence[Layout] | None = None,
+    shard: BucketShard = WHOLE,
+) -> Rows:
     """Return the rows of a table with the columns of `RECORDS`, or of the partials of one.
 
     `versions` are those of SYNC, by default the released ones. A SYNC of none of them is a raw row,
-    and so is one whose numbers cannot be those of a SYNC.
+    and so is one whose numbers cannot be those of a SYNC. A SYNC of a bucket of another shard is
+    passed over.
     """
     if table.num_rows == 0:
         return NO_ROWS
-    gathered = _Gathered(limits, versions)
+    gathered = _Gathered(limits, versions, shard)
     raw: list[RawRow] = []
     for one in table.to_batches():
         raw += _raw(gathered.take(one))
@@ -175,9 +182,11 @@ def rows_of(table: pa.Table, limits: Limits, versions: Sequence[Layout] | None =
     return Rows(gathered.count + len(raw), gathered.syncs(), tuple(raw), gathered.spans())
 
 
-def partials(batches: Iterable[pa.RecordBatch], limits: Limits) -> Iterator[pa.RecordBatch]:
+def partials(
+    batches: Iterable[pa.RecordBatch], limits: Limits, shard: BucketShard = WHOLE
+) -> Iterator[pa.RecordBatch]:
     """Return the same records, with one row for all SYNCs: what a task does in its executor."""
-    gathered = _Gathered(limits, None)
+    gathered = _Gathered(limits, None, shard)
     for one in batches:
         left = gathered.take(one)
         if left.num_rows:
@@ -215,7 +224,10 @@ def known_layouts() -> tuple[Layout, ...]:
 class _Gathered:
     """What was read so far: the SYNCs that are left, and what of which partition was read."""
 
-    def __init__(self, limits: Limits, versions: Sequence[Layout] | None) -> None:
+    def __init__(
+        self, limits: Limits, versions: Sequence[Layout] | None, shard: BucketShard
+    ) -> None:
+        self._shard = shard
         self.count = 0
         """Of SYNCs, those included that others replaced."""
         self._limits = limits
@@ -256,6 +268,7 @@ class _Gathered:
             good = sound(part.syncs, vbuckets[codes])
             is_sync[rows[good]] = True
             self.count += int(good.sum())
+            good &= np.array([*map(self._shard.owns, names)], np.bool_)[codes]
             self._hold(part if good.all() else part.only(good))
             left = np.delete(left, found.rows)
         if not is_sync.any():

@@ -8,8 +8,10 @@ writes under the same id, so that of two applications of one cluster only the ne
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
@@ -20,6 +22,7 @@ from coordinator.core.timestamps.progress import (
     TimestampProgress,
     TimestampWaiting,
 )
+from coordinator.core.timestamps.shards import WHOLE, BucketShard
 from coordinator.kafka.errors import clients_error
 from coordinator.kafka.log_reader import read_to_end
 from coordinator.kafka.producer_fencing import open_transactional
@@ -28,7 +31,15 @@ from schemas.registry import SchemaError
 from streaming.spark.crash_points import AFTER, BEFORE, WITHIN, Crasher
 from streaming.timestamps.bucket_states import from_record
 from streaming.timestamps.outputs import outputs_of
-from streaming.timestamps.query_state import OWN_KEYS, QueryState, Record, seeded
+from streaming.timestamps.query_state import (
+    EVERY_BUCKET,
+    QueryState,
+    Record,
+    adopted,
+    keys_of,
+    seeded,
+    shard_of_progress,
+)
 
 TRANSACTION_TIMEOUT_MS = 20_000
 MESSAGE_TIMEOUT_MS = 10_000
@@ -84,9 +95,16 @@ class DoubtError(Exception):
 class StateStore:
     """The one writer of a cluster's timestamps. Each `open` makes a new producer."""
 
-    def __init__(self, bootstrap_servers: str, cluster: str, crasher: Crasher) -> None:
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        cluster: str,
+        crasher: Crasher,
+        shard: BucketShard = WHOLE,
+    ) -> None:
         self._servers = bootstrap_servers
         self._cluster = cluster
+        self._shard = shard
         self._crasher = crasher
         self._producer: Producer | None = None
         self._undelivered: KafkaError | None = None
@@ -106,10 +124,20 @@ class StateStore:
             raise
 
     def _open(self) -> QueryState:
-        name = f"{self._cluster}.timestamps"
-        self._producer = open_transactional(
+        self._producer = self._fence(self._shard)
+        kept = read_kept(self._servers, self._cluster)
+        if others := kept.divided_otherwise(self._shard):
+            for other in others:
+                self._fence(other)
+            kept = read_kept(self._servers, self._cluster)
+        return kept.query_state(self._servers, self._shard)
+
+    def _fence(self, shard: BucketShard) -> Producer:
+        """Return a new producer of a shard, which ends all older ones. Raises KafkaException."""
+        own = f"{self._cluster}.timestamps"
+        return open_transactional(
             self._servers,
-            name,
+            f"{own}.{shard.number}-of-{shard.parts}" if shard.name else own,
             topic_name(self._cluster, TIMESTAMP_STATE),
             OPEN_TIMEOUT_S,
             **{
@@ -118,7 +146,6 @@ class StateStore:
                 "compression.type": "lz4",
             },
         )
-        return read_query_state(self._servers, self._cluster)
 
     def commit(self, records: Sequence[Record]) -> None:
         """Write the records in one transaction. Raises FencedError, RefusedError, DoubtError."""
@@ -186,39 +213,74 @@ class StateStore:
 # -- reading ---------------------------------------------------------------------------------------
 
 
-def read_query_state(bootstrap_servers: str, cluster: str) -> QueryState:
-    """Return what is written. Raises KafkaException, UnreadableError."""
-    states: dict[str, BucketState] = {}
-    query_state = QueryState(cluster)
-    progress, context, waiting = query_state.progress, query_state.context, query_state.waiting
-    newest: dict[str, bytes | None] = {}
-    for message in read_to_end(bootstrap_servers, topic_name(cluster, TIMESTAMP_STATE), GROUP):
-        newest[(message.key() or b"").decode(errors="replace")] = message.value()
-    for key, value in newest.items():
+class Kept(NamedTuple):
+    """What `timestamp-state` has: the last record of each key."""
+
+    cluster: str
+    newest: Mapping[str, bytes]
+
+    def divided_otherwise(self, shard: BucketShard) -> list[BucketShard]:
+        """Return the shards among which the buckets were divided in another way."""
+        found = (shard_of_progress(key) for key in self.newest)
+        return [one for one in found if one is not None and one.parts != shard.parts]
+
+    def query_state(self, bootstrap_servers: str, shard: BucketShard) -> QueryState:
+        """Return what a shard goes on with. Raises KafkaException, UnreadableError."""
+        others = self.divided_otherwise(shard)
+        own = self._own(shard)
+        if keys_of(shard).progress not in self.newest and others:
+            own = adopted(shard, map(self._own, others))
+        divided = (BucketShard(number, shard.parts) for number in range(1, shard.parts + 1))
+        obsolete = [key for other in others for key in keys_of(other) if key in self.newest]
+        if not all(keys_of(one).progress in self.newest for one in divided):
+            obsolete = []  # Another shard has yet to begin with what is there.
+        states = {}
+        for key in self.newest:
+            if not key.startswith(EVERY_BUCKET) and shard.owns(key):
+                state = self._read(key)
+                if isinstance(state, BucketState):
+                    states[state.bucket] = state
+        outputs = outputs_of(
+            _records(bootstrap_servers, self.cluster, STABILITY),
+            _records(bootstrap_servers, self.cluster, RESTART),
+        )
+        return seeded(replace(own, states=states, obsolete=tuple(obsolete)), outputs)
+
+    def _own(self, shard: BucketShard) -> QueryState:
+        """Return what a shard has kept beside the states of its buckets."""
+        query_state = QueryState(self.cluster, shard=shard)
+        for key in keys_of(shard):
+            record = self._read(key) if key in self.newest else None
+            if isinstance(record, TimestampProgress):
+                query_state = replace(query_state, progress=record)
+            elif isinstance(record, TimestampContext):
+                query_state = replace(query_state, context=record)
+            elif isinstance(record, TimestampWaiting):
+                query_state = replace(query_state, waiting=record.letters)
+        return query_state
+
+    def _read(self, key: str) -> Any:
         try:
-            record = None if value is None else codec.decode(value)
-            state = from_record(record) if isinstance(record, TimestampState) else None
+            record = codec.decode(self.newest[key])
+            return from_record(record) if isinstance(record, TimestampState) else record
         except ValueError as error:
             raise UnreadableError(
-                f"{topic_name(cluster, TIMESTAMP_STATE)} has what this version cannot read under "
-                f"{key!r}: {error}; upgrade, or delete the topic: numbers and positions go on from "
-                "the outputs [state_unreadable]"
+                f"{topic_name(self.cluster, TIMESTAMP_STATE)} has what this version cannot read "
+                f"under {key!r}: {error}; upgrade, or delete the topic: numbers and positions go "
+                "on from the outputs [state_unreadable]"
             ) from error
-        if isinstance(record, TimestampProgress):
-            progress = record
-        elif isinstance(record, TimestampContext):
-            context = record
-        elif isinstance(record, TimestampWaiting):
-            waiting = record.letters
-        elif state is not None:
-            states[state.bucket] = state
-    assert not states.keys() & set(OWN_KEYS), "a bucket has the name of a key of ours"
-    kept = QueryState(cluster, progress, context, waiting, states)
-    outputs = outputs_of(
-        _records(bootstrap_servers, cluster, STABILITY),
-        _records(bootstrap_servers, cluster, RESTART),
-    )
-    return seeded(kept, outputs)
+
+
+def read_kept(bootstrap_servers: str, cluster: str) -> Kept:
+    """Return what is written. Raises KafkaException."""
+    newest: dict[str, bytes] = {}
+    for message in read_to_end(bootstrap_servers, topic_name(cluster, TIMESTAMP_STATE), GROUP):
+        key, value = (message.key() or b"").decode(errors="replace"), message.value()
+        if value is None:
+            newest.pop(key, None)
+        else:
+            newest[key] = value
+    return Kept(cluster, newest)
 
 
 def _records(bootstrap_servers: str, cluster: str, topic: str) -> Iterator[object]:

@@ -20,6 +20,7 @@ from confluent_kafka import KafkaError, Message, Producer
 from coordinator import codec
 from coordinator.core.model.records import TimestampsHeartbeat
 from coordinator.core.model.stream_records import NOT_SAID, Tick
+from coordinator.core.timestamps.shards import WHOLE, BucketShard, shard_of
 from coordinator.kafka.delivery import UNKNOWN, offset_of
 from coordinator.kafka.log_reader import read_to_end
 from coordinator.kafka.settings import plain_settings
@@ -51,6 +52,7 @@ class Ticker:
         steady_ms: Callable[[], int],
         beat: Callable[[], TimestampsHeartbeat],
         status_log: StatusLog,
+        shard: BucketShard = WHOLE,
     ) -> None:
         """`clock_ms` returns milliseconds of the wall clock, `steady_ms` those of a clock that does
         not step; a period of 0 means: never."""
@@ -60,6 +62,7 @@ class Ticker:
         self._beat = beat
         self._status_log = status_log
         self._writer = writer
+        self._shard = shard
         self._period_s = period_ms / 1000
         self._clock_ms, self._steady_ms = clock_ms, steady_ms
         self._begun_ms = steady_ms()
@@ -99,7 +102,7 @@ class Ticker:
         for message in read_to_end(self._servers, self._topic, "ticks", last=LOOK_BACK):
             with suppress(SchemaError):
                 record = codec.decode(message.value() or b"")
-                if isinstance(record, Tick):
+                if isinstance(record, Tick) and rivals(self._shard, record.shard):
                     ticks.append((offset_of(message), record))
         return later_writer(ticks, self._writer, self._first)
 
@@ -115,7 +118,7 @@ class Ticker:
 
     def _tick(self) -> None:
         elapsed_ms = self._steady_ms() - self._begun_ms
-        tick = codec.encode(Tick(self._clock_ms(), self._writer, elapsed_ms))
+        tick = codec.encode(Tick(self._clock_ms(), self._writer, elapsed_ms, self._shard.name))
         with suppress(BufferError):
             self._producer.produce(self._topic, tick, partition=0, on_delivery=self._delivered)
         self._producer.poll(0)
@@ -129,6 +132,15 @@ class Ticker:
         self._status_log.settled("ticks")
         if self._first < 0:
             self._first = offset_of(message)
+
+
+def rivals(shard: BucketShard, name: str) -> bool:
+    """Tell whether a shard of this name has buckets of `shard`, so that just one may go on."""
+    try:
+        other = shard_of(name)
+    except ValueError:
+        return False
+    return other == shard or other.parts != shard.parts
 
 
 def later_writer(ticks: Iterable[tuple[int, Tick]], writer: int, first: int) -> int | None:

@@ -47,6 +47,7 @@ from coordinator.core.model.types import TxnId
 from coordinator.core.model.vectors import Vector
 from coordinator.core.timestamps.bucket_state import TimestampState
 from coordinator.core.timestamps.progress import TimestampProgress
+from coordinator.core.timestamps.shards import WHOLE, BucketShard
 from coordinator.kafka.topics import (
     DEAD_LETTER,
     FAILOVER_LOG,
@@ -137,8 +138,8 @@ class Topics:
         self.write(Bucket(name, vbuckets), Setting(f"timestamps/{name}", json.dumps(settings)))
         return Streams(self, name, vbuckets)
 
-    def tick(self, at_ms: int) -> None:
-        self.put(TICK, Tick(at_ms, 1))
+    def tick(self, at_ms: int, shard: BucketShard = WHOLE) -> None:
+        self.put(TICK, Tick(at_ms, 1, shard=shard.name))
         self.flush()
 
     # -- what came of it ---------------------------------------------------------------------

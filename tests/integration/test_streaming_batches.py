@@ -16,6 +16,7 @@ from coordinator import codec
 from coordinator.core.model.entities import Setting
 from coordinator.core.model.stream_records import StreamBegin, Sync, Tick
 from coordinator.core.timestamps.progress import TimestampProgress
+from coordinator.core.timestamps.shards import WHOLE, BucketShard
 from coordinator.embedded.broker import Broker
 from coordinator.kafka.topics import (
     HW,
@@ -28,12 +29,14 @@ from coordinator.kafka.topics import (
     topic_name,
 )
 from schemas.registry import FOLDER, MAGIC, Registry, Schema, registry
+from streaming.spark.crash_points import Crasher
 from streaming.spark.queries import end_session
 from streaming.spark.session import SparkOptions, start
 from streaming.timestamps.inputs import INPUTS
+from streaming.timestamps.query_state import NOTHING_READ, Record, keys_of
 from streaming.timestamps.rows import layouts, rows_of
 from streaming.timestamps.source import columns
-from streaming.timestamps.state_store import RefusedError
+from streaming.timestamps.state_store import FencedError, RefusedError, StateStore
 from tests.integration.streaming import (
     NOW_MS,
     VBUCKETS,
@@ -360,3 +363,52 @@ def test_settings_change_while_it_runs(spark: SparkSession, topics: Topics, tmp_
     topics.tick(NOW_MS + 6_000)
     read_through(spark, topics, tmp_path)
     assert len(topics.history()) == quiet + 1
+
+
+def test_applications_share_the_buckets_and_the_parts_may_change(
+    spark: SparkSession, topics: Topics, tmp_path: Path
+) -> None:
+    """From one application to three parts, and back; nothing is lost, doubled or told by two."""
+    names = [f"b{number}" for number in range(6)]
+    streams = [topics.bucket(name, 4).begin() for name in names]
+    halves = [[BucketShard(number, 3) for number in (1, 2, 3)], [WHOLE]]
+    seqno, at_ms = 5, NOW_MS
+    for turn in ([WHOLE], *halves, halves[0]):
+        for shard in turn:
+            topics.tick(at_ms, shard)
+        for one in streams:
+            one.sync(seqno)
+        topics.put(SYNC, b"garbage")
+        topics.flush()
+        for shard in turn:
+            topics.tick(at_ms + 2_000, shard)
+        for shard in turn:
+            read_through(spark, topics, tmp_path, shard=shard)
+        for name in names:
+            checked(topics.history(name))
+            assert set(seqnos(topics.history(name)[-1])) == {seqno}, (turn, name)
+        seqno, at_ms = seqno + 1, at_ms + 10_000
+    assert [len(topics.history(name)) for name in names] == [4] * len(names)
+    assert len({letter.offset for letter in topics.letters()}) == 4
+
+
+def test_who_divides_the_buckets_otherwise_fences_who_did_before(
+    topics: Topics,
+) -> None:
+    first, second = BucketShard(1, 2), BucketShard(2, 2)
+    stores = {
+        shard: StateStore(topics.servers, topics.name, Crasher(""), shard)
+        for shard in (WHOLE, first, second)
+    }
+    for shard in (WHOLE, first):
+        query_state = stores[shard].open()
+        stores[shard].commit([Record(TIMESTAMP_STATE, keys_of(shard).progress, NOTHING_READ)])
+        assert query_state.shard == shard
+    with pytest.raises(FencedError):
+        stores[WHOLE].commit([Record(TIMESTAMP_STATE, "*", NOTHING_READ)])
+    assert stores[second].open().obsolete == ()
+    stores[second].commit([Record(TIMESTAMP_STATE, keys_of(second).progress, NOTHING_READ)])
+    stores[first].commit([Record(TIMESTAMP_STATE, keys_of(first).progress, NOTHING_READ)])
+    assert stores[second].open().obsolete == ("*",)
+    for store in stores.values():
+        store.close()

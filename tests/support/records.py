@@ -349,6 +349,7 @@ ONE_OF_EACH: list[Any] = [
     streams.StabilityTimestamp("b", 4, U64, U64, 5),
     streams.ConsolidatedStability((streams.StabilityTimestamp("b", 4, U64, U64, 5),)),
     streams.Tick(5, 2**62, 7),
+    streams.Tick(5, 2**62, 7, "1/2"),
     streams.RestartRequested("b", 3, 1024, (1, 2), "bootstrap", 5),
     streams.PromotionRequested("b", 10_000, 5),
     streams.RestartTimestamp(

@@ -7,6 +7,7 @@ So a node that was stopped, or that hears no process at all, suspects nobody.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,6 +23,7 @@ from coordinator.core.model.records import (
 )
 from coordinator.core.model.stream_records import HwHeartbeat
 from coordinator.core.model.types import Instant
+from coordinator.core.timestamps.shards import BucketShard, shard_of
 
 
 @dataclass(slots=True)
@@ -43,9 +45,8 @@ class PeersView(Protocol):
     def indexers(self) -> Mapping[int, Peer]: ...
     @property
     def projectors(self) -> Mapping[int, Peer]: ...
-    @property
-    def application(self) -> Peer | None: ...
     def alive(self, peer: Peer | None) -> bool: ...
+    def application_of(self, bucket: str) -> Peer | None: ...
     def node_alive(self, number: int) -> bool: ...
     def indexer_alive(self, number: int) -> bool: ...
 
@@ -60,8 +61,8 @@ class Peers:
         self.nodes: dict[int, Peer] = {}
         self.indexers: dict[int, Peer] = {}
         self.projectors: dict[int, Peer] = {}
-        self.application: Peer | None = None
-        """The one that computes timestamps."""
+        self.applications: dict[BucketShard, Peer] = {}
+        """Those that compute timestamps, by what they have of the buckets."""
         self.watermarks: dict[tuple[str, int], HwHeartbeat] = {}
         """By bucket and indexer; only a master hears them."""
         self.progress = Progresses()
@@ -78,6 +79,15 @@ class Peers:
     def indexer_alive(self, number: int) -> bool:
         """Likewise an indexer."""
         return self.alive(self.indexers.get(number))
+
+    def application_of(self, bucket: str) -> Peer | None:
+        """Return the living application that computes a bucket's timestamps, None if none does."""
+        living = (
+            peer
+            for shard, peer in self.applications.items()
+            if shard.owns(bucket) and self.alive(peer)
+        )
+        return max(living, key=lambda peer: peer.heard_ms, default=None)
 
     def listen(self, now: Instant) -> None:
         """Let the clock go on: heartbeats came, whosever they are."""
@@ -97,7 +107,8 @@ class Peers:
                 self.projectors[beat.projector] = heard
                 self.progress.heard(beat, now.mono_ms)
             case TimestampsHeartbeat():
-                self.application = heard
+                with suppress(ValueError):  # No shard: it computes nothing for anybody.
+                    self.applications[shard_of(beat.shard)] = heard
 
 
 def impossible(beat: Heartbeat) -> bool:

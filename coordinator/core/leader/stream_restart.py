@@ -114,7 +114,7 @@ class StreamRestart:
         vectors = list(held.values())
         asked = self._asked.get(bucket)
         if asked is None:
-            if not view.peers.alive(view.peers.application):
+            if view.peers.application_of(bucket) is None:
                 return StartPosition(restart(vectors, logs).vector)
             self._rounds += 1
             asked = Asked(self._epoch << ROUND_BITS | self._rounds, now.mono_ms)

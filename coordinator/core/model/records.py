@@ -469,7 +469,8 @@ class StreamOwner:
 class TimestampsHeartbeat:
     """The application that computes timestamps is alive, and has finished `batch` batches.
 
-    `currents` and `owners` are what it knows of the buckets by then.
+    `currents` and `owners` are what it knows of the buckets by then; `shard` is the name of its
+    shard (`timestamps.shards`).
     """
 
     incarnation: int
@@ -478,6 +479,7 @@ class TimestampsHeartbeat:
     at_ms: int
     currents: tuple[BucketCurrent, ...] = ()
     owners: tuple[StreamOwner, ...] = ()
+    shard: str = ""
 
 
 @dataclass(frozen=True, slots=True)

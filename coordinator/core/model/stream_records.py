@@ -225,11 +225,13 @@ class Tick:
     """Time as an input: what the wall clock of a writer shows, and how long the writer has run.
 
     `elapsed_ms` is of a clock that does not step; `NOT_SAID` from a writer that does not tell.
+    `shard` is the name of the writer's shard (`timestamps.shards`).
     """
 
     at_ms: int
     writer: int
     elapsed_ms: int = NOT_SAID
+    shard: str = ""
 
 
 @dataclass(frozen=True, slots=True)

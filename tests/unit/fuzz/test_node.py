@@ -105,10 +105,11 @@ def _shown(one: LoneNode) -> None:
     shown += [views.transactions(node.authority, 100), views.topology(node.state)]
     shown += [views.state(1, node.authority, node.state)]
     shown += [views.indexes(node.state, None, None, node.peers.progress.all())]
-    beat = node.peers.application.beat if node.peers.application else None
     heard = list(node.peers.watermarks.values())
     for bucket in node.timestamps:
         known = boards.of(node.timestamps, bucket)
+        peer = node.peers.application_of(bucket)
+        beat = peer.beat if peer else None
         row = timestamp_views.Row(bucket, 64, known, node.state.stream(bucket), heard, beat)
         shown.append(timestamp_views.stabilities(1, [row], 0))
         shown.append(timestamp_views.restart(bucket, known, 100, 0))

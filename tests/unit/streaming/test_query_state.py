@@ -27,6 +27,7 @@ from coordinator.core.model.stream_records import (
 from coordinator.core.model.types import TxnId
 from coordinator.core.model.vectors import Vector
 from coordinator.core.timestamps.bucket_state import BucketState
+from coordinator.core.timestamps.shards import WHOLE, BucketShard
 from coordinator.kafka.producers import LETTER_BYTES_MAX
 from coordinator.kafka.topics import (
     DEAD_LETTER,
@@ -46,14 +47,14 @@ from streaming.timestamps import query_state as query_state_module
 from streaming.timestamps.inputs import INPUTS
 from streaming.timestamps.outputs import Outputs, outputs_of
 from streaming.timestamps.query_state import (
-    CONTEXT_KEY,
-    PROGRESS_KEY,
     WAITING_MAX,
     WAITING_MS,
     BatchResult,
     QueryState,
     Record,
+    adopted,
     fold_batch,
+    keys_of,
     seeded,
     with_buckets,
 )
@@ -61,6 +62,7 @@ from streaming.timestamps.rows import RawRow, Rows, Span, SyncRows
 from tests.support.indexes import make_sync, make_watermarks
 
 CLUSTER = "c"
+PROGRESS_KEY, CONTEXT_KEY, _ = keys_of(WHOLE)
 VBUCKETS = 4
 NOW_MS = 1_000_000
 
@@ -542,6 +544,58 @@ def test_the_clocks_of_projectors_and_nodes_do_not_matter() -> None:
 
     assert len(outputs(NOW_MS)) == 2
     assert outputs(0) == outputs(NOW_MS) == outputs(NOW_MS + 10**12)
+
+
+def test_shards_together_tell_what_one_application_tells() -> None:
+    """Each of its own buckets; the first one also of what belongs to none."""
+    names = ["b", "c", "d", "e"]
+    shards = [BucketShard(number, 2) for number in (1, 2)]
+    told = []
+    for shard in (WHOLE, *shards):
+        run, feed = Run(), Feed()
+        query_state = QueryState(CLUSTER, shard=shard)
+        records: list[Record] = []
+        for number in range(4):
+            given = [one for name in names for one in (a_bucket(name), *begins(name, connection=7))]
+            given = given if not number else []
+            given += [one for name in names for one in syncs(5 + number, name)]
+            given += [(SYNC_TOPIC, b"garbage"), *syncs(5, "unknown"), *syncs(5, "other")]
+            at_ms = NOW_MS + 1_000 * number
+            clocks = ((one, 0 if one == shard else 7_777) for one in (WHOLE, *shards))
+            ticks = [(TICK, Tick(at_ms + ahead_ms, 1, -1, s.name)) for s, ahead_ms in clocks]
+            done = fold_batch(query_state, feed.batch(*given, *ticks))
+            query_state = done.query_state
+            records += done.records
+        assert run is not None
+        assert query_state.progress.now_ms == NOW_MS + 3_000
+        assert {one.name for one in query_state.context.buckets} == set(filter(shard.owns, names))
+        told.append([one for one in records if one.topic != TIMESTAMP_STATE])
+        kept = {one.key for one in records if one.topic == TIMESTAMP_STATE}
+        assert kept == {*filter(shard.owns, names), *keys_of(shard)}
+    whole, *parts = told
+    assert [len({one.key for one in part if one.topic == STABILITY}) for part in parts] == [2, 2]
+    assert sorted(map(repr, parts[0] + parts[1])) == sorted(map(repr, whole))
+
+
+def test_who_divides_the_buckets_otherwise_goes_on_where_the_slowest_was() -> None:
+    shards = [BucketShard(number, 2) for number in (1, 2)]
+    states = []
+    for shard, count in zip(shards, (1, 3), strict=True):
+        feed, query_state = Feed(), QueryState(CLUSTER, shard=shard)
+        for number in range(count):
+            given = [a_bucket("b"), a_bucket("c"), *begins("b"), *begins("c")] if not number else []
+            at_ms = NOW_MS + 1_000 * number
+            ticked = (TICK, Tick(at_ms, 1, at_ms, shard.name))
+            batch = feed.batch(*given, *syncs(number, "b"), *syncs(1, "new"), ticked)
+            query_state = fold_batch(query_state, batch).query_state
+        states.append(query_state)
+    whole = adopted(WHOLE, states)
+    ends = {one.topic: one.offset for one in whole.progress.offsets}
+    assert ends["c.sync"] == 2 * VBUCKETS
+    assert whole.progress.now_ms == NOW_MS + 2_000
+    assert whole.progress.writer == 0
+    assert [one.name for one in whole.context.buckets] == ["b", "c"]
+    assert len(whole.waiting) == VBUCKETS
 
 
 def test_a_bucket_in_which_nothing_is_due_is_not_folded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,7 @@ def test_a_query_begins_where_the_books_stand_or_says_why_not(
     options = Options(cluster="c", bootstrap_servers="127.0.0.1:1", data_dir=tmp_path, tick_ms=0)
     made = Application(options, threading.Event(), threading.Event())
     read = TimestampProgress(1, (NextOffset(*SYNC, 5),))
-    made._query_state = QueryState("c", read)
+    made._query_state = QueryState("c", progress=read)
     assert made._starting({SYNC: bounds, TICK: (0, 7)}) == {SYNC: begins, TICK: BEGINNING}
     spoken = "".join(capsys.readouterr())
     assert said in spoken
@@ -57,7 +57,7 @@ def halfway(tmp_path: Path) -> Application:
     """An application whose books have a partition up to offset 5."""
     options = Options(cluster="c", bootstrap_servers="127.0.0.1:1", data_dir=tmp_path, tick_ms=0)
     made = Application(options, threading.Event(), threading.Event())
-    made._query_state = QueryState("c", TimestampProgress(1, (NextOffset(*SYNC, 5),)))
+    made._query_state = QueryState("c", progress=TimestampProgress(1, (NextOffset(*SYNC, 5),)))
     return made
 
 
@@ -110,7 +110,7 @@ def test_what_spark_may_log_is_said_in_a_file_that_is_there() -> None:
 def read_on(halfway: Application) -> BatchResult:
     """Return what a batch that has read one record more leads to."""
     progress = TimestampProgress(1, (NextOffset(*SYNC, Offset(6)),))
-    return BatchResult(QueryState("c", progress), [])
+    return BatchResult(QueryState("c", progress=progress), [])
 
 
 class Refusing:

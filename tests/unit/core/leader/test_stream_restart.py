@@ -49,7 +49,7 @@ class View:
         self.timestamps = EMPTY
         self.state: Any = StateContext()
         self.peers: Any = SimpleNamespace(
-            application=object(), alive=lambda heartbeat: True, clock_ms=0
+            application_of=lambda bucket: object(), alive=lambda heartbeat: True, clock_ms=0
         )
 
     def advance(self, by_ms: int) -> None:
@@ -155,7 +155,7 @@ def test_who_is_sure_to_hold_something_is_waited_for(view: Any) -> None:
     building = a_building(view, make_index(1, 1, 2, state=MAINTENANCE), live=(1, 2))
     says(building, 1, HELD)
     assert building._restart(view, "travel", overdue=False) == (None, ())
-    view.peers.application = None
+    view.peers.application_of = lambda bucket: None
     view.peers.alive = lambda peer: peer is not None
     assert building._restart(view, "travel", overdue=True) == (HELD.to_bytes(), ())
 
