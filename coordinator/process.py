@@ -26,6 +26,7 @@ from coordinator.core.consensus.inputs import Started
 from coordinator.core.model.config import NodeConfig
 from coordinator.core.node import Node
 from coordinator.kafka.archive_segments import ArchiveError
+from coordinator.kafka.arguments import add_kafka, kafka_of
 from coordinator.kafka.errors import KafkaRefusal, explain
 from coordinator.kafka.history_archive import HistoryArchive
 from coordinator.kafka.readers import watermarks
@@ -98,7 +99,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--cluster", required=True, help="name of the cluster, the prefix of its topics"
     )
-    parser.add_argument("--bootstrap-servers", required=True, help="Kafka: HOST:PORT[,HOST:PORT…]")
+    add_kafka(parser)
     parser.add_argument("--data-dir", type=Path, required=True, help="folder of this node")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
     parser.add_argument("--port", type=int, required=True, help="port of the HTTP API")
@@ -134,7 +135,9 @@ def _arguments() -> argparse.Namespace:
     for name, what in TIMINGS.items():
         option = f"--{name.replace('_', '-')}"
         parser.add_argument(option, type=int, help=f"{what} ({defaults[name]:,})")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    arguments.bootstrap_servers = kafka_of(arguments)
+    return arguments
 
 
 def _config(arguments: argparse.Namespace) -> NodeConfig:

@@ -16,7 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coordinator.runtime.arguments import add_cluster, within
+from coordinator.kafka.arguments import add_cluster, kafka_of
+from coordinator.runtime.arguments import within
 from coordinator.runtime.http_guard import add_allowed_host, warn_unless_local
 from coordinator.runtime.private_files import keep_private
 from coordinator.runtime.signals import ignore_stops, on_stop
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         Options(
             indexer=arguments.id,
             cluster=arguments.cluster,
-            bootstrap_servers=arguments.bootstrap_servers,
+            bootstrap_servers=kafka_of(arguments),
             data_dir=arguments.data_dir,
             zone=arguments.zone,
             heartbeat_ms=arguments.heartbeat_ms,

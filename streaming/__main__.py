@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coordinator.core.timestamps.shards import WHOLE, BucketShard, shard_of
-from coordinator.runtime.arguments import add_cluster, within
+from coordinator.kafka.arguments import add_cluster, kafka_of
+from coordinator.runtime.arguments import within
 from coordinator.runtime.signals import ignore_stops, on_stop
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     code = run(
         Options(
             cluster=arguments.cluster,
-            bootstrap_servers=arguments.bootstrap_servers,
+            bootstrap_servers=kafka_of(arguments),
             data_dir=arguments.data_dir.resolve(),
             spark_master=arguments.spark_master,
             trigger_ms=arguments.trigger_ms,
@@ -106,7 +107,7 @@ def run_archive(
     data_dir = arguments.data_dir.resolve()
     options = ArchiveOptions(
         cluster=arguments.cluster,
-        bootstrap_servers=arguments.bootstrap_servers,
+        bootstrap_servers=kafka_of(arguments),
         data_dir=data_dir,
         archive=url_of(arguments.archive or data_dir / ARCHIVE),
         spark_master=arguments.spark_master,

@@ -25,6 +25,7 @@ from coordinator.core.model import digest as digests
 from coordinator.core.model.authority_state import AuthorityState
 from coordinator.core.model.records import CommitRecord, Event, Unreadable
 from coordinator.core.model.types import Cas, Offset
+from coordinator.kafka.address import client_settings
 from coordinator.kafka.archive_segments import ArchiveError
 from coordinator.kafka.errors import explain
 from coordinator.kafka.history_archive import HistoryArchive, history_reader
@@ -80,7 +81,7 @@ class _History:
 def read_authority(servers: str, cluster: str) -> AuthorityState:
     """Return the Authority of a cluster as of now. Raises BackupError `no_cluster`."""
     name = topic_name(cluster, COMMIT)
-    admin = AdminClient({"bootstrap.servers": servers, "log_level": 2})
+    admin = AdminClient({**client_settings(servers), "log_level": 2})
     state: AuthorityState | None = None
     if name in admin.list_topics(timeout=METADATA_S).topics:
         for message in read_to_end(servers, name, GROUP):

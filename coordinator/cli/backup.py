@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from coordinator.cli.extras import DISTRIBUTION, require
+from coordinator.cli.kafka_options import kafka_at
 from coordinator.cli.output import CommandError, plain, print_fields
 from coordinator.cli.session import Session, command
 
@@ -24,6 +25,10 @@ File = Annotated[Path, typer.Argument(metavar="FILE", help="The file of the back
 Servers = Annotated[
     str | None,
     typer.Option(metavar="HOST:PORT,…", help="The Kafka of the cluster, instead of --data-dir."),
+]
+KafkaConf = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="With --bootstrap-servers: how to log in there."),
 ]
 Cluster = Annotated[
     str | None,
@@ -42,6 +47,7 @@ def add_to(root: typer.Typer, data_dir: Path) -> None:
         file: File,
         data_dir: Annotated[Path, folder] = data_dir,
         bootstrap_servers: Servers = None,
+        kafka_conf: KafkaConf = None,
         cluster: Cluster = None,
         history_after: Annotated[
             int,
@@ -71,7 +77,8 @@ def add_to(root: typer.Typer, data_dir: Path) -> None:
         archive = history_archive
         if archive is None and bootstrap_servers is None:
             archive = _own_archive(data_dir)
-        _backup(session, file, data_dir, bootstrap_servers, cluster, history_after, archive, force)
+        servers = kafka_at(bootstrap_servers, kafka_conf)
+        _backup(session, file, data_dir, servers, cluster, history_after, archive, force)
 
     @command(root, "restore", local=True, no_args_is_help=True)
     def restore(
@@ -79,6 +86,7 @@ def add_to(root: typer.Typer, data_dir: Path) -> None:
         file: File,
         data_dir: Annotated[Path, folder] = data_dir,
         bootstrap_servers: Servers = None,
+        kafka_conf: KafkaConf = None,
         cluster: Cluster = None,
         nodes: Annotated[
             int | None,
@@ -125,7 +133,7 @@ def add_to(root: typer.Typer, data_dir: Path) -> None:
             options = RunOptions(
                 nodes=len(roster),
                 data_dir=data_dir,
-                bootstrap_servers=bootstrap_servers,
+                bootstrap_servers=kafka_at(bootstrap_servers, kafka_conf),
                 cluster=_name(cluster or "default"),
                 brokers=brokers,
                 replication_factor=replication_factor,

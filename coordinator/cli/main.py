@@ -28,6 +28,7 @@ from coordinator.cli import (
 from coordinator.cli.definition_options import Bucket, Expressions, Nodes, Replicas, Where
 from coordinator.cli.extras import require
 from coordinator.cli.json_values import read_json
+from coordinator.cli.kafka_options import kafka_at
 from coordinator.cli.lookup import find_index
 from coordinator.cli.output import (
     CommandError,
@@ -132,6 +133,13 @@ def run(
         str | None,
         typer.Option(metavar="HOST:PORT,…", help="Use this Kafka instead of starting one."),
     ] = None,
+    kafka_conf: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="With --bootstrap-servers: how to log in there (a file with sasl.…, ssl.…).",
+        ),
+    ] = None,
     cluster: Annotated[
         str, typer.Option(help="Name of the cluster, the prefix of its topics.")
     ] = "default",
@@ -211,7 +219,7 @@ def run(
         archive=archive,
         http_port=http_port,
         data_dir=data_dir,
-        bootstrap_servers=bootstrap_servers,
+        bootstrap_servers=kafka_at(bootstrap_servers, kafka_conf),
         cluster=_cluster_name(cluster),
         durable=not not_durable,
         brokers=brokers,

@@ -30,6 +30,7 @@ from typing import Any
 from coordinator.embedded import broker_config as config
 from coordinator.embedded.ports import LOOPBACK, accepts, is_free, pick_free
 from coordinator.embedded.processes import end, spawn
+from coordinator.kafka.address import client_settings
 from coordinator.runtime.errors import EmbeddedError
 from coordinator.runtime.files import (
     FileLock,
@@ -65,7 +66,7 @@ def new_cluster_id() -> str:
 def read_cluster_id(bootstrap_servers: str, *, timeout_s: float = 10.0) -> str:
     """Return the id of the cluster that answers at `bootstrap_servers`.
 
-    Raises EmbeddedError: `kafka_unreachable`.
+    Raises EmbeddedError: `kafka_unreachable`, `kafka_login_refused`.
     """
     return str(_metadata(bootstrap_servers, timeout_s).cluster_id)
 
@@ -75,10 +76,18 @@ def _metadata(bootstrap_servers: str, timeout_s: float) -> Any:
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient
 
-    admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
+    from coordinator.kafka.errors import LoginRefusals, explain
+
+    refusals = LoginRefusals()
+    settings = {**client_settings(bootstrap_servers), "log_level": 0, "error_cb": refusals}
+    admin = AdminClient(settings)
     try:
         metadata = admin.list_topics(timeout=timeout_s)
     except KafkaException as error:
+        admin.poll(0)
+        if refusals.said:
+            refusal = explain(error, bootstrap_servers, refusals)
+            raise EmbeddedError(refusal.code, refusal.message) from error
         raise EmbeddedError(
             "kafka_unreachable",
             f"no Kafka answers at {bootstrap_servers} ({error.args[0].str()}): "

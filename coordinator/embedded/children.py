@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator.embedded.ports import LOOPBACK
+from coordinator.kafka.address import KafkaAddress
 
 PROBE_TIMEOUT_S = 2.0
 TIMESTAMPS, READY = "timestamps", "ready"
@@ -27,6 +28,13 @@ class ChildSpec:
     ready: Probe
     pass_fds: tuple[int, ...] = ()
     """Descriptors that it inherits."""
+
+
+def kafka_options(bootstrap_servers: str) -> tuple[str, ...]:
+    """Return the options that tell a process where Kafka is, and how to log in there."""
+    named = ("--bootstrap-servers", str(bootstrap_servers))
+    file = bootstrap_servers.file if isinstance(bootstrap_servers, KafkaAddress) else None
+    return named if file is None else (*named, "--kafka-conf", str(file))
 
 
 def node_argv(
@@ -48,7 +56,7 @@ def node_argv(
     return (
         *(sys.executable, "-m", "coordinator.process"),
         *("--node", str(node), "--roster", ",".join(map(str, roster))),
-        *("--cluster", cluster, "--bootstrap-servers", bootstrap_servers),
+        *("--cluster", cluster, *kafka_options(bootstrap_servers)),
         *("--data-dir", str(data_dir / f"node-{node}")),
         *("--host", LOOPBACK, "--port", str(http_port + node - 1)),
         *("--replication-factor", str(replication_factor)),
@@ -67,7 +75,7 @@ def indexer_argv(
     return (
         *(sys.executable, "-m", "indexer_sim"),
         *("--id", str(indexer), "--cluster", cluster),
-        *("--bootstrap-servers", bootstrap_servers),
+        *kafka_options(bootstrap_servers),
         *("--data-dir", str(data_dir / f"indexer-{indexer}")),
     )
 
@@ -88,7 +96,7 @@ def projector_argv(
     return (
         *(sys.executable, "-m", "projector_sim", "projector"),
         *("--projector", str(projector), "--cluster", cluster),
-        *("--bootstrap-servers", bootstrap_servers, "--kv", kv),
+        *(*kafka_options(bootstrap_servers), "--kv", kv),
     )
 
 
@@ -98,7 +106,7 @@ def timestamps_argv(
     """Return the command of the application on Spark that computes timestamps."""
     return (
         *(sys.executable, "-m", "streaming", "timestamps", "--cluster", cluster),
-        *("--bootstrap-servers", bootstrap_servers, "--data-dir", str(data_dir / TIMESTAMPS)),
+        *(*kafka_options(bootstrap_servers), "--data-dir", str(data_dir / TIMESTAMPS)),
         *("--spark-master", spark_master),
         *("--ready-file", str(data_dir / TIMESTAMPS / READY)),
     )
@@ -117,7 +125,7 @@ def archiver_argv(*, cluster: str, bootstrap_servers: str, data_dir: Path) -> tu
     """Return the command of the job on Spark that archives the history in Delta Lake."""
     return (
         *(sys.executable, "-m", "streaming", "archive", "--cluster", cluster),
-        *("--bootstrap-servers", bootstrap_servers, "--data-dir", str(data_dir)),
+        *(*kafka_options(bootstrap_servers), "--data-dir", str(data_dir)),
         *("--ready-file", str(data_dir / ARCHIVER / READY)),
     )
 

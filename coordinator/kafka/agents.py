@@ -38,6 +38,7 @@ from coordinator.core.model.stream_records import (
     StabilityTimestamp,
 )
 from coordinator.core.model.types import Offset
+from coordinator.kafka.address import aiokafka_settings
 from coordinator.kafka.errors import KafkaRefusal
 from coordinator.kafka.faust_transport import Transport
 from coordinator.kafka.topics import COMMIT, RESTART, STABILITY, topic_name
@@ -116,6 +117,7 @@ class Folds:
             consumer_auto_offset_reset="none",
             broker_session_timeout=SESSION_TIMEOUT_S,
             broker_max_poll_records=FETCHED_MAX,
+            broker_credentials=_credentials(bootstrap_servers),
         )
         self._group, self._cluster = group, cluster
         self._agents: dict[str, _Agent] = {}
@@ -231,6 +233,20 @@ def _decoded(raw: bytes | None, expected: Any) -> Any:
     if not isinstance(record, expected):
         return Unreadable(f"{type(record).__name__} does not belong here")
     return record
+
+
+def _credentials(bootstrap_servers: str) -> Any:
+    """Return how Faust's clients log in; None: they need not."""
+    settings = aiokafka_settings(bootstrap_servers)
+    context = settings.get("ssl_context")
+    if "sasl_mechanism" in settings:
+        return faust.SASLCredentials(
+            mechanism=settings["sasl_mechanism"],
+            username=settings["sasl_plain_username"],
+            password=settings["sasl_plain_password"],
+            ssl_context=context,
+        )
+    return None if context is None else faust.SSLCredentials(context)
 
 
 def _be_quiet() -> None:

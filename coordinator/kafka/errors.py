@@ -69,9 +69,31 @@ def may_pass(error: BaseException) -> bool:
     return code in TRANSIENT or code == KafkaError.UNKNOWN_TOPIC_OR_PART
 
 
-def explain(error: KafkaException, bootstrap_servers: str) -> KafkaRefusal:
+class LoginRefusals:
+    """Hears that brokers do not let a client in: its `error_cb`. Calls of the client only say that
+    nobody answers."""
+
+    def __init__(self) -> None:
+        self.said = ""
+
+    def __call__(self, error: KafkaError) -> None:
+        if error.code() in LOGIN:
+            self.said = self.said or error.str()
+
+
+LOGIN = frozenset(
+    {KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHENTICATION_FAILED}
+)
+
+
+def explain(
+    error: KafkaException, bootstrap_servers: str, refusals: LoginRefusals | None = None
+) -> KafkaRefusal:
     """Turn the client's exception into a refusal."""
     cause = error.args[0]
+    if refusals is not None and refusals.said:
+        message = f"Kafka at {bootstrap_servers} does not let this client in: {refusals.said}"
+        return KafkaRefusal("kafka_login_refused", f"{message}; check --kafka-conf")
     if cause.name() in ("_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT", "_RESOLVE"):
         message = f"no Kafka broker answers at {bootstrap_servers}: is it running there?"
         return KafkaRefusal("kafka_unavailable", message)

@@ -88,6 +88,7 @@ class _InLoop(driver.AIOKafkaConsumerThread):
             max_poll_records=conf.broker_max_poll_records,
             request_timeout_ms=REQUEST_TIMEOUT_MS,
             session_timeout_ms=int(conf.broker_session_timeout * 1000),
+            **driver.credentials_to_aiokafka_auth(conf.broker_credentials, conf.ssl_context),
         )
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from aiokafka import AIOKafkaProducer
 from confluent_kafka import Producer
 
+from coordinator.kafka.address import aiokafka_settings
 from coordinator.kafka.settings import plain_settings
 
 log = logging.getLogger(__name__)
@@ -64,6 +65,7 @@ async def _fence(bootstrap_servers: str, transactional_id: str, timeout_ms: int)
             transactional_id=transactional_id,
             transaction_timeout_ms=timeout_ms,
             retry_backoff_ms=RETRY_MS,
+            **aiokafka_settings(bootstrap_servers),
         )
         try:
             await producer.start()

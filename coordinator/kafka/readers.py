@@ -14,6 +14,7 @@ from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential
 
 from coordinator.core.model.types import Offset
+from coordinator.kafka.address import client_settings
 from coordinator.kafka.errors import may_pass, passes_by_itself
 from coordinator.kafka.settings import RECONNECT_BACKOFF_MS_MAX, SOCKET_TIMEOUT_MS
 from coordinator.kafka.topics import MESSAGE_BYTES_MAX
@@ -30,7 +31,7 @@ def consumer(bootstrap_servers: str, group: str, **more: Any) -> Consumer:
     """Return a consumer that reads committed records and never moves by itself."""
     return Consumer(
         {
-            "bootstrap.servers": bootstrap_servers,
+            **client_settings(bootstrap_servers),
             "group.id": group,
             "isolation.level": "read_committed",
             "enable.auto.commit": False,

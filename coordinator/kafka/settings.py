@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from coordinator.core.model.types import Cas, Offset
+from coordinator.kafka.address import client_settings
 from coordinator.kafka.topics import MESSAGE_BYTES_MAX
 
 EVENT_HEADER = "event"
@@ -55,7 +56,7 @@ a node that does not hear its own heartbeats starts again."""
 def plain_settings(bootstrap_servers: str, **more: Any) -> dict[str, Any]:
     """Return what all producers are set to; `more` goes before it."""
     return {
-        "bootstrap.servers": bootstrap_servers,
+        **client_settings(bootstrap_servers),
         "acks": "all",
         "linger.ms": 0,
         "socket.timeout.ms": SOCKET_TIMEOUT_MS,

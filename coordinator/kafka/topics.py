@@ -15,7 +15,8 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, Resourc
 from tenacity import RetryCallState, Retrying, retry_if_exception, wait_exponential
 
 from coordinator.core.model.types import Offset
-from coordinator.kafka.errors import KafkaRefusal, explain, may_pass
+from coordinator.kafka.address import client_settings
+from coordinator.kafka.errors import KafkaRefusal, LoginRefusals, explain, may_pass
 
 COMMIT, STATECONTEXT, HISTORY = "commit", "statecontext", "history"
 SNAPSHOTS = "snapshots"
@@ -161,10 +162,13 @@ def ensure_topics(
     topics are flushed at every message; a single replica always counts so. What may pass, as while
     brokers start or change, is tried again until `deadline_s`; that there are too few of them, for
     `BROKERS_COME_S` at most. Raises KafkaRefusal, whose `code` is
-    `topic_mismatch`, `kafka_unavailable` or `kafka_error`; only the first is final.
+    `topic_mismatch`, `kafka_unavailable`, `kafka_login_refused` or `kafka_error`; only the first is
+    final.
     """
     flushed = durable and (one_machine or replication_factor == 1)
-    admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 2})
+    refusals = LoginRefusals()
+    settings = {**client_settings(bootstrap_servers), "log_level": 2, "error_cb": refusals}
+    admin = AdminClient(settings)
     wanted = [
         _complete(topic, replication_factor, min_insync_replicas, flushed) for topic in TOPICS
     ]
@@ -179,7 +183,8 @@ def ensure_topics(
     except KafkaException as error:
         if _lacks_brokers(error):
             raise KafkaRefusal("topic_mismatch", error.args[0].str()) from error
-        raise explain(error, bootstrap_servers) from error
+        admin.poll(0)
+        raise explain(error, bootstrap_servers, refusals) from error
 
 
 def _lacks_brokers(error: BaseException) -> bool:
@@ -220,7 +225,7 @@ def delete_records(
     bootstrap_servers: str, topic: str, offset: Offset, timeout_s: float = 30
 ) -> None:
     """Delete what partition 0 of a topic holds below `offset`. Raises KafkaException."""
-    admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 2})
+    admin = AdminClient({**client_settings(bootstrap_servers), "log_level": 2})
     place = TopicPartition(topic, 0, offset)
     for future in admin.delete_records([place], operation_timeout=timeout_s).values():
         future.result(timeout_s)

@@ -45,14 +45,3 @@ def duration_text(ms: int) -> str:
     units = (unit for unit in reversed(UNITS_MS) if ms % UNITS_MS[unit] == 0)
     unit = next(units, "")
     return f"{ms // UNITS_MS[unit]}{unit}" if unit else f"{ms} ms"
-
-
-def add_cluster(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say which cluster a process belongs to, and where its Kafka is."""
-    parser.add_argument(
-        "--cluster",
-        type=cluster,
-        required=True,
-        help="name of the cluster, the prefix of its topics",
-    )
-    parser.add_argument("--bootstrap-servers", required=True, help="Kafka: HOST:PORT[,HOST:PORT…]")

@@ -38,6 +38,7 @@ from coordinator.core.model.stream_records import (
 )
 from coordinator.core.model.types import Offset
 from coordinator.core.model.vectors import Vector
+from coordinator.kafka.address import client_settings
 from coordinator.kafka.errors import passes_by_itself
 from coordinator.kafka.readers import consumer
 from coordinator.kafka.stall_detector import StallDetector
@@ -372,7 +373,7 @@ class MutationReader:
 
     def _topic_id(self) -> str:
         """Return the id of the topic: another one if it was made again. Raises KafkaException."""
-        admin = AdminClient({"bootstrap.servers": self._servers, "log_level": 2})
+        admin = AdminClient({**client_settings(self._servers), "log_level": 2})
         wanted = TopicCollection([self._mutations])
         answers = admin.describe_topics(wanted, request_timeout=CALL_TIMEOUT_S)
         try:

@@ -32,10 +32,11 @@ from coordinator.core.model.stream_records import (
     HwHeartbeat,
     IndexRouted,
 )
+from coordinator.kafka.arguments import add_cluster, kafka_of
 from coordinator.kafka.log_reader import decode_event
 from coordinator.kafka.state_follower import StatusLog, wall_ms
 from coordinator.kafka.topics import STREAM_PARTITIONS
-from coordinator.runtime.arguments import add_cluster, within
+from coordinator.runtime.arguments import within
 from coordinator.runtime.private_files import keep_private
 from coordinator.runtime.signals import ignore_stops, on_stop
 from coordinator.runtime.threads import ThreadEndedError, Threads
@@ -513,7 +514,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = Options(
         arguments.projector,
         arguments.cluster,
-        arguments.bootstrap_servers,
+        kafka_of(arguments),
         arguments.kv.rstrip("/"),
         arguments.heartbeat_ms,
         arguments.sync_ms,

@@ -28,6 +28,7 @@ from pyspark.errors import PySparkException
 from coordinator import codec
 from coordinator.core.model.records import DeadLetter
 from coordinator.core.model.types import Offset
+from coordinator.kafka.address import client_settings
 from coordinator.kafka.producers import letter_key
 from coordinator.kafka.readers import BEGINNING
 from coordinator.kafka.settings import plain_settings
@@ -39,7 +40,7 @@ from streaming.archive.delta import SESSION, ArchivedTable, Source, UnusableErro
 from streaming.archive.place import folder_of
 from streaming.archive.tables import TABLES, ArchiveTable
 from streaming.spark.crash_points import AFTER, BEFORE, Crasher
-from streaming.spark.kafka_source import KAFKA, bounds, starting_offsets
+from streaming.spark.kafka_source import KAFKA, bounds, connection, starting_offsets
 from streaming.spark.queries import (
     FAILURES_MAX,
     LostError,
@@ -236,7 +237,7 @@ class Archiver:
         shutil.rmtree(checkpoint, ignore_errors=True)
         frame = (
             spark.readStream.format("kafka")
-            .option("kafka.bootstrap.servers", options.bootstrap_servers)
+            .options(**connection(options.bootstrap_servers))
             .option("subscribe", ",".join(topic for topic, _ in starting))
             .option("startingOffsets", starting_offsets(starting))
             .option("maxOffsetsPerTrigger", options.offsets_max)
@@ -354,6 +355,6 @@ def topic_ids(bootstrap_servers: str, topics: Sequence[str]) -> dict[str, str]:
 
     Raises KafkaException.
     """
-    client = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 2})
+    client = AdminClient({**client_settings(bootstrap_servers), "log_level": 2})
     asked = client.describe_topics(TopicCollection(list(topics)), request_timeout=CALL_TIMEOUT_S)
     return {topic: str(asked[topic].result().topic_id) for topic in topics}

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from confluent_kafka import TopicPartition
 
+from coordinator.kafka.address import java_settings
 from coordinator.kafka.readers import consumer
 
 TIMEOUT_MS = 10_000
@@ -24,6 +25,12 @@ KAFKA: Mapping[str, str] = {
 }
 """Offsets that vanished are looked for and told of by the application: Spark would stop for good,
 or go on in silence."""
+
+
+def connection(bootstrap_servers: str) -> dict[str, str]:
+    """Return the options that name Kafka, and log in there."""
+    found = {"bootstrap.servers": str(bootstrap_servers), **java_settings(bootstrap_servers)}
+    return {f"kafka.{name}": value for name, value in found.items()}
 
 
 def starting_offsets(starting: Mapping[tuple[str, int], int]) -> str:

@@ -27,6 +27,9 @@ LOOPBACK = "127.0.0.1"
 HEAP_MB = 1_000
 LOGGING = Path(__file__).with_name("log4j2.properties")
 
+REDACTED = "(?i)secret|password|token|access[.]?key|jaas|keystore"
+"""What Spark shows to nobody."""
+
 TUNED: Mapping[str, str] = {
     "spark.log.level": "ERROR",
     "spark.ui.enabled": "false",
@@ -45,6 +48,8 @@ TUNED: Mapping[str, str] = {
     "spark.sql.streaming.minBatchesToRetain": "20",
     "spark.sql.streaming.stopTimeout": "5000",
     "spark.shuffle.service.enabled": "false",
+    "spark.redaction.regex": REDACTED,
+    "spark.sql.redaction.options.regex": f"{REDACTED}|url",
     "spark.python.daemon.module": "streaming.spark.daemon",
 }
 

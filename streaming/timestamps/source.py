@@ -10,7 +10,7 @@ from pyspark.sql import functions as f
 from coordinator.core.model.entities import bucket_key, setting_key
 from coordinator.core.timestamps.settings import PREFIX
 from coordinator.kafka.topics import STATECONTEXT, topic_name
-from streaming.spark.kafka_source import KAFKA, starting_offsets
+from streaming.spark.kafka_source import KAFKA, connection, starting_offsets
 from streaming.timestamps.inputs import INPUTS
 
 
@@ -32,7 +32,7 @@ def rows(
     names = [topic_name(cluster, name) for name in INPUTS]
     raw = (
         spark.readStream.format("kafka")
-        .option("kafka.bootstrap.servers", bootstrap_servers)
+        .options(**connection(bootstrap_servers))
         .option("subscribe", ",".join(names))
         .option("startingOffsets", starting_offsets(starting))
         .option("maxOffsetsPerTrigger", offsets_max)
