@@ -368,6 +368,8 @@ class DdlWriter(Actor):
         chance = self.world.clock.chance
         self._made += 1
         request_id, _ = self.world.request_id(f"t-{self._made}")
+        # What was published first counts at any age: it may have waited for a master.
+        self.world.judge.stale.discard(request_id)
         command: Any
         expected: int | None = None
         dice = chance.random()

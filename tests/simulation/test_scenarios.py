@@ -25,7 +25,7 @@ from coordinator.core.model.records import (
     TransactionProposed,
     TransactionRolledBack,
 )
-from tests.simulation.actors import NEVER
+from tests.simulation.actors import NEVER, request_of
 from tests.simulation.faults import HOUR_MS
 from tests.simulation.machine import Machine
 from tests.simulation.scenes import (
@@ -333,3 +333,42 @@ def test_a_request_is_not_executed_again_after_a_wall_clock_ran_ahead() -> None:
     run_until(world, lambda: serves(master_of(world)))
     second = ask(world, PUT, **again)
     assert (second.status, second.cas, second.txn) == (OK, first.cas, first.txn)
+
+
+def test_what_was_published_is_executed_once_however_long_there_was_no_master() -> None:
+    """Also what was published before the outage, and not read; and no late repeat of any of it."""
+    window_ms = 4_000
+    world = World(1, plain=True, request_window_ms=window_ms)
+    run_until(world, world_has_members(world, 3))
+    world.timed_ids = True
+    ddl = world.broker.ddl
+    sent: list[Request] = []
+
+    def publish(key: str) -> None:
+        request_id, _ = world.request_id(key)
+        world.judge.stale.discard(request_id)
+        sent.append(request_of(PutSetting(key, f'"{key}"'), request_id, "", None, True))
+        ddl[len(sent) % len(ddl)].append(sent[-1], None, world.clock.now)
+
+    for machine in world.machines.values():
+        machine.crash()
+    for turn in range(5):
+        publish(f"k{turn}")
+        world.clock.run(world.clock.now + window_ms)
+    for machine in world.machines.values():
+        machine.start()
+    run_until(world, lambda: len(_replies(world)) == 5)
+    assert {reply.status for reply in _replies(world)} == {OK}
+    for turn in range(1, 9):
+        world.clock.run(world.clock.now + window_ms // 2)
+        for number, request in enumerate(sent):
+            ddl[(number + turn) % len(ddl)].append(request, None, world.clock.now)
+        run_until(world, lambda told=turn: len(_replies(world)) == 5 * (1 + told))  # type: ignore[misc]
+    assert {reply.error_code for reply in _replies(world)} == {"", "request_expired"}
+    world.heal()
+    run_until(world, world.settled)
+    world.judge.conclude()
+
+
+def _replies(world: World) -> list[Any]:
+    return [record.value for record in world.broker["ddl-replies"].read(0)]

@@ -243,12 +243,19 @@ MISMATCH = refused("request_mismatch", "this request id was used for another com
 
 
 def _out_of_time(request: Request, given: Circumstances) -> Decision | None:
-    """Refuse an id that is too old to be remembered, or that comes from the future."""
+    """Refuse an id that is too old to be remembered, or that comes from the future.
+
+    A published command may have waited for a master for longer than the window. No outcome of an
+    id later than `forgotten_ms` was ever forgotten. So nothing has become of it yet, however old
+    it is: what is not remembered is not a repeat.
+    """
     born_ms = time_of_uuid7(request.id)
     if born_ms is None:
         return None
-    oldest_ms = given.wall_ms - given.request_window_ms
-    if given.forgotten_ms <= given.wall_ms + BELIEVED_MS_MAX:
+    is_believed = given.forgotten_ms <= given.wall_ms + BELIEVED_MS_MAX
+    may_be_old = request.position is not None and is_believed
+    oldest_ms = 0 if may_be_old else given.wall_ms - given.request_window_ms
+    if is_believed:
         oldest_ms = max(oldest_ms, given.forgotten_ms + 1)
     if born_ms < oldest_ms:
         return Unchanged(

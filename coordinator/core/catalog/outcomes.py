@@ -28,6 +28,9 @@ from coordinator.core.model.types import Cas, Instant, TxnId
 GROUPS_FORGOTTEN_MAX = 1_024
 """So many groups at most one transaction forgets; it adds one."""
 
+LEADS_FIRST = 10
+"""For this part of the window a master leads before it forgets anything."""
+
 KEY = "outcomes"
 UUID7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}", re.I)
 
@@ -153,15 +156,20 @@ class OutcomeWindow:
 
     # -- what a master asks ------------------------------------------------------------------
 
-    def due(self, now: Instant, window_ms: int) -> int:
+    def due(self, now: Instant, window_ms: int, led_ms: int) -> int:
         """Return the CAS up to which groups have outlived the window, 0 if none has.
 
         By the wall clock, from when they were recorded or from when a client says that it made the
         request, whichever is later; and by this node's monotonic clock: a wall clock that ran ahead
         must not forget what a client may still repeat. Nor must one that ran ahead when they were
         recorded keep them for ever: the monotonic clock alone decides in the end.
+
+        `led_ms` is for how long the master has led. A new one forgets nothing: what was published
+        shortly before an outage is not later than what is then due, and has yet to be decided.
         """
         found = 0
+        if led_ms < window_ms // LEADS_FIRST:
+            return found
         for (group, since_ms), _ in zip(self._groups, range(GROUPS_FORGOTTEN_MAX), strict=False):
             until_ms = max(group.at_ms, group.born_ms) + window_ms
             held_ms = now.mono_ms - since_ms

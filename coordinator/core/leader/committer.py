@@ -47,13 +47,15 @@ the log of transactions has, and has to fit on `commit`."""
 class Committer:
     """Writes for a master: one transaction at a time, or records of the Authority.
 
-    Large because each step of a transaction has an answer, a failure and a time-out.
+    The master leads since `began_ms`, by the monotonic clock. Large because each step of a
+    transaction has an answer, a failure and a time-out.
     """
 
-    def __init__(self, epoch: Epoch, tokens: Tokens, codec: EntityCodec) -> None:
+    def __init__(self, epoch: Epoch, tokens: Tokens, codec: EntityCodec, began_ms: int) -> None:
         self._epoch = epoch
         self._tokens = tokens
         self._codec = codec
+        self._began_ms = began_ms
         self.attempt: Attempt | None = None
         self.seq = 0
         self.has_committed = False
@@ -235,7 +237,7 @@ class Committer:
         attempt.move(CONCLUDING)
         for node in attempt.accepted:
             self._refusals.pop(node, None)
-        verdict = commit_of(view, self._codec, attempt)
+        verdict = commit_of(view, self._codec, attempt, view.now.mono_ms - self._began_ms)
         expired = [MemberExpired(self._epoch, n, "silent", view.now.wall_ms) for n in silent]
         replies = tuple(ddl_replies(view, attempt))
         letters = tuple(dead_letters(view, attempt))

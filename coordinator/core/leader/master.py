@@ -97,7 +97,7 @@ class Master:
         self.substate = RECOVERING
         self.requests = RequestTable()
         self.groups = GroupCommit(self.requests, codec)
-        self.committer = Committer(epoch, tokens, codec)
+        self.committer = Committer(epoch, tokens, codec, view.now.mono_ms)
         self.barriers = ReadBarriers(epoch, tokens)
         self.membership = Membership(view, epoch, codec, copies)
         self.handshakes = Handshakes(epoch, view.config.handshake_ms)

@@ -66,7 +66,7 @@ class Membership:
         self._requests: list[MembershipRequested] = []
         self._gone: set[tuple[int, int]] = set()
         self._began_ms = view.peers.clock_ms
-        self._forgot_ms = view.now.mono_ms
+        self._leads_since_ms = self._forgot_ms = view.now.mono_ms
 
     def holds_back(self, view: NodeView) -> bool:
         """Tell whether proposals wait a moment for those who are about to join."""
@@ -149,7 +149,8 @@ class Membership:
         if now - self._forgot_ms < FORGET_PAUSE_MS:
             return []
         self._forgot_ms = now
-        up_to = outcomes.due(view.now, authority_of(view).request_window_ms)
+        window_ms = authority_of(view).request_window_ms
+        up_to = outcomes.due(view.now, window_ms, now - self._leads_since_ms)
         if not up_to:
             return []
         digest = outcomes.digest_after(Cas(0), b"", up_to)

@@ -46,13 +46,18 @@ FORGOTTEN = refused(
 """The log of a cluster that stood still for longer than the window of outcomes may come to this."""
 
 
-def commit_of(view: NodeView, codec: EntityCodec, attempt: Attempt) -> TransactionCommitted:
-    """Return the verdict *commit*, with what is remembered of the requests and what forgotten."""
+def commit_of(
+    view: NodeView, codec: EntityCodec, attempt: Attempt, led_ms: int
+) -> TransactionCommitted:
+    """Return the verdict *commit*, with what is remembered of the requests and what forgotten.
+
+    `led_ms` is for how long this master has led.
+    """
     assert attempt.after is not None
     assert attempt.offset is not None
     outcomes = view.outcomes
     group = _outcomes_of(view, codec, attempt)
-    forgotten = outcomes.due(view.now, authority_of(view).request_window_ms)
+    forgotten = outcomes.due(view.now, authority_of(view).request_window_ms, led_ms)
     return TransactionCommitted(
         txn=attempt.proposal.txn,
         proposal_offset=attempt.offset,

@@ -143,6 +143,37 @@ def test_a_client_whose_clock_is_ahead_overwrites_nobody_after_the_window(lone: 
     assert len(lone.node.outcomes) == 0, "an idle master forgets as well"
 
 
+def test_a_published_command_outlives_any_outage_and_its_late_repeats_execute_never(
+    lone: LoneNode,
+) -> None:
+    window_ms = lone.node.config.request_window_ms
+    command, request_id = PutSetting("counter", '"a"'), uuid7(lone.wall_ms + 1_000, 1)
+    assert lone.ask(PutSetting("other", "1"), uuid7(lone.wall_ms, 2)).status == OK
+    later = LoneNode(
+        log=list(lone.log), topic=list(lone.topic), wall_ms=lone.wall_ms + 3 * window_ms
+    ).start()
+    later.publish(command, request_id, 0)
+    later.until(lambda: later.written)
+    later.publish(command, request_id, 0, partition=1)
+    later.until(lambda: len(later.written) == 2)
+    first, second = later.written
+    assert (first.status, first.cas, first.txn) == (OK, second.cas, second.txn)
+    assert first.cas
+    assert later.ask(PutSetting("counter", '"b"')).status == OK
+    codes = set()
+    for turn in range(1, 9):
+        later.run(window_ms // 4, step_ms=1_000)
+        later.publish(command, request_id, turn)
+        later.until(lambda told=turn: len(later.written) == 2 + told)  # type: ignore[misc]
+        reply = later.written[-1]
+        codes.add(reply.error_code)
+        assert reply.error_code or reply.cas == first.cas
+    assert codes == {"", "request_expired"}
+    held = later.node.state.setting("counter")
+    assert held is not None
+    assert held.entity.value_json == '"b"'  # type: ignore[union-attr]
+
+
 def test_a_request_costs_no_mutation_of_its_own(lone: LoneNode) -> None:
     before = len(lone.topic)
     for number in range(5):

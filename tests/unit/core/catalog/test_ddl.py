@@ -27,6 +27,7 @@ from coordinator.core.model.commands import (
     DropIndex,
     ForgetIndex,
     MarkReady,
+    Position,
     PutSetting,
     RewriteEntities,
     UndoIndex,
@@ -299,6 +300,33 @@ def test_an_id_that_the_log_has_forgotten_is_refused_by_a_master_whose_clock_is_
     for age_ms, code in ((1_001, "request_expired"), (1_000, "request_expired"), (999, "")):
         text = uuid7(bench.wall_ms - age_ms, 0)
         decision = bench.decide(PutSetting("k", "1"), id=text, recorded=True)
+        assert (decision.outcome.code if isinstance(decision, Unchanged) else "") == code
+
+
+@pytest.mark.parametrize(
+    ("since_forgotten_ms", "code"), [(1, ""), (0, "request_expired"), (-1, "request_expired")]
+)
+def test_a_published_id_may_be_of_any_age_if_nothing_that_late_was_forgotten(
+    bench: Bench, since_forgotten_ms: int, code: str
+) -> None:
+    """It has waited for a master. Had it been executed, its outcome would be remembered."""
+    bench.wall_ms = 1_800_000_000_000
+    born_ms = bench.wall_ms - 36 * 3_600_000
+    bench.forgotten_ms = born_ms - since_forgotten_ms
+    terms: dict[str, Any] = {"id": uuid7(born_ms, 0), "recorded": True}
+    decision = bench.decide(PutSetting("k", "1"), position=Position(0, 7), **terms)
+    assert (decision.outcome.code if isinstance(decision, Unchanged) else "") == code
+    assert bench.refusal(PutSetting("k", "1"), **terms) == "request_expired", "over HTTP"
+
+
+def test_a_published_id_is_held_to_the_window_where_what_was_forgotten_is_not_believed(
+    bench: Bench,
+) -> None:
+    bench.wall_ms = 1_800_000_000_000
+    bench.forgotten_ms = bench.wall_ms + ddl.BELIEVED_MS_MAX + 1
+    for age_ms, code in ((600_001, "request_expired"), (600_000, "")):
+        terms: dict[str, Any] = {"id": uuid7(bench.wall_ms - age_ms, 0), "recorded": True}
+        decision = bench.decide(PutSetting("k", "1"), position=Position(0, 7), **terms)
         assert (decision.outcome.code if isinstance(decision, Unchanged) else "") == code
 
 

@@ -10,6 +10,7 @@ from coordinator.codec import Codec
 from coordinator.core.catalog.outcomes import (
     AHEAD_MS_MAX,
     GROUPS_FORGOTTEN_MAX,
+    LEADS_FIRST,
     OutcomeWindow,
     time_of_uuid7,
 )
@@ -39,7 +40,7 @@ def window(*groups: tuple[int, bytes], mono_ms: int = 0) -> OutcomeWindow:
 
 
 def due(made: OutcomeWindow, wall_ms: int, mono_ms: int = WINDOW_MS + 100_000) -> int:
-    return made.due(Instant(mono_ms, wall_ms), WINDOW_MS)
+    return made.due(Instant(mono_ms, wall_ms), WINDOW_MS, WINDOW_MS)
 
 
 def test_an_outcome_is_found_by_its_id_with_the_transaction_that_brought_it() -> None:
@@ -49,6 +50,12 @@ def test_an_outcome_is_found_by_its_id_with_the_transaction_that_brought_it() ->
     assert (found.txn, found.outcome.cas) == (TxnId(1, 5), 5)
     assert made.find("d") is None
     assert len(made) == 3
+
+
+def test_a_master_that_has_just_begun_forgets_nothing() -> None:
+    made, late = window((5, group(5, "a"))), Instant(10**9, WALL_MS + 10**9)
+    assert made.due(late, WINDOW_MS, WINDOW_MS // LEADS_FIRST - 1) == 0
+    assert made.due(late, WINDOW_MS, WINDOW_MS // LEADS_FIRST) == 5
 
 
 def test_groups_go_when_the_window_has_passed_and_not_before() -> None:

@@ -100,7 +100,7 @@ PROPOSAL = the_proposal()
 
 def proposed(*enlisted: Enlisted, **fields: Any) -> Committer:
     """Return a committer that has sent its proposal, and knows nothing of it."""
-    committer = Committer(4, Tokens(), CODEC)
+    committer = Committer(4, Tokens(), CODEC, 0)
     committer.propose(at(**fields), a_group(*enlisted))
     return committer
 
@@ -141,7 +141,7 @@ def expired(node: int, reason: str = "silent", at_ms: int = WALL_MS) -> MemberEx
 
 
 def test_a_group_is_proposed_written_accepted_by_all_and_committed() -> None:
-    committer = Committer(4, Tokens(), CODEC)
+    committer = Committer(4, Tokens(), CODEC, 0)
     assert committer.next_txn == TXN
     events = tuple(Event(mutation, TXN, number, 2) for number, mutation in enumerate(MUTATIONS))
     assert committer.propose(at(), a_group()) == [
@@ -167,7 +167,7 @@ def test_a_group_is_proposed_written_accepted_by_all_and_committed() -> None:
 
 def test_a_proposal_names_the_active_list_and_the_state_that_it_builds_on() -> None:
     two = replace(OWN_AUTHORITY, members=members(n1=10, n3=30))
-    _, append = Committer(4, Tokens(), CODEC).propose(at(authority=two), a_group())
+    _, append = Committer(4, Tokens(), CODEC, 0).propose(at(authority=two), a_group())
     assert append == Append(TOKEN, the_proposal(participants=(1, 3)))
 
 
@@ -238,7 +238,7 @@ def test_a_cas_is_above_the_state_and_no_larger_than_json_can_say(offsets: tuple
 
 
 def test_only_the_events_of_the_transaction_in_flight_count() -> None:
-    assert Committer(4, Tokens(), CODEC).written(at(), Written(0, OFFSETS)) == []
+    assert Committer(4, Tokens(), CODEC, 0).written(at(), Written(0, OFFSETS)) == []
     assert proposed().written(at(), Written(TOKEN + 1, OFFSETS)) == []
     committer = under_way()
     committer.answered(an_answer(2, REFUSED, "full"))
@@ -253,7 +253,7 @@ def test_a_proposal_whose_append_failed_is_sent_again_at_once() -> None:
     committer = proposed()
     assert committer.append_failed(at(), AppendFailed(TOKEN + 1, "another's")) == []
     assert committer.append_failed(at(), AppendFailed(TOKEN, "lost")) == [Append(TOKEN, PROPOSAL)]
-    assert Committer(4, Tokens(), CODEC).append_failed(at(), AppendFailed(0, "lost")) == []
+    assert Committer(4, Tokens(), CODEC, 0).append_failed(at(), AppendFailed(0, "lost")) == []
 
 
 def test_a_proposal_that_is_not_answered_is_sent_again_with_the_masters_own_answer() -> None:
@@ -526,7 +526,7 @@ def test_a_refusal_rolls_back_before_the_cas_are_known() -> None:
 
 
 def test_a_replica_that_refuses_so_often_running_is_expired_with_the_rollback() -> None:
-    committer = Committer(4, Tokens(), CODEC)
+    committer = Committer(4, Tokens(), CODEC, 0)
     for seq in range(1, ATTEMPTS):
         assert refused_once(committer, seq, 3) == (rollback(seq, WHY),)
     records = refused_once(committer, ATTEMPTS, 3)
@@ -534,7 +534,7 @@ def test_a_replica_that_refuses_so_often_running_is_expired_with_the_rollback() 
 
 
 def test_only_who_refused_that_often_is_expired() -> None:
-    committer = Committer(4, Tokens(), CODEC)
+    committer = Committer(4, Tokens(), CODEC, 0)
     for seq in range(1, ATTEMPTS):
         refused_once(committer, seq, 3)
     why = "node 2: full; node 3: full"
@@ -543,7 +543,7 @@ def test_only_who_refused_that_often_is_expired() -> None:
 
 
 def test_a_replica_that_accepted_in_between_begins_anew() -> None:
-    committer = Committer(4, Tokens(), CODEC)
+    committer = Committer(4, Tokens(), CODEC, 0)
     for seq in (1, 2):
         refused_once(committer, seq, 3)
     committed_once(committer, 3)
@@ -554,7 +554,7 @@ def test_a_replica_that_accepted_in_between_begins_anew() -> None:
 
 def test_of_two_that_refuse_in_turn_each_is_expired_in_the_end() -> None:
     """An acceptance that another replica spoiled brings nobody on."""
-    committer = Committer(4, Tokens(), CODEC)
+    committer = Committer(4, Tokens(), CODEC, 0)
     for seq in range(1, 2 * ATTEMPTS - 1, 2):
         assert refused_once(committer, seq, 3) == (rollback(seq, WHY),)
         refused_once(committer, seq + 1, 2)
@@ -563,7 +563,7 @@ def test_of_two_that_refuse_in_turn_each_is_expired_in_the_end() -> None:
 
 def test_who_left_the_active_list_begins_anew_and_nobody_else() -> None:
     for list_, left in ((members(n1=10, n2=20), True), (members(n1=10, n3=30), False)):
-        committer = Committer(4, Tokens(), CODEC)
+        committer = Committer(4, Tokens(), CODEC, 0)
         for seq in (1, 2):
             refused_once(committer, seq, 3)
         committer.membership_changed(replace(OWN_AUTHORITY, members=list_))
@@ -605,7 +605,7 @@ def admitted(node: int) -> MemberAdmitted:
 
 
 def test_what_is_written_for_the_authority_counts_once_the_last_of_it_is_read_back() -> None:
-    committer = Committer(4, Tokens(), CODEC)
+    committer = Committer(4, Tokens(), CODEC, 0)
     assert not committer.is_writing
     records = (admitted(4), admitted(5))
     assert committer.write(at(), iter(records)) == [Conclude(TOKEN, records)]
@@ -617,7 +617,7 @@ def test_what_is_written_for_the_authority_counts_once_the_last_of_it_is_read_ba
 
 
 def test_what_was_written_for_the_authority_and_is_not_read_back_in_time_is_overdue() -> None:
-    committer = Committer(4, Tokens(), CODEC)
+    committer = Committer(4, Tokens(), CODEC, 0)
     committer.write(at(), (admitted(4),))
     assert not committer.is_overdue(at(MONO_MS + VERDICT_MS))
     assert committer.is_overdue(at(MONO_MS + VERDICT_MS + 1))
@@ -678,7 +678,7 @@ def test_what_a_master_writes_counts_in_the_fold_and_a_second_verdict_is_an_alar
 
 
 def test_an_idle_committer_has_nothing_to_do() -> None:
-    committer, late = Committer(4, Tokens(), CODEC), at(10**9)
+    committer, late = Committer(4, Tokens(), CODEC, 0), at(10**9)
     committer.opened(TXN, AT)
     committer.answered(an_answer(2))
     committer.read_back(admitted(4))

@@ -178,7 +178,7 @@ def test_an_answer_has_the_cas_of_its_own_mutation_and_the_transaction() -> None
 def test_the_verdict_says_what_who_where_and_which_state_it_leads_to() -> None:
     attempt, view = concluded(), a_view(authority=OWN_AUTHORITY)
     assert attempt.after is not None
-    assert commit_of(view, CODEC, attempt) == TransactionCommitted(
+    assert commit_of(view, CODEC, attempt, 10**9) == TransactionCommitted(
         txn=TXN,
         proposal_offset=AT,
         accepted=(1, 3),
@@ -204,7 +204,7 @@ def test_the_verdict_brings_the_outcomes_of_its_requests_and_forgets_those_that_
     view = a_view(authority=OWN_AUTHORITY)
     old = OutcomesRecorded(TxnId(4, 1), 40, WALL_MS - 600_001, (replace(records[0], id="old"),))
     view.outcomes.add(40, CODEC.encode_outcomes(old), Instant(MONO_MS - 600_001, 0))
-    verdict = commit_of(view, CODEC, attempt)
+    verdict = commit_of(view, CODEC, attempt, 10**9)
     group = CODEC.decode_outcomes(verdict.outcomes)
     assert (group.txn, group.cas, group.at_ms) == (TXN, 62, WALL_MS)
     assert [(one.id, one.cas) for one in group.outcomes] == [("r0", 61), ("r1", 62)]
