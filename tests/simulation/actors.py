@@ -206,6 +206,8 @@ class Client(Actor):
     def _choose(self) -> Request:
         self._made += 1
         request_id, stale = self.world.request_id(f"c{self.number}-{self._made}")
+        if stale:  # What is published may be of any age: it may have waited for a master.
+            self.world.judge.stale.add(request_id)
         command, expected = self._command(request_id)
         recorded = (
             stale or isinstance(command, self.recorded) or (self.world.clock.chance.random() < 0.8)
@@ -368,8 +370,6 @@ class DdlWriter(Actor):
         chance = self.world.clock.chance
         self._made += 1
         request_id, _ = self.world.request_id(f"t-{self._made}")
-        # What was published first counts at any age: it may have waited for a master.
-        self.world.judge.stale.discard(request_id)
         command: Any
         expected: int | None = None
         dice = chance.random()

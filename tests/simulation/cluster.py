@@ -189,10 +189,7 @@ class Cluster(World):
         if stale:
             born_ms -= self.ahead_ms + self.config["request_window_ms"]
             born_ms -= 2_000 if self.evicting else 4 * DAY_MS
-        made = uuid7(born_ms, self.token())
-        if stale:
-            self.judge.stale.add(made)
-        return made, stale
+        return uuid7(born_ms, self.token()), stale
 
     # -- the trace ---------------------------------------------------------------------------
 

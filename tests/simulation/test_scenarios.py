@@ -346,7 +346,6 @@ def test_what_was_published_is_executed_once_however_long_there_was_no_master() 
 
     def publish(key: str) -> None:
         request_id, _ = world.request_id(key)
-        world.judge.stale.discard(request_id)
         sent.append(request_of(PutSetting(key, f'"{key}"'), request_id, "", None, True))
         ddl[len(sent) % len(ddl)].append(sent[-1], None, world.clock.now)
 

@@ -234,11 +234,14 @@ def _with_fewer_replicas(index: Index, replicas: int) -> Index:
 
     Those that were placed last go: the first ones lie in different zones.
     """
+    if replicas >= replicas_of(index):
+        return index
     slices = tuple(
         Slice(piece.number, piece.master, piece.replicas[:replicas]) for piece in index.slices
     )
     fewer = replace(index, slices=slices)
-    return replace(fewer, shards=tuple(s for s in index.shards if s.indexer in fewer.hosts))
+    hosts = fewer.hosts
+    return replace(fewer, shards=tuple(s for s in index.shards if s.indexer in hosts))
 
 
 def _placed(

@@ -533,7 +533,8 @@ def _move_shards(state: StateContext, request: Request, given: Circumstances) ->
     index = held.entity if held else None
     if not isinstance(index, Index) or index.state in (INIT, DROPPING):
         return Unchanged(Outcome("ok"))
-    shards = {s.indexer: s for s in (*index.shards, *command.shards) if s.indexer in index.hosts}
+    hosts = index.hosts
+    shards = {s.indexer: s for s in (*index.shards, *command.shards) if s.indexer in hosts}
     after = replace(index, shards=tuple(shards[i] for i in sorted(shards)))
     if after == index:
         return Unchanged(Outcome("ok"))

@@ -59,15 +59,27 @@ def place(
 
 
 def _place_one(
-    number: int, copies: int, chosen: Sequence[Candidate], held: dict[int, int]
+    number: int, copies: int, chosen: list[Candidate], held: dict[int, int]
 ) -> Slice:
-    """Place the copies of one slice, and count them into `held`."""
+    """Place the copies of one slice, and count them into `held`.
+
+    The least loaded first, one in each zone; if the zones do not suffice, those passed over are
+    next, in the same order. `chosen` is left in the order of the load before: the next time it is
+    almost sorted.
+    """
+    chosen.sort(key=lambda candidate: (held[candidate.id], candidate.id))
     hosts: list[int] = []
+    passed_over: list[int] = []
     zones: set[str] = set()
-    for _ in range(copies):
-        free = [c for c in chosen if c.id not in hosts]
-        best = min(free, key=lambda c: (bool(c.zone) and c.zone in zones, held[c.id], c.id))
-        hosts.append(best.id)
-        zones.add(best.zone)
-        held[best.id] += 1
+    for candidate in chosen:
+        if len(hosts) == copies:
+            break
+        if candidate.zone and candidate.zone in zones:
+            passed_over.append(candidate.id)
+        else:
+            hosts.append(candidate.id)
+            zones.add(candidate.zone)
+    hosts += passed_over[: copies - len(hosts)]
+    for host in hosts:
+        held[host] += 1
     return Slice(number, hosts[0], tuple(hosts[1:]))

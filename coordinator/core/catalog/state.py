@@ -19,6 +19,7 @@ from coordinator.core.model.entities import (
     READY,
     Entity,
     Index,
+    Slice,
     bucket_key,
     index_key,
     setting_key,
@@ -180,7 +181,8 @@ class _Folding:
 
     def _index(self, before: Entity | None, after: Entity | None) -> None:
         self._names = _renamed(self._names, before, after)
-        self._load = _loaded(_loaded(self._load, before, -1), after, 1)
+        if _slices_of(before) != _slices_of(after):
+            self._load = _loaded(_loaded(self._load, before, -1), after, 1)
         if isinstance(before, Index):
             phase = phase_of(before)
             left = self._phases[phase].delete(before.id)
@@ -245,6 +247,10 @@ def _renamed(
     if isinstance(after, Index) and after.state != DROPPING and not after.replaces:
         names = names.set((after.bucket, after.name), after.id)
     return names
+
+
+def _slices_of(entity: Entity | None) -> tuple[Slice, ...]:
+    return entity.slices if isinstance(entity, Index) else ()
 
 
 def _loaded(load: Map[int, int], entity: Entity | None, sign: int) -> Map[int, int]:

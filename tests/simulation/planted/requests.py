@@ -104,7 +104,7 @@ def outcome_is_evicted_too_early(patch: Patch) -> None:
     def eager(self: OutcomeWindow, now: Any, window_ms: int, led_ms: int) -> int:
         month_ms = 30 * 24 * 3_600_000
         later = now._replace(mono_ms=now.mono_ms + month_ms, wall_ms=now.wall_ms + month_ms)
-        return due(self, later, window_ms, led_ms)
+        return due(self, later, window_ms, window_ms)
 
     patch.setattr(OutcomeWindow, "due", eager)
 

@@ -6,6 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.core.catalog.placement import Candidate, Impossible, place
+from coordinator.core.model.entities import Slice
+from tests.simulation.meter import CALLS_PER_MS, metered
 
 CANDIDATES = st.lists(
     st.builds(Candidate, st.integers(0, 250), st.sampled_from(["", "a", "b", "c"])),
@@ -71,3 +73,32 @@ def test_a_wanted_indexer_that_is_not_alive_is_named() -> None:
     answer = place(1, 0, (7, 1), [Candidate(1, "")], {})
     assert isinstance(answer, Impossible)
     assert answer.details == {"missing": [7], "alive": [1]}
+
+
+@given(CANDIDATES, st.integers(1, 8), st.integers(0, 4), st.data())
+def test_each_copy_goes_to_the_best_that_is_left(
+    candidates: list[Candidate], slices: int, replicas: int, data: st.DataObject
+) -> None:
+    """Chosen one by one, which costs more: a zone that is not used yet, the load, the id."""
+    load = {c.id: data.draw(st.integers(0, 3)) for c in candidates}
+    placed = place(slices, replicas, (), candidates, load)
+    if isinstance(placed, Impossible):
+        return
+    expected: list[Slice] = []
+    for number in range(slices):
+        hosts: list[Candidate] = []
+        for _ in range(replicas + 1):
+            used = {host.zone for host in hosts} - {""}
+            left = (c for c in candidates if c not in hosts)
+            hosts.append(min(left, key=lambda c: (c.zone in used, load[c.id], c.id)))  # noqa: B023
+            load[hosts[-1].id] += 1
+        expected.append(Slice(number, hosts[0].id, tuple(host.id for host in hosts[1:])))
+    assert placed == tuple(expected)
+
+
+def test_to_place_the_largest_index_on_many_indexers_takes_a_moment() -> None:
+    """Counted in calls, which are the same in every run."""
+    many = [Candidate(number, f"z{number % 7}") for number in range(240)]
+    placed, calls = metered(lambda: place(256, 16, (), many, {}))
+    assert len(placed) == 256
+    assert calls < 40 * CALLS_PER_MS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from coordinator.core.catalog.decisions import (
     describe_index,
     in_short,
 )
+from coordinator.core.catalog.state import evolve
 from coordinator.core.catalog.transactions import COMPARISONS_MAX, OPERATIONS_MAX, REASON_LENGTH_MAX
 from coordinator.core.model.commands import (
     AlterIndex,
@@ -30,7 +32,10 @@ from coordinator.core.model.commands import (
     weight,
 )
 from coordinator.core.model.commands import Request as AnyRequest
+from coordinator.core.model.entities import READY, Shard, Slice
+from coordinator.core.model.records import Mutation
 from coordinator.core.model.types import CAS_MAX, Cas
+from tests.simulation.meter import CALLS_PER_MS, STEP_MS_MAX, metered
 from tests.support.catalog_bench import CREATE, Bench
 from tests.support.indexes import make_index
 
@@ -310,3 +315,31 @@ def test_a_long_answer_in_short_has_its_indexes_without_definitions(bench: Bench
     short = in_short({"succeeded": True, "results": [{"key": "index/7", "cas": 1, "index": index}]})
     assert short["results"][0]["index"]["state"] == index["state"]
     assert "expressions" not in short["results"][0]["index"]
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda name: AlterIndex(bucket="b", name=name, new_name=f"{name}-new"),
+        lambda name: DropIndex(0, "b", name),
+    ],
+    ids=["rename", "drop"],
+)
+def test_to_change_many_wide_indexes_costs_nothing_for_each_copy(
+    bench: Bench, operation: Callable[[str], Operation]
+) -> None:
+    """Counted in calls: what an index is beside its name and its state stays as it is."""
+    hosts = range(17)
+    slices = tuple(Slice(n, n, tuple((n + k) % 17 for k in range(1, 17))) for n in range(16))
+    shards = tuple(Shard(host, 1) for host in hosts)
+    made = [
+        make_index(n, bucket="b", name=f"i{n}", state=READY, slices=slices, shards=shards)
+        for n in range(1, OPERATIONS_MAX + 1)
+    ]
+    written = ((Mutation("IndexReady", i.key, b"i", i), Cas(n)) for n, i in enumerate(made, 1))
+    bench.state = evolve(bench.state, written)
+    command = then(*(operation(index.name) for index in made))
+    decision, calls = metered(lambda: bench.decide(command))
+    assert isinstance(decision, Accepted)
+    assert len(decision.changes) == OPERATIONS_MAX
+    assert calls < STEP_MS_MAX // 2 * CALLS_PER_MS
