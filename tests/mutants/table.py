@@ -360,6 +360,20 @@ MUTANTS: tuple[Mutant, ...] = (
         WINDOW,
     ),
     Mutant(
+        "what-stays-where-it-is-is-counted-again",
+        "coordinator/core/catalog/state.py",
+        "if _slices_of(before) != _slices_of(after):",
+        "if True:",
+        "tests/unit/core/catalog/test_transactions.py",
+    ),
+    Mutant(
+        "a-second-copy-lies-in-a-zone-of-the-first",
+        "coordinator/core/catalog/placement.py",
+        "if candidate.zone and candidate.zone in zones:",
+        "if False:",
+        "tests/unit/core/catalog/test_placement.py",
+    ),
+    Mutant(
         "another-command-under-a-used-id",
         DDL,
         "if recorded.fingerprint != request.fingerprint:",

@@ -58,9 +58,7 @@ def place(
     return tuple(_place_one(number, copies, chosen, held) for number in range(slices))
 
 
-def _place_one(
-    number: int, copies: int, chosen: list[Candidate], held: dict[int, int]
-) -> Slice:
+def _place_one(number: int, copies: int, chosen: list[Candidate], held: dict[int, int]) -> Slice:
     """Place the copies of one slice, and count them into `held`.
 
     The least loaded first, one in each zone; if the zones do not suffice, those passed over are

@@ -58,8 +58,8 @@ NAMES_LENGTH_MAX = 16 * 1024
 which every node keeps for as long as a repeat may come."""
 
 COPIES_MAX = 4_096
-"""So many copies of slices the indexes of a branch may have together: to place these takes some
-20 ms of the master's loop."""
+"""So many copies of slices the new indexes of a branch may have together: to place these takes some
+20 ms of the master's loop. Others keep the copies that they have, which costs nothing for each."""
 
 BOUNDS_LENGTH_MAX = 64 * 1024
 """So many characters the bounds of all indexes of a branch may have together."""

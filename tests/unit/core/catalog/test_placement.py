@@ -90,7 +90,7 @@ def test_each_copy_goes_to_the_best_that_is_left(
         for _ in range(replicas + 1):
             used = {host.zone for host in hosts} - {""}
             left = (c for c in candidates if c not in hosts)
-            hosts.append(min(left, key=lambda c: (c.zone in used, load[c.id], c.id)))  # noqa: B023
+            hosts.append(min(left, key=lambda c: (c.zone in used, load[c.id], c.id)))
             load[hosts[-1].id] += 1
         expected.append(Slice(number, hosts[0].id, tuple(host.id for host in hosts[1:])))
     assert placed == tuple(expected)
