@@ -374,6 +374,20 @@ MUTANTS: tuple[Mutant, ...] = (
         "tests/unit/core/catalog/test_placement.py",
     ),
     Mutant(
+        "outcomes-of-any-weight-are-kept",
+        "coordinator/core/leader/master.py",
+        "if adds and view.outcomes.size_bytes >= view.config.outcomes_bytes_max:",
+        "if False:",
+        LONE,
+    ),
+    Mutant(
+        "ddl-is-read-whatever-outcomes-weigh",
+        "coordinator/core/leader/master.py",
+        "return self.requests.is_long or self._remembers_enough",
+        "return self.requests.is_long",
+        LONE,
+    ),
+    Mutant(
         "another-command-under-a-used-id",
         DDL,
         "if recorded.fingerprint != request.fingerprint:",

@@ -77,6 +77,8 @@ class OutcomeWindow:
         self._cas_of: dict[str, int] = {}
         self.is_whole = True
         """Whether nothing is missing that was recorded before this node began to read."""
+        self.size_bytes = 0
+        """What all groups weigh as they were written."""
         self.digest = digests.EMPTY
 
     def __len__(self) -> int:
@@ -89,6 +91,10 @@ class OutcomeWindow:
     def oldest_cas(self) -> Cas:
         """The CAS of the oldest group, 0 if there is none."""
         return self._groups[0].kept.cas if self._groups else Cas(0)
+
+    def knows(self, request_id: str) -> bool:
+        """Tell whether it is remembered what became of a request."""
+        return request_id in self._cas_of
 
     def find(self, request_id: str) -> RememberedOutcome | None:
         """Return what became of a request, if it is remembered."""
@@ -137,6 +143,7 @@ class OutcomeWindow:
         cas, value = kept.cas, kept.value
         self._groups.append(_Group(kept, now.mono_ms))
         self._values[cas] = value
+        self.size_bytes += len(value)
         self._cas_of.update(dict.fromkeys(kept.ids, cas))
         self.digest = (self.digest + digests.weight(KEY, cas, value)) & digests.MODULUS_MASK
 
@@ -146,6 +153,7 @@ class OutcomeWindow:
         while self._groups and self._groups[0].kept.cas <= up_to:
             group = self._groups.popleft().kept
             del self._values[group.cas]
+            self.size_bytes -= len(group.value)
             for request_id in group.ids:
                 if self._cas_of.get(request_id) == group.cas:
                     del self._cas_of[request_id]

@@ -21,7 +21,7 @@ from coordinator.core.catalog.state import StateContext
 from coordinator.core.consensus import authority as authorities
 from coordinator.core.consensus.copies import Copies
 from coordinator.core.consensus.counters import Counters
-from coordinator.core.consensus.effects import Beat, Note, ReadDdl, ReadTail, StopDdl
+from coordinator.core.consensus.effects import Beat, Note, ReadDdl, ReadTail, Reply, StopDdl
 from coordinator.core.consensus.inputs import (
     AppendFailed,
     Ended,
@@ -108,6 +108,8 @@ class Master:
         self._taken: dict[int, int] = {}
         """By partition of `ddl`: the offset of the last command that was queued."""
         self._is_deposed = False
+        self._remembers_enough = False
+        """Whether the outcomes that are kept weigh as much as they may."""
         self._began_ms = view.now.mono_ms
         self._tail_token = tokens.next()
 
@@ -129,8 +131,8 @@ class Master:
 
     @property
     def is_behind(self) -> bool:
-        """Tell whether so many commands wait that none shall be read from `ddl` now."""
-        return self.requests.is_long
+        """Tell whether so much waits, or is remembered, that none shall be read from `ddl` now."""
+        return self.requests.is_long or self._remembers_enough
 
     @property
     def _is_idle(self) -> bool:
@@ -179,7 +181,17 @@ class Master:
     # -- what comes in -----------------------------------------------------------------------
 
     def requested(self, view: NodeView, request: Request) -> list[Result]:
-        """Queue a command; the queue has bounds, and says so."""
+        """Queue a command; the queue has bounds, and says so.
+
+        No outcome may go before its time, or a repeat would be executed. So if they weigh too much,
+        commands whose outcome would have to be kept wait until others have outlived the window.
+        Repeats add nothing.
+        """
+        is_repeat = view.outcomes.knows(request.id) or request.id in view.state.pending
+        adds = request.recorded and not is_repeat
+        if adds and view.outcomes.size_bytes >= view.config.outcomes_bytes_max:
+            text = "the outcomes of too many requests are kept: retry later"
+            return [Reply(request.token, unknown("overloaded", text))]
         return self.requests.requested(view.config, request)
 
     def commands_read(self, requests: Iterable[Request]) -> None:
@@ -280,6 +292,7 @@ class Master:
 
     def advance(self, view: NodeView) -> list[Result]:
         """Do what can be done now: end the transaction, write for the Authority, form a group."""
+        self._remembers_enough = view.outcomes.size_bytes >= view.config.outcomes_bytes_max
         found: list[Result] = []
         if self.committer.attempt is not None:
             found = self.committer.advance(view)

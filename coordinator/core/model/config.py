@@ -56,6 +56,7 @@ class NodeConfig:
     restart_pause_ms: int = 10_000
     queue_max: int = 4_096
     queue_bytes_max: int = 64 * 1024 * 1024
+    outcomes_bytes_max: int = 512 * 1024 * 1024
     readers_max: int = 4_096
     examined_max: int = 1_024
     group_mutations_max: int = 256

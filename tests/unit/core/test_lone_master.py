@@ -174,6 +174,23 @@ def test_a_published_command_outlives_any_outage_and_its_late_repeats_execute_ne
     assert held.entity.value_json == '"b"'  # type: ignore[union-attr]
 
 
+def test_where_outcomes_weigh_too_much_new_requests_wait_and_none_is_forgotten_early() -> None:
+    lone = LoneNode({"request_window_ms": 60_000, "outcomes_bytes_max": 2_000}).start()
+    accepted = 0
+    while (outcome := lone.ask(PutSetting("k", str(accepted)), f"r{accepted}")).status == OK:
+        accepted += 1
+    assert (outcome.status, outcome.code) == (UNKNOWN, "overloaded")
+    assert 2_000 <= lone.node.outcomes.size_bytes < 3_000
+    assert len(lone.node.outcomes) == accepted
+    assert lone.master.is_behind, "nothing is read from ddl"
+    assert lone.ask(PutSetting("k", "0"), "r0").status == OK, "a repeat adds nothing"
+    assert lone.ask(PutSetting("k", "without an id".join('""'))).status == OK
+    lone.run(150_000, step_ms=1_000)
+    assert lone.node.outcomes.size_bytes == 0
+    assert not lone.master.is_behind
+    assert lone.ask(PutSetting("k", "1"), "later").status == OK
+
+
 def test_a_request_costs_no_mutation_of_its_own(lone: LoneNode) -> None:
     before = len(lone.topic)
     for number in range(5):
