@@ -446,8 +446,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "who-holds-nothing-keeps-a-shard",
         ALTER,
-        "if s.indexer in fewer.hosts",
-        "if s.indexer in index.hosts",
+        "if s.indexer in hosts",
+        "if True",
         UNIT_ALTER,
     ),
     Mutant(
