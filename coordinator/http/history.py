@@ -63,7 +63,7 @@ def add_history(app: FastAPI, shell: Shell, settle: Settle) -> None:
 
         def build() -> bytes:
             found = shell.history.page(Cas(after), last, wanted, limit, newest)
-            return history_views.page(found.changes, found.next, newest.cas)
+            return history_views.page(found.texts, found.next, newest.cas)
 
         return _answer(shell, await told(build))
 

@@ -8,17 +8,17 @@ from typing import Any
 
 from coordinator.core.catalog.state import StateContext, Versioned
 from coordinator.core.history import shown
-from coordinator.core.history.changes import Change, Difference, kind_of
+from coordinator.core.history.changes import Difference, kind_of
 from coordinator.core.model.types import Cas
 from coordinator.http import views
 
 _text = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
-def page(changes: Iterable[Change], next_cas: Cas | None, newest: Cas) -> bytes:
-    """Return `{"events", "next", "cas"}`."""
-    events = ",".join(map(shown.change, changes))
-    return _bytes(f'{{"events":[{events}],"next":{_text(next_cas)},"cas":{newest}}}')
+def page(texts: Iterable[bytes], next_cas: Cas | None, newest: Cas) -> bytes:
+    """Return `{"events", "next", "cas"}`; `texts` has each change as JSON."""
+    rest = f'],"next":{_text(next_cas)},"cas":{newest}}}'
+    return b"".join((b'{"events":[', b",".join(texts), rest.encode()))
 
 
 def differences(before: Cas, after: Cas, found: Iterable[Difference]) -> bytes:

@@ -33,9 +33,6 @@ TRIES_MAX = 5
 """So often an undo is computed anew, because what it changes was changed in the meantime."""
 
 PAGE = 1_000
-GROUP_CAS_MAX = 1_000
-"""More CAS than one transaction has."""
-
 STEPS_KEY_LENGTH_MAX = 120
 Settle = Callable[[Consistency, int], Awaitable[None]]
 
@@ -149,10 +146,9 @@ class Undoing:
         state = history.state_at(cas, now)
         if state.cas == cas:
             return state
-        found = history.page(state.cas, Cas(cas + GROUP_CAS_MAX), Predicate(), PAGE, now).changes
-        txns = {change.event.txn for change in found if change.event.cas == cas}
-        ends = [change.event.cas for change in found if change.event.txn in txns]
-        return history.state_at(max(ends), now) if ends else state
+        following = history.whole_page(state.cas, Predicate(), 1, now).changes
+        has_it = any(change.event.cas == cas for change in following)
+        return history.state_at(following[-1].event.cas, now) if has_it else state
 
     def _found(self, key: str | None) -> RememberedOutcome | None:
         return self._shell.node.outcomes.find(key) if key is not None else None

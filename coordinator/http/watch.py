@@ -50,9 +50,6 @@ SNAPSHOT_PORTION, PORTION_BYTES = 100, 256 * 1024
 """So many entities, and little more than so many bytes, are made into events at once: meanwhile the
 loop does nothing else, and each watcher that is slow to take them holds its own."""
 
-PAGE_PORTION = 8
-"""So many changes of the past, each of which may have a hundred kilobytes."""
-
 PACE_S, PACE_MAX_S = 0.00005, 0.05
 """A watcher is sent something again after so long for each watcher there is."""
 
@@ -260,9 +257,8 @@ class EventStream(Response):
                 await asyncio.sleep(RETRY_S)
                 continue
             self._has_caught_up = True
-            for begin in range(0, len(page.changes), PAGE_PORTION):
-                portion = page.changes[begin : begin + PAGE_PORTION]
-                yield self._shown(map(Published, portion))
+            for portion in _portions_of(page):
+                yield self._shown(portion)
                 if self._has_ended:
                     return
                 await asyncio.sleep(0)
@@ -380,32 +376,48 @@ def _portions(entities: Iterable[tuple[str, Versioned]], predicate: Selector) ->
                 break
             looked += 1
             if predicate.fits_held(*one):
-                found.append(_event("snapshot", shown.entity(*one)))
+                text = shown.entity(*one).encode("utf-8", "backslashreplace")
+                found.append(_event("snapshot", text))
                 size += len(found[-1])
         yield b"".join(found)
 
 
-def change_frame(change: Change) -> bytes:
-    """Return a change as an event, with its CAS as id."""
-    return _event("change", shown.change(change), change.event.cas)
+def _portions_of(page: Page) -> Iterator[list[Published]]:
+    """Yield the changes of a page with their events, little more than PORTION_BYTES at a time."""
+    found: list[Published] = []
+    size = 0
+    for change, text in zip(page.changes, page.texts, strict=True):
+        found.append(Published(change, change_frame(change, text)))
+        size += len(found[-1].frame)
+        if size >= PORTION_BYTES:
+            yield found
+            found, size = [], 0
+    if found:
+        yield found
+
+
+def change_frame(change: Change, text: bytes) -> bytes:
+    """Return a change, whose JSON is `text`, as an event with its CAS as id."""
+    return _event("change", text, change.event.cas)
 
 
 def framed(published: Published) -> bytes:
     """Return the event of a change: made once for all watchers."""
     if not published.frame:
-        published.frame = change_frame(published.change)
+        text = shown.as_bytes(published.change)
+        published.frame = change_frame(published.change, text)
     return published.frame
 
 
 def frame(name: str, data: dict[str, Any], cas: int | None = None) -> bytes:
-    return _event(name, json.dumps(data, separators=(",", ":")), cas)
+    return _event(name, json.dumps(data, separators=(",", ":")).encode(), cas)
 
 
-def _event(name: str, text: str, cas: int | None = None) -> bytes:
+def _event(name: str, text: bytes, cas: int | None = None) -> bytes:
     """Return one server-sent event, on one line.
 
     The text of a setting may have line breaks between its values, which mean as much as a space.
     """
-    line = text.replace("\r", " ").replace("\n", " ")
+    line = text.replace(b"\r", b" ").replace(b"\n", b" ")
     head = f"event: {name}\n" if cas is None else f"event: {name}\nid: {cas}\n"
-    return f"{head}data: {line}\n\n".encode("utf-8", "backslashreplace")
+    return b"".join((head.encode(), b"data: ", line, b"\n\n"))

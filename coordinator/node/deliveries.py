@@ -157,17 +157,14 @@ class Deliveries:
             newest = self._node.state
             place = self._changes.subscribe(after, selector, wake.set, newest.cas)
             if place is None:
-                read = partial(self._history.page, after, None, selector, BATCH_MAX, newest)
+                read = partial(self._history.whole_page, after, selector, BATCH_MAX, newest)
                 try:
                     async with self._reading:
                         page = await asyncio.to_thread(read)
                 except StillReadingError:
                     continue
                 after = newest.cas if page.next is None else page.next
-                changes = page.changes if page.next is None else _whole(page.changes)
-                if len(changes) < len(page.changes):
-                    after = changes[-1].event.cas
-                yield changes, after
+                yield page.changes, after
                 continue
             try:
                 told_s = time.monotonic()
@@ -196,24 +193,13 @@ def _txn(found: Sequence[Any]) -> object:
     return found[-1].change.event.txn if found else None
 
 
-def _whole(changes: Sequence[Change]) -> Sequence[Change]:
-    """Return changes without the beginning of a transaction at their end, if anything is left."""
-    last = changes[-1].event if changes else None
-    if last is None or last.index + 1 == last.count:
-        return changes
-    whole = [change for change in changes if change.event.txn != last.txn]
-    return whole or changes
-
-
 def _write(delivery: Delivery, found: Sequence[Change], position: SubscriptionAcknowledged) -> None:
     """Write what may be large: in the thread of the delivery."""
     delivery.write([*map(_delivered, found)], position)
 
 
 def _delivered(change: Change) -> Delivered:
-    """Return a change as JSON. Half a surrogate pair, which a bound may have, is JSON's escape."""
-    value = shown.change(change).encode("utf-8", "backslashreplace")
-    return Delivered(change.key, value, change.event.cas)
+    return Delivered(change.key, shown.as_bytes(change), change.event.cas)
 
 
 def _close_aside(thread: ThreadPoolExecutor, opening: asyncio.Future[Delivery]) -> None:

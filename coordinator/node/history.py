@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from coordinator.core.catalog.state import EMPTY, StateContext
+from coordinator.core.history import shown
 from coordinator.core.history.changes import Change, fold
 from coordinator.core.history.predicates import Selector
 from coordinator.core.model.records import Event
@@ -26,6 +27,9 @@ READ_S = 8.0
 
 SCAN_S = 2.0
 """A page ends after this time, however little it has found: who asks goes on from there."""
+
+PAGE_BYTES_MAX = 4 * 1024 * 1024
+"""So many bytes of JSON the changes of a page have; one that has more is a page of its own."""
 
 
 class Log(Protocol):
@@ -60,10 +64,35 @@ class StillReadingError(Exception):
 
 
 class Page(NamedTuple):
-    """Changes in order of CAS, and the CAS after which the next page begins; None: that is all."""
+    """Changes in order of CAS, and the CAS after which the next page begins; None: that is all.
+
+    `texts` has each change as JSON: a page is measured by them.
+    """
 
     changes: tuple[Change, ...]
+    texts: tuple[bytes, ...]
     next: Cas | None
+
+
+class _Found:
+    """What a page has so far, and how many bytes that is."""
+
+    def __init__(self) -> None:
+        self.changes: list[Change] = []
+        self.texts: list[bytes] = []
+        self.size = 0
+
+    def has_room(self, text: bytes) -> bool:
+        """Tell whether one more belongs on the page: the first does, whatever its size."""
+        return not self.changes or self.size + len(text) <= PAGE_BYTES_MAX
+
+    def add(self, change: Change, text: bytes) -> None:
+        self.changes.append(change)
+        self.texts.append(text)
+        self.size += len(text)
+
+    def page(self, following: Cas | None) -> Page:
+        return Page(tuple(self.changes), tuple(self.texts), following)
 
 
 class History:
@@ -137,13 +166,23 @@ class History:
     ) -> Page:
         """Return the changes above `after`, to `until` (default: now), that fit, `limit` at most.
 
-        Raises CompactedError, StillReadingError, KafkaException.
+        They have PAGE_BYTES_MAX at most, unless it is one. Raises CompactedError,
+        StillReadingError, KafkaException.
         """
         last = newest.cas if until is None else min(until, newest.cas)
         if after >= last:
-            return Page((), None)
+            return Page((), (), None)
         with self._turn:
             return self._page(after, last, predicate, limit, newest)
+
+    def whole_page(self, after: Cas, predicate: Selector, limit: int, newest: StateContext) -> Page:
+        """Return the changes above `after` that fit, to the end of the transaction with which they
+        are `limit`, or PAGE_BYTES_MAX. No transaction is divided. Raises as `page` does.
+        """
+        if after >= newest.cas:
+            return Page((), (), None)
+        with self._turn:
+            return self._whole_page(after, predicate, limit, newest)
 
     def missed(self, after: Cas, predicate: Selector, limit: int, newest: StateContext) -> Page:
         """Return the same for a watcher, from the topic alone.
@@ -161,7 +200,7 @@ class History:
     def _page(
         self, after: Cas, last: Cas, predicate: Selector, limit: int, newest: StateContext
     ) -> Page:
-        found: list[Change] = []
+        found = _Found()
         deadline_s = time.monotonic() + SCAN_S
         before = self._state_at(after, newest)
         for state, changes in self._folded(before, newest.cas):
@@ -170,17 +209,37 @@ class History:
                 cas = change.event.cas
                 if not after < cas <= last or not predicate.fits(change):
                     continue
-                found.append(change)
-                if len(found) == limit:
+                text = shown.as_bytes(change)
+                if not found.has_room(text):
+                    # Up to the CAS below it everything is told, and nothing of this is folded.
+                    self._remember(Cas(cas - 1), before)
+                    return found.page(Cas(cas - 1))
+                found.add(change, text)
+                if len(found.changes) == limit:
                     self._remember(cas, state if cas == end else before)
-                    return Page(tuple(found), cas if cas < last else None)
+                    return found.page(cas if cas < last else None)
             if end >= last:
                 break
             if time.monotonic() > deadline_s:
                 self._remember(end, state)
-                return Page(tuple(found), end)
+                return found.page(end)
             before = state
-        return Page(tuple(found), None)
+        return found.page(None)
+
+    def _whole_page(
+        self, after: Cas, predicate: Selector, limit: int, newest: StateContext
+    ) -> Page:
+        found = _Found()
+        deadline_s = time.monotonic() + SCAN_S
+        for state, changes in self._folded(self._state_at(after, newest), newest.cas):
+            for change in changes:
+                if change.event.cas > after and predicate.fits(change):
+                    found.add(change, shown.as_bytes(change))
+            is_full = len(found.changes) >= limit or found.size >= PAGE_BYTES_MAX
+            if state.cas < newest.cas and (is_full or time.monotonic() > deadline_s):
+                self._remember(state.cas, state)
+                return found.page(state.cas)
+        return found.page(None)
 
     def _folded(
         self, state: StateContext, up_to: Cas

@@ -53,6 +53,11 @@ def change(made: Change) -> str:
     return f'{_text(head)[:-1]},"value":{_value(mutation.entity)},"before":{_value(before)}}}'
 
 
+def as_bytes(made: Change) -> bytes:
+    """Return the same as bytes. Half a surrogate pair, which a bound may have, is JSON's escape."""
+    return change(made).encode("utf-8", "backslashreplace")
+
+
 def entity(key: str, held: Versioned) -> str:
     """Return an entity that is there, in the shape of a change: nothing is known of how it came."""
     head = {

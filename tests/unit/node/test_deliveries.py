@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,9 +26,10 @@ from coordinator.core.model.subscription_records import SubscriptionAcknowledged
 from coordinator.core.model.types import Cas
 from coordinator.kafka.subscription_log import Delivered, DeliveryError
 from coordinator.node import deliveries as module
-from coordinator.node.deliveries import Deliveries, _delivered, _whole
-from coordinator.node.history import Page
-from tests.support.changes import a_transaction, written
+from coordinator.node import history as histories
+from coordinator.node.deliveries import Deliveries, _delivered
+from coordinator.node.history import History, Page
+from tests.support.changes import MemoryLog, a_transaction, flat, written
 from tests.support.indexes import make_index
 from tests.support.subscriptions import make_subscription
 from tests.support.views import a_state_of
@@ -44,10 +46,10 @@ class SlowHistory:
         self.let_go = threading.Event()
         self.pages = 0
 
-    def page(self, *asked: Any) -> Page:
+    def whole_page(self, *asked: Any) -> Page:
         assert self.let_go.wait(30)
         self.pages += 1
-        return Page((), None)
+        return Page((), (), None)
 
 
 @asynccontextmanager
@@ -123,7 +125,7 @@ class Bench:
             "own",
             node=self.node,
             changes=self.feed,
-            history=SimpleNamespace(page=self._page),  # type: ignore[arg-type]
+            history=SimpleNamespace(whole_page=self._page),  # type: ignore[arg-type]
             book=SimpleNamespace(settle=self._settle, take=self._take),  # type: ignore[arg-type]
         )
 
@@ -169,34 +171,33 @@ def test_a_transaction_is_one_portion_however_long(monkeypatch: pytest.MonkeyPat
     asyncio.run(story(Bench()))
 
 
-def test_a_page_that_ends_within_a_transaction_is_read_on_at_its_beginning() -> None:
-    first, second = some(1, 11, "a"), some(2, 12, "a", "b")
+def test_pages_of_the_past_follow_each_other_up_to_now() -> None:
+    first, second = changes(some(1, 11, "a")), changes(some(2, 12, "a", "b"))
 
     async def story(bench: Bench) -> None:
-        bench.pages = [
-            Page(changes(first, second)[:2], Cas(12)),
-            Page(changes(second), None),
-        ]
+        bench.pages = [Page(first, (b"",), Cas(11)), Page(second, (b"", b""), None)]
         assert await bench.portions(10, 2) == [([11], 11), ([12, 13], 50)]
         assert bench.asked == [10, 11]
 
     asyncio.run(story(Bench()))
 
 
-@pytest.mark.parametrize(
-    ("there", "whole"),
-    [
-        (changes(), 0),
-        (changes(some(1, 11, "a"), some(2, 12, "a", "b")), 3),
-        (changes(some(1, 11, "a"), some(2, 12, "a", "b"))[:2], 1),
-        (changes(some(1, 11, "a", "b", "c"))[:2], 2),
-    ],
-    ids=["nothing", "whole", "a beginning", "a beginning that is longer than a page"],
-)
-def test_only_the_beginning_of_a_transaction_waits_for_the_next_page(
-    there: Sequence[Change], whole: int
+def test_the_past_is_delivered_in_whole_transactions_whatever_bound_a_page_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert [*_whole(there)] == [*there[:whole]]
+    """Also one that has more changes, and more bytes, than any page may have."""
+    monkeypatch.setattr(module, "BATCH_MAX", 2)
+    monkeypatch.setattr(histories, "PAGE_BYTES_MAX", 100)
+    made = [some(1, 11, "a"), some(2, 12, "a", "b", "c"), some(3, 48, "a"), some(4, 49, "a", "b")]
+    log = MemoryLog(lambda: flat(*made))
+
+    async def story(bench: Bench) -> None:
+        past = History(lambda _: log, tmp_path)
+        bench.deliveries._history = past
+        found = [([11], 11), ([12, 13, 14], 14), ([48], 48), ([49, 50], 50)]
+        assert await bench.portions(10, 4) == found
+
+    asyncio.run(story(Bench()))
 
 
 def test_a_position_moves_on_where_no_change_fits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,6 +73,90 @@ def test_pages_have_each_change_once_whatever_their_length(past: Past, limit: in
     assert found == past.events
 
 
+# -- bounds in bytes -----------------------------------------------------------------------------
+
+LARGE = '"' + "x" * 100_000 + '"'
+MANY = 100
+
+
+class Large(Past):
+    """A history of one small transaction, of a large one, of a small one, and so on."""
+
+    def __init__(self, folder: Path, count: int = 6) -> None:
+        super().__init__(folder, 0)
+        state = states.EMPTY
+        for number in range(count):
+            names = [f"k{n}" for n in range(MANY)] if number % 2 else ["k0", "k1"]
+            value = LARGE if number % 2 else "1"
+            cas = state.cas + 2
+            made = a_transaction(number, cas, *(written(name, value) for name in names))
+            state = states.evolve(state, [(event.mutation, event.cas) for event in made])
+            self.states[state.cas] = state
+            self.events += made
+        self.newest = state
+
+
+@pytest.mark.parametrize("predicate", [ALL, Predicate(keys=frozenset({"config/k3"}))])
+def test_a_page_has_a_bound_in_bytes_and_the_next_one_goes_on_there(
+    tmp_path: Path, predicate: Predicate
+) -> None:
+    past = Large(tmp_path)
+    found: list[Event] = []
+    after: Cas | None = Cas(0)
+    while after is not None:
+        page = past.history.page(after, None, predicate, 1_000, past.newest)
+        assert 0 < sum(map(len, page.texts)) <= histories.PAGE_BYTES_MAX
+        found += [change.event for change in page.changes]
+        for change in page.changes:
+            before = past.expected(change.event.cas - 1).get(change.key)
+            assert (change.before and change.before.entity) == (before and before.entity)
+        after = page.next
+    keys = predicate.keys
+    assert found == [event for event in past.events if not keys or event.mutation.key in keys]
+
+
+def test_a_change_that_is_larger_than_a_page_is_a_page_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(histories, "PAGE_BYTES_MAX", 10)
+    past = Past(tmp_path, 4)
+    found: list[Event] = []
+    after: Cas | None = Cas(0)
+    while after is not None:
+        page = past.history.page(after, None, ALL, 1_000, past.newest)
+        assert len(page.changes) == len(page.texts) == 1
+        found.append(page.changes[0].event)
+        after = page.next
+    assert found == past.events
+
+
+@pytest.mark.parametrize(("limit", "pages"), [(1, 6), (3, 3), (1_000, 3)])
+def test_a_page_of_whole_transactions_divides_none_and_ends_with_the_first_that_fills_it(
+    tmp_path: Path, limit: int, pages: int
+) -> None:
+    past = Large(tmp_path)
+    found: list[Event] = []
+    after: Cas | None = Cas(0)
+    while after is not None:
+        page = past.history.whole_page(after, ALL, limit, past.newest)
+        last = page.changes[-1].event
+        assert last.index + 1 == last.count
+        assert page.next in (last.cas, None)
+        found += [change.event for change in page.changes]
+        after, pages = page.next, pages - 1
+    assert (found, pages) == (past.events, 0)
+
+
+def test_a_page_of_whole_transactions_that_takes_long_says_where_to_go_on(
+    past: Past, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(histories, "SCAN_S", -1.0)
+    nothing = Predicate(keys=frozenset({"config/none"}))
+    page = past.history.whole_page(Cas(0), nothing, 10, past.newest)
+    assert (page.changes, page.next) == ((), 2)
+    assert past.history.whole_page(past.newest.cas, ALL, 10, past.newest) == ((), (), None)
+
+
 @pytest.mark.parametrize(("after", "until"), [(4, 20), (5, 21), (20, 5), (0, 1), (148, 900)])
 def test_a_page_has_what_is_above_one_cas_and_up_to_another(
     past: Past, after: int, until: int
