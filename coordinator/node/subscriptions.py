@@ -17,7 +17,14 @@ from confluent_kafka import Message
 from coordinator.core.catalog.state import StateContext
 from coordinator.core.consensus import inputs
 from coordinator.core.history.feed import Feed, Kept
-from coordinator.core.history.subscribing import Selection, Silence, Waiting, gone, subscriptions
+from coordinator.core.history.subscribing import (
+    Selection,
+    Silence,
+    Waiting,
+    ended_deliveries,
+    gone,
+    subscriptions,
+)
 from coordinator.core.model.commands import ExpireSubscription, Outcome, Request
 from coordinator.core.model.entities import Subscription
 from coordinator.core.model.types import Cas, Epoch
@@ -151,6 +158,8 @@ class Subscriptions:
             # Another may have led in between: what this node does as the master begins anew.
             self.deliveries.arrange(None)
             self._silence, self._led = Silence(monotonic_ms()), epoch
+            if epoch is not None:
+                self.deliveries.finish(ended_deliveries(state, self._changes.kept()))
         if state.kinds.get("subscription"):
             self.book.listen()
         if epoch is None:
@@ -199,7 +208,8 @@ class Subscriptions:
         now_s = time.monotonic()
         without = gone(state, self.book.positions.heard_ms, epoch)
         self._gone_since_s = {n: self._gone_since_s.get(n, now_s) for n in without}
-        due = [n for n, since_s in self._gone_since_s.items() if now_s - since_s > FORGET_S]
+        ended = {n for n, since_s in self._gone_since_s.items() if now_s - since_s > FORGET_S}
+        due = [*(ended - self.deliveries.numbers)]
         if due:
             with suppress(NotWrittenError):
                 await self.book.forget(due)

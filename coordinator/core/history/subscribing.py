@@ -103,6 +103,37 @@ def subscriptions(state: StateContext) -> Iterator[tuple[Topic, Subscription]]:
             yield topic.entity, subscription
 
 
+class Ended(NamedTuple):
+    """A subscription as it was before it ended, its topic of then, and the CAS of its end."""
+
+    topic: Topic
+    subscription: Subscription
+    cas: Cas
+
+
+def ended_deliveries(state: StateContext, kept: Kept) -> list[Ended]:
+    """Return the subscriptions with a delivery that the kept changes end, the last first.
+
+    `state` is the one after all of these changes.
+    """
+    found: list[Ended] = []
+    topics: dict[str, Entity | None] = {}
+    for transaction in reversed(kept):
+        changes = [published.change for published in reversed(transaction.changes)]
+        # A topic may go together with its subscriptions, before them or after.
+        topics |= {one.key: one.sides[0] for one in changes if one.kind == "topic" and one.sides}
+        for change in changes:
+            before = change.before.entity if change.before is not None else None
+            if not isinstance(before, Subscription) or not before.deliver_to:
+                continue
+            key = topic_key(before.topic)
+            held = state.get(key)
+            topic = topics.get(key, held.entity if held is not None else None)
+            if isinstance(topic, Topic) and selection_of(topic, before).ends(change):
+                found.append(Ended(topic, before, change.event.cas))
+    return found
+
+
 def gone(state: StateContext, numbers: Iterable[int], epoch: Epoch) -> set[int]:
     """Return the numbers under which there will never be a subscription again.
 

@@ -19,7 +19,7 @@ from coordinator.core.catalog.state import StateContext
 from coordinator.core.history.changes import Change, changes_of, fold
 from coordinator.core.history.feed import Feed
 from coordinator.core.history.predicates import Predicate
-from coordinator.core.history.subscribing import Positions, selection_of
+from coordinator.core.history.subscribing import Positions, ended_deliveries, selection_of
 from coordinator.core.model.entities import Subscription, Topic
 from coordinator.core.model.records import Event, Mutation
 from coordinator.core.model.subscription_records import SubscriptionAcknowledged
@@ -126,8 +126,16 @@ class Bench:
             node=self.node,
             changes=self.feed,
             history=SimpleNamespace(whole_page=self._page),  # type: ignore[arg-type]
-            book=SimpleNamespace(settle=self._settle, take=self._take),  # type: ignore[arg-type]
+            book=SimpleNamespace(  # type: ignore[arg-type]
+                settle=self._settle,
+                take=self._take,
+                catch_up=self._catch_up,
+                positions=self.positions,
+            ),
         )
+
+    async def _catch_up(self) -> None:
+        """All that was written is known."""
 
     def _page(self, after: Cas, *_: Any) -> Page:
         self.asked.append(after)
@@ -345,10 +353,39 @@ def test_a_delivery_that_fails_pauses_longer_each_time_up_to_a_bound(
     assert pauses == [min(most, first * 2**n) for n in range(10)]
 
 
-@pytest.mark.parametrize("after", [None, replace(SUBSCRIPTION, number=8)], ids=["gone", "another"])
-def test_a_delivery_that_fails_is_not_tried_again_for_another_subscription(
+GONE = pytest.mark.parametrize(
+    "after", [None, replace(SUBSCRIPTION, number=8)], ids=["gone", "another"]
+)
+
+
+@GONE
+def test_what_came_before_the_end_is_tried_again_although_the_subscription_is_gone(
     delivery: MemoryDelivery, pauses: list[float], after: Subscription | None
 ) -> None:
+    async def story(bench: Bench) -> None:
+        delivery.fails_with = [DeliveryError("no broker")] * 2
+        bench.install(some(1, 51, "a"))
+        bench.install(unsubscribed(52))
+        bench.node.state = a_state_of(52, TOPIC, *([after] if after else []))
+        await deliver(bench)
+        assert delivery.written == [([51], 52)]
+        assert bench.deliveries._ending_s == {}
+
+    tell(story)
+
+
+@GONE
+@pytest.mark.parametrize("bound", ["ENDING_S", "ENDING_MAX"])
+def test_a_delivery_that_fails_is_given_up_in_the_end_once_the_subscription_is_gone(
+    delivery: MemoryDelivery,
+    pauses: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+    after: Subscription | None,
+    bound: str,
+) -> None:
+    """Its topic may be gone as well; and not too many are tried again at a time."""
+    monkeypatch.setattr(module, bound, -1)
+
     async def story(bench: Bench) -> None:
         delivery.fails_with = [DeliveryError("no broker")] * 2
         bench.install(some(1, 51, "a"))
@@ -359,8 +396,29 @@ def test_a_delivery_that_fails_is_not_tried_again_for_another_subscription(
     assert (delivery.opened, pauses) == (1, [])
 
 
-def test_nothing_is_delivered_to_a_topic_of_the_cluster(delivery: MemoryDelivery) -> None:
+def test_a_delivery_of_which_the_last_part_was_in_doubt_ends_where_that_is_there(
+    delivery: MemoryDelivery, pauses: list[float]
+) -> None:
+    """Nothing comes after the end: it would wait for ever."""
+
+    async def story(bench: Bench) -> None:
+        def in_doubt() -> None:
+            bench.positions.take(SubscriptionAcknowledged(7, Cas(52), 0), 0)
+
+        delivery.at_writing, delivery.fails_with = in_doubt, [DeliveryError("in doubt")]
+        bench.install(some(1, 51, "a"))
+        bench.install(unsubscribed(52))
+        await deliver(bench)
+        assert (delivery.written, delivery.opened) == ([], 2)
+
+    tell(story)
+
+
+def test_nothing_is_delivered_to_a_topic_of_the_cluster(
+    delivery: MemoryDelivery, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever reads it would take the changes for its own records."""
+    monkeypatch.setattr(module, "ENDING_S", -1.0)
 
     async def story(bench: Bench) -> None:
         forbidden = replace(SUBSCRIPTION, deliver_to="own.commit")
@@ -395,6 +453,78 @@ def test_who_was_removed_is_still_delivered_what_came_before() -> None:
         for _ in range(5):
             await asyncio.sleep(0)
         assert ended == [True]
+
+    tell(story)
+
+
+# -- a subscription that ended under another master ----------------------------------------------
+
+
+async def lead(bench: Bench) -> None:
+    """Have a master find what has ended, and deliver all that it has to."""
+    deliveries = bench.deliveries
+    deliveries.finish(ended_deliveries(bench.node.state, bench.feed.kept()))
+    deliveries.arrange([])
+    async with asyncio.timeout(10):
+        await asyncio.gather(*deliveries._tasks.values())
+
+
+def end(bench: Bench) -> None:
+    """Let two settings be written, and then the subscription end, and a setting be written."""
+    bench.install(some(1, 51, "a", "b"))
+    bench.install(unsubscribed(53))
+    bench.install(some(2, 54, "a"))
+
+
+def at(cas: int) -> SubscriptionAcknowledged:
+    return SubscriptionAcknowledged(SUBSCRIPTION.number, Cas(cas), 0)
+
+
+@pytest.mark.parametrize(
+    ("reached", "written"),
+    [(50, [([51, 52], 53)]), (51, [([52], 53)]), (52, [([], 53)]), (53, []), (None, [])],
+    ids=["nothing was", "a part", "all but the end", "all", "nobody knows"],
+)
+def test_the_next_master_delivers_what_came_before_an_end_unless_it_is_there(
+    delivery: MemoryDelivery, reached: int | None, written: list[tuple[list[int], int]]
+) -> None:
+    """Where no position is known, all of it may have been delivered, and forgotten since."""
+
+    async def story(bench: Bench) -> None:
+        end(bench)
+        if reached is not None:
+            bench.positions.take(at(reached), 0)
+        await lead(bench)
+        assert delivery.written == written
+        assert delivery.opened == bool(written)
+        assert bench.deliveries.numbers == set()
+
+    tell(story)
+
+
+def test_its_positions_are_needed_until_it_is_delivered(delivery: MemoryDelivery) -> None:
+    async def story(bench: Bench) -> None:
+        end(bench)
+        bench.positions.take(at(50), 0)
+        bench.deliveries.finish(ended_deliveries(bench.node.state, bench.feed.kept()))
+        assert bench.deliveries.numbers == {7}
+        bench.deliveries.arrange([])
+        assert bench.deliveries.numbers == {7}
+        bench.deliveries.arrange(None)
+        await asyncio.wait(bench.deliveries._tasks.values())
+        assert bench.deliveries.numbers == set()
+
+    tell(story)
+
+
+def test_a_master_that_leads_no_more_finishes_nothing(delivery: MemoryDelivery) -> None:
+    async def story(bench: Bench) -> None:
+        end(bench)
+        bench.positions.take(at(50), 0)
+        bench.deliveries.finish(ended_deliveries(bench.node.state, bench.feed.kept()))
+        bench.deliveries.arrange(None)
+        bench.deliveries.arrange([])
+        assert bench.deliveries._tasks == {}
 
     tell(story)
 

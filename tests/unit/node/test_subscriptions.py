@@ -208,6 +208,42 @@ def test_a_delivery_begins_anew_with_each_mastership(run: Callable[..., Bench]) 
     run(story, delivered)
 
 
+def test_a_new_master_looks_for_deliveries_that_ended_under_the_one_before(
+    run: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That one may have died before it had delivered what came before the end."""
+    monkeypatch.setattr(subscriptions, "FORGET_S", -1.0)
+    delivered = replace(SUBSCRIPTION, deliver_to="out", expires_after_ms=0)
+
+    async def story(bench: Bench) -> None:
+        begun: list[tuple[int, Cas]] = []
+        forgotten: list[int] = []
+
+        async def deliver(_: Any, one: Subscription, end: Cas) -> None:
+            begun.append((one.number, end))
+            await asyncio.Event().wait()
+
+        async def forget(numbers: Sequence[int]) -> None:
+            forgotten.extend(numbers)
+
+        bench.subscriptions.deliveries._deliver = deliver  # type: ignore[method-assign]
+        bench.book.forget = forget  # type: ignore[method-assign]
+        bench.book._reader = SimpleNamespace(stop=lambda: None)  # type: ignore[assignment]
+        bench.hear(delivered)
+        gone = a_transaction(2, 9, Mutation("Unsubscribed", delivered.key, None, None))
+        bench.subscriptions._changes.publish(bench.node.state, gone)
+        bench.node.state, _ = fold(bench.node.state, gone)
+        await bench.look(2_000)
+        assert begun == [(7, 9)]
+        assert forgotten == [], "the position is still needed"
+        bench.node.master = SimpleNamespace(epoch=5, active=True)
+        await bench.look(2_000)
+        assert begun == [(7, 9)] * 2
+        await bench.subscriptions.close()
+
+    run(story, delivered)
+
+
 def test_no_delivery_begins_while_the_node_ends(run: Callable[..., Bench]) -> None:
     """It would fence the one of the next master, who may lead by now."""
     delivered = replace(SUBSCRIPTION, deliver_to="out", expires_after_ms=0)

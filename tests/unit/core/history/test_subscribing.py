@@ -16,6 +16,7 @@ from coordinator.core.history.subscribing import (
     Selection,
     Silence,
     Waiting,
+    ended_deliveries,
     gone,
     selection_of,
     subscriptions,
@@ -116,6 +117,55 @@ def test_a_subscriber_that_subscribes_to_subscriptions_is_told_of_its_own_end(lo
     )
     changes = log.remove(SUBSCRIPTION.key)
     assert told(everything, changes) == (changes, changes[0])
+
+
+# -- deliveries that the changes at hand end -----------------------------------------------------
+
+DELIVERED = replace(SUBSCRIPTION, deliver_to="out", expires_after_ms=0)
+
+
+class KeptLog(Log):
+    """A log whose transactions are kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[KeptTransaction] = []
+
+    def _add(self, mutations: list[Mutation]) -> list[Change]:
+        before = self.state.cas
+        changes = super()._add(mutations)
+        self.kept.append(KeptTransaction(before, tuple(map(Published, changes)), 0))
+        return changes
+
+    def remove_all(self, *keys: str) -> None:
+        self._add([Mutation("Removed", key, None, None) for key in keys])
+
+    def ended(self) -> list[tuple[str, Topic, int]]:
+        found = ended_deliveries(self.state, tuple(self.kept))
+        return [(one.subscription.id, one.topic, one.cas) for one in found]
+
+
+@pytest.mark.parametrize("topic_first", [True, False])
+def test_a_delivery_that_ended_is_found_with_its_topic_also_where_that_went_with_it(
+    topic_first: bool,
+) -> None:
+    log = KeptLog()
+    log.put(TOPIC, DELIVERED)
+    keys = [TOPIC.key, DELIVERED.key] if topic_first else [DELIVERED.key, TOPIC.key]
+    log.remove_all(*keys)
+    log.put(replace(TOPIC, filter_json="{}"))
+    assert log.ended() == [("a", TOPIC, 4 if topic_first else 3)]
+
+
+def test_deliveries_that_ended_are_found_the_last_first_and_those_that_go_on_are_not() -> None:
+    log = KeptLog()
+    log.put(TOPIC, DELIVERED, replace(SUBSCRIPTION, id="no-delivery", number=9))
+    log.put(replace(DELIVERED, id="b", number=8), replace(DELIVERED, id="c", number=10))
+    log.remove("subscription/settings/no-delivery")
+    log.remove(DELIVERED.key)
+    log.put(replace(DELIVERED, number=11))
+    log.put(replace(DELIVERED, id="b", number=12))
+    assert log.ended() == [("b", TOPIC, 9), ("a", TOPIC, 7)]
 
 
 def test_only_active_subscriptions_are_served(log: Log) -> None:
