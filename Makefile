@@ -24,10 +24,10 @@ unexport PYTHONDONTWRITEBYTECODE
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run test quick bench simulate chaos mutants setup java schemas lock format clean
+.PHONY: help run test quick bench simulate chaos mutants docker-test setup java schemas lock format clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: java $(STAMP) ## Run a whole cluster in the foreground; Ctrl-C stops it (ARGS="--nodes 5")
 	@exec $(BIN)/indexctl run $(ARGS)
@@ -73,6 +73,9 @@ chaos: java $(STAMP) ## Inject faults into a real cluster, and fuzz (ROUNDS=10 F
 
 mutants: java $(STAMP) ## Plant bugs one by one: a test must find each (ARGS="NAME")
 	@exec $(BIN)/python -m tests.mutants $(ARGS)
+
+docker-test: $(STAMP) ## Build the image, and test the compose project on a Docker engine
+	@DOCKER_TEST=1 $(BIN)/pytest -q -s -p no:cacheprovider tests/docker $(ARGS)
 
 setup: $(STAMP) ## Make .venv with the pinned dependencies
 

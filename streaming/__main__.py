@@ -115,6 +115,7 @@ def run_archive(
         offsets_max=arguments.offsets_max,
         compact_every=arguments.compact_every,
         heap_mb=arguments.heap_mb,
+        spark_conf=dict(arguments.spark_conf),
         ready_file=arguments.ready_file,
         crash_at=arguments.crash_at,
         until_read=arguments.until_read,
@@ -193,14 +194,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="I/K",
         help="share the buckets among K applications; this is the I-th (1/1)",
     )
-    one.add_argument(
-        "--spark-conf",
-        type=_setting,
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="a setting of Spark; repeat for more",
-    )
+    _add_spark_conf(one)
     one.add_argument("--ready-file", type=Path, help="file that is written after the first batch")
     one.add_argument("--until-read", action="store_true", help="exit after reading what is there")
     one.add_argument("--crash-at", default="", help=argparse.SUPPRESS)
@@ -239,9 +233,21 @@ def _add_archive(one: argparse.ArgumentParser) -> None:
     one.add_argument(
         "--heap-mb", type=within(256, 65_536), default=512, help="heap of the JVM (512)"
     )
+    _add_spark_conf(one)
     one.add_argument("--ready-file", type=Path, help="file that is written when the job reads")
     one.add_argument("--until-read", action="store_true", help="exit after reading what is there")
     one.add_argument("--crash-at", default="", help=argparse.SUPPRESS)
+
+
+def _add_spark_conf(one: argparse.ArgumentParser) -> None:
+    one.add_argument(
+        "--spark-conf",
+        type=_setting,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a setting of Spark; repeat for more",
+    )
 
 
 def _shard(text: str) -> BucketShard:

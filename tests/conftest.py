@@ -31,13 +31,15 @@ def examples(number: int) -> settings:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "thorough: takes seconds; `make quick` leaves it out")
     config.addinivalue_line("markers", "matrix: a further combination; `make chaos` runs it")
+    config.addinivalue_line("markers", "docker: needs an engine; `make docker-test` runs it")
     config.addinivalue_line("markers", "fuzz: a law of any input; `make chaos` tries it for long")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the slow ones to `make test`, and the slowest to `make chaos`."""
+    """Leave the slow ones to `make test`, the slowest to `make chaos`, Docker to `docker-test`."""
     left = {"thorough"} if PROFILE == "quick" else set()
     left |= set() if os.environ.get("MATRIX") else {"matrix"}
+    left |= set() if os.environ.get("DOCKER_TEST") else {"docker"}
     slow = [item for item in items if any(map(item.get_closest_marker, left))]
     config.hook.pytest_deselected(items=slow)
     items[:] = [item for item in items if item not in slow]

@@ -42,13 +42,28 @@ logger.serverConfig.level = WARN
 """
 
 
+CONSOLE_LOG4J_TEXT = """\
+# To the console, for whatever keeps the logs of a container.
+status = ERROR
+appender.console.type = Console
+appender.console.name = Console
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d %p %m (%c{1})%n
+rootLogger.level = WARN
+rootLogger.appenderRef.console.ref = Console
+logger.server.name = kafka.server.KafkaRaftServer
+logger.server.level = INFO
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a broker is: its node id in its cluster, and its two ports on loopback."""
+    """Where a broker is: its node id in its cluster, its two ports, and its host."""
 
     node: int
     port: int
     controller_port: int
+    host: str = LOOPBACK
 
 
 def copies_of(brokers: int) -> int:
@@ -64,17 +79,17 @@ def min_insync_of(copies: int) -> int:
 def server_properties(
     place: Place, voters: Sequence[Place] = (), extra: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return the settings of one broker, which is a controller too; loopback only.
+    """Return the settings of one broker, which is a controller too; it listens on its host only.
 
     `voters` are all brokers of its cluster, itself included; none means that it is alone.
     """
     copies = copies_of(max(1, len(voters)))
     min_insync = str(min_insync_of(copies))
-    client = f"PLAINTEXT://{LOOPBACK}:{place.port}"
+    client = f"PLAINTEXT://{place.host}:{place.port}"
     return {
         "process.roles": "broker,controller",
         "node.id": str(place.node),
-        "listeners": f"{client},CONTROLLER://{LOOPBACK}:{place.controller_port}",
+        "listeners": f"{client},CONTROLLER://{place.host}:{place.controller_port}",
         "controller.listener.names": "CONTROLLER",
         "log.dirs": DATA,
         "auto.create.topics.enable": "false",
@@ -107,7 +122,7 @@ def server_properties(
 
 def _alone(place: Place) -> dict[str, str]:
     """Return a dynamic quorum, whose single voter finds itself at whatever port it is given."""
-    return {"controller.quorum.bootstrap.servers": f"{LOOPBACK}:{place.controller_port}"}
+    return {"controller.quorum.bootstrap.servers": f"{place.host}:{place.controller_port}"}
 
 
 def _quorum(voters: Sequence[Place]) -> dict[str, str]:
@@ -120,7 +135,7 @@ def _quorum(voters: Sequence[Place]) -> dict[str, str]:
     """
     return {
         "controller.quorum.voters": ",".join(
-            f"{voter.node}@{LOOPBACK}:{voter.controller_port}" for voter in voters
+            f"{voter.node}@{voter.host}:{voter.controller_port}" for voter in voters
         ),
         "controller.quorum.fetch.timeout.ms": "1000",
         "controller.quorum.election.timeout.ms": "500",

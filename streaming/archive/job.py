@@ -15,8 +15,8 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -97,6 +97,8 @@ class ArchiveOptions:
     offsets_max: int = OFFSETS_MAX
     compact_every: int = COMPACT_EVERY
     heap_mb: int = 512
+    spark_conf: Mapping[str, str] = field(default_factory=dict)
+    """Settings of Spark, which override those of the job."""
     ready_file: Path | None = None
     crash_at: str = ""
     until_read: bool = False
@@ -132,10 +134,9 @@ class Archiver:
         lock = lock_archive(options.archive)
         try:
             name = f"{options.cluster}.archive"
+            conf = {**SESSION, **options.spark_conf}
             spark = start(
-                SparkOptions(
-                    name, options.spark_master, options.own_folder, options.heap_mb, SESSION
-                ),
+                SparkOptions(name, options.spark_master, options.own_folder, options.heap_mb, conf),
                 with_delta=True,
             )
             try:
