@@ -13,7 +13,7 @@ import shlex
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ ASK_S = 60.0
 BUILD_S = 3_600.0
 UP_S = 600.0
 DOCKER = shlex.split(os.environ.get("DOCKER", "docker"))
-LABEL = "com.docker.compose.project"
+LABEL, SERVICE = "com.docker.compose.project", "com.docker.compose.service"
 
 
 class CallError(AssertionError):
@@ -114,7 +114,7 @@ class Project:
         return call([*self._compose, *arguments], timeout_s=timeout_s)
 
     def up(self) -> None:
-        """Start everything; healthy is what others depend on, not yet all."""
+        """Start everything; the shell comes last, when the others are healthy."""
         self.compose("up", "--detach", "--no-build", timeout_s=UP_S)
 
     def down(self) -> None:
@@ -127,12 +127,15 @@ class Project:
         found = docker("ps", "--all", "--quiet", *chosen) + docker("volume", "ls", "-q", *chosen)
         return found.split()
 
+    @cached_property
     def services(self) -> list[str]:
         return self.compose("config", "--services").split()
 
     def container(self, service: str) -> str:
         """Return the id of a service's container."""
-        return self.compose("ps", "--quiet", service).strip()
+        chosen = [f"label={LABEL}={self.name}", f"label={SERVICE}={service}"]
+        filters = [word for one in chosen for word in ("--filter", one)]
+        return docker("ps", "--all", "--quiet", *filters).strip()
 
     def state(self, service: str) -> dict[str, Any]:
         """Return the state of a service's container, with `RestartCount`."""

@@ -54,7 +54,7 @@ def project() -> Iterator[Project]:
 
 
 def all_healthy(project: Project) -> bool:
-    lacking = [one for one in project.services() if not is_well(project, one)]
+    lacking = [one for one in project.services if not is_well(project, one)]
     if lacking:
         raise CallError(f"not healthy: {', '.join(lacking)}")
     return True
@@ -112,7 +112,7 @@ def names(project: Project, consistency: str) -> list[str]:
 
 def archived(project: Project) -> int:
     """Return the highest CAS of the archive."""
-    answer = project.indexctl("sql", "SELECT max(cas) AS cas FROM history")
+    answer = project.indexctl("sql", "SELECT coalesce(max(cas), 0) AS cas FROM history")
     return int(answer["rows"][0]["cas"])
 
 

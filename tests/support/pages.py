@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-PAGES += [ROOT / "benchmarks" / "README.md"]
+PAGES += [ROOT / "benchmarks" / "README.md", ROOT / "docker" / "README.md"]
 
 
 def quoted(text: str) -> list[str]:
