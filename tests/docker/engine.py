@@ -2,7 +2,8 @@
 
 The environment says what a machine needs: `DOCKER` and `COMPOSE` name the commands, Docker's own
 variables the engine, `BASE_IMAGE` the base of the image, and `DOCKER_BUILD_ARGS` whatever `docker
-build` has to be told, such as secrets.
+build` has to be told, such as secrets. `DOCKER_NETWORK=host` chooses the network of the host; where
+the engine can make no other it is used as well.
 """
 
 from __future__ import annotations
@@ -77,9 +78,22 @@ def missing() -> str:
     return "" if compose_command() else "there is neither `docker compose` nor `docker-compose`"
 
 
-def has_bridge() -> bool:
-    """Tell whether the engine can give containers a network of their own."""
-    return "bridge" in docker("network", "ls", "--format", "{{.Driver}}").split()
+def has_default_bridge() -> bool:
+    """Tell whether a build gets a network of its own, without being told how."""
+    return "bridge" in docker("network", "ls", "--format", "{{.Name}}").split()
+
+
+def networks_of_host() -> bool:
+    """Tell whether the project uses the network of the host: by wish, or for want of others."""
+    if os.environ.get("DOCKER_NETWORK") == "host":
+        return True
+    name = f"index-coordinator-probe-{os.getpid()}"
+    try:
+        docker("network", "create", name)
+    except CallError:
+        return True
+    docker("network", "rm", name)
+    return False
 
 
 def disk_use() -> str:
@@ -92,7 +106,7 @@ def build(tag: str) -> None:
     base = os.environ.get("BASE_IMAGE")
     command = [*DOCKER, "build", "--tag", tag, "--file", str(FOLDER / "Dockerfile")]
     command += ["--build-arg", f"BASE_IMAGE={base}"] if base else []
-    command += [] if has_bridge() else ["--network=host"]
+    command += [] if has_default_bridge() else ["--network=host"]
     command += shlex.split(os.environ.get("DOCKER_BUILD_ARGS", ""))
     os.environ.setdefault("DOCKER_BUILDKIT", "1")
     call([*command, str(ROOT)], timeout_s=BUILD_S)
@@ -104,7 +118,7 @@ class Project:
     def __init__(self, name: str, image: str) -> None:
         self.name = name
         os.environ["INDEX_COORDINATOR_IMAGE"] = image
-        files = ["compose.yaml"] + ([] if has_bridge() else ["compose.host.yaml"])
+        files = ["compose.yaml", *(["compose.host.yaml"] if networks_of_host() else [])]
         self._compose = [*compose_command(), "--project-name", name]
         for file in files:
             self._compose += ["--file", str(FOLDER / file)]
