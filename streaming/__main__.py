@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 import threading
 from collections.abc import Sequence
@@ -57,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             heap_mb=arguments.heap_mb,
             shard=arguments.shard,
             ready_file=arguments.ready_file,
+            metrics_port=arguments.metrics_port,
             spark_conf=dict(arguments.spark_conf),
             crash_at=arguments.crash_at,
             until_read=arguments.until_read,
@@ -86,7 +88,7 @@ def run(options: Options, stopping: threading.Event, wake: threading.Event) -> i
     except LostError as error:
         return 0 if stopping.is_set() else _fail(str(error), EX_UNUSABLE)
     except EmbeddedError as error:
-        return _fail(error.message, EX_UNUSABLE)
+        return _fail(f"{error.message} [{error.code}]", EX_UNUSABLE)
     except PySparkException as error:
         return 0 if stopping.is_set() else _fail(str(error).splitlines()[0], EX_UNUSABLE)
     return 0
@@ -125,7 +127,7 @@ def run_archive(
     except UnusableError as error:
         return _fail(str(error), EX_CONFIG, "archive")
     except EmbeddedError as error:
-        return _fail(error.message, EX_UNUSABLE, "archive")
+        return _fail(f"{error.message} [{error.code}]", EX_UNUSABLE, "archive")
     except (LostError, PySparkException, OSError) as error:
         if stopping.is_set():
             return 0
@@ -148,7 +150,11 @@ def parser() -> argparse.ArgumentParser:
     one = commands.add_parser("timestamps", help="compute stability and restart timestamps")
     add_cluster(one)
     one.add_argument("--data-dir", type=Path, required=True, help="folder of this application")
-    one.add_argument("--spark-master", default="local[2]", help="where tasks run (local[2])")
+    one.add_argument(
+        "--spark-master",
+        default=default_master("local[2]"),
+        help="where tasks run (local[2]; under spark-submit as that says)",
+    )
     one.add_argument(
         "--trigger-ms",
         type=within(10, 60_000),
@@ -188,6 +194,12 @@ def parser() -> argparse.ArgumentParser:
         help="heap of the driver's JVM (1,000)",
     )
     one.add_argument(
+        "--metrics-port",
+        type=within(1, 65_535),
+        metavar="PORT",
+        help="serve metrics for Prometheus at http://127.0.0.1:PORT/metrics (not)",
+    )
+    one.add_argument(
         "--shard",
         type=_shard,
         default=WHOLE,
@@ -210,7 +222,11 @@ def _add_archive(one: argparse.ArgumentParser) -> None:
     add_cluster(one)
     one.add_argument("--data-dir", type=Path, required=True, help="data folder of the cluster")
     one.add_argument("--archive", help="folder of the archive, or a URL (in the data folder)")
-    one.add_argument("--spark-master", default="local[1]", help="where tasks run (local[1])")
+    one.add_argument(
+        "--spark-master",
+        default=default_master("local[1]"),
+        help="where tasks run (local[1]; under spark-submit as that says)",
+    )
     one.add_argument(
         "--trigger-ms",
         type=within(100, 3_600_000),
@@ -248,6 +264,11 @@ def _add_spark_conf(one: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="a setting of Spark; repeat for more",
     )
+
+
+def default_master(master: str) -> str:
+    """Return a master of Spark, or nothing where `spark-submit` has one."""
+    return "" if "PYSPARK_GATEWAY_PORT" in os.environ else master
 
 
 def _shard(text: str) -> BucketShard:

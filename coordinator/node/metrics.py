@@ -90,6 +90,7 @@ class NodeMetrics(Collector):
         )
         members = len(authority.members) if authority else 0
         yield GaugeMetricFamily("coordinator_active_members", "Length of the active list", members)
+        yield from _of_timestamps(node)
         if self.retention is not None:
             yield from _of_retention(self.retention.told)
         for item in fields(node.counters):
@@ -97,6 +98,27 @@ class NodeMetrics(Collector):
             yield CounterMetricFamily(
                 name, item.name.replace("_", " "), getattr(node.counters, item.name)
             )
+
+
+def _of_timestamps(node: Node) -> Iterable[Metric]:
+    """Yield what the applications on Spark have told, and how long ago."""
+    alive = GaugeMetricFamily(
+        "coordinator_timestamps_alive",
+        "1 if the application that computes the timestamps of a bucket is heard",
+        labels=["bucket"],
+    )
+    age = GaugeMetricFamily(
+        "coordinator_stability_age_seconds",
+        "Age of the newest stability timestamp",
+        labels=["bucket"],
+    )
+    for bucket, board in sorted(node.timestamps.items()):
+        alive.add_metric([bucket], node.peers.application_of(bucket) is not None)
+        if board.stability is not None:
+            age_ms = node.now.wall_ms - board.stability.record.at_ms
+            age.add_metric([bucket], max(0, age_ms) / 1000)
+    yield alive
+    yield age
 
 
 def _of_retention(told: Told) -> Iterable[Metric]:

@@ -1,5 +1,8 @@
 """The Spark session: which settings make a small, prompt micro-batch engine of it.
 
+Under `spark-submit` what its user says wins: master, memory, packages and settings of the command
+line and of `spark-defaults.conf`. The rest is set here.
+
 The settings are those that measurements asked for. A batch of the default Spark spends most of its
 time forking `chmod` for the checkpoint's files, planning shuffles that are not there, and drawing
 its plans. A start takes as long as its classes take to load and to compile: with the optimising
@@ -17,11 +20,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
+from py4j.protocol import Py4JJavaError
+from pyspark import SparkConf
 from pyspark.sql import SparkSession, functions
 
+from coordinator.runtime.errors import EmbeddedError
 from coordinator.runtime.java import find_java
-from streaming.spark.jars import spark_classpath
+from streaming.spark.jars import DELTA_VERSION, VERSION, spark_classpath
 
 LOOPBACK = "127.0.0.1"
 HEAP_MB = 1_000
@@ -76,6 +83,7 @@ class SparkOptions:
 
     name: str
     master: str
+    """Empty: as `spark-submit` says."""
     folder: Path
     """For what Spark keeps while it runs."""
     heap_mb: int = HEAP_MB
@@ -87,16 +95,19 @@ def start(options: SparkOptions, *, with_delta: bool = False) -> SparkSession:
 
     Raises EmbeddedError: no Java, or no jars.
     """
+    scratch = options.folder / "scratch"
+    scratch.mkdir(parents=True, exist_ok=True)
+    if is_submitted():
+        return _in_submitted(options, scratch, with_delta=with_delta)
     java = find_java()
     if os.environ.get("JAVA_HOME") and not java.path.is_relative_to(os.environ["JAVA_HOME"]):
         del os.environ["JAVA_HOME"]  # Spark's script would take it, too old as it is.
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     jars = spark_classpath(with_delta=with_delta)
     local = options.master.startswith("local")
     if local:
         os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
-    scratch = options.folder / "scratch"
-    scratch.mkdir(parents=True, exist_ok=True)
     settings = {
         **TUNED,
         **(LOCAL if local else {"spark.jars": jars.replace(os.pathsep, ",")}),
@@ -118,6 +129,51 @@ def start(options: SparkOptions, *, with_delta: bool = False) -> SparkSession:
     for name, value in settings.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
+
+
+def is_submitted() -> bool:
+    """Tell whether `spark-submit` has started this process, and its JVM before that."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def _in_submitted(options: SparkOptions, scratch: Path, *, with_delta: bool) -> SparkSession:
+    """Return the session of `spark-submit`; EmbeddedError `spark_packages_missing`."""
+    given = SparkConf()
+    wanted = {
+        **TUNED,
+        "spark.app.name": options.name,
+        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        **({"spark.master": options.master} if options.master else {}),
+    }
+    for name, value in wanted.items():
+        if not given.contains(name):
+            given.set(name, value)
+    for name, value in options.conf.items():
+        given.set(name, value)
+    session = SparkSession.builder.config(conf=given).getOrCreate()
+    gateway: Any = session.sparkContext._jvm
+    needed = {KAFKA_SOURCE: KAFKA_PACKAGE, **({DELTA_SOURCE: DELTA_PACKAGE} if with_delta else {})}
+    missing = [package for name, package in needed.items() if not _is_there(gateway, name)]
+    if missing:
+        session.stop()
+        text = f"spark-submit needs --packages {','.join(missing)}"
+        raise EmbeddedError("spark_packages_missing", text)
+    return session
+
+
+KAFKA_SOURCE = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
+KAFKA_PACKAGE = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{VERSION}"
+DELTA_SOURCE = "io.delta.sql.DeltaSparkSessionExtension"
+DELTA_PACKAGE = f"io.delta:delta-spark_4.1_2.13:{DELTA_VERSION}"
+
+
+def _is_there(gateway: Any, name: str) -> bool:
+    loader = gateway.java.lang.Thread.currentThread().getContextClassLoader()
+    try:
+        gateway.java.lang.Class.forName(name, False, loader)
+    except Py4JJavaError:
+        return False
+    return True
 
 
 def warm_up(spark: SparkSession) -> None:

@@ -22,7 +22,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -63,6 +63,7 @@ from streaming.spark.queries import (
 from streaming.spark.session import HEAP_MB, SparkOptions, start, warm_up
 from streaming.stability.fold import owners
 from streaming.timestamps.inputs import INPUTS
+from streaming.timestamps.metrics import Metrics
 from streaming.timestamps.query_state import (
     BatchResult,
     QueryState,
@@ -120,6 +121,8 @@ class Options:
     """Have Spark divide a batch among so many tasks at least; 0: one for each partition."""
     heap_mb: int = HEAP_MB
     ready_file: Path | None = None
+    metrics_port: int | None = None
+    """Serve metrics on loopback at this port."""
     spark_conf: Mapping[str, str] | None = None
     crash_at: str = ""
     shard: BucketShard = WHOLE
@@ -178,6 +181,7 @@ class Application:
             self._status_log,
             shard,
         )
+        self._metrics = Metrics(lambda: self._query_state.published, wall_ms)
         self._seen: dict[str, Seen] = {}
         self._busy = threading.Lock()
         self._checkpoints = options.data_dir / "checkpoints"
@@ -215,6 +219,7 @@ class Application:
         if self.options.ready_file is not None:
             self.options.ready_file.unlink(missing_ok=True)
         shutil.rmtree(self._checkpoints, ignore_errors=True)  # Of a process that was killed.
+        stop_serving = self._serve_metrics(spark)
         try:
             while not self._stopping.is_set():
                 if self._run_query(spark):
@@ -226,6 +231,20 @@ class Application:
         finally:
             self._ticker.stop()
             self._state_store.close()
+            stop_serving()
+
+    def _serve_metrics(self, spark: SparkSession) -> Callable[[], None]:
+        """Serve the metrics, if they are wanted; return what ends that."""
+        port = self.options.metrics_port
+        if port is None:
+            return lambda: None
+        try:
+            stop = self._metrics.serve(port)
+        except OSError as error:
+            self._status_log.say(f"port {port}: {error.strerror}: no metrics [port_taken]")
+            return lambda: None
+        spark.streams.addListener(self._metrics.listener)
+        return stop
 
     def _run_query(self, spark: SparkSession) -> bool:
         """Run a query until it ends; return whether it has read all that it was to read."""
@@ -307,6 +326,7 @@ class Application:
         return starting
 
     def _tell_of_loss(self, where: tuple[str, int], offset: int, low: int) -> None:
+        self._metrics.lost.inc(low - offset)
         self._status_log.say(
             f"{where[0]}, partition {where[1]}: offsets {offset} to {low - 1} were deleted before "
             "they were read [offsets_lost]"
@@ -404,19 +424,25 @@ class Application:
 
     def _carry_out(self, frame: DataFrame) -> bool:
         """Compute a batch; return whether nothing has happened in it."""
-        found = self._read(frame)
+        with self._metrics.phase("read"):
+            found = self._read(frame)
         if not found.count:
             return True
         self._check_offsets(found)
-        wanted = fold_batch(self._query_state, found)
-        self._write(wanted)
+        with self._metrics.phase("fold"):
+            wanted = fold_batch(self._query_state, found)
+        with self._metrics.phase("transaction"):
+            self._write(wanted)
+        self._metrics.records.inc(found.count)
         return wanted.quiet
 
     def _read(self, frame: DataFrame) -> Rows:
         """Read a batch: in the executors, if it should be as large as the last one was."""
         shard = self.options.shard
         limits = {one.name: one.vbuckets for one in self._query_state.context.buckets}
-        if self._expected >= self.options.executors_from:
+        in_executors = self._expected >= self.options.executors_from
+        self._metrics.batches.labels("executors" if in_executors else "driver").inc()
+        if in_executors:
             frame = frame.mapInArrow(lambda batches: partials(batches, limits, shard), RECORDS_DDL)
         found = rows_of(frame.toArrow(), limits, shard=shard)
         self._expected = found.count

@@ -37,6 +37,7 @@ from streaming.timestamps.query_state import NOTHING_READ, Record, keys_of
 from streaming.timestamps.rows import layouts, rows_of
 from streaming.timestamps.source import columns
 from streaming.timestamps.state_store import FencedError, RefusedError, StateStore
+from tests.integration.cluster import wait_until
 from tests.integration.streaming import (
     NOW_MS,
     VBUCKETS,
@@ -49,6 +50,7 @@ from tests.integration.streaming import (
     seqnos,
 )
 from tests.support.indexes import make_sync
+from tests.support.ports import reserve_port
 
 pytestmark = pytest.mark.integration
 
@@ -412,3 +414,21 @@ def test_who_divides_the_buckets_otherwise_fences_who_did_before(
     assert stores[second].open().obsolete == ("*",)
     for store in stores.values():
         store.close()
+
+
+def test_spark_tells_the_metrics_how_its_batches_went(
+    spark: SparkSession, topics: Topics, tmp_path: Path
+) -> None:
+    topics.bucket().begin().sync(5)
+    topics.tick(NOW_MS)
+    made = read_through(spark, topics, tmp_path, metrics_port=reserve_port())
+    found = made._metrics.registry.get_sample_value
+
+    def heard() -> bool:
+        return bool(found("timestamps_phase_seconds_count", {"phase": "spark_addBatch"}))
+
+    wait_until(heard, "Spark has told of its batch")
+    for phase in ("read", "fold", "transaction"):
+        assert (found("timestamps_phase_seconds_count", {"phase": phase}) or 0) >= 1
+    assert (found("timestamps_records_total") or 0) > VBUCKETS
+    assert (found("timestamps_stability_age_seconds", {"bucket": "travel"}) or 0) > 0

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
+import streaming
 from coordinator.embedded.broker import Broker
 from coordinator.kafka.topics import RESTART
+from streaming.spark.jars import spark_classpath
 from tests.integration.spark_cluster import SparkCluster
 from tests.integration.streaming import (
+    NOW_MS,
     READY_S,
     Timestamps,
     Topics,
@@ -74,3 +80,46 @@ def test_a_worker_that_is_killed_costs_nothing(
     checked(topics.history())
     assert topics.letters() == []
     assert topics.read(RESTART) == []
+
+
+class Submitted(Timestamps):
+    """The application, as `spark-submit` starts it."""
+
+    def __init__(self, topics: Topics, folder: Path, submit: list[str]) -> None:
+        super().__init__(topics, folder, "submitted")
+        self.submit = submit
+
+    def argv(self) -> list[str]:
+        script = str(Path(sys.executable).with_name("spark-submit"))
+        _, _, _, *options = super().argv()
+        environment = (f"PYSPARK_PYTHON={sys.executable}", "SPARK_LOCAL_IP=127.0.0.1")
+        return ["env", *environment, script, *self.submit, str(SCRIPT), *options]
+
+
+SCRIPT = Path(streaming.__file__).with_name("submitted.py")
+
+
+@pytest.mark.matrix
+def test_spark_submit_has_the_last_word(broker: Broker, tmp_path: Path) -> None:
+    """Master, memory and settings are those of its command line; the packages have to be there."""
+    topics = Topics(broker.bootstrap_servers)
+    topics.bucket(**SETTINGS).begin().sync(10)
+    topics.tick(NOW_MS)
+    with SparkCluster(tmp_path / "spark", 1) as spark:
+        _, master, *settings = [one.replace("--spark-conf", "--conf") for one in spark.options()]
+        given = ["--master", master, *settings, "--driver-memory", "456m"]
+        without = Submitted(topics, tmp_path / "without", given)
+        without.begin("--until-read")
+        assert without.wait(READY_S) == 1
+        assert "[spark_packages_missing]" in without.said
+        jars = spark_classpath().replace(os.pathsep, ",")
+        application = Submitted(topics, tmp_path / "with", [*given, "--jars", jars])
+        application.begin("--tick-ms", "0", "--executors-from", "0")
+        try:
+            topics.reaches(10)
+            assert "-Xmx456m" in psutil.Process(application.pid).cmdline()
+            assert "Registered app" in spark.master.said
+            application.stop()
+        finally:
+            application.kill()
+    checked(topics.history())
