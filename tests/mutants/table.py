@@ -1604,8 +1604,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a-resumed-watcher-hears-the-last-change-again",
         FEED,
-        "if published.cas > self.position and self.predicate.fits(published.change)",
-        "if published.cas >= self.position and self.predicate.fits(published.change)",
+        "[published for published in changes if published.cas > self.position]",
+        "[published for published in changes if published.cas >= self.position]",
         UNIT_FEED,
     ),
     Mutant(
@@ -1621,6 +1621,20 @@ MUTANTS: tuple[Mutant, ...] = (
         "        if self.has_lagged:\n            return\n        found = [",
         "        found = [",
         UNIT_FEED,
+    ),
+    Mutant(
+        "a-selection-is-not-found-by-its-end",
+        SUBSCRIBING,
+        '        found["keys"] = {self.key, *found.get("keys", ())}\n',
+        "",
+        "tests/unit/core/history/test_groups.py",
+    ),
+    Mutant(
+        "each-who-watches-looks-for-the-hosts-of-an-index",
+        "coordinator/core/history/groups.py",
+        "seen = Seen(change.event, change.before)",
+        "seen = change",
+        "tests/unit/core/history/test_groups.py",
     ),
     Mutant(
         "a-gap-in-the-feed-goes-unheard",
@@ -1639,8 +1653,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a-filter-looks-at-the-value-after-a-change-only",
         "coordinator/core/history/predicates.py",
-        "any(map(self._fits_entity, change.sides))",
-        "any(map(self._fits_entity, change.sides[-1:]))",
+        "any(map(self._fits_entity, change.about()))",
+        "any(map(self._fits_entity, change.about()[-1:]))",
         "tests/unit/core/history/test_predicates.py",
     ),
     Mutant(

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from coordinator.core.catalog.state import LEGACY_OUTCOMES, StateContext, Versioned, evolve
-from coordinator.core.model.entities import Entity
+from coordinator.core.model.entities import Bucket, Entity, Index, Stream
 from coordinator.core.model.records import Event
 from coordinator.core.model.types import TxnId
 
@@ -26,6 +27,28 @@ KINDS = {
 """What a kind of entity is called, and what its keys begin with."""
 
 _NAMES = {prefix: name for name, prefix in KINDS.items()}
+
+
+class About:
+    """What filters ask of an entity. What costs something is found once, when it is asked for."""
+
+    def __init__(self, entity: Entity) -> None:
+        self.index = entity if isinstance(entity, Index) else None
+        self.bucket = ""
+        if isinstance(entity, Index | Stream):
+            self.bucket = entity.bucket
+        elif isinstance(entity, Bucket):
+            self.bucket = entity.name
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The id and the name of an index."""
+        return frozenset((str(self.index.id), self.index.name)) if self.index else frozenset()
+
+    @cached_property
+    def hosts(self) -> frozenset[int]:
+        """The indexers that hold any slice of an index."""
+        return self.index.hosts if self.index else frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +71,25 @@ class Change:
         """The values before and after the change, as far as there are any."""
         before = self.before.entity if self.before is not None else None
         return tuple(side for side in (before, self.event.mutation.entity) if side is not None)
+
+    def about(self) -> tuple[About, ...]:
+        """What filters ask of the values before and after the change."""
+        return tuple(map(About, self.sides))
+
+
+class Seen(Change):
+    """A change at which many look: what they look at is found once for all of them."""
+
+    @cached_property
+    def kind(self) -> str:
+        return kind_of(self.key)
+
+    @cached_property
+    def _about(self) -> tuple[About, ...]:
+        return tuple(map(About, self.sides))
+
+    def about(self) -> tuple[About, ...]:
+        return self._about
 
 
 @dataclass(frozen=True, slots=True)

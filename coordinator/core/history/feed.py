@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from coordinator.core.catalog.state import StateContext
 from coordinator.core.history.changes import Change, changes_of
+from coordinator.core.history.groups import Groups
 from coordinator.core.history.predicates import Selector
 from coordinator.core.model.records import Event
 from coordinator.core.model.types import Cas
@@ -77,14 +78,13 @@ class Subscription:
     has_lagged: bool = False
 
     def add(self, changes: Iterable[Published]) -> None:
-        """Hold what fits of a transaction; too much, and it has lagged: nothing is added then."""
+        """Hold what is new of changes that fit, all of them of one transaction.
+
+        Too much, and it has lagged: nothing is added then.
+        """
         if self.has_lagged:
             return
-        found = [
-            published
-            for published in changes
-            if published.cas > self.position and self.predicate.fits(published.change)
-        ]
+        found = [published for published in changes if published.cas > self.position]
         weight = self.waiting_bytes + sum(published.weight for published in found)
         count = len(self.waiting) + len(found)
         # A transaction that is too much waits alone: who comes back for it would lag for ever.
@@ -115,7 +115,7 @@ class Feed:
         self._kept_max = kept_max
         self._kept: deque[KeptTransaction] = deque()
         self._kept_bytes = 0
-        self._subscriptions: set[Subscription] = set()
+        self._subscriptions: Groups[Subscription] = Groups()
         self.is_closed = False
 
     def __len__(self) -> int:
@@ -133,10 +133,12 @@ class Feed:
                 subscription.wake()
         changes = tuple(Published(change) for change in changes_of(before, events))
         self._keep(KeptTransaction(before.cas, changes, sum(change.weight for change in changes)))
-        for subscription in [*self._subscriptions]:
-            subscription.add(changes)
-            if subscription.has_lagged:
-                self._subscriptions.discard(subscription)
+        for group, places in self._subscriptions.wanting(one.change for one in changes):
+            found = [changes[place] for place in places]
+            for subscription in group:
+                subscription.add(found)
+                if subscription.has_lagged:
+                    self.unsubscribe(subscription)
 
     def _keep(self, kept: KeptTransaction) -> None:
         """Keep a transaction, and no more of the older ones than there is room for."""
@@ -159,9 +161,9 @@ class Feed:
         made = Subscription(predicate, wake, after, self._waiting_max)
         for kept in self._kept:
             if kept.last > after:
-                made.add(kept.changes)
+                made.add(one for one in kept.changes if predicate.fits(one.change))
         if not made.has_lagged:
-            self._subscriptions.add(made)
+            self._subscriptions.add(predicate, made)
         return made
 
     def kept(self) -> Kept:
@@ -173,7 +175,7 @@ class Feed:
 
     def unsubscribe(self, subscription: Subscription) -> None:
         """Hand it nothing more."""
-        self._subscriptions.discard(subscription)
+        self._subscriptions.discard(subscription.predicate, subscription)
 
     def close(self) -> None:
         """Tell all that nothing more will come from here."""

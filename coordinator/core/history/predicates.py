@@ -6,13 +6,13 @@ about an entity look at it before and after the change: a drop is found by what 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from coordinator.core.catalog.state import Versioned
-from coordinator.core.history.changes import KINDS, Change, kind_of
-from coordinator.core.model.entities import INDEX_STATES, Bucket, Entity, Index, Stream
+from coordinator.core.history.changes import KINDS, About, Change, kind_of
+from coordinator.core.model.entities import INDEX_STATES
 from coordinator.core.model.types import CAS_MAX, Cas
 
 ANY: frozenset[str] = frozenset()
@@ -36,6 +36,24 @@ FIELDS = {
 }
 """What a filter is called by who asks, and the field of the predicate."""
 
+MARKS = (
+    "keys",
+    "txns",
+    "requests",
+    "indexes",
+    "indexers",
+    "buckets",
+    "principals",
+    "states",
+    "kinds",
+)
+"""The fields that change must have a value of, those first of which the fewest changes have it."""
+
+NO_FIELD = ""
+"""Stands for what every change has: a selector without any field wants that."""
+
+Value = str | int
+
 Begin = Cas | Literal["now", "snapshot"]
 """Where a watch begins."""
 
@@ -46,6 +64,10 @@ class Selector(Protocol):
     def fits(self, change: Change) -> bool: ...
 
     def fits_held(self, key: str, held: Versioned) -> bool: ...
+
+    def marks(self) -> Mapping[str, Set[Value]]:
+        """Return values by field: no change fits that has none of them in any of these fields."""
+        ...
 
 
 class PredicateError(ValueError):
@@ -90,42 +112,69 @@ class Predicate:
             and (not self.txns or str(change.event.txn) in self.txns)
             and (self.from_ms is None or mutation.at_ms >= self.from_ms)
             and (self.to_ms is None or mutation.at_ms <= self.to_ms)
-            and (not self._is_about_entities or any(map(self._fits_entity, change.sides)))
+            and (not self._is_about_entities or any(map(self._fits_entity, change.about())))
         )
+
+    def marks(self) -> Mapping[str, Set[Value]]:
+        """Return one field with its values: see `Selector.marks`."""
+        for name in MARKS:
+            values: frozenset[Value] = getattr(self, name)
+            if values:
+                return {name: values}
+        return {NO_FIELD: {""}}
 
     def fits_held(self, key: str, held: Versioned) -> bool:
         """Tell whether a reader wants an entity that is there, whoever made it, and when."""
         return (
             _fits(self.kinds, kind_of(key))
             and _fits(self.keys, key)
-            and (not self._is_about_entities or self._fits_entity(held.entity))
+            and (not self._is_about_entities or self._fits_entity(About(held.entity)))
         )
 
     @property
     def _is_about_entities(self) -> bool:
         return bool(self.buckets or self.indexes or self.indexers or self.states)
 
-    def _fits_entity(self, entity: Entity) -> bool:
-        if not _fits(self.buckets, _bucket_of(entity)):
+    def _fits_entity(self, about: About) -> bool:
+        if not _fits(self.buckets, about.bucket):
             return False
         if not (self.indexes or self.indexers or self.states):
             return True
         return (
-            isinstance(entity, Index)
-            and (not self.indexes or not self.indexes.isdisjoint((str(entity.id), entity.name)))
-            and (not self.indexers or not self.indexers.isdisjoint(entity.hosts))
-            and _fits(self.states, entity.state)
+            about.index is not None
+            and (not self.indexes or not self.indexes.isdisjoint(about.names))
+            and (not self.indexers or not self.indexers.isdisjoint(about.hosts))
+            and _fits(self.states, about.index.state)
         )
+
+
+def values_of(change: Change, name: str) -> Set[Value]:
+    """Return the values that a change has in a field of a predicate."""
+    match name:
+        case "keys":
+            return {change.key}
+        case "kinds":
+            return {change.kind}
+        case "principals":
+            return {change.event.mutation.principal}
+        case "requests":
+            return {change.event.mutation.request}
+        case "txns":
+            return {str(change.event.txn)}
+        case "buckets":
+            return {about.bucket for about in change.about()}
+        case "states":
+            return {about.index.state for about in change.about() if about.index is not None}
+        case "indexes":
+            return frozenset[Value]().union(*(about.names for about in change.about()))
+        case "indexers":
+            return frozenset[Value]().union(*(about.hosts for about in change.about()))
+        case _:
+            return {""}
 
 
 def _fits(wanted: frozenset[str], value: str) -> bool:
     return not wanted or value in wanted
-
-
-def _bucket_of(entity: Entity) -> str:
-    if isinstance(entity, Index | Stream):
-        return entity.bucket
-    return entity.name if isinstance(entity, Bucket) else ""
 
 
 def _check_known(what: str, given: frozenset[str], known: tuple[str, ...]) -> None:

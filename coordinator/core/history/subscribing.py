@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from coordinator.core.catalog.state import StateContext, Versioned
 from coordinator.core.history.changes import Change
 from coordinator.core.history.feed import Kept
-from coordinator.core.history.predicates import Predicate, predicate_of
+from coordinator.core.history.predicates import NO_FIELD, Predicate, Value, predicate_of
 from coordinator.core.model import json_text
 from coordinator.core.model.entities import (
     ACTIVE,
@@ -59,6 +59,13 @@ class Selection:
             return False
         before = change.before.entity if change.before is not None else None
         return self._is_this(before) and not self._is_this(change.event.mutation.entity)
+
+    def marks(self) -> Mapping[str, Set[Value]]:
+        """Return what a change must have that is wanted, or that ends this: `Selector.marks`."""
+        own = self.own.marks()
+        found = dict(self.of_topic.marks() if NO_FIELD in own else own)
+        found["keys"] = {self.key, *found.get("keys", ())}
+        return found
 
     def _is_this(self, entity: Entity | None) -> bool:
         return (
