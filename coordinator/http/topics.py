@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -44,7 +44,7 @@ from coordinator.http.watch import EVENTS, PAGE, Described, EventStream, Watched
 from coordinator.kafka.subscription_log import NotWrittenError
 from coordinator.node.history import Page
 from coordinator.node.shell import Shell
-from coordinator.node.subscriptions import lag_of
+from coordinator.node.subscriptions import lags_of
 
 PRESENCE_MIN_S = 0.5
 PRESENCES = 3
@@ -145,11 +145,11 @@ def _add_subscriptions(app: FastAPI, shell: Shell, settle: Settle) -> None:
         await settle(consistency, at_least)
         state = shell.node.state
         _topic(state, topic)
-        row = _rows(shell, state)
+        rows = _rows(shell, state)
         return await read_aside(
             shell,
             lambda: {
-                "subscriptions": [row(held) for held in subscriptions_of(state, topic)],
+                "subscriptions": rows(subscriptions_of(state, topic)),
                 "cas": state.cas,
             },
         )
@@ -167,8 +167,8 @@ def _add_subscriptions(app: FastAPI, shell: Shell, settle: Settle) -> None:
         await settle(consistency, at_least)
         state = shell.node.state
         held, _ = _subscription(state, topic, subscriber)
-        row = _rows(shell, state)
-        return await read_aside(shell, lambda: {"subscription": row(held), "cas": held.cas})
+        rows = _rows(shell, state)
+        return await read_aside(shell, lambda: {"subscription": rows([held])[0], "cas": held.cas})
 
     @app.delete(
         "/v1/topics/{topic}/subscriptions/{subscriber}", response_model=models.SubscribedAnswer
@@ -305,28 +305,34 @@ def _topics(state: StateContext) -> list[dict[str, Any]]:
     ]
 
 
-def _rows(shell: Shell, state: StateContext) -> Callable[[Versioned], dict[str, Any]]:
-    """Return what shows a subscription with how far it is; it may be called in another thread."""
+def _rows(
+    shell: Shell, state: StateContext
+) -> Callable[[Sequence[Versioned]], list[dict[str, Any]]]:
+    """Return what shows subscriptions with how far each is; it may be called in another thread."""
     positions = shell.subscriptions.book.positions
     problems = dict(shell.subscriptions.deliveries.problems)
     kept = shell.changes.kept()
 
-    def row(held: Versioned) -> dict[str, Any]:
-        subscription = held.entity
-        assert isinstance(subscription, Subscription)
-        position = positions.of(subscription)
-        _, topic = _topic(state, subscription.topic)
-        lag = lag_of(selection_of(topic, subscription), position, state.cas, kept)
-        return {
-            **describe_subscription(subscription),
-            "cas": held.cas,
-            "acknowledged": position,
-            "acknowledged_ms": positions.acknowledged_ms(subscription),
-            "lag": lag._asdict(),
-            "problem": problems.get(subscription.number),
-        }
+    def rows(there: Sequence[Versioned]) -> list[dict[str, Any]]:
+        found = [(held, held.entity) for held in there if isinstance(held.entity, Subscription)]
+        at = {one.number: positions.of(one) for _, one in found}
+        places = [
+            (selection_of(_topic(state, one.topic)[1], one), at[one.number]) for _, one in found
+        ]
+        lags = lags_of(places, state.cas, kept)
+        return [
+            {
+                **describe_subscription(one),
+                "cas": held.cas,
+                "acknowledged": at[one.number],
+                "acknowledged_ms": positions.acknowledged_ms(one),
+                "lag": lags[one.number]._asdict(),
+                "problem": problems.get(one.number),
+            }
+            for held, one in found
+        ]
 
-    return row
+    return rows
 
 
 # -- the stream ----------------------------------------------------------------------------------

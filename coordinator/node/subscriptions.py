@@ -18,12 +18,14 @@ from coordinator.core.catalog.state import StateContext
 from coordinator.core.consensus import inputs
 from coordinator.core.history.feed import Feed, Kept
 from coordinator.core.history.subscribing import (
-    Selection,
+    Place,
     Silence,
     Waiting,
+    Waits,
     ended_deliveries,
     gone,
     subscriptions,
+    waits,
 )
 from coordinator.core.model.commands import ExpireSubscription, Outcome, Request
 from coordinator.core.model.entities import Subscription
@@ -59,21 +61,25 @@ class Lag(NamedTuple):
     ms: int | None
 
 
-def lag_of(selection: Selection, position: Cas, newest: Cas, kept: Kept) -> Lag:
-    """Return how far behind a subscriber is at a position, by the changes that a node has kept.
+def lags_of(places: Sequence[Place], newest: Cas, kept: Kept) -> dict[int, Lag]:
+    """Return how far behind subscribers are at their places, by number, from the changes that a
+    node has kept.
 
-    It looks at all of them for each subscriber, so it belongs beside the loop.
+    It looks once at all of them, so it belongs beside the loop.
     """
-    if position >= newest:
+    waiting, now = waits(places, newest, kept), now_ms()
+    return {
+        selection.number: _lag(waiting[selection.number], Cas(newest - at), now)
+        for selection, at in places
+    }
+
+
+def _lag(waiting: Waits | None, cas: int, now: int) -> Lag:
+    if waiting is None:
+        return Lag(cas, None, None)
+    if not waiting.changes:
         return Lag(0, 0, 0)
-    if not kept or kept[0].before > position:
-        return Lag(newest - position, None, None)
-    changes = (published.change for one in kept for published in one.changes)
-    waiting = [c for c in changes if position < c.event.cas <= newest and selection.wants(c)]
-    if not waiting:
-        return Lag(0, 0, 0)
-    waits_ms = max(0, now_ms() - waiting[0].event.mutation.at_ms)
-    return Lag(newest - position, len(waiting), waits_ms)
+    return Lag(cas, waiting.changes, max(0, now - waiting.since_ms))
 
 
 class Subscriptions:

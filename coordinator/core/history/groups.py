@@ -1,7 +1,7 @@
 """Who of many is to be handed a change: found by what the change is, not by asking each of them.
 
-Pure. Those with equal selectors are one group, which is asked once. A group stands under the values
-of one field of its selector, of which a change must have one; only groups under values of a change
+Pure. Those with equal filters are one group, which is asked once. A group stands under the values
+of one field of its filter, of which a change must have one; only groups under values of a change
 are asked whether it fits. So a change costs as much as there are groups that may want it.
 """
 
@@ -11,30 +11,30 @@ from collections.abc import Iterable, Iterator
 from typing import Generic, TypeVar
 
 from coordinator.core.history.changes import Change, Seen
-from coordinator.core.history.predicates import Selector, Value, values_of
+from coordinator.core.history.predicates import Filter, Value, values_of
 
 Member = TypeVar("Member")
 
 
 class _Group(Generic[Member]):
-    """Those whose selectors are equal."""
+    """Those whose filters are equal."""
 
-    def __init__(self, selector: Selector) -> None:
-        self.selector = selector
+    def __init__(self, wanted: Filter) -> None:
+        self.wanted = wanted
         self.members: dict[Member, None] = {}
 
     def places(self) -> Iterator[tuple[str, Value]]:
         """Yield each field and value under which this stands."""
-        for field, values in self.selector.marks().items():
+        for field, values in self.wanted.marks().items():
             for value in values:
                 yield field, value
 
 
 class Groups(Generic[Member]):
-    """Members by their selectors. A member stands under one selector only."""
+    """Members by their filters. A member stands under one filter only."""
 
     def __init__(self) -> None:
-        self._groups: dict[Selector, _Group[Member]] = {}
+        self._groups: dict[Filter, _Group[Member]] = {}
         self._under: dict[str, dict[Value, dict[_Group[Member], None]]] = {}
         self._count = 0
 
@@ -45,25 +45,25 @@ class Groups(Generic[Member]):
         """Yield all members, of which some may be removed meanwhile."""
         return iter([member for group in self._groups.values() for member in group.members])
 
-    def add(self, selector: Selector, member: Member) -> None:
-        """Have a member found by what fits a selector."""
-        group = self._groups.get(selector)
+    def add(self, wanted: Filter, member: Member) -> None:
+        """Have a member found by what fits a filter."""
+        group = self._groups.get(wanted)
         if group is None:
-            group = self._groups[selector] = _Group(selector)
+            group = self._groups[wanted] = _Group(wanted)
             for field, value in group.places():
                 self._under.setdefault(field, {}).setdefault(value, {})[group] = None
         self._count += member not in group.members
         group.members[member] = None
 
-    def discard(self, selector: Selector, member: Member) -> None:
+    def discard(self, wanted: Filter, member: Member) -> None:
         """Have a member found no more, if it was."""
-        group = self._groups.get(selector)
+        group = self._groups.get(wanted)
         if group is None or member not in group.members:
             return
         del group.members[member]
         self._count -= 1
         if not group.members:
-            del self._groups[selector]
+            del self._groups[wanted]
             for field, value in group.places():
                 self._remove(field, value, group)
 
@@ -82,7 +82,7 @@ class Groups(Generic[Member]):
         for place, change in enumerate(changes):
             seen = Seen(change.event, change.before)
             for group in self._asked(seen):
-                if group.selector.fits(seen):
+                if group.wanted.fits(seen):
                     found.setdefault(group, []).append(place)
         for group, places in found.items():
             yield [*group.members], places

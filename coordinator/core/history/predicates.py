@@ -58,16 +58,20 @@ Begin = Cas | Literal["now", "snapshot"]
 """Where a watch begins."""
 
 
-class Selector(Protocol):
-    """Chooses what a reader is handed."""
+class Filter(Protocol):
+    """Tells which changes are wanted. Equal ones want the same."""
 
     def fits(self, change: Change) -> bool: ...
-
-    def fits_held(self, key: str, held: Versioned) -> bool: ...
 
     def marks(self) -> Mapping[str, Set[Value]]:
         """Return values by field: no change fits that has none of them in any of these fields."""
         ...
+
+
+class Selector(Filter, Protocol):
+    """Chooses what a reader is handed."""
+
+    def fits_held(self, key: str, held: Versioned) -> bool: ...
 
 
 class PredicateError(ValueError):
@@ -116,7 +120,7 @@ class Predicate:
         )
 
     def marks(self) -> Mapping[str, Set[Value]]:
-        """Return one field with its values: see `Selector.marks`."""
+        """Return one field with its values: see `Filter.marks`."""
         for name in MARKS:
             values: frozenset[Value] = getattr(self, name)
             if values:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from coordinator.core.catalog.state import StateContext, Versioned
 from coordinator.core.history.changes import Change
 from coordinator.core.history.feed import Kept
+from coordinator.core.history.groups import Groups
 from coordinator.core.history.predicates import NO_FIELD, Predicate, Value, predicate_of
 from coordinator.core.model import json_text
 from coordinator.core.model.entities import (
@@ -30,6 +31,27 @@ from coordinator.core.model.types import Cas, Epoch, epoch_of
 
 
 @dataclass(frozen=True, slots=True)
+class Filters:
+    """The changes that fit the filter of a topic and that of a subscription to it."""
+
+    of_topic: Predicate
+    own: Predicate
+
+    def fits(self, change: Change) -> bool:
+        """Tell whether a change fits both."""
+        return self.of_topic.fits(change) and self.own.fits(change)
+
+    def fits_held(self, key: str, held: Versioned) -> bool:
+        """Tell whether an entity that is there fits both."""
+        return self.of_topic.fits_held(key, held) and self.own.fits_held(key, held)
+
+    def marks(self) -> Mapping[str, Set[Value]]:
+        """Return what a change must have that fits: `Filter.marks`."""
+        own = self.own.marks()
+        return self.of_topic.marks() if NO_FIELD in own else own
+
+
+@dataclass(frozen=True, slots=True)
 class Selection:
     """The changes of one subscription: those that fit its topic's filter and its own; and its end.
 
@@ -38,8 +60,7 @@ class Selection:
 
     key: str
     number: int
-    of_topic: Predicate
-    own: Predicate
+    filters: Filters
 
     def fits(self, change: Change) -> bool:
         """Tell whether a reader is to be handed this change."""
@@ -47,11 +68,11 @@ class Selection:
 
     def fits_held(self, key: str, held: Versioned) -> bool:
         """Tell whether the subscriber wants an entity that is there."""
-        return self.of_topic.fits_held(key, held) and self.own.fits_held(key, held)
+        return self.filters.fits_held(key, held)
 
     def wants(self, change: Change) -> bool:
         """Tell whether the subscriber is to be told of this change."""
-        return self.of_topic.fits(change) and self.own.fits(change)
+        return self.filters.fits(change)
 
     def ends(self, change: Change) -> bool:
         """Tell whether this change removes the subscription, or lets it expire."""
@@ -61,9 +82,8 @@ class Selection:
         return self._is_this(before) and not self._is_this(change.event.mutation.entity)
 
     def marks(self) -> Mapping[str, Set[Value]]:
-        """Return what a change must have that is wanted, or that ends this: `Selector.marks`."""
-        own = self.own.marks()
-        found = dict(self.of_topic.marks() if NO_FIELD in own else own)
+        """Return what a change must have that is wanted, or that ends this: `Filter.marks`."""
+        found = dict(self.filters.marks())
         found["keys"] = {self.key, *found.get("keys", ())}
         return found
 
@@ -80,8 +100,10 @@ def selection_of(topic: Topic, subscription: Subscription) -> Selection:
     return Selection(
         subscription.key,
         subscription.number,
-        predicate_of(json_text.parse(topic.filter_json)),
-        predicate_of(json_text.parse(subscription.filter_json)),
+        Filters(
+            predicate_of(json_text.parse(topic.filter_json)),
+            predicate_of(json_text.parse(subscription.filter_json)),
+        ),
     )
 
 
@@ -218,8 +240,8 @@ class Positions:
 class Waiting:
     """Up to where nothing waits for each subscriber, although it acknowledged less.
 
-    Who wants few changes may acknowledge one in a day. Each change is looked at once for each
-    subscription, so what is known here may be more than the changes at hand tell.
+    Who wants few changes may acknowledge one in a day. Nobody is asked about a change twice, so
+    what is known here may be more than the changes at hand tell.
     """
 
     def __init__(self) -> None:
@@ -235,27 +257,86 @@ class Waiting:
         """Return by how many CAS each subscriber is behind, 0 where no change waits for it.
 
         By number. It counts from the oldest change that waits, or from the position where that
-        change is older than what is kept. Costs a look at each change since the last time.
+        change is older than what is kept. Costs one pass over the changes since the last time.
         """
-        clear: dict[int, Cas] = {}
-        for topic, one in found:
-            at = max(positions.of(one), self._clear.get(one.number, Cas(0)))
-            clear[one.number] = clear_up_to(selection_of(topic, one), at, newest, kept)
-        self._clear = clear
-        return {number: max(0, newest - at) for number, at in clear.items()}
+        places = [
+            (selection_of(topic, one), max(positions.of(one), self._clear.get(one.number, Cas(0))))
+            for topic, one in found
+        ]
+        self._clear = clear_up_to(places, newest, kept)
+        return {number: max(0, newest - at) for number, at in self._clear.items()}
 
 
-def clear_up_to(selection: Selection, after: Cas, newest: Cas, kept: Kept) -> Cas:
-    """Return the last CAS up to which the kept changes have none that is wanted above `after`."""
-    if after >= newest or not kept or kept[0].before > after or kept[-1].last < newest:
-        return after
+Place = tuple[Selection, Cas]
+"""A subscription, and up to where its subscriber has all changes."""
+
+
+def clear_up_to(places: Sequence[Place], newest: Cas, kept: Kept) -> dict[int, Cas]:
+    """Return for each number the last CAS up to which the kept changes have none that is wanted
+    above its place.
+
+    All are looked for in one pass: each joins it at its place, and leaves it at what it wants.
+    """
+    clear = {selection.number: at for selection, at in places}
+    if not kept or kept[-1].last < newest:
+        return clear
+    coming = sorted(
+        ((at, selection) for selection, at in places if kept[0].before <= at < newest),
+        key=lambda one: one[0],
+        reverse=True,
+    )
+    clear |= {selection.number: newest for _, selection in coming}
+    looking: Groups[Selection] = Groups()
+    for change in _changes(kept, coming[-1][0], newest) if coming else ():
+        cas = change.event.cas
+        while coming and coming[-1][0] < cas:
+            selection = coming.pop()[1]
+            looking.add(selection.filters, selection)
+        for group, _ in looking.wanting([change]):
+            for selection in group:
+                clear[selection.number] = Cas(cas - 1)
+                looking.discard(selection.filters, selection)
+    return clear
+
+
+class Waits(NamedTuple):
+    """How many changes wait for a subscriber, and when the oldest of them was made, in ms since
+    1970; 0: none waits."""
+
+    changes: int
+    since_ms: int
+
+
+def waits(places: Iterable[Place], newest: Cas, kept: Kept) -> dict[int, Waits | None]:
+    """Return what waits above each place, by number; None: older than what is kept.
+
+    All are looked for in one pass over what is kept.
+    """
+    found: dict[int, Waits | None] = {}
+    asking: Groups[tuple[int, Cas]] = Groups()
+    begin = newest
+    for selection, at in places:
+        is_known = at >= newest or (bool(kept) and kept[0].before <= at)
+        found[selection.number] = Waits(0, 0) if is_known else None
+        if is_known and at < newest:
+            asking.add(selection.filters, (selection.number, at))
+            begin = min(begin, at)
+    changes = [*_changes(kept, begin, newest)] if len(asking) else []
+    for members, wanted in asking.wanting(changes):
+        for number, at in members:
+            first = bisect_right(wanted, at, key=lambda place: changes[place].event.cas)
+            if first < len(wanted):
+                oldest = changes[wanted[first]].event.mutation
+                found[number] = Waits(len(wanted) - first, oldest.at_ms)
+    return found
+
+
+def _changes(kept: Kept, after: Cas, newest: Cas) -> Iterator[Change]:
+    """Yield the kept changes above a CAS, up to the newest."""
     for number in range(bisect_right(kept, after, key=lambda one: one.last), len(kept)):
         for published in kept[number].changes:
-            if published.cas > newest:
-                return newest
-            if published.cas > after and selection.wants(published.change):
-                return Cas(published.cas - 1)
-    return newest
+            if after < published.cas <= newest:
+                yield published.change
 
 
 STEP_MAX_MS = 1_000

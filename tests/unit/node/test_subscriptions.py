@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,7 +30,7 @@ from coordinator.node.subscriptions import (
     EXPIRE_MS,
     Lag,
     Subscriptions,
-    lag_of,
+    lags_of,
 )
 from tests.support.changes import a_transaction, written
 from tests.support.subscriptions import make_subscription
@@ -356,12 +357,26 @@ def test_a_lag_tells_what_waits_above_the_position_and_since_when(
     monkeypatch.setattr(subscriptions, "now_ms", lambda: 1_000)
     wanted = selection_of(TOPIC, replace(SUBSCRIPTION, filter_json='{"key":["config/a"]}'))
     kept = kept_of("a", "b", "a", "b", "a")
-    assert lag_of(wanted, Cas(position), Cas(14), kept) == lag
-    assert lag_of(wanted, Cas(9), Cas(14), ()) == Lag(5, None, None)
+    assert lags_of([(wanted, Cas(position))], Cas(14), kept) == {7: lag}
+    assert lags_of([(wanted, Cas(9))], Cas(14), ()) == {7: Lag(5, None, None)}
 
 
 def test_a_clock_that_is_behind_the_one_of_the_change_makes_no_negative_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(subscriptions, "now_ms", lambda: 5)
-    assert lag_of(selection_of(TOPIC, SUBSCRIPTION), Cas(10), Cas(11), kept_of("a")).ms == 0
+    place = (selection_of(TOPIC, SUBSCRIPTION), Cas(10))
+    assert lags_of([place], Cas(11), kept_of("a"))[7].ms == 0
+
+
+def test_the_lags_of_many_are_those_that_each_has_alone() -> None:
+    kept = kept_of(*"abcabcab")
+    places = [
+        (selection_of(TOPIC, replace(SUBSCRIPTION, number=n, filter_json=text)), Cas(at))
+        for n, (text, at) in enumerate(
+            product(["{}", '{"key":["config/a"]}', '{"kind":["index"]}'], range(9, 20))
+        )
+    ]
+    alone = {n: lags_of([place], Cas(18), kept)[n] for n, place in enumerate(places)}
+    many = lags_of(places, Cas(18), kept)
+    assert {n: lag[:2] for n, lag in many.items()} == {n: lag[:2] for n, lag in alone.items()}

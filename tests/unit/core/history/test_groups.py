@@ -16,7 +16,7 @@ from coordinator.core.history.changes import Change, Seen
 from coordinator.core.history.feed import Feed
 from coordinator.core.history.groups import Groups
 from coordinator.core.history.predicates import MARKS, Predicate, values_of
-from coordinator.core.history.subscribing import Selection
+from coordinator.core.history.subscribing import Filters, Selection
 from coordinator.core.model.entities import (
     Bucket,
     Entity,
@@ -62,7 +62,8 @@ def some_of(name: str) -> st.SearchStrategy[frozenset[Any]]:
 
 
 predicates = st.builds(Predicate, **{name: some_of(name) for name in SOME})
-selectors = predicates | st.builds(Selection, st.just(KEY), st.just(7), predicates, predicates)
+filters = st.builds(Filters, predicates, predicates)
+selectors = predicates | filters | st.builds(Selection, st.just(KEY), st.just(7), filters)
 
 
 @st.composite
@@ -109,7 +110,7 @@ def test_a_subscription_is_handed_its_end_whatever_it_wants(own: Predicate) -> N
     settings = Predicate(kinds=frozenset({"setting"}))
     one = make_subscription()
     groups: Groups[str] = Groups()
-    groups.add(Selection(one.key, one.number, settings, own), "it")
+    groups.add(Selection(one.key, one.number, Filters(settings, own)), "it")
     gone = Event(Mutation("Unsubscribed", one.key, None, None), TxnId(1, 1), 0, 1, Cas(9))
     assert [*groups.wanting([Change(gone, Versioned(Cas(1), b"x", one))])] == [(["it"], [0])]
 

@@ -10,17 +10,20 @@ from coordinator.codec import encode
 from coordinator.core.catalog.state import EMPTY, StateContext
 from coordinator.core.history.changes import Change, fold
 from coordinator.core.history.feed import KeptTransaction, Published
+from coordinator.core.history.predicates import Predicate
 from coordinator.core.history.subscribing import (
     STEP_MAX_MS,
     Positions,
     Selection,
     Silence,
     Waiting,
+    Waits,
     ended_deliveries,
     gone,
     selection_of,
     subscriptions,
     told,
+    waits,
 )
 from coordinator.core.model.entities import Entity, Setting, Subscription, Topic
 from coordinator.core.model.records import Mutation
@@ -256,6 +259,45 @@ def test_who_is_behind_is_so_from_the_oldest_change_that_waits(kept: Kept) -> No
     assert kept.behind() == newest - last.event.cas + 1
     kept.acknowledge(last.event.cas)
     assert kept.behind() == 0
+
+
+MANY = 2_000
+
+
+@pytest.mark.parametrize("filter_json", ["{}", '{"key":["config/k%d"]}'])
+def test_many_are_looked_for_in_one_pass_over_the_changes_at_hand(
+    monkeypatch: pytest.MonkeyPatch, filter_json: str
+) -> None:
+    """As by a new master, which has looked at nothing yet."""
+    log = KeptLog()
+    for _ in range(10):
+        log.put(*(Setting(f"x{number}", "1") for number in range(9)), Setting("k7", "1"))
+    everything = replace(TOPIC, filter_json="{}")
+    found = [
+        (everything, replace(SUBSCRIPTION, number=n, after=Cas(n % 90), filter_json=text))
+        for n in range(MANY)
+        for text in [filter_json.replace("%d", str(n))]
+    ]
+    asked = 0
+    fits = Predicate.fits
+
+    def counted(predicate: Predicate, change: Change) -> bool:
+        nonlocal asked
+        asked += 1
+        return fits(predicate, change)
+
+    monkeypatch.setattr(Predicate, "fits", counted)
+    behind = Waiting().behind(found, Positions(), Cas(log.cas), tuple(log.kept))
+    assert asked <= 2 * log.cas
+    expected = {n: log.cas - n % 90 for n in range(MANY)}
+    if filter_json != "{}":
+        expected = dict.fromkeys(range(MANY), 0) | {7: log.cas - 9}
+    assert behind == expected
+    asked = 0
+    places = [(selection_of(topic, one), one.after) for topic, one in found]
+    found_waiting = waits(places, Cas(log.cas), tuple(log.kept))
+    assert asked <= 2 * log.cas
+    assert found_waiting[7] == Waits(93 if filter_json == "{}" else 10, 0)
 
 
 def test_what_was_looked_at_once_is_known_when_the_change_is_not_at_hand_any_more(
