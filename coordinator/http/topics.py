@@ -39,8 +39,9 @@ from coordinator.http.execution import (
     answer,
     execute,
 )
+from coordinator.http.frames import frame
 from coordinator.http.shared import Consistency, read_answer, read_aside
-from coordinator.http.watch import EVENTS, PAGE, Described, EventStream, Watched, frame, framed
+from coordinator.http.watch import EVENTS, PAGE, Described, EventStream, Watched, framed
 from coordinator.kafka.subscription_log import NotWrittenError
 from coordinator.node.history import Page
 from coordinator.node.shell import Shell

@@ -9,7 +9,6 @@ waits for it.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -34,10 +33,10 @@ from coordinator.core.history.predicates import (
     begin_of,
 )
 from coordinator.core.model.types import Cas
-from coordinator.core.timestamps import board as boards
-from coordinator.http import timestamp_views, views
 from coordinator.http.aside import HISTORY, WATCHERS
 from coordinator.http.errors import ApiError
+from coordinator.http.extras import EXTRAS, Extras, Place
+from coordinator.http.frames import event, frame
 from coordinator.http.predicates import checked, predicate_of
 from coordinator.http.shared import Consistency
 from coordinator.kafka.archive_segments import ArchiveError
@@ -53,17 +52,9 @@ loop does nothing else, and each watcher that is slow to take them holds its own
 PACE_S, PACE_MAX_S = 0.00005, 0.05
 """A watcher is sent something again after so long for each watcher there is."""
 
-POLL_S = 0.2
 RETRY_S = 0.1
 STUCK_S = 30.0
 """So long a client may take nothing at all."""
-
-STABILITY, MEMBERS = "stability", "members"
-EXTRAS = frozenset({STABILITY, MEMBERS})
-"""What can be watched besides the state. It has no CAS, so no event of it has an id."""
-
-VOLATILE = frozenset({"cas", "digest", "state", "reason", "pid"})
-"""What of a member is not worth an event."""
 
 EVENTS: dict[str, Any] = {
     "description": "Events, until the client leaves",
@@ -85,7 +76,7 @@ Settle = Callable[[Consistency, int], Awaitable[None]]
 
 def add_watch(app: FastAPI, shell: Shell, settle: Settle) -> None:
     """Add the route; `settle` waits until this node may answer a read."""
-    turn = asyncio.Lock()
+    turn, extras = asyncio.Lock(), Extras(shell.node)
 
     @app.get("/v1/watch", response_class=Described, responses={200: EVENTS})
     async def watch(
@@ -100,15 +91,15 @@ def add_watch(app: FastAPI, shell: Shell, settle: Settle) -> None:
         `kind` may also be `stability` or `members`.
         """
         begin = _begin(last_event_id if last_event_id else after)
-        extras = checked(predicate, sorted(EXTRAS)).kinds & EXTRAS
+        besides = checked(predicate, sorted(EXTRAS)).kinds & EXTRAS
         wanted = replace(predicate, kinds=predicate.kinds - EXTRAS)
-        is_apart = bool(extras) and extras == predicate.kinds
-        watched = Watched(begin, None if is_apart else wanted, extras, wanted.buckets)
+        is_apart = bool(besides) and besides == predicate.kinds
+        watched = Watched(begin, None if is_apart else wanted, besides, wanted.buckets)
         if isinstance(begin, int):
             await settle("local", begin)
         if not shell.node.is_following:
             raise ApiError("not_ready", f"this node has not caught up: {shell.node.why_not_ready}")
-        return EventStream(shell, watched, turn)
+        return EventStream(shell, watched, turn, extras)
 
 
 def _begin(text: str) -> Begin:
@@ -141,8 +132,13 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, shell: Shell, watched: Watched, turn: asyncio.Lock) -> None:
-        """The holder of `turn` sends one portion of a snapshot: one watcher at a time."""
+    def __init__(
+        self, shell: Shell, watched: Watched, turn: asyncio.Lock, extras: Extras | None = None
+    ) -> None:
+        """The holder of `turn` sends one portion of a snapshot: one watcher at a time.
+
+        `extras` tells of what is watched besides changes, if anything is.
+        """
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._shell = shell
@@ -157,7 +153,8 @@ class EventStream(Response):
         """Whether it was sent the last event that it ever will be."""
 
         self._subscription: Subscription | None = None
-        self._extras = _Extras(shell, watched)
+        self._extras = extras
+        self._place: Place | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with WATCHERS.one():
@@ -171,6 +168,8 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
             finally:
                 leaving.cancel()
+                if self._extras is not None and self._place is not None:
+                    self._extras.leave(self._place)
                 if self._subscription is not None:
                     self._shell.changes.unsubscribe(self._subscription)
 
@@ -273,7 +272,10 @@ class EventStream(Response):
         subscription, loop = self._subscription, asyncio.get_running_loop()
         if subscription is None:
             return
-        changes = self._shell.changes
+        changes, extras = self._shell.changes, self._extras
+        if extras is not None and self._watched.extras:
+            watched = self._watched
+            self._place = extras.join(watched.extras, watched.buckets, self._wake.set)
         told_s = loop.time()
         pause_s = BOOKMARK_SOON_S if self._has_caught_up else BOOKMARK_S
         while not self._is_gone:
@@ -289,7 +291,7 @@ class EventStream(Response):
                 return
             elif changes.is_closed:
                 return
-            elif extra := self._extras.news():
+            elif extras is not None and self._place and (extra := extras.news(self._place)):
                 yield extra
             elif loop.time() - told_s >= pause_s:
                 yield frame("bookmark", {"cas": subscription.position}, subscription.position)
@@ -308,8 +310,6 @@ class EventStream(Response):
 
     async def _sleep(self, seconds: float) -> None:
         """Wait until there is something to look at."""
-        if self._watched.extras:
-            seconds = min(seconds, POLL_S)
         try:
             async with asyncio.timeout(max(0.0, seconds)):
                 await self._wake.wait()
@@ -319,44 +319,6 @@ class EventStream(Response):
 
 NOTHING: Selector = Predicate(keys=frozenset({""}))
 """No key is empty."""
-
-
-class _Extras:
-    """What a watcher gets besides changes (timestamps, members), and what it was sent last."""
-
-    def __init__(self, shell: Shell, watched: Watched) -> None:
-        self._node = shell.node
-        self._kinds = watched.extras
-        self._buckets = watched.buckets
-        self._numbers: dict[str, int] = {}
-        self._members = b""
-
-    def news(self) -> bytes:
-        """Return events for what differs from what was sent last."""
-        found = b""
-        if STABILITY in self._kinds:
-            found += b"".join(self._stability())
-        if MEMBERS in self._kinds:
-            members = views.members(self._node)
-            rows = [
-                {name: value for name, value in row.items() if name not in VOLATILE}
-                for row in members["members"]
-            ]
-            told = frame(MEMBERS, {**members, "members": rows})
-            if told != self._members:
-                self._members = told
-                found += told
-        return found
-
-    def _stability(self) -> Iterable[bytes]:
-        for bucket in sorted(self._node.timestamps):
-            held = boards.of(self._node.timestamps, bucket).stability
-            if held is None or (self._buckets and bucket not in self._buckets):
-                continue
-            number = held.record.number
-            if self._numbers.get(bucket) != number:
-                self._numbers[bucket] = number
-                yield frame(STABILITY, timestamp_views.published(held.record))
 
 
 # -- frames --------------------------------------------------------------------------------------
@@ -377,7 +339,7 @@ def _portions(entities: Iterable[tuple[str, Versioned]], predicate: Selector) ->
             looked += 1
             if predicate.fits_held(*one):
                 text = shown.entity(*one).encode("utf-8", "backslashreplace")
-                found.append(_event("snapshot", text))
+                found.append(event("snapshot", text))
                 size += len(found[-1])
         yield b"".join(found)
 
@@ -398,7 +360,7 @@ def _portions_of(page: Page) -> Iterator[list[Published]]:
 
 def change_frame(change: Change, text: bytes) -> bytes:
     """Return a change, whose JSON is `text`, as an event with its CAS as id."""
-    return _event("change", text, change.event.cas)
+    return event("change", text, change.event.cas)
 
 
 def framed(published: Published) -> bytes:
@@ -407,17 +369,3 @@ def framed(published: Published) -> bytes:
         text = shown.as_bytes(published.change)
         published.frame = change_frame(published.change, text)
     return published.frame
-
-
-def frame(name: str, data: dict[str, Any], cas: int | None = None) -> bytes:
-    return _event(name, json.dumps(data, separators=(",", ":")).encode(), cas)
-
-
-def _event(name: str, text: bytes, cas: int | None = None) -> bytes:
-    """Return one server-sent event, on one line.
-
-    The text of a setting may have line breaks between its values, which mean as much as a space.
-    """
-    line = text.replace(b"\r", b" ").replace(b"\n", b" ")
-    head = f"event: {name}\n" if cas is None else f"event: {name}\nid: {cas}\n"
-    return b"".join((head.encode(), b"data: ", line, b"\n\n"))

@@ -2068,6 +2068,20 @@ MUTANTS: tuple[Mutant, ...] = (
         UNIT_SUBSCRIBING,
     ),
     Mutant(
+        "a-timestamp-wakes-all-who-watch-any",
+        "coordinator/http/extras.py",
+        "self._tell(self._of_bucket.get(bucket, ()), bucket)",
+        "[self._tell(places, bucket) for places in self._of_bucket.values()]",
+        "tests/unit/http/test_extras.py",
+    ),
+    Mutant(
+        "what-is-as-it-was-is-told-again",
+        "coordinator/http/extras.py",
+        "        if members != self._members:\n",
+        "        if True:\n",
+        "tests/unit/http/test_extras.py",
+    ),
+    Mutant(
         "a-deposed-master-forgets-what-it-has-not-seen",
         SUBSCRIBING,
         "    return {number for number in numbers if epoch_of(number) <= epoch} - there\n",

@@ -18,7 +18,7 @@ from coordinator.backup.restoring import EVENT as RESTORED
 from coordinator.cli.main import app
 from coordinator.core.catalog.decisions import EVENTS
 from coordinator.core.consensus.counters import Counters
-from coordinator.http.watch import MEMBERS, STABILITY
+from coordinator.http.extras import MEMBERS, STABILITY
 from tests.support.pages import PAGES, ROOT, quoted
 
 PACKAGES = ("coordinator", "indexer_sim", "projector_sim", "streaming", "schemas")
@@ -218,6 +218,6 @@ def test_every_name_of_a_change_is_documented_and_made() -> None:
 
 def test_every_event_of_a_stream_is_documented() -> None:
     text = source("coordinator/http")
-    sent = {STABILITY, MEMBERS, *re.findall(r'\b(?:frame|_event)\("(\w+)"', text)}
+    sent = {STABILITY, MEMBERS, *re.findall(r'\b(?:frame|event)\("(\w+)"', text)}
     sent |= set(*re.findall(r'name = "(\w+)" if [^\n]+ else "(\w+)"\n\s+return shown', text))
     assert set(names_in_tables("| event | data | |")) == sent
