@@ -67,6 +67,7 @@ class Outbox:
         self._moved_s = 0.0
         self._turn = 0
         self._is_done_for = False
+        self._is_closed = False
         self._producer = self._connected()
 
     def _connected(self) -> Producer:
@@ -97,14 +98,20 @@ class Outbox:
             self._wait(delivery)
 
     def close(self) -> None:
-        """Give up what is open."""
+        """Give up what is open: whoever waits for it hears so at once."""
         with self._lock:
-            self._open.clear()
+            self._is_closed = True
             self._turn += 1
             self._producer.purge()
+            for delivery in self._open.values():
+                self._end(delivery, self._closed())
+            self._open.clear()
 
     def _take(self, delivery: Delivery) -> bool:
         """Give a record to the client; False: it has no room, or is done for."""
+        if self._is_closed:
+            self._end(delivery, self._closed())
+            return True
         number = self._sent
         try:
             self._produce(number, delivery)
@@ -135,7 +142,7 @@ class Outbox:
                 self._open = {n: one for n, one in self._open.items() if one is not delivery}
                 self._end(delivery, self._unreachable())
             is_stalled = bool(self._open) and now_s - self._moved_s > STALL_S
-            if is_stalled or self._is_done_for:
+            if (is_stalled or self._is_done_for) and not self._is_closed:
                 self._renew(now_s)
 
     def _renew(self, now_s: float) -> None:
@@ -188,3 +195,10 @@ class Outbox:
     def _unreachable(self) -> CoordinatorError:
         text = f"Kafka at {self._servers} has not acknowledged a command: it may have it or not"
         return error_of("unreachable", text, {"bootstrap_servers": self._servers})
+
+    @staticmethod
+    def _closed() -> CoordinatorError:
+        text = (
+            "the publisher was closed before Kafka acknowledged the command: it may have it or not"
+        )
+        return error_of("publisher_closed", text)

@@ -1,8 +1,8 @@
 """What the client raises. Codes are the API's, and a few of the client's own.
 
 The client's own codes: `unreachable` (no known node answers, or no Kafka broker), `bad_response`
-(an answer that is not one of this API) and `no_reply` (Kafka has the command, and no master has
-answered it yet).
+(an answer that is not one of this API), `no_reply` (Kafka has the command, and no master has
+answered it yet) and `publisher_closed` (another thread closed the publisher meanwhile).
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ _CLASSES: dict[str, type[CoordinatorError]] = {
     "timestamp_not_reached": UnavailableError,
     "unreachable": UnavailableError,
     "no_reply": UnavailableError,
+    "publisher_closed": UnavailableError,
 }
 
 

@@ -180,7 +180,11 @@ class Publisher:
             yield self._ended(open_.popleft())
 
     def close(self) -> None:
-        """Close the publisher. What Kafka has acknowledged stays a command for the next master."""
+        """Close the publisher. What Kafka has acknowledged stays a command for the next master.
+
+        Threads that wait end at once: `publish` raises `publisher_closed`, `wait` raises
+        `no_reply`.
+        """
         self._outbox.close()
         self._replies.close()
 

@@ -105,6 +105,8 @@ class PositionWriter:
                 **{"enable.idempotence": True, "message.timeout.ms": int(FLUSH_S * 1000)},
             )
         )
+        self.is_done_for = False
+        """Whether the client can write nothing more: another writer has to take its place."""
 
     def write(self, records: Sequence[SubscriptionRecord]) -> None:
         """Write records; all are there when this returns. Raises NotWrittenError."""
@@ -129,9 +131,19 @@ class PositionWriter:
                 self._producer.produce(self._topic, value, key, on_delivery=delivered)
             left = self._producer.flush(FLUSH_S + 1)
         except (KafkaException, BufferError, SystemError) as error:
-            raise NotWrittenError(str(clients_error(error))) from error
+            meant = clients_error(error)
+            self._note(meant.args[0] if isinstance(meant, KafkaException) else None)
+            raise NotWrittenError(str(meant)) from error
+        for failure in failures:
+            self._note(failure)
         if left or failures:
             raise NotWrittenError(failures[0].str() if failures else "no broker answers")
+
+    def _note(self, error: KafkaError | None) -> None:
+        """Take note of an error after which the client writes nothing more."""
+        if error is not None and (error.fatal() or error.code() == KafkaError._FATAL):
+            self.is_done_for = True
+            self._producer.purge()
 
     def close(self) -> None:
         self._producer.flush(1.0)

@@ -171,7 +171,7 @@ class PositionBook:
 
         def in_thread() -> T:
             try:
-                if self._writer is None:
+                if self._writer is None or self._writer.is_done_for:
                     self._writer = PositionWriter(self._servers, self._cluster)
                 return work(self._writer)
             except KafkaException as error:

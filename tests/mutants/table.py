@@ -2245,6 +2245,20 @@ MUTANTS: tuple[Mutant, ...] = (
         "tests/unit/node/test_positions.py",
     ),
     Mutant(
+        "a-writer-that-is-done-for-goes-on",
+        "coordinator/node/positions.py",
+        "if self._writer is None or self._writer.is_done_for:",
+        "if self._writer is None:",
+        "tests/unit/node/test_positions.py",
+    ),
+    Mutant(
+        "who-waits-for-an-outbox-that-is-closed-waits-on",
+        "coordinator/client/ddl_outbox.py",
+        "                self._end(delivery, self._closed())\n            self._open.clear()\n",
+        "                pass\n            self._open.clear()\n",
+        "tests/unit/client/test_ddl_outbox.py",
+    ),
+    Mutant(
         "what-was-removed-is-removed-again",
         "coordinator/node/positions.py",
         "        self.positions.forget(numbers)\n",

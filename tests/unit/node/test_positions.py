@@ -273,3 +273,63 @@ def test_a_client_that_cannot_be_made_writes_nothing_and_ends_no_task(
 
     monkeypatch.setattr(subscription_log, "Producer", no_client)
     asyncio.run(story())
+
+
+class FatalClient:
+    """A client in memory: the first has a fatal error, as where its idempotence is lost."""
+
+    made = 0
+
+    def __init__(self, how: str) -> None:
+        FatalClient.made += 1
+        self.how = how if FatalClient.made == 1 else ""
+        self.due: list[Callable[[KafkaError | None, Any], None]] = []
+        self.has_purged = False
+
+    def produce(self, *_: Any, on_delivery: Callable[..., None]) -> None:
+        if self.how == "produce":
+            raise KafkaException(FATAL)
+        self.due.append(on_delivery)
+
+    def flush(self, timeout_s: float) -> int:
+        if self.how == "flush":
+            raise KafkaException(FATAL)
+        for delivered in self.due:
+            delivered(FATAL if self.how == "delivery" else TIMED_OUT if self.how else None, None)
+        self.due.clear()
+        return 0
+
+    def purge(self) -> None:
+        self.has_purged = True
+
+
+FATAL = KafkaError(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, "a sequence is lost", fatal=True)
+TIMED_OUT = KafkaError(KafkaError._MSG_TIMED_OUT, "too late")
+
+
+@pytest.mark.parametrize(
+    ("how", "clients"), [("produce", 2), ("flush", 2), ("delivery", 2), ("once", 1)]
+)
+def test_a_client_that_can_write_no_more_is_followed_by_another(
+    monkeypatch: pytest.MonkeyPatch, how: str, clients: int
+) -> None:
+    """No other error makes another client: the one that there is may still write what it has."""
+    made: list[FatalClient] = []
+
+    def client(_: Any) -> FatalClient:
+        made.append(FatalClient(how))
+        return made[-1]
+
+    async def story() -> None:
+        book = PositionBook("127.0.0.1:1", "none", lambda *_: None, lambda _: None)
+        with pytest.raises(NotWrittenError):
+            await book.acknowledge(SUBSCRIPTION, Cas(9))
+        made[0].how = made[0].how if clients > 1 else ""
+        assert await book.acknowledge(SUBSCRIPTION, Cas(9)) == 9
+        assert len(made) == clients
+        assert made[0].has_purged == (clients > 1)
+        await book.close()
+
+    monkeypatch.setattr(FatalClient, "made", 0)
+    monkeypatch.setattr(subscription_log, "Producer", client)
+    asyncio.run(story())
