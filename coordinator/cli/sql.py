@@ -1,14 +1,16 @@
 """`indexctl sql`: questions to the archive, in SQL, without Spark.
 
-Reads the files that the tables name, and nothing else: whoever asks can neither write nor see
-another file. One statement, which must be a query.
+Reads the files that the tables name, below their folders, and nothing else: neither who asks nor
+who has written the log of a table can have another file read or written. One statement, which must
+be a query.
 """
 
 import json
 import math
+import re
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from urllib.parse import unquote
 
@@ -27,6 +29,13 @@ if TYPE_CHECKING:
 
 ATTEMPTS = 2
 """A file that a compaction replaced may be deleted: then the table names another one."""
+
+PLAIN = re.compile(r"[^\x00-\x1f\x7f*?\[\]]+")
+"""Paths of files of a table. DuckDB takes some characters for a pattern, and waits for ever where
+a path has a NUL."""
+
+PATH_SHOWN = 200
+"""So much of a path an error repeats."""
 
 SQL_TYPES = {"STRING": "VARCHAR", "INT": "INTEGER", "ARRAY<DECIMAL(20, 0)>": "DECIMAL(20, 0)[]"}
 """What DuckDB calls types of Spark's SQL that have another name there."""
@@ -120,7 +129,10 @@ def ask(folder: Path, statement: str, at_ms: int | None = None) -> Answer:
         try:
             with _connected(versions) as connection:
                 return _asked(connection, statement)
-        except duckdb.Error as error:
+        except (
+            duckdb.Error,
+            UnicodeDecodeError,
+        ) as error:  # DuckDB repeats bytes of a file as text.
             if attempt == ATTEMPTS or _versions(folder, at_ms) == versions:
                 raise CommandError("archive_unusable", _said(error)[0]) from error
 
@@ -149,9 +161,31 @@ def _versions(folder: Path, at_ms: int | None) -> list[Version]:
 
 
 def _files(folder: Path, table: "DeltaTable") -> list[str]:
-    """Return the files of a table. Its log has their paths as they stand in a URL."""
-    named = table.get_add_actions()["path"].to_pylist()
-    return sorted(str(folder.absolute() / unquote(path)) for path in named)
+    """Return the files of a table. Its log has their paths as they stand in a URL.
+
+    CommandError `archive_unusable`: the log names what is no file of the table. Whoever may write
+    the log would let others read any file, or wait for ever for one that is none.
+    """
+    named = map(unquote, table.get_add_actions()["path"].to_pylist())
+    root, real = folder.absolute(), folder.resolve()
+    files = sorted(str(_checked(root, real, path)) for path in named)
+    if len(set(files)) < len(files):
+        raise CommandError("archive_unusable", f"{folder}: its log names a file twice")
+    return files
+
+
+def _checked(root: Path, real: Path, path: str) -> Path:
+    """Return a file below the folder of a table, whose real path is `real`. A file that is missing
+    is not looked for: a newer version of the table may name another one."""
+    file = root / path
+    is_plain = PLAIN.fullmatch(path) and not PurePath(path).is_absolute()
+    if not is_plain or real not in file.resolve().parents:
+        raise CommandError(
+            "archive_unusable", f"{root}: its log names {path[:PATH_SHOWN]!r}, no file of the table"
+        )
+    if file.exists() and not file.is_file():
+        raise CommandError("archive_unusable", f"{file} is no file")
+    return file
 
 
 def _connected(versions: list[Version]) -> "duckdb.DuckDBPyConnection":
@@ -197,7 +231,8 @@ def _selected(version: Version) -> str:
 
 
 def _asked(connection: "duckdb.DuckDBPyConnection", statement: str) -> Answer:
-    """Carry out one query. Raises QueryError, duckdb.IOException."""
+    """Carry out one query. Raises QueryError; a file is damaged or gone: duckdb.Error, or
+    UnicodeDecodeError, where DuckDB repeats bytes of the file as text."""
     import duckdb
 
     try:
@@ -207,13 +242,24 @@ def _asked(connection: "duckdb.DuckDBPyConnection", statement: str) -> Answer:
         connection.execute(found[0])
         described = connection.description or []
         return Answer([str(column[0]) for column in described], connection.fetchall())
-    except duckdb.IOException:
+    except (duckdb.IOException, UnicodeDecodeError):
         raise
     except duckdb.Error as error:
         message, position = _said(error)
+        if position is None:
+            _read_all(connection)
         raise QueryError(message, statement, position) from error
     except (OverflowError, ValueError) as error:
         raise QueryError(f"the result has a value that cannot be shown: {error}") from error
+
+
+def _read_all(connection: "duckdb.DuckDBPyConnection") -> None:
+    """Read every value of all tables: DuckDB says of a query that fails not whether the query or a
+    damaged file is to blame. Raises duckdb.Error: it is a file."""
+    from streaming.archive.tables import TABLES
+
+    for table in TABLES:
+        connection.execute(f"SELECT count(hash(found)) FROM {table.name} AS found").fetchall()
 
 
 def _said(error: Exception) -> tuple[str, int | None]:

@@ -29,7 +29,8 @@ COUNT_MAX = 2**31 - 1
 KIND = re.compile(r"[a-z][a-z0-9-]{0,31}")
 OTHER = "other"
 JSON_SUFFIX = "_json"
-LARGE_NUMBERS = frozenset({"id", "index_id", "fingerprint"})
+LARGE_NUMBERS = frozenset({"id", "index_id", "replaces", "fingerprint", "incarnation"})
+"""Fields whose numbers may have more than the 53 bits that other languages keep."""
 
 
 class UnreadableError(ValueError):

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import random
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -239,6 +243,143 @@ def test_files_that_do_not_count_are_not_seen(folder: Path) -> None:
 def test_a_file_that_is_gone_is_an_error(folder: Path) -> None:
     next(iter((folder / ARCHIVE / "history").rglob("*.parquet"))).unlink()
     assert error(folder, "SELECT * FROM history")["code"] == "archive_unusable"
+
+
+# -- a log that is damaged, or that somebody has made up -------------------------------------------
+
+
+def first_log(folder: Path) -> Path:
+    """Return the part of the log of `history` that names the first file."""
+    return sorted((folder / ARCHIVE / "history" / "_delta_log").glob("*.json"))[1]
+
+
+def rename(folder: Path, path: str) -> str:
+    """Let the log name another path where it has the first file; return what it had."""
+    log = first_log(folder)
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    (added,) = (line["add"] for line in lines if "add" in line)
+    was: str = added["path"]
+    added["path"] = path
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return was
+
+
+OUTSIDE = [
+    "/etc/passwd",
+    "{copy}",
+    "../../../copy.parquet",
+    "month=2023-11/../../../../copy.parquet",
+]
+OUTSIDE += ["..%2F..%2F..%2Fcopy.parquet", "%2Fetc%2Fpasswd", "linked/copy.parquet", "link.parquet"]
+NO_FILE = ["", ".", "month=2023-11", "pipe.parquet", "*", "month=2023-11/*.parquet", "**/*"]
+NO_FILE += ["month=2023-11/%00", "a\0b", "a%0Ab"]
+
+
+@pytest.mark.parametrize("path", OUTSIDE + NO_FILE)
+def test_what_a_log_names_outside_of_its_table_is_not_read(
+    folder: Path, tmp_path: Path, path: str
+) -> None:
+    """Not even a file that is sound, and that DuckDB would let be read."""
+    table, copy = folder / ARCHIVE / "history", tmp_path / "copy.parquet"
+    was = rename(folder, path.format(copy=copy))
+    copy.write_bytes((table / was).read_bytes())
+    (table / "linked").symlink_to(tmp_path)
+    (table / "link.parquet").symlink_to(copy)
+    os.mkfifo(table / "pipe.parquet")
+    found = error(folder, "SELECT cas FROM history")
+    assert found["code"] == "archive_unusable"
+    assert "no file" in str(found["message"])
+    assert "root:" not in json.dumps(found)
+
+
+@pytest.mark.parametrize("name", ["a b.parquet", "100%.parquet", "ü.parquet"])
+def test_a_log_names_files_as_they_stand_in_a_url(folder: Path, name: str) -> None:
+    was = rename(folder, f"month=2023-11/{quote(name)}")
+    table = folder / ARCHIVE / "history"
+    (table / was).rename(table / "month=2023-11" / name)
+    assert rows(folder, "SELECT count(*) AS n FROM history") == [{"n": 4}]
+
+
+def test_a_file_that_is_named_twice_is_an_error(folder: Path) -> None:
+    """Its events would be counted twice."""
+    was = rename(folder, "x")
+    rename(folder, f"./{was}")
+    line = json.loads(first_log(folder).read_text().splitlines()[-1])
+    line["add"]["path"] = was
+    with first_log(folder).open("a") as log:
+        log.write(json.dumps(line) + "\n")
+    assert error(folder, "SELECT cas FROM history")["code"] == "archive_unusable"
+
+
+def test_a_log_with_any_damage_is_read_or_is_an_error(folder: Path) -> None:
+    chance = random.Random(1)
+    log = first_log(folder)
+    good = log.read_bytes()
+    codes = set()
+    for _ in range(60):
+        data = bytearray(good)
+        for _ in range(chance.randint(1, 3)):
+            data[chance.randrange(len(data))] = chance.choice(b'{}[]",:0\x00\xff\\x')
+        log.write_bytes(data[: chance.choice((len(data), chance.randrange(len(data))))])
+        codes.add(code_of(sql(folder, "SELECT cas FROM history", "--json")))
+    assert codes == {"", "archive_unusable"}
+
+
+def code_of(done: Result) -> str:
+    """Return the code of an error, empty if there is none. No other end is one."""
+    if done.exit_code == 0:
+        return ""
+    assert isinstance(done.exception, SystemExit), done.exception
+    found: str = json.loads(done.stderr)["error"]["code"]
+    return found
+
+
+def test_a_data_file_with_any_damage_is_read_or_is_an_error(folder: Path) -> None:
+    """It is never the query that is to blame."""
+    chance = random.Random(5)
+    path = (folder / ARCHIVE / "history") / rename(folder, "x")
+    rename(folder, str(path.relative_to(folder / ARCHIVE / "history")))
+    good = path.read_bytes()
+    codes = set()
+    for n in range(40):
+        data = bytearray(good)
+        if n % 2:
+            begin = chance.randrange(4, len(data) - 48)
+            data[begin : begin + 40] = bytes(40)
+        else:
+            data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+        path.write_bytes(data)
+        codes.add(code := code_of(sql(folder, "SELECT * FROM history", "--json")))
+        assert code in ("", "archive_unusable"), (n, data)
+    # Bytes of a name of a column that are no text, which DuckDB repeats.
+    path.write_bytes(good.replace(b"txn_epoch", b"\xf4xn_epoch"))
+    codes.add(code_of(sql(folder, "SELECT * FROM history", "--json")))
+    assert codes == {"", "archive_unusable"}
+    path.write_bytes(good)
+    assert error(folder, "SELECT error('x') FROM history")["code"] == "sql_error"
+
+
+def test_files_that_were_merged_meanwhile_are_looked_up_again(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = folder.rename(tmp_path / "plain")
+    table = plain / ARCHIVE / "history"
+    connect = duckdb.connect
+    merges: list[str] = []
+
+    def merging(*args: Any, **more: Any) -> Any:
+        """What another process does after the files were looked up, and before they are read."""
+        if not merges:
+            there = DeltaTable(table)
+            merges.extend(there.get_add_actions()["path"].to_pylist())
+            there.optimize.compact(max_concurrent_tasks=1)
+            for path in merges:
+                (table / path).unlink()
+        return connect(*args, **more)
+
+    monkeypatch.setattr(duckdb, "connect", merging)
+    assert rows(plain, "SELECT count(*) AS n FROM history") == [{"n": 4}]
+    assert len(merges) == 2
 
 
 def test_a_value_that_python_has_no_room_for_is_an_error(folder: Path) -> None:

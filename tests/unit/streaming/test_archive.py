@@ -14,7 +14,16 @@ import pytest
 from confluent_kafka import KafkaException
 
 from coordinator import codec
-from coordinator.core.model.entities import Bucket, Entity, RequestOutcome, Setting, Source, Stream
+from coordinator.core.model.entities import (
+    Bucket,
+    Entity,
+    Index,
+    RequestOutcome,
+    Setting,
+    Slice,
+    Source,
+    Stream,
+)
 from coordinator.core.model.records import Event, Mutation
 from coordinator.core.model.stream_records import StabilityTimestamp, Tick
 from coordinator.core.model.types import TxnId
@@ -89,7 +98,7 @@ def test_a_value_that_is_nested_too_deeply_is_text() -> None:
             {
                 "bucket": "b",
                 "number": 2,
-                "sources": [{"projector": 0, "incarnation": 5, "number": 2}],
+                "sources": [{"projector": 0, "incarnation": "5", "number": 2}],
                 "vbuuids": [str(2**64 - 1)],
                 "seqnos": ["1"],
                 "reason": "why",
@@ -121,6 +130,25 @@ def test_numbers_beyond_json_are_strings() -> None:
     shown = json.loads(value_of(outcome))
     assert (shown["fingerprint"], shown["index_id"]) == (str(2**62 + 1), str(2**62 + 3))
     assert (shown["answer"], shown["error_details"]) == ({}, None)
+    index = Index(
+        id=2**53 + 1,
+        name="i",
+        bucket="b",
+        expressions=("a",),
+        where=None,
+        primary=False,
+        using="gsi",
+        defer_build=False,
+        state="init",
+        reason=None,
+        slices=(Slice(0, 1),),
+        request="r",
+        created_ms=1,
+        replaces=2**53 + 3,
+    )
+    shown = json.loads(value_of(index))
+    assert (shown["id"], shown["replaces"]) == (str(2**53 + 1), str(2**53 + 3))
+    assert json.loads(value_of(Setting("a", "1"))) == {"name": "a", "value": 1}
 
 
 @pytest.mark.parametrize(
