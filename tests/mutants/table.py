@@ -77,6 +77,12 @@ ON_TOPICS = (
     "tests/integration/test_topics_of_changes.py"
     "::test_changes_are_delivered_to_kafka_each_once_whatever_master_dies"
 )
+RESTORING, UNIT_RESTORING = (
+    "coordinator/backup/restoring.py",
+    "tests/unit/backup/test_restoring.py",
+)
+TURNS, UNIT_TURNS = "streaming/stability/turns.py", "tests/unit/streaming/test_turns.py"
+SQL, UNIT_SQL = "coordinator/cli/sql.py", "tests/unit/cli/test_sql.py"
 MUTANTS: tuple[Mutant, ...] = (
     # -- what must be on the disk --------------------------------------------------------------
     Mutant("sync-means-nothing", STORE, "self._sync.sync = True", "self._sync.sync = False", SYNCS),
@@ -2639,5 +2645,126 @@ MUTANTS: tuple[Mutant, ...] = (
         "any(isinstance(row[place]",
         "all(isinstance(row[place]",
         "tests/unit/cli/test_sql.py",
+    ),
+    Mutant(
+        "changes-of-a-restore-begin-at-a-cas-that-is-given",
+        RESTORING,
+        "Cas(backup.state.cas + 1 + number)",
+        "Cas(backup.state.cas + number)",
+        UNIT_RESTORING,
+    ),
+    Mutant(
+        "a-restored-cluster-goes-on-in-the-old-epoch",
+        RESTORING,
+        "epoch=Epoch(was.epoch + 1)",
+        "epoch=Epoch(was.epoch)",
+        UNIT_RESTORING,
+    ),
+    Mutant(
+        "a-restore-forgets-that-requests-were-forgotten",
+        RESTORING,
+        "max(was.outcomes_forgotten_ms, backup.newest_ms)",
+        "backup.newest_ms",
+        UNIT_RESTORING,
+    ),
+    Mutant(
+        "a-restore-executes-requests-again-whose-outcomes-it-lost",
+        RESTORING,
+        "max(was.outcomes_forgotten_ms, backup.newest_ms)",
+        "was.outcomes_forgotten_ms",
+        UNIT_RESTORING,
+    ),
+    Mutant(
+        "a-restore-leaves-a-transaction-without-a-verdict",
+        RESTORING,
+        "if next_ - 1 in log and log[next_ - 1].status == statuses.INITIAL:",
+        "if False:",
+        UNIT_RESTORING,
+    ),
+    Mutant(
+        "a-restored-cluster-has-no-room-for-cas",
+        RESTORING,
+        "2 * CAS_GAP + CAS_ROOM",
+        "2 * CAS_GAP",
+        UNIT_RESTORING,
+    ),
+    Mutant(
+        "a-restored-log-of-transactions-outgrows-its-capacity",
+        RESTORING,
+        "log = log.delete(next_ - was.log_capacity) if len(log) > was.log_capacity else log",
+        "pass",
+        UNIT_RESTORING,
+    ),
+    Mutant(
+        "a-connection-ends-before-a-stream-that-is-older",
+        TURNS,
+        "last = max(last, place)",
+        "last = place",
+        UNIT_TURNS,
+    ),
+    Mutant(
+        "a-sync-that-was-handed-out-is-left",
+        TURNS,
+        "        self._left[first:last] = False\n",
+        "",
+        UNIT_TURNS,
+    ),
+    Mutant(
+        "who-goes-away-within-a-body-is-a-fault-of-the-node",
+        "coordinator/http/reading.py",
+        "    except ClientDisconnect:\n"
+        '        raise ApiError("invalid_request", "the body is incomplete") from None\n',
+        "",
+        "tests/unit/http/test_bodies.py",
+    ),
+    Mutant(
+        "problems-of-a-body-are-told-without-end",
+        "coordinator/http/reading.py",
+        "if error.error_count() > PROBLEMS_MAX:",
+        "if False:",
+        "tests/unit/http/test_bodies.py",
+    ),
+    Mutant(
+        "problems-of-a-body-have-no-place",
+        "coordinator/http/reading.py",
+        '("body", *problem["loc"])',
+        'problem["loc"]',
+        "tests/unit/http/test_bodies.py",
+    ),
+    Mutant(
+        "names-of-files-are-taken-as-they-stand-in-the-log",
+        SQL,
+        "map(unquote, table",
+        "map(str, table",
+        UNIT_SQL,
+    ),
+    Mutant("a-merge-makes-a-query-fail", SQL, "ATTEMPTS = 2", "ATTEMPTS = 1", UNIT_SQL),
+    Mutant(
+        "a-log-may-name-any-file-of-the-machine",
+        SQL,
+        "if not is_plain or real not in file.resolve().parents:",
+        "if not is_plain:",
+        UNIT_SQL,
+    ),
+    Mutant(
+        "a-query-is-to-blame-for-a-damaged-file",
+        SQL,
+        "            _read_all(connection)\n",
+        "            pass\n",
+        UNIT_SQL,
+    ),
+    Mutant(
+        "a-clock-that-is-a-little-behind-is-waited-for-too-long",
+        "streaming/timestamps/clock.py",
+        "gone_ms -= min(ahead_ms, gone_ms // SLOWER)",
+        "gone_ms -= gone_ms // SLOWER if ahead_ms else 0",
+        "tests/unit/streaming/test_clock.py",
+    ),
+    Mutant(
+        "ids-of-the-archive-are-rounded",
+        "streaming/archive/rows.py",
+        '{"id", "index_id", ',
+        '{"index_id", ',
+        "tests/unit/streaming/test_archive.py",
     ),
 )

@@ -19,6 +19,7 @@ from coordinator.http.encoding import Raw, encoded
 from coordinator.http.errors import ApiError
 from coordinator.http.models import CreateIndexBody
 from coordinator.http.reading import BODY_BYTES_MAX
+from coordinator.runtime.http_errors import PROBLEMS_MAX
 from coordinator.runtime.request_bodies import BodyTooLongError, read_body
 from tests.support.lone_shell import LoneShell
 
@@ -81,6 +82,15 @@ def test_a_body_that_comes_to_no_end_is_none() -> None:
         Sender(b"ab", ends=False).read(10)
 
 
+def test_a_client_that_goes_away_within_its_body_is_refused() -> None:
+    """It is no fault of the node: nobody is to look for it in the log."""
+    scope = {"type": "http", "method": "POST", "headers": []}
+    request = Request(scope, Sender(b"ab", ends=False).receive)
+    with pytest.raises(ApiError, match="incomplete") as caught:
+        asyncio.run(reading.body_of(request))
+    assert (caught.value.code, caught.value.status) == ("invalid_request", 400)
+
+
 # -- the API ------------------------------------------------------------------------------------
 
 
@@ -133,6 +143,32 @@ def test_bad_bodies_are_refused_by_name_on_every_route() -> None:
             answer = await http.post(path, content=utf_16, headers=JSON)
             assert refusal(answer) == (400, "invalid_request")
         assert (await http.get("/readyz")).status_code == 200
+
+    ask(check)
+
+
+def test_what_is_wrong_with_a_body_is_told_by_its_place() -> None:
+    """No body is told apart from one that is no JSON; of problems without end only the number."""
+
+    async def check(shell: LoneShell, http: Any) -> None:
+        for path in POSTS:
+            missing = await http.post(path, headers=JSON)
+            (problem,) = missing.json()["error"]["details"]["problems"]
+            assert problem == {"where": "body", "what": "Field required"}, path
+        wrong = {"name": 1, "bucket": "b", "expressions": ["a"], "where": [2]}
+        answer = await http.post("/v1/indexes", json=wrong)
+        places = [one["where"] for one in answer.json()["error"]["details"]["problems"]]
+        assert places == ["body.name", "body.where"]
+        for count in (PROBLEMS_MAX, PROBLEMS_MAX + 1):
+            # One of them is the name that is missing.
+            more = {f"a{n}": 1 for n in range(count - 1)}
+            answer = await http.post("/v1/indexes", json={"bucket": "b"} | more)
+            error = answer.json()["error"]
+            if count <= PROBLEMS_MAX:
+                assert len(error["details"]["problems"]) == count
+            else:
+                assert error["message"] == f"the body has {count} problems"
+                assert error["details"] == {}
 
     ask(check)
 

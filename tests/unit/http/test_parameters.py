@@ -59,6 +59,13 @@ def test_every_route_refuses_a_parameter_that_it_does_not_know_and_names_it() ->
         assert "'at_most'" in error["message"]
 
 
+def test_a_refusal_tells_the_parameters_that_there_are() -> None:
+    some, none = ask(("GET", "/v1/diff?since=1"), ("POST", "/v1/txn?dry_run=1"))
+    takes = "the parameters here are at_least, consistency, from, to"
+    assert takes in some.json()["error"]["message"]
+    assert "there are none" in none.json()["error"]["message"]
+
+
 def test_a_parameter_that_a_route_knows_is_none() -> None:
     paths = ("/v1/history?kind=index&kind=setting&to_ms=9&limit=1", "/v1/diff?from=0&to=0")
     paths = (*paths, "/v1/state?at_least=0&consistency=local", "/v1/indexes?bucket=b&name=n")

@@ -61,6 +61,18 @@ def test_the_wall_clock_is_followed_only_where_it_is_far_ahead(
     assert done.stepped_ms == followed_ms
 
 
+@pytest.mark.parametrize("behind_ms", [1, 10, PERIOD_MS // SLOWER])
+def test_the_wall_clock_is_waited_for_no_longer_than_it_is_behind(behind_ms: int) -> None:
+    """Time would be behind in turn, tick after tick."""
+    writer = Writer(1, NOW_MS)
+    clock = after(Clock(), writer.tick()).clock
+    clock = after(clock, writer.tick(step_ms=-behind_ms)).clock
+    assert clock.now_ms == writer.wall_ms
+    for _ in range(3):
+        clock = after(clock, writer.tick()).clock
+        assert clock.now_ms == writer.wall_ms
+
+
 def test_a_step_ahead_has_not_passed() -> None:
     writer = Writer(1, NOW_MS)
     clock = after(Clock(), writer.tick()).clock
