@@ -89,7 +89,8 @@ def main() -> None:
     os._exit(code)
 
 
-def _arguments() -> argparse.Namespace:
+def options() -> argparse.ArgumentParser:
+    """Return the parser of all options of a node."""
     parser = argparse.ArgumentParser(
         prog="python -m coordinator.process",
         description="Run one node. Exit code 78: a restart does not help.",
@@ -135,7 +136,11 @@ def _arguments() -> argparse.Namespace:
     for name, what in TIMINGS.items():
         option = f"--{name.replace('_', '-')}"
         parser.add_argument(option, type=int, help=f"{what} ({defaults[name]:,})")
-    arguments = parser.parse_args()
+    return parser
+
+
+def _arguments() -> argparse.Namespace:
+    arguments = options().parse_args()
     arguments.bootstrap_servers = kafka_of(arguments)
     return arguments
 

@@ -19,6 +19,7 @@ from coordinator.cli.main import app
 from coordinator.core.catalog.decisions import EVENTS
 from coordinator.core.consensus.counters import Counters
 from coordinator.http.extras import MEMBERS, STABILITY
+from coordinator.process import options
 from tests.support.pages import PAGES, ROOT, quoted
 
 PACKAGES = ("coordinator", "indexer_sim", "projector_sim", "streaming", "schemas")
@@ -139,6 +140,7 @@ def test_a_command_line_that_is_not_understood_is_found() -> None:
 def test_every_option_that_is_named_is_one(page: Path) -> None:
     text = source(*PACKAGES, "tests", "benchmarks") + (ROOT / "pyproject.toml").read_text()
     held = {name for one in every(indexctl()) for param in one.params for name in param.opts}
+    held |= {name for action in options()._actions for name in action.option_strings}
     named = {
         option
         for span in quoted(page.read_text())
