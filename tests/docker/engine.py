@@ -118,9 +118,9 @@ class Project:
     def __init__(self, name: str, image: str) -> None:
         self.name = name
         os.environ["INDEX_COORDINATOR_IMAGE"] = image
-        files = ["compose.yaml", *(["compose.host.yaml"] if networks_of_host() else [])]
+        network = "compose.host.yaml" if networks_of_host() else "compose.override.yaml"
         self._compose = [*compose_command(), "--project-name", name]
-        for file in files:
+        for file in ("compose.yaml", network):
             self._compose += ["--file", str(FOLDER / file)]
 
     def compose(self, *arguments: str, timeout_s: float = ASK_S) -> str:
