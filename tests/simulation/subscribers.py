@@ -407,7 +407,7 @@ def _wanted(
     By the kinds that it names, and not by production's predicates.
     """
     found: list[int] = []
-    kinds = [set(p.kinds) for p in (selection.of_topic, selection.own) if p.kinds]
+    kinds = [set(p.kinds) for p in (selection.filters.of_topic, selection.filters.own) if p.kinds]
     for number, change in enumerate(log):
         if change.event.cas > after and all(change.kind in one for one in kinds):
             found.append(change.event.cas)
