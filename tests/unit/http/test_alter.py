@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from coordinator.core.model.commands import AlterIndex
 from coordinator.http.models import AlterIndexBody
+from coordinator.node import history
 from tests.support.lone_shell import LoneShell
 
 
@@ -163,6 +164,20 @@ def test_a_dry_run_of_an_undo_names_no_undo_and_no_transaction(api: Api) -> None
 
 def transact(api: Api, *then: dict[str, Any], **headers: str) -> httpx.Response:
     return api.ask("POST", "/v1/txn", {"then": [*then]}, **headers)
+
+
+def test_an_undo_to_a_cas_within_a_transaction_leaves_that_whole_however_large(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page of the past that is too small for it would divide it."""
+    monkeypatch.setattr(history, "PAGE_BYTES_MAX", 10)
+    done = transact(api, *({"put": {"key": f"config/{key}", "value": 1}} for key in "abc"))
+    first = done.json()["results"][0]["cas"]
+    assert first < done.json()["cas"], "it is within the transaction"
+    api.ask("PUT", "/v1/config/b", 2)
+    undone = api.ask("POST", "/v1/undo", {"to": first}, **{"Idempotency-Key": "u"}).json()
+    shown = [(one["key"], one["before"], one["value"]) for one in undone["changes"]]
+    assert shown == [("config/b", 2, 1)]
 
 
 def test_a_transaction_renames_an_index_with_what_goes_with_it(api: Api) -> None:
