@@ -160,7 +160,7 @@ MUTANTS: list[tuple[Plant, Worlds, int, set[str]]] = [
     (
         c.repeated_end_of_a_transaction_is_believed,
         at(("verdict written", "repeated EndTxn"), ("events placed", "repeated EndTxn")),
-        0,
+        11,
         {"events-in-the-same-transaction"},
     ),
     (
@@ -210,7 +210,7 @@ MUTANTS: list[tuple[Plant, Worlds, int, set[str]]] = [
         {"converges"},
     ),
     (a.late_proposal_is_accepted, focus("append_doubled", "full_disk", "cut"), 1, {"folds-agree"}),
-    (a.admitted_behind, focus("crash", "crash_and_wipe"), 2, {"folds-agree"}),
+    (a.admitted_behind, focus("crash", "crash_and_wipe"), 23, {"folds-agree"}),
     (a.join_inside_a_transaction, focus("crash"), 23, {"folds-agree"}),
     (a.anybody_may_claim, focus("cut", "crash_the_master", "slow_network"), 3, {"folds-agree"}),
     (a.membership_counts_before_it_is_read_back, anywhere, 1, {"participants-are-the-members"}),
@@ -308,7 +308,7 @@ MUTANTS: list[tuple[Plant, Worlds, int, set[str]]] = [
     (s.an_id_is_taken_twice, subscribing, 0, {"a-subscriber-id-is-taken-once"}),
     (x.an_index_is_replaced_before_the_other_is_built, altering, 3, {"a-switch-loses-nothing"}),
     (x.an_index_that_is_replaced_stays, altering, 3, {"a-name-has-one-index"}),
-    (x.a_drop_forgets_what_is_to_replace, altering, 15, {"a-name-has-one-index"}),
+    (x.a_drop_forgets_what_is_to_replace, altering, 25, {"a-name-has-one-index"}),
     (x.a_promised_name_is_given_away, altering, 3, {"a-name-has-one-index"}),
     (x.an_alter_is_answered_at_ready, altering, 3, {"acknowledged-is-effective-once"}),
     (x.a_repeat_does_not_wait_for_the_build, altering, 14, {"refused-never-takes-effect"}),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 
@@ -18,7 +19,7 @@ from coordinator.core.model.subscription_records import SubscriptionRecord
 from coordinator.core.model.types import Instant
 from coordinator.http.app import build_app
 from coordinator.kafka.stability_log import TimestampPage
-from coordinator.language.examiner import Examiner
+from coordinator.language.examiner import Definition, Examiner
 from coordinator.node.history import History
 from coordinator.node.metrics import NodeMetrics
 from coordinator.node.positions import PositionBook
@@ -46,6 +47,64 @@ class LoneBook(PositionBook):
         self.take([record])
 
 
+EXAMINER = Examiner()
+"""The examiner of all shells of a process: to start one takes longer than most of their tests."""
+
+atexit.register(EXAMINER.close)
+
+
+class SharedExaminer:
+    """What a shell has for an examiner; to close it leaves it to the others."""
+
+    def examine(self, definition: Definition) -> Definition | str:
+        return EXAMINER.examine(definition)
+
+    def close(self) -> None:
+        """Others may need it."""
+
+
+class Served:
+    """An application, and what stands in it for the shell that it serves.
+
+    To build one takes longer than most tests. So a client that is closed gives its own back, and
+    the next one serves another shell with it. Two clients that are open have two applications.
+    """
+
+    free: ClassVar[list[Served]] = []
+
+    def __init__(self, shell: LoneShell) -> None:
+        self.shell = shell
+        served: Any = self
+        self.app = build_app(served)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.shell, name)
+
+    @classmethod
+    def take(cls, shell: LoneShell) -> Served:
+        """Return an application that serves a shell from now on."""
+        address = shell.node.config.address  # It is what clients may call it, and was built in.
+        found = next((one for one in cls.free if one.node.config.address == address), None)
+        if found is None:
+            return cls(shell)
+        cls.free.remove(found)
+        found.shell = shell
+        return found
+
+
+class Transport(httpx.ASGITransport):
+    """Leads to an application, and gives it back at the end."""
+
+    def __init__(self, served: Served) -> None:
+        super().__init__(app=served.app, raise_app_exceptions=False)
+        self._served: Served | None = served
+
+    async def aclose(self) -> None:
+        served, self._served = self._served, None
+        if served is not None:
+            Served.free.append(served)
+
+
 class LoneShell:
     """What the HTTP API needs of a shell, around a `LoneNode`."""
 
@@ -53,7 +112,7 @@ class LoneShell:
         self.lone = lone or LoneNode(serves=True).start()
         self.node = self.lone.node
         self.metrics = NodeMetrics(self.node)
-        self.examiner = Examiner()
+        self.examiner = SharedExaminer()
         self._folder = tempfile.TemporaryDirectory()
         self.history = History(lambda _: MemoryLog(self._events), Path(self._folder.name))
         self.stability_log: Any = NoTimestamps()
@@ -106,6 +165,5 @@ class LoneShell:
 
     def client(self, **more: Any) -> httpx.AsyncClient:
         """Return a client of the API, in this process."""
-        shell: Any = self
-        transport = httpx.ASGITransport(app=build_app(shell), raise_app_exceptions=False)
+        transport = Transport(Served.take(self))
         return httpx.AsyncClient(transport=transport, base_url=f"http://{HOST}", **more)
