@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -54,17 +55,25 @@ def make_empty(data: Path) -> None:
         DeltaTable.create(data / ARCHIVE / table.name, schema, partition_by=[MONTH])
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A data folder with the archive of four events, in a path that is awkward."""
-    data = tmp_path / "plain"
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder with the archive of four events."""
+    data = tmp_path_factory.mktemp("archive") / "plain"
     make_empty(data)
     write(data, HISTORY_TABLE, record(1, Bucket("travel", 64)), record(2, Setting("a", "[1]")))
     write(data, HISTORY_TABLE, record(3, None, "config/a"), record(4, Setting("b", "2")))
     vectors = (np.array(numbers, "<u8").tobytes() for numbers in ([1, 2], [2**64 - 1, 5]))
     write(data, STABILITY_TABLE, codec.encode(StabilityTimestamp("b", 7, *vectors, AT_MS)))
-    # The library that writes here cannot write to such a path. Spark can, and it can be read.
-    return data.rename(tmp_path / "it's, [here]*")
+    return data
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> Path:
+    """A copy of that folder, in a path that is awkward.
+
+    The library that writes here cannot write to such a path. Spark can, and it can be read.
+    """
+    return Path(shutil.copytree(made, tmp_path / "it's, [here]*"))
 
 
 def sql(folder: Path, statement: str, *more: str) -> Result:
