@@ -45,7 +45,7 @@ class Place:
 class Extras:
     """The extras of one node, for all who watch them. The loop owns it."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Callable[[], Node]) -> None:
         self._node = node
         self._of_members: dict[Place, None] = {}
         self._of_all: dict[Place, None] = {}
@@ -115,8 +115,9 @@ class Extras:
             for place in self._of_members:
                 place.is_members_due = True
                 place.wake()
-        if self._board is not self._node.timestamps:
-            self._board = self._node.timestamps
+        board = self._node().timestamps
+        if self._board is not board:
+            self._board = board
             for bucket in self._newer():
                 self._tell(self._of_all, bucket)
                 self._tell(self._of_bucket.get(bucket, ()), bucket)
@@ -128,7 +129,7 @@ class Extras:
             place.wake()
 
     def _members_now(self) -> bytes:
-        members = views.members(self._node)
+        members = views.members(self._node())
         rows = [
             {name: value for name, value in row.items() if name not in VOLATILE}
             for row in members["members"]

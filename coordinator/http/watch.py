@@ -76,7 +76,7 @@ Settle = Callable[[Consistency, int], Awaitable[None]]
 
 def add_watch(app: FastAPI, shell: Shell, settle: Settle) -> None:
     """Add the route; `settle` waits until this node may answer a read."""
-    turn, extras = asyncio.Lock(), Extras(shell.node)
+    turn, extras = asyncio.Lock(), Extras(lambda: shell.node)
 
     @app.get("/v1/watch", response_class=Described, responses={200: EVENTS})
     async def watch(
@@ -280,7 +280,7 @@ class EventStream(Response):
         pause_s = BOOKMARK_SOON_S if self._has_caught_up else BOOKMARK_S
         while not self._is_gone:
             self._wake.clear()
-            found = subscription.take(LIMIT, self._shell.node.state.cas)
+            found = subscription.take(LIMIT, changes.newest)
             if found:
                 yield self._shown(found)
                 if self._has_ended:

@@ -197,7 +197,7 @@ class Delivering(Actor):
             if one.place.has_lagged and not one.place.waiting:
                 self._close(number)
                 continue
-            found = [p.change for p in one.place.take(LIMIT, machine.node.state.cas)]
+            found = [p.change for p in one.place.take(LIMIT, machine.changes.newest)]
             position = one.place.position
             if found or position > self.board.positions.of(one.subscription):
                 self._order(number, one, found, position)

@@ -67,7 +67,7 @@ class Watcher(Actor):
             return
         subscription = self.subscription
         assert subscription is not None
-        found = subscription.take(LIMIT, machine.node.state.cas)
+        found = subscription.take(LIMIT, machine.changes.newest)
         for published in found:
             self._hear(published.change)
         require(

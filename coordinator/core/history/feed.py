@@ -97,7 +97,7 @@ class Subscription:
             self.wake()
 
     def take(self, limit: int, newest: Cas) -> Sequence[Published]:
-        """Take at most `limit` changes, the oldest first; `newest` is the CAS of the feed."""
+        """Take at most `limit` changes, the oldest first; `newest` is that of the feed."""
         found = [self.waiting.popleft() for _ in range(min(limit, len(self.waiting)))]
         self.waiting_bytes -= sum(published.weight for published in found)
         if found:
@@ -116,6 +116,9 @@ class Feed:
         self._kept: deque[KeptTransaction] = deque()
         self._kept_bytes = 0
         self._subscriptions: Groups[Subscription] = Groups()
+        self.newest = Cas(0)
+        """Up to here all that happened was published to those who subscribe now. A state may be
+        further on: it is found anew, or its changes are about to be published."""
         self.is_closed = False
 
     def __len__(self) -> int:
@@ -123,22 +126,27 @@ class Feed:
 
     def publish(self, before: StateContext, events: Sequence[Event]) -> None:
         """A transaction was installed on `before`."""
-        if self._kept and self._kept[-1].last != before.cas:
-            # The node found the state anew, and was not told how it came about.
-            self._kept.clear()
-            self._kept_bytes = 0
-            for subscription in [*self._subscriptions]:
-                subscription.has_lagged = True
-                self.unsubscribe(subscription)
-                subscription.wake()
+        if self.newest != before.cas:
+            self._begin_anew(before.cas)
         changes = tuple(Published(change) for change in changes_of(before, events))
         self._keep(KeptTransaction(before.cas, changes, sum(change.weight for change in changes)))
+        self.newest = changes[-1].cas
         for group, places in self._subscriptions.wanting(one.change for one in changes):
             found = [changes[place] for place in places]
             for subscription in group:
                 subscription.add(found)
                 if subscription.has_lagged:
                     self.unsubscribe(subscription)
+
+    def _begin_anew(self, newest: Cas) -> None:
+        """The node found the state anew, and was not told how it came about: all have lagged."""
+        self._kept.clear()
+        self._kept_bytes = 0
+        for subscription in [*self._subscriptions]:
+            subscription.has_lagged = True
+            self.unsubscribe(subscription)
+            subscription.wake()
+        self.newest = newest
 
     def _keep(self, kept: KeptTransaction) -> None:
         """Keep a transaction, and no more of the older ones than there is room for."""
@@ -156,6 +164,8 @@ class Feed:
 
         `newest` is the CAS of the state, up to which everything was published.
         """
+        if not self._kept and self.newest != newest:
+            self._begin_anew(newest)
         if not self._has_all_above(after, newest):
             return None
         made = Subscription(predicate, wake, after, self._waiting_max)

@@ -30,7 +30,7 @@ class Bench:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.node: Any = SimpleNamespace(timestamps=boards.EMPTY)
-        self.extras = Extras(self.node)
+        self.extras = Extras(lambda: self.node)
         self.members = {"master": 1, "members": [{"node": 1, "cas": 1, "role": "master"}]}
         self.viewed = self.published = self.woken = 0
         published = timestamp_views.published

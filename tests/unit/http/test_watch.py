@@ -17,6 +17,7 @@ from coordinator.core.model.stream_records import StabilityTimestamp
 from coordinator.core.model.types import Cas, Instant
 from coordinator.core.model.vectors import Vector
 from coordinator.core.timestamps import board as boards
+from coordinator.http.extras import Extras, Place
 from coordinator.http.watch import PORTION_BYTES, SNAPSHOT_PORTION, _portions
 from tests.support.changes import written
 from tests.support.lone_shell import LoneShell
@@ -78,7 +79,18 @@ def test_between_two_portions_of_snapshots_the_loop_does_all_else(
     asyncio.run(scenario())
 
 
-def test_a_bucket_filters_timestamps_though_no_change_is_watched(shell: LoneShell) -> None:
+def test_a_bucket_filters_timestamps_though_no_change_is_watched(
+    shell: LoneShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handed: list[bytes] = []
+    news = Extras.news
+
+    def spied(extras: Extras, place: Place) -> bytes:
+        found = news(extras, place)
+        handed.extend([found] if found else [])
+        return found
+
+    monkeypatch.setattr(Extras, "news", spied)
     shell.changes = Feed()
     board = shell.node.timestamps
     for bucket in ("travel", "other"):
@@ -89,7 +101,7 @@ def test_a_bucket_filters_timestamps_though_no_change_is_watched(shell: LoneShel
     async def scenario() -> list[dict[str, Any]]:
         async with shell.client() as client:
             watch = asyncio.create_task(told(client, "kind=stability&bucket=travel"))
-            while not len(shell.changes) and not watch.done():
+            while not handed and not watch.done():
                 await asyncio.sleep(0)
             shell.changes.close()
             return await watch

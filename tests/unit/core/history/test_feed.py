@@ -39,7 +39,7 @@ class Publisher:
         self.woken += 1
 
     def cas_of(self, subscription: Subscription, limit: int = 100) -> list[int]:
-        return [published.cas for published in subscription.take(limit, self.state.cas)]
+        return [published.cas for published in subscription.take(limit, self.feed.newest)]
 
 
 def test_a_subscription_gets_each_change_above_its_cas_once_in_order() -> None:
@@ -59,7 +59,7 @@ def test_a_change_has_the_value_before_it() -> None:
     subscription = publisher.subscribe(publisher.state.cas)
     a, b = publisher.state.get("config/a"), publisher.state.get("config/b")
     publisher.commit(TWO)
-    changes = [published.change for published in subscription.take(10, publisher.state.cas)]
+    changes = [published.change for published in subscription.take(10, publisher.feed.newest)]
     assert [change.before for change in changes] == [a, b, None]
     assert [change.event for change in changes] == list(TWO)
 
@@ -187,3 +187,32 @@ def test_a_transaction_of_more_changes_than_may_wait_does_not_keep_who_comes_bac
     assert publisher.cas_of(subscription) == [4, 5, 6]
     publisher.commit(THREE)
     assert publisher.cas_of(subscription) == [8]
+
+
+def test_nothing_is_passed_over_that_is_about_to_be_published() -> None:
+    """The state is further on already: its changes are still to come."""
+    publisher = Publisher()
+    publisher.commit(ONE)
+    subscription = publisher.subscribe(publisher.state.cas)
+    before = publisher.state
+    publisher.commit(TWO, unheard=True)
+    assert publisher.cas_of(subscription) == []
+    assert subscription.position == before.cas
+    publisher.feed.publish(before, TWO)
+    assert publisher.cas_of(subscription) == [event.cas for event in TWO]
+
+
+def test_nothing_is_passed_over_where_the_node_has_found_its_state_anew() -> None:
+    """Who watches is told after which change to resume: the last one that it was told of."""
+    for heard in ((ONE,), ()):
+        publisher = Publisher()
+        publisher.commit(*heard)
+        subscription = publisher.subscribe(publisher.state.cas)
+        told = publisher.state.cas
+        publisher.commit(*({ONE, TWO} - {*heard}), unheard=True)
+        assert publisher.cas_of(subscription) == []
+        publisher.subscribe(publisher.state.cas)
+        assert publisher.cas_of(subscription) == []
+        publisher.commit(THREE)
+        assert publisher.cas_of(subscription) == []
+        assert (subscription.has_lagged, subscription.position) == (True, told)
