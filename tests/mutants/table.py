@@ -1645,8 +1645,15 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a-gap-in-the-feed-goes-unheard",
         FEED,
-        "if self._kept and self._kept[-1].last != before.cas:",
-        "if False:",
+        "        if self.newest != before.cas:\n",
+        "        if False:\n",
+        UNIT_FEED,
+    ),
+    Mutant(
+        "a-watcher-is-taken-for-told-of-what-is-not-published",
+        FEED,
+        "            self.position = max(self.position, newest)\n",
+        "            self.position = max(self.position, newest + 2)\n",
         UNIT_FEED,
     ),
     Mutant(
