@@ -85,8 +85,8 @@ def test_a_worker_that_is_killed_costs_nothing(
 class Submitted(Timestamps):
     """The application, as `spark-submit` starts it."""
 
-    def __init__(self, topics: Topics, folder: Path, submit: list[str]) -> None:
-        super().__init__(topics, folder, "submitted")
+    def __init__(self, topics: Topics, folder: Path, name: str, submit: list[str]) -> None:
+        super().__init__(topics, folder, name)
         self.submit = submit
 
     def argv(self) -> list[str]:
@@ -108,18 +108,22 @@ def test_spark_submit_has_the_last_word(broker: Broker, tmp_path: Path) -> None:
     with SparkCluster(tmp_path / "spark", 1) as spark:
         _, master, *settings = [one.replace("--spark-conf", "--conf") for one in spark.options()]
         given = ["--master", master, *settings, "--driver-memory", "456m"]
-        without = Submitted(topics, tmp_path / "without", given)
+        without = Submitted(topics, tmp_path, "without", given)
         without.begin("--until-read")
         assert without.wait(READY_S) == 1
         assert "[spark_packages_missing]" in without.said
         jars = spark_classpath().replace(os.pathsep, ",")
-        application = Submitted(topics, tmp_path / "with", [*given, "--jars", jars])
+        application = Submitted(topics, tmp_path, "with", [*given, "--jars", jars])
         application.begin("--tick-ms", "0", "--executors-from", "0")
         try:
             topics.reaches(10)
-            assert "-Xmx456m" in psutil.Process(application.pid).cmdline()
+            jvm = psutil.Process(application.pid)
+            assert "-Xmx456m" in jvm.cmdline()
             assert "Registered app" in spark.master.said
-            application.stop()
+            started = [jvm, *jvm.children(recursive=True)]
+            jvm.terminate()
+            _, left = psutil.wait_procs(started, READY_S)
+            assert left == [], "the driver's Python ends with its JVM"
         finally:
             application.kill()
     checked(topics.history())
