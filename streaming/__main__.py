@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import sys
 import threading
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from coordinator.core.timestamps.shards import WHOLE, BucketShard, shard_of
 from coordinator.kafka.arguments import add_cluster, kafka_of
 from coordinator.runtime.arguments import within
 from coordinator.runtime.signals import ignore_stops, on_stop
+from streaming.spark.submission import is_submitted
 
 if TYPE_CHECKING:
     from streaming.timestamps.application import Options
@@ -268,7 +268,7 @@ def _add_spark_conf(one: argparse.ArgumentParser) -> None:
 
 def default_master(master: str) -> str:
     """Return a master of Spark, or nothing where `spark-submit` has one."""
-    return "" if "PYSPARK_GATEWAY_PORT" in os.environ else master
+    return "" if is_submitted() else master
 
 
 def _shard(text: str) -> BucketShard:

@@ -129,10 +129,7 @@ def ask(folder: Path, statement: str, at_ms: int | None = None) -> Answer:
         try:
             with _connected(versions) as connection:
                 return _asked(connection, statement)
-        except (
-            duckdb.Error,
-            UnicodeDecodeError,
-        ) as error:  # DuckDB repeats bytes of a file as text.
+        except (duckdb.Error, UnicodeDecodeError) as error:
             if attempt == ATTEMPTS or _versions(folder, at_ms) == versions:
                 raise CommandError("archive_unusable", _said(error)[0]) from error
 

@@ -324,7 +324,7 @@ class Broker:
         java = str(self._java.path)
         flags = config.jvm_flags(heap_mib_max=self._heap_mib_max)
         flags += ["-cp", self._classpath]
-        if not (self.data_dir / config.DATA / "meta.properties").exists():
+        if not (self.data_dir / config.DATA / config.META).exists():
             self._format([java, *flags], deadline)
         flags += self._archive_flags(self._java.path, self._classpath)
         self._spawn([java, *flags, "kafka.Kafka", config.SERVER_PROPERTIES])
@@ -344,11 +344,8 @@ class Broker:
             )
 
     def _format(self, java: list[str], deadline: float) -> None:
-        tool = ["kafka.tools.StorageTool", "format", "--ignore-formatted"]
-        if not self._voters:
-            tool.append("--standalone")
-        arguments = ["--cluster-id", self.cluster_id, "--config", config.SERVER_PROPERTIES]
-        self._spawn([*java, *tool, *arguments])
+        arguments = config.format_arguments(self.cluster_id, alone=not self._voters)
+        self._spawn([*java, *arguments])
         assert self._process is not None
         try:
             status = self._process.wait(max(0.0, deadline - time.monotonic()))

@@ -150,6 +150,18 @@ def _quorum(voters: Sequence[Place]) -> dict[str, str]:
     }
 
 
+META = "meta.properties"
+"""In the folder DATA, once that is formatted."""
+
+
+def format_arguments(cluster_id: str, *, alone: bool) -> list[str]:
+    """Return the tool, and its arguments, that formats the data of a broker: of one that is alone,
+    or of one of a static quorum."""
+    tool = ["kafka.tools.StorageTool", "format", "--ignore-formatted"]
+    quorum = ["--standalone"] if alone else []
+    return [*tool, *quorum, "--cluster-id", cluster_id, "--config", SERVER_PROPERTIES]
+
+
 def properties_text(properties: Mapping[str, str]) -> str:
     """Return `properties` in Java's format; the values are plain ASCII without a backslash."""
     for key, value in properties.items():

@@ -31,7 +31,6 @@ from coordinator.runtime.java import find_java
 EX_UNUSABLE, EX_CONFIG = 1, 78
 PLACE = re.compile(r"([0-9]{1,5})@([A-Za-z0-9._-]+):([0-9]{1,5}):([0-9]{1,5})")
 CLUSTER_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{21}")
-META = "meta.properties"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -76,7 +75,7 @@ def prepare(
     write_text(folder / config.LOG4J_PROPERTIES, config.CONSOLE_LOG4J_TEXT)
     flags = [*config.jvm_flags(heap_mib_max=heap_mib_max), "-cp", classpath]
     command = [str(java.path), *flags]
-    meta = folder / config.DATA / META
+    meta = folder / config.DATA / config.META
     if meta.exists():
         check_owner(meta.read_text(), cluster_id, place.node)
     else:
@@ -97,11 +96,8 @@ def check_owner(meta: str, cluster_id: str, node: int) -> None:
 
 
 def _format(java: Sequence[str], folder: Path, cluster_id: str, *, alone: bool) -> None:
-    tool = ["kafka.tools.StorageTool", "format", "--ignore-formatted"]
-    tool += ["--cluster-id", cluster_id, "--config", config.SERVER_PROPERTIES]
-    if alone:
-        tool.append("--standalone")
-    status = subprocess.run([*java, *tool], cwd=folder, stdin=subprocess.DEVNULL).returncode
+    command = [*java, *config.format_arguments(cluster_id, alone=alone)]
+    status = subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL).returncode
     if status != 0:
         raise EmbeddedError(
             "broker_failed", f"formatting the data folder failed with exit code {status}"

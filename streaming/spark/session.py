@@ -29,6 +29,7 @@ from pyspark.sql import SparkSession, functions
 from coordinator.runtime.errors import EmbeddedError
 from coordinator.runtime.java import find_java
 from streaming.spark.jars import DELTA_VERSION, VERSION, spark_classpath
+from streaming.spark.submission import is_submitted
 
 LOOPBACK = "127.0.0.1"
 HEAP_MB = 1_000
@@ -129,11 +130,6 @@ def start(options: SparkOptions, *, with_delta: bool = False) -> SparkSession:
     for name, value in settings.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
-
-
-def is_submitted() -> bool:
-    """Tell whether `spark-submit` has started this process, and its JVM before that."""
-    return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def _in_submitted(options: SparkOptions, scratch: Path, *, with_delta: bool) -> SparkSession:

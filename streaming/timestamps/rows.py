@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -115,8 +115,8 @@ class SyncRows:
         """Return the rows that say everything."""
         return self.where(latest(self.columns))
 
-    def where(self, chosen: Numbers) -> SyncRows:
-        """Return those rows that a mask or a list of places chooses."""
+    def where(self, chosen: Numbers | slice) -> SyncRows:
+        """Return those rows that a mask, a list of places or a slice chooses."""
         return SyncRows(self.bucket, *(getattr(self, name)[chosen] for name in COLUMNS))
 
     def record(self, row: int) -> Sync:
@@ -233,7 +233,7 @@ class _Gathered:
         self._limits = limits
         self._versions = known_layouts() if versions is None else versions
         self._names: dict[str, int] = {}
-        self._parts = [_Part.none()]
+        self._parts = [_Part(np.zeros(0, np.int64), SyncRows.joined(SEVERAL, []))]
         self._held = self._left = 0
         self._spans: dict[tuple[int, int], tuple[int, int]] = {}
 
@@ -261,11 +261,9 @@ class _Gathered:
                 "offset": _column(batch, "offset")[rows],
                 **{name: found.numbers[name] for name in SYNC_NUMBERS},
             }
-            part = _Part(
-                self._ours(names)[codes],
-                *(columns[name].view(kind) for name, kind in COLUMNS.items()),
-            )
-            good = sound(part.syncs, vbuckets[codes])
+            made = SyncRows(SEVERAL, *(columns[name].view(kind) for name, kind in COLUMNS.items()))
+            part = _Part(self._ours(names)[codes], made)
+            good = sound(made.columns, vbuckets[codes])
             is_sync[rows[good]] = True
             self.count += int(good.sum())
             good &= np.array([*map(self._shard.owns, names)], np.bool_)[codes]
@@ -278,10 +276,10 @@ class _Gathered:
     def syncs(self) -> tuple[SyncRows, ...]:
         """Return the SYNCs of each bucket, buckets by name; those of a bucket by their place."""
         part = self._reduced()
-        part = part.only(np.lexsort((part.offset, part.partition, part.code)))
+        part = part.only(np.lexsort((part.rows.offset, part.rows.partition, part.code)))
         bounds = np.searchsorted(part.code, np.arange(len(self._names) + 1))
         return tuple(
-            SyncRows(name, *(column[bounds[code] : bounds[code + 1]] for column in part[1:]))
+            replace(part.rows.where(slice(bounds[code], bounds[code + 1])), bucket=name)
             for name, code in sorted(self._names.items())
             if bounds[code] < bounds[code + 1]
         )
@@ -302,13 +300,15 @@ class _Gathered:
         )
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, schema) as writer:
-            writer.write_batch(pa.RecordBatch.from_arrays([*map(pa.array, part)], schema=schema))
+            columns = [part.code, *(getattr(part.rows, name) for name in COLUMNS)]
+            writer.write_batch(pa.RecordBatch.from_arrays([*map(pa.array, columns)], schema=schema))
         return bytes(sink.getvalue())
 
     def _unpack(self, value: bytes) -> None:
         table = pa.ipc.open_stream(value).read_all()
         said = json.loads(table.schema.metadata[b"gathered"])
-        part = _Part(*(table[name].to_numpy() for name in PACKED))
+        code, *columns = (table[name].to_numpy() for name in PACKED)
+        part = _Part(code, SyncRows(SEVERAL, *columns))
         self._hold(part._replace(code=self._ours(said["names"])[part.code]))
         self.count += said["count"]
         for place, partition, first, after in said["spans"]:
@@ -328,8 +328,8 @@ class _Gathered:
 
     def _reduced(self) -> _Part:
         """Reduce what is held, and return it."""
-        whole = _Part(*(np.concatenate(columns) for columns in zip(*self._parts, strict=True)))
-        part = whole.reduced()
+        codes, rows = zip(*self._parts, strict=True)
+        part = _Part(np.concatenate(codes), SyncRows.joined(SEVERAL, rows)).reduced()
         self._parts, self._held = [part], len(part.code)
         self._left = self._held
         return part
@@ -352,34 +352,23 @@ class _Gathered:
 
 
 class _Part(NamedTuple):
-    """SYNCs of many buckets; `code` is the number of a bucket, the rest as in `COLUMNS`."""
+    """SYNCs of several buckets: the number of each one's bucket, and its row."""
 
     code: Numbers
-    partition: Numbers
-    offset: Numbers
-    vbucket: Numbers
-    projector: Numbers
-    connection: Numbers
-    ordinal: Numbers
-    vbuuid: Numbers
-    seqno: Numbers
+    rows: SyncRows
 
-    @classmethod
-    def none(cls) -> _Part:
-        return cls(*(np.zeros(0, kind) for kind in PACKED.values()))
-
-    @property
-    def syncs(self) -> Syncs:
-        return Syncs(*(getattr(self, name) for name in SYNC_NUMBERS))
-
-    def only(self, chosen: NDArray[np.bool_] | NDArray[np.intp]) -> _Part:
-        return _Part(*(column[chosen] for column in self))
+    def only(self, chosen: Numbers | slice) -> _Part:
+        return _Part(self.code[chosen], self.rows.where(chosen))
 
     def reduced(self) -> _Part:
         """Return the SYNCs that say everything."""
-        apart = self.syncs._replace(vbucket=self.code * ANY_VBUCKETS + self.vbucket)
-        return self.only(latest(apart, self.offset, self.partition))
+        rows = self.rows
+        apart = rows.columns._replace(vbucket=self.code * ANY_VBUCKETS + rows.vbucket)
+        return self.only(latest(apart, rows.offset, rows.partition))
 
+
+SEVERAL = ""
+"""Stands for the name of the bucket where rows of several are together."""
 
 PACKED = {"code": np.int64, **COLUMNS}
 PARTITION_BITS = 14

@@ -552,7 +552,7 @@ def test_shards_together_tell_what_one_application_tells() -> None:
     shards = [BucketShard(number, 2) for number in (1, 2)]
     told = []
     for shard in (WHOLE, *shards):
-        run, feed = Run(), Feed()
+        feed = Feed()
         query_state = QueryState(CLUSTER, shard=shard)
         records: list[Record] = []
         for number in range(4):
@@ -566,7 +566,6 @@ def test_shards_together_tell_what_one_application_tells() -> None:
             done = fold_batch(query_state, feed.batch(*given, *ticks))
             query_state = done.query_state
             records += done.records
-        assert run is not None
         assert query_state.progress.now_ms == NOW_MS + 3_000
         assert {one.name for one in query_state.context.buckets} == set(filter(shard.owns, names))
         told.append([one for one in records if one.topic != TIMESTAMP_STATE])
