@@ -23,7 +23,7 @@ from coordinator.core.model.types import Cas, TxnId
 from coordinator.kafka.history_log import HistoryLog
 from coordinator.kafka.log_reader import read_to_end
 from coordinator.kafka.topics import HISTORY, ensure_topics, topic_name
-from coordinator.node.history import History
+from coordinator.node.history import History, StillReadingError
 
 SIZES = (100_000, 1_000_000)
 KEYS = 1_000
@@ -45,7 +45,7 @@ def _of(servers: str, size: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         past = History(partial(HistoryLog, servers, cluster), Path(folder))
         try:
-            first_s = _took_s(lambda: past.state_at(Cas(size - 1), newest))
+            first_s = _took_s(lambda: _asked_until_told(past, Cas(size - 1), newest))
             chance = random.Random(SEED)
             moments = [Cas(chance.randrange(1, size)) for _ in range(ASKED)]
             states = [_took_s(lambda at=at: past.state_at(at, newest)) for at in moments]
@@ -90,6 +90,15 @@ def _write(servers: str, cluster: str, size: int) -> StateContext:
     finally:
         log.close()
     return state
+
+
+def _asked_until_told(past: History, cas: Cas, newest: StateContext) -> StateContext:
+    """Ask as a client does: an answer that more is still to be read is asked again."""
+    while True:
+        try:
+            return past.state_at(cas, newest)
+        except StillReadingError:
+            continue
 
 
 def _diff(past: History, pair: tuple[Cas, Cas], newest: StateContext) -> int:
