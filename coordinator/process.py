@@ -30,7 +30,7 @@ from coordinator.kafka.arguments import add_kafka, kafka_of
 from coordinator.kafka.errors import KafkaRefusal, explain
 from coordinator.kafka.history_archive import HistoryArchive
 from coordinator.kafka.readers import watermarks
-from coordinator.kafka.topics import COMMIT, ensure_topics, topic_name
+from coordinator.kafka.topics import COMMIT, ensure_topics, sync_partitions, topic_name
 from coordinator.node.shell import EXIT_FAILED, EXIT_REFUSED, Shell
 from coordinator.node.store import Store, StoreError, open_or_replace
 from coordinator.runtime.arguments import duration_ms
@@ -54,13 +54,15 @@ TIMINGS = {
 }
 """The periods and sizes of `NodeConfig` that can be set from outside, with their help texts."""
 
-CHOSEN = (*TIMINGS, "log_capacity", "minimum")
-"""What can be chosen; the last two count when the cluster is formed, and are kept from then on."""
+CHOSEN = (*TIMINGS, "log_capacity", "minimum", "sync_partitions")
+"""What can be chosen; the last three count when the cluster is formed, and stay so."""
 
 LOG_CAPACITY_MAX = 10_000
 """A snapshot of the Authority carries all of it, in one record."""
 
 NODES_MAX = 250
+
+SYNC_PARTITIONS_MAX = 1_024
 
 GARBAGE_OBJECTS = 10_000
 """Python looks for garbage among new objects after so many of them, not after each 700."""
@@ -115,6 +117,11 @@ def options() -> argparse.ArgumentParser:
         "--log-capacity",
         type=_up_to(LOG_CAPACITY_MAX),
         help="transactions that `indexctl transactions` can show; counts at the first start",
+    )
+    parser.add_argument(
+        "--sync-partitions",
+        type=_up_to(SYNC_PARTITIONS_MAX),
+        help="partitions of sync, stream-begin and stream-end (4); counts at the first start",
     )
     parser.add_argument(
         "--minimum",
@@ -180,7 +187,9 @@ def _run(arguments: argparse.Namespace) -> int:
         arguments.cluster,
         replication_factor=arguments.replication_factor,
         durable=not arguments.not_durable,
+        sync_partitions=arguments.sync_partitions,
     )
+    arguments.sync_partitions = sync_partitions(arguments.bootstrap_servers, arguments.cluster)
     if trouble := keep_private(arguments.data_dir):
         log.warning("%s", trouble)
     if arguments.history_retention is not None:

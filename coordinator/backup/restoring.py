@@ -44,6 +44,7 @@ from coordinator.kafka.topics import (
     HISTORY,
     SNAPSHOTS,
     STATECONTEXT,
+    SYNC_PARTITIONS,
     topic_name,
     transactional_id,
 )
@@ -91,6 +92,7 @@ class Target:
     roster: tuple[int, ...]
     minimum: int
     principal: str = ""
+    sync_partitions: int = SYNC_PARTITIONS
 
     def topic(self, name: str) -> str:
         return topic_name(self.cluster, name)
@@ -375,6 +377,7 @@ def authority_of(
         minimum=target.minimum,
         log_capacity=was.log_capacity,
         request_window_ms=was.request_window_ms,
+        sync_partitions=target.sync_partitions,
         epoch=Epoch(was.epoch + 1),
         last_seq=1 if own is not None else 0,
         last_txn=own or was.last_txn,

@@ -193,6 +193,7 @@ def _restore(
 ) -> None:
     from coordinator.backup.restoring import Target, restore_backup
     from coordinator.embedded.kafka_of_folder import kafka_to_fill
+    from coordinator.kafka.topics import sync_partitions
 
     began_s = time.monotonic()
     with kafka_to_fill(options, _sayer(session)) as servers:
@@ -202,6 +203,7 @@ def _restore(
             roster=roster,
             minimum=minimum,
             principal=os.environ.get("INDEXCTL_PRINCIPAL", ""),
+            sync_partitions=sync_partitions(servers, options.cluster),
         )
         made = restore_backup(opened, found, target, _teller(session, "wrote"))
     _tell(session, {"restored": _summary(file, found) | _made(made, target, began_s)})

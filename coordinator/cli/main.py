@@ -167,6 +167,14 @@ def run(
             help="At the first start: how many transactions `transactions` can show (1,000).",
         ),
     ] = None,
+    sync_partitions: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=1_024,
+            help="At the first start: partitions of sync, stream-begin and stream-end (4).",
+        ),
+    ] = None,
     request_window_ms: Annotated[
         int | None,
         typer.Option(
@@ -225,6 +233,7 @@ def run(
         brokers=brokers,
         replication_factor=replication_factor,
         log_capacity=log_capacity,
+        sync_partitions=sync_partitions,
         request_window_ms=request_window_ms,
         history_retention=history_retention,
         history_archive=history_archive,

@@ -290,6 +290,7 @@ class Node:
         self.election.heard(self)
         self.liveness.started(self.now)
         self.run(self.follower.begin(self, event))
+        self._check_topics()
         if not self._halted:
             self.run(self.liveness.send_barrier(self))
 
@@ -308,6 +309,8 @@ class Node:
     def _fold(self, entry: Entry) -> None:
         """Fold one record, and do what it means to this node."""
         before, void = self.follower.fold(entry)
+        if before is None:
+            self._check_topics()
         self.copies.log_grew(len(entry.raw) + ENTRY_BYTES)
         if self.master is not None:
             self.master.read_back(entry.record)
@@ -317,6 +320,15 @@ class Node:
             acting = ACTIONS.get(type(entry.record))
             if acting is not None:
                 acting(self, entry, before)
+
+    def _check_topics(self) -> None:
+        """Compare the topics on Kafka with those that the cluster was formed with."""
+        if self.authority is None:
+            return
+        formed, seen = self.authority.sync_partitions, self.config.sync_partitions
+        if formed != seen:
+            message = f"sync has {seen} partitions, but the cluster was formed with {formed}"
+            self.run([Halt("topic_mismatch", message, final=True)])
 
     def _void(self, record: CommitRecord, void: str) -> None:
         self.counters.void_records += 1

@@ -57,6 +57,7 @@ class RunOptions:
     """Of an existing Kafka's topics; our own brokers keep as many copies as they can."""
     start_timeout_s: float = 180.0
     log_capacity: int | None = None
+    sync_partitions: int | None = None
     """Rows of the rolling log of transactions; fixed when the cluster is formed."""
     request_window_ms: int | None = None
     """So long outcomes of requests are remembered; fixed when the cluster is formed."""
@@ -295,6 +296,7 @@ def make_topics(options: RunOptions, servers: str) -> None:
             replication_factor=options.copies,
             durable=options.durable,
             one_machine=options.bootstrap_servers is None,
+            sync_partitions=options.sync_partitions,
         )
     except KafkaRefusal as error:
         if error.code == "topic_mismatch" and "flush.messages" in error.message:
@@ -352,6 +354,7 @@ def child_specs(
             durable=options.durable,
             replication_factor=options.copies,
             log_capacity=options.log_capacity,
+            sync_partitions=options.sync_partitions,
             request_window_ms=options.request_window_ms,
             history_archive=archive_of(options, data_dir),
             history_retention=options.history_retention,

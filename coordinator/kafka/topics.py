@@ -7,10 +7,10 @@ durability is refused: the protocol rests on these, so the coordinator does not 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 from tenacity import RetryCallState, Retrying, retry_if_exception, wait_exponential
 
@@ -29,11 +29,14 @@ STABILITY_HISTORY, TICK = "stability-history", "tick"
 SUBSCRIPTION_POSITIONS = "subscription-positions"
 RESTART, RESTART_REQUEST, TIMESTAMP_STATE = "restart", "restart-request", "timestamp-state"
 TRANSACTION_STATE = "__transaction_state"
+OF_SYNC = frozenset({SYNC, STREAM_BEGIN, STREAM_END})
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 DDL_PARTITIONS = 3
 STREAM_PARTITIONS = 4
+SYNC_PARTITIONS = 4
+"""Of `sync`, `stream-begin` and `stream-end`, unless the cluster is formed with another number."""
 MESSAGE_BYTES_MAX = 4 * 1024 * 1024
 
 
@@ -75,9 +78,9 @@ TOPICS: tuple[Topic, ...] = (
     Topic(DDL, DDL_PARTITIONS, {"cleanup.policy": "delete", "retention.ms": str(7 * DAY_MS)}),
     Topic(DDL_REPLIES, DDL_PARTITIONS, BRIEF),
     Topic(DEAD_LETTER, config={"cleanup.policy": "delete", "retention.ms": str(30 * DAY_MS)}),
-    Topic(SYNC, STREAM_PARTITIONS, BRIEF),
-    Topic(STREAM_BEGIN, STREAM_PARTITIONS, BRIEF),
-    Topic(STREAM_END, STREAM_PARTITIONS, BRIEF),
+    Topic(SYNC, SYNC_PARTITIONS, BRIEF),
+    Topic(STREAM_BEGIN, SYNC_PARTITIONS, BRIEF),
+    Topic(STREAM_END, SYNC_PARTITIONS, BRIEF),
     Topic(
         MUTATIONS,
         STREAM_PARTITIONS,
@@ -153,15 +156,17 @@ def ensure_topics(
     min_insync_replicas: int = 0,
     durable: bool = True,
     one_machine: bool = False,
+    sync_partitions: int | None = None,
     deadline_s: float = 30,
 ) -> str:
     """Make the topics that are missing, check all of them, and return the Kafka cluster's id.
 
     `min_insync_replicas` of 0 means one less than the replication factor, at least 1. If `durable`,
     and if all replicas are on `one_machine`, so that they lose power together, the authoritative
-    topics are flushed at every message; a single replica always counts so. What may pass, as while
-    brokers start or change, is tried again until `deadline_s`; that there are too few of them, for
-    `BROKERS_COME_S` at most. Raises KafkaRefusal, whose `code` is
+    topics are flushed at every message; a single replica always counts so. `sync_partitions` are
+    wanted of `sync`, `stream-begin` and `stream-end`; None means as many as `sync` has, or 4. What
+    may pass, as while brokers start or change, is tried again until `deadline_s`; that there are
+    too few of them, for `BROKERS_COME_S` at most. Raises KafkaRefusal, whose `code` is
     `topic_mismatch`, `kafka_unavailable`, `kafka_login_refused` or `kafka_error`; only the first is
     final.
     """
@@ -179,7 +184,15 @@ def ensure_topics(
         reraise=True,
     )
     try:
-        return attempts(_make_and_check, admin, cluster, wanted, replication_factor, deadline_s)
+        return attempts(
+            _make_and_check,
+            admin,
+            cluster,
+            wanted,
+            replication_factor,
+            deadline_s,
+            sync_partitions=sync_partitions,
+        )
     except KafkaException as error:
         if _lacks_brokers(error):
             raise KafkaRefusal("topic_mismatch", error.args[0].str()) from error
@@ -212,13 +225,47 @@ class _Deadline:
 
 
 def _make_and_check(
-    admin: AdminClient, cluster: str, wanted: list[Topic], replicas: int, deadline_s: float
+    admin: AdminClient,
+    cluster: str,
+    topics: list[Topic],
+    replicas: int,
+    deadline_s: float,
+    *,
+    sync_partitions: int | None,
 ) -> str:
     metadata = admin.list_topics(timeout=deadline_s)
+    there = metadata.topics.get(topic_name(cluster, SYNC))
+    partitions = sync_partitions or (len(there.partitions) if there else 0) or SYNC_PARTITIONS
+    wanted = [
+        replace(topic, partitions=partitions) if topic.name in OF_SYNC else topic
+        for topic in topics
+    ]
     missing = [t for t in wanted if topic_name(cluster, t.name) not in metadata.topics]
     _create(admin, cluster, missing, replicas, deadline_s)
     _check(admin, cluster, wanted, replicas, deadline_s)
     return str(metadata.cluster_id or "")
+
+
+def sync_partitions(bootstrap_servers: str, cluster: str) -> int:
+    """Return how many partitions `sync` has. Raises KafkaRefusal."""
+    refusals = LoginRefusals()
+    settings = {**client_settings(bootstrap_servers), "log_level": 2, "error_cb": refusals}
+    admin = AdminClient(settings)
+    try:
+        return sync_partitions_by(admin, cluster, 30)
+    except KafkaException as error:
+        admin.poll(0)
+        raise explain(error, bootstrap_servers, refusals) from error
+
+
+def sync_partitions_by(client: AdminClient | Producer, cluster: str, timeout_s: float) -> int:
+    """Return the same, asked by a client that is there. Raises KafkaException, also if it lacks."""
+    name = topic_name(cluster, SYNC)
+    # Of all topics: whoever asks for one by its name may make it.
+    topic = client.list_topics(timeout=timeout_s).topics.get(name)
+    if topic is None or topic.error is not None:
+        raise KafkaException(topic.error if topic else _not_yet(name, "is not there"))
+    return len(topic.partitions)
 
 
 def delete_records(

@@ -24,6 +24,7 @@ from coordinator.core.model.stream_records import (
     StreamEnd,
     Sync,
 )
+from coordinator.kafka.errors import may_pass
 from coordinator.kafka.settings import plain_settings
 from coordinator.kafka.topics import (
     FAILOVER_LOG,
@@ -32,6 +33,8 @@ from coordinator.kafka.topics import (
     STREAM_END,
     STREAM_PARTITIONS,
     SYNC,
+    SYNC_PARTITIONS,
+    sync_partitions_by,
     topic_name,
 )
 
@@ -39,6 +42,7 @@ LINGER_MS = 5
 QUEUE_KBYTES = 64 * 1024
 WAIT_S = 0.05
 INDEXER_HEADER = "indexer"
+STOPS = "the projector stops"
 
 TOPICS: dict[type, str] = {
     StreamBegin: STREAM_BEGIN,
@@ -79,6 +83,8 @@ class DataSink:
             },
         )
         self._mutations = topic_name(cluster, MUTATIONS)
+        self._cluster = cluster
+        self._sync_partitions = 0
         self._topics = {kind: topic_name(cluster, name) for kind, name in TOPICS.items()}
         self._producer = Producer(self._settings)
 
@@ -93,11 +99,26 @@ class DataSink:
         self, vbucket: int, record: StreamBegin | StreamEnd | Sync | ConnectionClosed | FailoverLog
     ) -> None:
         """Send a control record; that of a whole connection goes where vbucket 0 goes."""
+        partitions = STREAM_PARTITIONS if isinstance(record, FailoverLog) else self._of_sync()
         key = record.bucket
         if not isinstance(record, ConnectionClosed):
             key = f"{key}/{vbucket}"
         topic = self._topics[type(record)]
-        self._produce(topic, codec.encode(record), key.encode(), vbucket % STREAM_PARTITIONS, None)
+        self._produce(topic, codec.encode(record), key.encode(), vbucket % partitions, None)
+
+    def _of_sync(self) -> int:
+        """Return how many partitions `sync` has: Kafka is asked until it has said so."""
+        while not (self._sync_partitions or self.failed):
+            try:
+                self._sync_partitions = sync_partitions_by(self._producer, self._cluster, WAIT_S)
+            except KafkaException as error:
+                if not may_pass(error):
+                    self.failed = error.args[0].str()
+                elif self._stopping.is_set():
+                    self.failed = STOPS
+                else:
+                    self._while_waiting()
+        return self._sync_partitions or SYNC_PARTITIONS
 
     def serve(self) -> None:
         """Hear what has become of what was sent; never blocks."""
@@ -131,7 +152,7 @@ class DataSink:
                 return
             except BufferError:
                 if self._stopping.is_set():
-                    self.failed = "the projector stops"
+                    self.failed = STOPS
                     return
                 self._poll(WAIT_S)
                 self._while_waiting()

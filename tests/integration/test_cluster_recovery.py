@@ -16,6 +16,7 @@ from confluent_kafka.admin import (
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
+    NewPartitions,
     ResourceType,
 )
 from rocksdict import Rdict
@@ -23,7 +24,7 @@ from rocksdict import Rdict
 from coordinator import codec
 from coordinator.core.model.records import MemberExpired
 from coordinator.embedded.broker import Broker
-from coordinator.kafka.topics import COMMIT, STATECONTEXT, ensure_topics
+from coordinator.kafka.topics import COMMIT, OF_SYNC, STATECONTEXT, ensure_topics
 from coordinator.node.store import ENTITY, _options
 from tests.integration.cluster import (
     CAS_BASE,
@@ -186,6 +187,26 @@ def test_a_node_beyond_the_end_of_the_log_refuses_to_start(
     ensure_topics(broker.bootstrap_servers, cluster.name)
     for node in (1, 1, 2):
         _refuses(cluster, node, "log_lost")
+
+
+def test_a_node_refuses_to_start_when_somebody_has_added_partitions_to_sync(
+    make_cluster: Make, broker: Broker
+) -> None:
+    """Topics that agree with each other may still be others than those of genesis."""
+    cluster = make_cluster(indexers=0, options=("--sync-partitions", "2")).start()
+    _settings(cluster, 3)
+    cluster.nodes[1].stop()
+    cluster.nodes[1].start()
+    cluster.settled()
+    cluster.stop_children()
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers, "log_level": 2})
+    more = [NewPartitions(cluster.topic(name), 3) for name in OF_SYNC]
+    for future in admin.create_partitions(more).values():
+        future.result(20)
+    cluster.node_options = ()
+    _refuses(cluster, 1, "topic_mismatch")
+    cluster.node_options = ("--sync-partitions", "2")
+    _refuses(cluster, 1, "topic_mismatch")
 
 
 def _settings(cluster: Cluster, count: int) -> None:

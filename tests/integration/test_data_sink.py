@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,9 +11,11 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from coordinator import codec
-from coordinator.core.model.stream_records import MAINTENANCE, KeyVersions
+from coordinator.core.model.stream_records import MAINTENANCE, FailoverLog, KeyVersions, Sync
+from coordinator.core.model.types import Seqno, Vbuuid
+from coordinator.embedded.broker import Broker
 from coordinator.kafka.readers import consumer
-from coordinator.kafka.topics import MUTATIONS, ensure_topics, topic_name
+from coordinator.kafka.topics import FAILOVER_LOG, MUTATIONS, SYNC, ensure_topics, topic_name
 from projector_sim.projector.data_sink import DataSink
 from tests.integration.indexer_process import until
 from tests.integration.kafka_proxy import DELIVER_AND_CUT, KafkaProxy, only_once, proxied_broker
@@ -67,3 +70,46 @@ def test_a_record_whose_acknowledgement_is_lost_is_in_the_log_once(proxy: KafkaP
         found.append(codec.decode(message.value() or b"").ordinal)
     reader.close()
     assert found == list(range(1, RECORDS + 1))
+
+
+def test_control_records_are_spread_over_as_many_partitions_as_sync_has(broker: Broker) -> None:
+    """Those of one vbucket are in one partition, and histories where every reader expects them."""
+    servers, cluster = broker.bootstrap_servers, f"sink-{uuid.uuid4().hex[:8]}"
+    ensure_topics(servers, cluster, durable=False, sync_partitions=8)
+    sink = DataSink(servers, cluster, threading.Event(), lambda: None)
+    for vbucket in range(16):
+        sink.control(vbucket, FailoverLog("b", vbucket, (), 1))
+        sync = Sync(
+            bucket="b",
+            vbucket=vbucket,
+            projector=0,
+            connection=1,
+            ordinal=vbucket,
+            vbuuid=Vbuuid(9),
+            seqno=Seqno(5),
+            at_ms=0,
+        )
+        sink.control(vbucket, sync)
+    sink.finish(20)
+    assert sink.failed == ""
+    assert _spread(servers, topic_name(cluster, SYNC)) == {p: [p, p + 8] for p in range(8)}
+    histories = {p: list(range(p, 16, 4)) for p in range(4)}
+    assert _spread(servers, topic_name(cluster, FAILOVER_LOG)) == histories
+
+
+def _spread(servers: str, topic: str) -> dict[int, list[int]]:
+    """Return the vbuckets of the records in each partition."""
+    reader = consumer(servers, "spread", **{"enable.partition.eof": True})
+    partitions = reader.list_topics(topic, timeout=10).topics[topic].partitions
+    reader.assign([TopicPartition(topic, partition, 0) for partition in partitions])
+    found: dict[int, list[int]] = {partition: [] for partition in partitions}
+    ends = 0
+    while ends < len(partitions):
+        message = reader.poll(20)
+        assert message is not None
+        if message.error() is not None:
+            ends += 1
+        else:
+            found[message.partition()].append(codec.decode(message.value()).vbucket)
+    reader.close()
+    return found

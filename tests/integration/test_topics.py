@@ -5,11 +5,11 @@ from __future__ import annotations
 import uuid
 
 import pytest
-from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
+from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, NewTopic, ResourceType
 
 from coordinator.embedded.broker import Broker
 from coordinator.kafka.errors import KafkaRefusal
-from coordinator.kafka.topics import TOPICS, Topic, ensure_topics, topic_name
+from coordinator.kafka.topics import SYNC, TOPICS, Topic, ensure_topics, sync_partitions, topic_name
 from tests.support.ports import reserve_port
 
 pytestmark = pytest.mark.integration
@@ -26,6 +26,30 @@ def test_topics_are_made_once_and_found_again(broker: Broker, cluster: str) -> N
     metadata = AdminClient({"bootstrap.servers": broker.bootstrap_servers}).list_topics(timeout=10)
     for topic in TOPICS:
         assert len(metadata.topics[topic_name(cluster, topic.name)].partitions) == topic.partitions
+
+
+def test_the_number_of_sync_partitions_is_that_of_who_makes_the_topics(
+    broker: Broker, cluster: str
+) -> None:
+    servers = broker.bootstrap_servers
+    ensure_topics(servers, cluster, sync_partitions=8)
+    ensure_topics(servers, cluster)
+    assert sync_partitions(servers, cluster) == 8
+    admin = AdminClient({"bootstrap.servers": servers})
+    with pytest.raises(KafkaRefusal, match="has 8 partitions, not 4") as caught:
+        ensure_topics(servers, cluster, sync_partitions=4)
+    assert caught.value.code == "topic_mismatch"
+    more = NewPartitions(topic_name(cluster, SYNC), 9)
+    admin.create_partitions([more])[more.topic].result(20)
+    with pytest.raises(KafkaRefusal, match="stream-begin has 8 partitions, not 9"):
+        ensure_topics(servers, cluster)
+
+
+def test_the_partitions_of_a_topic_that_lacks_are_not_counted(broker: Broker, cluster: str) -> None:
+    with pytest.raises(KafkaRefusal, match="is not there"):
+        sync_partitions(broker.bootstrap_servers, cluster)
+    metadata = AdminClient({"bootstrap.servers": broker.bootstrap_servers}).list_topics(timeout=10)
+    assert topic_name(cluster, SYNC) not in metadata.topics
 
 
 DURABLE = {

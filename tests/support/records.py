@@ -119,6 +119,7 @@ ONE_OF_EACH: list[Any] = [
         minimum=1,
         log_capacity=10,
         request_window_ms=5,
+        sync_partitions=8,
         at_ms=6,
     ),
     records.MasterClaimed(

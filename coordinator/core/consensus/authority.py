@@ -100,6 +100,7 @@ def _begin(offset: Offset, record: CommitRecord) -> AuthorityUpdate:
                 log_capacity=record.log_capacity,
                 request_window_ms=record.request_window_ms,
                 outcomes_apart=record.outcomes_apart,
+                sync_partitions=record.sync_partitions,
             )
         )
     if isinstance(record, AuthoritySnapshot):

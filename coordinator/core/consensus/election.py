@@ -501,5 +501,6 @@ def _genesis(view: NodeView) -> ClusterFormed:
         minimum=config.quorum,
         log_capacity=config.log_capacity,
         request_window_ms=config.request_window_ms,
+        sync_partitions=config.sync_partitions,
         at_ms=view.now.wall_ms,
     )

@@ -95,7 +95,8 @@ class AuthorityState:
     holds the numbers from `log_next - len(log)` to `log_next - 1`. `snapshots` are the newest
     copies of the StateContext, the oldest first. `outcomes_apart` is False in clusters of an older
     version, where outcomes of requests were entities; `outcomes_digest` is that of the window, and
-    `outcomes_forgotten_ms` the time up to which requests are too old to be in it.
+    `outcomes_forgotten_ms` the time up to which requests are too old to be in it. The topics of
+    SYNC, STREAM_BEGIN and STREAM_END have `sync_partitions` each.
     """
 
     cluster_id: str
@@ -124,6 +125,7 @@ class AuthorityState:
     outcomes_apart: bool = True
     outcomes_digest: int = 0
     outcomes_forgotten_ms: int = 0
+    sync_partitions: int = 4
 
     @property
     def next_epoch(self) -> Epoch:

@@ -69,6 +69,8 @@ class NodeConfig:
     minimum: int = 0
     log_capacity: int = 1_000
     request_window_ms: int = 600_000
+    sync_partitions: int = 4
+    """How many partitions the topics of SYNC, STREAM_BEGIN and STREAM_END have on Kafka."""
 
     @property
     def quorum(self) -> int:

@@ -56,6 +56,7 @@ class ClusterFormed:
     request_window_ms: int
     at_ms: int
     outcomes_apart: bool = True
+    sync_partitions: int = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -775,7 +775,7 @@ def test_run_passes_its_options_on_and_ends_with_its_code(supervisor):
     supervisor.run = lambda options: seen.append(options) or 7
     given = "--nodes 5 --indexers 2 --http-port 9000 --data-dir /d --cluster c --not-durable"
     given += " --projectors 4 --no-example --no-timestamps --brokers 3 --replication-factor 3"
-    given += " --log-capacity 50 --request-window-ms 2000 --archive"
+    given += " --sync-partitions 8 --log-capacity 50 --request-window-ms 2000 --archive"
     given += " --history-retention 30d --history-archive /a"
     given += " --allowed-host Proxy.example --allowed-host 10.0.0.1"
     assert indexctl("run", *given.split()).exit_code == 7
@@ -789,6 +789,7 @@ def test_run_passes_its_options_on_and_ends_with_its_code(supervisor):
         "brokers": 3,
         "replication_factor": 3,
         "log_capacity": 50,
+        "sync_partitions": 8,
         "request_window_ms": 2000,
         "history_retention": "30d",
         "history_archive": Path("/a"),

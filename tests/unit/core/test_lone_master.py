@@ -36,6 +36,7 @@ from coordinator.core.model.commands import (
     RewriteEntities,
 )
 from coordinator.core.model.records import (
+    ClusterFormed,
     DdlReply,
     MemberLeft,
     ProposalAnswered,
@@ -65,6 +66,35 @@ def ranged(size: int) -> CreateIndex:
         partitioning="range",
         bounds_json=json.dumps(bounds, separators=(",", ":")),
     )
+
+
+# -- what genesis fixes --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seen", [8, 4])
+def test_a_node_that_finds_another_number_of_sync_partitions_than_genesis_does_not_run(
+    seen: int,
+) -> None:
+    """Somebody has added partitions: records of one vbucket would be in two, in no order."""
+    first = LoneNode({"sync_partitions": 8}).start()
+    (formed,) = (r for r in map(codec.decode, first.log) if isinstance(r, ClusterFormed))
+    assert first.node.authority is not None
+    assert formed.sync_partitions == first.node.authority.sync_partitions == 8
+    again = LoneNode({"sync_partitions": seen}, log=first.log, topic=first.topic)
+    again.begin()
+    says = f"sync has {seen} partitions, but the cluster was formed with 8"
+    assert again.halted == (None if seen == 8 else fx.Halt("topic_mismatch", says, final=True))
+
+
+def test_a_node_compares_them_also_when_it_goes_on_from_its_store() -> None:
+    first = LoneNode().start()
+    restored = inp.Restored(
+        first.node.applied, first.node.authority, first.node.follower.state, None
+    )
+    again = LoneNode({"sync_partitions": 8}, log=first.log, topic=first.topic)
+    again.feed(inp.Started(restored, 0, len(first.log)))
+    assert again.halted is not None
+    assert again.halted.code == "topic_mismatch"
 
 
 # -- what is admitted can end --------------------------------------------------------------------

@@ -23,7 +23,7 @@ class Starting:
         self.times = times
         self.before = list(before)
 
-    def __call__(self, *_: Any) -> str:
+    def __call__(self, *_: Any, **__: Any) -> str:
         if self.before:
             raise self.before.pop(0)
         self.times -= 1
