@@ -243,10 +243,12 @@ class EventStream(Response):
         """
         predicate = self._watched.predicate or NOTHING
         while not self._is_gone:
-            newest = self._shell.node.state
-            self._subscription = self._shell.changes.subscribe(
-                after, predicate, self._wake.set, newest.cas
-            )
+            async with self._turn:
+                newest = self._shell.node.state
+                self._subscription = self._shell.changes.subscribe(
+                    after, predicate, self._wake.set, newest.cas
+                )
+                await asyncio.sleep(0)
             if self._subscription is not None:
                 return
             read = partial(self._read_past, after, predicate, newest)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from coordinator.core.catalog.state import StateContext
 from coordinator.core.history.changes import Change, changes_of
@@ -23,6 +24,10 @@ KEPT_MAX, KEPT_BYTES_MAX = 1_000, 16 * 1024 * 1024
 
 WAITING_MAX, WAITING_BYTES_MAX = 10_000, 16 * 1024 * 1024
 """So many changes wait for one subscription, and so many bytes."""
+
+EXAMINED_MAX = 4_096
+"""So many kept changes are looked at for one subscription. Whoever is further behind reads the
+history: thousands that come back at once would hold up everything else."""
 
 CHANGE_BYTES = 512
 """What a change weighs beside the two values."""
@@ -160,21 +165,29 @@ class Feed:
     def subscribe(
         self, after: Cas, predicate: Selector, wake: Callable[[], None], newest: Cas
     ) -> Subscription | None:
-        """Return a subscription to the changes above a CAS; None: the feed has not all of them.
+        """Return a subscription to the changes above a CAS.
 
-        `newest` is the CAS of the state, up to which everything was published.
+        None: the feed has not all of them, or more than EXAMINED_MAX to look at. `newest` is the
+        CAS of the state, up to which everything was published.
         """
         if not self._kept and self.newest != newest:
             self._begin_anew(newest)
         if not self._has_all_above(after, newest):
             return None
+        missed = self._missed(after)
+        if sum(len(kept.changes) for kept in missed) > EXAMINED_MAX:
+            return None
         made = Subscription(predicate, wake, after, self._waiting_max)
-        for kept in self._kept:
-            if kept.last > after:
-                made.add(one for one in kept.changes if predicate.fits(one.change))
+        for kept in missed:
+            made.add(one for one in kept.changes if predicate.fits(one.change))
         if not made.has_lagged:
             self._subscriptions.add(predicate, made)
         return made
+
+    def _missed(self, after: Cas) -> Sequence[KeptTransaction]:
+        """Return the kept transactions with changes above a CAS, the oldest first."""
+        newest_first = takewhile(lambda kept: kept.last > after, reversed(self._kept))
+        return [*newest_first][::-1]
 
     def kept(self) -> Kept:
         """Return the transactions that the feed has, the oldest first."""

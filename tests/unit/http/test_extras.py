@@ -18,6 +18,7 @@ from coordinator.core.timestamps import board as boards
 from coordinator.http import extras as module
 from coordinator.http import timestamp_views, views
 from coordinator.http.extras import MEMBERS, STABILITY, Extras, Place
+from tests.support import lone_shell
 from tests.support.lone_shell import LoneShell
 
 WATCHERS = 2_000
@@ -177,6 +178,8 @@ class Served:
             return {**members(node), "epoch": self.epoch}
 
         patch.setattr(views, "members", counted)
+        # Watchers take turns at a lock, which belongs to the loop that it was first waited for in.
+        patch.setattr(lone_shell.Served, "free", [])
         patch.setattr(module, "LOOK_S", look_s)
 
     async def epochs(self, meanwhile: Callable[[], bool]) -> list[list[int]]:

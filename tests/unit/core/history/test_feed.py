@@ -8,6 +8,7 @@ import pytest
 
 from coordinator.core.catalog import state as states
 from coordinator.core.catalog.state import StateContext
+from coordinator.core.history import feed
 from coordinator.core.history.feed import Feed, Subscription
 from coordinator.core.history.predicates import Predicate
 from coordinator.core.model.records import Event
@@ -85,6 +86,23 @@ def test_what_the_feed_does_not_keep_is_read_elsewhere(after: int) -> None:
     assert (subscription is None) == (after < 2)
     if subscription is not None:
         assert publisher.cas_of(subscription) == [4, 5, 6]
+
+
+@pytest.mark.parametrize("after", [0, 2, 3, 6])
+def test_who_is_further_behind_than_may_be_looked_at_reads_the_history(
+    monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    """Each watcher that comes back is a step of the loop, and they come back all at once."""
+    publisher = Publisher()
+    publisher.commit(ONE, TWO)
+    above = [event.cas for event in (*ONE, *TWO) if event.cas > after]
+    for examined in range(8):
+        monkeypatch.setattr(feed, "EXAMINED_MAX", examined)
+        subscription = publisher.subscribe(after)
+        touched = sum(len(events) for events in (ONE, TWO) if events[-1].cas > after)
+        assert (subscription is None) == (touched > examined)
+        if subscription is not None:
+            assert publisher.cas_of(subscription) == above
 
 
 def test_a_node_that_has_published_nothing_yet_serves_who_has_its_state() -> None:
