@@ -296,6 +296,10 @@ class EventStream(Response):
             elif extras is not None and self._place and (extra := extras.news(self._place)):
                 yield extra
             elif loop.time() - told_s >= pause_s:
+                if self._shell.node.state.cas > changes.newest:
+                    # The node found a newer state, and nobody told the feed how it came about.
+                    yield frame("lagged", {"cas": subscription.position})
+                    return
                 yield frame("bookmark", {"cas": subscription.position}, subscription.position)
                 pause_s = BOOKMARK_S
             else:

@@ -17,6 +17,7 @@ from coordinator.core.model.stream_records import StabilityTimestamp
 from coordinator.core.model.types import Cas, Instant
 from coordinator.core.model.vectors import Vector
 from coordinator.core.timestamps import board as boards
+from coordinator.http import watch
 from coordinator.http.extras import Extras, Place
 from coordinator.http.watch import PORTION_BYTES, SNAPSHOT_PORTION, _portions
 from tests.support.changes import written
@@ -100,14 +101,44 @@ def test_a_bucket_filters_timestamps_though_no_change_is_watched(
 
     async def scenario() -> list[dict[str, Any]]:
         async with shell.client() as client:
-            watch = asyncio.create_task(told(client, "kind=stability&bucket=travel"))
-            while not handed and not watch.done():
+            watching = asyncio.create_task(told(client, "kind=stability&bucket=travel"))
+            while not handed and not watching.done():
                 await asyncio.sleep(0)
             shell.changes.close()
-            return await watch
+            return await watching
 
     events = asyncio.run(scenario())
     assert [e["bucket"] for e in events if e["type"] == "stability"] == ["travel"]
+
+
+@pytest.mark.parametrize("unheard", [False, True])
+def test_an_idle_watcher_hears_that_the_node_has_found_a_newer_state(
+    shell: LoneShell, monkeypatch: pytest.MonkeyPatch, unheard: bool
+) -> None:
+    """No transaction says so, and the next one may be long in coming."""
+    shell.changes = Feed()
+    monkeypatch.setattr(watch, "BOOKMARK_S", 0.005)
+    frames, frame = [], watch.frame
+    monkeypatch.setattr(watch, "frame", lambda *of: frames.append(of) or frame(*of))
+
+    async def scenario() -> list[dict[str, Any]]:
+        async with shell.client() as client:
+            watching = asyncio.create_task(told(client, "after=now"))
+            while not len(shell.changes):
+                await asyncio.sleep(0)
+            if unheard:
+                newer = [(written("k", "2"), Cas(ENTITIES + 5))]
+                shell.node.follower.state = states.evolve(shell.node.state, newer)
+            async with asyncio.timeout(20):
+                while len(frames) < 4 and not watching.done():
+                    await asyncio.sleep(0.001)
+            shell.changes.close()
+            return await watching
+
+    events = asyncio.run(scenario())
+    last = {"type": "lagged" if unheard else "bookmark", "cas": ENTITIES}
+    assert events[-1] == last
+    assert {event["cas"] for event in events} == {ENTITIES}
 
 
 def test_an_unknown_kind_is_told_every_kind_of_a_watch(shell: LoneShell) -> None:
