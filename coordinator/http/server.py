@@ -10,6 +10,7 @@ from typing import Any
 from coordinator.runtime.asgi import bound, server
 
 GRACE_S = 2
+BACKLOG = 2_048
 
 
 class HttpServer:
@@ -22,11 +23,12 @@ class HttpServer:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> bool:
-        """Bind and serve; False if the port is taken."""
+        """Listen and serve; False if the port is taken. Whoever connects from now on is answered."""
         try:
             listening = bound(*self._address)
         except OSError:
             return False
+        listening.listen(BACKLOG)
         self._socket = listening
         self._task = asyncio.create_task(self._server.serve(sockets=[listening]))
         return True
