@@ -23,7 +23,7 @@ class HttpServer:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> bool:
-        """Listen and serve; False if the port is taken. Whoever connects from now on is answered."""
+        """Listen and serve; False if the port is taken. Whoever connects then, is answered."""
         try:
             listening = bound(*self._address)
         except OSError:
