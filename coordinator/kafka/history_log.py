@@ -81,6 +81,11 @@ class HistoryLog:
             return Cas(0)
         return self._first_from(low, high, newest)
 
+    def leads_on_from(self, newest: Cas) -> Cas:
+        """Return the lowest CAS of a state that the events lead on from; 0: the empty one."""
+        base = self._base(self._log.bounds()[0])
+        return base.cas if base is not None else self.oldest(newest)
+
     def oldest_in_topic(self, newest: Cas) -> Cas:
         """Return the CAS of the first event that is in the topic, where older ones have gone into
         the archive, else 0."""

@@ -94,16 +94,14 @@ class HistoryTail:
         Raises Gone, KafkaException.
         """
         copy = self._states.copy_below(cas) if cas else None
-        low, _ = self._log.bounds()
-        if low == 0:
-            return copy or states.EMPTY
-        oldest = self._oldest()
-        if copy is not None and copy.cas >= oldest:
-            return copy
+        state = copy if copy is not None else states.EMPTY
+        with closing(self._history()) as log:
+            if state.cas >= log.leads_on_from(self.newest()):
+                return state
         newest = self.state_now()
         if newest.cas <= cas:
             return newest
-        raise Gone(oldest)
+        raise Gone(self._oldest())
 
     def _oldest(self) -> Cas:
         with closing(self._history()) as log:
@@ -149,7 +147,12 @@ class HistoryTail:
     def _begin(self, cas: Cas, position: Offset | None) -> Offset:
         if position is None:
             with closing(self._history()) as log:
-                return log.place_above(cas, self.newest())
+                newest = self.newest()
+                place = log.place_above(cas, newest)
+                # What comes next may have left the topic since the state was found.
+                if cas < log.leads_on_from(newest):
+                    raise Gone(log.oldest(newest))
+                return place
         low, end = self._log.bounds()
         if position < low:
             raise Gone(self._oldest())

@@ -23,6 +23,7 @@ from coordinator.core.history.changes import fold, transactions
 from coordinator.core.model.records import Event
 from coordinator.core.model.types import Cas, Offset, TxnId
 from coordinator.embedded.broker import Broker
+from coordinator.kafka.history_tail import HistoryTail
 from coordinator.kafka.topics import HISTORY, SNAPSHOTS, delete_records
 from tests.integration.cluster import wait_until
 from tests.integration.written_log import WrittenLog
@@ -163,6 +164,42 @@ def test_without_a_copy_what_is_gone_is_said_to_be_compacted_and_now_goes_on(
         while (event := next(watching))["type"] == "snapshot":
             entities[event["key"]] = event["cas"]
     assert entities == {key: held.cas for key, held in log.state.entities.items()}
+
+
+def test_a_history_that_was_restored_in_part_has_nothing_of_what_came_before(
+    log: WrittenLog,
+) -> None:
+    """Whoever resumes there would miss changes, and be told wrong values before the others."""
+    base = states.evolve(states.EMPTY, [(written("k1", "5"), Cas(5))])
+    restored = WrittenLog(log.servers, base)
+    some(restored, 2)
+    first = restored.committed[0].cas
+    with KafkaWatch(restored.servers, restored.name) as watch:
+        for cas in (0, 4):
+            with pytest.raises(CoordinatorError) as caught:
+                next_changes(watch.watch(cas), 1)
+            assert (caught.value.code, caught.value.details) == ("compacted", {"oldest": first})
+        for cas in (5, first - 1, first):
+            with closing(watch.watch(cas)) as watching:
+                [told] = next_changes(watching, 1)
+            assert told["cas"] == first + (cas == first)
+
+
+def test_what_leaves_the_topic_while_a_watch_begins_is_said_to_be_compacted(
+    log: WrittenLog, watch: KafkaWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some(log, 2)
+    follow = HistoryTail.follow
+
+    def cut_first(tail: HistoryTail, *given: Any) -> Any:
+        delete_records(log.servers, log.topic(HISTORY), 5)
+        return follow(tail, *given)
+
+    monkeypatch.setattr(HistoryTail, "follow", cut_first)
+    with pytest.raises(CoordinatorError) as caught:
+        next_changes(watch.watch(0), 1)
+    oldest = log.committed[3].cas
+    assert (caught.value.code, caught.value.details) == ("compacted", {"oldest": oldest})
 
 
 def test_records_of_strangers_are_passed_over_and_told_with_their_places(

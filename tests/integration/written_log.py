@@ -16,9 +16,10 @@ from coordinator.core.catalog.snapshots import chunks
 from coordinator.core.catalog.state import StateContext
 from coordinator.core.history.changes import fold
 from coordinator.core.model.records import ClusterFormed, Event, Mutation
-from coordinator.core.model.types import Cas, TxnId
+from coordinator.core.model.types import Cas, Offset, TxnId
 from coordinator.kafka.history_tail import NEEDED
 from coordinator.kafka.producers import statecontext_record
+from coordinator.kafka.settings import BASE_HEADER, Base
 from coordinator.kafka.topics import COMMIT, HISTORY, SNAPSHOTS, STATECONTEXT, topic_name
 
 CAS_BASE = 7
@@ -28,11 +29,13 @@ WAIT_S = 20.0
 class WrittenLog:
     """What a master has committed, and what it has not."""
 
-    def __init__(self, servers: str) -> None:
+    def __init__(self, servers: str, base: StateContext = states.EMPTY) -> None:
+        """`base` is what the history begins with, as after the restore of a part of another."""
         self.servers = servers
         self.name = f"w{uuid.uuid4().hex[:8]}"
-        self.state: StateContext = states.EMPTY
+        self.state: StateContext = base
         self.committed: list[Event] = []
+        self._headers: dict[str, bytes] | None = None
         self._seq = 0
         self._turn = threading.Lock()
         topics = [NewTopic(self.topic(name), 1, 1) for name in NEEDED]
@@ -51,6 +54,9 @@ class WrittenLog:
             at_ms=0,
         )
         self.publish(COMMIT, codec.encode(formed))
+        if base.cas:
+            begins = Base(base.cas, 1, Offset(self.copy(base, 1)))
+            self._headers = {BASE_HEADER: begins.encode()}
 
     def topic(self, name: str) -> str:
         return topic_name(self.name, name)
@@ -107,14 +113,16 @@ class WrittenLog:
         ]
         for event in events:
             key = event.mutation.key.encode()
-            producer.produce(self.topic(HISTORY), codec.encode(event), key, partition=0)
+            headers, self._headers = self._headers, None
+            producer.produce(
+                self.topic(HISTORY), codec.encode(event), key, partition=0, headers=headers
+            )
         assert producer.flush(WAIT_S) == 0
         return events
 
-    def copy(self, state: StateContext, number: int) -> None:
-        """Write a copy of a state, as a master does now and then."""
-        for chunk in chunks(number, state):
-            self.publish(SNAPSHOTS, codec.encode(chunk))
+    def copy(self, state: StateContext, number: int) -> int:
+        """Write a copy of a state, as a master does now and then; return where it begins."""
+        return min(self.publish(SNAPSHOTS, codec.encode(one)) for one in chunks(number, state))
 
 
 def _noting(offsets: list[int]) -> Callable[[KafkaError | None, Message], Any]:
