@@ -15,7 +15,7 @@ import secrets
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
@@ -36,8 +36,9 @@ from coordinator.core.model.records import AuthoritySnapshot, Event, Mutation
 from coordinator.core.model.types import CAS_MAX, Cas, Epoch, Offset, TxnId
 from coordinator.kafka.delivery import UNKNOWN, offset_of
 from coordinator.kafka.errors import clients_error, explain
-from coordinator.kafka.log_reader import LogReader, read_to_end
+from coordinator.kafka.log_reader import read_to_end
 from coordinator.kafka.producers import statecontext_record
+from coordinator.kafka.readers import written_end
 from coordinator.kafka.settings import BASE_HEADER, Base, plain_settings
 from coordinator.kafka.topics import (
     COMMIT,
@@ -165,7 +166,7 @@ class _Restore:
 
     def _write(self, file: BinaryIO, told: Told) -> Restored:
         backup, target = self._backup, self._target
-        base = ends(target, STATECONTEXT)
+        base = written_end(target.servers, target.topic(STATECONTEXT))
         for number, state in ((BASE_COPY, backup.base), (STATE_COPY, backup.state)):
             self._copy(number, state)
         self._flush()
@@ -185,7 +186,7 @@ class _Restore:
                     one.cas,
                     one.digest,
                     self._copies[number],
-                    ends(target, COMMIT),
+                    written_end(target.servers, target.topic(COMMIT)),
                     _wall_ms(),
                 )
                 for number, one in copied
@@ -310,19 +311,6 @@ def refuse_what_is_there(target: Target) -> None:
                 f"the topic {target.topic(name)} has records: a backup is restored into a cluster "
                 "that was never started. Give a new name with --cluster, or another --data-dir",
             )
-
-
-def ends(target: Target, name: str) -> Offset:
-    """Return an offset that no record of a topic has reached, whoever wrote it."""
-    with closing(
-        LogReader(
-            target.servers,
-            target.topic(name),
-            "restore",
-            **{"isolation.level": "read_uncommitted"},
-        )
-    ) as log:
-        return log.bounds()[1]
 
 
 # -- what is written -----------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import NamedTuple
 
-from confluent_kafka import Message
+from confluent_kafka import KafkaError, KafkaException, Message
 
 from coordinator.core.catalog import state as states
 from coordinator.core.catalog.state import StateContext
@@ -22,7 +22,7 @@ from coordinator.core.model.types import Cas, Offset
 from coordinator.kafka.history_log import END_WAIT_S, HistoryLog
 from coordinator.kafka.log_reader import BadRecord, LogReader, decoded
 from coordinator.kafka.past_states import PastStates
-from coordinator.kafka.readers import FETCH_WAIT_MS
+from coordinator.kafka.readers import FETCH_WAIT_MS, written_end
 from coordinator.kafka.topics import COMMIT, HISTORY, SNAPSHOTS, STATECONTEXT, topic_name
 
 NEEDED = (COMMIT, HISTORY, SNAPSHOTS, STATECONTEXT)
@@ -122,6 +122,15 @@ class HistoryTail:
             self._newest = Cas(max(self._newest, base + end - 1))
         return self._newest
 
+    def _is_written(self, cas: Cas) -> bool:
+        """Tell whether `statecontext` has a record for a CAS, committed or not.
+
+        Raises KafkaException.
+        """
+        base = self._cas_base()
+        topic = topic_name(self._cluster, STATECONTEXT)
+        return base is not None and cas < base + written_end(self._servers, topic, CALL_TIMEOUT_S)
+
     def _cas_base(self) -> int | None:
         if self._base is None:
             self._base = self._states.cas_base()
@@ -175,9 +184,17 @@ class HistoryTail:
 
     def _is_committed(self, cas: Cas, until_s: float) -> bool:
         """Tell whether there is an event of this CAS, when the markers of its transaction have come
-        everywhere: they become visible partition by partition."""
+        everywhere: they become visible partition by partition.
+
+        Raises KafkaException where nobody can tell yet: the next connection reads it again.
+        """
         while self.newest() < cas:
-            if self._stopping.is_set() or time.monotonic() > until_s:
+            if self._stopping.is_set():
+                return False
+            if time.monotonic() > until_s:
+                if self._is_written(cas):
+                    text = f"statecontext has CAS {cas}, and does not show it yet"
+                    raise KafkaException(KafkaError(KafkaError._TIMED_OUT, text))
                 return False
             self._stopping.wait(POLL_S)
         return True

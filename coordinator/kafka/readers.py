@@ -140,6 +140,15 @@ def watermarks(
         reader.close()
 
 
+def written_end(bootstrap_servers: str, topic: str, timeout_s: float = 10.0) -> Offset:
+    """Return the offset that no record of partition 0 has reached, committed or not."""
+    reader = consumer(bootstrap_servers, "watermarks", **{"isolation.level": "read_uncommitted"})
+    try:
+        return bounds(reader, TopicPartition(topic, 0), timeout_s)[1]
+    finally:
+        reader.close()
+
+
 def bounds(
     reader: Consumer, place: TopicPartition, timeout_s: float = 10.0
 ) -> tuple[Offset, Offset]:

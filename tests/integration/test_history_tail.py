@@ -23,6 +23,7 @@ from coordinator.core.history.changes import fold, transactions
 from coordinator.core.model.records import Event
 from coordinator.core.model.types import Cas, Offset, TxnId
 from coordinator.embedded.broker import Broker
+from coordinator.kafka import history_tail
 from coordinator.kafka.history_tail import HistoryTail
 from coordinator.kafka.topics import HISTORY, SNAPSHOTS, delete_records
 from tests.integration.cluster import wait_until
@@ -200,6 +201,32 @@ def test_what_leaves_the_topic_while_a_watch_begins_is_said_to_be_compacted(
         next_changes(watch.watch(0), 1)
     oldest = log.committed[3].cas
     assert (caught.value.code, caught.value.details) == ("compacted", {"oldest": oldest})
+
+
+def test_what_statecontext_shows_late_is_told_however_late(
+    log: WrittenLog, watch: KafkaWatch, bad: list[BadRecord], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker that writes the markers of a transaction may die between two of them."""
+    monkeypatch.setattr(history_tail, "END_WAIT_S", 0.3)
+    log.commit(written("a", "1"))
+    with closing(watch.watch(0)) as watching:
+        assert next_changes(watching, 1) == oracle(log)
+        go_on = log.hold_back()
+        log.commit(written("a", "2"))
+        never = Event(written("a", "666"), TxnId(9, 9), 0, 1, Cas(2**50))
+        place = log.publish(HISTORY, codec.encode(never))
+        log.commit(written("a", "3"))
+
+        def end() -> None:
+            go_on()
+            log.commit(written("a", "4"))
+
+        threading.Timer(2.0, end).start()
+        found = next_changes(watching, 1)
+        while found[-1]["value"] != 4:
+            found += next_changes(watching, 1)
+    assert found == oracle(log)[1:]
+    assert [one.offset for one in bad] == [place]
 
 
 def test_records_of_strangers_are_passed_over_and_told_with_their_places(

@@ -124,6 +124,14 @@ class WrittenLog:
         """Write a copy of a state, as a master does now and then; return where it begins."""
         return min(self.publish(SNAPSHOTS, codec.encode(one)) for one in chunks(number, state))
 
+    def hold_back(self) -> Callable[[], None]:
+        """Have nothing committed become visible on `statecontext`; return what ends that."""
+        other = self._producer(f"other{self._seq}")
+        other.begin_transaction()
+        other.produce(self.topic(STATECONTEXT), b"", b"", partition=0)
+        assert other.flush(WAIT_S) == 0
+        return lambda: other.abort_transaction(WAIT_S)
+
 
 def _noting(offsets: list[int]) -> Callable[[KafkaError | None, Message], Any]:
     def delivered(error: KafkaError | None, message: Message) -> None:
