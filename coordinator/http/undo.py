@@ -109,12 +109,16 @@ class Undoing:
             outcome = await self._execute(part, key)
             if not outcome.answer["succeeded"]:
                 return None
-            self._done |= {step.key for step in chosen}
             self._txns += [outcome.txn] if outcome.txn else []
             if _is_answer_to(part, outcome):
+                self._done |= {step.key for step in chosen}
                 self._changes += await told(_told_of(chosen, outcome, then.cas))
             elif outcome.txn:
-                self._changes += await self._history_of(outcome.txn, key or "")
+                changes = await self._history_of(outcome.txn, key or "")
+                self._note(then, changes)
+                if key != self._key:
+                    # Another try of this request was first, and may have chosen other steps.
+                    return None
             if is_repeat:
                 break
         return await self._answer(then.cas, whole, self._changes, self._shell.node.state)
@@ -162,9 +166,13 @@ class Undoing:
             txn, request = str(found.txn), found.outcome.id
             changes = await self._history_of(txn, request)
             self._txns.append(txn)
-            self._changes += changes
-            self._done |= {change["key"] for change in changes}
-            self._done |= _restored(then, changes)
+            self._note(then, changes)
+
+    def _note(self, then: StateContext, changes: list[dict[str, Any]]) -> None:
+        """Take note of what the history says that another try has changed."""
+        self._changes += changes
+        self._done |= {change["key"] for change in changes}
+        self._done |= _restored(then, changes)
 
     async def _check(self, steps: tuple[Step, ...], then: StateContext, now: StateContext) -> None:
         """Refuse what is too much at once, and what was not looked at before. Raises ApiError."""
