@@ -135,6 +135,14 @@ class Deliveries:
 
         `end` is its CAS, where it has ended already.
         """
+        try:
+            await self._deliver_to_its_end(selection, subscription, end)
+        finally:
+            self._ending_s.pop(subscription.number, None)
+
+    async def _deliver_to_its_end(
+        self, selection: Selection, subscription: Subscription, end: Cas | None
+    ) -> None:
         pause_s, patience = FIRST_PAUSE_S, Patience()
         seen = _End(end)
         while True:
@@ -154,7 +162,6 @@ class Deliveries:
             pause_s = FIRST_PAUSE_S if time.monotonic() - began_s > PAUSE_MAX_S else pause_s
             await asyncio.sleep(pause_s)
             pause_s = min(PAUSE_MAX_S, 2 * pause_s)
-        self._ending_s.pop(subscription.number, None)
 
     async def _is_behind(self, subscription: Subscription, end: Cas) -> bool:
         """Tell whether an earlier master began a delivery, and did not come to its end.

@@ -396,6 +396,25 @@ def test_a_delivery_that_fails_is_given_up_in_the_end_once_the_subscription_is_g
     assert (delivery.opened, pauses) == (1, [])
 
 
+def test_a_master_that_leads_again_gives_what_came_before_an_end_all_of_its_time_again(
+    delivery: MemoryDelivery, pauses: list[float]
+) -> None:
+    """What it tried before it was deposed counts neither as time nor as one of so many."""
+
+    async def story(bench: Bench) -> None:
+        delivery.fails_with = [DeliveryError("no broker")] * 1_000
+        bench.install(some(1, 51, "a"))
+        bench.install(unsubscribed(52))
+        bench.node.state = a_state_of(52, TOPIC)
+        delivering = asyncio.create_task(deliver(bench))
+        await until(lambda: len(pauses) > 1)
+        delivering.cancel()
+        await asyncio.wait([delivering])
+        assert bench.deliveries._ending_s == {}
+
+    tell(story)
+
+
 def test_a_delivery_of_which_the_last_part_was_in_doubt_ends_where_that_is_there(
     delivery: MemoryDelivery, pauses: list[float]
 ) -> None:
