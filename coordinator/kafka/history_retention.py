@@ -3,7 +3,8 @@
 In this order, each step behind the one before it, however often a master dies between two:
 
 1. Records that are older than the retention are written to segments, each synced to the disk.
-2. A copy of the state above them, of which `commit` tells, is read back from `snapshots`.
+2. A copy of the state above them, of which `commit` tells, is read back from `snapshots`. It is as
+   old as they are: whoever was away for less than that goes on from there by the topic alone.
 3. The segments are read back from the disk, and compared with the topic, record by record.
 4. The records are deleted from the topic, up to the end of the last segment that was compared.
 
@@ -22,6 +23,7 @@ from typing import NamedTuple
 from confluent_kafka import KafkaException, Message
 
 from coordinator import codec
+from coordinator.core.consensus.authority import SNAPSHOTS_MAX
 from coordinator.core.history.retention import Portion, Seen, left_by
 from coordinator.core.model.authority_state import AuthorityState, SnapshotInfo
 from coordinator.core.model.records import Event
@@ -97,7 +99,7 @@ class HistoryRetention:
             archived, wants_copy = 0, False
             try:
                 archived = self._archive_old(reader, authority, now_ms)
-                wants_copy = self._let_go(reader, authority)
+                wants_copy = self._let_go(reader, authority, now_ms)
             except KafkaException as error:
                 _raise_unless_gone(error)
                 log.info("another master lets records of history go: %s", error)
@@ -190,28 +192,31 @@ class HistoryRetention:
 
     # -- from the topic ----------------------------------------------------------------------
 
-    def _let_go(self, reader: LogReader, authority: AuthorityState) -> bool:
+    def _let_go(self, reader: LogReader, authority: AuthorityState, now_ms: int) -> bool:
         """Delete what is in the archive and below a copy; return whether a copy is wanted."""
         low, _ = reader.bounds()
         waiting = [header for header in self._archive.headers() if header.end > low]
         if not waiting:
             return False
-        copy = self._copy_above(authority, waiting[0].last_cas)
+        above = [info for info in authority.snapshots if info.cas > waiting[0].last_cas]
+        before_ms = now_ms - self._retention_ms
+        old = [info for info in above if info.at_ms < before_ms]
+        # One from the future, of a master whose clock was ahead, is not waited for.
+        is_awaited = any(before_ms <= info.at_ms <= now_ms for info in above)
+        if not old and len(above) >= SNAPSHOTS_MAX:
+            # They come so fast that the Authority knows of none that is old; there are some.
+            old = above
+        copy = self._newest(old)
         for header in left_by(waiting, low, copy):
             self._compare(reader, header.begin, low)
             delete_records(self._servers, self._topic, header.end)
             low = header.end
             log.info("history up to offset %d is in the archive alone", low)
-        return copy is None
+        return copy is None and not is_awaited
 
-    def _copy_above(self, authority: AuthorityState, cas: Cas) -> SnapshotInfo | None:
-        """Return the newest copy of the state above a CAS that can be read back.
-
-        Raises KafkaException.
-        """
-        for info in reversed(authority.snapshots):
-            if info.cas <= cas:
-                continue
+    def _newest(self, copies: Sequence[SnapshotInfo]) -> SnapshotInfo | None:
+        """Return the newest copy of the state that can be read back. Raises KafkaException."""
+        for info in reversed(copies):
             try:
                 found = self._sources.read_copy(info.copy, info.offset)
             except SnapshotLost as error:

@@ -27,6 +27,7 @@ from coordinator.client.kafka_watch import KafkaWatch
 from coordinator.core.catalog import state as states
 from coordinator.core.catalog.snapshots import chunks
 from coordinator.core.catalog.state import StateContext
+from coordinator.core.consensus.authority import SNAPSHOTS_MAX
 from coordinator.core.consensus.full_sync import HISTORY as FROM_HISTORY
 from coordinator.core.model.authority_state import AuthorityState, SnapshotInfo
 from coordinator.core.model.records import AuthoritySnapshot, Event
@@ -54,6 +55,10 @@ HOUR_MS = 3_600_000
 UNAVAILABLE = "history_archive_unavailable"
 
 
+def wall_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
 class Kept:
     """A log that is written by hand, its archive, and a master of it that may die anywhere."""
 
@@ -70,9 +75,9 @@ class Kept:
             self.log.publish(HISTORY, b"of a stranger")
             self.log.commit(written(f"c{number}", f"[{number}]"))
 
-    def copy(self) -> SnapshotInfo:
+    def copy(self, at_ms: int = 0) -> SnapshotInfo:
         """Write a copy of the state, as a master does, and have the Authority tell of it."""
-        info = self.copy_of(self.log.state)
+        info = replace(self.copy_of(self.log.state), at_ms=at_ms)
         self.snapshots = (*self.snapshots, info)
         return info
 
@@ -100,6 +105,7 @@ class Kept:
         *,
         writer: str = "node-1",
         older_ms: int = -HOUR_MS,
+        now_ms: int | None = None,
         authority: AuthorityState | None = None,
     ) -> Passed:
         """Let go what is older than `older_ms`; by default all that there is."""
@@ -110,7 +116,7 @@ class Kept:
             writer=writer,
             stopping=threading.Event(),
         )
-        return passes.run(authority or self.authority, time.time_ns() // 1_000_000)
+        return passes.run(authority or self.authority, now_ms or wall_ms())
 
     @property
     def low(self) -> int:
@@ -184,6 +190,43 @@ def test_without_a_copy_above_it_nothing_goes_and_a_copy_is_wanted(kept: Kept) -
     passed = kept.run()
     assert not passed.wants_copy
     assert passed.low == kept.low > 0
+
+
+def test_who_was_away_for_less_than_the_retention_goes_on_by_the_topic(kept: Kept) -> None:
+    """To go on, it needs a state from before it left, and all that has changed since."""
+    kept.some(2)
+    middle = wall_ms() + 1
+    wait_until(lambda: wall_ms() > middle, "what comes now is later")
+    kept.some(1)
+    left = kept.log.state.cas
+    kept.some(1)
+    copy = kept.copy(wall_ms())
+    kept.some(1)
+    now = wall_ms()
+    passed = kept.run(older_ms=now - middle, now_ms=now)
+    assert (passed.archived > 0, passed.wants_copy) == (True, False)
+    with (
+        KafkaWatch(kept.log.servers, kept.log.name) as watch,
+        closing(watch.watch(left)) as watching,
+    ):
+        first = next(event for event in watching if event["type"] == "change")
+    assert first["cas"] == next(e.cas for e in kept.log.committed if e.cas > left)
+    assert kept.run(older_ms=0, now_ms=copy.at_ms + 1).low > 0
+
+
+def test_a_copy_of_a_master_whose_clock_was_ahead_is_not_waited_for(kept: Kept) -> None:
+    kept.some(2)
+    kept.copy(wall_ms() + HOUR_MS)
+    assert kept.run(older_ms=-1).wants_copy
+    assert kept.low == 0
+
+
+def test_where_copies_come_faster_than_the_retention_each_of_them_will_do(kept: Kept) -> None:
+    """The Authority knows of so many only, and older ones stand on the topic."""
+    kept.some(2)
+    for count in range(1, SNAPSHOTS_MAX + 1):
+        kept.copy(wall_ms() + HOUR_MS)
+        assert (kept.run(older_ms=-1).low > 0) == (count == SNAPSHOTS_MAX)
 
 
 def test_what_is_younger_than_the_retention_stays(kept: Kept) -> None:
