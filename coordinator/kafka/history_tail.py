@@ -154,21 +154,20 @@ class HistoryTail:
             yield Found(whole, found.at_end)
 
     def _begin(self, cas: Cas, position: Offset | None) -> Offset:
-        if position is None:
-            with closing(self._history()) as log:
-                newest = self.newest()
-                place = log.place_above(cas, newest)
-                # What comes next may have left the topic since the state was found.
-                if cas < log.leads_on_from(newest):
-                    raise Gone(log.oldest(newest))
-                return place
-        low, end = self._log.bounds()
-        if position < low:
-            raise Gone(self._oldest())
-        if position > end:
-            text = f"history was read up to offset {position}, but ends at {end}"
-            raise LogReplaced(f"{text}: the log was lost or replaced")
-        return position
+        if position is not None:
+            low, end = self._log.bounds()
+            if position > end:
+                text = f"history was read up to offset {position}, but ends at {end}"
+                raise LogReplaced(f"{text}: the log was lost or replaced")
+            if position >= low:
+                return position
+        with closing(self._history()) as log:
+            newest = self.newest()
+            place = log.place_above(cas, newest)
+            # What comes next may have left the topic since the state was found.
+            if cas < log.leads_on_from(newest):
+                raise Gone(log.oldest(newest))
+            return place
 
     def _joined(self, joining: Joining, messages: list[Message]) -> Iterator[Transaction]:
         patience_s = time.monotonic() + END_WAIT_S

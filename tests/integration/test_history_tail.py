@@ -25,6 +25,7 @@ from coordinator.core.model.types import Cas, Offset, TxnId
 from coordinator.embedded.broker import Broker
 from coordinator.kafka import history_tail
 from coordinator.kafka.history_tail import HistoryTail
+from coordinator.kafka.log_reader import LogReader, Read
 from coordinator.kafka.topics import HISTORY, SNAPSHOTS, delete_records
 from tests.integration.cluster import wait_until
 from tests.integration.written_log import WrittenLog
@@ -201,6 +202,27 @@ def test_what_leaves_the_topic_while_a_watch_begins_is_said_to_be_compacted(
         next_changes(watch.watch(0), 1)
     oldest = log.committed[3].cas
     assert (caught.value.code, caught.value.details) == ("compacted", {"oldest": oldest})
+
+
+def test_what_is_known_already_may_leave_the_topic_while_a_watch_begins(
+    log: WrittenLog, watch: KafkaWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A place in the log is found but roughly: the first records there may be known."""
+    some(log, 2)
+    log.copy(log.state, 1)
+    begin = log.state.cas
+    some(log, 1)
+    follow, cuts = LogReader.follow, [5]
+
+    def cut_first(reader: LogReader, offset: Offset, stopping: threading.Event) -> Iterator[Read]:
+        if cuts:
+            delete_records(log.servers, log.topic(HISTORY), cuts.pop())
+            yield Read([], offset, False)
+        yield from follow(reader, offset, stopping)
+
+    monkeypatch.setattr(LogReader, "follow", cut_first)
+    with closing(watch.watch(begin)) as watching:
+        assert next_changes(watching, 4) == oracle(log, begin)
 
 
 def test_what_statecontext_shows_late_is_told_however_late(
