@@ -25,6 +25,7 @@ import json
 import os
 import ssl
 import time
+import unicodedata
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -245,11 +246,19 @@ def _origin(url: str) -> str:
     url = url.strip()
     try:
         parsed = httpx.URL(url if "://" in url else f"http://{url}")
-    except httpx.InvalidURL:
+        parsed.host.encode("idna")  # Who connects does that, and fails in a way of its own.
+    except (httpx.InvalidURL, UnicodeError):
         parsed = httpx.URL("")
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise CoordinatorError("invalid_request", f"not the URL of a node: {url!r}")
     return f"{parsed.scheme}://{parsed.netloc.decode()}"
+
+
+def _header_of(principal: str) -> bytes:
+    """Return a principal as a header has it. CoordinatorError `invalid_request`: none can."""
+    if any(unicodedata.category(one) == "Cc" for one in principal):
+        raise CoordinatorError("invalid_request", f"a principal is one line: {principal!r}")
+    return principal.encode()
 
 
 def _request(call: Call, node: str, target: httpx.URL | None = None) -> httpx.Request:
@@ -369,6 +378,7 @@ class _Attempts:
         limit_s = request.extensions.pop(LIMIT, None)
         request.extensions["timeout"] = self.timeout(limit_s).as_dict()
         request.headers.update(self._headers)
+        request.headers.encoding = "utf-8"  # What reads them as ASCII fails after the answer.
         return request
 
 
@@ -397,7 +407,7 @@ class _Api(Generic[R]):
         repeats included. `first_contact_s`: the deadline of calls until a node has answered.
 
         `principal`: in whose name changes are made, at most 256 characters. The history shows it;
-        nobody verifies it.
+        nobody verifies it. Raises CoordinatorError `invalid_request`: no header can hold it.
         """
         urls = default_urls() if url is None else url.split(",") if isinstance(url, str) else url
         self._route = _Route(urls)
@@ -410,7 +420,7 @@ class _Api(Generic[R]):
                 max_connections=CONNECTIONS_MAX, max_keepalive_connections=CONNECTIONS_MAX
             ),
         }
-        self._headers = {b"X-Principal": principal.encode()} if principal else {}
+        self._headers = {b"X-Principal": _header_of(principal)} if principal else {}
         if not any(node.startswith("https:") for node in self._route.nodes(for_write=False)):
             # Loading the trusted certificates takes longer than most calls.
             self._settings["verify"] = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

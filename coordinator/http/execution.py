@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Annotated, TypedDict
 
@@ -38,6 +39,22 @@ def _if_match(value: str | None) -> Cas | None:
     return Cas(int(text))
 
 
+def principal_of(header: str | None) -> str:
+    """Return the caller that an `X-Principal` header names; none: an empty text.
+
+    HTTP has no encoding for headers, and the server takes each byte for a character. Clients send
+    UTF-8; what is no UTF-8 stays as it is.
+    """
+    if not header:
+        return ""
+    with suppress(UnicodeError):
+        header = header.encode("latin-1").decode()
+    if len(header) > PRINCIPAL_LENGTH_MAX:
+        text = f"X-Principal: a principal has at most {PRINCIPAL_LENGTH_MAX} characters"
+        raise ApiError("invalid_request", text)
+    return header
+
+
 async def execute(
     shell: Shell,
     command: commands.Command,
@@ -54,13 +71,10 @@ async def execute(
     also depends on the state). Definitions that are `examined` already are not parsed again.
     """
     expected = _if_match(if_match)
-    if principal and len(principal) > PRINCIPAL_LENGTH_MAX:
-        text = f"X-Principal: a principal has at most {PRINCIPAL_LENGTH_MAX} characters"
-        raise ApiError("invalid_request", text)
     request = commands.Request(
         command=command,
         id=key or "",
-        principal=principal or "",
+        principal=principal_of(principal),
         expected_cas=expected,
         fingerprint=_fingerprint(command, expected, fingerprint) if key else 0,
         recorded=key is not None,

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import FastAPI, Header
+from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
-from coordinator.core.catalog.ddl import PRINCIPAL_LENGTH_MAX
 from coordinator.core.consensus import inputs
 from coordinator.core.model import commands
 from coordinator.core.model.types import Epoch
 from coordinator.http import models, views
 from coordinator.http.errors import json_response, raise_unless_ok
+from coordinator.http.execution import Principal, principal_of
 from coordinator.http.shared import DEADLINE_MS, read_answer
 from coordinator.node.shell import Shell
 
@@ -23,10 +23,6 @@ NODE_MAX = 2**31 - 1
 
 Reason = Annotated[str, Field(max_length=REASON_LENGTH_MAX)]
 NodeId = Annotated[int, Field(ge=1, le=NODE_MAX)]
-Principal = Annotated[
-    str | None,
-    Header(description="The caller; recorded, not verified.", max_length=PRINCIPAL_LENGTH_MAX),
-]
 
 
 class StepDownBody(BaseModel):
@@ -53,10 +49,10 @@ def add_membership(app: FastAPI, shell: Shell) -> None:
     """Add the routes of the Authority."""
 
     async def ask(command: commands.MembershipCommand, principal: str | None) -> Response:
-        deadline = shell.now().mono_ms + DEADLINE_MS
+        deadline, caller = shell.now().mono_ms + DEADLINE_MS, principal_of(principal)
 
         def make(token: int) -> inputs.Input:
-            return inputs.MembershipRequested(token, deadline, command, principal or "")
+            return inputs.MembershipRequested(token, deadline, command, caller)
 
         outcome = raise_unless_ok(await shell.ask(make))
         return json_response(outcome.answer)

@@ -293,6 +293,35 @@ def test_only_what_is_the_url_of_a_node_is_learnt():
     assert route.nodes(for_write=False) == ["http://a:1", "http://b:2"]
 
 
+@pytest.mark.parametrize("host", ["a" * 64, "a..b", "é" * 64])
+def test_a_host_that_no_name_service_knows_is_refused_at_once(host):
+    with pytest.raises(CoordinatorError) as caught:
+        client_module._Route([f"http://{host}:1"])
+    assert caught.value.code == "invalid_request"
+
+
+@pytest.mark.parametrize("host", ["[::1]", "127.0.0.1", "localhost.", "a-b_c", "bücher.example"])
+def test_a_host_that_may_be_there_is_asked(host):
+    assert client_module._Route([f"http://{host}:1"]).nodes(for_write=False)
+
+
+@pytest.mark.parametrize("principal", ["José", "Žofie", "ada\N{LATIN SMALL LETTER E}", "阿达"])
+def test_a_principal_of_any_alphabet_is_sent_as_utf_8(serve, run, principal):
+    node = serve(always(CREATED))
+    assert run(node.url, create, principal=principal) == [CREATED.body]
+    (asked,) = [one for one in node.requests if one.path == "/v1/indexes"]
+    assert asked.headers["x-principal"].encode("latin-1").decode() == principal
+
+
+@pytest.mark.parametrize("principal", ["a\nb", "a\rb", "\0", "a\x1b"])
+def test_a_principal_that_no_header_holds_is_refused_before_anything_is_sent(serve, run, principal):
+    node = serve(always(CREATED))
+    with pytest.raises(CoordinatorError) as caught:
+        run(node.url, create, principal=principal)
+    assert caught.value.code == "invalid_request"
+    assert not node.requests
+
+
 def test_drop_by_name_looks_up_the_id(serve, run):
     def script(request: Request) -> Answer:
         if request.method == "DELETE":
