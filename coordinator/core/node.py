@@ -114,7 +114,7 @@ from coordinator.core.model.records import (
     TransactionProposed,
     TransactionRolledBack,
 )
-from coordinator.core.model.stream_records import HwHeartbeat
+from coordinator.core.model.stream_records import FailoverLog, HwHeartbeat
 from coordinator.core.model.types import Epoch, Instant
 from coordinator.core.timestamps.board import Board
 
@@ -631,11 +631,19 @@ class Node:
                 self.run(self.master.answered(self, record))
 
     def _streams_read(self, event: StreamsRead) -> None:
-        for record in event.records:
+        records = [record for record in event.records if not self._is_strange(record)]
+        for record in records:
             if isinstance(record, HwHeartbeat):
                 self.peers.watermarks[record.bucket, record.indexer] = record
         if self.master is not None:
-            self.master.streams_read(event.records)
+            self.master.streams_read(self, records)
+
+    def _is_strange(self, record: HwHeartbeat | FailoverLog) -> bool:
+        """Tell whether this is what an indexer holds that cannot be, or of a bucket that there is
+        not: it is kept, and said again and again."""
+        if not isinstance(record, HwHeartbeat):
+            return False
+        return impossible(record) or self.state.bucket(record.bucket) is None
 
     def _ddl_read(self, event: DdlRead) -> None:
         if self.master is not None:

@@ -5,6 +5,7 @@ vbuuids and seqnos are unsigned 64-bit numbers: they are decimal strings whereve
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +20,10 @@ from coordinator.core.model.stream_records import (
 )
 from coordinator.core.model.vectors import Vector
 from coordinator.core.timestamps.board import BucketBoard, lag, total
+
+SUM = re.compile(r"[0-9]{1,40}")
+"""A sum of seqnos: nobody has so many vbuckets that it has more digits, and Python reads no number
+of some thousands."""
 
 
 class Row(NamedTuple):
@@ -74,7 +79,7 @@ def _current(row: Row, now_ms: int) -> dict[str, Any] | None:
     if beat is None:
         return None
     for current in beat.currents:
-        if current.bucket == row.bucket and current.seqnos.isdecimal():
+        if current.bucket == row.bucket and SUM.fullmatch(current.seqnos):
             age_ms = max(0, now_ms - beat.at_ms)
             return {"seqnos": int(current.seqnos), "at_ms": beat.at_ms, "age_ms": age_ms}
     return None

@@ -111,7 +111,7 @@ class Peers:
                     self.applications[shard_of(beat.shard)] = heard
 
 
-def impossible(beat: Heartbeat) -> bool:
+def impossible(beat: Heartbeat | HwHeartbeat) -> bool:
     """Tell whether this names a process that cannot be: each number that is heard is kept."""
     numbers = (getattr(beat, name, 0) for name in ("node", "indexer", "projector"))
     return any(authorities.impossible_id(number) for number in numbers)

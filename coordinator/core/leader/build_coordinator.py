@@ -56,6 +56,12 @@ AUTOMATIC_MAX = 50
 BUILD_BYTES = 128
 """An index weighs so much more when it is being built, its key included."""
 
+VBUCKETS = range(2**16)
+"""The numbers that a vbucket can have."""
+
+STRANGE_MAX = 64
+"""Of so many buckets that there are not histories are kept: one may be on its way."""
+
 Life = tuple[int, int]
 """A process: its number and its incarnation."""
 
@@ -118,13 +124,22 @@ class BuildCoordinator:
         if index is not None and index.build == record.build:
             self._built.setdefault(index.id, {})[record.indexer] = record.build
 
-    def streams_read(self, records: Iterable[HwHeartbeat | FailoverLog]) -> None:
+    def streams_read(self, view: NodeView, records: Iterable[HwHeartbeat | FailoverLog]) -> None:
         """Take what indexers hold, and the histories of vbuckets."""
         for record in records:
             if isinstance(record, HwHeartbeat):
                 self._watermarks[record.bucket, record.indexer] = record
-            else:
+            elif record.vbucket in VBUCKETS:
+                self._make_room(view, record.bucket)
                 self._logs.setdefault(record.bucket, {})[record.vbucket] = record.branches
+
+    def _make_room(self, view: NodeView, bucket: str) -> None:
+        """Forget the history of a bucket that there is not, if there are too many of them."""
+        if bucket in self._logs or view.state.bucket(bucket) is not None:
+            return
+        strange = [name for name in self._logs if view.state.bucket(name) is None]
+        if len(strange) >= STRANGE_MAX:
+            del self._logs[strange[0]]
 
     # -- what is due -------------------------------------------------------------------------
 

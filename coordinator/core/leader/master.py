@@ -276,8 +276,8 @@ class Master:
     def projector_heard(self, view: NodeView, beat: ProjectorHeartbeat) -> None:
         self.membership.projector_heard(view, beat)
 
-    def streams_read(self, records: Iterable[HwHeartbeat | FailoverLog]) -> None:
-        self.building.streams_read(records)
+    def streams_read(self, view: NodeView, records: Iterable[HwHeartbeat | FailoverLog]) -> None:
+        self.building.streams_read(view, records)
 
     def scrubbed(self, view: NodeView, event: Scrubbed) -> list[Result]:
         """`statecontext` was compared with the state."""

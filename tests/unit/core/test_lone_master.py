@@ -19,6 +19,7 @@ from coordinator.core.consensus import inputs as inp
 from coordinator.core.consensus.durability import UNSYNCED_SAVES_MAX
 from coordinator.core.consensus.signals import Result
 from coordinator.core.consensus.view import NodeView
+from coordinator.core.leader.build_coordinator import STRANGE_MAX
 from coordinator.core.leader.group_commit import PLAIN_BYTES
 from coordinator.core.model.commands import (
     OK,
@@ -43,7 +44,10 @@ from coordinator.core.model.records import (
     TransactionCommitted,
     TransactionRolledBack,
 )
-from tests.support.indexes import make_indexer_beat
+from coordinator.core.model.stream_records import FailoverBranch, FailoverLog
+from coordinator.core.model.types import Seqno, Vbuuid
+from coordinator.core.model.vectors import Vector
+from tests.support.indexes import make_indexer_beat, make_watermarks
 from tests.support.lone_node import LoneNode
 
 GROUP_BYTES = 512 * 1024
@@ -627,3 +631,28 @@ def test_the_largest_alter_that_is_admitted_can_end_both_indexes(lone: LoneNode)
             assert fresh.replies[token].code == "alter_abandoned"
         admitted.add(token not in fresh.replies or fresh.replies[token].code != "value_too_large")
     assert admitted == {True, False}
+
+
+def test_what_strangers_say_that_they_hold_is_not_kept(lone: LoneNode) -> None:
+    """A record weighs up to 4 MiB, and is kept for as long as the process lives."""
+    lone.create(CreateIndex(name="i", bucket="b", primary=True, defer_build=True))
+    said = [("b", 0), ("b", 250), *(("b", n) for n in (-1, 251, 2**40))]
+    said += [(f"stranger-{n}", 0) for n in range(200)]
+    for bucket, indexer in said:
+        beat = make_watermarks(indexer, Vector.zero(2), bucket=bucket)
+        lone.feed(inp.StreamsRead((beat,)))
+    assert set(lone.node.peers.watermarks) == {("b", 0), ("b", 250)}
+    assert set(lone.master.building._watermarks) == {("b", 0), ("b", 250)}
+
+
+def test_of_buckets_that_there_are_not_few_histories_are_kept(lone: LoneNode) -> None:
+    """They are read once, and may be read before the bucket is made."""
+    lone.create(CreateIndex(name="i", bucket="b", primary=True, defer_build=True))
+    branches = (FailoverBranch(Vbuuid(1), Seqno(0)),)
+    for bucket in ("b", *(f"stranger-{n}" for n in range(200)), "soon"):
+        for vbucket in (-1, 0, 1, 2**31 - 1):
+            lone.feed(inp.StreamsRead((FailoverLog(bucket, vbucket, branches, 0),)))
+    kept = lone.master.building._logs
+    assert {"b", "soon"} <= kept.keys()
+    assert len(kept) == STRANGE_MAX + 1
+    assert all(one.keys() == {0, 1} for one in kept.values())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from coordinator.core.catalog.state import Versioned
 from coordinator.core.model.entities import Source, Stream
 from coordinator.core.model.records import BucketCurrent, StreamOwner, TimestampsHeartbeat
@@ -125,3 +127,12 @@ def test_restarts_and_enquiries_are_shown_newest_first_and_a_clock_that_is_ahead
     assert enquiry["position"] == [str(TOP), "1"]
     assert enquiry["connection"] == str(2**63 - 1)
     assert [r["number"] for r in restart("b", known(), 1, NOW_MS)["restarts"]] == [2]
+
+
+@pytest.mark.parametrize("seqnos", ["", "-1", "1.0", "٣", "9" * 41, "9" * 5_000])
+def test_what_is_no_sum_of_seqnos_is_no_current_timestamp(seqnos: str) -> None:
+    """Whoever writes to `heartbeat` says it: it must not keep the others from being shown."""
+    beat = TimestampsHeartbeat(1, 1, 1, 9_200, (BucketCurrent("b", seqnos),), ())
+    (shown,) = stabilities(1, [Row("b", 2, known(), None, None, beat)], NOW_MS)["buckets"]
+    assert shown["current"] is None
+    assert shown["stability"] is not None

@@ -129,9 +129,9 @@ def a_building(view: Any, *indexes: Index, live: tuple[int, ...]) -> BuildCoordi
     return BuildCoordinator(3)
 
 
-def says(building: BuildCoordinator, indexer: int, vector: Vector) -> None:
+def says(view: Any, building: BuildCoordinator, indexer: int, vector: Vector) -> None:
     record = make_watermarks(indexer, vector, bucket="travel", indexes=(1,))
-    building.streams_read([record])
+    building.streams_read(view, [record])
 
 
 def test_who_is_away_or_holds_nothing_takes_no_part(view: Any) -> None:
@@ -143,7 +143,7 @@ def test_who_is_away_or_holds_nothing_takes_no_part(view: Any) -> None:
         live=(1, 2, 4),
     )
     for indexer, vector in ((1, HELD), (2, ZERO), (4, ZERO)):
-        says(building, indexer, vector)
+        says(view, building, indexer, vector)
     begin, [asked] = building._restart(view, "travel", overdue=False)
     assert begin is None
     assert isinstance(asked, Ask)
@@ -153,7 +153,7 @@ def test_who_is_away_or_holds_nothing_takes_no_part(view: Any) -> None:
 
 def test_who_is_sure_to_hold_something_is_waited_for(view: Any) -> None:
     building = a_building(view, make_index(1, 1, 2, state=MAINTENANCE), live=(1, 2))
-    says(building, 1, HELD)
+    says(view, building, 1, HELD)
     assert building._restart(view, "travel", overdue=False) == (None, ())
     view.peers.application_of = lambda bucket: None
     view.peers.alive = lambda peer: peer is not None
@@ -190,7 +190,7 @@ def test_an_answer_is_not_taken_for_a_loss_that_nobody_asked_about(
 
 def test_what_an_indexer_held_in_another_life_does_not_count(view: Any) -> None:
     building = a_building(view, make_index(1, 1, state=MAINTENANCE), live=(1,))
-    says(building, 1, HELD)
+    says(view, building, 1, HELD)
     assert building._watermark(view, "travel", 1, 2) is not None
     view.peers.indexers[1].beat.incarnation = 2
     assert building._watermark(view, "travel", 1, 2) is None
