@@ -258,11 +258,10 @@ class EventStream(Response):
                 await asyncio.sleep(RETRY_S)
                 continue
             self._has_caught_up = True
-            for portion in _portions_of(page):
-                yield self._shown(portion)
-                if self._has_ended:
-                    return
-                await asyncio.sleep(0)
+            async for chunk in self._told(_changes_of(page)):
+                yield chunk
+            if self._has_ended:
+                return
             after = newest.cas if page.next is None else page.next
 
     def _read_past(self, after: Cas, predicate: Selector, newest: StateContext) -> Page:
@@ -284,7 +283,8 @@ class EventStream(Response):
             self._wake.clear()
             found = subscription.take(LIMIT, changes.newest)
             if found:
-                yield self._shown(found)
+                async for chunk in self._told(found):
+                    yield chunk
                 if self._has_ended:
                     return
                 pause_s = BOOKMARK_SOON_S
@@ -309,6 +309,15 @@ class EventStream(Response):
             pace_s = min(PACE_MAX_S, len(changes) * PACE_S)
             if found and not subscription.waiting and pace_s >= 0.001:
                 await asyncio.sleep(pace_s)
+
+    async def _told(self, found: Iterable[Published]) -> AsyncIterator[bytes]:
+        """Yield the events of changes, a portion at a time: what a watcher does not take, it alone
+        holds, while the changes are shared by all."""
+        for portion in portions_of(found):
+            yield self._shown(portion)
+            if self._has_ended:
+                return
+            await asyncio.sleep(0)
 
     def _shown(self, found: Iterable[Published]) -> bytes:
         """Return the events of changes that fit."""
@@ -350,13 +359,19 @@ def _portions(entities: Iterable[tuple[str, Versioned]], predicate: Selector) ->
         yield b"".join(found)
 
 
-def _portions_of(page: Page) -> Iterator[list[Published]]:
-    """Yield the changes of a page with their events, little more than PORTION_BYTES at a time."""
+def _changes_of(page: Page) -> Iterator[Published]:
+    """Yield the changes of a page with their events."""
+    for change, text in zip(page.changes, page.texts, strict=True):
+        yield Published(change, change_frame(change, text))
+
+
+def portions_of(changes: Iterable[Published]) -> Iterator[list[Published]]:
+    """Yield changes in lists whose events have little more than PORTION_BYTES together."""
     found: list[Published] = []
     size = 0
-    for change, text in zip(page.changes, page.texts, strict=True):
-        found.append(Published(change, change_frame(change, text)))
-        size += len(found[-1].frame)
+    for published in changes:
+        found.append(published)
+        size += len(framed(published))
         if size >= PORTION_BYTES:
             yield found
             found, size = [], 0
