@@ -25,6 +25,7 @@ from coordinator.core.consensus import inputs
 from coordinator.core.model import commands, json_text
 from coordinator.core.model.types import CAS_MAX
 from coordinator.http import models, views
+from coordinator.http.answers import BoundedAnswers
 from coordinator.http.aside import READS, VIEWS, Turns
 from coordinator.http.encoding import Raw, encoded
 from coordinator.http.errors import ApiError, error_response, json_response, raise_unless_ok
@@ -71,6 +72,7 @@ def build_app(shell: Shell, allowed_hosts: Iterable[str] = ()) -> FastAPI:
         responses={"default": {"model": models.ErrorAnswer, "description": "An error"}},
         redirect_slashes=False,
     )
+    app.add_middleware(BoundedAnswers)
     address = host_of(shell.node.config.address)
     app.add_middleware(Guard, hosts=own_hosts(address, *allowed_hosts))
     app.router.route_class = BoundedRoute
