@@ -287,7 +287,10 @@ class _Copy:
             if not self._assembly.is_whole or self._head is None:
                 raise damaged("a state is not whole")
             cas, digest = self._head
-            state = restore(cas, self._entities) if self._entities or cas else EMPTY
+            try:
+                state = restore(cas, self._entities) if self._entities or cas else EMPTY
+            except OverflowError as error:
+                raise damaged("a state has a CAS that cannot be") from error
             if state.digest != digest:
                 raise damaged(f"the digest of the state at CAS {cas} is wrong")
             self._state, self._entities = state, []

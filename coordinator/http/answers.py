@@ -1,7 +1,7 @@
 """Large answers, as long as clients have not taken them: all of them together have a bound.
 
-The server holds an answer until its client has taken it. One that takes nothing is cut off after a
-minute only: some hundred of them that asked for the whole state would have all the memory of a node.
+The server holds an answer until its client has taken it, and cuts off who takes nothing after a
+minute only: some hundred of them that asked for the whole state would take all memory.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def checked(settings: Mapping[str, str]) -> dict[str, str]:
     needed = (MECHANISM, USERNAME, PASSWORD) if protocol.startswith("SASL") else ()
     if missing := [name for name in needed if not found.get(name)]:
         raise _invalid(f"{protocol} needs {' and '.join(missing)}")
-    if KEY in found and not PKCS8.search(Path(found[KEY]).read_bytes()):
+    if KEY in found and not PKCS8.search(_content(KEY, found[KEY])):
         how = "openssl pkcs8 -topk8 -nocrypt -in OLD -out NEW"
         raise _invalid(f"{KEY}: {found[KEY]} is no PKCS #8 key in PEM, which Java needs: {how}")
     if (CERTIFICATE in found) != (KEY in found):
@@ -116,6 +116,13 @@ def checked(settings: Mapping[str, str]) -> dict[str, str]:
     if unused:
         raise _invalid(f"{', '.join(unused)} mean nothing with {PROTOCOL}={protocol}")
     return found
+
+
+def _content(name: str, file: str) -> bytes:
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        raise _invalid(f"{name}: {file} cannot be read: {error.strerror}") from error
 
 
 def _invalid(message: str) -> KafkaRefusal:

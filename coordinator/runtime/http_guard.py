@@ -21,7 +21,7 @@ import logging
 import re
 from collections.abc import Iterable
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -30,7 +30,12 @@ JSON = "application/json"
 HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._\-]+)(?::([0-9]{1,5}))?")
 NAME_LENGTH_MAX = 253
 
-STATUS = {"unknown_host": 421, "foreign_origin": 403, "unsupported_media_type": 415}
+STATUS = {
+    "invalid_request": 400,
+    "unknown_host": 421,
+    "foreign_origin": 403,
+    "unsupported_media_type": 415,
+}
 
 
 def error_body(code: str, message: str, details: dict[str, Any]) -> dict[str, Any]:
@@ -91,6 +96,8 @@ class Guard:
             if given.partition(";")[0].strip().lower() not in self._media_types:
                 wanted = " or ".join(sorted(self._media_types))
                 return "unsupported_media_type", f"a POST needs Content-Type: {wanted}"
+        if not _is_text(scope.get("raw_path", b"")):
+            return "invalid_request", "the path is no UTF-8"
         return None
 
     def _is_known(self, host: str, scope: Scope) -> bool:
@@ -103,6 +110,18 @@ class Guard:
             return True
         arrived = scope.get("server") or ("", 0)
         return is_address(name) and name == str(arrived[0]).lower()
+
+
+def _is_text(raw_path: bytes) -> bool:
+    """Tell whether a path names what it seems to: the server puts one and the same character for
+    all that is no UTF-8, and so two documents would be one."""
+    if b"%" not in raw_path:
+        return True
+    try:
+        unquote_to_bytes(raw_path).decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _is_of(origin: str, host: str) -> bool:

@@ -123,3 +123,13 @@ def test_a_certificate_needs_its_key(certificates: Certificates) -> None:
             "h:1",
             {"security.protocol": "SSL", "ssl.certificate.location": str(certificates.client)},
         )
+
+
+def test_a_key_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """Such as one of another user. Of this process's own memory nobody can read the beginning."""
+    key = Path("/proc/self/mem")
+    text = f"security.protocol=SSL\nssl.certificate.location={key}\nssl.key.location={key}\n"
+    with pytest.raises(KafkaRefusal) as refused:
+        read_settings(written(tmp_path, text))
+    assert refused.value.code == "kafka_conf_invalid"
+    assert f"ssl.key.location: {key}" in refused.value.message

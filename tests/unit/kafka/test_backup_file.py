@@ -13,7 +13,7 @@ import pytest
 from coordinator import codec
 from coordinator.backup import container
 from coordinator.backup.container import END, HEAD, MAGIC, NUMBER, SUM, Writer, read_frames
-from coordinator.backup.contents import BackupWriter, Manifest, read_backup, read_changes
+from coordinator.backup.contents import STATE, BackupWriter, Manifest, read_backup, read_changes
 from coordinator.backup.errors import BackupError
 from coordinator.client.request_ids import uuid7
 from coordinator.core.catalog import state as states
@@ -186,6 +186,21 @@ def test_a_file_whose_checksums_are_right_must_have_the_state_that_it_says() -> 
     writer.frame(1, b"{}")
     writer.end()
     assert code_of(file.getvalue()) == "backup_damaged"
+
+
+def test_a_file_whose_checksums_are_right_must_have_a_cas_that_can_be() -> None:
+    file, made = io.BytesIO(), io.BytesIO(WHOLE)
+    writer = Writer(file)
+    for kind, payload in read_frames(made):
+        if kind == STATE:
+            chunk = codec.decode(payload)
+            first = replace(chunk.entries[0], cas=-1)
+            payload = codec.encode(replace(chunk, entries=(first, *chunk.entries[1:])))
+        writer.frame(kind, payload)
+    writer.end()
+    with pytest.raises(BackupError) as refused:
+        read_backup(file)
+    assert refused.value.code == "backup_damaged"
 
 
 def test_frames_are_any_bytes_and_the_end_is_not_among_them() -> None:

@@ -286,3 +286,27 @@ def test_who_can_be_reached_from_elsewhere_says_so(
 ) -> None:
     warn_unless_local(host, logging.getLogger("test"))
     assert caplog.text.count("no_authentication") == warned
+
+
+@pytest.mark.parametrize("path", ["%FF", "a%fe", "%ED%A0%80", "%C3", "%C3%28"])
+def test_a_path_that_is_no_text_names_nothing(tmp_path: Path, path: str) -> None:
+    """The server puts one character for all that is no UTF-8: `%FF` and `%FE` were one document."""
+
+    async def run() -> None:
+        store = KvStore(tmp_path)
+        store.create("b", 4, (0,))
+        app = build_store(Hub(store, 1))
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+            url = f"/v1/buckets/b/documents/{path}"
+            for answer in (await http.put(url, content=b"1"), await http.get(url)):
+                assert (answer.status_code, answer.json()["error"]["code"]) == (
+                    400,
+                    "invalid_request",
+                )
+            for text in ("%EF%BF%BD", "%C3%A9", "100%25", "a%2Fb"):
+                written = await http.put(f"/v1/buckets/b/documents/{text}", content=b"1")
+                assert written.status_code == httpx.codes.OK, written.text
+        store.close()
+
+    asyncio.run(run())
