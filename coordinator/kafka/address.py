@@ -115,6 +115,8 @@ def checked(settings: Mapping[str, str]) -> dict[str, str]:
     unused += [name for name in found if name.startswith("ssl.") and not protocol.endswith("SSL")]
     if unused:
         raise _invalid(f"{', '.join(unused)} mean nothing with {PROTOCOL}={protocol}")
+    if protocol.endswith("SSL"):
+        _ssl_context(found)  # Each client would say in its own way, and late, what is wrong.
     return found
 
 
@@ -158,13 +160,23 @@ def aiokafka_settings(servers: str) -> dict[str, Any]:
 
 
 def _ssl_context(settings: Mapping[str, str]) -> Any:
+    """Return how TLS is spoken. Raises KafkaRefusal: a file is not what it should be."""
     import ssl
 
-    context = ssl.create_default_context(cafile=settings.get(CA))
+    try:
+        context = ssl.create_default_context(cafile=settings.get(CA))
+    except (OSError, ValueError) as error:
+        raise _invalid(f"{CA}: {settings.get(CA)} cannot be used: {error}") from error
     context.check_hostname = settings.get(IDENTIFICATION) != "none"
     if CERTIFICATE in settings:
-        password = settings.get(KEY_PASSWORD)
-        context.load_cert_chain(settings[CERTIFICATE], settings[KEY], password)
+        try:
+            # Without any password OpenSSL would ask for one at the terminal.
+            context.load_cert_chain(
+                settings[CERTIFICATE], settings[KEY], settings.get(KEY_PASSWORD, "")
+            )
+        except (OSError, ValueError) as error:
+            which = f"{settings[CERTIFICATE]} and {settings[KEY]}"
+            raise _invalid(f"{CERTIFICATE}, {KEY}: {which} cannot be used: {error}") from error
     return context
 
 

@@ -133,3 +133,24 @@ def test_a_key_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         read_settings(written(tmp_path, text))
     assert refused.value.code == "kafka_conf_invalid"
     assert f"ssl.key.location: {key}" in refused.value.message
+
+
+@pytest.mark.parametrize(
+    "name", ["ssl.ca.location", "ssl.certificate.location", "ssl.key.location"]
+)
+def test_a_file_that_is_no_certificate_is_refused_before_any_client_is_made(
+    certificates: Certificates, tmp_path: Path, name: str
+) -> None:
+    junk = tmp_path / "junk.pem"
+    junk.write_bytes(b"-----BEGIN PRIVATE KEY-----\njunk\n")
+    files = {
+        "ssl.ca.location": certificates.authority,
+        "ssl.certificate.location": certificates.client,
+        "ssl.key.location": certificates.client.parent / "client_key.pem",
+    }
+    lines = [f"{one}={junk if one == name else file}" for one, file in files.items()]
+    text = "\n".join(["security.protocol=SSL", *lines])
+    with pytest.raises(KafkaRefusal) as refused:
+        read_settings(written(tmp_path, text))
+    assert refused.value.code == "kafka_conf_invalid"
+    assert str(junk) in refused.value.message
