@@ -33,7 +33,7 @@ from coordinator.kafka.readers import watermarks
 from coordinator.kafka.topics import COMMIT, ensure_topics, sync_partitions, topic_name
 from coordinator.node.shell import EXIT_FAILED, EXIT_REFUSED, Shell
 from coordinator.node.store import Store, StoreError, open_or_replace
-from coordinator.runtime.arguments import duration_ms
+from coordinator.runtime.arguments import cluster, duration_ms
 from coordinator.runtime.files import make_durably
 from coordinator.runtime.http_guard import add_allowed_host, warn_unless_local
 from coordinator.runtime.private_files import keep_private
@@ -61,6 +61,10 @@ LOG_CAPACITY_MAX = 10_000
 """A snapshot of the Authority carries all of it, in one record."""
 
 NODES_MAX = 250
+"""The number of a node is no higher, either: heartbeats of others are not heard."""
+
+PORT_MAX, REPLICAS_MAX, NUMBER_MAX = 65_535, 2**15 - 1, 2**31 - 1
+DIGITS_MAX = 10
 
 SYNC_PARTITIONS_MAX = 1_024
 
@@ -97,18 +101,24 @@ def options() -> argparse.ArgumentParser:
         prog="python -m coordinator.process",
         description="Run one node. Exit code 78: a restart does not help.",
     )
-    parser.add_argument("--node", type=int, required=True, help="number of this node")
-    parser.add_argument("--roster", required=True, help="numbers of all nodes: 1,2,3")
+    parser.add_argument("--node", type=_up_to(NODES_MAX), required=True, help="number of this node")
+    parser.add_argument("--roster", type=_roster, required=True, help="numbers of all nodes: 1,2,3")
     parser.add_argument(
-        "--cluster", required=True, help="name of the cluster, the prefix of its topics"
+        "--cluster",
+        type=cluster,
+        required=True,
+        help="name of the cluster, the prefix of its topics",
     )
     add_kafka(parser)
     parser.add_argument("--data-dir", type=Path, required=True, help="folder of this node")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
-    parser.add_argument("--port", type=int, required=True, help="port of the HTTP API")
+    parser.add_argument("--port", type=_up_to(PORT_MAX), required=True, help="port of the HTTP API")
     add_allowed_host(parser)
     parser.add_argument(
-        "--replication-factor", type=int, default=1, help="replicas of new topics (1)"
+        "--replication-factor",
+        type=_up_to(REPLICAS_MAX),
+        default=1,
+        help="replicas of new topics (1)",
     )
     parser.add_argument(
         "--not-durable", action="store_true", help="new topics: Kafka need not flush each message"
@@ -142,7 +152,7 @@ def options() -> argparse.ArgumentParser:
     defaults = {field.name: field.default for field in fields(NodeConfig)}
     for name, what in TIMINGS.items():
         option = f"--{name.replace('_', '-')}"
-        parser.add_argument(option, type=int, help=f"{what} ({defaults[name]:,})")
+        parser.add_argument(option, type=_up_to(NUMBER_MAX), help=f"{what} ({defaults[name]:,})")
     return parser
 
 
@@ -155,7 +165,7 @@ def _arguments() -> argparse.Namespace:
 def _config(arguments: argparse.Namespace) -> NodeConfig:
     return NodeConfig(
         node=arguments.node,
-        roster=tuple(sorted(int(n) for n in arguments.roster.split(","))),
+        roster=arguments.roster,
         address=f"http://{arguments.host}:{arguments.port}",
         pid=os.getpid(),
         incarnation=secrets.randbits(62),
@@ -166,15 +176,22 @@ def _config(arguments: argparse.Namespace) -> NodeConfig:
 
 def _up_to(limit: int) -> Callable[[str], int]:
     def number(text: str) -> int:
-        if not text.isdecimal() or not 1 <= int(text) <= limit:
+        if not text.isdecimal() or len(text) > DIGITS_MAX or not 1 <= int(text) <= limit:
             raise argparse.ArgumentTypeError(f"a number from 1 to {limit}")
         return int(text)
 
     return number
 
 
+def _roster(text: str) -> tuple[int, ...]:
+    numbers = tuple(sorted(map(_up_to(NODES_MAX), text.split(","))))
+    if len(set(numbers)) < len(numbers):
+        raise argparse.ArgumentTypeError("each node once")
+    return numbers
+
+
 def _run(arguments: argparse.Namespace) -> int:
-    nodes = len(arguments.roster.split(","))
+    nodes = len(arguments.roster)
     if (arguments.minimum or 0) > nodes:
         print(f"error: {nodes} nodes hold no {arguments.minimum} copies [usage]", file=sys.stderr)
         return EXIT_REFUSED

@@ -88,8 +88,8 @@ def root(
 @command(app, "run", local=True)
 def run(
     session: Session,
-    nodes: Annotated[int, typer.Option(min=1, help="Number of coordinator nodes.")] = 3,
-    indexers: Annotated[int, typer.Option(min=1, help="Number of indexers.")] = 3,
+    nodes: Annotated[int, typer.Option(min=1, max=250, help="Number of coordinator nodes.")] = 3,
+    indexers: Annotated[int, typer.Option(min=1, max=250, help="Number of indexers.")] = 3,
     projectors: Annotated[
         int,
         typer.Option(
