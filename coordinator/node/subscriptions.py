@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import NamedTuple
 
 from confluent_kafka import Message
@@ -48,6 +49,10 @@ EXPIRE_MS = 5_000
 AT_ONCE_MAX = 32
 FORGET_S = 600.0
 """Positions of a subscription that is gone are removed after so long: this node may be behind."""
+
+LOOK_MAX = 10_000
+"""So many numbers are looked at, at once: there are far fewer subscriptions, but a stranger may
+write any number of positions, and the loop looks five times a second."""
 
 log = logging.getLogger("coordinator")
 
@@ -116,6 +121,8 @@ class Subscriptions:
         self._catching_up: asyncio.Task[None] | None = None
         self._catch_up_ms = 0
         self._gone_since_s: dict[int, float] = {}
+        self._unlooked: Iterator[int] = iter(())
+        """The numbers that were not looked at yet, in this pass."""
         self._is_closed = False
 
     def may_deliver_to(self, topic: str) -> bool:
@@ -210,12 +217,23 @@ class Subscriptions:
             log.info("subscriber %s of %s has expired", one.id, one.topic)
 
     async def _forget(self, state: StateContext, epoch: Epoch) -> None:
-        """Remove the positions of subscriptions that are gone."""
-        now_s = time.monotonic()
-        without = gone(state, self.book.positions.heard_ms, epoch)
-        self._gone_since_s = {n: self._gone_since_s.get(n, now_s) for n in without}
-        ended = {n for n, since_s in self._gone_since_s.items() if now_s - since_s > FORGET_S}
-        due = [*(ended - self.deliveries.numbers)]
+        """Remove the positions of subscriptions that are gone, of those that are looked at now."""
+        now_s, heard_ms = time.monotonic(), self.book.positions.heard_ms
+        looked_at = [n for n in islice(self._unlooked, LOOK_MAX) if n in heard_ms]
+        if not looked_at:
+            self._unlooked = iter([*heard_ms])
+            looked_at = [*islice(self._unlooked, LOOK_MAX)]
+        without = gone(state, looked_at, epoch)
+        since_s = self._gone_since_s
+        due: list[int] = []
+        for number in looked_at:
+            if number not in without:
+                since_s.pop(number, None)
+            elif now_s - since_s.setdefault(number, now_s) > FORGET_S:
+                due.append(number)
+        due = [*{*due} - self.deliveries.numbers]
         if due:
             with suppress(NotWrittenError):
                 await self.book.forget(due)
+                for number in due:
+                    since_s.pop(number, None)

@@ -15,12 +15,12 @@ from coordinator.codec import encode
 from coordinator.core.catalog.state import EMPTY, StateContext
 from coordinator.core.history.changes import changes_of, fold
 from coordinator.core.history.feed import Feed, Kept, KeptTransaction, Published
-from coordinator.core.history.subscribing import selection_of
+from coordinator.core.history.subscribing import gone, selection_of
 from coordinator.core.model.commands import ExpireSubscription, Outcome
 from coordinator.core.model.entities import Entity, Subscription, Topic
 from coordinator.core.model.records import Mutation
 from coordinator.core.model.subscription_records import SubscriberSeen, SubscriptionRecord
-from coordinator.core.model.types import Cas
+from coordinator.core.model.types import Cas, Epoch
 from coordinator.kafka.subscription_log import NotWrittenError
 from coordinator.node import positions, subscriptions
 from coordinator.node.positions import PositionBook
@@ -321,6 +321,40 @@ def test_what_is_known_of_a_subscription_is_removed_once_that_is_gone_for_long(
         await bench.look(2_000)
         assert forgotten == [8]
         assert {*bench.book.positions.heard_ms} == {7}
+
+    run(story, forever)
+
+
+def test_a_look_costs_the_same_however_many_positions_strangers_have_written(
+    run: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """300,000 of them held the loop for half a second, five times a second. All go in time."""
+    monkeypatch.setattr(subscriptions, "FORGET_S", 0.0)
+    monkeypatch.setattr(subscriptions, "LOOK_MAX", 10)
+    forever = replace(SUBSCRIPTION, expires_after_ms=0)
+    later = 2**62
+    looked_at: list[int] = []
+
+    def looking(state: StateContext, numbers: Sequence[int], epoch: Epoch) -> set[int]:
+        looked_at.append(len([*numbers]))
+        return gone(state, numbers, epoch)
+
+    monkeypatch.setattr(subscriptions, "gone", looking)
+
+    async def story(bench: Bench) -> None:
+        async def forget(numbers: Sequence[int]) -> None:
+            bench.book.positions.forget(numbers)
+
+        bench.book.forget = forget  # type: ignore[method-assign]
+        bench.subscriptions.book._reader = SimpleNamespace()  # type: ignore[assignment]
+        for number in (forever.number, *range(100, 200), *range(later, later + 5)):
+            bench.hear(replace(forever, number=number))
+        await bench.look(20_000)
+        assert max(looked_at) == 10
+        # Of a later epoch this master knows nothing.
+        kept = {forever.number, *range(later, later + 5)}
+        assert {*bench.book.positions.heard_ms} == kept
+        assert not bench.subscriptions._gone_since_s
 
     run(story, forever)
 
