@@ -74,6 +74,9 @@ def _built(name: str, fields: Fields) -> Any:
     builder = FROM_AVRO.get(name)
     if builder is None:
         raise SchemaError("unknown_schema", f"{name} is no record of its own")
+    if name == CONSOLIDATED and len(fields["timestamps"]) > stream_records.TOGETHER_MAX:
+        text = f"{name}: {len(fields['timestamps'])} timestamps"
+        raise SchemaError("too_large", f"{text}; at most {stream_records.TOGETHER_MAX}")
     try:
         record = builder(fields)
     except Exception as error:
@@ -85,6 +88,8 @@ def _built(name: str, fields: Fields) -> Any:
             _check_vector(name, timestamp)
     return record
 
+
+CONSOLIDATED = stream_records.ConsolidatedStability.__name__
 
 _VECTORED = frozenset(
     {

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator import codec
-from coordinator.core.model import commands, records
+from coordinator.core.model import commands, records, stream_records
 from coordinator.core.model.entities import Entity
+from coordinator.core.model.stream_records import TOGETHER_MAX
 from coordinator.core.timestamps import progress as timestamp_progress
 from schemas.registry import (
     FOLDER,
@@ -25,6 +26,7 @@ from schemas.registry import (
     SchemaError,
     registry,
 )
+from streaming.timestamps.query_state import TIMESTAMP_OVERHEAD_BYTES, TOGETHER_BYTES_MAX
 from tests.support.records import ONE_OF_EACH, SETTING, TXN, nested
 from tests.support.strategies import any_entity, mutations
 
@@ -285,3 +287,20 @@ def test_records_have_the_fields_of_their_schemas() -> None:
     parsed = registry().current["TransactionCommitted"].parsed
     named = {f["name"] for f in parsed["fields"]}
     assert {f.name for f in fields(records.TransactionCommitted)} - {"txn"} <= named
+
+
+def test_a_message_of_more_timestamps_than_a_turn_of_the_loop_folds_is_none() -> None:
+    """120,000 fit into a record, and held the loop of every node for seconds, at each start."""
+
+    def encoded(count: int) -> bytes:
+        one = stream_records.StabilityTimestamp("b", 1, bytes(8), bytes(8), 0)
+        return codec.encode(stream_records.ConsolidatedStability((one,) * count))
+
+    assert len(codec.decode(encoded(TOGETHER_MAX)).timestamps) == TOGETHER_MAX
+    with pytest.raises(SchemaError) as refused:
+        codec.decode(encoded(TOGETHER_MAX + 1))
+    assert refused.value.code == "too_large"
+
+
+def test_the_application_writes_fewer_timestamps_into_a_message() -> None:
+    assert TOGETHER_BYTES_MAX // TIMESTAMP_OVERHEAD_BYTES < TOGETHER_MAX

@@ -210,6 +210,11 @@ class StabilityTimestamp:
     at_ms: int
 
 
+TOGETHER_MAX = 2_000
+"""So many timestamps one message may have: a node folds all of them in one turn of its loop. The
+application writes fewer, as their bytes have a bound."""
+
+
 @dataclass(frozen=True, slots=True)
 class ConsolidatedStability:
     """The stability timestamps of several buckets in one message."""
