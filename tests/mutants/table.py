@@ -2307,8 +2307,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a-position-is-forgotten-that-a-delivery-needs",
         "coordinator/node/subscriptions.py",
-        "[*(ended - self.deliveries.numbers)]",
-        "[*ended]",
+        "[*{*due} - self.deliveries.numbers]",
+        "[*due]",
         "tests/unit/node/test_subscriptions.py",
     ),
     Mutant(
