@@ -245,10 +245,12 @@ class History:
         self, state: StateContext, up_to: Cas
     ) -> Iterator[tuple[StateContext, tuple[Change, ...]]]:
         """Yield each transaction above a state with the state after it, keeping copies that are
-        due."""
+        due. Raises CompactedError, also where what follows left the log as it was being read."""
         if state.cas >= up_to:
             return
-        for transaction in self._open().transactions(state.cas, up_to):
+        for number, transaction in enumerate(self._open().transactions(state.cas, up_to)):
+            if number == 0:
+                self._confirm(state, up_to)
             if not transaction:
                 continue
             state, changes = fold(state, transaction)
@@ -263,6 +265,12 @@ class History:
             state = max(state, self._copies.at(cas), key=lambda state: state.cas)
         oldest = self._open().oldest(newest)
         return state if state.cas >= oldest else self._restored(cas, oldest)
+
+    def _confirm(self, state: StateContext, newest: Cas) -> None:
+        """Raise CompactedError unless the log has all that follows a state."""
+        oldest = self._open().oldest(newest)
+        if state.cas < oldest:
+            self._restored(state.cas, oldest)
 
     def _restored(self, cas: Cas, oldest: Cas) -> StateContext:
         """Return the state that a restored history begins with, if a CAS is not before it."""

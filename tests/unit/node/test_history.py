@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -227,6 +228,37 @@ def test_what_is_gone_is_said_to_be_gone_unless_a_copy_has_it(tmp_path: Path) ->
     past.history.keep(kept)
     wanted = Cas(2 * SPACING + 90)
     assert past.history.state_at(wanted, past.newest) == past.expected(wanted)
+
+
+class CutLog(MemoryLog):
+    """A topic whose beginning is deleted between the question and the first record."""
+
+    def __init__(self, past: Past) -> None:
+        super().__init__(lambda: [event for event in past.events if event.cas >= self.oldest_cas])
+        self.oldest_cas = 0
+        self.cut = 70
+
+    def oldest(self, newest: Cas) -> Cas:
+        return Cas(self.oldest_cas)
+
+    def transactions(self, above: Cas, up_to: Cas) -> Iterator[tuple[Event, ...]]:
+        self.oldest_cas = self.cut
+        return super().transactions(above, up_to)
+
+
+def test_no_state_is_made_of_what_is_left_when_the_rest_goes_as_it_is_read(past: Past) -> None:
+    """Another node lets old changes go: what was there when it was looked for may be gone."""
+    cut = CutLog(past)
+    history = History(lambda _: cut, past.folder)
+    for ask in (
+        lambda: history.state_at(Cas(100), past.newest),
+        lambda: history.page(Cas(0), None, ALL, 10, past.newest),
+        lambda: history.whole_page(Cas(0), ALL, 10, past.newest),
+    ):
+        cut.oldest_cas = 0
+        with pytest.raises(CompactedError) as caught:
+            ask()
+        assert caught.value.oldest == cut.cut
 
 
 def test_a_copy_of_now_is_kept_when_it_is_due(past: Past) -> None:
