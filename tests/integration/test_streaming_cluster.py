@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
-import streaming
 from coordinator.embedded.broker import Broker
 from coordinator.kafka.topics import RESTART
 from streaming.spark.jars import spark_classpath
@@ -23,6 +21,7 @@ from tests.integration.streaming import (
     checked,
     outcome,
 )
+from tests.integration.submitted import Submitted
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -82,23 +81,6 @@ def test_a_worker_that_is_killed_costs_nothing(
     assert topics.read(RESTART) == []
 
 
-class Submitted(Timestamps):
-    """The application, as `spark-submit` starts it."""
-
-    def __init__(self, topics: Topics, folder: Path, name: str, submit: list[str]) -> None:
-        super().__init__(topics, folder, name)
-        self.submit = submit
-
-    def argv(self) -> list[str]:
-        script = str(Path(sys.executable).with_name("spark-submit"))
-        _, _, _, *options = super().argv()
-        environment = (f"PYSPARK_PYTHON={sys.executable}", "SPARK_LOCAL_IP=127.0.0.1")
-        return ["env", *environment, script, *self.submit, str(SCRIPT), *options]
-
-
-SCRIPT = Path(streaming.__file__).with_name("submitted.py")
-
-
 @pytest.mark.matrix
 def test_spark_submit_has_the_last_word(broker: Broker, tmp_path: Path) -> None:
     """Master, memory and settings are those of its command line; the packages have to be there."""
@@ -120,10 +102,7 @@ def test_spark_submit_has_the_last_word(broker: Broker, tmp_path: Path) -> None:
             jvm = psutil.Process(application.pid)
             assert "-Xmx456m" in jvm.cmdline()
             assert "Registered app" in spark.master.said
-            started = [jvm, *jvm.children(recursive=True)]
-            jvm.terminate()
-            _, left = psutil.wait_procs(started, READY_S)
-            assert left == [], "the driver's Python ends with its JVM"
+            application.stop_jvm()
         finally:
             application.kill()
     checked(topics.history())
