@@ -40,6 +40,7 @@ from streaming.archive.delta import SESSION, ArchivedTable, Source, UnusableErro
 from streaming.archive.place import folder_of
 from streaming.archive.tables import TABLES, ArchiveTable
 from streaming.spark.crash_points import AFTER, BEFORE, Crasher
+from streaming.spark.executors import executors_watched
 from streaming.spark.kafka_source import KAFKA, bounds, connection, starting_offsets
 from streaming.spark.queries import (
     FAILURES_MAX,
@@ -140,7 +141,8 @@ class Archiver:
                 with_delta=True,
             )
             try:
-                self.follow(spark)
+                with executors_watched(spark, self._status_log):
+                    self.follow(spark)
             finally:
                 end_session(spark)
         finally:

@@ -48,6 +48,7 @@ from coordinator.kafka.topics import (
     topic_name,
 )
 from streaming.spark.crash_points import Crasher
+from streaming.spark.executors import executors_watched
 from streaming.spark.kafka_source import bounds
 from streaming.spark.queries import (
     FAILURES_MAX,
@@ -207,7 +208,8 @@ class Application:
         )
         warm_up(spark)
         try:
-            self.compute(spark)
+            with executors_watched(spark, self._status_log):
+                self.compute(spark)
         finally:
             end_session(spark)
 

@@ -11,6 +11,7 @@ import pytest
 from coordinator.embedded.broker import Broker
 from coordinator.kafka.topics import RESTART
 from streaming.spark.jars import spark_classpath
+from tests.integration.cluster import wait_until
 from tests.integration.spark_cluster import SparkCluster
 from tests.integration.streaming import (
     NOW_MS,
@@ -79,6 +80,34 @@ def test_a_worker_that_is_killed_costs_nothing(
     checked(topics.history())
     assert topics.letters() == []
     assert topics.read(RESTART) == []
+
+
+@pytest.mark.matrix
+def test_a_cluster_without_a_worker_is_told_of_until_there_is_one(
+    broker: Broker, tmp_path: Path
+) -> None:
+    topics = Topics(broker.bootstrap_servers)
+    streams = topics.bucket(**SETTINGS).begin().sync(10)
+    application = Timestamps(topics, tmp_path)
+    with SparkCluster(tmp_path / "spark", 1) as spark:
+        (worker,) = spark.workers
+        try:
+            application.begin(*spark.options())
+            topics.reaches(10)
+            executors = worker.executors()
+            worker.kill()
+            for executor in executors:
+                executor.kill()
+            streams.sync(20)
+            wait_until(lambda: "has given none" in application.said, "it says so", READY_S)
+            assert "well again" not in application.said
+            worker.start()
+            topics.reaches(20)
+            wait_until(lambda: "executors: well again" in application.said, "and this", READY_S)
+            application.stop()
+        finally:
+            application.kill()
+    checked(topics.history())
 
 
 @pytest.mark.matrix
