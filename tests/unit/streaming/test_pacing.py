@@ -1,0 +1,109 @@
+"""How long an application waits after a batch: by a clock that nobody sets."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from streaming.archive import job
+from streaming.archive.job import ArchiveOptions, Archiver
+from streaming.timestamps import application
+from streaming.timestamps.application import Application, Options
+
+START_S = 1_000.0
+NOWHERE = "127.0.0.1:1"
+
+
+class Clock(threading.Event):
+    """What the application waits by. A wall clock is not there: who looked at it would fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = START_S
+        self.waited: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        self.waited.append(round(max(0.0, timeout), 6))
+        self.now_s += max(0.0, timeout)
+        return False
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    for module in (application, job):
+        monkeypatch.setattr(
+            module, "time", SimpleNamespace(monotonic=made.monotonic, monotonic_ns=int)
+        )
+    return made
+
+
+def timestamps(
+    clock: Clock, work: Callable[[], bool], folder: Path, **options: Any
+) -> Callable[[], None]:
+    """Return what computes a batch, whose work tells whether it was quiet."""
+    given = Options(
+        cluster="c", bootstrap_servers=NOWHERE, data_dir=folder, trigger_ms=100, **options
+    )
+    made = Application(given, clock, threading.Event())
+    made._carry_out = lambda _: work()  # type: ignore[method-assign]
+    frame: Any = None
+    return lambda: made._on_batch(frame, 0)
+
+
+@pytest.mark.parametrize("took_s", [0.0, 0.03, 0.1, 7.0])
+def test_batches_with_work_begin_a_period_apart_or_when_the_last_one_ends(
+    clock: Clock, tmp_path: Path, took_s: float
+) -> None:
+    def work() -> bool:
+        clock.now_s += took_s
+        return False
+
+    batch = timestamps(clock, work, tmp_path)
+    for _ in range(3):
+        batch()
+    assert clock.waited == [round(max(0.0, 0.1 - took_s), 6)] * 3
+    assert clock.now_s == pytest.approx(START_S + 3 * max(0.1, took_s))
+
+
+def test_quiet_batches_become_rare_and_work_ends_that(clock: Clock, tmp_path: Path) -> None:
+    quiet = iter([True] * 5 + [False] + [True] * 2)
+    batch = timestamps(clock, lambda: next(quiet), tmp_path)
+    for _ in range(8):
+        batch()
+    assert clock.waited == [0.2, 0.4, 0.8, 1.0, 1.0, 0.1, 0.2, 0.4]
+
+
+def test_nobody_waits_who_only_reads_what_is_there(clock: Clock, tmp_path: Path) -> None:
+    timestamps(clock, lambda: False, tmp_path, until_read=True)()
+    assert clock.waited == []
+
+
+@pytest.mark.parametrize("took_s", [0.0, 4.0, 60.0])
+def test_the_archive_begins_a_batch_each_period(
+    clock: Clock, tmp_path: Path, took_s: float
+) -> None:
+    options = ArchiveOptions(
+        cluster="c", bootstrap_servers=NOWHERE, data_dir=tmp_path, archive=str(tmp_path)
+    )
+    made = Archiver(options, clock, threading.Event())
+
+    def archive(*_: Any) -> None:
+        clock.now_s += took_s
+
+    made._archive = archive  # type: ignore[assignment]
+    table: Any = object()
+    made._tables = (table,)
+    frame: Any = SimpleNamespace(persist=lambda: None, unpersist=lambda: None)
+    for _ in range(2):
+        made._on_batch(frame, 0)
+    assert clock.waited == [max(0.0, 10.0 - took_s)] * 2
