@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from coordinator.cli.lookup import refuse_statement
 from coordinator.cli.output import CommandError
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def begin(client: Client, bucket: str | None, names: Sequence[str]) -> dict[str,
     if not bucket and rest:
         buckets = {name.partition(".")[0] for name in rest if "." in name}
         if ids or len(buckets) != 1 or not all("." in name for name in rest):
+            refuse_statement("build", *rest)
             raise CommandError("usage", "in which bucket? Give --bucket, bucket.name, or ids")
         bucket = buckets.pop()
         rest = [name.partition(".")[2] for name in rest]

@@ -10,6 +10,13 @@ if TYPE_CHECKING:
     from coordinator.client.client import Client, Consistency
 
 
+def refuse_statement(command: str, *names: str) -> None:
+    """Raise CommandError `usage` for a whole statement, where only names and ids are taken."""
+    if any(name.split()[1:] for name in names):
+        text = f"{command} takes names and ids: a statement is for `indexctl apply`"
+        raise CommandError("usage", text)
+
+
 def find_index(
     client: Client,
     index: str,

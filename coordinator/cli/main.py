@@ -29,7 +29,7 @@ from coordinator.cli.definition_options import Bucket, Expressions, Nodes, Repli
 from coordinator.cli.extras import require
 from coordinator.cli.json_values import read_json
 from coordinator.cli.kafka_options import kafka_at
-from coordinator.cli.lookup import find_index
+from coordinator.cli.lookup import find_index, refuse_statement
 from coordinator.cli.output import (
     CommandError,
     Exit,
@@ -463,6 +463,7 @@ def drop(
     from coordinator.client.errors import CoordinatorError
 
     if bucket is None and not index.isdecimal() and "." not in index:
+        refuse_statement("drop", index)
         text = f"in which bucket is {index}? Give bucket.{index}, --bucket, or an id"
         raise CommandError("usage", text)
     with session.connect() as client:

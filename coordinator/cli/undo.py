@@ -43,6 +43,9 @@ def undo(
     with session.connect() as client:
         client.members()
         cas = cas_of(client, to, "--to")
+        if cas == 0:
+            text = f"--to {to}: nothing had been committed by then, so nothing can be undone to it"
+            raise CommandError("invalid_request", text)
         planned = client.undo(cas, only or (), dry_run=True)
         if dry_run or not planned["changes"]:
             _show(planned, planned=True, as_json=session.json)

@@ -336,6 +336,14 @@ def every_command(command: Any) -> Iterator[Any]:
         yield from every_command(one)
 
 
+@pytest.mark.parametrize("command", ["drop", "build"])
+def test_a_statement_where_names_are_taken_is_sent_to_apply(command):
+    statement = f"{command.upper()} INDEX by_tz ON travel"
+    result = indexctl(command, statement)
+    assert result.exit_code == 2
+    assert f"{command} takes names and ids: a statement is for `indexctl apply`" in result.stderr
+
+
 def test_no_help_text_has_what_rich_takes_for_markup():
     texts = [
         text

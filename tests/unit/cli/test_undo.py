@@ -88,6 +88,14 @@ def test_what_was_shown_is_what_is_done(scripted: Scripted) -> None:
     assert json.loads(run("--yes", "--json").stdout) == CHANGE
 
 
+def test_a_moment_before_the_first_change_is_named_as_it_was_given(scripted: Scripted) -> None:
+    found = CliRunner().invoke(app, ["undo", "--to", "0"])
+    assert found.exit_code == 1
+    assert "--to 0: nothing had been committed by then" in found.output
+    assert "[invalid_request]" in found.output
+    assert scripted.bodies == []
+
+
 def test_where_nothing_differs_nothing_is_asked(scripted: Scripted) -> None:
     scripted.changes = []
     found = run()
