@@ -43,11 +43,11 @@ log = logging.getLogger("coordinator")
 
 TIMINGS = {
     "heartbeat_ms": "period of heartbeats",
-    "election_timeout_ms": "how long a replica waits for the master's heartbeat",
-    "ack_timeout_ms": "how long the master waits for answers before it asks again",
+    "election_timeout_ms": "how long the master may send no heartbeat before another node claims",
+    "ack_timeout_ms": "how long the master waits for answers before it repeats a proposal",
     "ddl_timeout_ms": "how long indexers may take to allocate storage",
     "request_window_ms": "how long outcomes of requests are kept; counts at the first start",
-    "stall_ms": "how long nothing may be read before the node looks for a stall",
+    "stall_ms": "how long a stalled reader or producer may last before the process ends",
     "scrub_ms": "period at which the master compares statecontext with its state",
     "copy_wait_ms": "how long a node waits for a copy of the state before it asks another node",
     "snapshot_bytes": "bytes of the commit topic between two snapshots of the state",
