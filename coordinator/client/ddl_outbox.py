@@ -1,4 +1,4 @@
-"""Records on their way to `ddl`: each is acknowledged by Kafka, or its sender hears why not.
+"""Records on their way to `ddl`: Kafka acknowledges each, or its sender gets an error.
 
 The order of the records of a bucket is kept. The producer is idempotent, so a partition always has
 a prefix of what was sent to it. If the producer has failed for good, or gets no delivery report for
@@ -93,12 +93,12 @@ class Outbox:
         return delivery
 
     def settle(self, delivery: Delivery) -> None:
-        """Return when a record is delivered, or has an error: by its deadline."""
+        """Wait until a record is delivered or has an error: at most until its deadline."""
         while not delivery.is_done:
             self._wait(delivery)
 
     def close(self) -> None:
-        """Give up what is open: whoever waits for it hears so at once."""
+        """Stop. Records without an acknowledgement get an error, and waiting callers return."""
         with self._lock:
             self._is_closed = True
             self._turn += 1

@@ -36,7 +36,7 @@ log = logging.getLogger("coordinator.client")
 
 
 class Expected:
-    """The reply to one request, which may be there or not yet. `mark` stands for what was asked."""
+    """The reply to one request, if it has come. `mark` is the fingerprint of the command."""
 
     def __init__(self, mark: int) -> None:
         self.mark = mark
@@ -76,7 +76,7 @@ class Replies:
             return found
 
     def close(self) -> None:
-        """Stop reading: who waits hears that there will be no reply."""
+        """Stop reading. Callers that wait get `no_reply`."""
         self._stopping.set()
         self._thread.join()
 

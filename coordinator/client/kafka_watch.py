@@ -68,7 +68,7 @@ class BadRecord(NamedTuple):
 
 
 def warn(bad: BadRecord) -> None:
-    """Say it in the log: what is done with a record that could not be used, unless told."""
+    """Log a record that could not be used: the default of `on_bad`."""
     log.warning("%s [%d] at %d is passed over: %s", *bad)
 
 
@@ -191,7 +191,7 @@ class AsyncKafkaWatch:
 
 
 def asked(after: int | str, filters: dict[str, Filter]) -> tuple[Begin, Predicate]:
-    """Return where a watch is to begin, and what it wants. CoordinatorError `invalid_request`."""
+    """Return where a watch begins, and its filters. CoordinatorError `invalid_request`."""
     try:
         kind = filters.get("kind")
         kinds = {kind} if isinstance(kind, str | int) else {*(kind or ())}
@@ -206,7 +206,7 @@ def asked(after: int | str, filters: dict[str, Filter]) -> tuple[Begin, Predicat
 
 
 class _Watching:
-    """One watch: where it is, over all connections that it has had."""
+    """One watch: its position, which it keeps from one connection to the next."""
 
     def __init__(
         self,
@@ -230,7 +230,7 @@ class _Watching:
     def run(
         self, first_contact_s: float, on_bad: Callable[[BadRecord], None]
     ) -> Generator[list[Told], None, None]:
-        """Yield what is told, over one connection after the other. Raises CoordinatorError."""
+        """Yield the events; connect again when a connection fails. Raises CoordinatorError."""
         topics = [topic_name(self._prefix, name) for name in NEEDED]
         await_topics(self._servers, topics, first_contact_s, self._stopping)
         until_s = time.monotonic() + first_contact_s
@@ -264,7 +264,7 @@ class _Watching:
         on_bad(BadRecord(*place, reason))
 
     def _failed(self, error: KafkaException, until_s: float) -> None:
-        """Go on after what passes; raise what does not."""
+        """Return if the error is transient; raise it otherwise."""
         cause = error.args[0]
         passes = may_pass(error) or cause.retriable() or cause.code() in OUT_OF_PLACE
         if not passes or (self._following is None and time.monotonic() > until_s):
@@ -279,7 +279,7 @@ class _Watching:
             raise error_of("log_replaced", str(error), {"topic": topic}) from None
 
     def _told(self, tail: HistoryTail) -> Iterator[list[Told]]:
-        """Yield what one connection brings."""
+        """Yield the events that one connection reads."""
         if self._following is None:
             yield from self._begun(tail)
         following = self._following

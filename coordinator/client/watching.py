@@ -22,7 +22,7 @@ POSITIONS = frozenset({"change", "bookmark", "snapshot_end"})
 
 
 class ServerSentEvent(Protocol):
-    """What a reader of the format gives."""
+    """A server-sent event, as the parser returns it."""
 
     @property
     def event(self) -> str: ...
@@ -32,13 +32,13 @@ class ServerSentEvent(Protocol):
 
 
 class Watching:
-    """One watch: where it is, and what is told of the events that come."""
+    """One watch: its position, and which of the events it passes on."""
 
     def __init__(self, after: int | str, query: Mapping[str, Any], path: str = "/v1/watch") -> None:
         self.path = path
         self._query = {name: value for name, value in query.items() if value is not None}
         self.position = after
-        """Where it goes on: a CAS as soon as one is known."""
+        """The position to resume from: a CAS, as soon as one is known."""
 
         self.has_heard = False
         """Whether any node has sent anything yet."""
@@ -50,7 +50,7 @@ class Watching:
         return {**self._query, "after": self.position}
 
     def begin(self) -> dict[str, Any] | None:
-        """Return what to tell when a node has begun to answer; None: nothing.
+        """Return the event to yield when a node has begun to answer, if any.
 
         A snapshot that was cut off comes again as a whole, and may lack what was dropped meanwhile.
         """
@@ -58,7 +58,7 @@ class Watching:
         return {"type": "snapshot_restart"} if is_again else None
 
     def hear(self, event: ServerSentEvent) -> dict[str, Any] | None:
-        """Return what to tell of an event: it with its `type`; None: nothing.
+        """Return the event to yield for one that was received, with its `type`; None: none.
 
         Raises CoordinatorError: `compacted`, or `bad_response`, if no node sends such an event.
         """
@@ -97,7 +97,7 @@ ACKNOWLEDGE_S = 0.5
 
 
 class Receiving:
-    """One subscriber that receives: what of it is to be acknowledged, and when."""
+    """One subscriber that receives: which CAS to acknowledge, and when."""
 
     def __init__(self, path: str, acknowledges: bool) -> None:
         """`path`: that of the subscription."""
@@ -126,7 +126,7 @@ class Receiving:
         return self._handled if self._acknowledges and self._handled > self._last else None
 
     def acknowledged(self, cas: int) -> None:
-        """A node has taken it; until then, it is tried again."""
+        """A node has accepted an acknowledgement; until then the client repeats it."""
         self._last = cas
 
 
@@ -142,7 +142,7 @@ class Waiting:
 
     @property
     def filters(self) -> dict[str, Any]:
-        """What a watch must tell of. Another index may have this id as its name."""
+        """The filters of the watch. Another index may have this id as its name."""
         return {"key": f"index/{self._id}"}
 
     def look(self, index: dict[str, Any] | None, cas: int) -> dict[str, Any] | None:

@@ -192,7 +192,7 @@ class Node:
 
     @property
     def is_member(self) -> bool:
-        """Tell whether this life of the node is in the active list, and up to date."""
+        """Tell whether this incarnation of the node is in the in-sync set, and up to date."""
         authority = self.follower.authority
         if not self.is_following or authority is None or self.sick:
             return False

@@ -83,7 +83,7 @@ class TailReader:
 
     @property
     def has_died(self) -> bool:
-        """Tell whether nothing is read any more, although nobody asked for that."""
+        """Tell whether the thread has ended without a call of `stop`."""
         return not self._thread.is_alive() and not self._stopping.is_set()
 
     def _run(self) -> None:
@@ -121,7 +121,7 @@ def _reason(error: Exception) -> str:
 
 
 def available(reader: Consumer) -> list[Message]:
-    """Wait for one message, and take what has come with it: none is waited for in vain."""
+    """Wait for one message, and return it with all others that have arrived."""
     first = reader.poll(POLL_S)
     return [] if first is None else [first, *reader.consume(BATCH_MAX, 0)]
 
@@ -141,7 +141,7 @@ def watermarks(
 
 
 def written_end(bootstrap_servers: str, topic: str, timeout_s: float = 10.0) -> Offset:
-    """Return the offset that no record of partition 0 has reached, committed or not."""
+    """Return Kafka's high watermark of partition 0: records of open transactions count, too."""
     reader = consumer(bootstrap_servers, "watermarks", **{"isolation.level": "read_uncommitted"})
     try:
         return bounds(reader, TopicPartition(topic, 0), timeout_s)[1]
@@ -164,7 +164,7 @@ def bounds(
 
 
 class LogProbe:
-    """Asks where a topic's stable end is, over a connection that does nothing else.
+    """Asks for the last stable offset of a topic, over a connection of its own.
 
     Threads may share it; the connection is made when it is first needed.
     """

@@ -1,4 +1,4 @@
-"""What all clients of Kafka are told alike."""
+"""Settings that all clients of Kafka share, and headers of records."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Base(NamedTuple):
 
 
 def decode_base(text: bytes) -> Base | None:
-    """Return what a header tells; None: it is none of ours."""
+    """Return the base that a header has; None if the header is not of this kind."""
     parts = text.split()
     if len(parts) != len(Base._fields) or not all(map(is_number, parts)):
         return None
@@ -54,7 +54,7 @@ a node that does not hear its own heartbeats starts again."""
 
 
 def plain_settings(bootstrap_servers: str, **more: Any) -> dict[str, Any]:
-    """Return what all producers are set to; `more` goes before it."""
+    """Return the settings of all producers; `more` overrides them."""
     return {
         **client_settings(bootstrap_servers),
         "acks": "all",

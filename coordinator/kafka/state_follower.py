@@ -127,32 +127,32 @@ class Link:
 
 
 class StatusLog:
-    """What a process tells the operator, on stderr: each fault when it begins, and when it ends."""
+    """Messages to the operator on stderr: each fault when it begins, and when it ends."""
 
     def __init__(self, who: str) -> None:
         self._who = who
         self._complaints: set[str] = set()
 
     def say(self, message: str) -> None:
-        """Tell the operator."""
+        """Print a message."""
         with suppress(OSError):  # Where stderr goes, the disk may be full.
             print(f"{self._who}: {message}", file=sys.stderr, flush=True)
 
     def complain(self, about: str, message: str) -> None:
-        """Tell the operator of a fault, once until it is `settled`."""
+        """Print that a fault has begun, once until it is `settled`."""
         if about not in self._complaints:
             self._complaints.add(about)
             self.say(f"{about}: {message}; trying again")
 
     def settled(self, about: str) -> None:
-        """Tell the operator that a fault is over, if it was told of."""
+        """Print that a fault is over, if its begin was printed."""
         if about in self._complaints:
             self._complaints.discard(about)
             self.say(f"{about}: well again")
 
 
 def ignore(_: Any) -> None:
-    """Take no notice: what was lost is sent again with the next heartbeat."""
+    """Ignore a failed send: the next heartbeat sends the same again."""
 
 
 def wall_ms() -> int:

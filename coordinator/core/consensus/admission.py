@@ -1,4 +1,4 @@
-"""How a node asks to be admitted to the active list, at its CAS and digest. Pure."""
+"""How a node asks to be admitted to the in-sync set, at its CAS and digest. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Admission:
 
     def __init__(self) -> None:
         self.has_left = False
-        """Whether this life of the node has left the cluster, as an operator wanted."""
+        """Whether this incarnation of the node has left the cluster, as an operator wanted."""
         self._sent_cas = -1
         self._sent_ms = 0
 
@@ -36,7 +36,7 @@ class Admission:
         return [Answer(request)]
 
     def left(self, view: NodeView, record: MemberLeft) -> list[Result]:
-        """A node has left: if it is this life of this one, it does not ask again."""
+        """A node has left: if it is this incarnation of this node, it does not ask again."""
         if (record.node, record.incarnation) != (view.config.node, view.config.incarnation):
             return []
         self.has_left = True

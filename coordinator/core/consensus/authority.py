@@ -1,7 +1,7 @@
 """The Authority: a deterministic fold of the `commit` topic.
 
 It takes the place of a cluster manager, and is not a process. Each node folds the same records in
-the same order, and so computes the same master, epoch, active list and statuses of transactions.
+the same order, and so computes the same master, epoch, in-sync set and statuses of transactions.
 The rules:
 
 * A claim counts only if its epoch is the next one, its node accepted the last committed

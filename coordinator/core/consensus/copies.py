@@ -6,7 +6,7 @@ least. So all copies together take no more room than the log. Just before the co
 writes the Authority at the same CAS to the log: the `AuthoritySnapshot`.
 
 The log is trimmed to the newest `AuthoritySnapshot` for which three things hold: its copy was read
-back; every active node has everything before it on its own disk; and the window holds no outcome
+back; every in-sync node has everything before it on its own disk; and the window holds no outcome
 of a request that was recorded before it, since only the log has outcomes.
 """
 
@@ -168,7 +168,7 @@ class Copies:
 
 
 def durable_everywhere(view: NodeView) -> int:
-    """Return the offset of `commit` up to which every active node has all on its disk; -1 where
+    """Return the offset of `commit` up to which every in-sync node has all on its disk; -1 where
     that is not known, or too few are active."""
     authority = view.authority
     if authority is None or len(authority.members) < authority.minimum:

@@ -222,7 +222,7 @@ class Election:
     def _patience_ms(self, view: NodeView) -> int:
         """Return how long to wait for a master: the newest live node first, then by id.
 
-        A life that is not in the active list comes after those that are: it may have just begun,
+        An incarnation outside the in-sync set comes after those within: it may have just begun,
         while the others have waited. The stagger is longer than a claim takes, or the second
         would fence the first. A new cluster has no master to wait for, only heartbeats to hear;
         neither has one whose master resigned, and then the successor comes first, at once if
@@ -488,7 +488,7 @@ def _is_active(authority: AuthorityState | None, number: int, incarnation: int) 
 
 
 def _is_by(view: NodeView, record: MasterClaimed) -> bool:
-    """Tell whether this life of the node has written a claim."""
+    """Tell whether this incarnation of the node has written a claim."""
     return (record.node, record.incarnation) == (view.config.node, view.config.incarnation)
 
 

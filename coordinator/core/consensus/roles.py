@@ -1,6 +1,6 @@
 """The states of a node, and how it may move between them.
 
-Pure. A node starts in `bootstrap`. It becomes `replica` once it is in the active list and hears
+Pure. A node starts in `bootstrap`. It becomes `replica` once it is in the in-sync set and hears
 the master, and `master` once it has read its own claim back. It returns to `bootstrap` if it does
 not hear the master, if it was expired, or if a newer claim counts. `rollback` is a master that
 coordinates a kv-rollback.

@@ -77,7 +77,7 @@ def authority_of(view: NodeView) -> AuthorityState:
 
 
 def unique(view: NodeView, token: int) -> int:
-    """Return the number of a barrier or a copy: no other life of any node has it."""
+    """Return the number of a barrier or a copy: no other incarnation of any node has it."""
     return (view.config.incarnation << 20) % 2**62 + token
 
 

@@ -1,8 +1,8 @@
-"""What is handed to those who watch the state: each change as it is installed, to each its own.
+"""Passes each change to the watchers as it is installed: to each watcher those that it wants.
 
-Pure. A subscription begins at a CAS that the feed still has. It holds what fits its predicate and
-was not taken yet, up to a bound: whoever is slower than that gets what it holds, and no more. Then
-it has lagged, and subscribes again from the CAS that it was told last.
+Pure. A subscription begins at a CAS that the feed still has. It buffers the changes that match its
+predicate until the watcher takes them, up to a bound. A watcher that exceeds the bound has lagged:
+it gets what is buffered, and no more. It may subscribe again from the last CAS that it got.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ stream a bucket. So a new master soon knows as much as the old one, and a lost a
 
 Invariants: an index is backfilled only when every live projector routes this build of it; it takes
 scans only when every hosting indexer has this build; a projector streams a bucket's maintenance
-only in a life that the bucket's `Stream` names, and begins where no indexer misses anything.
+only if the bucket's `Stream` names its incarnation, and begins where no indexer misses anything.
 """
 
 from __future__ import annotations
@@ -273,7 +273,7 @@ class BuildCoordinator:
         return None if found is None else found.to_bytes(), asked
 
     def _watermark(self, view: NodeView, bucket: str, indexer: int, vbuckets: int) -> Vector | None:
-        """Return what this life of an indexer says that it holds."""
+        """Return what this incarnation of an indexer says that it holds."""
         record = self._watermarks.get((bucket, indexer))
         peer = view.peers.indexers.get(indexer)
         if record is None or peer is None or peer.beat.incarnation != record.incarnation:
@@ -354,7 +354,7 @@ def _answered(state: StateContext, bucket: str) -> int:
 
 
 def _sources(state: StateContext, bucket: str) -> tuple[int, dict[Life, int]]:
-    """Return the generation of a bucket's streams, and that of each life which streams it."""
+    """Return the generation of a bucket's streams, and of each incarnation that streams it."""
     held = state.stream(bucket)
     stream = held.entity if held else None
     if not isinstance(stream, Stream):

@@ -1,7 +1,7 @@
 """The transaction in flight: from the proposal to the verdict that is read back.
 
 Pure. At most one transaction is in flight, and at most one Kafka transaction. The proposal goes to
-`commit` as a plain record, its events into an open Kafka transaction. Once every active node has
+`commit` as a plain record, its events into an open Kafka transaction. Once every in-sync node has
 the proposal on its disk, the verdict *commit* and the replies join the events, all or nothing. A
 refusal aborts the Kafka transaction, and the verdict *rollback* is written in one of its own.
 """
@@ -101,7 +101,7 @@ class Committer:
             self._written = None
 
     def membership_changed(self, authority: AuthorityState) -> None:
-        """The active list may have moved: refusals count anew."""
+        """The in-sync set may have changed: refusals count anew."""
         members = authority.members
         self._refusals = {n: count for n, count in self._refusals.items() if n in members}
 
@@ -259,7 +259,7 @@ class Committer:
         return self._undo(view, attempt)
 
     def _undo(self, view: NodeView, attempt: Attempt) -> list[Result]:
-        """Write the terminal status *rollback*; those that cannot follow leave the active list."""
+        """Write the terminal status *rollback*; those that cannot follow leave the in-sync set."""
         wall_ms, reason = view.now.wall_ms, attempt.reason
         offset = Offset(-1) if attempt.offset is None else attempt.offset
         verdict = TransactionRolledBack(attempt.proposal.txn, offset, reason, wall_ms)

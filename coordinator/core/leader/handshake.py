@@ -86,7 +86,7 @@ def moved_shard(index: Index | None, indexer: int, shard: int) -> bool:
 
 @dataclass(slots=True, kw_only=True)
 class Handshake:
-    """What is known of one life of one indexer."""
+    """What is known of one incarnation of one indexer."""
 
     incarnation: int
     due_ms: int
@@ -111,7 +111,7 @@ class Handshakes:
         return self._by_indexer.get(indexer)
 
     def heard(self, beat: IndexerHeartbeat, now_ms: int) -> None:
-        """An indexer is alive: another life of it begins a new handshake."""
+        """An indexer is alive: another incarnation of it begins a new handshake."""
         known = self._by_indexer.get(beat.indexer)
         if known is None or known.incarnation != beat.incarnation:
             self._by_indexer[beat.indexer] = Handshake(incarnation=beat.incarnation, due_ms=now_ms)

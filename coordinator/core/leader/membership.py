@@ -75,7 +75,7 @@ class Membership:
     # -- what is heard -----------------------------------------------------------------------
 
     def join_requested(self, view: NodeView, record: JoinRequested) -> None:
-        """A node asks to be admitted, unless this life of it is in, or has left.
+        """A node asks to be admitted, unless this incarnation is in, or has left.
 
         One whose heartbeats are not heard would be expired at once, and ask again.
         """
@@ -326,7 +326,7 @@ class Membership:
 
 
 def _is_heard(view: NodeView, record: JoinRequested) -> bool:
-    """Tell whether heartbeats of this life of the node arrive."""
+    """Tell whether heartbeats of this incarnation of the node arrive."""
     peer = view.peers.nodes.get(record.node)
     known = peer is not None and peer.beat.incarnation == record.incarnation
     return known and view.peers.alive(peer)

@@ -20,7 +20,7 @@ INITIAL, COMMIT, ROLLBACK = "initial", "commit", "rollback"
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """An IndexManager node of the active list: where it answers, and which life of it this is."""
+    """A node of the in-sync set: its address, and the incarnation of its process."""
 
     node: int
     incarnation: int
@@ -89,7 +89,7 @@ class SnapshotInfo:
 class AuthorityState:
     """All that the fold of `commit` knows.
 
-    `members` is the active list. `acceptors` are those of the last committed transaction: only
+    `members` is the in-sync set. `acceptors` are those of the last committed transaction: only
     they may claim the mastership. `master` is 0 before the first claim and after a resignation,
     which may name a `successor`. `log` maps a running number to a transaction's status; it
     holds the numbers from `log_next - len(log)` to `log_next - 1`. `snapshots` are the newest
@@ -134,7 +134,7 @@ class AuthorityState:
 
     @property
     def active(self) -> tuple[int, ...]:
-        """The active nodes in numeric order."""
+        """The nodes of the in-sync set, in numeric order."""
         return tuple(sorted(self.members))
 
     @property
@@ -144,7 +144,7 @@ class AuthorityState:
 
     @property
     def shape(self) -> dict[str, Any]:
-        """Roster, active list and minimum, as clients see them."""
+        """Roster, in-sync set (`active`) and minimum, as clients see them."""
         return {
             "roster": list(self.roster),
             "active": list(self.active),

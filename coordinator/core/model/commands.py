@@ -1,4 +1,4 @@
-"""What can be asked of the coordinator, and the words in which it answers.
+"""The commands that clients and operators can send, and the outcomes that they get.
 
 Pure, frozen data, in the imperative. A `Request` wraps a command with its durable id and the
 terms under which it counts; `Outcome` is what every requester finally gets.
@@ -200,7 +200,7 @@ class AdoptBucket:
 
 @dataclass(frozen=True, slots=True)
 class RenewStream:
-    """A bucket's maintenance stream begins anew for these lives of projectors, after this vector.
+    """A bucket's maintenance stream begins anew, for these incarnations, after this vector.
 
     `number` is that of the generation against which this was decided (0: there was none); `restart`
     that of the newest restart timestamp or enquiry that this answers (0: of none).
@@ -306,7 +306,7 @@ class StepDown:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """A replica leaves the cluster: the active list, and the roster."""
+    """A replica leaves the cluster: the in-sync set, and the roster."""
 
     node: int
 

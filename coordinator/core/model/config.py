@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
-    """Who a node is, and its timings. `incarnation` is new for each life of the process.
+    """Who a node is, and its timings. `incarnation` is new for each start of the process.
 
     Where nothing was read for `pulse_ms`, a node writes a barrier, to see that its reading goes
     on; one that stays unread for `stall_ms` makes it look for what has stopped. An indexer's

@@ -136,7 +136,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A life of a projector that streams, and the number of the generation that it begins with."""
+    """The incarnation of a projector that streams, and the number of its first generation."""
 
     projector: int
     incarnation: int
@@ -147,7 +147,7 @@ class Source:
 class Stream:
     """The maintenance stream of a bucket: who sends it, and from where on.
 
-    A projector streams only in a life that is named here. Numbers of generations ascend, not one
+    A projector streams only if this names its incarnation. Numbers of generations ascend, not one
     by one; `number` is the newest. Whoever is given a new one begins after the vector of `vbuuids`
     and `seqnos` (unsigned 64 bits each, little-endian, one for each vbucket), or, if they are
     empty, with what comes next.

@@ -180,7 +180,7 @@ class MemberAdmitted:
 
 @dataclass(frozen=True, slots=True)
 class MemberExpired:
-    """A node leaves the active list because it lapsed, stayed silent, or kept refusing."""
+    """A node leaves the in-sync set because it lapsed, stayed silent, or kept refusing."""
 
     epoch: Epoch
     node: int
@@ -190,7 +190,7 @@ class MemberExpired:
 
 @dataclass(frozen=True, slots=True)
 class MemberLeft:
-    """This life of a node leaves the cluster: the active list, and the roster."""
+    """This incarnation of a node leaves the cluster: the in-sync set, and the roster."""
 
     epoch: Epoch
     node: int
@@ -308,7 +308,7 @@ class ProposalAnswered:
 
 @dataclass(frozen=True, slots=True)
 class JoinRequested:
-    """A node outside the active list has caught up to this CAS and asks to be admitted."""
+    """A node outside the in-sync set has caught up to this CAS and asks to be admitted."""
 
     node: int
     incarnation: int
@@ -324,7 +324,7 @@ ALLOCATED, RELEASED = "allocated", "released"
 class SliceAnswered:
     """An indexer's answer about all of its slices of one index: allocated, refused or released.
 
-    `shard` is the life of the storage that holds them (0 where there is none).
+    `shard` is the number of the storage that holds them (0 if there is none).
     """
 
     indexer: int
@@ -338,7 +338,7 @@ class SliceAnswered:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What an indexer holds of one index: the shard, which is one life of its storage, and slices.
+    """What an indexer holds of one index: the shard (the number of its storage), and slices.
 
     Storage that was lost and allocated again is another shard.
     """
@@ -433,7 +433,7 @@ class ProjectorHeartbeat:
     """A projector is alive.
 
     `kv` is where its key-value store answers. `waiting` are the buckets of which it has vbuckets
-    that it may not stream: it needs a new generation of streams that names this life of it.
+    that it may not stream: it needs a new generation of streams that names this incarnation.
     """
 
     projector: int
