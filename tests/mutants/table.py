@@ -2774,4 +2774,18 @@ MUTANTS: tuple[Mutant, ...] = (
         '{"index_id", ',
         "tests/unit/streaming/test_archive.py",
     ),
+    Mutant(
+        "the-end-of-an-answer-is-waited-for-without-end",
+        "coordinator/http/answers.py",
+        '            async with asyncio.timeout(STUCK_S):\n                await send(_part(b"",',
+        '            if True:\n                await send(_part(b"",',
+        "tests/unit/http/test_answers.py",
+    ),
+    Mutant(
+        "large-answers-have-no-bound",
+        "coordinator/http/app.py",
+        "    app.add_middleware(BoundedAnswers)\n",
+        "",
+        "tests/unit/http/test_answers.py",
+    ),
 )

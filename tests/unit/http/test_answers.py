@@ -10,8 +10,13 @@ import pytest
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from coordinator.core.catalog import state as states
+from coordinator.core.model.types import Cas
 from coordinator.http import answers
 from coordinator.http.answers import LARGE_BYTES, PIECE_BYTES, BoundedAnswers
+from tests.support.changes import written
+from tests.support.lone_node import HOST
+from tests.support.lone_shell import LoneShell, Served
 
 SCOPE: Scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
 LARGE = 3 * PIECE_BYTES + 5
@@ -101,21 +106,25 @@ def test_one_answer_may_be_longer_than_all_may_be_together() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("is_at_its_end", [False, True])
 def test_who_takes_nothing_is_given_up_and_its_answer_counts_no_more(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, is_at_its_end: bool
 ) -> None:
+    """The server waits with each part until the one before is taken: also with the last."""
     monkeypatch.setattr(answers, "STUCK_S", 0.01)
 
     async def run() -> None:
         served, client = BoundedAnswers(app(LARGE)), Client()
 
         async def send(message: Message) -> None:
-            if message["type"] != "http.response.start":
-                client.may_take.clear()
+            has_more = message.get("more_body", False)
+            if message["type"] != "http.response.start" and has_more is not is_at_its_end:
+                await asyncio.Event().wait()
             await client.send(message)
 
-        await served(SCOPE, client.receive, send)
-        assert not client.is_whole
+        async with asyncio.timeout(10):
+            await served(SCOPE, client.receive, send)
+        assert client.parts[1:] == [] or client.parts[-1]["more_body"]
         assert served.under_way == 0
 
     asyncio.run(run())
@@ -138,5 +147,29 @@ def test_a_stream_begins_before_there_is_anything_to_send() -> None:
         go_on.set()
         await task
         assert client.body == b"x" * LARGE
+
+    asyncio.run(run())
+
+
+def test_the_answers_of_a_node_have_this_bound() -> None:
+    shell = LoneShell()
+    value = "x" * 60_000
+    size = PIECE_BYTES + LARGE_BYTES
+    settings = ((written(f"k{n}", f'"{value}"'), Cas(n + 1)) for n in range(size // len(value)))
+    shell.node.follower.state = states.evolve(states.EMPTY, settings)
+
+    async def run() -> None:
+        client = Client()
+        scope = {
+            **SCOPE,
+            "path": "/v1/config",
+            "raw_path": b"/v1/config",
+            "query_string": b"",
+            "headers": [(b"host", HOST.encode())],
+        }
+        await Served.take(shell).app(scope, client.receive, client.send)
+        assert (client.status, client.is_whole) == (200, True)
+        assert len(client.body) > size - len(value)
+        assert max(len(part["body"]) for part in client.parts[1:]) <= PIECE_BYTES
 
     asyncio.run(run())
