@@ -200,3 +200,40 @@ def test_who_is_behind_is_sent_no_more_at_once_than_a_portion(
 
     asyncio.run(scenario())
     assert max(sent) < watch.PORTION_BYTES + 4 * len(VALUE)
+
+
+@pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
+def test_who_leaves_is_handed_nothing_more(path: str) -> None:
+    async def scenario() -> None:
+        async with served() as node:
+            with await request(node.port, path):
+                while not watching(node.shell, 1):
+                    await asyncio.sleep(0)
+            async with asyncio.timeout(10):
+                while not watching(node.shell, 0):
+                    await asyncio.sleep(0.001)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
+def test_who_takes_nothing_for_too_long_is_given_up(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would keep its place, and what the server holds for it."""
+    monkeypatch.setattr(watch, "STUCK_S", 0.05)
+
+    async def scenario() -> None:
+        async with served() as node:
+            with await request(node.port, path) as slow:
+                while not watching(node.shell, 1):
+                    await asyncio.sleep(0)
+                for _ in range(150):  # More than the connection holds, and less than the feed.
+                    await node.write()
+                await asyncio.sleep(0)
+                async with asyncio.timeout(10):
+                    while not watching(node.shell, 0):
+                        await asyncio.sleep(0.001)
+                assert slow.fileno() >= 0
+
+    asyncio.run(scenario())

@@ -20,7 +20,8 @@ from coordinator.core.timestamps import board as boards
 from coordinator.http import watch
 from coordinator.http.extras import Extras, Place
 from coordinator.http.watch import PORTION_BYTES, SNAPSHOT_PORTION, _portions
-from tests.support.changes import written
+from tests.support.changes import a_transaction, written
+from tests.support.lone_node import LoneNode
 from tests.support.lone_shell import LoneShell
 
 ENTITIES = 5 * SNAPSHOT_PORTION
@@ -141,6 +142,64 @@ def test_an_idle_watcher_hears_that_the_node_has_found_a_newer_state(
     assert {event["cas"] for event in events} == {ENTITIES}
 
 
+def test_what_changes_while_a_snapshot_is_sent_comes_after_it(
+    shell: LoneShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell.changes = Feed()
+    before = shell.node.state
+    sent, entity = [], shown.entity
+    monkeypatch.setattr(shown, "entity", lambda *of: sent.append(of) or entity(*of))
+
+    async def scenario() -> list[dict[str, Any]]:
+        async with shell.client() as client:
+            watching = asyncio.create_task(told(client, "after=snapshot"))
+            while not sent:
+                await asyncio.sleep(0)
+            assert len(sent) < ENTITIES
+            event = a_transaction(1, ENTITIES + 5, written("k0", "2"))
+            shell.node.follower.state = states.evolve(before, [(event[0].mutation, event[0].cas)])
+            shell.changes.publish(before, event)
+            while not len(shell.changes):
+                await asyncio.sleep(0)
+            shell.changes.close()
+            return await watching
+
+    events = asyncio.run(scenario())
+    assert [e["cas"] for e in events if e["type"] == "snapshot_end"] == [ENTITIES]
+    assert [e["cas"] for e in events if e["type"] == "change"] == [ENTITIES + 5]
+
+
+def test_who_comes_back_goes_on_after_the_event_that_it_got_last(shell: LoneShell) -> None:
+    """A browser repeats the address, and names that event in a header."""
+    shell.changes = Feed()
+    before = shell.node.state
+    event = a_transaction(1, ENTITIES + 1, written("k0", "2"))
+    shell.node.follower.state = states.evolve(before, [(event[0].mutation, event[0].cas)])
+    shell.changes.publish(before, event)
+
+    async def scenario() -> list[dict[str, Any]]:
+        async with shell.client(headers={"Last-Event-ID": str(ENTITIES)}) as client:
+            watching = asyncio.create_task(told(client, "after=now"))
+            while not len(shell.changes):
+                await asyncio.sleep(0)
+            shell.changes.close()
+            return await watching
+
+    events = asyncio.run(scenario())
+    assert [event["cas"] for event in events if event["type"] == "change"] == [ENTITIES + 1]
+
+
+def test_a_node_that_has_not_caught_up_tells_no_changes() -> None:
+    shell = LoneShell(LoneNode())
+
+    async def scenario() -> httpx.Response:
+        async with shell.client() as client:
+            return await client.get("/v1/watch?after=now")
+
+    response = asyncio.run(scenario())
+    assert response.json()["error"]["code"] == "not_ready"
+
+
 def test_an_unknown_kind_is_told_every_kind_of_a_watch(shell: LoneShell) -> None:
     async def scenario() -> httpx.Response:
         async with shell.client() as client:
@@ -173,3 +232,18 @@ def test_a_portion_in_which_nothing_fits_is_empty_and_the_next_one_comes() -> No
     state = states.evolve(states.EMPTY, mutations)
     nothing = Predicate(keys=frozenset({""}))
     assert [*_portions(state.entities.items(), nothing)] == [b"", b"", b""]
+
+
+def test_what_was_missed_is_read_page_by_page_to_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shell = LoneShell()
+    monkeypatch.setattr(watch, "PAGE", 2)
+
+    async def scenario() -> tuple[list[int], list[dict[str, Any]]]:
+        async with shell.client() as client:
+            put = [await client.put(f"/v1/config/k{number}", json=1) for number in range(7)]
+            return [one.json()["cas"] for one in put], await told(client, "after=0&kind=setting")
+
+    written_at, events = asyncio.run(scenario())
+    assert [event["cas"] for event in events] == written_at
