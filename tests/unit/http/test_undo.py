@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
+
+import httpx
+import pytest
 
 from coordinator.client.request_ids import uuid7
 from coordinator.core.consensus import inputs as inp
 from coordinator.core.model.commands import Outcome, Transact
+from coordinator.http import undo
 from tests.support.lone_shell import LoneShell
 
 NAMES = [f"m/{number:03d}" for number in range(130)]
@@ -81,3 +85,83 @@ def test_two_tries_of_one_undo_in_steps_leave_nothing_of_it_undone() -> None:
             assert {f"config/{name}" for name in NAMES} <= {*told[0]}
 
     asyncio.run(scenario())
+
+
+async def put(client: httpx.AsyncClient, *names: str, value: Any = 1) -> list[int]:
+    """Write settings in one transaction; return the CAS of each."""
+    then = [{"put": {"key": f"config/{name}", "value": value}} for name in names]
+    answer = await client.post("/v1/txn", json={"then": then})
+    assert answer.status_code == 200, answer.text
+    return [result["cas"] for result in answer.json()["results"]]
+
+
+async def undone(client: httpx.AsyncClient, key: str = "", **asked: Any) -> httpx.Response:
+    headers = {"Idempotency-Key": key} if key else {}
+    return await client.post("/v1/undo", json=asked, headers=headers)
+
+
+def tell(story: Callable[[LoneShell, httpx.AsyncClient], Awaitable[None]]) -> None:
+    async def told() -> None:
+        shell = LoneShell()
+        async with shell.client(timeout=60) as client:
+            await story(shell, client)
+
+    asyncio.run(told())
+
+
+def test_what_was_looked_at_and_is_no_longer_due_is_looked_at_again() -> None:
+    """In steps it may have been done by an earlier try; in one transaction somebody else did it."""
+
+    async def story(shell: LoneShell, client: httpx.AsyncClient) -> None:
+        (before,) = await put(client, "before")
+        _, seen = await put(client, "a", "b")
+        await client.delete("/v1/config/a")
+        refused = await undone(client, to=before, expected_cas=seen)
+        assert refused.json()["error"]["code"] == "cas_mismatch"
+        done = await undone(client, to=before, expected_cas=seen, in_steps=True)
+        assert [change["key"] for change in done.json()["changes"]] == ["config/b"]
+
+    tell(story)
+
+
+def test_the_transaction_that_is_led_back_to_stays_whole() -> None:
+    """A writer knows the CAS of its own change, and not what else its transaction has."""
+
+    async def story(shell: LoneShell, client: httpx.AsyncClient) -> None:
+        first, last = await put(client, "a", "b")
+        await put(client, "b", value=2)
+        done = (await undone(client, to=first)).json()
+        assert done["to"] == last
+        assert {change["key"] for change in done["changes"]} == {"config/b"}
+        assert shell.node.state.setting("a") is not None
+
+    tell(story)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_as_much_is_undone_at_once_as_one_transaction_may_have(
+    monkeypatch: pytest.MonkeyPatch, more: int
+) -> None:
+    monkeypatch.setattr(undo, "OPERATIONS_MAX", 3)
+
+    async def story(shell: LoneShell, client: httpx.AsyncClient) -> None:
+        (before,) = await put(client, "before")
+        await put(client, *map(str, range(3 + more)))
+        assert (await undone(client, to=before)).status_code == (413 if more else 200)
+
+    tell(story)
+
+
+def test_a_repeat_of_an_undo_in_steps_that_is_done_undoes_nothing_more() -> None:
+    async def story(shell: LoneShell, client: httpx.AsyncClient) -> None:
+        (before,) = await put(client, "before")
+        await put(client, *NAMES)
+        key = uuid7(shell.lone.wall_ms, 1)
+        done = await undone(client, key, to=before, in_steps=True)
+        later = [f"later/{number}" for number in range(len(NAMES))]
+        await put(client, *later)
+        again = await undone(client, key, to=before, in_steps=True)
+        assert (again.status_code, again.json()["txns"]) == (200, done.json()["txns"])
+        assert all(shell.node.state.setting(name) is not None for name in later)
+
+    tell(story)

@@ -20,6 +20,7 @@ from coordinator.core.model.commands import (
     AlterIndex,
     BuildIndexes,
     Command,
+    CreateIndex,
     DeleteSetting,
     DropIndex,
     ForgetIndex,
@@ -276,3 +277,27 @@ def test_replicas_that_were_taken_away_stay_away_and_an_undo_says_so() -> None:
     plan = plan_undo(then, bench.state)
     assert plan.steps == ()
     assert [one.key for one in plan.kept] == [named(bench).key]
+
+
+def test_a_replacement_goes_with_its_index_whatever_their_names_are() -> None:
+    bench = Bench()
+    then = bench.state
+    apply(bench, CREATE)
+    first = named(bench).id
+    bench.apply(AlterIndex(index_id=first, where="TRUE", new_name="a_name_before"))
+    assert [step.operation for step in plan_undo(then, bench.state).steps] == [DropIndex(first)]
+
+
+def test_an_index_that_was_built_is_built_again(bench: Bench) -> None:
+    """Also where its build was deferred at first; what waited for its build waits again."""
+    for name in ("built", "waits"):
+        apply(bench, replace(CREATE, name=name, defer_build=True))
+    bench.apply(BuildIndexes(bucket="travel", names=("built",)))
+    then = bench.state
+    for name in ("built", "waits"):
+        apply(bench, DropIndex(0, "travel", name))
+    found = [step.operation for step in plan_undo(then, bench.state).steps]
+    assert [(one.name, one.defer_build) for one in found if isinstance(one, CreateIndex)] == [
+        ("built", False),
+        ("waits", True),
+    ]
