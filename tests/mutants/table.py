@@ -2865,4 +2865,11 @@ MUTANTS: tuple[Mutant, ...] = (
         "defer_build=index.defer_build",
         "tests/unit/core/history/test_undo.py",
     ),
+    Mutant(
+        "what-was-kept-before-takes-room-for-ever",
+        "coordinator/core/history/feed.py",
+        "        self._kept.clear()\n        self._kept_bytes = 0\n",
+        "        self._kept.clear()\n",
+        "tests/unit/core/history/test_feed.py",
+    ),
 )

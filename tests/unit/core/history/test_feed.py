@@ -234,3 +234,12 @@ def test_nothing_is_passed_over_where_the_node_has_found_its_state_anew() -> Non
         publisher.commit(THREE)
         assert publisher.cas_of(subscription) == []
         assert (subscription.has_lagged, subscription.position) == (True, told)
+
+
+def test_what_was_kept_before_a_state_was_found_anew_takes_no_room() -> None:
+    """Otherwise each time leaves less, and in the end nobody who comes back finds anything."""
+    publisher = Publisher()
+    publisher.commit(heavy(1, 1), heavy(2, 2, 1))
+    publisher.commit(TWO, unheard=True)
+    publisher.commit(heavy(4, 7), heavy(5, 8, 1))
+    assert publisher.cas_of(publisher.subscribe(6)) == [7, 8]

@@ -188,3 +188,12 @@ def test_many_who_want_the_same_are_asked_as_one(monkeypatch: pytest.MonkeyPatch
 def test_who_wants_another_thing_is_not_asked(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     cost = Cost(monkeypatch, lambda n: Predicate(**{name: frozenset({f"other-{n}"})}))
     assert (cost.asked, cost.hosts) == (0, 0)
+
+
+def test_who_is_added_twice_is_there_once() -> None:
+    groups: Groups[str] = Groups()
+    for _ in range(2):
+        groups.add(Predicate(), "a")
+    assert (len(groups), [*groups]) == (1, ["a"])
+    groups.discard(Predicate(), "a")
+    assert (len(groups), [*groups]) == (0, [])
