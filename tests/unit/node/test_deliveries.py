@@ -353,6 +353,43 @@ def test_a_delivery_that_fails_pauses_longer_each_time_up_to_a_bound(
     assert pauses == [min(most, first * 2**n) for n in range(10)]
 
 
+def test_a_delivery_that_has_gone_well_for_long_pauses_briefly_again(
+    delivery: MemoryDelivery, pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 0.0
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now_s))
+
+    def writing() -> None:
+        nonlocal now_s
+        now_s += module.PAUSE_MAX_S + 1 if len(pauses) == 3 else 0
+
+    async def story(bench: Bench) -> None:
+        delivery.at_writing = writing
+        delivery.fails_with = [DeliveryError("no broker")] * 5
+        bench.install(some(1, 51, "a"))
+        bench.install(unsubscribed(52))
+        await deliver(bench)
+
+    tell(story)
+    first = module.FIRST_PAUSE_S
+    assert pauses == [first, 2 * first, 4 * first, first, 2 * first]
+
+
+def test_a_problem_is_shown_up_to_a_length(delivery: MemoryDelivery, pauses: list[float]) -> None:
+    """Each heartbeat and page of metrics would carry it, and a broker says what it likes."""
+
+    async def story(bench: Bench) -> None:
+        shown: list[str] = []
+        delivery.fails_with = [DeliveryError("x" * 10_000)] * 2
+        delivery.at_writing = lambda: shown.extend(bench.deliveries.problems.values())
+        bench.install(some(1, 51, "a"))
+        bench.install(unsubscribed(52))
+        await deliver(bench)
+        assert {*map(len, shown)} == {module.PROBLEM_LENGTH_MAX}
+
+    tell(story)
+
+
 GONE = pytest.mark.parametrize(
     "after", [None, replace(SUBSCRIPTION, number=8)], ids=["gone", "another"]
 )

@@ -209,6 +209,20 @@ def test_a_delivery_begins_anew_with_each_mastership(run: Callable[..., Bench]) 
     run(story, delivered)
 
 
+def test_a_master_that_has_not_begun_to_lead_does_nothing_for_subscribers(
+    run: Callable[..., Bench],
+) -> None:
+    delivered = replace(SUBSCRIPTION, id="b", number=8, deliver_to="out")
+
+    async def story(bench: Bench) -> None:
+        bench.node.master = SimpleNamespace(epoch=5, active=False)
+        await bench.look(30_000)
+        assert bench.asked == []
+        assert bench.subscriptions.deliveries._tasks == {}
+
+    run(story, SUBSCRIPTION, delivered)
+
+
 def test_a_new_master_looks_for_deliveries_that_ended_under_the_one_before(
     run: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,6 +297,23 @@ def test_marks_are_written_now_and_then_and_not_with_each_look(run: Callable[...
     run(story, SUBSCRIPTION)
 
 
+def test_no_mark_is_written_while_another_is_waited_for(run: Callable[..., Bench]) -> None:
+    """Where the log stands still there would be more of them with each look."""
+
+    async def story(bench: Bench) -> None:
+        begun: list[int] = []
+
+        async def mark() -> None:
+            begun.append(bench.now_ms)
+            await asyncio.Event().wait()
+
+        bench.book.catch_up = mark  # type: ignore[method-assign]
+        await bench.look(10 * CATCH_UP_MS)
+        assert len(begun) == 1
+
+    run(story, SUBSCRIPTION)
+
+
 def test_a_master_alone_shows_subscribers_and_who_of_them_has_a_problem(
     run: Callable[..., Bench],
 ) -> None:
@@ -321,6 +352,34 @@ def test_what_is_known_of_a_subscription_is_removed_once_that_is_gone_for_long(
         await bench.look(2_000)
         assert forgotten == [8]
         assert {*bench.book.positions.heard_ms} == {7}
+
+    run(story, forever)
+
+
+def test_who_was_gone_and_came_back_is_gone_anew(
+    run: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that was behind did not know the subscription yet."""
+    forever = replace(SUBSCRIPTION, expires_after_ms=0)
+
+    async def story(bench: Bench) -> None:
+        monkeypatch.setattr(
+            subscriptions, "time", SimpleNamespace(monotonic=lambda: bench.now_ms / 1_000)
+        )
+
+        async def forget(numbers: Sequence[int]) -> None:
+            bench.book.positions.forget(numbers)
+
+        bench.book.forget = forget  # type: ignore[method-assign]
+        bench.subscriptions.book._reader = SimpleNamespace()  # type: ignore[assignment]
+        bench.hear(forever)
+        there, without = bench.node.state, state_of(TOPIC)
+        for state in (without, there, without):
+            bench.node.state = state
+            await bench.look(int(subscriptions.FORGET_S) * 400)
+            assert {*bench.book.positions.heard_ms} == {forever.number}
+        await bench.look(int(subscriptions.FORGET_S) * 700)
+        assert {*bench.book.positions.heard_ms} == set()
 
     run(story, forever)
 
