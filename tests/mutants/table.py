@@ -2907,4 +2907,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "if True:",
         "tests/unit/node/test_subscriptions.py",
     ),
+    Mutant(
+        "sync-has-four-partitions-whatever-is-there",
+        "coordinator/kafka/topics.py",
+        "(len(there.partitions) if there else 0) or SYNC_PARTITIONS",
+        "SYNC_PARTITIONS",
+        "tests/unit/kafka/test_topics.py",
+    ),
+    Mutant(
+        "changes-are-delivered-to-topics-of-kafka-itself",
+        "coordinator/kafka/topics.py",
+        'return topic.startswith((f"{cluster}.", "__"))',
+        'return topic.startswith(f"{cluster}.")',
+        "tests/unit/kafka/test_topics.py",
+    ),
 )

@@ -115,3 +115,36 @@ def test_transactions_whose_state_has_too_few_copies_are_refused() -> None:
     )
     with pytest.raises(KafkaRefusal, match="__transaction_state has replication factor 1, not 3"):
         topics._check(admin, "c", [wanted], 3, 1)
+
+
+@pytest.mark.parametrize(("asked", "there", "made"), [(None, 8, 8), (2, 8, 2), (None, 0, 4)])
+def test_sync_has_as_many_partitions_as_are_asked_for_or_there(
+    monkeypatch: pytest.MonkeyPatch, asked: int | None, there: int, made: int
+) -> None:
+    found = {"c.sync": SimpleNamespace(partitions=dict.fromkeys(range(there)))} if there else {}
+    admin: Any = SimpleNamespace(
+        list_topics=lambda **_: SimpleNamespace(topics=found, cluster_id="id")
+    )
+    checked: list[topics.Topic] = []
+    monkeypatch.setattr(topics, "_create", lambda *_: None)
+    monkeypatch.setattr(
+        topics, "_check", lambda _admin, _cluster, wanted, *_: checked.extend(wanted)
+    )
+    topics._make_and_check(admin, "c", [*topics.TOPICS], 1, 1, sync_partitions=asked)
+    partitions = {topic.name: topic.partitions for topic in checked}
+    assert {partitions[name] for name in topics.OF_SYNC} == {made}
+    assert partitions[topics.COMMIT] == 1
+
+
+@pytest.mark.parametrize(
+    ("topic", "own"),
+    [
+        ("c.commit", True),
+        ("c.", True),
+        ("__consumer_offsets", True),
+        ("cc.commit", False),
+        ("c", False),
+    ],
+)
+def test_topics_of_the_cluster_and_of_kafka_are_nobody_elses(topic: str, own: bool) -> None:
+    assert topics.is_own("c", topic) is own
