@@ -2921,4 +2921,18 @@ MUTANTS: tuple[Mutant, ...] = (
         'return topic.startswith(f"{cluster}.")',
         "tests/unit/kafka/test_topics.py",
     ),
+    Mutant(
+        "a-backup-may-have-half-a-transaction-more",
+        "coordinator/backup/contents.py",
+        "        if self._waiting:\n",
+        "        if False:\n",
+        "tests/unit/kafka/test_backup_file.py",
+    ),
+    Mutant(
+        "a-backup-may-have-the-authority-of-another-state",
+        "coordinator/backup/contents.py",
+        "or says != (",
+        "and says != (",
+        "tests/unit/kafka/test_backup_file.py",
+    ),
 )

@@ -21,6 +21,7 @@ from coordinator.core.catalog.state import StateContext
 from coordinator.core.model import digest as digests
 from coordinator.core.model.authority_state import AuthorityState
 from coordinator.core.model.records import Event
+from coordinator.core.model.types import Cas
 from tests.support.changes import ONE, THREE, TWO, a_transaction, flat, written
 
 MANY = [a_transaction(10 + n, 20 + 3 * n, written(f"k{n % 5}", f'"{n}"')) for n in range(40)]
@@ -37,8 +38,13 @@ def a_backup(
     *,
     before: list[Event] | None = None,
     says: StateContext | None = None,
+    authority_of: StateContext | None = None,
+    torn: list[Event] | None = None,
 ) -> bytes:
-    """Return a file of these changes after those before; `says`: the state that it says it is."""
+    """Return a file of these changes after those before; `says`: the state that it says it is.
+
+    `authority_of`: the state that its Authority names; `torn`: changes that lead to nothing.
+    """
     base = folded(before or [])
     state = says or folded([*(before or []), *events])
     digest = digests.text(state.digest)
@@ -58,13 +64,13 @@ def a_backup(
         minimum=2,
         log_capacity=10,
         request_window_ms=5,
-        last_cas=state.cas,
-        digest=state.digest,
+        last_cas=(authority_of or state).cas,
+        digest=(authority_of or state).digest,
     )
     file = io.BytesIO()
     writer = BackupWriter(file, manifest, authority)
     writer.base(base)
-    for event in events:
+    for event in [*events, *(torn or [])]:
         writer.change(codec.encode(event))
     writer.end(folded([*(before or []), *events]))
     return file.getvalue()
@@ -181,6 +187,10 @@ def test_a_file_whose_checksums_are_right_must_have_the_state_that_it_says() -> 
     assert code_of(a_backup(says=folded(flat(ONE)))) == "backup_damaged"
     torn = [*flat(ONE), *TWO[:1]]
     assert code_of(a_backup(torn)) == "backup_damaged", "a transaction is not whole"
+    assert code_of(a_backup(flat(ONE), torn=[TWO[0]])) == "backup_damaged", "the last is not whole"
+    other = folded([*EVENTS[:-1], replace(EVENTS[-1], cas=Cas(EVENTS[-1].cas + 1))])
+    for authority_of in (folded(flat(ONE)), other):
+        assert code_of(a_backup(authority_of=authority_of)) == "backup_damaged"
     file = io.BytesIO()
     writer = Writer(file)
     writer.frame(1, b"{}")
