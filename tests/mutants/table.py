@@ -2935,4 +2935,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "and says != (",
         "tests/unit/kafka/test_backup_file.py",
     ),
+    Mutant(
+        "a-rename-does-not-meet-who-wants-its-new-name",
+        "coordinator/core/catalog/ddl.py",
+        "keys.add(name_key(found.entity.bucket, command.new_name or found.entity.name))",
+        "keys.add(name_key(found.entity.bucket, found.entity.name))",
+        "tests/unit/core/catalog/test_ddl.py",
+    ),
+    Mutant(
+        "streams-are-renewed-again-at-once",
+        "coordinator/core/leader/stream_restart.py",
+        "self._quiet_until_ms[bucket] = view.now.mono_ms + view.config.restart_pause_ms",
+        "self._quiet_until_ms[bucket] = view.config.restart_pause_ms",
+        "tests/unit/core/leader/test_stream_restart.py",
+    ),
 )

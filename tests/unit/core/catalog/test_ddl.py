@@ -20,6 +20,7 @@ from coordinator.core.catalog.decisions import (
 from coordinator.core.catalog.outcomes import time_of_uuid7
 from coordinator.core.catalog.state import EMPTY
 from coordinator.core.model.commands import (
+    AlterIndex,
     BuildIndexes,
     Command,
     CreateIndex,
@@ -408,6 +409,15 @@ def test_footprints_of_independent_commands_do_not_meet(ready: Bench) -> None:
     other = ddl.footprint(state, replace(CREATE, name="b"), "r2")
     assert not one & other
     assert ddl.footprint(state, DropIndex(index_id=ready.index().id)) & ddl.footprint(state, CREATE)
+
+
+def test_the_footprint_of_a_rename_has_both_names(ready: Bench) -> None:
+    """Who creates an index under the new one is decided before it or after it, not beside it."""
+    rename = AlterIndex(bucket="travel", name="by_city", new_name="other")
+    for name in ("by_city", "other"):
+        assert ddl.footprint(ready.state, rename) & ddl.footprint(
+            ready.state, replace(CREATE, name=name)
+        ), name
 
 
 @pytest.mark.parametrize("offset", [-1, 1])

@@ -110,6 +110,19 @@ def test_it_asks_no_longer_than_the_wait(view: Any, restarting: StreamRestart) -
     assert restarting.vector(view, "travel", ONE, {}) == (HELD, ())
 
 
+def test_streams_that_were_renewed_are_not_renewed_at_once_again(
+    view: Any, restarting: StreamRestart
+) -> None:
+    """What is told meanwhile is of the streams before."""
+    view.answer(SimpleNamespace(round=0))
+    assert restarting.told(view, "travel", 0) is not None
+    restarting.renewed(view, "travel")
+    view.advance(view.config.restart_pause_ms - 1)
+    assert restarting.told(view, "travel", 0) is None
+    view.advance(1)
+    assert restarting.told(view, "travel", 0) is not None
+
+
 # -- who takes part ------------------------------------------------------------------------------
 
 ZERO = Vector.zero(2)
