@@ -2949,4 +2949,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "self._quiet_until_ms[bucket] = view.config.restart_pause_ms",
         "tests/unit/core/leader/test_stream_restart.py",
     ),
+    Mutant(
+        "who-waits-briefly-ends-the-hurry-of-all",
+        "streaming/stability/announcements.py",
+        "self.hurried_until_ms = max(self.hurried_until_ms, until_ms)",
+        "self.hurried_until_ms = until_ms",
+        "tests/unit/streaming/test_stability.py",
+    ),
+    Mutant(
+        "the-indexer-that-was-heard-last-is-forgotten",
+        "streaming/stability/announcements.py",
+        "del self.heard[min(self.heard",
+        "del self.heard[max(self.heard",
+        "tests/unit/streaming/test_stability.py",
+    ),
 )

@@ -18,7 +18,11 @@ from coordinator.core.model.stream_records import (
 from coordinator.core.model.vectors import Vector
 from coordinator.core.timestamps.bucket_state import HEAD
 from coordinator.core.timestamps.settings import TimestampSettings
-from streaming.stability.announcements import HURRIED_MS_MAX, HURRIED_PERIOD_MS
+from streaming.stability.announcements import (
+    HURRIED_MS_MAX,
+    HURRIED_PERIOD_MS,
+    INDEXERS_MAX,
+)
 from streaming.stability.fold import (
     BucketState,
     Control,
@@ -666,6 +670,21 @@ def test_while_a_query_waits_what_advances_is_promoted_sooner() -> None:
     assert bench.tick(0, hurried(10_000, bench.now_ms)) == []
     bench.tick(HURRIED_PERIOD_MS)
     assert len(stabilities(bench.fold([sync(0, X, 5, 8)]))) == 1, "a tick is not waited for"
+
+
+def test_who_waits_for_less_long_does_not_end_the_hurry_of_who_waits_for_longer() -> None:
+    bench = Bench()
+    until_ms = bench.now_ms + 10_000
+    bench.fold([hurried(10_000, bench.now_ms)])
+    bench.fold([hurried(1_000, bench.now_ms)])
+    assert bench.state.hurried_until_ms == until_ms
+
+
+def test_of_too_many_indexers_the_one_that_was_heard_longest_ago_is_forgotten() -> None:
+    bench = Bench()
+    for indexer in range(1, INDEXERS_MAX + 3):
+        bench.tick(1, heartbeat(indexer, Vector([A] * 4, [1, 0, 0, 0])))
+    assert {*bench.state.heard} == {*range(3, INDEXERS_MAX + 3)}
 
 
 def test_nobody_is_hurried_for_ever() -> None:
