@@ -2963,4 +2963,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "del self.heard[max(self.heard",
         "tests/unit/streaming/test_stability.py",
     ),
+    Mutant(
+        "workers-collect-what-was-loaded",
+        "streaming/spark/daemon.py",
+        "    gc.freeze()\n",
+        "",
+        "tests/unit/streaming/test_daemon.py",
+    ),
+    Mutant(
+        "archives-that-left-the-path-are-kept-open",
+        "streaming/spark/daemon.py",
+        "            del sys.path_importer_cache[place]\n",
+        "            pass\n",
+        "tests/unit/streaming/test_daemon.py",
+    ),
 )

@@ -23,10 +23,13 @@ def test_archives_stay_on_the_path_where_nothing_else_has_what_they_have(
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").touch()
     monkeypatch.setattr(sys, "path", [*ARCHIVES, str(tmp_path)])
+    monkeypatch.setattr(sys, "path_importer_cache", dict.fromkeys(ARCHIVES))
     ran: list[list[str]] = []
-    monkeypatch.setattr(daemon.gc, "freeze", lambda: None)
+    monkeypatch.setattr(daemon.gc, "freeze", lambda: ran.append(["freeze", *sys.path]))
     monkeypatch.setattr(importlib, "import_module", lambda name: ran.append([name, *sys.path]))
     monkeypatch.setattr(runpy, "run_module", lambda name, **_: ran.append([name, *sys.path]))
     daemon.main()
     left = [] if len(installed) == 2 else ARCHIVES
-    assert ran == [[name, *left, str(tmp_path)] for name in (*daemon.LOADED, "pyspark.daemon")]
+    names = (*daemon.LOADED, "freeze", "pyspark.daemon")
+    assert ran == [[name, *left, str(tmp_path)] for name in names]
+    assert [place for place in sys.path_importer_cache if place in ARCHIVES] == left
