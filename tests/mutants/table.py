@@ -2977,4 +2977,25 @@ MUTANTS: tuple[Mutant, ...] = (
         "            pass\n",
         "tests/unit/streaming/test_daemon.py",
     ),
+    Mutant(
+        "histories-are-spread-as-sync-is",
+        "projector_sim/projector/data_sink.py",
+        "partitions = STREAM_PARTITIONS if isinstance(record, FailoverLog) else self._of_sync()",
+        "partitions = self._of_sync()",
+        "tests/unit/projector_sim/test_data_sink.py",
+    ),
+    Mutant(
+        "a-sink-that-was-renewed-sends-nothing",
+        "projector_sim/projector/data_sink.py",
+        '        self._producer = Producer(self._settings)\n        self.failed = ""\n',
+        "        self._producer = Producer(self._settings)\n",
+        "tests/unit/projector_sim/test_data_sink.py",
+    ),
+    Mutant(
+        "a-projector-that-stops-waits-for-kafka",
+        "projector_sim/projector/data_sink.py",
+        "                elif self._stopping.is_set():\n                    self.failed = STOPS\n",
+        "",
+        "tests/unit/projector_sim/test_data_sink.py",
+    ),
 )

@@ -4,7 +4,27 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from coordinator.core.model.stream_records import MAINTENANCE, FailoverLog, KeyVersions, Sync
+from projector_sim.projector import data_sink
 from projector_sim.projector.data_sink import DataSink
+from tests.support.indexes import make_sync
+
+ITEMS = KeyVersions(
+    bucket="b",
+    kind=MAINTENANCE,
+    projector=0,
+    connection=1,
+    ordinal=1,
+    number=1,
+    indexes=(),
+    builds=(),
+    items=b"",
+    at_ms=0,
+    previous=0,
+)
 
 
 def test_what_was_handed_over_is_tried_until_it_is_there_in_order() -> None:
@@ -12,3 +32,48 @@ def test_what_was_handed_over_is_tried_until_it_is_there_in_order() -> None:
     assert settings["message.timeout.ms"] == 0, "a broker that is away ends no stream"
     assert settings["enable.idempotence"]
     assert settings["enable.gapless.guarantee"]
+
+
+def test_a_sink_that_was_renewed_sends_again() -> None:
+    sink = DataSink("127.0.0.1:1", "c", threading.Event(), lambda: None)
+    sink._on_delivery(KafkaError(KafkaError._FATAL, "fenced"), None)
+    assert sink.failed
+    sink.renew()
+    assert sink.failed == ""
+    sink.items(0, 1, ITEMS)
+    assert sink.sent == 1
+
+
+def test_nobody_waits_for_kafka_while_the_projector_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked how many partitions `sync` has, and does not answer."""
+    stopping, waited = threading.Event(), 0
+
+    def away(*_: object) -> int:
+        raise KafkaException(KafkaError(KafkaError._TRANSPORT, "nobody is there"))
+
+    def while_waiting() -> None:
+        nonlocal waited
+        waited += 1
+        assert waited < 10
+        if waited == 3:
+            stopping.set()
+
+    monkeypatch.setattr(data_sink, "sync_partitions_by", away)
+    sink = DataSink("127.0.0.1:1", "c", stopping, while_waiting)
+    sink.control(0, make_sync(0))
+    assert (sink.failed, sink.sent, waited) == (data_sink.STOPS, 0, 3)
+
+
+@pytest.mark.parametrize(
+    ("record", "partition"), [(make_sync(13), 5), (FailoverLog("travel", 13, (), 1), 1)]
+)
+def test_a_record_goes_to_the_partition_that_its_topic_has_for_its_vbucket(
+    monkeypatch: pytest.MonkeyPatch, record: Sync | FailoverLog, partition: int
+) -> None:
+    """`sync` has as many as the cluster was formed with, `failover-log` always as many."""
+    monkeypatch.setattr(data_sink, "sync_partitions_by", lambda *_: 8)
+    sink = DataSink("127.0.0.1:1", "c", threading.Event(), lambda: None)
+    produced: list[int] = []
+    monkeypatch.setattr(sink, "_produce", lambda *given: produced.append(given[3]))
+    sink.control(13, record)
+    assert produced == [partition]
