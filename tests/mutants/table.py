@@ -2998,4 +2998,32 @@ MUTANTS: tuple[Mutant, ...] = (
         "",
         "tests/unit/projector_sim/test_data_sink.py",
     ),
+    Mutant(
+        "the-first-of-two-types-counts",
+        "coordinator/runtime/http_guard.py",
+        'if len(media_types) == 1 else ""',
+        'if media_types else ""',
+        "tests/unit/runtime/test_http_guard.py",
+    ),
+    Mutant(
+        "genesis-is-compared-with-what-nobody-looked-at",
+        "coordinator/process.py",
+        "arguments.sync_partitions = sync_partitions(",
+        "sync_partitions(",
+        "tests/unit/runtime/test_starting_a_node.py",
+    ),
+    Mutant(
+        "an-archive-is-first-written-to-when-it-must-be",
+        "coordinator/process.py",
+        "        HistoryArchive(arguments.history_archive, arguments.cluster).check_writable()\n",
+        "        pass\n",
+        "tests/unit/runtime/test_starting_a_node.py",
+    ),
+    Mutant(
+        "a-node-in-anothers-folder-is-started-again",
+        "coordinator/process.py",
+        'error.code in ("topic_mismatch", "data_folder_mismatch")',
+        'error.code in ("topic_mismatch",)',
+        "tests/unit/runtime/test_starting_a_node.py",
+    ),
 )

@@ -1,0 +1,84 @@
+"""How a node starts: what it looks at before it serves, and how it ends where that cannot be."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator import process
+from coordinator.kafka.archive_segments import ArchiveError
+from coordinator.kafka.errors import KafkaRefusal
+from coordinator.node.shell import EXIT_FAILED, EXIT_REFUSED
+from coordinator.node.store import StoreError
+
+
+def given(folder: Path, *more: str) -> argparse.Namespace:
+    needed = {"--node": "1", "--roster": "1", "--cluster": "c", "--port": "8600"}
+    words = [word for pair in needed.items() for word in pair]
+    kafka = ["--bootstrap-servers", "h:1", "--data-dir", str(folder)]
+    arguments = process.options().parse_args([*words, *kafka, *more])
+    arguments.bootstrap_servers = "h:1"
+    return arguments
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What nodes are configured with that come as far as to serve: Kafka has 8 partitions."""
+    found: list[Any] = []
+
+    async def serve(arguments: argparse.Namespace, *_: Any) -> int:
+        found.append(process._config(arguments))
+        return 0
+
+    monkeypatch.setattr(process, "ensure_topics", lambda *_, **__: "kafka")
+    monkeypatch.setattr(process, "sync_partitions", lambda *_: 8)
+    monkeypatch.setattr(process, "watermarks", lambda *_: (0, 0))
+    monkeypatch.setattr(process, "_serve", serve)
+    return found
+
+
+def test_a_node_compares_genesis_with_the_partitions_that_kafka_has(
+    tmp_path: Path, served: list[Any]
+) -> None:
+    assert process._run(given(tmp_path / "node")) == 0
+    assert [config.sync_partitions for config in served] == [8]
+
+
+def test_a_node_that_cannot_write_to_the_archive_does_not_start(
+    tmp_path: Path, served: list[Any]
+) -> None:
+    """It would find out as the master, when records have to go."""
+    archive = tmp_path / "archive"
+    archive.touch()
+    options = ("--history-archive", str(archive), "--history-retention")
+    with pytest.raises(ArchiveError):
+        process._run(given(tmp_path / "node", *options, "1d"))
+    assert served == []
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (KafkaRefusal("topic_mismatch", "no"), EXIT_REFUSED),
+        (StoreError("data_folder_mismatch", "no"), EXIT_REFUSED),
+        (KafkaRefusal("kafka_unavailable", "no"), EXIT_FAILED),
+        (StoreError("store_unusable", "no"), EXIT_FAILED),
+    ],
+)
+def test_a_node_ends_for_good_where_starting_again_would_fail_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception, code: int
+) -> None:
+    ended: list[int] = []
+
+    def fails(_: argparse.Namespace) -> int:
+        raise error
+
+    monkeypatch.setattr(process, "_arguments", lambda: given(tmp_path))
+    monkeypatch.setattr(process, "_run", fails)
+    monkeypatch.setattr(process.sys, "setswitchinterval", lambda _: None)
+    monkeypatch.setattr(process.os, "_exit", ended.append)
+    process.main()
+    assert ended == [code]
