@@ -3026,4 +3026,25 @@ MUTANTS: tuple[Mutant, ...] = (
         'error.code in ("topic_mismatch",)',
         "tests/unit/runtime/test_starting_a_node.py",
     ),
+    Mutant(
+        "who-follows-history-comes-back-inside-a-transaction",
+        "coordinator/kafka/history_tail.py",
+        "            if not joining.is_open:\n",
+        "            if True:\n",
+        "tests/unit/kafka/test_history_tail.py",
+    ),
+    Mutant(
+        "a-history-that-was-replaced-is-read-on",
+        "coordinator/kafka/history_tail.py",
+        "            if position > end:\n",
+        "            if False:\n",
+        "tests/unit/kafka/test_history_tail.py",
+    ),
+    Mutant(
+        "two-masters-archive-one-over-the-other",
+        "coordinator/kafka/history_retention.py",
+        "            if self._archive.header(begin) != header:\n",
+        "            if False:\n",
+        "tests/unit/kafka/test_history_retention.py",
+    ),
 )
