@@ -13,8 +13,13 @@ from coordinator.core.consensus.counters import Counters
 from coordinator.core.consensus.effects import Reply
 from coordinator.core.consensus.inputs import MembershipRequested
 from coordinator.core.consensus.view import Tokens
-from coordinator.core.leader.membership import Membership, _why_not_leave
-from coordinator.core.model.commands import Leave, Outcome, Reform, refused
+from coordinator.core.leader.membership import (
+    FORGET_PAUSE_MS,
+    REQUESTS_MAX,
+    Membership,
+    _why_not_leave,
+)
+from coordinator.core.model.commands import OK, Leave, Outcome, Reform, StepDown, refused
 from coordinator.core.model.records import JoinRequested, MemberLeft
 
 TIMEOUT_MS = 1_500
@@ -123,3 +128,68 @@ def test_an_operator_is_answered_for_what_was_written_in_this_epoch() -> None:
     assert isinstance(reply, Reply)
     assert reply.token == 17
     assert isinstance(reply.outcome, Outcome)
+
+
+def test_a_member_of_which_nothing_was_heard_yet_has_the_time_of_all_others() -> None:
+    """A master that has just begun has heard nobody."""
+    given = Given(3, 1)
+    given.view.peers.nodes.clear()
+    given.view.peers.clock_ms += TIMEOUT_MS
+    assert given.expired() == []
+    given.view.peers.clock_ms += 1
+    assert given.expired() == [2, 3]
+
+
+def test_nobody_holds_proposals_back_by_asking_again() -> None:
+    given = Given(2, 1)
+    given.view.config.admission_hold_ms = 100
+    for _ in range(4):
+        given.membership.join_requested(given.view, JoinRequested(3, 7, "http://x", 0, 0))
+        given.view.now.mono_ms += 30
+    assert not given.membership.holds_back(given.view)
+
+
+def step_down(given: Given, **terms: Any) -> tuple[Any, bool]:
+    """Return the outcome of a step down, and whether the master resigns."""
+    event = MembershipRequested(17, 99, StepDown(**terms), "operator")
+    told: list[Any] = given.membership.requested(given.view, event)
+    return (told[0].outcome if told else None), given.membership.resigning is event
+
+
+def test_a_master_steps_down_only_where_somebody_is_there_to_follow() -> None:
+    given = Given(3, 2)
+    given.view.peers.node_alive = lambda number: False
+    outcome, resigns = step_down(given)
+    assert (outcome.code, resigns) == ("no_successor", False)
+    given.view.peers.node_alive = lambda number: number == 2
+    assert step_down(given, successor=3)[0].code == "no_successor"
+    assert step_down(given, successor=2) == (None, True)
+
+
+def test_a_repeat_of_a_step_down_does_not_depose_the_successor() -> None:
+    given = Given(3, 2)
+    given.view.config.address = "http://n1"
+    outcome, resigns = step_down(given, epoch=2)
+    assert (outcome.status, outcome.answer["epoch"], resigns) == (OK, 3, False)
+    assert step_down(given, epoch=3) == (None, True)
+
+
+def test_no_more_operators_wait_than_there_may() -> None:
+    given = Given(4, 1)
+    events = [MembershipRequested(n, 99, Leave(3), "o") for n in range(1, REQUESTS_MAX + 2)]
+    told = [given.membership.requested(given.view, event) for event in events]
+    assert told[:-1] == [[]] * REQUESTS_MAX
+    (reply,) = told[-1]
+    assert isinstance(reply, Reply)
+    assert reply.outcome.code == "overloaded"
+
+
+def test_a_master_that_is_idle_looks_for_old_outcomes_now_and_then() -> None:
+    given = Given(1, 1)
+    looked: list[int] = []
+    given.view.authority.request_window_ms = 5
+    given.view.outcomes = SimpleNamespace(due=lambda now, *_: looked.append(now.mono_ms) or 0)
+    for _ in range(2 * FORGET_PAUSE_MS // 500):
+        given.view.now.mono_ms += 500
+        given.membership._forgotten(given.view)
+    assert looked == [10_000 + FORGET_PAUSE_MS, 10_000 + 2 * FORGET_PAUSE_MS]
