@@ -3089,4 +3089,11 @@ MUTANTS: tuple[Mutant, ...] = (
         "if len(self._requests) > REQUESTS_MAX:",
         "tests/unit/core/leader/test_membership.py",
     ),
+    Mutant(
+        "a-published-command-is-queued-twice",
+        "coordinator/core/leader/master.py",
+        "if place.offset > self._taken.get(place.partition, -1):",
+        "if place.offset >= self._taken.get(place.partition, -1):",
+        "tests/unit/core/test_lone_master.py::test_a_command_that_is_read_twice_is_queued_once",
+    ),
 )

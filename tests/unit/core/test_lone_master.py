@@ -468,6 +468,18 @@ def test_what_stands_behind_a_creation_in_its_partition_is_decided_after_it(
     assert [held.entity.state for held in lone.node.state.of_kind("index")] == left
 
 
+def test_a_command_that_is_read_twice_is_queued_once(
+    lone: LoneNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader that connects again may begin with what it had read."""
+    queued: list[Request] = []
+    monkeypatch.setattr(lone.master.requests.queue, "append", queued.append)
+    first, second = (published(n, DropIndex(bucket="b", name="z")) for n in range(2))
+    for read in ((first,), (first, second), (second,)):
+        lone.feed(inp.DdlRead(read))
+    assert queued == [first, second]
+
+
 MESSAGE_BYTES_MAX = 1_000_000
 """A message on `ddl-replies` has 1 MiB at most, with what Kafka adds to it."""
 
