@@ -3096,4 +3096,32 @@ MUTANTS: tuple[Mutant, ...] = (
         "if place.offset >= self._taken.get(place.partition, -1):",
         "tests/unit/core/test_lone_master.py::test_a_command_that_is_read_twice_is_queued_once",
     ),
+    Mutant(
+        "the-last-of-early-ends-is-the-first",
+        "streaming/stability/ownership.py",
+        "found = [end.ordinal for end in later[:1]]",
+        "found = [end.ordinal for end in later[-1:]]",
+        "tests/unit/streaming/test_stability.py",
+    ),
+    Mutant(
+        "the-newest-idle-connections-are-forgotten",
+        "streaming/stability/ownership.py",
+        "for connection in idle[: max(0, len(idle) - CONNECTIONS_MAX)]:",
+        "for connection in idle[-max(0, len(idle) - CONNECTIONS_MAX) :]:",
+        "tests/unit/streaming/test_stability.py",
+    ),
+    Mutant(
+        "the-newest-early-syncs-are-forgotten",
+        "streaming/stability/positions.py",
+        "return frozen(kept[-EARLY_PER_VBUCKET_MAX * len(self.rows) :])",
+        "return frozen(kept[: EARLY_PER_VBUCKET_MAX * len(self.rows)])",
+        "tests/unit/streaming/test_stability.py",
+    ),
+    Mutant(
+        "the-newest-questions-are-forgotten",
+        "streaming/stability/fold.py",
+        "self.questions = [*self.questions, question][-QUESTIONS_MAX:]",
+        "self.questions = [*self.questions, question][:QUESTIONS_MAX]",
+        "tests/unit/streaming/test_stability.py",
+    ),
 )

@@ -24,6 +24,7 @@ from streaming.stability.announcements import (
     INDEXERS_MAX,
 )
 from streaming.stability.fold import (
+    QUESTIONS_MAX,
     BucketState,
     Control,
     Output,
@@ -769,6 +770,36 @@ def test_connections_are_bounded_and_owners_are_not_forgotten() -> None:
     assert X in bench.state.connections
     bench.read(end(0, X, 2))
     assert bench.owners[0] is None
+
+
+def test_of_too_many_idle_connections_the_oldest_are_forgotten() -> None:
+    bench = Bench()
+    for connection in range(CONNECTIONS_MAX + 4):
+        bench.read(begin(0, connection, 1), closed(connection, 2))
+        kept = {*range(max(0, connection + 1 - CONNECTIONS_MAX), connection + 1)}
+        assert {*bench.state.connections} == kept
+
+
+def test_of_two_early_ends_each_begin_has_its_own() -> None:
+    bench = Bench()
+    bench.read(end(0, X, 2), end(0, X, 4), begin(0, X, 1))
+    assert bench.state.places["ended"][0] == 2
+    bench.read(begin(0, X, 3))
+    assert bench.state.places["ended"][0] == 4
+
+
+def test_of_too_many_early_syncs_those_that_came_last_are_kept() -> None:
+    bench, most = Bench(), EARLY_PER_VBUCKET_MAX * 4
+    for connection in range(most + 5):
+        bench.now_ms += 1
+        bench.fold([sync(0, connection, 1, 1)])
+    assert {*bench.state.early["connection"].tolist()} == {*range(5, most + 5)}
+
+
+def test_of_too_many_questions_the_last_ones_are_answered() -> None:
+    bench = Bench()
+    bench.read(*(asked(number, (1,)) for number in range(1, QUESTIONS_MAX + 3)))
+    assert [one.round for one in bench.state.questions] == [*range(3, QUESTIONS_MAX + 3)]
 
 
 def test_early_ends_are_bounded() -> None:
