@@ -3124,4 +3124,25 @@ MUTANTS: tuple[Mutant, ...] = (
         "self.questions = [*self.questions, question][:QUESTIONS_MAX]",
         "tests/unit/streaming/test_stability.py",
     ),
+    Mutant(
+        "a-copy-is-nowhere",
+        "coordinator/backup/restoring.py",
+        "if left or UNKNOWN in self._copies.values():",
+        "if left:",
+        "tests/unit/backup/test_restoring.py",
+    ),
+    Mutant(
+        "each-record-of-history-says-what-it-follows",
+        "coordinator/backup/restoring.py",
+        "            headers = None\n            if count",
+        "            if count",
+        "tests/unit/backup/test_restoring.py",
+    ),
+    Mutant(
+        "copies-of-another-cluster-are-written-over",
+        "coordinator/backup/restoring.py",
+        "for name in (COMMIT, STATECONTEXT, HISTORY, SNAPSHOTS):\n        for _",
+        "for name in (COMMIT, STATECONTEXT, HISTORY):\n        for _",
+        "tests/unit/backup/test_restoring.py",
+    ),
 )

@@ -7,11 +7,12 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from confluent_kafka import KafkaException
 from immutables import Map
 
 from coordinator import codec
 from coordinator.backup import restoring
-from coordinator.backup.contents import Backup, Manifest
+from coordinator.backup.contents import Backup, Change, Manifest
 from coordinator.backup.errors import BackupError
 from coordinator.backup.restoring import (
     CAS_GAP,
@@ -32,8 +33,11 @@ from coordinator.core.model.authority_state import (
 )
 from coordinator.core.model.entities import Consumed, Entity, Setting
 from coordinator.core.model.records import Mutation
-from coordinator.core.model.types import CAS_MAX, Cas, Epoch, TxnId
+from coordinator.core.model.types import CAS_MAX, Cas, Epoch, Offset, TxnId
+from coordinator.kafka.delivery import UNKNOWN
 from coordinator.kafka.errors import KafkaRefusal
+from coordinator.kafka.topics import COMMIT as COMMIT_TOPIC
+from coordinator.kafka.topics import HISTORY, SNAPSHOTS, STATECONTEXT
 
 TARGET = Target(servers="127.0.0.1:1", cluster="c", roster=(4, 5), minimum=1, principal="ann")
 EPOCH = Epoch(7)
@@ -188,3 +192,39 @@ def test_a_backup_above_which_there_is_no_room_is_refused_before_anything_is_ask
 
     assert code_at(highest + 1) == "cas_exhausted"
     assert code_at(highest) == "kafka_unavailable", "it asks the broker"
+
+
+@pytest.mark.parametrize("name", [COMMIT_TOPIC, STATECONTEXT, HISTORY, SNAPSHOTS])
+def test_a_cluster_of_which_anything_is_there_is_not_written_over(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    there = {TARGET.topic(name): [object()]}
+    monkeypatch.setattr(restoring, "read_to_end", lambda _, topic, __: there.get(topic, []))
+    with pytest.raises(BackupError) as refused:
+        restoring.refuse_what_is_there(TARGET)
+    assert refused.value.code == "not_empty"
+
+
+def test_a_copy_of_which_nobody_knows_where_it_begins_is_no_copy() -> None:
+    attempt = restoring._Restore(a_backup(*BARE), TARGET)
+    attempt._copies[restoring.STATE_COPY] = Offset(3)
+    attempt._flush()
+    attempt._copies[restoring.BASE_COPY] = UNKNOWN
+    with pytest.raises(KafkaException):
+        attempt._flush()
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_the_first_record_of_history_alone_says_what_it_follows(
+    monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """Whether it is one of the backup, or the restore's own."""
+    backup = a_backup(*HELD)
+    changes = [Change(b"raw", event) for event in own_changes(backup, "ann")[:count]]
+    sent: list[bool] = []
+    attempt = restoring._Restore(backup, TARGET)
+    attempt._copies[restoring.BASE_COPY] = Offset(3)
+    monkeypatch.setattr(restoring, "read_changes", lambda _: changes)
+    monkeypatch.setattr(attempt, "_send", lambda *_, headers: sent.append(bool(headers)))
+    attempt._history(io.BytesIO(), lambda _: None)
+    assert sent == [True] + [False] * (count + 2)
