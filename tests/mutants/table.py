@@ -3145,4 +3145,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "for name in (COMMIT, STATECONTEXT, HISTORY):\n        for _",
         "tests/unit/backup/test_restoring.py",
     ),
+    Mutant(
+        "a-watcher-of-members-keeps-its-place",
+        "coordinator/http/watch.py",
+        "                    self._extras.leave(self._place)\n",
+        "                    pass\n",
+        "tests/unit/http/test_watch.py",
+    ),
+    Mutant(
+        "who-has-caught-up-waits-long-for-a-bookmark",
+        "coordinator/http/watch.py",
+        "pause_s = BOOKMARK_SOON_S if self._has_caught_up else BOOKMARK_S",
+        "pause_s = BOOKMARK_S",
+        "tests/unit/http/test_watch.py",
+    ),
 )

@@ -247,3 +247,42 @@ def test_what_was_missed_is_read_page_by_page_to_its_end(
 
     written_at, events = asyncio.run(scenario())
     assert [event["cas"] for event in events] == written_at
+
+
+def test_who_has_caught_up_with_the_history_hears_soon_that_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it was sent last may be inside a transaction, of which nothing more fits."""
+    shell = LoneShell()
+    frames, frame = [], watch.frame
+    monkeypatch.setattr(watch, "BOOKMARK_S", 3_600.0)
+    monkeypatch.setattr(watch, "BOOKMARK_SOON_S", 0.001)
+    monkeypatch.setattr(watch, "frame", lambda *of: frames.append(of) or frame(*of))
+
+    async def scenario() -> None:
+        async with shell.client() as client:
+            await client.put("/v1/config/k", json=1)
+            shell.changes = Feed()
+            watching = asyncio.create_task(told(client, "after=0&kind=index"))
+            async with asyncio.timeout(20):
+                while not frames:
+                    await asyncio.sleep(0.001)
+            shell.changes.close()
+            await watching
+
+    asyncio.run(scenario())
+    assert frames[0][:2] == ("bookmark", {"cas": shell.node.state.cas})
+
+
+def test_who_leaves_is_told_no_more_of_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[Place] = []
+    leave = Extras.leave
+    monkeypatch.setattr(Extras, "leave", lambda *of: left.append(of[1]) or leave(*of))
+    shell = LoneShell()
+
+    async def scenario() -> None:
+        async with shell.client() as client:
+            await told(client, "kind=members")
+
+    asyncio.run(scenario())
+    assert len(left) == 1
