@@ -3159,4 +3159,25 @@ MUTANTS: tuple[Mutant, ...] = (
         "pause_s = BOOKMARK_S",
         "tests/unit/http/test_watch.py",
     ),
+    Mutant(
+        "steps-of-an-undo-are-done-again-after-the-window",
+        "coordinator/http/undo.py",
+        "if asked.in_steps and born_ms and born_ms < self",
+        "if False and born_ms < self",
+        "tests/unit/http/test_undo.py",
+    ),
+    Mutant(
+        "an-undo-to-the-next-change",
+        "coordinator/http/undo.py",
+        "            if cas > now.cas:\n",
+        "            if cas > now.cas + 1:\n",
+        "tests/unit/http/test_undo.py",
+    ),
+    Mutant(
+        "an-undo-of-what-a-deposed-master-sees",
+        "coordinator/http/undo.py",
+        'await settle("linearizable", 0)',
+        'await settle("local", 0)',
+        "tests/unit/http/test_undo.py",
+    ),
 )

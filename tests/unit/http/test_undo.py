@@ -165,3 +165,52 @@ def test_a_repeat_of_an_undo_in_steps_that_is_done_undoes_nothing_more() -> None
         assert all(shell.node.state.setting(name) is not None for name in later)
 
     tell(story)
+
+
+def test_an_undo_in_steps_under_an_id_that_is_too_old_does_none_of_them() -> None:
+    """Only its last step has this id: the others would be done again."""
+
+    async def story(shell: LoneShell, client: httpx.AsyncClient) -> None:
+        (before,) = await put(client, "before")
+        await put(client, *NAMES)
+        authority = shell.node.authority
+        assert authority is not None
+        old = uuid7(shell.lone.wall_ms - authority.request_window_ms - 1, 1)
+        refused = await undone(client, old, to=before, in_steps=True)
+        assert refused.json()["error"]["code"] == "request_expired"
+        assert all(shell.node.state.setting(name) is not None for name in NAMES)
+
+    tell(story)
+
+
+@pytest.mark.parametrize("field", ["to", "expected_cas"])
+def test_a_cas_that_is_still_to_come_was_not_looked_at(field: str) -> None:
+    async def story(shell: LoneShell, client: httpx.AsyncClient) -> None:
+        await put(client, "a")
+        now = shell.node.state.cas
+        asked = {"to": now, "expected_cas": now, "dry_run": True}
+        assert (await undone(client, **asked)).status_code == 200
+        refused = await undone(client, **(asked | {field: now + 1}))
+        assert refused.json()["error"]["code"] == "invalid_request"
+
+    tell(story)
+
+
+def test_an_undo_begins_with_what_was_committed_before_it_was_asked_for() -> None:
+    """A node that has not heard that it was deposed would plan with an old state."""
+
+    async def story(shell: LoneShell, client: httpx.AsyncClient) -> None:
+        (before,) = await put(client, "before")
+        read: list[bool] = []
+        ask = shell.ask
+
+        async def spied(make: Callable[[int], inp.Input]) -> Outcome:
+            asked = make(0)
+            read.extend([asked.linearizable] if isinstance(asked, inp.ReadRequested) else [])
+            return await ask(make)
+
+        shell.ask = spied  # type: ignore[method-assign]
+        assert (await undone(client, to=before, dry_run=True)).status_code == 200
+        assert read == [True]
+
+    tell(story)
