@@ -3180,4 +3180,11 @@ MUTANTS: tuple[Mutant, ...] = (
         'await settle("local", 0)',
         "tests/unit/http/test_undo.py",
     ),
+    Mutant(
+        "all-that-ended-is-begun-at-once",
+        "coordinator/node/deliveries.py",
+        "for one in islice(ended, ENDING_MAX)}",
+        "for one in ended}",
+        "tests/unit/node/test_deliveries.py",
+    ),
 )

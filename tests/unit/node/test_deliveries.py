@@ -19,7 +19,12 @@ from coordinator.core.catalog.state import StateContext
 from coordinator.core.history.changes import Change, changes_of, fold
 from coordinator.core.history.feed import Feed
 from coordinator.core.history.predicates import Predicate
-from coordinator.core.history.subscribing import Positions, ended_deliveries, selection_of
+from coordinator.core.history.subscribing import (
+    Ended,
+    Positions,
+    ended_deliveries,
+    selection_of,
+)
 from coordinator.core.model.entities import Subscription, Topic
 from coordinator.core.model.records import Event, Mutation
 from coordinator.core.model.subscription_records import SubscriptionAcknowledged
@@ -554,6 +559,18 @@ def test_the_next_master_delivers_what_came_before_an_end_unless_it_is_there(
         assert delivery.written == written
         assert delivery.opened == bool(written)
         assert bench.deliveries.numbers == set()
+
+    tell(story)
+
+
+def test_no_more_that_have_ended_are_begun_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic may have gone with hundreds of subscriptions at once."""
+    monkeypatch.setattr(module, "ENDING_MAX", 2)
+
+    async def story(bench: Bench) -> None:
+        many = (replace(SUBSCRIPTION, number=number) for number in range(7, 12))
+        bench.deliveries.finish(Ended(TOPIC, one, Cas(52)) for one in many)
+        assert bench.deliveries.numbers == {7, 8}
 
     tell(story)
 
