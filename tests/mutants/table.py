@@ -3187,4 +3187,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "for one in ended}",
         "tests/unit/node/test_deliveries.py",
     ),
+    Mutant(
+        "a-node-alone-cannot-hold-all-copies",
+        "coordinator/process.py",
+        "if (arguments.minimum or 0) > nodes:",
+        "if (arguments.minimum or 0) >= nodes:",
+        "tests/unit/runtime/test_starting_a_node.py",
+    ),
+    Mutant(
+        "history-goes-where-no-archive-is",
+        "coordinator/process.py",
+        "arguments.history_retention is not None and arguments.history_archive is None",
+        "False",
+        "tests/unit/runtime/test_starting_a_node.py",
+    ),
 )

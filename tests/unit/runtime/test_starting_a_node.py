@@ -82,3 +82,19 @@ def test_a_node_ends_for_good_where_starting_again_would_fail_again(
     monkeypatch.setattr(process.os, "_exit", ended.append)
     process.main()
     assert ended == [code]
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        (("--minimum", "1"), 0),
+        (("--minimum", "2"), EXIT_REFUSED),
+        (("--history-retention", "1d"), EXIT_REFUSED),
+    ],
+)
+def test_what_one_node_alone_cannot_do_is_refused(
+    tmp_path: Path, served: list[Any], options: tuple[str, ...], code: int
+) -> None:
+    """It cannot hold two copies, nor let history go without a place for it."""
+    assert process._run(given(tmp_path / "node", *options)) == code
+    assert len(served) == (code == 0)
