@@ -164,7 +164,7 @@ def test_whatever_is_killed_when_every_event_is_archived_once(
             history.abort()
             # The second batch of this life, so that there is one before and one after it.
             if point == WITHIN:
-                archiver.begin("--offsets-max", "5")
+                archiver.begin("--offsets-max", "9")
                 wait_until(lambda: archiver.count and archiver.unnamed(), "a batch", START_S)
                 archiver.kill()
             else:
@@ -222,12 +222,20 @@ def test_what_is_no_event_is_buried_and_nobody_else_writes(broker: Broker, tmp_p
         jvm = jvm_of(archiver)
         archiver.stop()
         assert not jvm.is_running()
+
+
+@pytest.mark.matrix
+def test_what_was_buried_stays_so_and_another_history_is_refused(
+    broker: Broker, tmp_path: Path
+) -> None:
+    with job(broker, tmp_path) as (archiver, history):
+        history.commit(2)
         archiver.topics.put(HISTORY, b"the last")
         archiver.topics.flush()
         for _ in range(2):
             archiver.begin("--until-read")
             assert archiver.wait(START_S) == 0, archiver.said[-2000:]
-        assert [one.value for one in archiver.topics.letters()] == [b"no event", b"the last"]
+        assert [one.value for one in archiver.topics.letters()] == [b"the last"]
         other = Job(Topics(broker.bootstrap_servers), tmp_path)
         other.begin()
         assert other.wait(START_S) == EX_CONFIG
