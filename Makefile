@@ -15,7 +15,7 @@ PLANE := tests/simulation/test_plane.py $(addprefix tests/unit/,fuzz indexer_sim
 ARGS ?=
 SEEDS ?= 1000
 ROUNDS ?= 10
-JOBS ?= 2
+JOBS ?= 3
 FUZZ_SECONDS ?= 20
 
 # Compiled modules, and tests as pytest rewrites them, are kept for the next process.
@@ -32,7 +32,7 @@ help: ## List the targets
 run: java $(STAMP) ## Run a whole cluster in the foreground; Ctrl-C stops it (ARGS="--nodes 5")
 	@exec $(BIN)/indexctl run $(ARGS)
 
-test: java quick ## Everything: the quick checks, then tests with a real broker (JOBS=2; ARGS for pytest)
+test: java quick ## Everything: the quick checks, then tests with a real broker (JOBS=3; ARGS for pytest)
 	@echo "integration tests, in $(JOBS) processes"
 	@$(BIN)/pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations 15 \
 	    --ignore tests/unit --ignore tests/simulation $(ARGS)
