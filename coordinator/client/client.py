@@ -357,7 +357,7 @@ class _Attempts:
         return httpx.Timeout(share_s, connect=min(share_s, CONNECT_TIMEOUT_S))
 
     def failure(self, transient: _Transient) -> CoordinatorError:
-        """Return the last reason that a node gave, with how long it was tried.
+        """Return the last reason that a node gave, and after it for how long the call was tried.
 
         Silence at the end, when the deadline cuts a request short, does not hide a reason. Of a
         node that has answered before, `details` says so: `answered`.
@@ -370,8 +370,7 @@ class _Attempts:
             details["answered"] = True
             message = f"no answer from {', '.join(details['urls'])} in {spent_s:.1f} s"
         if self._answered:
-            message += f" (gave up after {spent_s:.1f} s"
-            message += ", at last without an answer)" if error != transient.error else ")"
+            message += f" (tried for {spent_s:.1f} s)"
         return UnavailableError(error.code, message, details)
 
     def prepare(self, request: httpx.Request) -> httpx.Request:

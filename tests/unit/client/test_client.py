@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import threading
 import time
 import uuid
@@ -129,13 +130,33 @@ def test_a_given_request_id_is_sent(serve, run):
 def test_at_the_deadline_the_last_reason_is_raised(serve, run):
     node = serve(always(refusal(503, "no_master", since_s=4)))
     start = time.monotonic()
-    with pytest.raises(UnavailableError, match="gave up") as caught:
+    with pytest.raises(
+        UnavailableError, match=r"because of no_master \(tried for \d+\.\d s\) "
+    ) as caught:
         run(node.url, create, deadline_s=0.5)
     assert time.monotonic() - start < 5
     assert caught.value.code == "no_master"
     assert caught.value.details["since_s"] == 4
     assert caught.value.details["requests"] > 1
     assert len(set(node.keys())) == 1
+
+
+def test_a_reason_that_a_node_gave_stands_first_though_the_last_try_was_cut_short(serve, run):
+    """As with a CAS still to come: a node says so after a time, and the next try has less."""
+    release = threading.Event()
+
+    def first_says_why(request: Request) -> Answer:
+        if len(node.requests) > 1:
+            release.wait(30)
+        return refusal(504, "timeout")
+
+    node = serve(first_says_why)
+    try:
+        with pytest.raises(UnavailableError) as caught:
+            run(node.url, lambda client: client.state(cas=99_999), deadline_s=0.5)
+    finally:
+        release.set()
+    assert re.fullmatch(r"because of timeout \(tried for \d+\.\d s\)", caught.value.message)
 
 
 @pytest.mark.parametrize(
