@@ -256,12 +256,22 @@ def watch(
     }
     begin = after if cas is None else cas
     with session.connect() as client, suppress(KeyboardInterrupt):
-        client.members()
+        told = client.members()
+        if cas is not None and not session.json:
+            _tell_wait(cas, told)
         for event in client.watch(begin, **filters):
             if session.json:
                 typer.echo(json.dumps(event))
             elif shown := seen(event):
                 console().print(shown, soft_wrap=True)
+
+
+def _tell_wait(cas: int, members: dict[str, Any]) -> None:
+    """Say so, if the cluster has not come to this CAS yet: the watch is silent until it has."""
+    reached = max((m["cas"] for m in members["members"] if m["alive"]), default=cas)
+    if reached < cas:
+        text = f"the cluster is at CAS {reached}: waiting until it comes to CAS {cas}"
+        typer.echo(text, err=True)
 
 
 def seen(event: dict[str, Any]) -> "Text | None":

@@ -746,6 +746,30 @@ def test_a_node_that_waits_for_a_cas_still_to_come_is_not_taken_for_no_node(clus
     assert "indexctl run" not in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("after", "told"),
+    [
+        ("999999", "the cluster is at CAS 100: waiting until it comes to CAS 999999\n"),
+        ("100", ""),
+        ("now", ""),
+    ],
+)
+def test_a_watch_after_a_cas_still_to_come_says_once_that_it_waits(cluster, after, told):
+    tries = 0
+
+    def ends_in_time(request: Request) -> Answer | None:
+        nonlocal tries
+        if request.path != "/v1/watch":
+            return None
+        tries += 1
+        return refusal(504, "timeout") if tries < 3 else refusal(410, "compacted")
+
+    cluster.override = ends_in_time
+    result = indexctl("watch", "--after", after)
+    assert tries == 3
+    assert result.stderr == f"{told}error: because of compacted [compacted]\n"
+
+
 def test_until_is_a_time_of_the_history_of_timestamps(cluster):
     alone = indexctl("timestamps", "travel", "--until", "5m")
     assert (alone.exit_code, alone.stderr) == (2, "error: --until needs --history [usage]\n")
