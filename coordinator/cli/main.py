@@ -438,7 +438,11 @@ def build(
         print_table(
             ["id#", "bucket", "name", "state", "reason"],
             [[i["id"], i["bucket"], i["name"], i["state"], i.get("reason")] for i in found],
-            empty="nothing to build",
+            empty=(
+                f"bucket {plain(bucket)} has no deferred indexes"
+                if bucket and not names
+                else "nothing to build"
+            ),
         )
     if any(index["state"] == "error" for index in found):
         raise typer.Exit(Exit.FAILED)

@@ -973,6 +973,14 @@ def test_build_waits_for_what_is_being_built_already(cluster):
     assert "maintenance" in result.stdout
 
 
+@pytest.mark.parametrize("waits", [(), ("--wait",)])
+def test_a_bucket_that_has_nothing_to_build_is_named(cluster, waits):
+    cluster.override = answer_to("/v1/indexes/build", {"indexes": [], "cas": 1, "txn": None})
+    result = indexctl("build", "--bucket", "nowhere", *waits)
+    assert result.exit_code == 0
+    assert result.stdout == "bucket nowhere has no deferred indexes\n"
+
+
 def test_reform_without_a_master_asks_the_node_that_is_furthest(cluster):
     standing = {"state": "no_eligible_node", "message": "", "waiting_for": [1]}
     both = [{"node": n, "alive": True, "cas": n, "address": cluster.url} for n in (2, 3)]
