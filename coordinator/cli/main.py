@@ -271,13 +271,14 @@ def reset(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Delete the data folder of a cluster that `run` made. Stop `run` first."""
+    require("server")
+    from coordinator.embedded import supervisor
+
+    supervisor.check_data_folder(data_dir)
     if not yes:
         if not sys.stdin.isatty():
             raise CommandError("usage", "reset deletes all data: confirm it with --yes")
         typer.confirm(f"Delete the cluster in {data_dir.resolve()}?", abort=True, err=True)
-    require("server")
-    from coordinator.embedded import supervisor
-
     supervisor.reset(data_dir)
     if session.json:
         print_json({"reset": str(data_dir)})

@@ -190,17 +190,22 @@ def read(data_dir: Path) -> ClusterFile | None:
         ) from error
 
 
-def reset(data_dir: Path) -> None:
-    """Delete a cluster's state: only what is ours, and the folder itself if nothing is left.
-
-    Raises EmbeddedError: `not_a_data_folder`, `data_folder_in_use`, `data_folder_unusable`.
-    """
+def check_ours(data_dir: Path) -> None:
+    """Refuse a folder that has nothing of a cluster: EmbeddedError `not_a_data_folder`."""
     only_a_lock = data_dir.is_dir() and os.listdir(data_dir) == [LOCK_FILE]
     if not (data_dir / CLUSTER_FILE).is_file() and not only_a_lock:
         raise EmbeddedError(
             "not_a_data_folder",
             f"{data_dir} is not the data folder of a cluster (it has no {CLUSTER_FILE})",
         )
+
+
+def reset(data_dir: Path) -> None:
+    """Delete a cluster's state: only what is ours, and the folder itself if nothing is left.
+
+    Raises EmbeddedError: `not_a_data_folder`, `data_folder_in_use`, `data_folder_unusable`.
+    """
+    check_ours(data_dir)
     with locked(data_dir):
         # The mark that makes the folder ours goes last: an interrupted reset can be repeated.
         for pattern in OURS:

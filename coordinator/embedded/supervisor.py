@@ -118,6 +118,13 @@ def run(options: RunOptions) -> int:
         return 130
 
 
+def check_data_folder(data_dir: Path) -> None:
+    """Refuse a folder that is not a cluster's: EmbeddedError `not_a_data_folder`."""
+    from coordinator.embedded.data_folder import check_ours
+
+    check_ours(data_dir)
+
+
 def reset(data_dir: Path) -> None:
     """Forget the cluster in `data_dir`.
 

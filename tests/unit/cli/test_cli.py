@@ -797,6 +797,7 @@ def supervisor(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module.RunOptions = dict  # type: ignore[attr-defined]
     module.forgotten = []  # type: ignore[attr-defined]
     module.reset = module.forgotten.append  # type: ignore[attr-defined]
+    module.check_data_folder = lambda data_dir: None  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(coordinator.embedded, "supervisor", module, raising=False)
     return module
@@ -849,6 +850,17 @@ def test_reset_without_a_terminal_needs_yes(supervisor):
     assert supervisor.forgotten == []
     assert indexctl("reset", "--data-dir", "/d", "--yes").exit_code == 0
     assert supervisor.forgotten == [Path("/d")]
+
+
+def test_reset_looks_at_the_folder_before_it_asks(supervisor):
+    def refuse(data_dir: Path) -> None:
+        raise Fault
+
+    supervisor.check_data_folder = refuse
+    result = indexctl("reset", "--data-dir", "/d", stdin="y\n")
+    assert result.stderr == f"error: {Fault.message} [port_taken]\n"
+    assert result.exit_code == 1
+    assert supervisor.forgotten == []
 
 
 COMMANDS = ["run", "reset", "status", "create", "drop", "list", "show", "apply", "transactions"]

@@ -11,7 +11,7 @@ import pytest
 
 from coordinator.embedded import data_folder
 from coordinator.embedded.data_folder import ClusterFile, claim, confirm, locked, read, reset
-from coordinator.embedded.supervisor import RunOptions, run
+from coordinator.embedded.supervisor import RunOptions, check_data_folder, run
 from coordinator.runtime.errors import EmbeddedError
 
 DEMO = ClusterFile("demo", "external", 3, "127.0.0.1:9092")
@@ -168,6 +168,16 @@ def test_reset_deletes_nothing_that_is_not_ours(tmp_path: Path) -> None:
     (tmp_path / "node-1").mkdir()
     reset(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_folder_can_be_looked_at_before_its_reset(tmp_path: Path) -> None:
+    with pytest.raises(EmbeddedError) as refusal:
+        check_data_folder(tmp_path)
+    assert refusal.value.code == "not_a_data_folder"
+    claim(tmp_path, DEMO)
+    before = sorted(tmp_path.rglob("*"))
+    check_data_folder(tmp_path)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_reset_refuses_a_folder_that_is_not_ours(tmp_path: Path) -> None:
