@@ -650,7 +650,8 @@ def _show_results(results: list[Any]) -> None:
         counts[result.outcome] = counts.get(result.outcome, 0) + 1
     if counts:
         summary = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
-        typer.echo(f"{len(results)} statements: {summary}")
+        noun = "statement" if len(results) == 1 else "statements"
+        typer.echo(f"{len(results)} {noun}: {summary}")
 
 
 @command(app, "txn")

@@ -140,7 +140,8 @@ def _remove_topic(state: StateContext, request: Request, given: Circumstances) -
         return Unchanged(other)
     subscriptions = subscriptions_of(state, command.name)
     if subscriptions and not command.with_subscriptions:
-        text = f"topic {command.name} has {len(subscriptions)} subscriptions"
+        count = len(subscriptions)
+        text = f"topic {command.name} has {count} subscription{'' if count == 1 else 's'}"
         return Unchanged(refused("topic_in_use", text, subscriptions=len(subscriptions)))
     changes = (
         *(Change("Unsubscribed", one.entity.key, None) for one in subscriptions),

@@ -529,6 +529,11 @@ def test_apply_goes_on_where_it_is_told_to(cluster):
     assert "[index_exists]" in result.stdout
 
 
+def test_one_statement_is_told_in_the_singular(cluster):
+    result = indexctl("apply", "-", stdin="DROP INDEX IF EXISTS a ON b;")
+    assert result.stdout.splitlines()[-1] == "1 statement: 1 absent"
+
+
 def test_apply_sends_nothing_of_a_script_that_cannot_be_parsed(cluster):
     result = indexctl("apply", "-", stdin="CREATE INDEX a ON b(c);\n  DROP INDEX x y")
     assert result.exit_code == 1

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from coordinator.core.catalog import ddl, subscriptions
-from coordinator.core.catalog.decisions import Accepted
+from coordinator.core.catalog.decisions import Accepted, Unchanged
 from coordinator.core.catalog.subscriptions import (
     DELIVERIES_MAX,
     FILTER_BYTES_MAX,
@@ -107,6 +107,10 @@ def test_a_topic_goes_with_its_subscriptions_only_if_that_is_asked_for(topic: Be
     topic.apply(AddTopic("other"))
     topic.apply(replace(SUBSCRIBE, topic="other"))
     assert topic.refusal(RemoveTopic("cities")) == "topic_in_use"
+    for name, told in (("cities", "2 subscriptions"), ("other", "1 subscription")):
+        refused = topic.decide(RemoveTopic(name))
+        assert isinstance(refused, Unchanged)
+        assert refused.outcome.message == f"topic {name} has {told}"
     decision = topic.apply(RemoveTopic("cities", with_subscriptions=True))
     assert [c.event for c in decision.changes] == ["Unsubscribed", "Unsubscribed", "TopicRemoved"]
     assert {v.entity.key for v in topic.state.of_kind("subscription")} == {"subscription/other/a"}
