@@ -14,6 +14,7 @@ import typer
 
 from coordinator.cli.extras import DISTRIBUTION, require
 from coordinator.cli.kafka_options import kafka_at
+from coordinator.cli.moments import moment_utc
 from coordinator.cli.output import CommandError, plain, print_fields
 from coordinator.cli.session import Session, command
 
@@ -366,7 +367,14 @@ def _tell(session: Session, body: dict[str, dict[str, Any]]) -> None:
         typer.echo(json.dumps(body))
         return
     ((_, fields),) = body.items()
-    print_fields([(name.replace("_", " "), _shown(value)) for name, value in fields.items()])
+    print_fields(_field(name, value) for name, value in fields.items())
+
+
+def _field(name: str, value: Any) -> tuple[str, Any]:
+    """Return a field as people read it: a time is no number to them."""
+    if name == "made_at_ms":
+        return "made at", moment_utc(value)
+    return name.replace("_", " "), _shown(value)
 
 
 def _shown(value: Any) -> Any:

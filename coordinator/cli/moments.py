@@ -20,6 +20,14 @@ def moment(at_ms: int) -> str:
         return f"{at_ms} ms"
 
 
+def moment_utc(at_ms: int) -> str:
+    """Return the same in UTC, which it says: for what is read on another machine."""
+    try:
+        return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (OverflowError, OSError, ValueError):
+        return f"{at_ms} ms"
+
+
 def cas_in(text: str, what: str) -> int | None:
     """Return the CAS that a text is, None if it is none. CommandError `usage`: none is so long."""
     if not text.isdecimal():

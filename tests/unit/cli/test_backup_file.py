@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import stat
 import subprocess
 import sys
@@ -9,9 +10,16 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from coordinator.backup.contents import BackupWriter, Manifest
 from coordinator.cli.backup import HALF, written
+from coordinator.cli.main import app
 from coordinator.cli.output import CommandError
+from coordinator.core.catalog.state import EMPTY
+from coordinator.core.model import digest
+from coordinator.core.model.authority_state import AuthorityState
+from coordinator.core.model.types import Cas
 
 OTHER = """
 import sys
@@ -84,3 +92,39 @@ def test_a_file_that_is_replaced_is_the_old_one_until_the_new_one_is_whole(tmp_p
     assert file.read_bytes() == b"new"
     assert [*tmp_path.iterdir()] == [file]
     assert code_of(tmp_path / "no-folder" / "a.backup") == "backup_failed"
+
+
+def test_what_a_backup_has_is_told_with_its_time_in_utc_and_to_programs_in_ms(
+    tmp_path: Path,
+) -> None:
+    manifest = Manifest(
+        cluster="c",
+        cluster_id="id",
+        cas=Cas(0),
+        digest=digest.text(EMPTY.digest),
+        history_after=Cas(0),
+        made_at_ms=1_795_602_936_153,
+        version="1",
+    )
+    authority = AuthorityState(
+        cluster_id="id",
+        cas_base=1,
+        roster=(1,),
+        minimum=1,
+        log_capacity=10,
+        request_window_ms=5,
+        last_cas=EMPTY.cas,
+        digest=EMPTY.digest,
+    )
+    file = tmp_path / "empty.backup"
+    with file.open("wb") as out:
+        writer = BackupWriter(out, manifest, authority)
+        writer.base(EMPTY)
+        writer.end(EMPTY)
+    told = CliRunner().invoke(app, ["restore", str(file), "--check"]).stdout.splitlines()
+    assert [line.split("  ")[-1] for line in told if "made at" in line] == [
+        "2026-11-25 10:35:36 UTC"
+    ]
+    assert not [line for line in told if "made at ms" in line]
+    for_programs = CliRunner().invoke(app, ["restore", str(file), "--check", "--json"]).stdout
+    assert json.loads(for_programs)["checked"]["made_at_ms"] == manifest.made_at_ms

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from coordinator.cli.moments import cas_in, moment, ms_of
+from coordinator.cli.moments import cas_in, moment, moment_utc, ms_of
 from coordinator.cli.output import CommandError
 
 
@@ -62,4 +62,9 @@ def test_a_number_without_an_end_is_no_cas() -> None:
 
 @pytest.mark.parametrize("at_ms", [253_402_400_000_000, 2**62, -(2**62)])
 def test_a_time_that_no_calendar_has_is_shown_in_ms(at_ms: int) -> None:
-    assert moment(at_ms) == f"{at_ms} ms"
+    assert moment(at_ms) == moment_utc(at_ms) == f"{at_ms} ms"
+
+
+@pytest.mark.usefixtures("_zone")
+def test_a_time_in_utc_is_the_same_everywhere_and_says_so() -> None:
+    assert moment_utc(1_795_602_936_153) == "2026-11-25 10:35:36 UTC"
