@@ -176,6 +176,10 @@ class _Route:
                 if lost.code in _ELSEWHERE:
                     continue
                 raise
+            except CoordinatorError as error:
+                if error.code == "not_found":
+                    yield from self._expect_node(call, node, error)
+                raise
             if call.writes:
                 self._note_write(body.get("cas"))
             if not self._has_learnt and not call.node:
@@ -205,6 +209,15 @@ class _Route:
             target = request.url.join(outcome.headers["Location"])
             request = _request(call, _origin(str(target)), target)
         raise _Transient(error_of("no_master", f"from {node}, nodes redirect to one another"))
+
+    def _expect_node(self, call: Call, node: str, error: CoordinatorError) -> Round:
+        """Raise `error` as what is no node means it, if `node` is none: it knows no members."""
+        if call.path != MEMBERS.path:
+            outcome = yield _request(MEMBERS, node)
+            if not isinstance(outcome, httpx.Response) or outcome.status_code != 404:
+                return {}
+        text = f"what answers at {node} is no node: {error.message}"
+        raise error_of(error.code, text, error.details) from None
 
     def _note_write(self, cas: Any) -> None:
         if isinstance(cas, int):

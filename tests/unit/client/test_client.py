@@ -343,6 +343,34 @@ def test_a_principal_that_no_header_holds_is_refused_before_anything_is_sent(ser
     assert not node.requests
 
 
+NO_ROUTE = Answer(
+    404, {"error": {"code": "not_found", "message": "there is no route", "details": {}}}
+)
+
+
+@pytest.mark.parametrize("answer", [NO_ROUTE, Answer(404, "Not Found")], ids=["store", "indexer"])
+@pytest.mark.parametrize(
+    "call",
+    [lambda c: c.members(), lambda c: c.list_indexes(), create],
+    ids=["members", "get", "post"],
+)
+def test_what_knows_no_members_is_no_node_and_is_said_to_be_none(serve, run, answer, call):
+    other = serve(lambda request: answer)
+    with pytest.raises(CoordinatorError) as caught:
+        run(other.url, call)
+    assert caught.value.code == "not_found"
+    assert caught.value.message.startswith(f"what answers at {other.url} is no node: ")
+
+
+def test_a_node_that_has_not_what_is_asked_for_is_a_node(serve, run):
+    def script(request: Request) -> Answer:
+        return members() if request.path == "/v1/members" else refusal(404, "not_found")
+
+    with pytest.raises(CoordinatorError) as caught:
+        run(serve(script).url, lambda client: client.stability("none"))
+    assert caught.value.message == "because of not_found"
+
+
 def test_drop_by_name_looks_up_the_id(serve, run):
     def script(request: Request) -> Answer:
         if request.method == "DELETE":
