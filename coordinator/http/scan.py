@@ -41,7 +41,7 @@ from coordinator.http.aside import BODIES
 from coordinator.http.calls import Calls
 from coordinator.http.errors import ApiError
 from coordinator.http.scatter import Asked, ScanFailed, ScanResult, Scatter, aside
-from coordinator.http.shared import APPLIED_CAS
+from coordinator.http.shared import APPLIED_CAS, explained
 from coordinator.node.shell import Shell
 
 LIMIT_MAX = 10_000
@@ -177,7 +177,10 @@ def add_scans(app: FastAPI, shell: Shell) -> None:
                 plan = await _plan(shell, body, began)
                 found = await gathered(body, plan)
         except ScanFailed as failure:
-            raise ApiError(failure.code, failure.message, failure.details) from failure
+            text = failure.message
+            if failure.code == "no_stability_timestamp":
+                text = explained(shell, plan.asked.index.bucket, text)
+            raise ApiError(failure.code, text, failure.details) from failure
         size = sum(map(len, found.entries))
         return await aside(size, lambda: _answer(body, plan, found)), plan.cas
 

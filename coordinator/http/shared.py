@@ -23,6 +23,14 @@ Consistency = Literal["local", "linearizable"] | None
 """Of a read; None: linearizable on the master, local elsewhere."""
 
 
+def explained(shell: Shell, bucket: str, message: str) -> str:
+    """Return why there is no stability timestamp of a bucket, with what this node hears of the
+    application that would compute one."""
+    if shell.node.peers.application_of(bucket) is not None:
+        return message
+    return f"{message}; no application that computes timestamps for it is heard (does one run?)"
+
+
 def read_answer(shell: Shell, body: Any) -> Response:
     """Return what was read, with the CAS that this node has applied."""
     return json_response(body, 200, {APPLIED_CAS: str(shell.node.state.cas)})

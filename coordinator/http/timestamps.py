@@ -19,7 +19,7 @@ from coordinator.core.timestamps.board import BucketBoard
 from coordinator.http import models, timestamp_views
 from coordinator.http.aside import HISTORY
 from coordinator.http.errors import ApiError
-from coordinator.http.shared import MS_MAX, read_answer, read_aside
+from coordinator.http.shared import MS_MAX, explained, read_answer, read_aside
 from coordinator.kafka.topics import RESTART, STABILITY
 from coordinator.node.shell import Shell
 
@@ -61,7 +61,7 @@ def add_timestamps(app: FastAPI, shell: Shell) -> None:
         """Show a bucket's newest stability timestamp: for each vbucket `[vbuuid, seqno]`."""
         held = _board(shell, STABILITY, bucket).stability
         if held is None:
-            text = f"there is no stability timestamp of {bucket} yet"
+            text = explained(shell, bucket, f"there is no stability timestamp of {bucket} yet")
             raise ApiError("no_stability_timestamp", text, {"bucket": bucket}, status=404)
         now_ms = shell.node.now.wall_ms
         return await read_aside(shell, lambda: timestamp_views.stability(held.record, now_ms))
