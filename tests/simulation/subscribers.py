@@ -179,7 +179,7 @@ class Delivering(Actor):
     def attend(self) -> None:
         """Deliver a portion of each subscription."""
         machine = self.machine
-        if machine.paused:
+        if machine.paused and not self.is_prompt:
             return
         if not self._leads:
             self._let_go()
@@ -252,7 +252,7 @@ class Delivering(Actor):
             self._close(number)
 
     def hurry(self) -> None:
-        """Begin anew, and have all written at once."""
+        """Begin anew, and have all written at once. Time has ended: whoever is frozen goes on."""
         self._let_go()
         self.is_prompt = True
 
