@@ -116,6 +116,7 @@ class Fleet:
         self.node = SimpleNamespace(
             state=EMPTY,
             peers=SimpleNamespace(
+                application_of=lambda _: None,
                 indexers={n: self._peer(n) for n in self.readings},
                 alive=lambda peer: peer is not None and peer.beat.indexer not in self.dead,
                 indexer_alive=lambda number: number not in self.dead,
