@@ -30,7 +30,7 @@ from coordinator.kafka.arguments import add_kafka, kafka_of
 from coordinator.kafka.errors import KafkaRefusal, explain
 from coordinator.kafka.history_archive import HistoryArchive
 from coordinator.kafka.readers import watermarks
-from coordinator.kafka.topics import COMMIT, ensure_topics, sync_partitions, topic_name
+from coordinator.kafka.topics import COMMIT, ensure_topics, topic_name
 from coordinator.node.shell import EXIT_FAILED, EXIT_REFUSED, Shell
 from coordinator.node.store import Store, StoreError, open_or_replace
 from coordinator.runtime.arguments import cluster, duration_ms
@@ -199,14 +199,13 @@ def _run(arguments: argparse.Namespace) -> int:
         text = "--history-retention needs --history-archive FOLDER"
         print(f"error: {text} [usage]", file=sys.stderr)
         return EXIT_REFUSED
-    kafka_id = ensure_topics(
+    kafka_id, arguments.sync_partitions = ensure_topics(
         arguments.bootstrap_servers,
         arguments.cluster,
         replication_factor=arguments.replication_factor,
         durable=not arguments.not_durable,
         sync_partitions=arguments.sync_partitions,
     )
-    arguments.sync_partitions = sync_partitions(arguments.bootstrap_servers, arguments.cluster)
     if trouble := keep_private(arguments.data_dir):
         log.warning("%s", trouble)
     if arguments.history_retention is not None:

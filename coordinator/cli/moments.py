@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 
 from coordinator.cli.output import CommandError
 
@@ -14,16 +14,17 @@ WHEN = f"a CAS; {TIME}"
 
 def moment(at_ms: int) -> str:
     """Return a time in ms since 1970 as local date and time; one that no calendar has, in ms."""
-    try:
-        return datetime.fromtimestamp(at_ms / 1000).strftime("%Y-%m-%d %H:%M:%S")
-    except (OverflowError, OSError, ValueError):
-        return f"{at_ms} ms"
+    return _written(at_ms, None, "%Y-%m-%d %H:%M:%S")
 
 
 def moment_utc(at_ms: int) -> str:
     """Return the same in UTC, which it says: for what is read on another machine."""
+    return _written(at_ms, UTC, "%Y-%m-%d %H:%M:%S UTC")
+
+
+def _written(at_ms: int, zone: tzinfo | None, form: str) -> str:
     try:
-        return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        return datetime.fromtimestamp(at_ms / 1000, zone).strftime(form)
     except (OverflowError, OSError, ValueError):
         return f"{at_ms} ms"
 

@@ -57,8 +57,9 @@ class RunOptions:
     """Of an existing Kafka's topics; our own brokers keep as many copies as they can."""
     start_timeout_s: float = 180.0
     log_capacity: int | None = None
-    sync_partitions: int | None = None
     """Rows of the rolling log of transactions; fixed when the cluster is formed."""
+    sync_partitions: int | None = None
+    """Of the topics `sync`, `stream-begin` and `stream-end`; fixed when the cluster is formed."""
     request_window_ms: int | None = None
     """So long outcomes of requests are remembered; fixed when the cluster is formed."""
     history_retention: str | None = None

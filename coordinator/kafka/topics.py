@@ -6,9 +6,10 @@ durability is refused: the protocol rests on these, so the coordinator does not 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
@@ -148,6 +149,15 @@ def transactional_id(cluster: str) -> str:
     return f"{cluster}.master"
 
 
+class Ensured(NamedTuple):
+    """What is known of Kafka once the topics are there."""
+
+    kafka_id: str
+    """The id of the Kafka cluster."""
+    sync_partitions: int
+    """How many partitions `sync`, `stream-begin` and `stream-end` have."""
+
+
 def ensure_topics(
     bootstrap_servers: str,
     cluster: str,
@@ -158,8 +168,8 @@ def ensure_topics(
     one_machine: bool = False,
     sync_partitions: int | None = None,
     deadline_s: float = 30,
-) -> str:
-    """Make the topics that are missing, check all of them, and return the Kafka cluster's id.
+) -> Ensured:
+    """Make the topics that are missing, and check all of them.
 
     `min_insync_replicas` of 0 means one less than the replication factor, at least 1. If `durable`,
     and if all replicas are on `one_machine`, so that they lose power together, the authoritative
@@ -171,9 +181,6 @@ def ensure_topics(
     final.
     """
     flushed = durable and (one_machine or replication_factor == 1)
-    refusals = LoginRefusals()
-    settings = {**client_settings(bootstrap_servers), "log_level": 2, "error_cb": refusals}
-    admin = AdminClient(settings)
     wanted = [
         _complete(topic, replication_factor, min_insync_replicas, flushed) for topic in TOPICS
     ]
@@ -183,19 +190,32 @@ def ensure_topics(
         stop=_Deadline(deadline_s),
         reraise=True,
     )
+    with _admin(bootstrap_servers) as admin:
+        try:
+            return attempts(
+                _make_and_check,
+                admin,
+                cluster,
+                wanted,
+                replication_factor,
+                deadline_s,
+                sync_partitions=sync_partitions,
+            )
+        except KafkaException as error:
+            if _lacks_brokers(error):
+                raise KafkaRefusal("topic_mismatch", error.args[0].str()) from error
+            raise
+
+
+@contextmanager
+def _admin(bootstrap_servers: str) -> Iterator[AdminClient]:
+    """Yield a client; a KafkaException within is raised as the KafkaRefusal that explains it."""
+    refusals = LoginRefusals()
+    settings = {**client_settings(bootstrap_servers), "log_level": 2, "error_cb": refusals}
+    admin = AdminClient(settings)
     try:
-        return attempts(
-            _make_and_check,
-            admin,
-            cluster,
-            wanted,
-            replication_factor,
-            deadline_s,
-            sync_partitions=sync_partitions,
-        )
+        yield admin
     except KafkaException as error:
-        if _lacks_brokers(error):
-            raise KafkaRefusal("topic_mismatch", error.args[0].str()) from error
         admin.poll(0)
         raise explain(error, bootstrap_servers, refusals) from error
 
@@ -232,7 +252,7 @@ def _make_and_check(
     deadline_s: float,
     *,
     sync_partitions: int | None,
-) -> str:
+) -> Ensured:
     metadata = admin.list_topics(timeout=deadline_s)
     there = metadata.topics.get(topic_name(cluster, SYNC))
     partitions = sync_partitions or (len(there.partitions) if there else 0) or SYNC_PARTITIONS
@@ -243,19 +263,13 @@ def _make_and_check(
     missing = [t for t in wanted if topic_name(cluster, t.name) not in metadata.topics]
     _create(admin, cluster, missing, replicas, deadline_s)
     _check(admin, cluster, wanted, replicas, deadline_s)
-    return str(metadata.cluster_id or "")
+    return Ensured(str(metadata.cluster_id or ""), partitions)
 
 
 def sync_partitions(bootstrap_servers: str, cluster: str) -> int:
     """Return how many partitions `sync` has. Raises KafkaRefusal."""
-    refusals = LoginRefusals()
-    settings = {**client_settings(bootstrap_servers), "log_level": 2, "error_cb": refusals}
-    admin = AdminClient(settings)
-    try:
+    with _admin(bootstrap_servers) as admin:
         return sync_partitions_by(admin, cluster, 30)
-    except KafkaException as error:
-        admin.poll(0)
-        raise explain(error, bootstrap_servers, refusals) from error
 
 
 def sync_partitions_by(client: AdminClient | Producer, cluster: str, timeout_s: float) -> int:

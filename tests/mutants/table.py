@@ -3008,8 +3008,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "genesis-is-compared-with-what-nobody-looked-at",
         "coordinator/process.py",
-        "arguments.sync_partitions = sync_partitions(",
-        "sync_partitions(",
+        "kafka_id, arguments.sync_partitions = ensure_topics(",
+        "kafka_id, _ = ensure_topics(",
         "tests/unit/runtime/test_starting_a_node.py",
     ),
     Mutant(

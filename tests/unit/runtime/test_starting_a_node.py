@@ -11,6 +11,7 @@ import pytest
 from coordinator import process
 from coordinator.kafka.archive_segments import ArchiveError
 from coordinator.kafka.errors import KafkaRefusal
+from coordinator.kafka.topics import Ensured
 from coordinator.node.shell import EXIT_FAILED, EXIT_REFUSED
 from coordinator.node.store import StoreError
 
@@ -33,8 +34,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         found.append(process._config(arguments))
         return 0
 
-    monkeypatch.setattr(process, "ensure_topics", lambda *_, **__: "kafka")
-    monkeypatch.setattr(process, "sync_partitions", lambda *_: 8)
+    monkeypatch.setattr(process, "ensure_topics", lambda *_, **__: Ensured("kafka", 8))
     monkeypatch.setattr(process, "watermarks", lambda *_: (0, 0))
     monkeypatch.setattr(process, "_serve", serve)
     return found
