@@ -16,13 +16,14 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
 from confluent_kafka import KafkaError, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions
 from rocksdict import AccessType, Rdict
 
 from coordinator import codec
@@ -63,6 +64,20 @@ GRACE_S = 15.0
 CAS_BASE = 1
 MOUNT_BYTES = 96 * 1024 * 1024
 SPARK_S = 150.0
+
+
+def add_partitions(servers: str, topics: Iterable[str], count: int) -> None:
+    """Give topics more partitions; return when the broker shows them."""
+    admin = AdminClient({"bootstrap.servers": servers, "log_level": 2})
+    wanted = [NewPartitions(name, count) for name in topics]
+    for future in admin.create_partitions(wanted).values():
+        future.result(20)
+
+    def shown() -> bool:
+        there = admin.list_topics(timeout=10).topics
+        return all(len(there[one.topic].partitions) == count for one in wanted)
+
+    wait_until(shown, f"{count} partitions are shown")
 
 
 def wait_until(condition: Callable[[], T | None], what: str, deadline_s: float = DEADLINE_S) -> T:

@@ -16,7 +16,6 @@ from confluent_kafka.admin import (
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
-    NewPartitions,
     ResourceType,
 )
 from rocksdict import Rdict
@@ -29,6 +28,7 @@ from coordinator.node.store import ENTITY, _options
 from tests.integration.cluster import (
     CAS_BASE,
     Cluster,
+    add_partitions,
     an_index,
     read_partition,
     shown,
@@ -199,10 +199,7 @@ def test_a_node_refuses_to_start_when_somebody_has_added_partitions_to_sync(
     cluster.nodes[1].start()
     cluster.settled()
     cluster.stop_children()
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers, "log_level": 2})
-    more = [NewPartitions(cluster.topic(name), 3) for name in OF_SYNC]
-    for future in admin.create_partitions(more).values():
-        future.result(20)
+    add_partitions(broker.bootstrap_servers, map(cluster.topic, OF_SYNC), 3)
     cluster.node_options = ()
     _refuses(cluster, 1, "topic_mismatch")
     cluster.node_options = ("--sync-partitions", "2")

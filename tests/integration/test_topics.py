@@ -5,11 +5,12 @@ from __future__ import annotations
 import uuid
 
 import pytest
-from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, NewTopic, ResourceType
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 
 from coordinator.embedded.broker import Broker
 from coordinator.kafka.errors import KafkaRefusal
 from coordinator.kafka.topics import SYNC, TOPICS, Topic, ensure_topics, sync_partitions, topic_name
+from tests.integration.cluster import add_partitions
 from tests.support.ports import reserve_port
 
 pytestmark = pytest.mark.integration
@@ -35,12 +36,10 @@ def test_the_number_of_sync_partitions_is_that_of_who_makes_the_topics(
     ensure_topics(servers, cluster, sync_partitions=8)
     ensure_topics(servers, cluster)
     assert sync_partitions(servers, cluster) == 8
-    admin = AdminClient({"bootstrap.servers": servers})
     with pytest.raises(KafkaRefusal, match="has 8 partitions, not 4") as caught:
         ensure_topics(servers, cluster, sync_partitions=4)
     assert caught.value.code == "topic_mismatch"
-    more = NewPartitions(topic_name(cluster, SYNC), 9)
-    admin.create_partitions([more])[more.topic].result(20)
+    add_partitions(servers, [topic_name(cluster, SYNC)], 9)
     with pytest.raises(KafkaRefusal, match="stream-begin has 8 partitions, not 9"):
         ensure_topics(servers, cluster)
 
