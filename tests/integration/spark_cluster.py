@@ -19,6 +19,11 @@ SPARK_HOME = Path(pyspark.__file__).parent
 JOIN_S = 60.0
 
 
+def java_home() -> str:
+    """Return what `JAVA_HOME` has to name for scripts to take the Java that is used here."""
+    return str(find_java().path.parent.parent)
+
+
 class SparkProcess(Child):
     """A master or a worker: `spark-class` becomes its JVM."""
 
@@ -29,7 +34,7 @@ class SparkProcess(Child):
     def argv(self) -> list[str]:
         self.folder.mkdir(exist_ok=True)
         settings = {
-            "JAVA_HOME": str(find_java().path.parent.parent),
+            "JAVA_HOME": java_home(),
             "SPARK_HOME": str(SPARK_HOME),
             "SPARK_LOCAL_IP": HOST,
             "SPARK_DAEMON_MEMORY": "128m",

@@ -75,6 +75,9 @@ BUCKET = "travel"
 NOW_MS = 1_700_000_000_000
 READY_S = 180.0
 """Spark starts in some ten seconds, on a machine that does nothing else."""
+QUICK = {"period_ms": 300, "sync_missing_ms": 3_600_000}
+"""Settings of a bucket whose timestamps come soon. Between two SYNCs Spark may start more than
+once: nobody is to miss one meanwhile."""
 
 
 class Topics:

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 
 import streaming
-from coordinator.runtime.java import find_java
+from tests.integration.spark_cluster import java_home
 from tests.integration.streaming import READY_S, Timestamps, Topics
 
 SCRIPT = Path(streaming.__file__).with_name("submitted.py")
@@ -25,7 +25,7 @@ class Submitted(Timestamps):
         self.environment = {
             "PYSPARK_PYTHON": sys.executable,
             "SPARK_LOCAL_IP": "127.0.0.1",
-            "JAVA_HOME": str(find_java().path.parent.parent),
+            "JAVA_HOME": java_home(),
             **environment,
         }
 

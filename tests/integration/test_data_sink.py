@@ -11,14 +11,14 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from coordinator import codec
-from coordinator.core.model.stream_records import MAINTENANCE, FailoverLog, KeyVersions, Sync
-from coordinator.core.model.types import Seqno, Vbuuid
+from coordinator.core.model.stream_records import FailoverLog
 from coordinator.embedded.broker import Broker
 from coordinator.kafka.readers import consumer
 from coordinator.kafka.topics import FAILOVER_LOG, MUTATIONS, SYNC, ensure_topics, topic_name
 from projector_sim.projector.data_sink import DataSink
 from tests.integration.indexer_process import until
 from tests.integration.kafka_proxy import DELIVER_AND_CUT, KafkaProxy, only_once, proxied_broker
+from tests.support.indexes import make_key_versions, make_sync
 
 pytestmark = pytest.mark.integration
 
@@ -40,20 +40,7 @@ def test_a_record_whose_acknowledgement_is_lost_is_in_the_log_once(proxy: KafkaP
     servers = proxy.bootstrap_servers
     sink = DataSink(servers, CLUSTER, threading.Event(), lambda: None)
     for ordinal in range(1, RECORDS + 1):
-        record = KeyVersions(
-            bucket="b",
-            kind=MAINTENANCE,
-            projector=0,
-            connection=1,
-            ordinal=ordinal,
-            number=1,
-            indexes=(),
-            builds=(),
-            items=b"",
-            at_ms=0,
-            previous=ordinal - 1,
-        )
-        sink.items(0, 1, record)
+        sink.items(0, 1, make_key_versions(ordinal))
         if ordinal % LOST_EVERY == 0:
             before = len(proxy.times(PRODUCE))
             proxy.rule = only_once(PRODUCE, DELIVER_AND_CUT)
@@ -79,17 +66,7 @@ def test_control_records_are_spread_over_as_many_partitions_as_sync_has(broker: 
     sink = DataSink(servers, cluster, threading.Event(), lambda: None)
     for vbucket in range(16):
         sink.control(vbucket, FailoverLog("b", vbucket, (), 1))
-        sync = Sync(
-            bucket="b",
-            vbucket=vbucket,
-            projector=0,
-            connection=1,
-            ordinal=vbucket,
-            vbuuid=Vbuuid(9),
-            seqno=Seqno(5),
-            at_ms=0,
-        )
-        sink.control(vbucket, sync)
+        sink.control(vbucket, make_sync(vbucket))
     sink.finish(20)
     assert sink.failed == ""
     assert _spread(servers, topic_name(cluster, SYNC)) == {p: [p, p + 8] for p in range(8)}

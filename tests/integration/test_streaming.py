@@ -17,13 +17,11 @@ from coordinator.embedded.broker import Broker
 from coordinator.kafka.topics import RESTART
 from streaming.spark.crash_points import CRASH_POINTS, WITHIN
 from tests.integration.cluster import wait_until
-from tests.integration.streaming import BUCKET, READY_S, Timestamps, Topics, checked, jvm_of
+from tests.integration.streaming import BUCKET, QUICK, READY_S, Timestamps, Topics, checked, jvm_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 EX_CONFIG, KILLED = 78, -9
-SETTINGS = {"period_ms": 300, "sync_missing_ms": 3_600_000}
-"""Between two SYNCs Spark may start more than once: nobody is to miss one meanwhile."""
 
 Make = Callable[..., Timestamps]
 
@@ -56,8 +54,8 @@ def test_whatever_is_killed_when_nothing_is_lost_or_doubled(
 ) -> None:
     """What is killed before a transaction leaves less behind than what is killed within it."""
     topics = Topics(broker.bootstrap_servers)
-    streams = topics.bucket(**SETTINGS).begin()
-    sick = topics.bucket("sick", 4, **SETTINGS).begin().sync(10)
+    streams = topics.bucket(**QUICK).begin()
+    sick = topics.bucket("sick", 4, **QUICK).begin().sync(10)
     application = make(topics)
     seqno = 0
     for number, point in enumerate(points, 1):
@@ -110,7 +108,7 @@ def _is_well(topics: Topics) -> None:
 
 def test_of_two_applications_the_newer_one_goes_on(broker: Broker, make: Make) -> None:
     topics = Topics(broker.bootstrap_servers)
-    streams = topics.bucket(**SETTINGS).begin().sync(10)
+    streams = topics.bucket(**QUICK).begin().sync(10)
     older, newer = make(topics, "older"), make(topics, "newer")
     older.begin()
     topics.reaches(10)
@@ -127,7 +125,7 @@ def test_of_two_applications_the_newer_one_goes_on(broker: Broker, make: Make) -
 def test_it_goes_on_when_kafka_was_away(tmp_path: Path, make: Make) -> None:
     with Broker(tmp_path / "kafka") as broker:
         topics = Topics(broker.bootstrap_servers)
-        streams = topics.bucket(**SETTINGS).begin().sync(10)
+        streams = topics.bucket(**QUICK).begin().sync(10)
         application = make(topics)
         application.begin()
         topics.reaches(10)

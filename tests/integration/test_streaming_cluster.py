@@ -15,6 +15,7 @@ from tests.integration.cluster import wait_until
 from tests.integration.spark_cluster import SparkCluster
 from tests.integration.streaming import (
     NOW_MS,
+    QUICK,
     READY_S,
     Timestamps,
     Topics,
@@ -25,8 +26,6 @@ from tests.integration.streaming import (
 from tests.integration.submitted import Submitted
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
-
-SETTINGS = {"period_ms": 300, "sync_missing_ms": 3_600_000}
 
 
 @pytest.mark.matrix
@@ -57,7 +56,7 @@ def test_a_worker_that_is_killed_costs_nothing(
     broker: Broker, tmp_path: Path, victims: tuple[str, ...]
 ) -> None:
     topics = Topics(broker.bootstrap_servers)
-    streams = topics.bucket(**SETTINGS).begin().sync(10)
+    streams = topics.bucket(**QUICK).begin().sync(10)
     application = Timestamps(topics, tmp_path)
     with SparkCluster(tmp_path / "spark", 2) as spark:
         try:
@@ -87,7 +86,7 @@ def test_a_cluster_without_a_worker_is_told_of_until_there_is_one(
     broker: Broker, tmp_path: Path
 ) -> None:
     topics = Topics(broker.bootstrap_servers)
-    streams = topics.bucket(**SETTINGS).begin().sync(10)
+    streams = topics.bucket(**QUICK).begin().sync(10)
     application = Timestamps(topics, tmp_path)
     with SparkCluster(tmp_path / "spark", 1) as spark:
         (worker,) = spark.workers
@@ -114,7 +113,7 @@ def test_a_cluster_without_a_worker_is_told_of_until_there_is_one(
 def test_spark_submit_has_the_last_word(broker: Broker, tmp_path: Path) -> None:
     """Master, memory and settings are those of its command line; the packages have to be there."""
     topics = Topics(broker.bootstrap_servers)
-    topics.bucket(**SETTINGS).begin().sync(10)
+    topics.bucket(**QUICK).begin().sync(10)
     topics.tick(NOW_MS)
     with SparkCluster(tmp_path / "spark", 1) as spark:
         _, master, *settings = [one.replace("--spark-conf", "--conf") for one in spark.options()]

@@ -12,13 +12,12 @@ import pytest
 
 from coordinator.embedded.broker import Broker
 from streaming.spark.jars import spark_classpath
-from tests.integration.streaming import NOW_MS, Topics, checked
+from tests.integration.streaming import NOW_MS, QUICK, Topics, checked
 from tests.integration.submitted import Submitted
 from tests.integration.yarn_cluster import SPARK_JARS, YarnCluster
 
 pytestmark = [pytest.mark.integration, pytest.mark.matrix, pytest.mark.timeout(900)]
 
-PERIOD = {"period_ms": 300, "sync_missing_ms": 3_600_000}
 ROOT = Path(__file__).parents[2]
 PACKAGED = ("coordinator", "schemas", "streaming", "projector_sim", "indexer_sim")
 IN_ARCHIVE = "./env/bin/python"
@@ -55,7 +54,7 @@ def test_it_runs_on_yarn_with_a_packed_environment(
 ) -> None:
     """Executors, and in cluster mode the driver too, have nothing but what was sent to them."""
     topics = Topics(broker.bootstrap_servers)
-    topics.bucket(**PERIOD).begin().sync(10)
+    topics.bucket(**QUICK).begin().sync(10)
     topics.tick(NOW_MS)
     staging = tmp_path / "staging"
     with YarnCluster(tmp_path / "yarn") as yarn:

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pyspark
 from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 
 from coordinator.runtime.jars import JarSet, classpath, parse_pins
 from coordinator.runtime.java import find_java
 from tests.integration.cluster import Child, wait_until
+from tests.integration.spark_cluster import SPARK_HOME, java_home
 
-SPARK_JARS = Path(pyspark.__file__).parent / "jars"
+SPARK_JARS = SPARK_HOME / "jars"
 START_S = 120.0
 BY_SPARK = ("hadoop-client-*", "slf4j-api-*", "log4j-*", "commons-*", "jaxb-*", "py4j-*")
 """What is taken from the jars of Spark: so both sides are of one version of Hadoop."""
@@ -91,7 +91,7 @@ def main(folder: Path) -> None:
     ending = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ending.set())
     (folder / "conf").mkdir()
-    os.environ["JAVA_HOME"] = str(find_java().path.parent.parent)
+    os.environ["JAVA_HOME"] = java_home()
     own = classpath(JarSet("Hadoop's YARN", "yarn-3.4.2", parse_pins(PINNED)))
     taken = [str(path) for name in BY_SPARK for path in sorted(SPARK_JARS.glob(name))]
     port = launch_gateway(

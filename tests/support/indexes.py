@@ -6,7 +6,7 @@ from typing import Any
 
 from coordinator.core.model.entities import READY, Index, Slice
 from coordinator.core.model.records import IndexerHeartbeat
-from coordinator.core.model.stream_records import HwHeartbeat, Sync
+from coordinator.core.model.stream_records import MAINTENANCE, HwHeartbeat, KeyVersions, Sync
 from coordinator.core.model.vectors import Vector
 
 
@@ -52,6 +52,13 @@ def make_indexer_beat(indexer: int, **fields: Any) -> IndexerHeartbeat:
     """Return a heartbeat of an indexer in its first life: it holds nothing."""
     known = {"incarnation": 1, "address": "x", "zone": "", "pid": 1, "slices": 0, "bytes": 0}
     return IndexerHeartbeat(indexer=indexer, **(known | {"cas": 0, "at_ms": 0} | fields))
+
+
+def make_key_versions(ordinal: int, **fields: Any) -> KeyVersions:
+    """Return a record of `mutations` without items: the connection 1 of projector 0 sends it."""
+    known = {"bucket": "b", "kind": MAINTENANCE, "projector": 0, "connection": 1, "number": 1}
+    known |= {"indexes": (), "builds": (), "items": b"", "at_ms": 0, "previous": ordinal - 1}
+    return KeyVersions(ordinal=ordinal, **(known | fields))
 
 
 def make_sync(vbucket: int, **fields: Any) -> Sync:

@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,8 @@ from coordinator.cli.main import app
 from coordinator.cli.output import CommandError
 from coordinator.core.catalog.state import EMPTY
 from coordinator.core.model import digest
-from coordinator.core.model.authority_state import AuthorityState
 from coordinator.core.model.types import Cas
+from tests.support.views import AUTHORITY
 
 OTHER = """
 import sys
@@ -106,15 +107,8 @@ def test_what_a_backup_has_is_told_with_its_time_in_utc_and_to_programs_in_ms(
         made_at_ms=1_795_602_936_153,
         version="1",
     )
-    authority = AuthorityState(
-        cluster_id="id",
-        cas_base=1,
-        roster=(1,),
-        minimum=1,
-        log_capacity=10,
-        request_window_ms=5,
-        last_cas=EMPTY.cas,
-        digest=EMPTY.digest,
+    authority = replace(
+        AUTHORITY, cluster_id=manifest.cluster_id, last_cas=EMPTY.cas, digest=EMPTY.digest
     )
     file = tmp_path / "empty.backup"
     with file.open("wb") as out:

@@ -7,24 +7,10 @@ import threading
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from coordinator.core.model.stream_records import MAINTENANCE, FailoverLog, KeyVersions, Sync
+from coordinator.core.model.stream_records import FailoverLog, Sync
 from projector_sim.projector import data_sink
 from projector_sim.projector.data_sink import DataSink
-from tests.support.indexes import make_sync
-
-ITEMS = KeyVersions(
-    bucket="b",
-    kind=MAINTENANCE,
-    projector=0,
-    connection=1,
-    ordinal=1,
-    number=1,
-    indexes=(),
-    builds=(),
-    items=b"",
-    at_ms=0,
-    previous=0,
-)
+from tests.support.indexes import make_key_versions, make_sync
 
 
 def test_what_was_handed_over_is_tried_until_it_is_there_in_order() -> None:
@@ -40,7 +26,7 @@ def test_a_sink_that_was_renewed_sends_again() -> None:
     assert sink.failed
     sink.renew()
     assert sink.failed == ""
-    sink.items(0, 1, ITEMS)
+    sink.items(0, 1, make_key_versions(1))
     assert sink.sent == 1
 
 
