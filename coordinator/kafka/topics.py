@@ -7,12 +7,19 @@ durability is refused: the protocol rests on these, so the coordinator does not 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
+from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import (
+    AdminClient,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+    TopicDescription,
+)
 from tenacity import RetryCallState, Retrying, retry_if_exception, wait_exponential
 
 from coordinator.core.model.types import Offset
@@ -125,6 +132,8 @@ BUSY = frozenset(
 
 BROKERS_COME_S = 10.0
 """Brokers that start together are all there by then. If not, there are too few of them."""
+
+DESCRIBE_S = 30.0
 
 TUNABLE = ("min.compaction.lag.ms", "delete.retention.ms")
 
@@ -269,17 +278,22 @@ def _make_and_check(
 def sync_partitions(bootstrap_servers: str, cluster: str) -> int:
     """Return how many partitions `sync` has. Raises KafkaRefusal."""
     with _admin(bootstrap_servers) as admin:
-        return sync_partitions_by(admin, cluster, 30)
+        try:
+            return len(describe_sync(admin, cluster).result(2 * DESCRIBE_S).partitions)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise
+            name = topic_name(cluster, SYNC)
+            raise KafkaRefusal("topic_mismatch", f"{name} is not there") from error
 
 
-def sync_partitions_by(client: AdminClient | Producer, cluster: str, timeout_s: float) -> int:
-    """Return the same, asked by a client that is there. Raises KafkaException, also if it lacks."""
+def describe_sync(admin: AdminClient, cluster: str) -> Future[TopicDescription]:
+    """Ask what `sync` is, and do not wait; the answer raises KafkaException, also if it lacks."""
     name = topic_name(cluster, SYNC)
-    # Of all topics: whoever asks for one by its name may make it.
-    topic = client.list_topics(timeout=timeout_s).topics.get(name)
-    if topic is None or topic.error is not None:
-        raise KafkaException(topic.error if topic else _not_yet(name, "is not there"))
-    return len(topic.partitions)
+    asked: dict[str, Future[TopicDescription]] = admin.describe_topics(
+        TopicCollection([name]), request_timeout=DESCRIBE_S
+    )
+    return asked[name]
 
 
 def delete_records(

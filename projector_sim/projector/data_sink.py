@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
 
 from coordinator import codec
 from coordinator.core.model.stream_records import (
@@ -24,6 +25,7 @@ from coordinator.core.model.stream_records import (
     StreamEnd,
     Sync,
 )
+from coordinator.kafka.address import client_settings
 from coordinator.kafka.errors import may_pass
 from coordinator.kafka.settings import plain_settings
 from coordinator.kafka.topics import (
@@ -34,7 +36,7 @@ from coordinator.kafka.topics import (
     STREAM_PARTITIONS,
     SYNC,
     SYNC_PARTITIONS,
-    sync_partitions_by,
+    describe_sync,
     topic_name,
 )
 
@@ -66,6 +68,7 @@ class DataSink:
         """`while_waiting` is called now and then as long as Kafka takes no more."""
         self.failed = ""
         self.sent = 0
+        self._servers = bootstrap_servers
         self._stopping = stopping
         self._while_waiting = while_waiting
         self._settings = plain_settings(
@@ -107,18 +110,31 @@ class DataSink:
         self._produce(topic, codec.encode(record), key.encode(), vbucket % partitions, None)
 
     def _of_sync(self) -> int:
-        """Return how many partitions `sync` has: Kafka is asked until it has said so."""
-        while not (self._sync_partitions or self.failed):
+        """Return how many partitions `sync` has: Kafka is asked until it has said so.
+
+        It is asked once at a time. Asked again before it has answered, a slow one gets slower.
+        """
+        if self._sync_partitions:
+            return self._sync_partitions
+        admin = AdminClient({**client_settings(self._servers), "log_level": 2})
+        asked = describe_sync(admin, self._cluster)
+        while not self.failed:
             try:
-                self._sync_partitions = sync_partitions_by(self._producer, self._cluster, WAIT_S)
+                self._sync_partitions = len(asked.result(WAIT_S).partitions)
+                return self._sync_partitions
+            except TimeoutError:
+                pass
             except KafkaException as error:
                 if not may_pass(error):
                     self.failed = error.args[0].str()
-                elif self._stopping.is_set():
-                    self.failed = STOPS
-                else:
-                    self._while_waiting()
-        return self._sync_partitions or SYNC_PARTITIONS
+                    break
+                self._stopping.wait(WAIT_S)
+                asked = describe_sync(admin, self._cluster)
+            if self._stopping.is_set():
+                self.failed = STOPS
+                break
+            self._while_waiting()
+        return SYNC_PARTITIONS
 
     def serve(self) -> None:
         """Hear what has become of what was sent; never blocks."""

@@ -22,6 +22,8 @@ from tests.support.oracle import ABSENT, Document, Row, Spec, rows
 
 PAGE = 5_000
 SCAN_MS = 30_000
+PROJECTORS = "/v1/projectors"
+LOG_CHARACTERS = 2_000
 
 
 class DataPlane:
@@ -135,9 +137,19 @@ class DataPlane:
                 shown = {i["name"]: i for i in client.list_indexes(self.bucket)["indexes"]}
             states = Counter(shown[name]["state"] for name in wanted)
             assert not states["error"], [shown[name]["reason"] for name in wanted]
+            seen[:] = [shown[name] for name in wanted]
             return states == {"maintenance": len(wanted)}
 
-        wait_until(all_built, f"{wanted} are built", deadline_s)
+        seen: list[dict[str, Any]] = []
+        try:
+            wait_until(all_built, f"{wanted} are built", deadline_s)
+        except AssertionError as error:
+            error.add_note(f"the indexes: {seen}")
+            node = self.cluster.running()[0]
+            error.add_note(f"the projectors: {self.cluster.ask(node, 'GET', PROJECTORS).text}")
+            for one in (*self.cluster.projectors.values(), *self.cluster.indexers.values()):
+                error.add_note(f"{one.name} last said: {one.said[-LOG_CHARACTERS:]}")
+            raise
 
     # -- scans -------------------------------------------------------------------------------
 

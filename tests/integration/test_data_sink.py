@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,14 +18,21 @@ from coordinator.kafka.readers import consumer
 from coordinator.kafka.topics import FAILOVER_LOG, MUTATIONS, SYNC, ensure_topics, topic_name
 from projector_sim.projector.data_sink import DataSink
 from tests.integration.indexer_process import until
-from tests.integration.kafka_proxy import DELIVER_AND_CUT, KafkaProxy, only_once, proxied_broker
+from tests.integration.kafka_proxy import (
+    DELIVER_AND_CUT,
+    PASS,
+    KafkaProxy,
+    only_once,
+    proxied_broker,
+)
 from tests.support.indexes import make_key_versions, make_sync
 
 pytestmark = pytest.mark.integration
 
 CLUSTER = "dropping"
-PRODUCE = 0
+PRODUCE, METADATA = 0, 3
 RECORDS = 300
+SLOW_S = 0.3
 LOST_EVERY = 50
 
 
@@ -72,6 +80,30 @@ def test_control_records_are_spread_over_as_many_partitions_as_sync_has(broker: 
     assert _spread(servers, topic_name(cluster, SYNC)) == {p: [p, p + 8] for p in range(8)}
     histories = {p: list(range(p, 16, 4)) for p in range(4)}
     assert _spread(servers, topic_name(cluster, FAILOVER_LOG)) == histories
+
+
+def test_a_kafka_that_answers_slowly_is_asked_how_many_partitions_sync_has_until_it_has_said_so(
+    proxy: KafkaProxy,
+) -> None:
+    """Whoever asks again before it has answered makes it slower, and hears nothing for ever."""
+
+    def slow(api: int) -> str:
+        if api == METADATA:
+            threading.Event().wait(SLOW_S)
+        return PASS
+
+    def while_waiting() -> None:
+        assert time.monotonic() < end_s, "the sink still waits"
+
+    proxy.rule = slow
+    end_s = time.monotonic() + 20
+    sink = DataSink(proxy.bootstrap_servers, CLUSTER, threading.Event(), while_waiting)
+    sink.control(0, make_sync(0))
+    assert (sink.failed, sink.sent) == ("", 1)
+    proxy.reset()
+    sink.finish(20)
+    found = _spread(proxy.bootstrap_servers, topic_name(CLUSTER, SYNC))
+    assert [vbucket for partition in found.values() for vbucket in partition] == [0]
 
 
 def _spread(servers: str, topic: str) -> dict[int, list[int]]:

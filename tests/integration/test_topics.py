@@ -45,8 +45,9 @@ def test_the_number_of_sync_partitions_is_that_of_who_makes_the_topics(
 
 
 def test_the_partitions_of_a_topic_that_lacks_are_not_counted(broker: Broker, cluster: str) -> None:
-    with pytest.raises(KafkaRefusal, match="is not there"):
+    with pytest.raises(KafkaRefusal, match="sync is not there") as caught:
         sync_partitions(broker.bootstrap_servers, cluster)
+    assert caught.value.code == "topic_mismatch"
     metadata = AdminClient({"bootstrap.servers": broker.bootstrap_servers}).list_topics(timeout=10)
     assert topic_name(cluster, SYNC) not in metadata.topics
 

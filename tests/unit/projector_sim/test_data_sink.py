@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import TopicDescription
 
 from coordinator.core.model.stream_records import FailoverLog, Sync
 from projector_sim.projector import data_sink
@@ -34,8 +38,8 @@ def test_nobody_waits_for_kafka_while_the_projector_stops(monkeypatch: pytest.Mo
     """It is asked how many partitions `sync` has, and does not answer."""
     stopping, waited = threading.Event(), 0
 
-    def away(*_: object) -> int:
-        raise KafkaException(KafkaError(KafkaError._TRANSPORT, "nobody is there"))
+    def away(*_: object) -> Future[TopicDescription]:
+        return Future()
 
     def while_waiting() -> None:
         nonlocal waited
@@ -44,10 +48,44 @@ def test_nobody_waits_for_kafka_while_the_projector_stops(monkeypatch: pytest.Mo
         if waited == 3:
             stopping.set()
 
-    monkeypatch.setattr(data_sink, "sync_partitions_by", away)
+    monkeypatch.setattr(data_sink, "describe_sync", away)
     sink = DataSink("127.0.0.1:1", "c", stopping, while_waiting)
     sink.control(0, make_sync(0))
     assert (sink.failed, sink.sent, waited) == (data_sink.STOPS, 0, 3)
+
+
+def test_kafka_is_asked_again_once_it_has_answered_with_what_may_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Future[Any]] = []
+
+    def ask(*_: object) -> Future[Any]:
+        assert all(one.done() for one in asked), "it is asked while it has not answered"
+        asked.append(Future())
+        return asked[-1]
+
+    def while_waiting() -> None:
+        """It has answered twice that it does not know the topic yet, and then that it does."""
+        code = KafkaError.UNKNOWN_TOPIC_OR_PART
+        if len(asked) < 3:
+            asked[-1].set_exception(KafkaException(KafkaError(code, "not yet")))
+        else:
+            asked[-1].set_result(SimpleNamespace(partitions=range(8)))
+
+    monkeypatch.setattr(data_sink, "describe_sync", ask)
+    sink = DataSink("127.0.0.1:1", "c", threading.Event(), while_waiting)
+    sink.control(0, make_sync(0))
+    assert (sink.failed, sink.sent, len(asked)) == ("", 1, 3)
+
+
+def test_a_refusal_that_will_not_pass_ends_the_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused: Future[Any] = Future()
+    code = KafkaError.TOPIC_AUTHORIZATION_FAILED
+    refused.set_exception(KafkaException(KafkaError(code, "not for you")))
+    monkeypatch.setattr(data_sink, "describe_sync", lambda *_: refused)
+    sink = DataSink("127.0.0.1:1", "c", threading.Event(), lambda: None)
+    sink.control(0, make_sync(0))
+    assert (sink.failed, sink.sent) == ("not for you", 0)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +95,9 @@ def test_a_record_goes_to_the_partition_that_its_topic_has_for_its_vbucket(
     monkeypatch: pytest.MonkeyPatch, record: Sync | FailoverLog, partition: int
 ) -> None:
     """`sync` has as many as the cluster was formed with, `failover-log` always as many."""
-    monkeypatch.setattr(data_sink, "sync_partitions_by", lambda *_: 8)
+    described: Future[Any] = Future()
+    described.set_result(SimpleNamespace(partitions=range(8)))
+    monkeypatch.setattr(data_sink, "describe_sync", lambda *_: described)
     sink = DataSink("127.0.0.1:1", "c", threading.Event(), lambda: None)
     produced: list[int] = []
     monkeypatch.setattr(sink, "_produce", lambda *given: produced.append(given[3]))
