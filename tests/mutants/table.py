@@ -2994,15 +2994,15 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a-projector-that-stops-waits-for-kafka",
         "projector_sim/projector/data_sink.py",
-        "            if self._stopping.is_set():\n                self.failed = STOPS\n                break\n",
-        "",
+        "                self.failed = STOPS\n                break\n",
+        "                pass\n",
         "tests/unit/projector_sim/test_data_sink.py",
     ),
     Mutant(
         "a-slow-kafka-is-asked-again-before-it-has-answered",
         "projector_sim/projector/data_sink.py",
-        "            except TimeoutError:\n                pass\n",
-        "            except TimeoutError:\n                asked = describe_sync(admin, self._cluster)\n",
+        "except TimeoutError:\n                pass\n",
+        "except TimeoutError:\n                asked = describe_sync(admin, self._cluster)\n",
         "tests/unit/projector_sim/test_data_sink.py",
     ),
     Mutant(
