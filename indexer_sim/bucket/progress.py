@@ -86,6 +86,11 @@ class VbucketProgress:
     catchup: Connection = NO_CONNECTION
     partial: Seqno = Seqno(0)
 
+    @property
+    def applied(self) -> Seqno:
+        """No mutation with a higher seqno was applied; above the high watermark some may lack."""
+        return max(self.seqno, self.floor, self.partial, self.reached)
+
     def change(self, cause: str) -> None:
         """Go to the condition that follows. IllegalConditionError: the table has none."""
         if self.condition not in CONDITIONS[cause]:

@@ -31,8 +31,9 @@ Invariants:
   a build: the heartbeats say how far each build is, and after which records, and the projector
   sends the part again.
 
-Seqnos of two branches are not compared. A stream on another branch than that of the high watermark
-is `branched`, and nothing of it is applied.
+Seqnos of two branches are not compared, but where the history in front of a BEGIN says that the new
+branch has all that was applied here: then the high watermark goes over to it. Any other stream on
+another branch than that of the high watermark is `branched`, and nothing of it is applied.
 """
 
 from __future__ import annotations
@@ -49,20 +50,24 @@ from coordinator.core.keys.key_versions import (
     ATTACH,
     BEGIN,
     END,
+    HISTORY,
     SYNC,
     VBUUID,
     Item,
     begun,
+    branches,
 )
 from coordinator.core.model.stream_records import (
     BACKFILL,
     CATCHUP,
     MAINTENANCE,
+    FailoverBranch,
     GenerationTaken,
     KeyVersions,
 )
 from coordinator.core.model.types import Seqno, Vbuuid
 from coordinator.core.model.vectors import Vector
+from coordinator.core.timestamps.algorithms import Succession, succession
 from indexer_sim.bucket.chains import AFTER_A_HOLE, READ_BEFORE, Chains
 from indexer_sim.bucket.entries import State
 from indexer_sim.bucket.progress import (
@@ -193,6 +198,8 @@ class Tracker:
         self.dirty = Dirty()
         self.boundaries: dict[int, list[int]] = {}
         """Ends of snapshots of each vbucket, ascending, since somebody took them."""
+        self._histories: dict[int, tuple[FailoverBranch, ...]] = {}
+        """Of vbuckets whose BEGIN or ATTACH comes next."""
         self._odd: set[int] = set()
         """All vbuckets that are not WHOLE, and perhaps some that are again: hardly ever any."""
         self._vbuuids = np.zeros(vbuckets, np.uint64)
@@ -398,6 +405,8 @@ class Tracker:
 
     def _moved(self, vbucket: int, progress: VbucketProgress, seqno: Seqno) -> None:
         """All up to this seqno has come from the owner."""
+        if progress.condition == BRANCHED:
+            return
         if seqno > progress.reached:
             progress.reached = seqno
         if progress.condition == WHOLE and seqno > progress.seqno:
@@ -421,7 +430,9 @@ class Tracker:
         self, record: KeyVersions, known: Sequence[tuple[int, Tracked | None]], item: Item
     ) -> None:
         vbucket, seqno = item.vbucket, item.seqno
-        if item.kind == BEGIN:
+        if item.kind == HISTORY:
+            self._histories[vbucket] = branches(item)
+        elif item.kind == BEGIN:
             vbuuid, which = begun(item)
             listed = {known[at][0] for at in which if known[at][1] is not None}
             if self._begin(record, vbucket, vbuuid, seqno):
@@ -445,12 +456,15 @@ class Tracker:
 
     def _begin(self, record: KeyVersions, vbucket: int, vbuuid: Vbuuid, seqno: Seqno) -> bool:
         """A connection becomes the owner of a vbucket; False: it is superseded."""
+        log = self._histories.pop(vbucket, ())
         progress = self.progress.setdefault(vbucket, VbucketProgress())
         if record.number < progress.number:
             return False
         progress.number, progress.owner = record.number, (record.projector, record.connection)
         self._taken = None
-        progress.reached = seqno
+        goes_on = _goes_on(progress, vbuuid, log)
+        if goes_on or not self._is_held(vbucket):
+            progress.reached = seqno
         if not self._is_held(vbucket):
             # Nothing is held, so nothing is missing, wherever it begins.
             progress.change(BEGUN_WITHIN)
@@ -458,7 +472,7 @@ class Tracker:
             progress.begun = progress.synced = progress.floor = seqno
             progress.catchup = NO_CONNECTION
             self.boundaries[vbucket] = [seqno]
-        elif progress.seqno and vbuuid != progress.vbuuid:
+        elif not goes_on:
             progress.change(BEGUN_ON_A_BRANCH)
         elif seqno <= progress.seqno:
             progress.change(BEGUN_WITHIN)
@@ -574,11 +588,14 @@ class Tracker:
             index_id, tracked = known[which]
             if tracked is None or (mark := tracked.marks.get(vbucket)) is None:
                 continue
+            progress = self.progress[vbucket]
             if is_backfill:
                 if mark.done != NEVER or mark.source != connection:
                     continue
+                if number > progress.seqno and number > progress.floor:
+                    progress.floor = number
+                    self.dirty.progress.add(vbucket)
             else:
-                progress = self.progress[vbucket]
                 if progress.catchup != connection or progress.condition not in CATCHING_UP:
                     continue
                 if number <= progress.seqno:
@@ -622,14 +639,22 @@ class Tracker:
     def _catchup_control(
         self, connection: Connection, known: Sequence[tuple[int, Tracked | None]], item: Item
     ) -> None:
+        if item.kind == HISTORY:
+            self._histories[item.vbucket] = branches(item)
+            return
+        log = self._histories.pop(item.vbucket, ())
         progress = self.progress.get(item.vbucket)
         if progress is None or progress.condition not in CATCHING_UP:
             return
         if item.kind == BEGIN:
             vbuuid, listed = begun(item)
             carried = {known[which][0] for which in listed}
-            same = vbuuid == progress.vbuuid or not progress.seqno
-            if same and item.seqno <= progress.seqno and carried >= self._missing(item.vbucket):
+            if _succession(progress, vbuuid, log) is Succession.LOST:
+                progress.change(BEGUN_ON_A_BRANCH)
+                self._touch(item.vbucket, progress)
+                return
+            near = item.seqno <= progress.seqno and _goes_on(progress, vbuuid, log)
+            if near and carried >= self._missing(item.vbucket):
                 progress.catchup = connection
                 self.dirty.progress.add(item.vbucket)
         elif item.kind == END and progress.catchup == connection:
@@ -746,6 +771,20 @@ class Tracker:
             if vbucket < self.vbuckets:
                 bits[vbucket // 8] |= 1 << vbucket % 8
         return bytes(bits)
+
+
+def _goes_on(progress: VbucketProgress, vbuuid: Vbuuid, log: Sequence[FailoverBranch]) -> bool:
+    """Tell whether a branch has all that was applied of a vbucket, as its history says."""
+    return _succession(progress, vbuuid, log) is Succession.COVERED
+
+
+def _succession(
+    progress: VbucketProgress, vbuuid: Vbuuid, log: Sequence[FailoverBranch]
+) -> Succession:
+    """Return what becomes of what was applied of a vbucket where a branch is spoken of."""
+    if vbuuid == progress.vbuuid or not progress.applied:
+        return Succession.COVERED
+    return succession(log, progress.vbuuid, progress.applied, vbuuid)
 
 
 def _is_of(held: Connection, connection: Connection | None) -> bool:

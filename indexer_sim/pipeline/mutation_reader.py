@@ -30,7 +30,17 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient
 
 from coordinator import codec
-from coordinator.core.keys.key_versions import ABSENT, ATTACH, BEGIN, VBUUID, Item, begun, unpack
+from coordinator.core.keys.key_versions import (
+    ABSENT,
+    ATTACH,
+    BEGIN,
+    HISTORY,
+    VBUUID,
+    Item,
+    begun,
+    branches,
+    unpack,
+)
 from coordinator.core.model.stream_records import (
     ConsolidatedStability,
     KeyVersions,
@@ -246,6 +256,8 @@ def _check(item: Item, places: int) -> None:
         raise ValueError("a BEGIN of no index")
     if item.kind == ATTACH and len(item.payload) != VBUUID.size:
         raise ValueError("an ATTACH without its branch")
+    if item.kind == HISTORY:
+        branches(item)
 
 
 class MutationReader:

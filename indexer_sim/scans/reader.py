@@ -62,6 +62,9 @@ def _check(
     state = published.states.get(index_id, State())
     if not state.complete or build not in (0, state.build):
         raise ScanRefused("index_building", f"index {index_id} is not complete here")
+    if lost := len(published.branched):
+        text = f"{lost} vbuckets have lost documents of which index {index_id} still has entries"
+        raise ScanRefused("index_rolling_back", text, {"vbuckets": lost})
 
 
 def _check_covered(held: Vector, wanted: Places | None) -> None:

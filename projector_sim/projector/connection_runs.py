@@ -22,7 +22,8 @@ class Run:
     `carried` are the indexes whose items are sent. `shares` has the vbuckets that are sent for some
     of them only, and for which; `builds` are the builds that it began with. `done` are the vbuckets
     whose stream has reached its end, until the stream planner has noted them. `heard_ms` is when a
-    vbucket last began or ended. `ordinal` is that of the last record that was passed on.
+    vbucket last began or ended. `histories` has, packed, which branches each vbucket has had; empty
+    if it was one. `ordinal` is that of the last record that was passed on.
     """
 
     bucket: str
@@ -37,6 +38,7 @@ class Run:
     indexer: int | None = None
     shares: Mapping[int, frozenset[int]] = field(default_factory=dict)
     vbuuids: dict[int, Vbuuid] = field(default_factory=dict)
+    histories: dict[int, bytes] = field(default_factory=dict)
     positions: dict[int, Seqno] = field(default_factory=dict)
     ended: dict[int, int] = field(default_factory=dict)
     refused: dict[int, int] = field(default_factory=dict)

@@ -34,6 +34,7 @@ from coordinator.core.keys.key_versions import (
     Item,
     attach,
     begin,
+    history,
     is_of_one_mutation,
     pack,
 )
@@ -177,7 +178,9 @@ class Router:
                 if vbuckets is not None and vbucket not in vbuckets:
                     continue
                 lane = self._lanes[vbucket % self._partitions]
-                item = pack(attach(vbucket, seqno, self.run.vbuuids[vbucket], place))
+                item = self.run.histories[vbucket] + pack(
+                    attach(vbucket, seqno, self.run.vbuuids[vbucket], place)
+                )
                 for indexer in hosts & lane.buffers.keys():
                     lane.buffers[indexer].append(item)
                 lane.size += len(item)
@@ -216,19 +219,20 @@ class Router:
         run = self.run
         run.vbuuids[vbucket], run.positions[vbucket] = vbuuid, seqno
         run.ended.pop(vbucket, None)
+        log = tuple(FailoverBranch(*b) for b in BRANCH.iter_unpack(body[BEGIN_HEAD.size :]))
+        run.histories[vbucket] = history(vbucket, log)
         self._tell(
             vbucket, StreamBegin, vbuuid=vbuuid, seqno=seqno, kind=run.kind, number=run.number
         )
         self._synced[vbucket] = seqno
         if run.kind == MAINTENANCE:
-            log = tuple(FailoverBranch(*b) for b in BRANCH.iter_unpack(body[BEGIN_HEAD.size :]))
             self.failover_log(vbucket, log)
         lane = self._lanes[vbucket % self._partitions]
         rows = self._rows_of(vbucket, lane)
         for indexer, buffer in lane.buffers.items():
             places = [row.place for row in rows if indexer in self._routes[row.place].indexers]
             if places:
-                item = pack(begin(vbucket, seqno, vbuuid, places))
+                item = run.histories[vbucket] + pack(begin(vbucket, seqno, vbuuid, places))
                 buffer.append(item)
                 lane.size += len(item)
         if lane.size > FLUSH_BYTES:

@@ -343,6 +343,17 @@ def _older_snapshot(plane: LoggedPlane) -> None:
     wait_until(lambda: "was damaged" in victim.said, "the indexer goes back")
 
 
+def _taken_over(plane: LoggedPlane) -> None:
+    """Another copy takes over what a node of the store had, and has all of it."""
+    before = set(plane.connections())
+    answer = plane.cluster.http.post(
+        f"{plane.kv.url}/v1/nodes/0/crash", json={"lose": 0, "bucket": plane.bucket}
+    )
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["vbuckets"]
+    _is_replaced(plane, before)
+
+
 FAULTS: dict[str, Callable[[LoggedPlane], Afterwards | None]] = {
     "closed": _close,
     "killed": _kill_projector,
@@ -350,6 +361,7 @@ FAULTS: dict[str, Callable[[LoggedPlane], Afterwards | None]] = {
     "begin-end": _begin_before_end,
     "no-end": _no_end,
     "older": _older_snapshot,
+    "taken-over": _taken_over,
 }
 
 

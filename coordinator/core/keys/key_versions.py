@@ -15,6 +15,8 @@ Every item is a head, the id of a document, and a payload:
              (8 bytes), for a reader that has not seen where the stream began
     SYNC     nothing up to this seqno, the end of a snapshot, is still to come
     END      the vbucket's stream has ended; nothing up to this seqno is still to come
+    HISTORY  right before a BEGIN or ATTACH: which branches the vbucket has had, the newest first
+             (vbuuid and first seqno, 8 bytes each); left out while there was one only
 
 All items of a record are of one connection, in the order of its stream. Those of one seqno may be
 too many for one record; then all but the last record of them say so (`KeyVersions.continued`).
@@ -26,9 +28,10 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from coordinator.core.model.stream_records import FailoverBranch
 from coordinator.core.model.types import Seqno, Vbuuid
 
-UPSERT, ABSENT, BEGIN, ATTACH, SYNC, END = range(1, 7)
+UPSERT, ABSENT, BEGIN, ATTACH, SYNC, END, HISTORY = range(1, 8)
 NO_SLICE = 0xFFFF
 INDEXES_MAX = 0xFFFF
 DOCUMENT_ID_BYTES_MAX = 250
@@ -37,6 +40,7 @@ KEY_BYTES_MAX = 4_096
 HEAD = struct.Struct(">BHQHHBH")
 VBUUID = struct.Struct(">Q")
 PLACE = struct.Struct(">H")
+BRANCH = struct.Struct(">QQ")
 
 
 class Item(NamedTuple):
@@ -81,6 +85,21 @@ def begun(item: Item) -> tuple[Vbuuid, tuple[int, ...]]:
     return vbuuid, tuple(p for (p,) in PLACE.iter_unpack(item.payload[VBUUID.size :]))
 
 
+def history(vbucket: int, log: Sequence[FailoverBranch]) -> bytes:
+    """Return the packed HISTORY of a vbucket's failover log, nothing if that has one branch."""
+    if len(log) < 2:
+        return b""
+    branches = b"".join(BRANCH.pack(branch.vbuuid, branch.seqno) for branch in log)
+    return pack(Item(HISTORY, vbucket, Seqno(0), payload=branches))
+
+
+def branches(item: Item) -> tuple[FailoverBranch, ...]:
+    """Return the branches of a HISTORY: the inverse of `history`."""
+    if not item.payload or len(item.payload) % BRANCH.size:
+        raise ItemsError("a HISTORY that is none")
+    return tuple(FailoverBranch(*pair) for pair in BRANCH.iter_unpack(item.payload))
+
+
 def is_of_one_mutation(item: bytes, after: bytes) -> bool:
     """Tell whether two packed items, one behind the other, are of the same mutation."""
     kind, vbucket, seqno, *_ = HEAD.unpack_from(item)
@@ -100,7 +119,7 @@ def unpack(items: bytes) -> Iterator[Item]:
         at += head
         middle = at + document
         after = middle + payload
-        if after > end or not UPSERT <= kind <= END:
+        if after > end or not UPSERT <= kind <= HISTORY:
             raise ItemsError("no item")
         fields = (kind, vbucket, seqno, place, piece, items[at:middle], items[middle:after])
         yield make(Item, fields)

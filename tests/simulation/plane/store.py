@@ -116,11 +116,13 @@ class Store(Actor):
         self.world.owners_changed()
 
     def crash(self, bucket: str, number: int, lost: int) -> None:
-        """Lose the last mutations of a vbucket."""
+        """Lose the last mutations of a vbucket, perhaps none; connections that have it break."""
         vbucket = self.buckets[bucket][number]
         self.world.trace(f"store: {bucket}/{number} loses {lost}")
         vbucket.lose(max(0, vbucket.high - lost), self.world.token())
-        self._leave(bucket, number, Reason.CRASHED)
+        for connection in list(self.connections):
+            if connection.run.bucket == bucket and number in connection.at:
+                connection.close("the node has crashed")
 
     def _leave(self, bucket: str, number: int, reason: Reason) -> None:
         for connection in self.connections:

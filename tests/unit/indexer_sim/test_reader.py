@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -54,9 +55,9 @@ def put(storage: Storage, piece: int, *keys: bytes) -> None:
     bucket.write(batch, sync=False)
 
 
-def view(storage: Storage, *slices: int, shard: int = 0, build: int = 0):
+def view(storage: Storage, *slices: int, shard: int = 0, build: int = 0, wanted: Wanted = Wanted()):
     return closing(
-        StorageReading(storage).view(INDEX, slices, shard=shard, build=build, wanted=Wanted())
+        StorageReading(storage).view(INDEX, slices, shard=shard, build=build, wanted=wanted)
     )
 
 
@@ -111,6 +112,18 @@ def test_what_is_not_here_or_not_whole_is_refused(storage: Storage) -> None:
     view(storage, 0, 1, shard=storage.shards[INDEX], build=BUILD)
     storage.release(INDEX, frozenset({0, 1}))
     assert refusal(0) == "index_not_found"
+
+
+def test_what_the_store_has_lost_is_not_shown(storage: Storage) -> None:
+    complete(storage)
+    put(storage, 0, *KEYS)
+    bucket = storage.bucket("b")
+    assert bucket is not None
+    bucket.published = replace(bucket.published, branched=(1, 5))
+    for wanted in (Wanted(), Wanted(timestamp=0)):
+        with pytest.raises(ScanRefused) as caught:
+            view(storage, 0, wanted=wanted)
+        assert (caught.value.code, caught.value.details) == ("index_rolling_back", {"vbuckets": 2})
 
 
 def test_storage_that_is_allocated_again_begins_empty(storage: Storage) -> None:

@@ -18,6 +18,8 @@ from coordinator.core.keys.key_versions import (
     Item,
     attach,
     begin,
+    history,
+    unpack,
 )
 from coordinator.core.model.stream_records import (
     BACKFILL,
@@ -25,6 +27,7 @@ from coordinator.core.model.stream_records import (
     MAINTENANCE,
     NOT_SAID,
     ConnectionRead,
+    FailoverBranch,
     GenerationTaken,
     KeyVersions,
 )
@@ -273,6 +276,118 @@ def test_another_branch_is_told_and_nothing_of_it_is_applied() -> None:
     assert indexer.tracker.branched() == [0]
     assert indexer.entries.held == {(1, b"x"): (3, 0, b"k3")}
     assert indexer.tracker.progress[0].seqno == 3
+
+
+NEWER = BRANCH + 1
+
+
+def branch(start: int, *, after: int, connection: int = 2) -> tuple[Item, ...]:
+    """The BEGIN of a stream on a newer branch, which has what came up to `after`."""
+    log = (FailoverBranch(NEWER, after), FailoverBranch(BRANCH, 0))
+    [told] = unpack(history(0, log))
+    return told, begin(0, start, NEWER, [0])
+
+
+def taken_over(indexer: Indexer, start: int, *, after: int) -> VbucketProgress:
+    indexer.apply(maintenance(*branch(start, after=after), connection=2, number=2))
+    indexer.apply(maintenance(upsert(after + 1, b"y", b"new"), connection=2, number=2))
+    return indexer.tracker.progress[0]
+
+
+def test_a_takeover_that_has_lost_nothing_stops_nothing() -> None:
+    indexer = built()
+    indexer.apply(maintenance(upsert(3, b"x", b"k3")))
+    progress = taken_over(indexer, 3, after=5)
+    assert (progress.condition, progress.vbuuid, progress.seqno) == (WHOLE, NEWER, 6)
+    assert indexer.entries.held == {(1, b"x"): (3, 0, b"k3"), (1, b"y"): (6, 0, b"new")}
+
+
+def test_a_takeover_that_has_lost_what_is_held_is_a_branch() -> None:
+    indexer = built()
+    indexer.apply(maintenance(upsert(3, b"x", b"k3")))
+    progress = taken_over(indexer, 2, after=2)
+    assert (progress.condition, progress.vbuuid, progress.seqno) == (BRANCHED, BRANCH, 3)
+    assert indexer.entries.held == {(1, b"x"): (3, 0, b"k3")}
+
+
+def test_a_history_counts_for_the_begin_behind_it_alone() -> None:
+    indexer = built()
+    indexer.apply(maintenance(upsert(3, b"x", b"k3")))
+    indexer.apply(maintenance(*branch(3, after=3), connection=2, number=2))
+    indexer.apply(maintenance(begin(0, 3, NEWER + 1, [0]), connection=3, number=3))
+    assert indexer.tracker.branched() == [0]
+
+
+def test_where_a_branch_begins_and_goes_on_says_nothing_of_what_is_held() -> None:
+    """It is branched, and then a later branch is seen that has all that is held after all."""
+    indexer = built()
+    indexer.apply(maintenance(upsert(3, b"x", b"k3")))
+    indexer.apply(maintenance(begin(0, 5, NEWER + 1, [0]), connection=2, number=2))
+    indexer.apply(maintenance(upsert(9, b"y", b"k9"), Item(SYNC, 0, 9), connection=2, number=2))
+    assert indexer.tracker.branched() == [0]
+    indexer.apply(maintenance(*branch(3, after=4), connection=3, number=3))
+    assert indexer.tracker.progress[0].condition == WHOLE
+
+
+def test_a_catch_up_on_a_branch_that_has_lost_what_is_held_is_a_branch() -> None:
+    indexer = built()
+    indexer.apply(maintenance(upsert(3, b"x", b"k3")))
+    indexer.tracker.lose([0])
+    indexer.apply(catchup(*branch(2, after=2), upsert(5, b"y", b"k5"), Item(END, 0, 5)))
+    assert indexer.tracker.branched() == [0]
+    assert {at[1] for at in indexer.entries.held} == {b"x"}
+
+
+def test_a_late_catch_up_on_the_older_branch_is_of_no_use_and_does_no_harm() -> None:
+    indexer = built()
+    indexer.apply(maintenance(upsert(3, b"x", b"k3")))
+    indexer.apply(maintenance(*branch(5, after=6), connection=2, number=2))
+    assert indexer.tracker.gaps() == [0]
+    indexer.apply(catchup(begin(0, 3, BRANCH, [0]), Item(END, 0, 6)))
+    assert indexer.tracker.gaps() == [0]
+    assert not indexer.tracker.branched()
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_what_was_applied_beyond_a_gap_may_be_lost_although_the_high_watermark_is_not(
+    restarts: bool,
+) -> None:
+    """What is above the high watermark is in the slices all the same."""
+    indexer = built()
+    indexer.apply(maintenance(upsert(2, b"x", b"k2")))
+    indexer.apply(maintenance(begin(0, 8, BRANCH, [0]), connection=2, number=2))
+    indexer.apply(maintenance(upsert(9, b"lost", b"k9"), connection=2, number=2))
+    assert indexer.tracker.progress[0].seqno == 2
+    if restarts:
+        indexer.tracker = restored(indexer.tracker)
+    indexer.apply(maintenance(*branch(2, after=8), connection=3, number=3))
+    assert indexer.tracker.branched() == [0]
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_what_a_backfill_brought_beyond_the_high_watermark_may_be_lost(restarts: bool) -> None:
+    indexer = built()
+    both = {1: 1, 2: 1}
+    indexer.tracker.hold(2)
+    indexer.apply(maintenance(attach(0, 3, BRANCH, 1), builds=both))
+    filling = [begin(0, 0, BRANCH, [0]), upsert(9, b"lost", b"k9")]
+    indexer.apply(backfill(*filling, builds={2: 1}))
+    assert indexer.tracker.progress[0].seqno == 3
+    if restarts:
+        indexer.tracker = restored(indexer.tracker)
+    indexer.apply(maintenance(*branch(3, after=8), connection=2, number=2))
+    assert indexer.tracker.branched() == [0]
+
+
+def test_a_catch_up_on_a_branch_that_has_what_is_held_closes_a_gap() -> None:
+    indexer = built()
+    indexer.apply(maintenance(upsert(3, b"x", b"k3")))
+    indexer.tracker.lose([0])
+    indexer.apply(catchup(*branch(3, after=4), upsert(5, b"y", b"k5"), Item(END, 0, 5)))
+    indexer.apply(maintenance(upsert(6, b"z", b"k6"), connection=2, number=2))
+    progress = indexer.tracker.progress[0]
+    assert (progress.condition, progress.seqno) == (WHOLE, 6)
+    assert {at[1] for at in indexer.entries.held} == {b"x", b"y", b"z"}
 
 
 def test_a_newer_build_begins_from_nothing_and_items_of_the_older_one_are_void() -> None:

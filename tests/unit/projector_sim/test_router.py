@@ -20,6 +20,7 @@ from coordinator.core.keys.key_versions import (
     ATTACH,
     BEGIN,
     END,
+    HISTORY,
     KEY_BYTES_MAX,
     NO_SLICE,
     SYNC,
@@ -27,6 +28,7 @@ from coordinator.core.keys.key_versions import (
     VBUUID,
     Item,
     begun,
+    branches,
     pack,
     unpack,
 )
@@ -34,6 +36,7 @@ from coordinator.core.keys.topology import topology_of
 from coordinator.core.model.entities import BACKFILL, Index, Slice
 from coordinator.core.model.stream_records import (
     ConnectionClosed,
+    FailoverBranch,
     FailoverLog,
     KeyVersions,
     StreamBegin,
@@ -351,6 +354,36 @@ def test_a_begin_names_the_branch_and_the_indexes_that_its_reader_hosts() -> Non
     assert (record.vbucket, record.vbuuid, record.seqno) == (6, BRANCH, 3)
     (log,) = [r for r in here.sink.records if isinstance(r, FailoverLog)]
     assert [(b.vbuuid, b.seqno) for b in log.branches] == [(BRANCH, 0)]
+
+
+@pytest.mark.parametrize("kind", ["maintenance", "backfill", "catchup"])
+def test_the_history_of_a_vbucket_that_has_branched_comes_right_before_its_begin(kind: str) -> None:
+    here = Given(ONE, kind=kind)
+    log = (Branch(BRANCH, 9), Branch(7, 0))
+    here.feed(frames.begin(6, BRANCH, 3, log))
+    here.begin(2)
+    items = [(i.kind, i.vbucket) for i in here.items(1)]
+    assert items == [(HISTORY, 6), (BEGIN, 6), (BEGIN, 2)]
+    assert branches(here.items(1, HISTORY)[0]) == tuple(FailoverBranch(*branch) for branch in log)
+
+
+def test_the_history_of_a_vbucket_comes_right_before_an_attach() -> None:
+    here = Given(ONE)
+    here.feed(frames.begin(6, BRANCH, 3, (Branch(BRANCH, 9), Branch(7, 0))))
+    here.begin(2)
+    here.carry(ONE, TWO, attached=(2,))
+    items = [(i.kind, i.vbucket) for i in here.items(2)]
+    assert items == [(HISTORY, 6), (ATTACH, 6), (ATTACH, 2)]
+
+
+def test_a_history_and_its_begin_are_never_in_two_records() -> None:
+    here = Given(ONE)
+    here.router._record_bytes_max = 100
+    for vbucket in (2, 6):
+        here.feed(frames.begin(vbucket, BRANCH, 3, (Branch(BRANCH, 9), Branch(7, 0))))
+    here.router.flush()
+    records = [record for _, who, record in here.sink.sent if who == 1]
+    assert [[i.kind for i in unpack(r.items)] for r in records] == [[HISTORY, BEGIN]] * 2
 
 
 def test_an_index_is_attached_where_each_vbucket_is() -> None:

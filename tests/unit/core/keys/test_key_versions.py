@@ -11,6 +11,7 @@ from coordinator.core.keys.key_versions import (
     ATTACH,
     BEGIN,
     END,
+    HISTORY,
     NO_SLICE,
     SYNC,
     UPSERT,
@@ -18,15 +19,18 @@ from coordinator.core.keys.key_versions import (
     ItemsError,
     begin,
     begun,
+    branches,
+    history,
     pack,
     unpack,
 )
+from coordinator.core.model.stream_records import FailoverBranch
 
 U16, U64 = st.integers(0, 2**16 - 1), st.integers(0, 2**64 - 1)
 items = st.lists(
     st.builds(
         Item,
-        st.sampled_from((UPSERT, ABSENT, BEGIN, ATTACH, SYNC, END)),
+        st.sampled_from((UPSERT, ABSENT, BEGIN, ATTACH, SYNC, END, HISTORY)),
         U16,
         U64,
         U16,
@@ -72,7 +76,7 @@ def test_a_begin_says_its_branch_and_its_indexes(
     assert begun(item) == (vbuuid, tuple(places))
 
 
-@pytest.mark.parametrize("damaged", [b"\x00" * 18, b"\x07" + b"\x00" * 17, b"\x01"])
+@pytest.mark.parametrize("damaged", [b"\x00" * 18, b"\x08" + b"\x00" * 17, b"\x01"])
 def test_bytes_that_are_no_items_are_refused(damaged: bytes) -> None:
     with pytest.raises(ItemsError):
         list(unpack(damaged))
@@ -81,3 +85,20 @@ def test_bytes_that_are_no_items_are_refused(damaged: bytes) -> None:
 def test_a_begin_without_a_branch_is_refused() -> None:
     with pytest.raises(ItemsError):
         begun(Item(BEGIN, 0, 0))
+
+
+@given(U16, st.lists(st.tuples(U64, U64), max_size=25))
+def test_a_history_says_all_branches_unless_there_was_one_only(
+    vbucket: int, pairs: list[tuple[int, int]]
+) -> None:
+    log = tuple(FailoverBranch(*pair) for pair in pairs)
+    items = list(unpack(history(vbucket, log)))
+    assert [(i.kind, i.vbucket, branches(i)) for i in items] == (
+        [(HISTORY, vbucket, log)] if len(log) > 1 else []
+    )
+
+
+@pytest.mark.parametrize("payload", [b"", b"\x00" * 15, b"\x00" * 17])
+def test_a_history_that_is_none_is_refused(payload: bytes) -> None:
+    with pytest.raises(ItemsError):
+        branches(Item(HISTORY, 0, 0, payload=payload))
