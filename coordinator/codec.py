@@ -609,6 +609,7 @@ _COMMON: dict[type, tuple[str, ...]] = {
 
 _NESTED: dict[type, dict[str, type]] = {
     entities.Stream: {"sources": entities.Source},
+    entities.Rollback: {},
     records.ProjectorHeartbeat: {
         "buckets": records.BucketSeen,
         "waiting": records.StreamAwaited,

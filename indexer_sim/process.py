@@ -18,7 +18,7 @@ from pathlib import Path
 from confluent_kafka import OFFSET_END, KafkaException, Message, TopicPartition
 
 from coordinator import codec
-from coordinator.core.model.entities import Bucket, Index, bucket_key, index_key
+from coordinator.core.model.entities import Bucket, Index, Rollback, bucket_key, index_key
 from coordinator.core.model.records import (
     HoldingsReported,
     HoldingsRequested,
@@ -155,6 +155,8 @@ class Indexer:
             self.threads,
             self._letters,
         )
+        for value in self.storage.rollbacks():
+            self.data.applier.roll_back(codec.decode(value))
 
     def _scan_server(self) -> ScanServer:
         host, port = self.options.host, self.options.port
@@ -288,6 +290,9 @@ class Indexer:
             if isinstance(mutation.entity, Bucket):
                 self.storage.know(mutation.entity.name, mutation.entity.vbuckets)
             return
+        if isinstance(mutation.entity, Rollback):
+            self.storage.know_rollback(mutation.entity.bucket, mutation.value or b"")
+            self.data.applier.roll_back(mutation.entity)
         if not mutation.key.startswith(INDEX_PREFIX):
             return
         index_id, index = _index_in(mutation)

@@ -31,9 +31,11 @@ STYLES = {
     "setting": "green",
     "bucket": "magenta",
     "stream": "blue",
+    "rollback": "red",
     "topic": "yellow",
     "subscription": "yellow",
 }
+KINDS = "index, bucket, setting, stream, rollback, consumed, topic"
 VALUE_LENGTH_MAX = 200
 BRIEF = ("expressions", "where", "state")
 ABSENT: Any = object()
@@ -64,9 +66,7 @@ def add_to(root: typer.Typer) -> None:
 def history(
     session: Session,
     key: Key = None,
-    kind: Annotated[
-        Names, only("index, bucket, setting, stream, consumed, topic or subscription")
-    ] = None,
+    kind: Annotated[Names, only(f"{KINDS} or subscription")] = None,
     bucket: Bucket = None,
     index: Index = None,
     indexer: Indexer = None,
@@ -227,7 +227,7 @@ def watch(
     key: Key = None,
     kind: Annotated[
         Names,
-        only("index, bucket, setting, stream, consumed, topic, subscription, stability or members"),
+        only(f"{KINDS}, subscription, stability or members"),
     ] = None,
     bucket: Bucket = None,
     index: Index = None,

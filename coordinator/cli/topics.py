@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coordinator.cli.history import (
+    KINDS,
     Bucket,
     Index,
     Indexer,
@@ -34,7 +35,7 @@ EXPIRES_S_MAX = 366 * 24 * 3_600
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
 Subscriber = Annotated[str, typer.Argument(metavar="ID", help="The subscriber's id.")]
-Kind = Annotated[Names, only("index, bucket, setting, stream, consumed, topic or subscription")]
+Kind = Annotated[Names, only(f"{KINDS} or subscription")]
 ENDED = {"unsubscribed": "unsubscribed", "expired": "expired: the subscriber was silent"}
 
 

@@ -14,14 +14,16 @@ the database at one instant) that is made after `published` was set has everythi
 from __future__ import annotations
 
 import secrets
+import struct
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rocksdict import WriteBatch
 
+from coordinator.core.model.entities import Rollback
 from coordinator.core.model.stream_records import BuildProgress, ConnectionRead, GenerationTaken
 from coordinator.core.model.vectors import Vector
 from coordinator.kafka.topics import STREAM_PARTITIONS
@@ -42,6 +44,7 @@ from indexer_sim.bucket.entries import (
     OFFSET,
     OFFSET_VALUE,
     PROGRESS,
+    ROLLBACK,
     SEQNO,
     SHARD,
     SLICE,
@@ -56,24 +59,28 @@ from indexer_sim.bucket.entries import (
     slice_range,
     tombstone_prefix,
     under,
+    unpack_back,
     unpack_offset,
     unpack_state,
 )
 from indexer_sim.bucket.progress import VbucketProgress
-from indexer_sim.bucket.snapshots import Timeline, Undo, Wanted
+from indexer_sim.bucket.snapshots import Stable, Timeline, Undo, Wanted
 from indexer_sim.bucket.tracker import Change, Mark, Tracker
 
 SHARD_BITS = 48
+ROLLBACK_HEAD = struct.Struct(">q?")
 NOT_KNOWN: Mapping[int, int] = {}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
     """What others may rely on: the high watermarks, and the state of each index.
 
     `gaps` and `branched` are vbuckets whose high watermark does not advance. `builds` is the
     progress of each build, after the records of `read`. `taken` has the numbers of generations
-    under which vbuckets are taken.
+    under which vbuckets are taken. `rollback` is the number of the last rollback that was
+    done. Until all has come again, `recovering`, no scan is answered, nor while there is another
+    branch.
     """
 
     vector: Vector = field(default_factory=lambda: Vector.zero(0))
@@ -83,6 +90,8 @@ class Published:
     builds: tuple[BuildProgress, ...] = ()
     read: tuple[ConnectionRead, ...] = ()
     taken: tuple[GenerationTaken, ...] = ()
+    rollback: int = 0
+    recovering: bool = False
 
 
 class Bucket:
@@ -111,6 +120,12 @@ class Bucket:
         self.timeline = Timeline()
         self.last_persistence = self.last_stability = 0
         self.checkpointed = 0
+        self.rolled_back = 0
+        """The number of the last rollback that was done here."""
+        self._recovering: frozenset[int] | None = None
+        """Indexes that have not recovered from it yet; None: it is over."""
+        self._is_recovered = False
+        """It is over, and that was not written yet."""
         self.damaged = False
         """What is in it cannot be read: it must be made from a checkpoint."""
         self.stale = True
@@ -138,6 +153,9 @@ class Bucket:
         }
         offsets = {p: offset for p, (offset, _) in stands.items()}
         topics = [value.decode() for _, value in self.database.scan(TOPIC)]
+        self.rolled_back, self._recovering = 0, None
+        for _, value in self.database.scan(ROLLBACK):
+            self.rolled_back, self._recovering = _unpack_rollback(value)
         tracker = self._load_tracker(found)
         self.slices = {index_id: frozenset(numbers) for index_id, numbers in found.items()}
         self.shards, self.tracker = shards, tracker
@@ -187,7 +205,26 @@ class Bucket:
         )
         gaps, branched = tuple(tracker.gaps()), tuple(tracker.branched())
         read, taken = tracker.chains.read(tracker.partitions), tracker.taken()
-        self.published = Published(tracker.vector(), states, gaps, branched, builds, read, taken)
+        self._recover(states, bool(gaps or branched))
+        self.published = Published(
+            vector=tracker.vector(),
+            states=states,
+            gaps=gaps,
+            branched=branched,
+            builds=builds,
+            read=read,
+            taken=taken,
+            rollback=self.rolled_back,
+            recovering=self._recovering is not None,
+        )
+
+    def _recover(self, states: Mapping[int, State], is_behind: bool) -> None:
+        """Note whether all has come again that a rollback has taken away."""
+        if self._recovering is None or is_behind:
+            return
+        if all(states[i].complete for i in self._recovering if i in states):
+            self._recovering = None
+            self._is_recovered = True
 
     # -- slices ------------------------------------------------------------------------------
 
@@ -254,6 +291,43 @@ class Bucket:
         self._put_tracker(batch)
         self.write(batch, sync=False)
 
+    def roll_back(self, rollback: Rollback) -> str:
+        """Go back to what the store still has; say to where. Raises StorageError.
+
+        That is the newest snapshot that has nothing of what was lost, else nothing at all. Who has
+        applied nothing of it stays where he is. Nothing that was sent before counts after this.
+        """
+        if rollback.number <= self.rolled_back:
+            return ""
+        tracker = self.tracker
+        in_use = frozenset(i for i, tracked in tracker.indexes.items() if tracked.state.complete)
+        batch = WriteBatch(raw_mode=True)
+        lost, said = tracker.lost(rollback), "nothing that was lost was held"
+        if lost:
+            way = self.timeline.way_back(lost, tracker)
+            stable, undone = way if way is not None else (None, [])
+            whole = self._whole_at(stable)
+            put_back(batch, [change for change in undone if change.index_id in whole])
+            for index_id in tracker.indexes.keys() - whole:
+                erase(batch, index_id)
+            tracker.go_back(stable.vector if stable is not None else None, whole)
+            self.timeline.go_back(stable)
+            said = f"back to timestamp {stable.number}" if stable is not None else "back to 0"
+        tracker.cut_off(rollback.barrier)
+        self._put_tracker(batch)
+        batch.put(ROLLBACK, _pack_rollback(rollback.number, in_use))
+        self.write(batch, sync=True)
+        self.rolled_back, self._recovering = rollback.number, in_use
+        self.publish()
+        return said
+
+    def _whole_at(self, stable: Stable | None) -> frozenset[int]:
+        """Return the indexes of which all was here at a snapshot, in their present builds."""
+        if stable is None:
+            return frozenset()
+        indexes = self.tracker.indexes.items()
+        return frozenset(i for i, t in indexes if stable.builds.get(i) == t.state.build)
+
     def lose(self, offsets: Mapping[int, int], topic: str = "") -> None:
         """Part of these partitions is gone; reading goes on at these offsets. Raises StorageError.
 
@@ -279,6 +353,9 @@ class Bucket:
             batch.delete_range(*under(tombstone_prefix(index_id)))
         self._put_tracker(batch)
         put_offsets(batch, offsets, epochs)
+        if self._is_recovered:
+            batch.put(ROLLBACK, _pack_rollback(self.rolled_back, None))
+            self._is_recovered = False
         if self.topic:
             batch.put(TOPIC, self.topic.encode())
         self.write(batch, sync=False)
@@ -405,6 +482,43 @@ def put_offsets(batch: Any, offsets: Mapping[int, int], epochs: Mapping[int, int
     for partition, offset in offsets.items():
         value = OFFSET_VALUE.pack(offset, epochs.get(partition, NO_EPOCH))
         batch.put(OFFSET + NUMBER_KEY.pack(partition), value)
+
+
+def put_back(batch: Any, changes: Iterable[Undo]) -> None:
+    """Undo changes, which are in order: each document is where it was before the first one."""
+    first: dict[tuple[int, bytes], Undo] = {}
+    last: dict[tuple[int, bytes], Undo] = {}
+    for change in changes:
+        place = change.index_id, change.document
+        first.setdefault(place, change)
+        last[place] = change
+    for place, change in last.items():
+        index_id, document = place
+        back = back_prefix(index_id) + document
+        if change.after is not None:
+            _, piece, key = unpack_back(change.after)
+            batch.delete(entries_prefix(index_id, piece) + key + document)
+        before = first[place].before
+        if before is None:
+            batch.delete(back)
+        else:
+            seqno, piece, key = unpack_back(before)
+            batch.put(entries_prefix(index_id, piece) + key + document, SEQNO.pack(seqno))
+            batch.put(back, before)
+
+
+def _pack_rollback(number: int, recovering: Collection[int] | None) -> bytes:
+    """Return a rollback that was done: its number; if it is not over, and the indexes behind it."""
+    ids = sorted(recovering or ())
+    return ROLLBACK_HEAD.pack(number, recovering is not None) + b"".join(
+        INDEX_KEY.pack(index_id) for index_id in ids
+    )
+
+
+def _unpack_rollback(raw: bytes) -> tuple[int, frozenset[int] | None]:
+    number, goes_on = ROLLBACK_HEAD.unpack_from(raw)
+    ids = frozenset(i for (i,) in INDEX_KEY.iter_unpack(raw[ROLLBACK_HEAD.size :]))
+    return number, ids if goes_on else None
 
 
 def erase(batch: Any, index_id: int) -> None:

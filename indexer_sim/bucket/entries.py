@@ -12,6 +12,8 @@
                                         the leader epoch of what lies before it
     l   -                               the id of the topic `mutations` that was read
     c   partition, projector, connection    its last record in here (`chains.Chain`)
+    r   -                               the number of the last rollback that was done here, and the
+                                        indexes that have not recovered from it
 
 Numbers are big-endian. For each (index, document) there is at most one of `d`, and exactly one
 `b` where there is a `d`: both change in one batch. All that belongs to an index lies in a few
@@ -28,6 +30,7 @@ from coordinator.core.model.types import Seqno
 SLICE, SHARD, DATA = b"m", b"s", b"d"
 BACK, TOMBSTONE = b"b", b"t"
 STATE, MARK, PROGRESS, OFFSET, CHAIN, TOPIC = b"x", b"a", b"v", b"o", b"c", b"l"
+ROLLBACK = b"r"
 NO_EPOCH = -1
 """The leader epoch where none is known."""
 

@@ -34,6 +34,7 @@ WITHOUT_OWNER = (LOST, ORPHANED)
     CARRIED_LATER,
     RECORDS_MISSING,
     CAUGHT_UP,
+    CUT_OFF,
 ) = (
     "a stream began within what is held",
     "a stream began above what is held",
@@ -42,6 +43,7 @@ WITHOUT_OWNER = (LOST, ORPHANED)
     "the owner carries an index from further on",
     "records of the owner are missing",
     "a catch-up ended far enough",
+    "a rollback voids what was sent before",
 )
 
 CONDITIONS: Mapping[str, Mapping[int, int]] = {
@@ -52,9 +54,10 @@ CONDITIONS: Mapping[str, Mapping[int, int]] = {
     CARRIED_LATER: {WHOLE: GAP, GAP: GAP},
     RECORDS_MISSING: dict.fromkeys((WHOLE, GAP, LOST, ORPHANED), LOST),
     CAUGHT_UP: {GAP: WHOLE, LOST: ORPHANED},
+    CUT_OFF: dict.fromkeys((WHOLE, GAP, LOST, ORPHANED, BRANCHED), LOST),
 }
 """What becomes of a condition, by what happened: a new owner may begin in any, and only a beginning
-ends a branch."""
+or a rollback ends a branch."""
 
 RECORD = struct.Struct(">qiqQQBQQQQiq")
 

@@ -76,6 +76,8 @@ class Timeline:
         self.kept: tuple[Stable, ...] = ()
         self._undo_max, self._kept_max = undo_max, kept_max
         self._changes: deque[Undo] = deque()
+        self._passed: dict[int, list[Undo]] = {}
+        """By snapshot: the changes between the one before it and it, in order."""
         self._floors: dict[int, int] = {}
         self._wanted: list[Wanted] = []
         self._last: tuple[int, list[int]] = (0, [])
@@ -92,6 +94,8 @@ class Timeline:
     def forget(self, indexes: Collection[int]) -> None:
         """These indexes begin from nothing: what was in them before is not to come back."""
         self._changes = deque(c for c in self._changes if c.index_id not in indexes)
+        for number, passed in self._passed.items():
+            self._passed[number] = [c for c in passed if c.index_id not in indexes]
 
     def want(self, timestamp: StabilityTimestamp) -> None:
         """Note a timestamp, once."""
@@ -161,7 +165,9 @@ class Timeline:
         """Keep a moment as it was at a timestamp that was `reached`."""
         vector = timestamp.vector
         seqnos: list[int] = vector.seqnos.tolist()
+        passed = [c for c in self._changes if c.seqno <= seqnos[c.vbucket]]
         self._changes = deque(c for c in self._changes if c.seqno > seqnos[c.vbucket])
+        self._passed.setdefault(timestamp.number, []).extend(passed)
         self._last = (timestamp.number, seqnos)
         for vbucket, ends in tracker.boundaries.items():
             del ends[: bisect_left(ends, seqnos[vbucket])]
@@ -175,7 +181,50 @@ class Timeline:
         )
         others = [kept for kept in self.kept if kept.number != made.number]
         self.kept = (*others, made)[-self._kept_max :]
+        self._forget_passed()
         return made
+
+    def _forget_passed(self) -> None:
+        """Forget what led to a snapshot that is not kept any more, or too long ago."""
+        kept = {stable.number for stable in self.kept}
+        left = self._undo_max
+        for number in sorted(self._passed, reverse=True):
+            left -= len(self._passed[number])
+            if number not in kept or left < 0:
+                del self._passed[number]
+
+    def way_back(
+        self, left: Mapping[int, int], tracker: Tracker
+    ) -> tuple[Stable, list[Undo]] | None:
+        """Return the newest snapshot that has nothing of these vbuckets beyond what is left of
+        them, and the changes since, in order; None: there is none to which they can be undone."""
+        undone: list[list[Undo]] = [list(self._changes)]
+        for stable in reversed(self.kept):
+            seqnos = stable.vector.seqnos
+            if len(seqnos) != tracker.vbuckets or not self._is_whole(seqnos.tolist(), tracker):
+                return None
+            if all(seqnos[vbucket] <= seqno for vbucket, seqno in left.items()):
+                return stable, [change for part in reversed(undone) for change in part]
+            if stable.number not in self._passed:
+                return None
+            undone.append(self._passed[stable.number])
+        return None
+
+    def _is_whole(self, seqnos: list[int], tracker: Tracker) -> bool:
+        """Tell whether each change above these seqnos can be undone."""
+        return all(
+            max(progress.floor, self._floors.get(vbucket, 0)) <= seqnos[vbucket]
+            for vbucket, progress in tracker.progress.items()
+        )
+
+    def go_back(self, to: Stable | None) -> None:
+        """Everything is as it was at a snapshot; None: nothing is here any more."""
+        self._changes.clear()
+        self._floors.clear()
+        self._wanted.clear()
+        self.kept = tuple(s for s in self.kept if to is not None and s.number <= to.number)
+        self._last = (to.number, to.vector.seqnos.tolist()) if to is not None else (0, [])
+        self._forget_passed()
 
     def changes_since(self, timestamp: int) -> list[Undo]:
         """Return what was applied after the newest snapshot, if that is its number."""

@@ -30,7 +30,7 @@ META, BUCKETS, TRASH, RESERVE = "meta", "buckets", "trash", "reserve"
 CHECKPOINTS = "checkpoints"
 
 IDENTITY, POSITION, CAS_BASE = b"identity/", b"position", b"cas-base"
-INDEX, VBUCKETS = b"index/", b"vbuckets/"
+INDEX, VBUCKETS, ROLLBACK = b"index/", b"vbuckets/", b"rollback/"
 NUMBER = struct.Struct(">Q")
 WHOLE = struct.Struct(">q")
 PLACE = struct.Struct(">qq")
@@ -53,6 +53,7 @@ class Storage:
         self._buckets: dict[str, Bucket] = {}
         self._vbuckets: dict[str, int] = {}
         self._unsaved: set[str] = set()
+        self._unsaved_rollbacks: dict[str, bytes] = {}
         self.recovered: list[str] = []
         """What was made from a checkpoint, for the operator."""
         self.epoch = 0
@@ -311,6 +312,14 @@ class Storage:
         batch.put(CAS_BASE, WHOLE.pack(base))
         self._meta.write(batch, sync=False)
 
+    def rollbacks(self) -> list[bytes]:
+        """Return the last rollback of each bucket, as it was saved."""
+        return [value for _, value in self._meta.scan(ROLLBACK)]
+
+    def know_rollback(self, bucket: str, value: bytes) -> None:
+        """Note the last rollback of a bucket; saved with the position behind it."""
+        self._unsaved_rollbacks[bucket] = value
+
     def indexes(self) -> dict[int, bytes]:
         """Return the index states as they were at `position`."""
         return {NUMBER.unpack(key[len(INDEX) :])[0]: value for key, value in self._meta.scan(INDEX)}
@@ -329,6 +338,9 @@ class Storage:
                 batch.put(key, value)
         for bucket in self._unsaved:
             batch.put(VBUCKETS + bucket.encode(), NUMBER.pack(self._vbuckets[bucket]))
+        for bucket, rollback in self._unsaved_rollbacks.items():
+            batch.put(ROLLBACK + bucket.encode(), rollback)
         batch.put(POSITION, PLACE.pack(position, at_ms))
-        self._meta.write(batch, sync=bool(changes))
+        self._meta.write(batch, sync=bool(changes or self._unsaved_rollbacks))
         self._unsaved.clear()
+        self._unsaved_rollbacks.clear()

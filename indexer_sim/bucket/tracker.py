@@ -39,7 +39,7 @@ another branch than that of the high watermark is `branched`, and nothing of it 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -57,6 +57,7 @@ from coordinator.core.keys.key_versions import (
     begun,
     branches,
 )
+from coordinator.core.model.entities import Rollback
 from coordinator.core.model.stream_records import (
     BACKFILL,
     CATCHUP,
@@ -78,6 +79,7 @@ from indexer_sim.bucket.progress import (
     CARRIED_LATER,
     CATCHING_UP,
     CAUGHT_UP,
+    CUT_OFF,
     GAP,
     LOST,
     NO_CONNECTION,
@@ -422,7 +424,9 @@ class Tracker:
             self._odd.add(vbucket)
         if vbucket < len(self._seqnos):
             self._vbuuids[vbucket] = progress.vbuuid
-            self._seqnos[vbucket] = progress.seqno
+            # What may be lost of a branch is all that was applied, and not only what is whole.
+            is_branched = progress.condition == BRANCHED
+            self._seqnos[vbucket] = progress.applied if is_branched else progress.seqno
 
     # -- control on a maintenance connection -------------------------------------------------
 
@@ -655,8 +659,8 @@ class Tracker:
                 return
             near = item.seqno <= progress.seqno and _goes_on(progress, vbuuid, log)
             if near and carried >= self._missing(item.vbucket):
-                progress.catchup = connection
-                self.dirty.progress.add(item.vbucket)
+                progress.catchup, progress.vbuuid = connection, vbuuid
+                self._touch(item.vbucket, progress)
         elif item.kind == END and progress.catchup == connection:
             progress.catchup = NO_CONNECTION
             progress.floor = max(progress.floor, item.seqno)
@@ -695,6 +699,53 @@ class Tracker:
                     self._lose(vbucket, progress)
             self._break_off(partition)
             self.chains.forget(partition)
+
+    # -- going back --------------------------------------------------------------------------
+
+    def lost(self, rollback: Rollback) -> dict[int, int]:
+        """Return the vbuckets of which more was applied than is left, with what is left."""
+        failover = Vector.from_bytes(rollback.failover_vbuuids, rollback.failover_seqnos)
+        left = {v: failover.position(place) for place, v in enumerate(rollback.vbuckets)}
+        found: dict[int, int] = {}
+        for vbucket, progress in self.progress.items():
+            vbuuid, seqno = left.get(vbucket, (Vbuuid(0), Seqno(0)))
+            is_older = vbucket in left and progress.vbuuid != vbuuid and progress.applied > seqno
+            if self._is_held(vbucket) and (is_older or progress.condition == BRANCHED):
+                found[vbucket] = seqno
+        return found
+
+    def cut_off(self, barrier: int) -> None:
+        """Nothing counts any more that was sent under a generation below `barrier`."""
+        for vbucket, progress in self.progress.items():
+            if progress.number < barrier:
+                progress.number = barrier
+                self._disown(vbucket, progress)
+
+    def _disown(self, vbucket: int, progress: VbucketProgress) -> None:
+        """Whoever sends next is the owner of a vbucket."""
+        progress.owner = progress.catchup = NO_CONNECTION
+        progress.change(CUT_OFF)
+        self._taken = None
+        self._touch(vbucket, progress)
+
+    def go_back(self, vector: Vector | None, whole: Collection[int]) -> None:
+        """All is as it was at a vector, and complete in the indexes `whole`; the others are empty.
+
+        None: nothing is here any more. IndexError: the vector lacks a vbucket.
+        """
+        for vbucket, progress in self.progress.items():
+            vbuuid, seqno = vector.position(vbucket) if vector else (Vbuuid(0), Seqno(0))
+            progress.vbuuid, progress.seqno, progress.partial = vbuuid, seqno, Seqno(0)
+            progress.begun = progress.reached = progress.synced = progress.floor = seqno
+            self.boundaries[vbucket] = [seqno]
+            self._disown(vbucket, progress)
+        for index_id, tracked in list(self.indexes.items()):
+            if index_id not in whole:
+                self.begin_build(index_id, tracked.state.build)
+                continue
+            for vbucket, mark in tracked.marks.items():
+                mark.lacks, mark.source = NEVER, NO_CONNECTION
+                self._marked(index_id, vbucket)
 
     def _marked(self, index_id: int, vbucket: int) -> None:
         self.dirty.marks.add((index_id, vbucket))

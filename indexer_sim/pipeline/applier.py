@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from coordinator.core.model.entities import Rollback
 from coordinator.core.model.stream_records import ConsolidatedStability, StabilityTimestamp
 from coordinator.runtime.threads import Threads
 from indexer_sim.bucket.bucket import Bucket
@@ -61,6 +62,7 @@ class Applier:
         bury: Bury,
         checkpoint_s: float,
         threads: Threads,
+        say: Settled,
     ) -> None:
         self._storage = storage
         self._queue = queue
@@ -68,7 +70,9 @@ class Applier:
         self._complain = complain
         self._settled = settled
         self._bury = bury
+        self._say = say
         self._newest: dict[str, StabilityTimestamp] = {}
+        self._rollbacks: dict[str, Rollback] = {}
         self._stopping = threading.Event()
         self._checkpoint_s = checkpoint_s
         self._checkpoints_due_s = time.monotonic() + checkpoint_s
@@ -77,6 +81,11 @@ class Applier:
 
     def start(self) -> None:
         self._thread.start()
+
+    def roll_back(self, rollback: Rollback) -> None:
+        """Note the last rollback of a bucket: what it commands is done between two batches."""
+        if rollback.barrier:
+            self._rollbacks[rollback.bucket] = rollback
 
     def end(self) -> None:
         """Stop after the batch that is being applied."""
@@ -88,6 +97,7 @@ class Applier:
     def _run(self) -> None:
         while not self._stopping.is_set():
             taken = self._queue.take(BATCH_ITEMS, WAIT_S)
+            self.obey()
             if taken:
                 self.apply(taken)
             if time.monotonic() >= self._positions_due_s:
@@ -96,6 +106,19 @@ class Applier:
             if time.monotonic() >= self._checkpoints_due_s:
                 self._make_checkpoints()
                 self._checkpoints_due_s = time.monotonic() + self._checkpoint_s
+
+    def obey(self) -> None:
+        """Roll buckets back that are to be, and are not yet."""
+        for name, rollback in list(self._rollbacks.items()):
+            bucket = self._storage.bucket(name)
+            if bucket is not None and rollback.number > bucket.rolled_back:
+                self._until_done(name, self._storage.epoch, partial(self._roll_back, rollback))
+
+    def _roll_back(self, rollback: Rollback, bucket: Bucket) -> None:
+        said = bucket.roll_back(rollback)
+        if said:
+            self._say(f"bucket {bucket.name}: rollback {rollback.number}: {said}")
+            self._news()
 
     def apply(self, taken: list[Queued]) -> None:
         """Apply what was read, all of it or until told to stop."""

@@ -57,7 +57,7 @@ class DataPlane:
         )
         self.applier = Applier(
             *(storage, self.queue, self.reporter.news, status_log.complain, status_log.settled),
-            *(self._bury_delivery, checkpoint_s, threads),
+            *(self._bury_delivery, checkpoint_s, threads, status_log.say),
         )
         self.reader = MutationReader(
             bootstrap_servers,

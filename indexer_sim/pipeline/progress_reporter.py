@@ -147,6 +147,9 @@ class ProgressReporter:
             at_ms=wall_ms(),
             read=published.read,
             taken=published.taken,
+            branched=branched,
+            rollback=published.rollback,
+            recovering=published.recovering,
         )
         self._send(HW, beat, bucket.name)
         if gaps and ask:

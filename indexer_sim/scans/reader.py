@@ -60,11 +60,12 @@ def _check(
     if missing:
         raise ScanRefused("slice_not_here", f"slices {sorted(missing)} are not here")
     state = published.states.get(index_id, State())
+    if published.branched or published.recovering:
+        left = len(published.branched) + len(published.gaps)
+        text = f"index {index_id} goes back to what the store still has"
+        raise ScanRefused("index_rolling_back", text, {"vbuckets": left})
     if not state.complete or build not in (0, state.build):
         raise ScanRefused("index_building", f"index {index_id} is not complete here")
-    if lost := len(published.branched):
-        text = f"{lost} vbuckets have lost documents of which index {index_id} still has entries"
-        raise ScanRefused("index_rolling_back", text, {"vbuckets": lost})
 
 
 def _check_covered(held: Vector, wanted: Places | None) -> None:

@@ -12,6 +12,8 @@ whatever was missed in between. Invariants:
   build in the end, whatever was lost, and also for an index that is in use already.
 - An index leaves a pass that goes on only if no indexer can take the END of that pass for the end
   of its build.
+- No stream of any bucket runs while a rollback of one is about to find out after what they begin
+  again; each of them begins under a new number then.
 - An index is answered only while it is pending, and carried for every vbucket that is owned here.
 """
 
@@ -30,6 +32,7 @@ from coordinator.core.model.entities import (
     Bucket,
     Entity,
     Index,
+    Rollback,
     Source,
     Stream,
 )
@@ -218,6 +221,7 @@ class StreamPlanner:
         self.indexes: dict[int, Index] = {}
         self.buckets: dict[str, Bucket] = {}
         self.streams: dict[str, Stream] = {}
+        self.rollbacks: dict[str, Rollback] = {}
         self.kv: Mapping[str, KvBucket] | None = None
         self.maintenance: dict[str, Run] = {}
         self.passes: dict[str, Run] = {}
@@ -246,6 +250,8 @@ class StreamPlanner:
             _put(self.buckets, name, entity if isinstance(entity, Bucket) else None)
         elif kind == "stream":
             _put(self.streams, name, entity if isinstance(entity, Stream) else None)
+        elif kind == "rollback":
+            _put(self.rollbacks, name, entity if isinstance(entity, Rollback) else None)
 
     def _note_index(self, index_id: int, index: Index | None) -> None:
         _put(self.indexes, index_id, index)
@@ -260,6 +266,7 @@ class StreamPlanner:
             *(index.key for index in self.indexes.values()),
             *(bucket.key for bucket in self.buckets.values()),
             *(stream.key for stream in self.streams.values()),
+            *(rollback.key for rollback in self.rollbacks.values()),
         }
 
     def caught_up(self) -> None:
@@ -312,12 +319,20 @@ class StreamPlanner:
         if not self.complete:
             return []
         actions: list[Action] = []
+        if any(rollback.stops_streams for rollback in self.rollbacks.values()):
+            return self._stop_all(now_ms)
         for bucket in self.names():
             streamed = self.streamed(bucket)
             actions += self._keep_up(bucket, streamed, now_ms)
             actions += self._backfill(bucket, streamed, now_ms)
         actions += self._catch_up(now_ms)
         return actions
+
+    def _stop_all(self, now_ms: int) -> list[Action]:
+        """Close everything: where it begins again depends on a rollback."""
+        runs = (*self.maintenance.values(), *self.passes.values(), *self.catchups)
+        self._requests.clear()
+        return [self._close(run, "a bucket rolls back", now_ms) for run in runs]
 
     def names(self) -> list[str]:
         """Return the buckets that have to do with any index, or with anything that runs."""
@@ -421,8 +436,9 @@ class StreamPlanner:
         run = self.maintenance.get(bucket)
         if run is None:
             return set(kv.owned)
-        here = set(run.positions) | run.refused.keys()
+        here = set(run.positions)
         if now_ms - run.heard_ms < BEGIN_TIMEOUT_MS:
+            # Of those that were refused, too: who holds what was lost goes back first.
             here |= set(run.vbuckets) - run.ended.keys()
         here -= run.departed
         return set(kv.owned) - here or self._ignored(run, here & kv.owned, now_ms)

@@ -386,10 +386,12 @@ def test_a_consistent_scan_waits_for_a_common_timestamp(fleet: Fleet, http: http
     fleet.fill(index, [((n,), f"old-{n}") for n in range(9)])
     for number, reading in fleet.readings.items():
         reading.snap(number)
-    assert refusal(http, index, consistency="consistent", timeout_ms=2_000) == (
-        503,
-        "no_stability_timestamp",
-    )
+    refused = (504, "timeout")
+    for timeout_ms in (2_000, 8_000, 32_000):
+        # Where the machine is busy, an indexer's answer at the end of its time may be too late.
+        if refused == (504, "timeout"):
+            refused = refusal(http, index, consistency="consistent", timeout_ms=timeout_ms)
+    assert refused == (503, "no_stability_timestamp")
 
     def snap_all() -> None:
         time.sleep(0.1)

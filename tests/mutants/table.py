@@ -1213,8 +1213,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "what-the-store-has-lost-is-shown",
         "indexer_sim/scans/reader.py",
-        "if lost := len(published.branched):",
-        "if lost := 0:",
+        "if published.branched or published.recovering:",
+        "if False:",
         "tests/unit/indexer_sim/test_reader.py",
     ),
     Mutant(

@@ -21,6 +21,7 @@ from coordinator.core.model.authority_state import (
 from coordinator.core.model.entities import (
     Bucket,
     RequestOutcome,
+    Rollback,
     Setting,
     Source,
     Stream,
@@ -280,6 +281,20 @@ ONE_OF_EACH: list[Any] = [
         ),
     ),
     Stream("b", 3, (Source(0, 7, 3), Source(1, 9, 2)), U64, U64, "a new projector"),
+    Rollback(
+        bucket="b",
+        number=7,
+        state="done",
+        vbuckets=(3,),
+        reason="1 vbucket has lost something",
+        began_ms=5,
+        failover_vbuuids=U64,
+        failover_seqnos=U64,
+        restart_vbuuids=U64,
+        restart_seqnos=U64,
+        barrier=8,
+        ended_ms=9,
+    ),
     streams.StreamBegin(
         bucket="b",
         vbucket=1023,

@@ -59,6 +59,7 @@ from coordinator.core.model.commands import (
     MarkFailed,
     MarkReady,
     MarkRouted,
+    MoveRollback,
     MoveShards,
     Outcome,
     PutSetting,
@@ -85,6 +86,7 @@ from coordinator.core.model.entities import (
     bucket_key,
     index_key,
     request_key,
+    rollback_key,
     setting_key,
     stream_key,
 )
@@ -169,6 +171,9 @@ def footprint(state: StateContext, command: Command, request_id: str = "") -> fr
             keys |= {name_key(command.bucket, one) for one in command.names}
         case RenewStream():
             keys |= {stream_key(command.bucket), bucket_key(command.bucket)}
+            keys |= {rollback.key for rollback in state.rollbacks()}
+        case MoveRollback():
+            keys |= {rollback_key(command.bucket), bucket_key(command.bucket)}
         case AdoptBucket():
             keys |= {stream_key(command.name), bucket_key(command.name)}
         case MarkReady():

@@ -43,6 +43,8 @@ EVENTS = frozenset(
         *("IndexDropped", "IndexForgotten", "ShardsMoved"),
         *("BuildRequested", "BuildRouted", "IndexBuilt", "BuildFailed"),
         *("BucketCreated", "BucketAdopted", "StreamRenewed"),
+        *("RollbackStarted", "RollbackPrepared", "RollbackRestarted", "RollbackCommanded"),
+        "RollbackEnded",
         *("TopicAdded", "TopicRemoved", "Subscribed", "Unsubscribed", "SubscriptionExpired"),
     }
 )

@@ -19,9 +19,11 @@ from coordinator.core.model.entities import (
     READY,
     Entity,
     Index,
+    Rollback,
     Slice,
     bucket_key,
     index_key,
+    rollback_key,
     setting_key,
     stream_key,
 )
@@ -98,6 +100,17 @@ class StateContext(NamedTuple):
 
     def stream(self, bucket: str) -> Versioned | None:
         return self.entities.get(stream_key(bucket))
+
+    def rollback(self, bucket: str) -> Rollback | None:
+        """Return the last rollback of a bucket."""
+        found = self.entities.get(rollback_key(bucket))
+        entity = found.entity if found else None
+        return entity if isinstance(entity, Rollback) else None
+
+    def rollbacks(self) -> list[Rollback]:
+        """Return the last rollback of each bucket that had one, in the order of their names."""
+        found = [v.entity for v in self.of_kind("rollback") if isinstance(v.entity, Rollback)]
+        return sorted(found, key=lambda one: one.bucket)
 
     def setting(self, name: str) -> Versioned | None:
         return self.entities.get(setting_key(name))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from coordinator.core.catalog.state import LEGACY_OUTCOMES, StateContext, Versioned, evolve
-from coordinator.core.model.entities import Bucket, Entity, Index, Stream
+from coordinator.core.model.entities import Bucket, Entity, Index, Rollback, Stream
 from coordinator.core.model.records import Event
 from coordinator.core.model.types import TxnId
 
@@ -20,6 +20,7 @@ KINDS = {
     "bucket": "bucket",
     "setting": "config",
     "stream": "stream",
+    "rollback": "rollback",
     "consumed": "consumed",
     "topic": "topic",
     "subscription": "subscription",
@@ -35,7 +36,7 @@ class About:
     def __init__(self, entity: Entity) -> None:
         self.index = entity if isinstance(entity, Index) else None
         self.bucket = ""
-        if isinstance(entity, Index | Stream):
+        if isinstance(entity, Index | Stream | Rollback):
             self.bucket = entity.bucket
         elif isinstance(entity, Bucket):
             self.bucket = entity.name

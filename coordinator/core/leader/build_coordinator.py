@@ -20,6 +20,7 @@ from coordinator.core.catalog.state import StateContext
 from coordinator.core.consensus.signals import Result, Want
 from coordinator.core.consensus.view import NodeView, authority_of
 from coordinator.core.leader.prepare import REASON_LENGTH_MAX
+from coordinator.core.leader.rollback_coordinator import Heard, RollbackCoordinator
 from coordinator.core.leader.stream_restart import StreamRestart
 from coordinator.core.model.commands import (
     AdoptBucket,
@@ -49,6 +50,7 @@ from coordinator.core.model.stream_records import (
 )
 from coordinator.core.model.types import Epoch
 from coordinator.core.model.vectors import Vector
+from coordinator.core.timestamps.algorithms import newest_vbuuids
 
 AUTOMATIC_MAX = 50
 """So many indexes that were not deferred begin to be built at once, if they fit into a group."""
@@ -94,7 +96,11 @@ class BuildCoordinator:
         self._logs: dict[str, dict[int, tuple[FailoverBranch, ...]]] = {}
         self._waiting_since_ms: dict[str, int] = {}
         self._streamed_of: tuple[tuple[object, ...], frozenset[str]] = ((), frozenset())
+        self._newest: dict[str, bytes] = {}
+        self._suspects: set[str] = set()
+        """Buckets of which something was heard that may tell of a loss, since it was looked at."""
         self.restarting = StreamRestart(epoch)
+        self.rolling_back = RollbackCoordinator()
 
     # -- what is heard -----------------------------------------------------------------------
 
@@ -129,9 +135,22 @@ class BuildCoordinator:
         for record in records:
             if isinstance(record, HwHeartbeat):
                 self._watermarks[record.bucket, record.indexer] = record
+                if record.branched or record.vbuuids != self._newest_vbuuids(record):
+                    self._suspects.add(record.bucket)
             elif record.vbucket in VBUCKETS:
+                self._suspects.add(record.bucket)
+                self._newest.pop(record.bucket, None)
                 self._make_room(view, record.bucket)
                 self._logs.setdefault(record.bucket, {})[record.vbucket] = record.branches
+
+    def _newest_vbuuids(self, record: HwHeartbeat) -> bytes:
+        """Return the branch that each vbucket of a heartbeat's bucket has now."""
+        found = self._newest.get(record.bucket, b"")
+        if len(found) != len(record.vbuuids):
+            logs = self._logs.get(record.bucket, {})
+            found = newest_vbuuids(len(record.vbuuids) // 8, logs).astype("<u8").tobytes()
+            self._newest[record.bucket] = found
+        return found
 
     def _make_room(self, view: NodeView, bucket: str) -> None:
         """Forget the history of a bucket that there is not, if there are too many of them."""
@@ -140,15 +159,16 @@ class BuildCoordinator:
         strange = [name for name in self._logs if view.state.bucket(name) is None]
         if len(strange) >= STRANGE_MAX:
             del self._logs[strange[0]]
+            self._newest.pop(strange[0], None)
 
     # -- what is due -------------------------------------------------------------------------
 
     def tick(self, view: NodeView) -> list[Result]:
         """Take every step of a build, and renew every stream, for which all is there."""
         projectors, state = _projectors(view), view.state
+        found: list[Result] = [*self._roll_back(view)]
         if not projectors:
-            return []
-        found: list[Result] = []
+            return found
         unbuilt = _unbuilt(view)
         if unbuilt:
             found.append(Want("build", BuildIndexes(unbuilt)))
@@ -156,7 +176,31 @@ class BuildCoordinator:
             found.append(Want(f"bucket/{bucket}", AdoptBucket(bucket, vbuckets)))
         for index in sorted(state.in_phase(PENDING, BACKFILL), key=lambda one: one.id):
             found += self._step(index, projectors)
+        if any(rollback.stops_streams for rollback in state.rollbacks()):
+            return found
         return found + self._renew(view, projectors)
+
+    def _roll_back(self, view: NodeView) -> list[Want]:
+        """Take the next step of each rollback, and look for losses where something was heard."""
+        suspects, self._suspects = self._suspects, set()
+        active = {one.bucket for one in view.state.rollbacks() if not one.is_over}
+        found: list[Want] = []
+        for bucket in sorted(suspects | active):
+            if view.state.bucket(bucket) is not None:
+                found += self.rolling_back.tick(view, bucket, self._heard(view, bucket))
+        return found
+
+    def _heard(self, view: NodeView, bucket: str) -> Heard:
+        vbuckets = _vbuckets(view.state, bucket)
+        beats: dict[int, HwHeartbeat] = {}
+        everybody = True
+        for indexer, must_say in _hosts(view, bucket):
+            record = self._beat(view, bucket, indexer, vbuckets)
+            if record is not None:
+                beats[indexer] = record
+            elif must_say:
+                everybody = False
+        return Heard(vbuckets, beats, self._logs.get(bucket, {}), everybody)
 
     def _step(self, index: Index, projectors: list[ProjectorHeartbeat]) -> list[Result]:
         """Return the next step of a build, if all that it rests on is there."""
@@ -260,6 +304,9 @@ class BuildCoordinator:
         anything.
         """
         vbuckets = _vbuckets(view.state, bucket)
+        rollback, number = view.state.rollback(bucket), _sources(view.state, bucket)[0]
+        if rollback is not None and number < rollback.barrier:
+            return (rollback.restart_vbuuids, rollback.restart_seqnos), ()
         held: dict[int, Vector] = {}
         for indexer, must_say in _hosts(view, bucket):
             vector = self._watermark(view, bucket, indexer, vbuckets)
@@ -274,12 +321,17 @@ class BuildCoordinator:
 
     def _watermark(self, view: NodeView, bucket: str, indexer: int, vbuckets: int) -> Vector | None:
         """Return what this incarnation of an indexer says that it holds."""
+        record = self._beat(view, bucket, indexer, vbuckets)
+        return Vector.from_bytes(record.vbuuids, record.seqnos) if record is not None else None
+
+    def _beat(self, view: NodeView, bucket: str, indexer: int, vbuckets: int) -> HwHeartbeat | None:
+        """Return the last heartbeat of this incarnation of an indexer, if its vector fits."""
         record = self._watermarks.get((bucket, indexer))
         peer = view.peers.indexers.get(indexer)
         if record is None or peer is None or peer.beat.incarnation != record.incarnation:
             return None
         whole = len(record.vbuuids) == len(record.seqnos) == 8 * vbuckets
-        return Vector.from_bytes(record.vbuuids, record.seqnos) if whole else None
+        return record if whole else None
 
 
 def is_routed(index: Index, routed: Mapping[Life, int], projectors: Iterable[Life]) -> bool:

@@ -216,6 +216,23 @@ class RenewStream:
 
 
 @dataclass(frozen=True, slots=True)
+class MoveRollback:
+    """A bucket's rollback begins, or goes on to its next state.
+
+    `number` is that of the rollback that goes on, or of the one before it (0: there was none).
+    `vbuuids` and `seqnos` are the timestamp that belongs to the state.
+    """
+
+    bucket: str
+    number: int
+    state: str
+    vbuckets: tuple[int, ...] = ()
+    vbuuids: bytes = b""
+    seqnos: bytes = b""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class RewriteEntities:
     """Entities that stray events touched are written again from the master's own state."""
 
@@ -278,6 +295,7 @@ Command = (
     | MarkFailed
     | AdoptBucket
     | RenewStream
+    | MoveRollback
     | RewriteEntities
     | SkipRecord
     | Transact

@@ -167,6 +167,54 @@ class Stream:
         return stream_key(self.bucket)
 
 
+ROLLBACK_STARTED, ROLLBACK_PREPARE, ROLLBACK_RESTART, ROLLBACK, ROLLBACK_DONE = ROLLBACK_STATES = (
+    "started",
+    "prepare",
+    "restart",
+    "rollback",
+    "done",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollback:
+    """All indexes of a bucket go back to what its key-value store still has.
+
+    `vbuckets` have lost something. From `prepare` on the failover timestamp says, for each of them,
+    which branch it has now, and up to where what was there before still counts: 8 bytes each, as
+    in a `Stream`. From `restart` on the restart timestamp says, for each vbucket of the bucket,
+    after what streams begin again. Indexers go back in `rollback`; what was sent under a generation
+    below `barrier` is void for them. `number` ascends, not one by one. Once computed, timestamps
+    never change: another loss is another rollback. Source: seed 003, "kv-rollback".
+    """
+
+    bucket: str
+    number: int
+    state: str
+    vbuckets: tuple[int, ...]
+    reason: str
+    began_ms: int
+    failover_vbuuids: bytes = b""
+    failover_seqnos: bytes = b""
+    restart_vbuuids: bytes = b""
+    restart_seqnos: bytes = b""
+    barrier: int = 0
+    ended_ms: int = 0
+
+    @property
+    def key(self) -> str:
+        return rollback_key(self.bucket)
+
+    @property
+    def stops_streams(self) -> bool:
+        """No stream of any bucket runs until it is known after what they begin again."""
+        return self.state in (ROLLBACK_STARTED, ROLLBACK_PREPARE, ROLLBACK_RESTART)
+
+    @property
+    def is_over(self) -> bool:
+        return self.state == ROLLBACK_DONE
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """A setting of the cluster: any JSON value, kept as the text that was written."""
@@ -264,7 +312,9 @@ class Subscription:
         return subscription_key(self.topic, self.id)
 
 
-Entity = Index | Bucket | Stream | Setting | RequestOutcome | Consumed | Topic | Subscription
+Entity = (
+    Index | Bucket | Stream | Rollback | Setting | RequestOutcome | Consumed | Topic | Subscription
+)
 
 
 def index_key(index_id: int) -> str:
@@ -277,6 +327,10 @@ def bucket_key(name: str) -> str:
 
 def stream_key(bucket: str) -> str:
     return f"stream/{bucket}"
+
+
+def rollback_key(bucket: str) -> str:
+    return f"rollback/{bucket}"
 
 
 def setting_key(name: str) -> str:

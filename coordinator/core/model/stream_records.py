@@ -180,7 +180,9 @@ class HwHeartbeat:
     `indexes` are those that it hosts there. The seqno 0 under the vbuuid 0 means that nothing
     is held of a vbucket. `last_persistence` and `last_stability` are hashes of vectors, 0 for none.
     `builds` say what is here after the records that `read` names. `taken` has the newest numbers
-    under which vbuckets are taken.
+    under which vbuckets are taken. `branched` are vbuckets whose stream is on a branch that may
+    have lost what is held; `rollback` is the number of the last rollback that was done here. It is
+    `recovering` until all has come again that this took away.
     """
 
     indexer: int
@@ -197,6 +199,9 @@ class HwHeartbeat:
     at_ms: int
     read: tuple[ConnectionRead, ...] = ()
     taken: tuple[GenerationTaken, ...] = ()
+    branched: tuple[int, ...] = ()
+    rollback: int = 0
+    recovering: bool = False
 
 
 @dataclass(frozen=True, slots=True)

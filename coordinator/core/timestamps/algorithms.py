@@ -233,6 +233,18 @@ def _branched(vector: Vector, logs: Logs) -> set[int]:
     }
 
 
+def lost_positions(vector: Vector, logs: Logs) -> set[int]:
+    """Return the vbuckets that have lost a position, as the newest history of each says.
+
+    A history that does not know the branch of a position may be older than that: it says nothing.
+    """
+    return {
+        vbucket
+        for vbucket in _branched(vector, logs)
+        if any(branch.vbuuid == vector.vbuuids[vbucket] for branch in logs[vbucket])
+    }
+
+
 def _same_length(one: Vector, other: Vector) -> None:
     if len(one) != len(other):
         raise ValueError(f"vectors of {len(one)} and {len(other)} vbuckets")

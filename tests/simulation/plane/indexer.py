@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from coordinator.core.model.entities import Bucket, Index
+from coordinator.core.model.entities import Bucket, Index, Rollback
 from coordinator.core.model.records import Holding, HoldingsRequested
 from coordinator.core.model.stream_records import BuildProgress, CatchUpRequested
 from coordinator.kafka.topics import STREAM_REQUEST
@@ -68,6 +68,7 @@ class Life:
             *(_nothing, _nothing, _nothing, _nothing),
             NEVER_S,
             Threads(_nothing),
+            lambda said: self.world.trace(f"indexer {self.number}: {said}"),
         )
         self.applier._stopping = Never()  # type: ignore[assignment]
         self.indexes: dict[int, Index] = {}
@@ -121,6 +122,8 @@ class Life:
                 self.indexes.pop(index_id, None)
         elif isinstance(entity, Bucket):
             self.storage.know(entity.name, entity.vbuckets)
+        elif isinstance(entity, Rollback):
+            self.applier.roll_back(entity)
 
     def asked(self, record: HoldingsRequested) -> None:
         if not self.shell.is_asked(record):
@@ -174,6 +177,7 @@ class Life:
         self._do(self._apply_some)
 
     def _apply_some(self) -> None:
+        self.applier.obey()
         queued = self.reader.read(self.world.clock.chance.choice(BATCHES))
         if queued:
             self.apply(queued)
@@ -249,6 +253,9 @@ class Life:
             builds=builds,
             read=tracker.chains.read(tracker.partitions),
             taken=tracker.taken(),
+            branched=tuple(tracker.branched()),
+            rollback=bucket.published.rollback,
+            recovering=bucket.published.recovering,
         )
 
     def _say_built(self, bucket: Storage, index: Index) -> None:

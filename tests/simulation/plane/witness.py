@@ -18,8 +18,10 @@ from coordinator.core.model.entities import (
     MAINTENANCE,
     STREAMED,
     Index,
+    Rollback,
     Stream,
     index_key,
+    rollback_key,
 )
 from coordinator.core.model.vectors import Vector
 from indexer_sim.bucket.bucket import Bucket
@@ -99,7 +101,9 @@ class Witness(Actor):
     def _renewed(self, stream: Stream) -> None:
         """Nobody who is there, and has said what it holds, is left behind."""
         world = self.world
-        if not stream.seqnos or world.indexers_were_hurt:
+        known = world.judge.entities.get(rollback_key(stream.bucket))
+        rolls_back = known is not None and isinstance(known[2], Rollback) and not known[2].is_over
+        if not stream.seqnos or world.indexers_were_hurt or rolls_back:
             return
         vector = Vector.from_bytes(stream.vbuuids, stream.seqnos)
         for indexer in world.indexers:
@@ -197,8 +201,8 @@ class Witness(Actor):
             if progress is None or progress.condition == BRANCHED or number >= len(store):
                 continue
             vbucket = store[number]
-            if not any(branch.vbuuid == progress.vbuuid for branch in vbucket.log):
-                continue
+            if progress.vbuuid != vbucket.vbuuid:
+                continue  # It may hold what the store has lost: nobody promises anything of it.
             require(
                 progress.seqno <= vbucket.high,
                 "hw-is-of-the-store",

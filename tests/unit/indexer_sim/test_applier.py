@@ -107,11 +107,12 @@ class Bench:
         self.storage.know("b", 1)
         self.storage.allocate("b", 1, frozenset({0, 1}), b"", ENDS)
         self.complaints: list[str] = []
+        self.said: list[str] = []
         self.news = 0
         self.buried: list[tuple[int, str]] = []
         self.applier = Applier(
             *(self.storage, MutationQueue(), self.hear, self.complain, lambda _: None),
-            *(self.bury, 3_600, Threads(lambda: None)),
+            *(self.bury, 3_600, Threads(lambda: None), self.said.append),
         )
         self.offset = 100
 

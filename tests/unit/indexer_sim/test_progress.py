@@ -16,6 +16,7 @@ from indexer_sim.bucket.progress import (
     CARRIED_LATER,
     CAUGHT_UP,
     CONDITIONS,
+    CUT_OFF,
     GAP,
     LOST,
     NAMES,
@@ -54,6 +55,11 @@ LEGAL = {
     (ORPHANED, RECORDS_MISSING, LOST),
     (GAP, CAUGHT_UP, WHOLE),
     (LOST, CAUGHT_UP, ORPHANED),
+    (WHOLE, CUT_OFF, LOST),
+    (GAP, CUT_OFF, LOST),
+    (LOST, CUT_OFF, LOST),
+    (ORPHANED, CUT_OFF, LOST),
+    (BRANCHED, CUT_OFF, LOST),
 }
 
 

@@ -119,11 +119,14 @@ def test_what_the_store_has_lost_is_not_shown(storage: Storage) -> None:
     put(storage, 0, *KEYS)
     bucket = storage.bucket("b")
     assert bucket is not None
-    bucket.published = replace(bucket.published, branched=(1, 5))
-    for wanted in (Wanted(), Wanted(timestamp=0)):
-        with pytest.raises(ScanRefused) as caught:
-            view(storage, 0, wanted=wanted)
-        assert (caught.value.code, caught.value.details) == ("index_rolling_back", {"vbuckets": 2})
+    for changed in ({"branched": (1, 5)}, {"recovering": True, "gaps": (1, 5)}):
+        bucket.published = replace(bucket.published, **changed)
+        for wanted in (Wanted(), Wanted(timestamp=0)):
+            with pytest.raises(ScanRefused) as caught:
+                view(storage, 0, wanted=wanted)
+            refusal = caught.value.code, caught.value.details
+            assert refusal == ("index_rolling_back", {"vbuckets": 2})
+        bucket.publish()
 
 
 def test_storage_that_is_allocated_again_begins_empty(storage: Storage) -> None:
