@@ -20,7 +20,7 @@ ANSWER_S = 1.0
 """The node says best what a scan lacked: its answer is waited for so much longer than that."""
 
 TIMEOUT_MS_MAX = 60_000
-CONSISTENCIES = ("any", "consistent", "at-least")
+CONSISTENCIES = ("any", "consistent", "at-least", "last-good")
 ORDERS = ("asc", "desc")
 
 Components = list[str] | None
@@ -80,7 +80,8 @@ def scan(
             metavar="|".join(CONSISTENCIES),
             help="any (default): the newest entries of each indexer. consistent: all slices at one "
             "stability timestamp. at-least: entries not older than --at-least. consistent with "
-            "--at-least: at a timestamp not older than that.",
+            "--at-least: at a timestamp not older than that. last-good: as consistent; while the "
+            "index rolls back, the snapshot that is left.",
         ),
     ] = None,
     at_least: Annotated[
@@ -186,7 +187,7 @@ def _consistency(text: str | None, at_least: str | None) -> Any:
     if mode != "consistent" and (mode == "at-least") != (at_least is not None):
         raise CommandError("usage", "--consistency at-least and --at-least go together")
     if at_least is None:
-        return mode
+        return mode.replace("-", "_")
     if not at_least.lstrip().startswith("{"):
         try:
             at_least = Path(at_least).read_text()
@@ -271,4 +272,6 @@ def _given(body: dict[str, Any]) -> str:
     given = body["consistency"]
     if given["mode"] == "consistent":
         return f"at stability timestamp {given['number']}"
+    if given["mode"] == "last_good":
+        return f"at the last good stability timestamp, {given['number']}"
     return str(given["mode"]).replace("_", " ")

@@ -78,7 +78,7 @@ _STATUS_CODES = {404: "not_found", 502: "unavailable", 503: "unavailable", 504: 
 
 Body = dict[str, Any]
 Consistency = Literal["local", "linearizable"]
-ScanConsistency = Literal["any", "consistent"] | Mapping[str, Any]
+ScanConsistency = Literal["any", "consistent", "last_good"] | Mapping[str, Any]
 """Of a scan; an object is `{"at_least": {"vbuckets": …}}` or `{"consistent": number}`, or both with
 the number 0."""
 

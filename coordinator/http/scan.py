@@ -62,6 +62,7 @@ ARRIVAL_S, ARRIVAL_PAUSE_S = 3.0, 0.05
 """So long a scan waits for an indexer that is heard to be registered: the master does that at once,
 unless it waits for a restart timestamp."""
 
+LAST_GOOD = "last_good"
 REPLACED_S = 1.0
 """So long a scan waits to learn that another index took the place of one that is released."""
 
@@ -102,7 +103,8 @@ def _kind(value: Any) -> str:
 
 
 Consistency = Annotated[
-    Annotated[Literal["any", "consistent"], Tag("word")] | Annotated[FreshModel, Tag("object")],
+    Annotated[Literal["any", "consistent", "last_good"], Tag("word")]
+    | Annotated[FreshModel, Tag("object")],
     Discriminator(_kind),
 ]
 
@@ -235,9 +237,24 @@ async def _plan(shell: Shell, body: ScanBody, began: float) -> _Plan:
     cas = shell.node.state.cas
     index = _ready(shell, _index(shell, body))
     _check_vbuckets(shell, index, body)
+    rollback = _rollback(shell, index)
     if _is_light(body.scan):
-        return _planned(index, body, cas, began)
-    return await BODIES.run(lambda: _planned(index, body, cas, began))
+        return _planned(index, body, cas, rollback, began)
+    return await BODIES.run(lambda: _planned(index, body, cas, rollback, began))
+
+
+def _rollback(shell: Shell, index: Index) -> int:
+    """Return the number of the rollback that indexers must have done. Raises ApiError.
+
+    Until it is known to where, nobody can tell what of an index still counts.
+    """
+    held = shell.node.state.rollback(index.bucket)
+    if held is not None and held.stops_streams:
+        text = f"the store has lost documents of bucket {index.bucket}: its indexes roll back"
+        lost = len(held.vbuckets)
+        details = {"bucket": index.bucket, "state": held.state, "vbuckets": lost}
+        raise ApiError("index_rolling_back", text, details)
+    return held.number if held is not None else 0
 
 
 def _is_light(value: Any) -> bool:
@@ -256,7 +273,7 @@ def _is_light(value: Any) -> bool:
     return True
 
 
-def _planned(index: Index, body: ScanBody, cas: Cas, began: float) -> _Plan:
+def _planned(index: Index, body: ScanBody, cas: Cas, rollback: int, began: float) -> _Plan:
     order = order_of(index)
     descending = body.order == "desc"
     try:
@@ -275,6 +292,8 @@ def _planned(index: Index, body: ScanBody, cas: Cas, began: float) -> _Plan:
         limit=body.limit,
         consistency=_consistency(body, cursor),
         deadline=began + body.timeout_ms / 1000,
+        rollback=rollback,
+        last_good=body.consistency == LAST_GOOD,
     )
     return _Plan(asked, order, digest, cas)
 
@@ -294,7 +313,8 @@ def _wanted(body: ScanBody) -> FreshModel | None:
     """Return the positions or timestamp that a scan requires; None: none, `any`."""
     if isinstance(body.consistency, FreshModel):
         return body.consistency
-    return FreshModel(consistent=0) if body.consistency == "consistent" else None
+    is_newest = body.consistency in ("consistent", LAST_GOOD)
+    return FreshModel(consistent=0) if is_newest else None
 
 
 def _check_vbuckets(shell: Shell, index: Index, body: ScanBody) -> None:
@@ -413,4 +433,5 @@ def _given(body: ScanBody, found: ScanResult) -> dict[str, Any]:
         return {"mode": "any"}
     if wanted.consistent is None:
         return {"mode": "at_least"}
-    return {"mode": "consistent", "number": found.number, "hash": f"{found.hash:016x}"}
+    mode = LAST_GOOD if body.consistency == LAST_GOOD else "consistent"
+    return {"mode": mode, "number": found.number, "hash": f"{found.hash:016x}"}

@@ -66,7 +66,9 @@ class Asked:
 
     `consistency` is passed to the indexers: "any", or an object with `at_least` (positions), with
     `consistent` (the number of a stability timestamp, 0 for the newest), or with both: the newest
-    timestamp that covers the positions. `deadline` is in seconds of the monotonic clock.
+    timestamp that covers the positions. `deadline` is in seconds of the monotonic clock. Who has
+    not done the `rollback` of this number does not answer; nor does who still recovers from it,
+    unless the `last_good` snapshot is wanted.
     """
 
     index: Index
@@ -77,6 +79,8 @@ class Asked:
     limit: int
     consistency: Any
     deadline: float
+    rollback: int = 0
+    last_good: bool = False
 
 
 class ScanResult(NamedTuple):
@@ -250,6 +254,8 @@ class Scatter:
             "count": count,
             "consistency": self._consistency(),
             "timeout_ms": int(patience_s * 1000),
+            "rollback": str(asked.rollback),
+            "last_good": asked.last_good,
         }
         return orjson.dumps(body)
 

@@ -301,6 +301,7 @@ class Bucket:
             return ""
         tracker = self.tracker
         in_use = frozenset(i for i, tracked in tracker.indexes.items() if tracked.state.complete)
+        in_use |= self._recovering or frozenset()
         batch = WriteBatch(raw_mode=True)
         lost, said = tracker.lost(rollback), "nothing that was lost was held"
         if lost:

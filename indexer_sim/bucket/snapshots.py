@@ -222,6 +222,7 @@ class Timeline:
         self._changes.clear()
         self._floors.clear()
         self._wanted.clear()
+        self._heard = to.number if to is not None else 0
         self.kept = tuple(s for s in self.kept if to is not None and s.number <= to.number)
         self._last = (to.number, to.vector.seqnos.tolist()) if to is not None else (0, [])
         self._forget_passed()

@@ -451,12 +451,16 @@ class Tracker:
             if progress is not None and progress.condition != BRANCHED:
                 if item.kind == SYNC and seqno >= progress.synced:
                     progress.synced = seqno
-                    ends = self.boundaries.setdefault(vbucket, [])
-                    if not ends or seqno > ends[-1]:
-                        ends.append(seqno)
-                    if len(ends) > BOUNDARIES_MAX:
-                        del ends[: BOUNDARIES_MAX // 2]
+                    self._bound(vbucket, seqno)
                 self._moved(vbucket, progress, seqno)
+
+    def _bound(self, vbucket: int, seqno: Seqno) -> None:
+        """A snapshot of the store has ended here."""
+        ends = self.boundaries.setdefault(vbucket, [])
+        if not ends or seqno > ends[-1]:
+            ends.append(seqno)
+        if len(ends) > BOUNDARIES_MAX:
+            del ends[: BOUNDARIES_MAX // 2]
 
     def _begin(self, record: KeyVersions, vbucket: int, vbuuid: Vbuuid, seqno: Seqno) -> bool:
         """A connection becomes the owner of a vbucket; False: it is superseded."""
@@ -672,6 +676,9 @@ class Tracker:
                 progress.seqno = max(progress.seqno, progress.reached)
             else:
                 progress.seqno = max(progress.seqno, item.seqno)
+            if progress.condition not in CATCHING_UP and progress.seqno == progress.floor:
+                # It has brought the last of each document, up to here, and nothing came since.
+                self._bound(item.vbucket, progress.seqno)
             self._touch(item.vbucket, progress)
 
     def _missing(self, vbucket: int) -> set[int]:

@@ -12,6 +12,8 @@ A request, JSON; bytes are hexadecimal:
     count                             only how many there are, up to a bound
     consistency                       "any", {"at_least": vector}, {"consistent": number or 0},
                                       or both
+    rollback          the number of the last rollback of the bucket, 0 for none
+    last_good         whether the snapshot that was left by it will do, while it goes on
     timeout_ms                        how long it may wait for that
 
 The answer is a `coordinator.core.keys.scan_pages.Page`; a refusal is JSON with a stable code.
@@ -25,7 +27,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Protocol
 
@@ -106,11 +108,14 @@ class Wanted:
     """How fresh a scan must be: `at_least` a vector, or exactly at a `timestamp` (0: the newest).
 
     `at_least` are places of some vbuckets; with `timestamp`, that is to have them. Neither: as it
-    is.
+    is. The bucket must have done the `rollback` of this number, and have recovered from it; for
+    the `last_good` snapshot it need not have recovered.
     """
 
     at_least: Places | None = None
     timestamp: int | None = None
+    rollback: int = 0
+    last_good: bool = False
 
 
 class View(Protocol):
@@ -180,7 +185,11 @@ def read_scan(body: bytes, indexer: int) -> Scan:
             count=bool(asked.get("count", False)),
             shard=int(asked.get("shard", 0)),
             build=int(asked.get("build", 0)),
-            wanted=_wanted(asked.get("consistency", "any")),
+            wanted=replace(
+                _wanted(asked.get("consistency", "any")),
+                rollback=int(asked.get("rollback", 0)),
+                last_good=bool(asked.get("last_good", False)),
+            ),
             timeout_ms=min(max(int(asked.get("timeout_ms", TIMEOUT_MS)), 0), 60_000),
         )
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:

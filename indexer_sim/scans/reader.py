@@ -35,7 +35,7 @@ class StorageReading:
         if bucket is None:
             raise ScanRefused("index_not_found", f"index {index_id} is not here")
         published = bucket.published
-        _check(bucket, published, index_id, slices, shard, build)
+        _check(bucket, published, index_id, slices, shard, build, wanted)
         if wanted.timestamp is not None:
             return _stable_view(bucket, index_id, published.states[index_id].build, wanted)
         _check_covered(published.vector, wanted.at_least)
@@ -52,18 +52,22 @@ def _check(
     slices: tuple[int, ...],
     shard: int,
     build: int,
+    wanted: Wanted,
 ) -> None:
-    """Refuse what is not here, or not whole. 0 stands for any shard or build."""
+    """Refuse what is not here, not whole, or lost. 0 stands for any shard or build."""
     if shard not in (0, bucket.shards.get(index_id)):
         raise ScanRefused("slice_not_here", f"the storage of index {index_id} is another one")
     missing = set(slices) - bucket.slices.get(index_id, frozenset())
     if missing:
         raise ScanRefused("slice_not_here", f"slices {sorted(missing)} are not here")
     state = published.states.get(index_id, State())
-    if published.branched or published.recovering:
+    is_behind = published.rollback < wanted.rollback or published.branched
+    if is_behind or (published.recovering and not wanted.last_good):
         left = len(published.branched) + len(published.gaps)
         text = f"index {index_id} goes back to what the store still has"
         raise ScanRefused("index_rolling_back", text, {"vbuckets": left})
+    if published.recovering and not state.complete:
+        raise ScanRefused("index_rolling_back", f"no snapshot of index {index_id} is left")
     if not state.complete or build not in (0, state.build):
         raise ScanRefused("index_building", f"index {index_id} is not complete here")
 

@@ -120,7 +120,7 @@ class Announcer:
         """Tell what positions enquire about."""
         for found in self.positions.enquiries():
             self.restart_number += 1
-            vbuuid, seqno = self.rows.position(found.vbucket)
+            vbuuid, seqno = found.stood
             self.outputs.append(
                 RollbackEnquiry(
                     bucket=self.bucket,

@@ -60,7 +60,10 @@ class Syncs(NamedTuple):
 
 
 class Enquiry(NamedTuple):
-    """A vbucket may have been rolled back; `vbuuid` and `seqno` are from the SYNC that shows it."""
+    """A vbucket may have been rolled back; `vbuuid` and `seqno` are from the SYNC that shows it.
+
+    Until then it `stood` at this branch and seqno.
+    """
 
     vbucket: int
     reason: str
@@ -68,6 +71,7 @@ class Enquiry(NamedTuple):
     seqno: Seqno
     projector: int
     connection: int
+    stood: tuple[Vbuuid, Seqno]
 
 
 def sound(syncs: Syncs, vbuckets: int | NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -184,8 +188,9 @@ class Positions:
         elif verdict is Succession.LATE:
             rows.settle(vbucket)
         elif verdict is Succession.LOST:
-            rows.settle(vbucket)
             self.regressed(vbucket)
+            rows.cross(vbucket)
+            rows.settle(vbucket)
         else:
             rows.doubt(vbucket)
 
@@ -197,13 +202,15 @@ class Positions:
 
     def refused(self, refusal: Refusal) -> None:
         """Enquire about a vbucket that a store does not stream from where it was asked to."""
-        self._once(REFUSED, Enquiry(refusal.vbucket, STREAM_REFUSED, *refusal[1:]))
+        stood = self.rows.position(refusal.vbucket)
+        self._once(REFUSED, Enquiry(refusal.vbucket, STREAM_REFUSED, *refusal[1:], stood))
 
     def enquire(self, vbucket: int, reason: str, bit: int) -> None:
         """Enquire about a vbucket as its owner has spoken of it, unless that is out already."""
         rows = self.rows
         owner = int(rows.projector[vbucket]), int(rows.connection[vbucket])
-        self._once(bit, Enquiry(vbucket, reason, *rows.seen(vbucket), *owner))
+        stood = rows.position(vbucket)
+        self._once(bit, Enquiry(vbucket, reason, *rows.seen(vbucket), *owner, stood))
 
     def _once(self, bit: int, enquiry: Enquiry) -> None:
         if self.rows.enquire(enquiry.vbucket, bit):

@@ -9,19 +9,21 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from coordinator import codec
 from coordinator.core.model.stream_records import (
     MAINTENANCE,
     ConnectionClosed,
+    FailoverBranch,
     StabilityTimestamp,
     StreamBegin,
     StreamEnd,
 )
+from coordinator.core.model.types import Seqno, Vbuuid
 from coordinator.core.model.vectors import Vector
+from coordinator.core.timestamps.algorithms import is_shared
 from coordinator.core.timestamps.bucket_state import TimestampState, unpack
 from coordinator.kafka.topics import (
     STABILITY_HISTORY,
@@ -39,12 +41,16 @@ WRITE_PAUSE_S = 0.02
 
 
 class Noted(NamedTuple):
-    """A change of a document, as the store has numbered it; None: it was deleted."""
+    """A change of a document, as the store has numbered it; None: it was deleted.
+
+    `vbuuid` is that of its branch; 0: it is of the first one.
+    """
 
     vbucket: int
     seqno: int
     name: str
     document: Document | None
+    vbuuid: int = 0
 
 
 class Scanned(NamedTuple):
@@ -83,7 +89,25 @@ class LoggedPlane(DataPlane):
             answer = self.cluster.http.put(path, content=json.dumps(document))
         assert answer.status_code == 200, answer.text
         placed = answer.json()
-        self.noted.append(Noted(placed["vbucket"], int(placed["seqno"]), name, document))
+        vbucket, seqno, vbuuid = placed["vbucket"], int(placed["seqno"]), int(placed["vbuuid"])
+        self.noted.append(Noted(vbucket, seqno, name, document, vbuuid))
+
+    def forget_lost(self) -> None:
+        """Note that what the store has lost was never there."""
+        shown = self.cluster.http.get(f"{self.path}/vbuckets?failover_logs=true").json()
+        logs = [
+            [FailoverBranch(Vbuuid(int(b["vbuuid"])), Seqno(int(b["seqno"]))) for b in log]
+            for log in shown["failover_logs"]
+        ]
+        self.noted = [
+            noted
+            for noted in self.noted
+            if is_shared(
+                logs[noted.vbucket],
+                Vbuuid(noted.vbuuid or logs[noted.vbucket][-1].vbuuid),
+                Seqno(noted.seqno),
+            )
+        ]
 
     def documents_at(self, seqnos: Sequence[int]) -> dict[str, Document]:
         """Return the documents as they were where each vbucket was at its seqno."""
@@ -154,11 +178,10 @@ class LoggedPlane(DataPlane):
         found = [r for r in self.cluster.records(STABILITY_HISTORY) if r.bucket == self.bucket]
         numbers = [record.number for record in found]
         assert numbers == list(range(1, len(found) + 1)), numbers
-        before = np.zeros(0, "<u8")
-        for record in found:
-            seqnos = np.frombuffer(record.seqnos, "<u8")
-            assert not len(before) or (before <= seqnos).all(), record.number
-            before = seqnos
+        vectors = [Vector.from_bytes(record.vbuuids, record.seqnos) for record in found]
+        for number, (before, after) in enumerate(pairwise(vectors), 2):
+            same = before.vbuuids == after.vbuuids
+            assert (~same | (before.seqnos <= after.seqnos)).all(), number
         return {record.number: record for record in found}
 
     def scanned(

@@ -250,6 +250,7 @@ class Plain:
             place.doubt = None
             if not self.covered(vbucket, seen, vbuuid, seqno):
                 self.enquire(vbucket, "seqno_regressed")
+                place.current = (seen, said)
                 return
             if said >= seqno:
                 place.current = (seen, said)
@@ -354,7 +355,17 @@ class Plain:
             return new, max(seqno, said)
         if seqno == 0:
             return (new, said) if said or vbuuid == 0 else (vbuuid, seqno)
-        return (new, said) if self.is_part(v, (vbuuid, seqno), (new, said)) else (vbuuid, seqno)
+        goes_over = self.is_part(v, (vbuuid, seqno), (new, said)) or self.is_lost(
+            v, vbuuid, seqno, new
+        )
+        return (new, said) if goes_over else (vbuuid, seqno)
+
+    def is_lost(self, v: int, old: int, seqno: int, new: int) -> bool:
+        """Tell whether a branch that is not older does not have a position."""
+        names = [name for name, _ in self.logs.get(v, [])]
+        if new not in names or old in names[: names.index(new)]:
+            return False
+        return not self.covered(v, new, old, seqno)
 
     def is_part(self, v: int, old: tuple[int, int], new: tuple[int, int]) -> bool:
         """Tell whether a position is part of the history that another one ends."""

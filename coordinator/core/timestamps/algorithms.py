@@ -98,11 +98,11 @@ def newest_vbuuids(vbuckets: int, logs: Logs) -> Numbers:
     return newest
 
 
-def _succeeds(held: Vector, old: Vector, vbucket: int, logs: Logs) -> bool:
-    """Tell whether one vbucket's old position is part of the branch that is held now."""
+def _verdict(held: Vector, old: Vector, vbucket: int, logs: Logs) -> Succession:
+    """Return what becomes of one vbucket's old position on the branch that is held now."""
     vbuuid, seqno = old.position(vbucket)
     now, _ = held.position(vbucket)
-    return succession(logs.get(vbucket, ()), vbuuid, seqno, now) is Succession.COVERED
+    return succession(logs.get(vbucket, ()), vbuuid, seqno, now)
 
 
 # -- stability --------------------------------------------------------------------------------
@@ -111,10 +111,11 @@ def _succeeds(held: Vector, old: Vector, vbucket: int, logs: Logs) -> bool:
 def promote(stable: Vector, current: Vector, logs: Logs) -> Vector | None:
     """Return `stable` moved up to `current`, vbucket by vbucket; None: nothing has advanced.
 
-    A seqno never becomes less. A position goes over to another branch only where nothing of it is
-    lost by that: from seqno 0, or if the failover log says that it is part of the new branch. Else
-    it stays, and holds nobody back. Source: seed 003, "stability timestamp". ValueError: they
-    differ in length.
+    On one branch a seqno never becomes less. A position goes over to another branch from seqno 0,
+    or if the failover log says that it is part of that branch; then, too, its seqno never becomes
+    less. If the log says that the vbucket has lost it, nobody can hold it any more: it goes over
+    to what is current. Else it stays, and holds nobody back. Source: seed 003, "stability
+    timestamp". ValueError: they differ in length.
     """
     _same_length(stable, current)
     named = current.vbuuids != NOTHING
@@ -122,9 +123,13 @@ def promote(stable: Vector, current: Vector, logs: Logs) -> Vector | None:
     empty = stable.seqnos == NOTHING
     first = named & ~same & empty & ((current.seqnos != NOTHING) | (stable.vbuuids == NOTHING))
     moved = first | (same & (current.seqnos > stable.seqnos))
-    doubtful = named & ~same & ~empty & (current.seqnos >= stable.seqnos)
+    doubtful = named & ~same & ~empty
     for vbucket in np.flatnonzero(doubtful).tolist():
-        moved[vbucket] = _succeeds(current, stable, vbucket, logs)
+        verdict = _verdict(current, stable, vbucket, logs)
+        advances = (
+            verdict is Succession.COVERED and current.seqnos[vbucket] >= stable.seqnos[vbucket]
+        )
+        moved[vbucket] = advances or verdict is Succession.LOST
     if not moved.any():
         return None
     return Vector(

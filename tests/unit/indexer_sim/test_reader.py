@@ -129,6 +129,34 @@ def test_what_the_store_has_lost_is_not_shown(storage: Storage) -> None:
         bucket.publish()
 
 
+def test_a_rollback_that_the_node_knows_of_must_have_been_done_here(storage: Storage) -> None:
+    complete(storage)
+    bucket = storage.bucket("b")
+    assert bucket is not None
+    bucket.published = replace(bucket.published, rollback=6)
+    view(storage, 0, wanted=Wanted(rollback=6))
+    for wanted in (Wanted(rollback=7), Wanted(rollback=7, last_good=True)):
+        with pytest.raises(ScanRefused) as caught:
+            view(storage, 0, wanted=wanted)
+        assert caught.value.code == "index_rolling_back"
+
+
+def test_the_last_good_snapshot_is_shown_while_a_bucket_recovers(storage: Storage) -> None:
+    complete(storage)
+    bucket = storage.bucket("b")
+    assert bucket is not None
+    bucket.published = replace(bucket.published, recovering=True)
+    view(storage, 0, wanted=Wanted(last_good=True))
+    bucket.published = replace(bucket.published, branched=(1,))
+    with pytest.raises(ScanRefused, match="goes back"):
+        view(storage, 0, wanted=Wanted(last_good=True))
+    nothing = {INDEX: State(BUILD, complete=False)}
+    bucket.published = replace(bucket.published, branched=(), states=nothing)
+    with pytest.raises(ScanRefused, match="no snapshot") as caught:
+        view(storage, 0, wanted=Wanted(last_good=True))
+    assert caught.value.code == "index_rolling_back"
+
+
 def test_storage_that_is_allocated_again_begins_empty(storage: Storage) -> None:
     complete(storage)
     put(storage, 0, *KEYS)

@@ -338,6 +338,21 @@ def test_a_catch_up_on_a_branch_that_has_lost_what_is_held_is_a_branch() -> None
     assert {at[1] for at in indexer.entries.held} == {b"x"}
 
 
+@pytest.mark.parametrize(("reached", "ends"), [(8, [8]), (9, [8]), (7, [])])
+def test_where_a_catch_up_has_ended_and_nothing_came_since_a_snapshot_can_be_made(
+    reached: int, ends: list[int]
+) -> None:
+    """It is the end of a snapshot of the store; where nothing changes no other one comes."""
+    indexer = built()
+    indexer.apply(maintenance(begin(0, 7, BRANCH, [0]), connection=2, number=2))
+    if reached > 7:
+        indexer.apply(maintenance(upsert(8, b"y", b"k8"), connection=2, number=2))
+    indexer.apply(catchup(begin(0, 0, BRANCH, [0]), upsert(3, b"x", b"k"), Item(END, 0, 8)))
+    if reached > 8:
+        indexer.apply(maintenance(upsert(9, b"y", b"k9"), connection=2, number=2))
+    assert [end for end in indexer.tracker.boundaries[0] if end] == ends
+
+
 def test_a_late_catch_up_on_the_older_branch_is_of_no_use_and_does_no_harm() -> None:
     indexer = built()
     indexer.apply(maintenance(upsert(3, b"x", b"k3")))

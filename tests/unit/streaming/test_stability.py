@@ -298,7 +298,7 @@ def test_a_branch_without_what_was_sent_is_enquired_about_once(seqno: int) -> No
     assert (found[0].vbuuid, found[0].seqno) == (A, 10)
     assert (found[0].seen_vbuuid, found[0].seen_seqno) == (B, seqno)
     assert (found[0].connection, found[0].projector, found[0].number) == (X, 0, 1)
-    assert (bench.vbuuids[0], bench.seqnos[0]) == (A, 10)
+    assert (bench.vbuuids[0], bench.seqnos[0]) == (B, seqno)
     assert enquiries(bench.read(sync(0, X, 4, seqno + 1, B))) == []
     assert enquiries(bench.tick(HELD)) == []
 
@@ -336,7 +336,7 @@ def test_branches_within_one_batch_are_taken_in_turn() -> None:
     assert enquiries(found) == [("seqno_regressed", 0)]
     assert isinstance(found[0], RollbackEnquiry)
     assert (found[0].seen_vbuuid, found[0].seen_seqno) == (B, 4)
-    assert (bench.vbuuids[0], bench.seqnos[0]) == (A, 10)
+    assert (bench.vbuuids[0], bench.seqnos[0]) == (B, 4)
 
 
 def test_a_lower_seqno_of_a_branch_that_keeps_all_is_waited_out() -> None:

@@ -1,0 +1,273 @@
+"""A node of the store loses changes: indexes go back to what is left, and scans show no more."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from coordinator.kafka.topics import FAILOVER_LOG
+from tests.integration.cluster import Child, Cluster, wait_until
+from tests.integration.logged_plane import LoggedPlane, some_change
+from tests.integration.travel_specs import BY_CITY, BY_NAME, HIGH
+from tests.support.oracle import Spec
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+VBUCKETS = 32
+DOCUMENTS = 400
+SPECS: tuple[Spec, ...] = (BY_CITY, BY_NAME, HIGH)
+LIMITS = {"period_ms": 300, "sync_missing_ms": 60_000}
+RECOVERED_S = 60.0
+RARELY_MS = 600_000
+ADVANCE_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def plant(broker: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    made = Cluster(
+        tmp_path_factory.mktemp("plant"),
+        broker.bootstrap_servers,
+        nodes=3,
+        indexers=3,
+        projectors=2,
+        timestamps=True,
+    )
+    with made:
+        for projector in made.projectors.values():
+            projector.more = ("--repeat-ms", "500")
+        made.start()
+        with made.client() as client:
+            client.put_config("timestamps", LIMITS)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def plane(plant: Cluster) -> LoggedPlane:
+    chance = random.Random(1)
+    made = LoggedPlane(plant, "losing", VBUCKETS)
+    made.load({n: doc for n, doc in (_change(chance) for _ in range(500)) if doc})
+    made.create(*SPECS)
+    return made
+
+
+def _change(chance: random.Random) -> tuple[str, Any]:
+    return some_change(chance, DOCUMENTS)
+
+
+def lose(plane: LoggedPlane, node: int = 0, count: int = 2, **more: Any) -> None:
+    """Have a node of the store lose the last changes of its vbuckets, or of some of them."""
+    url = f"{plane.kv.url}/v1/nodes/{node}/crash"
+    answer = plane.cluster.http.post(url, json={"lose": count, "bucket": plane.bucket, **more})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["lost"]
+
+
+def steps(plane: LoggedPlane) -> list[str]:
+    """Return the events of the rollbacks of a bucket, the oldest first."""
+    node = plane.cluster.running()[0]
+    found = plane.cluster.get(node, f"/v1/history?kind=rollback&bucket={plane.bucket}")
+    return [change["event"] for change in found["events"]]
+
+
+def ended(plane: LoggedPlane, before: int) -> None:
+    """Wait until a bucket has gone back once more than `before`, and no rollback goes on."""
+
+    def is_over() -> bool:
+        seen = steps(plane)
+        return seen.count("RollbackEnded") > before and seen[-1] == "RollbackEnded"
+
+    wait_until(is_over, f"{plane.bucket} has gone back", RECOVERED_S)
+
+
+@contextmanager
+def rolled_back(plane: LoggedPlane) -> Iterator[None]:
+    """What is lost meanwhile is gone from the indexes of the bucket afterwards."""
+    before = steps(plane).count("RollbackEnded")
+    began = time.monotonic()
+    yield
+    ended(plane, before)
+    plane.forget_lost()
+    print(f"gone back after {time.monotonic() - began:.1f} s: {steps(plane)}")
+
+
+def are_scanned(plane: LoggedPlane) -> bool:
+    """Tell whether each slice of each index answers."""
+    bodies = ({"bucket": plane.bucket, "name": spec.name, "timeout_ms": 1_000} for spec in SPECS)
+    return all(
+        plane.cluster.ask(1, "POST", "/v1/scan", json=body).status_code == 200 for body in bodies
+    )
+
+
+def gone_back_to(plane: LoggedPlane) -> list[str]:
+    """Return what each indexer said last of a rollback."""
+    said = [indexer.said.splitlines() for indexer in plane.cluster.indexers.values()]
+    return [
+        next((t for t in reversed(one) if f"{plane.bucket}: rollback" in t), "") for one in said
+    ]
+
+
+def is_well(plane: LoggedPlane) -> None:
+    """Indexes have what the store has, and no more; timestamps and consistent scans go on."""
+    plane.agrees()
+    number = plane.stable(ADVANCE_S)
+    plane.is_exact(*(plane.scanned(spec.name, number) for spec in SPECS))
+    plane.is_single_owner(ADVANCE_S)
+    plane.put("last", {"country": "Z", "name": f"after {number}", "elevation": 9_000})
+    assert plane.stable(ADVANCE_S) > number
+    plane.is_exact(*(plane.scanned(spec.name) for spec in SPECS))
+    plane.agrees()
+
+
+EVENTS = [
+    *("RollbackStarted", "RollbackPrepared", "RollbackRestarted", "RollbackCommanded"),
+    "RollbackEnded",
+]
+
+
+def test_what_the_store_has_lost_is_in_no_index_and_everything_goes_on(plane: LoggedPlane) -> None:
+    plane.stable(ADVANCE_S)
+    plane.agrees()
+    for n in range(40):
+        plane.put(f"lost-{n}", {"country": "Z", "city": f"lost-{n}", "name": f"lost-{n}"})
+    plane.agrees()
+    with rolled_back(plane):
+        lose(plane)
+    assert steps(plane) == EVENTS
+    is_well(plane)
+
+
+def test_indexers_go_back_to_a_snapshot_that_has_nothing_of_what_was_lost(
+    plant: Cluster, plane: LoggedPlane
+) -> None:
+    plane.stable(ADVANCE_S)
+    plane.is_exact(*(plane.scanned(spec.name) for spec in SPECS))
+    with plant.client() as client:
+        client.put_config(f"timestamps/{plane.bucket}", {"period_ms": RARELY_MS})
+    before = plane.high().seqnos
+    number = plane.stability()[0]
+    for n in range(40):
+        plane.put(f"later-{n}", {"country": "Z", "city": f"later-{n}", "name": f"later-{n}"})
+    plane.agrees()
+    assert plane.stability()[0] == number, "nothing of this is in any snapshot"
+    written = [v for v, (a, b) in enumerate(zip(before, plane.high().seqnos, strict=True)) if a < b]
+    with rolled_back(plane):
+        lose(plane, 0, 1, vbuckets=[v for v in written if v < VBUCKETS // 2])
+    said = gone_back_to(plane)
+    assert all(one.endswith(f"back to timestamp {number}") for one in said), said
+    plane.agrees()
+    with plant.client() as client:
+        client.put_config(f"timestamps/{plane.bucket}", LIMITS)
+    is_well(plane)
+
+
+def _kill(one: Child, until: Callable[[], object]) -> None:
+    one.kill()
+    until()
+    one.start()
+
+
+def _kill_master(plant: Cluster) -> None:
+    old = plant.master()
+    _kill(plant.nodes[old], lambda: plant.master(other_than=old))
+
+
+def _restart_indexer(plant: Cluster) -> None:
+    _kill(plant.indexers[1], lambda: None)
+
+
+def _restart_projector(plant: Cluster) -> None:
+    _kill(plant.projectors[0], lambda: None)
+
+
+def _restart_spark(plant: Cluster) -> None:
+    assert plant.timestamps is not None
+    _kill(plant.timestamps, lambda: None)
+
+
+def _lose_again(plant: Cluster) -> None:
+    """The other node of the store loses something, too, and then the first one once more."""
+    assert plant.kv is not None
+    for node in (1, 0):
+        answer = plant.http.post(f"{plant.kv.url}/v1/nodes/{node}/crash", json={"lose": 1})
+        assert answer.status_code == 200, answer.text
+
+
+MEANWHILE: dict[str, Callable[[Cluster], None]] = {
+    "nothing": lambda plant: None,
+    "master": _kill_master,
+    "indexer": _restart_indexer,
+    "projector": _restart_projector,
+    "spark": _restart_spark,
+    "another loss": _lose_again,
+}
+QUICK = ("master", "indexer", "another loss")
+"""What `make test` has of these; `make chaos` has the others."""
+
+
+@pytest.mark.parametrize(
+    "meanwhile",
+    [pytest.param(n, marks=[] if n in QUICK else pytest.mark.matrix) for n in MEANWHILE],
+)
+def test_whatever_happens_meanwhile_indexes_have_what_the_store_has(
+    plant: Cluster, plane: LoggedPlane, meanwhile: str
+) -> None:
+    """While documents are written, before, during and after the loss."""
+    chance = random.Random(meanwhile)
+    plane.stable(ADVANCE_S)
+    with rolled_back(plane), plane.being_written(lambda: _change(chance)):
+        before = steps(plane).count("RollbackEnded")
+        lose(plane)
+        MEANWHILE[meanwhile](plant)
+        ended(plane, before)
+    is_well(plane)
+
+
+def test_an_indexer_that_was_away_goes_back_when_it_returns(
+    plant: Cluster, plane: LoggedPlane
+) -> None:
+    plane.stable(ADVANCE_S)
+    away = plant.indexers[2]
+    before = gone_back_to(plane)[1]
+    away.kill()
+    with rolled_back(plane):
+        lose(plane)
+    away.start()
+    wait_until(lambda: gone_back_to(plane)[1] != before, "it goes back")
+    wait_until(lambda: are_scanned(plane), "it has recovered", RECOVERED_S)
+    is_well(plane)
+
+
+def test_a_scan_meanwhile_is_refused_or_shows_nothing_that_was_lost(
+    plant: Cluster, plane: LoggedPlane
+) -> None:
+    """From when a history that has lost something can be read."""
+    plane.stable(ADVANCE_S)
+    answers: Counter[str] = Counter()
+    for n in range(20):
+        plane.put(f"gone-{n}", {"country": "Z", "city": f"gone-{n}", "name": "gone"})
+    plane.agrees()
+    before = len(plant.records(FAILOVER_LOG))
+    with rolled_back(plane):
+        lose(plane, 0, 3)
+        wait_until(lambda: len(plant.records(FAILOVER_LOG)) > before, "the branch can be read")
+        left = set(plane.documents())
+        end_s = time.monotonic() + RECOVERED_S
+        while steps(plane)[-1] != "RollbackEnded" and time.monotonic() < end_s:
+            for mode in ("any", "last_good"):
+                body = {"bucket": plane.bucket, "name": BY_NAME.name, "limit": 5_000}
+                got = plane.cluster.ask(
+                    1, "POST", "/v1/scan", json={**body, "consistency": mode, "timeout_ms": 1_000}
+                )
+                if got.status_code == 200:
+                    answers[mode] += 1
+                    assert {row["id"] for row in got.json()["rows"]} <= left, mode
+                else:
+                    answers[got.json()["error"]["code"]] += 1
+    print(answers)
+    is_well(plane)
