@@ -697,6 +697,21 @@ class _Api(Generic[R]):
         """Answer `{"indexers"}`, with load and liveness."""
         return self._run(_plan_read("/v1/indexers"))
 
+    def list_rollbacks(
+        self,
+        *,
+        consistency: Consistency | None = None,
+        at_least: int | None = None,
+        node: str | None = None,
+    ) -> R:
+        """Answer `{"rollbacks", "cas"}`: how buckets go back to what the store still has.
+
+        There is the last rollback of each bucket that had one, newest first. `ended_ms` is None
+        while it goes on. `indexers` says how far each indexer is, and is None unless the master
+        answers: ask with `consistency="linearizable"`, or with the master's URL as `node`.
+        """
+        return self._run(_plan_read("/v1/rollbacks", {}, consistency, at_least, node))
+
     def stability(self, bucket: str | None = None, *, node: str | None = None) -> R:
         """Answer the newest stability timestamp of `bucket`, or those of all buckets.
 
@@ -917,7 +932,7 @@ class _Api(Generic[R]):
 _NOTHING = object()
 _FRESH = (
     *("/v1/state", "/v1/indexes", "/v1/config", "/v1/topology", "/v1/history"),
-    *("/v1/diff", "/v1/topics"),
+    *("/v1/diff", "/v1/topics", "/v1/rollbacks"),
 )
 """What `at_least` is for."""
 

@@ -42,6 +42,7 @@ from coordinator.http.execution import (
 from coordinator.http.history import add_history, past_state
 from coordinator.http.membership import add_membership
 from coordinator.http.reading import BoundedRoute, beside, body_of, refuse_unknown
+from coordinator.http.rollbacks import add_rollbacks
 from coordinator.http.scan import add_scans
 from coordinator.http.shared import (
     DEADLINE_MS,
@@ -88,6 +89,7 @@ def build_app(shell: Shell, allowed_hosts: Iterable[str] = ()) -> FastAPI:
     add_timestamps(app, shell)
     settle = functools.partial(_settle, shell)
     add_history(app, shell, settle)
+    add_rollbacks(app, shell, settle)
     add_undo(app, shell, settle)
     add_watch(app, shell, settle)
     add_topics(app, shell, settle)

@@ -584,6 +584,45 @@ class RestartAnswer(BaseModel):
     enquiries: list[EnquiryModel]
 
 
+class RollingIndexerModel(BaseModel):
+    """A live indexer of the bucket. `done`: it has gone back, or had no need to. `recovering`: it
+    waits for what comes again, and answers no scan. `branched`: of so many vbuckets it may hold
+    what the store has lost."""
+
+    indexer: int
+    done: bool
+    recovering: bool
+    branched: int
+
+
+class RollbackModel(BaseModel):
+    """The last rollback of a bucket. `vbuckets` have lost something.
+
+    `failover`: of each of these the branch that it has now, and up to where the former one counts.
+    `restart`: after what streams of the bucket begin again; a vbucket that is not there begins at
+    its beginning. Each is null until it is known. `ended_ms` is null while the rollback goes on;
+    `indexers` is null except on the master.
+    """
+
+    bucket: str
+    number: str
+    state: str
+    reason: str
+    failover: dict[str, Place] | None
+    restart: dict[str, Place] | None
+    vbuckets: list[int]
+    began_ms: int
+    ended_ms: int | None
+    indexers: list[RollingIndexerModel] | None
+
+
+class RollbacksAnswer(BaseModel):
+    """One for each bucket that had a rollback, newest first. `cas`: that of the state."""
+
+    rollbacks: list[RollbackModel]
+    cas: Cas
+
+
 class ChangeModel(BaseModel):
     """One change of one entity. `value` is null where it is `dropped`, `before` where it is new:
     `before_cas` is 0 then.

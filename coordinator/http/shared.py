@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 from starlette.responses import Response
 
+from coordinator.core.model.stream_records import HwHeartbeat
+from coordinator.core.node import Node
 from coordinator.http.aside import VIEWS
 from coordinator.http.errors import json_response
 from coordinator.node.shell import Shell
@@ -29,6 +31,20 @@ def explained(shell: Shell, bucket: str, message: str) -> str:
     if shell.node.peers.application_of(bucket) is not None:
         return message
     return f"{message}; no application that computes timestamps for it is heard (does one run?)"
+
+
+def watermarks(node: Node) -> dict[str, list[HwHeartbeat]] | None:
+    """Return what the live indexers say that they hold, by bucket, in one pass over all that was
+    heard; None: this node is not the master."""
+    if node.master is None:
+        return None
+    found: dict[str, list[HwHeartbeat]] = {}
+    peers = node.peers
+    for (bucket, indexer), beat in sorted(peers.watermarks.items(), key=lambda item: item[0]):
+        peer = peers.indexers.get(indexer)
+        if peer is not None and peers.alive(peer) and peer.beat.incarnation == beat.incarnation:
+            found.setdefault(bucket, []).append(beat)
+    return found
 
 
 def read_answer(shell: Shell, body: Any) -> Response:

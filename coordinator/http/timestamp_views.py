@@ -129,7 +129,7 @@ def stability(record: StabilityTimestamp, now_ms: int) -> dict[str, Any]:
         "bucket": record.bucket,
         **_when(record.number, record.at_ms, now_ms),
         "digest": f"{vector.digest():016x}",
-        "vbuckets": _places(range(len(vector)), vector),
+        "vbuckets": places(range(len(vector)), vector),
     }
 
 
@@ -175,7 +175,7 @@ def _restart(record: RestartTimestamp, now_ms: int) -> dict[str, Any]:
         "reason": record.reason,
         "projectors": list(record.projectors),
         "branched": list(record.branched),
-        "vbuckets": _places(record.vbuckets, vector),
+        "vbuckets": places(record.vbuckets, vector),
     }
 
 
@@ -191,7 +191,7 @@ def _enquiry(record: RollbackEnquiry, now_ms: int) -> dict[str, Any]:
     }
 
 
-def _places(vbuckets: Sequence[int], vector: Vector) -> dict[str, list[str]]:
+def places(vbuckets: Sequence[int], vector: Vector) -> dict[str, list[str]]:
     """Return `{"0": ["vbuuid", "seqno"], …}`."""
     places = zip(vbuckets, vector.vbuuids.tolist(), vector.seqnos.tolist(), strict=True)
     return {str(vbucket): [str(vbuuid), str(seqno)] for vbucket, vbuuid, seqno in places}

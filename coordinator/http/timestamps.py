@@ -12,14 +12,12 @@ from fastapi import FastAPI, Query
 from starlette.responses import Response
 
 from coordinator.core.model.entities import Bucket
-from coordinator.core.model.stream_records import HwHeartbeat
-from coordinator.core.node import Node
 from coordinator.core.timestamps import board as boards
 from coordinator.core.timestamps.board import BucketBoard
 from coordinator.http import models, timestamp_views
 from coordinator.http.aside import HISTORY
 from coordinator.http.errors import ApiError
-from coordinator.http.shared import MS_MAX, explained, read_answer, read_aside
+from coordinator.http.shared import MS_MAX, explained, read_answer, read_aside, watermarks
 from coordinator.kafka.topics import RESTART, STABILITY
 from coordinator.node.shell import Shell
 
@@ -41,7 +39,7 @@ def add_timestamps(app: FastAPI, shell: Shell) -> None:
             for held in node.state.of_kind("bucket")
             if isinstance(held.entity, Bucket)
         }
-        heard = _watermarks(node)
+        heard = watermarks(node)
         rows = [
             timestamp_views.Row(
                 name,
@@ -106,20 +104,6 @@ def add_timestamps(app: FastAPI, shell: Shell) -> None:
         return await read_aside(
             shell, lambda: timestamp_views.restart(bucket, known, limit, now_ms)
         )
-
-
-def _watermarks(node: Node) -> dict[str, list[HwHeartbeat]] | None:
-    """Return what the live indexers say that they hold, by bucket, in one pass over all that was
-    heard; None: this node is not the master."""
-    if node.master is None:
-        return None
-    found: dict[str, list[HwHeartbeat]] = {}
-    peers = node.peers
-    for (bucket, indexer), beat in sorted(peers.watermarks.items(), key=lambda item: item[0]):
-        peer = peers.indexers.get(indexer)
-        if peer is not None and peers.alive(peer) and peer.beat.incarnation == beat.incarnation:
-            found.setdefault(bucket, []).append(beat)
-    return found
 
 
 def _board(shell: Shell, topic: str, bucket: str) -> BucketBoard:

@@ -422,6 +422,7 @@ READS: list[tuple[Callable[[Any], Any], str, dict[str, str]]] = [
     (lambda c: c.list_config(), "/v1/config", {}),
     (lambda c: c.get_config("k"), "/v1/config/k", {}),
     (lambda c: c.stability(), "/v1/stability", {}),
+    (lambda c: c.list_rollbacks(at_least=5), "/v1/rollbacks", {"at_least": "5"}),
     (lambda c: c.stability("#b"), "/v1/stability/%23b", {}),
     (lambda c: c.restart("b"), "/v1/restart/b", {}),
     (lambda c: c.restart("b", 3), "/v1/restart/b", {"limit": "3"}),

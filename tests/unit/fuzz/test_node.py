@@ -26,7 +26,8 @@ from coordinator.core.model.stream_records import (
     StabilityTimestamp,
 )
 from coordinator.core.timestamps import board as boards
-from coordinator.http import timestamp_views, views
+from coordinator.http import rollback_views, timestamp_views, views
+from coordinator.http.shared import watermarks
 from coordinator.kafka.agents import _commit_read, _timestamps_read
 from coordinator.kafka.topics import ACKS, COMMIT, HEARTBEAT, HW, RESTART, STABILITY
 from schemas.registry import SchemaError
@@ -105,6 +106,7 @@ def _shown(one: LoneNode) -> None:
     shown += [views.transactions(node.authority, 100), views.topology(node.state)]
     shown += [views.state(1, node.authority, node.state)]
     shown += [views.indexes(node.state, None, None, node.peers.progress.all())]
+    shown += [rollback_views.rollbacks(node.state, watermarks(node))]
     heard = list(node.peers.watermarks.values())
     for bucket in node.timestamps:
         known = boards.of(node.timestamps, bucket)

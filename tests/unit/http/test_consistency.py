@@ -29,6 +29,7 @@ READS = {
     "/v1/state": ("/v1/state", "/v1/state?cas=1", "/v1/state?at_ms=1"),
     "/v1/topology": ("/v1/topology",),
     "/v1/history": ("/v1/history",),
+    "/v1/rollbacks": ("/v1/rollbacks",),
     "/v1/topics": ("/v1/topics",),
     "/v1/topics/{topic}": ("/v1/topics/t",),
     "/v1/topics/{topic}/subscriptions": ("/v1/topics/t/subscriptions",),

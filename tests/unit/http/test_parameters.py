@@ -106,6 +106,7 @@ CALLS: dict[str, Callable[[Client], Any]] = {
     "list_config": lambda c: c.list_config(**FRESH),
     "indexers": lambda c: c.indexers(),
     "projectors": lambda c: c.projectors(),
+    "list_rollbacks": lambda c: c.list_rollbacks(**FRESH),
     "stability": lambda c: c.stability("b"),
     "all stability": lambda c: c.stability(),
     "stability_history": lambda c: c.stability_history("b"),
