@@ -19,6 +19,7 @@ from coordinator.cli import (
     history,
     members,
     plot,
+    rollbacks,
     scan,
     sql,
     timestamps,
@@ -754,6 +755,7 @@ alter.add_to(app)
 data.add_to(app)
 scan.add_to(app)
 timestamps.add_to(app)
+rollbacks.add_to(app)
 history.add_to(app)
 undo.add_to(app)
 backup.add_to(app, DATA_DIR)

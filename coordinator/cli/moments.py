@@ -29,6 +29,17 @@ def _written(at_ms: int, zone: tzinfo | None, form: str) -> str:
         return f"{at_ms} ms"
 
 
+def how_long(ms: int | None) -> str | None:
+    """Return a duration in seconds, or, of a long one, in the largest whole unit."""
+    if ms is None:
+        return None
+    seconds = ms / 1000
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{int(seconds // size)} {unit}"
+    return f"{seconds:.1f} s"
+
+
 def cas_in(text: str, what: str) -> int | None:
     """Return the CAS that a text is, None if it is none. CommandError `usage`: none is so long."""
     if not text.isdecimal():

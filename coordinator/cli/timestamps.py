@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.cli.moments import TIME, moment, ms_of
+from coordinator.cli.moments import TIME, how_long, moment, ms_of
 from coordinator.cli.output import CommandError, console, plain, print_json, print_table, table
 from coordinator.cli.session import Session, command
 
@@ -209,7 +209,7 @@ def _row(bucket: dict[str, Any]) -> list[Any]:
     sent = bucket.get("current") or {"seqnos": None}
     current = max((n for n in (sent["seqnos"], lag["high"]) if n is not None), default=None)
     return [
-        *(bucket["bucket"], stable["number"], _age(stable["age_ms"]), stable["seqnos"]),
+        *(bucket["bucket"], stable["number"], how_long(stable["age_ms"]), stable["seqnos"]),
         *(current, behind, None if behind_ms is None else f"{behind_ms / 1000:.1f}"),
         _snapshots(lag["indexers"]),
         "\n".join(map(_owner, sorted(bucket.get("owners", ()), key=itemgetter("projector")))),
@@ -234,17 +234,6 @@ def lag_of(bucket: dict[str, Any]) -> tuple[int | None, int | None]:
 
 def _owner(owner: dict[str, Any]) -> str:
     return f"{owner['projector']}: {owner['connection']} ({owner['vbuckets']})"
-
-
-def _age(age_ms: int | None) -> str | None:
-    """Return an age in seconds, or, of a long one, in the largest whole unit."""
-    if age_ms is None:
-        return None
-    seconds = age_ms / 1000
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{int(seconds // size)} {unit}"
-    return f"{seconds:.1f} s"
 
 
 def _snapshots(indexers: list[dict[str, Any]]) -> str:

@@ -872,6 +872,7 @@ COMMANDS = ["run", "reset", "status", "create", "drop", "list", "show", "apply",
 COMMANDS += ["members leave", "members reform", "step-down", "projectors", "build"]
 COMMANDS += [
     "timestamps",
+    "rollbacks",
     "plot",
     "sql",
     "members",
