@@ -10,8 +10,8 @@ STAMP := $(VENV)/.installed
 # Most of the work of the quick tests: it runs beside the rest, in two processes. The fuzzing, and
 # what is of the data plane and of clients, goes with the smaller of them.
 SEEDED := tests/simulation/test_seeds.py tests/simulation/test_mutants.py
-PLANE := tests/simulation/test_plane.py $(addprefix tests/unit/,fuzz indexer_sim projector_sim language \
-    cli client embedded)
+PLANE := tests/simulation/test_plane.py tests/simulation/test_losses.py \
+    $(addprefix tests/unit/,fuzz indexer_sim projector_sim language cli client embedded)
 ARGS ?=
 SEEDS ?= 1000
 ROUNDS ?= 10

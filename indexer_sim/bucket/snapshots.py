@@ -149,8 +149,8 @@ class Timeline:
             floor = self._floors.get(vbucket, 0)
             if progress is None:
                 verdict = verdict if seqno == 0 else NOT_YET
-            elif seqno < max(progress.floor, floor):
-                return MISSED
+            elif seqno < max(progress.floor, floor, before[vbucket] if before else 0):
+                return MISSED  # Below the last snapshot nothing can be undone.
             elif seqno == 0 or (before and before[vbucket] == seqno):
                 continue
             elif progress.condition not in (WHOLE, ORPHANED) or progress.vbuuid != vbuuid:

@@ -743,7 +743,8 @@ class Tracker:
         for vbucket, progress in self.progress.items():
             vbuuid, seqno = vector.position(vbucket) if vector else (Vbuuid(0), Seqno(0))
             progress.vbuuid, progress.seqno, progress.partial = vbuuid, seqno, Seqno(0)
-            progress.begun = progress.reached = progress.synced = progress.floor = seqno
+            progress.begun = progress.reached = progress.synced = seqno
+            progress.floor = min(progress.floor, seqno)
             self.boundaries[vbucket] = [seqno]
             self._disown(vbucket, progress)
         for index_id, tracked in list(self.indexes.items()):

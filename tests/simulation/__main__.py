@@ -2,7 +2,8 @@
 
 It tells how fast that went, which faults struck, and which pairs of step and fault never met. A
 seed that fails is run once more with a trace, which is printed with the one command that repeats
-it. With `--plane` the worlds are those in which documents are indexed.
+it. With `--plane` the worlds are those in which documents are indexed, with `--losses` those in
+which the store loses some, too.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import time
 from tests.simulation.cluster import Cluster
 from tests.simulation.kernel.coverage import Coverage
 from tests.simulation.kernel.runs import run
+from tests.simulation.plane.losing import LosingWorld
 from tests.simulation.plane.world import PlaneWorld
 from tests.simulation.requirements import empty_cells, meet_pairs
 from tests.simulation.world import World
@@ -65,8 +67,13 @@ def main() -> int:
     parser.add_argument(
         "--plane", action="store_true", help="worlds in which documents are indexed"
     )
+    parser.add_argument(
+        "--losses", action="store_true", help="such worlds, with a store that loses changes"
+    )
     options = parser.parse_args()
+    with_data = options.plane or options.losses
     make: type[World | PlaneWorld] = PlaneWorld if options.plane else World
+    make = LosingWorld if options.losses else make
     seeds = range(options.first, options.first + options.seeds)
     if options.trace:
         for seed in seeds:
@@ -74,9 +81,9 @@ def main() -> int:
         return 0
     began = time.monotonic()
     found = run(make, seeds, options.jobs)
-    if options.pairs and not options.plane:
+    if options.pairs and not with_data:
         meet_pairs(found)
-    tell(found.coverage, time.monotonic() - began, with_data=options.plane)
+    tell(found.coverage, time.monotonic() - began, with_data=with_data)
     for _, what in sorted(found.bad.items()):
         print(f"FAILED {what}")
     if found.bad:

@@ -98,6 +98,10 @@ class MemoryDatabase(Disk[dict[bytes, bytes], Batch]):
             if self.fuse < 0:
                 raise Crashed
 
+    def moment(self) -> dict[bytes, bytes]:
+        """Return all that there is at this instant."""
+        return dict(self.newest)
+
     def close(self) -> None:
         """Nothing is open."""
 

@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator.core.model.entities import Bucket, Index, Rollback
 from coordinator.core.model.records import Holding, HoldingsRequested
-from coordinator.core.model.stream_records import BuildProgress, CatchUpRequested
+from coordinator.core.model.stream_records import (
+    BuildProgress,
+    CatchUpRequested,
+    StabilityTimestamp,
+)
 from coordinator.kafka.topics import STREAM_REQUEST
 from coordinator.runtime.threads import Threads
 from indexer_sim.bucket.allocation import Allocate, AllocationPlanner
@@ -176,8 +180,21 @@ class Life:
         self._apply_due = False
         self._do(self._apply_some)
 
-    def _apply_some(self) -> None:
+    def hear(self, timestamp: StabilityTimestamp) -> None:
+        """A timestamp at which a snapshot is wanted has been read."""
+        if self.planner.complete:
+            queued = Queued(self.storage.epoch, timestamp)
+            self._do(lambda: self.applier.apply([queued]))
+
+    def _obey(self) -> None:
+        before = {bucket.name: bucket.rolled_back for bucket in self.storage.buckets()}
         self.applier.obey()
+        for bucket in self.storage.buckets():
+            if bucket.rolled_back != before[bucket.name]:
+                self.world.witness.rolled_back(self, bucket)
+
+    def _apply_some(self) -> None:
+        self._obey()
         queued = self.reader.read(self.world.clock.chance.choice(BATCHES))
         if queued:
             self.apply(queued)

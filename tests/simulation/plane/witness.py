@@ -23,7 +23,9 @@ from coordinator.core.model.entities import (
     index_key,
     rollback_key,
 )
+from coordinator.core.model.stream_records import FailoverBranch
 from coordinator.core.model.vectors import Vector
+from coordinator.core.timestamps.algorithms import is_shared
 from indexer_sim.bucket.bucket import Bucket
 from indexer_sim.bucket.entries import (
     BACK,
@@ -115,6 +117,8 @@ class Witness(Actor):
             if not since or world.clock.now - min(since) < SPOKEN_MS:
                 continue
             held = bucket.tracker.vector()
+            if not held.holds_anything:
+                continue  # It has gone back to 0, and is sent everything.
             behind = [
                 v
                 for v in range(len(vector))
@@ -317,6 +321,33 @@ class Witness(Actor):
             f"indexer {life.number} index {index.id} without {missing}",
         )
         self.look(life, bucket, vbuckets)
+
+    def rolled_back(self, life: Life, bucket: Bucket) -> None:
+        """A bucket has gone back: what is left of it is what the store had there, and no more."""
+        held = self._contents(life, bucket)
+        tracker = bucket.tracker
+        kept = 0
+        for number, vbucket in enumerate(self.world.store.buckets[bucket.name]):
+            self._last.pop((life.number, bucket.name, number), None)
+            progress = tracker.progress.get(number)
+            if progress is None or not is_shared(
+                [FailoverBranch(*branch) for branch in vbucket.log],
+                progress.vbuuid,
+                progress.applied,
+            ):
+                continue
+            for index_id, tracked in tracker.indexes.items():
+                index, mark = self._promised(index_id, tracked), tracked.marks.get(number)
+                if index is None or not tracked.state.complete or mark is None:
+                    continue
+                if progress.seqno < max(progress.floor, mark.done):
+                    continue
+                kept += 1
+                where = f"indexer {life.number} {bucket.name}/{number} index {index_id} went back"
+                self._compare_exactly(
+                    life, index, vbucket, progress.seqno, held[index_id], f"{where}: {progress}"
+                )
+        self.world.coverage.checks += kept
 
     def went_back(self, number: int) -> None:
         """An indexer's disks have lost something."""

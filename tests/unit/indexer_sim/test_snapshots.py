@@ -8,6 +8,7 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -21,16 +22,21 @@ from coordinator.core.keys.key_versions import (
     Item,
     attach,
     begin,
+    history,
+    unpack,
 )
+from coordinator.core.model.entities import Rollback
 from coordinator.core.model.stream_records import (
     BACKFILL,
     CATCHUP,
     MAINTENANCE,
+    FailoverBranch,
     KeyVersions,
     StabilityTimestamp,
 )
 from coordinator.core.model.vectors import Places, Vector
 from indexer_sim.bucket.checkpoints import About
+from indexer_sim.bucket.entries import DATA, SLICE_KEY
 from indexer_sim.bucket.snapshots import KEPT_MAX, WANTED_MAX, Timeline, Undo, overlaid, taken_back
 from indexer_sim.bucket.storage import Storage
 from indexer_sim.scans.api import ScanRefused, Wanted
@@ -134,6 +140,14 @@ class Feeder:
             found += [b"%d" % piece + entry for entry in entries]
         view.close()
         return found
+
+    def read_all(self) -> list[bytes]:
+        """Return all entries that are in the database, complete or not."""
+        found = []
+        for key, _ in self.bucket.database.scan(DATA):
+            _, piece = SLICE_KEY.unpack_from(key, 1)
+            found.append(b"%d" % piece + key[1 + SLICE_KEY.size :])
+        return sorted(found)
 
     def held(self) -> list[int]:
         return [stable.number for stable in self.bucket.timeline.kept]
@@ -297,6 +311,148 @@ def test_an_index_that_is_built_when_nothing_changes_any_more_is_in_the_newest_s
     view.close()
     fed.mutate(b"d0", 0)
     assert fed.read(number) != fed.read()
+
+
+# -- rollbacks -----------------------------------------------------------------------------------
+
+NEWER = 2**63 + 2
+
+
+def a_rollback(left: dict[int, int], number: int = 5, **more: Any) -> Rollback:
+    """Vbuckets have lost what came after these seqnos."""
+    failover = Vector([NEWER] * len(left), list(left.values())).to_bytes()
+    return Rollback(
+        bucket="b",
+        number=number,
+        state="rollback",
+        vbuckets=tuple(left),
+        reason="",
+        began_ms=0,
+        failover_vbuuids=failover[0],
+        failover_seqnos=failover[1],
+        barrier=number,
+        **more,
+    )
+
+
+def test_a_bucket_goes_back_to_exactly_its_newest_snapshot_that_has_nothing_of_what_was_lost(
+    storage: Storage,
+) -> None:
+    """And so it does after a restart, or after what it does when told twice."""
+    feeder, chance = Feeder(storage), Random(7)
+    kept: list[tuple[int, list[int], list[bytes]]] = []
+    for _ in range(KEPT_MAX):
+        for _ in range(1 + chance.randrange(6)):
+            feeder.mutate(chance.choice(DOCUMENTS), chance.randrange(6))
+        feeder.sync()
+        then, entries = list(feeder.seqnos), sorted(feeder.newest.values())
+        feeder.mutate(chance.choice(DOCUMENTS), chance.randrange(6))
+        kept.append((feeder.stable(then), then, entries))
+    for number, seqnos, entries in reversed(kept[1:]):
+        lost = dict(enumerate(seqnos))
+        said = feeder.bucket.roll_back(a_rollback(lost, number=100 - number))
+        assert said == f"back to timestamp {number}"
+        assert feeder.bucket.published.vector.seqnos.tolist() == seqnos
+        assert feeder.read_all() == entries
+        assert feeder.held()[-1] == number
+        assert feeder.bucket.published.recovering
+    assert feeder.bucket.roll_back(a_rollback({0: 0}, number=1)) == "", "it was done already"
+    feeder.bucket.stale = True
+    feeder.storage.reload(feeder.bucket)
+    assert feeder.read_all() == kept[1][2]
+    assert (feeder.bucket.rolled_back, feeder.bucket.published.recovering) == (98, True)
+
+
+def test_who_has_applied_nothing_of_what_was_lost_stays_where_he_is(storage: Storage) -> None:
+    feeder = Feeder(storage)
+    for document in DOCUMENTS:
+        feeder.mutate(document, 3)
+    entries = feeder.read_all()
+    high = dict(enumerate(feeder.seqnos))
+    said = feeder.bucket.roll_back(a_rollback(high))
+    assert said == "nothing that was lost was held"
+    assert feeder.read_all() == entries
+    assert feeder.bucket.published.vector.seqnos.tolist() == feeder.seqnos
+
+
+@pytest.mark.parametrize("why", ["no snapshot", "too low", "forgotten", "restarted"])
+def test_where_no_snapshot_is_left_a_bucket_goes_back_to_0(storage: Storage, why: str) -> None:
+    feeder = Feeder(storage)
+    if why == "forgotten":
+        feeder.bucket.timeline = Timeline(undo_max=2)
+    left = 0
+    for document in DOCUMENTS:
+        feeder.mutate(document, 3)
+    feeder.sync()
+    if why != "no snapshot":
+        feeder.stable()
+        left = 0 if why == "too low" else feeder.seqnos[0]
+    for document in DOCUMENTS:
+        feeder.mutate(document, 4)
+    if why == "restarted":
+        feeder.bucket.stale = True
+        feeder.storage.reload(feeder.bucket)
+    assert feeder.bucket.roll_back(a_rollback({0: left})) == "back to 0"
+    assert feeder.read_all() == []
+    assert not feeder.bucket.published.vector.holds_anything
+    assert not feeder.bucket.published.states[INDEX].complete
+    assert feeder.bucket.published.states[INDEX].build == 1
+    assert feeder.held() == []
+
+
+def test_what_was_sent_before_a_rollback_counts_no_more_and_what_comes_after_it_does(
+    storage: Storage,
+) -> None:
+    feeder = Feeder(storage)
+    feeder.mutate(b"d0", 3)
+    feeder.sync()
+    feeder.stable()
+    feeder.mutate(b"d0", 4)
+    entries = feeder.read_all()
+    feeder.bucket.roll_back(a_rollback({0: 1}))
+    feeder.mutate(b"d0", 5)
+    assert feeder.read_all() != entries
+    assert feeder.bucket.published.recovering
+    assert feeder.bucket.published.gaps == (0, 1)
+    [told] = unpack(history(0, [FailoverBranch(NEWER, 1), FailoverBranch(BRANCH, 0)]))
+    starts = told, begin(0, 1, NEWER, [0]), begin(1, 0, BRANCH, [0])
+    feeder.apply(MAINTENANCE, 9, *starts, number=6)
+    assert not feeder.bucket.published.recovering
+    item = Item(UPSERT, 0, 2, 0, 0, b"d0", b"\x907\x00")
+    feeder.apply(MAINTENANCE, 9, item, number=6)
+    assert feeder.read_all() == [b"0\x907\x00d0"]
+
+
+def test_another_loss_before_all_has_come_again_is_recovered_from_as_well(
+    storage: Storage,
+) -> None:
+    """The index that the first rollback has emptied is in use, although it is not complete."""
+    feeder = Feeder(storage)
+    feeder.mutate(b"d0", 3)
+    feeder.bucket.roll_back(a_rollback({0: 0}, number=5))
+    feeder.bucket.roll_back(a_rollback({0: 0}, number=6))
+    feeder.apply(MAINTENANCE, 9, *(begin(v, 0, NEWER, [0]) for v in range(VBUCKETS)), number=7)
+    assert feeder.bucket.published.recovering
+    feeder.apply(BACKFILL, 10, *(begin(v, 0, NEWER, [0]) for v in range(VBUCKETS)))
+    feeder.apply(BACKFILL, 10, *(Item(END, v, 0) for v in range(VBUCKETS)))
+    assert not feeder.bucket.published.recovering
+    feeder.apply(MAINTENANCE, 11, begin(0, 3, NEWER, [0]), number=8)
+    feeder.bucket.stale = True
+    feeder.storage.reload(feeder.bucket)
+    assert feeder.bucket.published.gaps == (0,), "that has nothing to do with the rollback"
+    assert (feeder.bucket.rolled_back, feeder.bucket.published.recovering) == (6, False)
+
+
+def test_no_snapshot_is_made_at_a_timestamp_of_a_branch_that_has_lost_more(
+    storage: Storage,
+) -> None:
+    """Nothing below the last snapshot can be undone any more, not even to seqno 0."""
+    feeder = Feeder(storage)
+    feeder.mutate(b"d0", 3)
+    feeder.sync()
+    first = feeder.stable()
+    feeder.stable([0, feeder.seqnos[1]])
+    assert feeder.held() == [first]
 
 
 def test_what_an_index_held_before_it_began_anew_does_not_come_back(storage: Storage) -> None:

@@ -401,7 +401,7 @@ def test_a_catch_up_on_a_branch_that_has_what_is_held_closes_a_gap() -> None:
     indexer.apply(catchup(*branch(3, after=4), upsert(5, b"y", b"k5"), Item(END, 0, 5)))
     indexer.apply(maintenance(upsert(6, b"z", b"k6"), connection=2, number=2))
     progress = indexer.tracker.progress[0]
-    assert (progress.condition, progress.seqno) == (WHOLE, 6)
+    assert (progress.condition, progress.vbuuid, progress.seqno) == (WHOLE, NEWER, 6)
     assert {at[1] for at in indexer.entries.held} == {b"x", b"y", b"z"}
 
 

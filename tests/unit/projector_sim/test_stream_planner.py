@@ -18,6 +18,7 @@ from coordinator.core.model.entities import (
     READY,
     Bucket,
     Index,
+    Rollback,
     Slice,
     Source,
     Stream,
@@ -68,7 +69,7 @@ class Given:
         self.planner.caught_up()
         self.own(OWNED)
 
-    def observe(self, *entities: Index | Bucket | Stream) -> None:
+    def observe(self, *entities: Index | Bucket | Stream | Rollback) -> None:
         for entity in entities:
             self.planner.observe(entity.key, entity)
 
@@ -236,6 +237,24 @@ def test_a_vbucket_that_does_not_begin_in_time_needs_a_new_generation() -> None:
     assert given.waiting() == []
     given.now += BEGIN_TIMEOUT_MS
     assert given.waiting() == [1]
+
+
+@pytest.mark.parametrize("state", ["started", "prepare", "restart"])
+def test_no_stream_of_any_bucket_runs_until_it_is_known_after_what_they_begin_again(
+    state: str,
+) -> None:
+    given = Given(an_index())
+    run = given.streaming(1)
+    given.observe(a_rollback("other", state))
+    assert [(action.run, type(action)) for action in given.plan()] == [(run, Close)]
+    given.renew(2)
+    assert given.plan() == []
+    given.observe(a_rollback("other", "rollback"))
+    assert given.opened().number == 2
+
+
+def a_rollback(bucket: str, state: str) -> Rollback:
+    return Rollback(bucket=bucket, number=1, state=state, vbuckets=(), reason="", began_ms=0)
 
 
 def test_a_vbucket_that_must_roll_back_is_asked_for_again_after_a_while() -> None:

@@ -1,0 +1,93 @@
+"""A store that loses changes: indexes become what it still has, whatever else fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.simulation.conftest import BASE
+from tests.simulation.kernel.runs import SeedReport, run_seeds
+from tests.simulation.plane.faults import ACTIONS, STORE_LOSES
+from tests.simulation.plane.losing import LosingWorld
+from tests.simulation.planted import rollbacks as r
+from tests.simulation.planted.search import cases, search
+from tests.simulation.test_plane import BATCH, ENOUGH, SEEDS
+
+WORLDS_MAX = 60
+MET = SeedReport()
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def hold(seeds: range) -> None:
+    found = run_seeds(LosingWorld, seeds)
+    MET.add(found)
+    found.require_all()
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, BATCH))
+def test_every_index_is_what_the_store_still_has_under_every_schedule(first: int) -> None:
+    hold(range(first, min(first + BATCH, SEEDS)))
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, BATCH))
+def test_so_it_is_in_worlds_that_nobody_has_run(first: int) -> None:
+    hold(range(BASE + first, BASE + min(first + BATCH, SEEDS)))
+
+
+def test_the_run_met_every_fault() -> None:
+    if MET.coverage.worlds < SEEDS or SEEDS < ENOUGH:
+        pytest.skip("too few seeds")
+    assert set(MET.coverage.strikes) == {*ACTIONS, STORE_LOSES}
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(129, id="a timestamp of a vbucket that has lost everything"),
+        pytest.param(340, id="a stream that begins anew after everything was emptied"),
+    ],
+)
+def test_worlds_that_have_shown_a_fault_hold(seed: int) -> None:
+    LosingWorld(seed).run()
+
+
+WRONG = {
+    "converges",
+    "hw-holds-what-it-claims",
+    "hw-is-of-the-store",
+    "snapshots-are-exact",
+    "an-entry-is-of-its-document",
+    "no-entry-is-doubled",
+}
+
+MUTANTS: list[tuple[Plant, tuple[str, ...], int, set[str]]] = [
+    (r.every_branch_has_what_is_held, (), 10, WRONG),
+    (r.indexers_keep_what_was_lost, (), 1, WRONG),
+    (r.any_snapshot_will_do, (), 6, WRONG),
+    (r.only_the_last_change_is_undone, (), 1, WRONG),
+    (r.every_index_was_whole_at_a_snapshot, (), 34, WRONG),
+    (r.snapshots_are_made_of_what_cannot_be_undone, (), 129, WRONG),
+    (r.what_is_refused_is_not_asked_for_again, (), 2, WRONG),
+    (r.a_loss_during_a_rollback_is_overlooked, (), 51, WRONG),
+]
+"""A mutant, the faults of worlds that can show it (none: any), one that does, who may name it."""
+
+
+@pytest.mark.parametrize(("plant", "faults", "first", "names"), cases(MUTANTS, ()))
+def test_a_planted_bug_is_caught(
+    plant: Plant,
+    faults: tuple[str, ...],
+    first: int,
+    names: set[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plant(monkeypatch)
+    search(
+        plant.__name__,
+        lambda number: LosingWorld(number, focus=faults).run(),
+        first,
+        WORLDS_MAX,
+        names,
+    )
