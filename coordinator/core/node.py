@@ -68,7 +68,7 @@ from coordinator.core.consensus.inputs import (
 from coordinator.core.consensus.liveness import Liveness
 from coordinator.core.consensus.local_reads import LocalReads
 from coordinator.core.consensus.peers import Peers, impossible
-from coordinator.core.consensus.roles import BOOTSTRAP, MASTER, REPLICA, moved, next_role
+from coordinator.core.consensus.roles import BOOTSTRAP, MASTER, REPLICA, ROLLBACK, moved, next_role
 from coordinator.core.consensus.signals import (
     AnswerProposal,
     AwaitSuccessor,
@@ -133,6 +133,7 @@ class Node:
         self.config = config
         self.now = Instant(0, 0)
         self.role = BOOTSTRAP
+        self._rollbacks: tuple[object, bool] = (None, False)
         self.counters = Counters()
         self.tokens = Tokens()
         self.peers = Peers(config)
@@ -264,10 +265,18 @@ class Node:
         """Move on to the state that fits, by the one table of transitions."""
         fits = BOOTSTRAP
         if self.master is not None and self.is_following:
-            fits = MASTER
+            fits = ROLLBACK if self._rolls_back() else MASTER
         elif self.is_member and self.election.master_alive(self):
             fits = REPLICA
         self.role = moved(self.role, next_role(self.role, fits))
+
+    def _rolls_back(self) -> bool:
+        """Tell whether a rollback goes on; looked at again only if one has moved."""
+        rollbacks = self.state.kinds.get("rollback")
+        if rollbacks is not self._rollbacks[0]:
+            goes_on = any(not one.is_over for one in self.state.rollbacks())
+            self._rollbacks = rollbacks, goes_on
+        return self._rollbacks[1]
 
     def run(self, results: Iterable[Result]) -> None:
         """Hand signals on, and keep effects for the shell, in their order."""

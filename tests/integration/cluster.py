@@ -31,6 +31,7 @@ from coordinator.client.client import Client
 from coordinator.core.catalog import state as states
 from coordinator.core.catalog.state import StateContext
 from coordinator.core.consensus.inputs import Restored
+from coordinator.core.consensus.roles import LEADING
 from coordinator.core.model import digest as digests
 from coordinator.core.model.records import DdlReply, Event
 from coordinator.embedded.children import READY, TIMESTAMPS, timestamps_argv
@@ -462,7 +463,7 @@ class Cluster:
             for number in self.running():
                 with suppress(httpx.HTTPError):
                     ready = self.ask(number, "GET", "/readyz", timeout=1.0)
-                    if ready.status_code == 200 and ready.json()["role"] == "master":
+                    if ready.status_code == 200 and ready.json()["role"] in LEADING:
                         return number if number != other_than else 0
             return 0
 

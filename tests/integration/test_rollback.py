@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from coordinator.core.consensus.roles import ROLLBACK
 from coordinator.kafka.topics import FAILOVER_LOG
 from tests.integration.cluster import Child, Cluster, wait_until
 from tests.integration.logged_plane import LoggedPlane, some_change
@@ -173,7 +174,9 @@ def _kill(one: Child, until: Callable[[], object]) -> None:
 
 
 def _kill_master(plant: Cluster) -> None:
+    """It leads a rollback; its successor goes on with that at once."""
     old = plant.master()
+    wait_until(lambda: plant.get(old, "/readyz")["role"] == ROLLBACK, "the master rolls back")
     _kill(plant.nodes[old], lambda: plant.master(other_than=old))
 
 

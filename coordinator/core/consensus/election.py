@@ -23,7 +23,7 @@ from coordinator.core.consensus.effects import (
     Reply,
 )
 from coordinator.core.consensus.inputs import MembershipRequested, ProducerFailed, ProducerOpened
-from coordinator.core.consensus.roles import MASTER
+from coordinator.core.consensus.roles import LEADING
 from coordinator.core.consensus.signals import (
     Elected,
     ExamineLog,
@@ -116,7 +116,7 @@ class Election:
         authority = view.authority
         if (
             authority is not None
-            and beat.state == MASTER
+            and beat.state in LEADING
             and (beat.node, beat.epoch) == (authority.master, authority.epoch)
             and beat.incarnation == authority.incarnation
         ):

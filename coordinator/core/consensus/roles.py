@@ -3,16 +3,19 @@
 Pure. A node starts in `bootstrap`. It becomes `replica` once it is in the in-sync set and hears
 the master, and `master` once it has read its own claim back. It returns to `bootstrap` if it does
 not hear the master, if it was expired, or if a newer claim counts. `rollback` is a master that
-coordinates a kv-rollback.
+coordinates a kv-rollback: one that succeeds another goes on with it straight from `bootstrap`.
 """
 
 from __future__ import annotations
 
 BOOTSTRAP, REPLICA, MASTER, ROLLBACK = ROLES = ("bootstrap", "replica", "master", "rollback")
 
+LEADING = frozenset({MASTER, ROLLBACK})
+"""The states of a node that is master."""
+
 MOVES: dict[str, frozenset[str]] = {
-    BOOTSTRAP: frozenset({REPLICA, MASTER}),
-    REPLICA: frozenset({BOOTSTRAP, MASTER}),
+    BOOTSTRAP: frozenset({REPLICA, MASTER, ROLLBACK}),
+    REPLICA: frozenset({BOOTSTRAP, MASTER, ROLLBACK}),
     MASTER: frozenset({BOOTSTRAP, ROLLBACK}),
     ROLLBACK: frozenset({MASTER, BOOTSTRAP}),
 }

@@ -41,6 +41,7 @@ def test_a_deposed_master_goes_through_bootstrap() -> None:
     assert next_role(MASTER, REPLICA) == BOOTSTRAP
 
 
-def test_only_a_master_coordinates_a_rollback() -> None:
-    assert [role for role in ROLES if ROLLBACK in MOVES[role]] == [MASTER]
-    assert next_role(BOOTSTRAP, ROLLBACK) == MASTER
+def test_who_succeeds_a_master_in_a_rollback_goes_on_with_it_at_once() -> None:
+    assert next_role(BOOTSTRAP, ROLLBACK) == ROLLBACK
+    assert next_role(REPLICA, ROLLBACK) == ROLLBACK
+    assert next_role(ROLLBACK, REPLICA) == BOOTSTRAP
