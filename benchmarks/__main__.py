@@ -25,6 +25,7 @@ from benchmarks import (
     failover,
     fold,
     history,
+    rollback,
     size,
     timestamps,
     watchers,
@@ -48,6 +49,7 @@ ALL = (
     "build",
     "scan",
     "maintenance",
+    "rollback",
     "catch_up",
     "freshness",
     "idle",
@@ -56,7 +58,7 @@ ALL = (
     "growth",
     "archive",
 )
-ALONE = ("fold", "size", "simulator", "failover_with_outcomes", "archive")
+ALONE = ("fold", "size", "simulator", "failover_with_outcomes", "archive", "rollback")
 """These need no cluster, or one of their own."""
 
 DATA_PLANE: dict[str, Callable[[data_plane.DataPlane], Any]] = {
@@ -120,6 +122,8 @@ def main() -> int:
         _compare_with_etcd(seen)
     if set(wanted) & set(DATA_PLANE):
         _data_plane(seen, wanted)
+    if "rollback" in wanted:
+        _show(seen, "rollback", rollback.rollback)
     if set(wanted) & set(TIMESTAMPS):
         with timestamps.broker() as servers:
             for name, measure in TIMESTAMPS.items():
