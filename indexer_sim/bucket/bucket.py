@@ -307,7 +307,7 @@ class Bucket:
         if lost:
             way = self.timeline.way_back(lost, tracker)
             stable, undone = way if way is not None else (None, [])
-            whole = self._whole_at(stable)
+            whole = self.indexes_whole_at(stable)
             put_back(batch, [change for change in undone if change.index_id in whole])
             for index_id in tracker.indexes.keys() - whole:
                 erase(batch, index_id)
@@ -322,7 +322,7 @@ class Bucket:
         self.publish()
         return said
 
-    def _whole_at(self, stable: Stable | None) -> frozenset[int]:
+    def indexes_whole_at(self, stable: Stable | None) -> frozenset[int]:
         """Return the indexes of which all was here at a snapshot, in their present builds."""
         if stable is None:
             return frozenset()

@@ -109,7 +109,7 @@ class Timeline:
     def reached(self, tracker: Tracker) -> Wanted | None:
         """Return the first timestamp that can be told now; those that never can are forgotten."""
         for wanted in list(self._wanted):
-            verdict = self._judge(wanted.vector, tracker)
+            verdict = self.judge(wanted.vector, tracker)
             if verdict != NOT_YET:
                 self._wanted.remove(wanted)
             if verdict == REACHED:
@@ -127,7 +127,7 @@ class Timeline:
         complete = {i: t.state.build for i, t in tracker.indexes.items() if t.state.complete}
         if complete.items() <= newest.builds.items():
             return None
-        if self._judge(newest.vector, tracker) != REACHED:
+        if self.judge(newest.vector, tracker) != REACHED:
             return None
         whole = whole_at(newest.vector.seqnos.tolist(), tracker).items()
         kept = newest.builds.items() & complete.items()
@@ -135,7 +135,7 @@ class Timeline:
             return None
         return Wanted(newest.number, newest.vector)
 
-    def _judge(self, vector: Vector, tracker: Tracker) -> int:
+    def judge(self, vector: Vector, tracker: Tracker) -> int:
         """Tell whether a vector can be told now. While it is not covered, that costs nothing."""
         if len(vector) != tracker.vbuckets:
             return MISSED

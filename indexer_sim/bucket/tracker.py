@@ -470,7 +470,7 @@ class Tracker:
             return False
         progress.number, progress.owner = record.number, (record.projector, record.connection)
         self._taken = None
-        goes_on = _goes_on(progress, vbuuid, log)
+        goes_on = has_what_was_applied(progress, vbuuid, log)
         if goes_on or not self._is_held(vbucket):
             progress.reached = seqno
         if not self._is_held(vbucket):
@@ -661,7 +661,7 @@ class Tracker:
                 progress.change(BEGUN_ON_A_BRANCH)
                 self._touch(item.vbucket, progress)
                 return
-            near = item.seqno <= progress.seqno and _goes_on(progress, vbuuid, log)
+            near = item.seqno <= progress.seqno and has_what_was_applied(progress, vbuuid, log)
             if near and carried >= self._missing(item.vbucket):
                 progress.catchup, progress.vbuuid = connection, vbuuid
                 self._touch(item.vbucket, progress)
@@ -832,7 +832,9 @@ class Tracker:
         return bytes(bits)
 
 
-def _goes_on(progress: VbucketProgress, vbuuid: Vbuuid, log: Sequence[FailoverBranch]) -> bool:
+def has_what_was_applied(
+    progress: VbucketProgress, vbuuid: Vbuuid, log: Sequence[FailoverBranch]
+) -> bool:
     """Tell whether a branch has all that was applied of a vbucket, as its history says."""
     return _succession(progress, vbuuid, log) is Succession.COVERED
 

@@ -431,7 +431,7 @@ class StreamPlanner:
         self._take_out(run, now_ms)
         return Close(run, reason)
 
-    def _lacking(self, bucket: str, kv: KvBucket, now_ms: int) -> set[int]:
+    def lacking(self, bucket: str, kv: KvBucket, now_ms: int) -> set[int]:
         """Return the vbuckets that are owned and not streamed, nor about to be."""
         run = self.maintenance.get(bucket)
         if run is None:
@@ -474,7 +474,7 @@ class StreamPlanner:
             number = source.number if source else 0
             if kv is None or not self._may(bucket, now_ms) or not self.streamed(bucket):
                 continue
-            if self._lacking(bucket, kv, now_ms):
+            if self.lacking(bucket, kv, now_ms):
                 found.append(StreamAwaited(bucket, number))
         return tuple(found)
 

@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from tests.conftest import PROFILE
 from tests.simulation.scenes import world  # noqa: F401
 
 FIRST, LAST = 1_000_000, 9_000_000
@@ -14,6 +15,14 @@ FIRST, LAST = 1_000_000, 9_000_000
 
 BASE = int(os.environ.get("SIMULATION_BASE") or random.randrange(FIRST, LAST))
 os.environ["SIMULATION_BASE"] = str(BASE)
+
+
+BATCH = 10
+SHARE = 20 if PROFILE == "quick" else 4
+PLANE_SEEDS = max(BATCH, int(os.environ.get("SIMULATION_SEEDS", "400")) // SHARE)
+"""A world with a data plane takes twice as long as one without: a quick run has few."""
+ENOUGH = 100
+"""From so many on all faults must have struck."""
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

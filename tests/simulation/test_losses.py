@@ -6,13 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.simulation.conftest import BASE
+from tests.simulation.conftest import BASE, BATCH, ENOUGH, PLANE_SEEDS
 from tests.simulation.kernel.runs import SeedReport, run_seeds
 from tests.simulation.plane.faults import ACTIONS, STORE_LOSES
 from tests.simulation.plane.losing import LosingWorld
 from tests.simulation.planted import rollbacks as r
 from tests.simulation.planted.search import cases, search
-from tests.simulation.test_plane import BATCH, ENOUGH, SEEDS
 
 WORLDS_MAX = 60
 MET = SeedReport()
@@ -26,18 +25,18 @@ def hold(seeds: range) -> None:
     found.require_all()
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, BATCH))
+@pytest.mark.parametrize("first", range(0, PLANE_SEEDS, BATCH))
 def test_every_index_is_what_the_store_still_has_under_every_schedule(first: int) -> None:
-    hold(range(first, min(first + BATCH, SEEDS)))
+    hold(range(first, min(first + BATCH, PLANE_SEEDS)))
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, BATCH))
+@pytest.mark.parametrize("first", range(0, PLANE_SEEDS, BATCH))
 def test_so_it_is_in_worlds_that_nobody_has_run(first: int) -> None:
-    hold(range(BASE + first, BASE + min(first + BATCH, SEEDS)))
+    hold(range(BASE + first, BASE + min(first + BATCH, PLANE_SEEDS)))
 
 
 def test_the_run_met_every_fault() -> None:
-    if MET.coverage.worlds < SEEDS or SEEDS < ENOUGH:
+    if MET.coverage.worlds < PLANE_SEEDS or PLANE_SEEDS < ENOUGH:
         pytest.skip("too few seeds")
     assert set(MET.coverage.strikes) == {*ACTIONS, STORE_LOSES}
 

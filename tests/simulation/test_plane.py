@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -11,19 +10,13 @@ import pytest
 from coordinator.core.keys.key_versions import ABSENT, END, SYNC, Item, begin
 from coordinator.core.model.stream_records import BACKFILL, MAINTENANCE, KeyVersions
 from indexer_sim.bucket.tracker import Tracker
-from tests.conftest import PROFILE
-from tests.simulation.conftest import BASE
+from tests.simulation.conftest import BASE, BATCH, ENOUGH, PLANE_SEEDS
 from tests.simulation.kernel.runs import SeedReport, ends_in_processes, run_seeds
 from tests.simulation.plane.faults import ACTIONS
 from tests.simulation.plane.world import PlaneWorld
 from tests.simulation.planted import streams as s
 from tests.simulation.planted.search import cases, search
 
-BATCH = 10
-SHARE = 20 if PROFILE == "quick" else 4
-SEEDS = max(BATCH, int(os.environ.get("SIMULATION_SEEDS", "400")) // SHARE)
-"""A world with a data plane takes twice as long as one without: a quick run has few."""
-ENOUGH = 100
 WORLDS_MAX = 60
 
 MET = SeedReport()
@@ -39,18 +32,18 @@ def hold(seeds: range) -> None:
     found.require_all()
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, BATCH))
+@pytest.mark.parametrize("first", range(0, PLANE_SEEDS, BATCH))
 def test_every_index_is_what_the_store_says_under_every_schedule(first: int) -> None:
-    hold(range(first, min(first + BATCH, SEEDS)))
+    hold(range(first, min(first + BATCH, PLANE_SEEDS)))
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, BATCH))
+@pytest.mark.parametrize("first", range(0, PLANE_SEEDS, BATCH))
 def test_so_it_is_in_worlds_that_nobody_has_run(first: int) -> None:
-    hold(range(BASE + first, BASE + min(first + BATCH, SEEDS)))
+    hold(range(BASE + first, BASE + min(first + BATCH, PLANE_SEEDS)))
 
 
 def test_the_run_met_every_fault() -> None:
-    if MET.coverage.worlds < SEEDS or SEEDS < ENOUGH:
+    if MET.coverage.worlds < PLANE_SEEDS or PLANE_SEEDS < ENOUGH:
         pytest.skip("too few seeds")
     assert set(MET.coverage.strikes) == set(ACTIONS)
     assert MET.coverage.checks > 50 * MET.coverage.worlds

@@ -20,7 +20,7 @@ Patch = pytest.MonkeyPatch
 
 
 def every_branch_has_what_is_held(patch: Patch) -> None:
-    patch.setattr(trackers, "_goes_on", lambda progress, vbuuid, log: True)
+    patch.setattr(trackers, "has_what_was_applied", lambda progress, vbuuid, log: True)
 
 
 def indexers_keep_what_was_lost(patch: Patch) -> None:
@@ -44,7 +44,7 @@ def every_index_was_whole_at_a_snapshot(patch: Patch) -> None:
     def whole(self: Bucket, stable: Any) -> frozenset[int]:
         return frozenset(self.tracker.indexes) if stable is not None else frozenset()
 
-    patch.setattr(Bucket, "_whole_at", whole)
+    patch.setattr(Bucket, "indexes_whole_at", whole)
 
 
 def snapshots_are_made_of_what_cannot_be_undone(patch: Patch) -> None:
@@ -55,19 +55,19 @@ def snapshots_are_made_of_what_cannot_be_undone(patch: Patch) -> None:
         self._last = (number, [])
         return known(self, vector, tracker)
 
-    known = Timeline._judge
-    patch.setattr(Timeline, "_judge", judge)
+    known = Timeline.judge
+    patch.setattr(Timeline, "judge", judge)
 
 
 def what_is_refused_is_not_asked_for_again(patch: Patch) -> None:
-    known = StreamPlanner._lacking
+    known = StreamPlanner.lacking
 
     def lacking(self: StreamPlanner, bucket: str, kv: Any, now_ms: int) -> set[int]:
         run = self.maintenance.get(bucket)
         refused = set(run.refused) if run is not None else set()
         return known(self, bucket, kv, now_ms) - refused
 
-    patch.setattr(StreamPlanner, "_lacking", lacking)
+    patch.setattr(StreamPlanner, "lacking", lacking)
 
 
 def a_loss_during_a_rollback_is_overlooked(patch: Patch) -> None:

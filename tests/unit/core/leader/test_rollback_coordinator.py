@@ -16,8 +16,8 @@ from coordinator.core.model.commands import MoveRollback, RenewStream
 from coordinator.core.model.entities import ROLLBACK_STATES, Rollback
 from coordinator.core.model.stream_records import FailoverBranch
 from coordinator.core.model.vectors import Vector
+from tests.support.builds_bench import Bench
 from tests.support.indexes import make_watermarks
-from tests.unit.core.leader.test_build_coordinator import Bench
 
 A, B, C = 7, 8, 9
 LOST = {0: (FailoverBranch(B, 4), FailoverBranch(A, 0)), 1: (FailoverBranch(A, 0),)}
