@@ -20,6 +20,7 @@ from coordinator.core.model.entities import (
     Consumed,
     Entity,
     Index,
+    Rollback,
     Setting,
     Stream,
     Subscription,
@@ -100,6 +101,16 @@ def _described(entity: Entity | None) -> dict[str, Any] | None:
                     for source in entity.sources
                 ],
                 "reason": entity.reason,
+            }
+        case Rollback():
+            return {
+                "bucket": entity.bucket,
+                "number": str(entity.number),
+                "state": entity.state,
+                "reason": entity.reason,
+                "vbuckets": list(entity.vbuckets),
+                "began_ms": entity.began_ms,
+                "ended_ms": entity.ended_ms if entity.is_over else None,
             }
         case Topic():
             return describe_topic(entity)
