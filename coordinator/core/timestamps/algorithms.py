@@ -3,8 +3,8 @@
 Pure, on whole arrays; inputs are never changed or shared, and numbers never overflow. Seqnos of
 different branches (vbuuids) are not compared: only a failover log can tell whether a position of
 one branch is part of another one's history. Whatever is computed from a stable vector holds at
-least as much of every vbucket. A position that its vbucket has lost is a rollback's business; it
-is reported instead of being moved.
+least as much of every vbucket, but where the vbucket has lost that: there it follows what is left.
+For a restart timestamp such a position is a rollback's business; it is reported, not moved.
 """
 
 from __future__ import annotations
