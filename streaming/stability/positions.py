@@ -2,7 +2,8 @@
 
 Pure, but for the object itself, which lives for one batch. SYNCs of one bucket come as columns, a
 million at once when the application has to catch up. All but changes of branches is computed on
-whole arrays. A position never goes back, and never moves to a branch that does not contain it.
+whole arrays. On one branch a position never goes back. It moves to another branch if that contains
+it, or if its vbucket has lost it: then nobody can hold it any more.
 """
 
 from __future__ import annotations

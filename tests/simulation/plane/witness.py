@@ -187,7 +187,7 @@ class Witness(Actor):
                 self._went_back_ms[at] = self.world.clock.now
             now = _marked(tracker.indexes, vbucket)
             kept = any(was is tracked for was in before.marks[vbucket] for tracked in now)
-            found = progress.condition in (WHOLE, GAP) and (bucket.name, vbucket) in begun
+            found = progress.condition in (WHOLE, GAP, BRANCHED) and (bucket.name, vbucket) in begun
             if vbuuid and progress.vbuuid == vbuuid and kept and not found:
                 require(
                     progress.seqno >= seqno,
