@@ -153,7 +153,7 @@ class Bucket:
         }
         offsets = {p: offset for p, (offset, _) in stands.items()}
         topics = [value.decode() for _, value in self.database.scan(TOPIC)]
-        self.rolled_back, self._recovering = 0, None
+        self.rolled_back, self._recovering, self._is_recovered = 0, None, False
         for _, value in self.database.scan(ROLLBACK):
             self.rolled_back, self._recovering = _unpack_rollback(value)
         tracker = self._load_tracker(found)
@@ -319,6 +319,7 @@ class Bucket:
         batch.put(ROLLBACK, _pack_rollback(rollback.number, in_use))
         self.write(batch, sync=True)
         self.rolled_back, self._recovering = rollback.number, in_use
+        self._is_recovered = False
         self.publish()
         return said
 

@@ -25,7 +25,7 @@ from coordinator.core.keys.key_versions import (
     history,
     unpack,
 )
-from coordinator.core.model.entities import Rollback
+from coordinator.core.model.entities import ROLLBACK, Rollback
 from coordinator.core.model.stream_records import (
     BACKFILL,
     CATCHUP,
@@ -497,6 +497,40 @@ def test_what_a_checkpoint_is_can_be_read_back() -> None:
     about = About(9, Vector([BRANCH, 0], [5, 0]), changes)
     assert About.unpack(about.pack()) == about
     assert About.unpack(About(0, Vector.zero(0)).pack()).changes == ()
+
+
+def commanded(number: int, barrier: int) -> Rollback:
+    """Return a rollback because of a vbucket that has lost nothing that is held here."""
+    vbuuids, seqnos = Vector([BRANCH + number], [100]).to_bytes()
+    return Rollback(
+        bucket="b",
+        number=number,
+        state=ROLLBACK,
+        vbuckets=(0,),
+        reason="",
+        began_ms=0,
+        failover_vbuuids=vbuuids,
+        failover_seqnos=seqnos,
+        barrier=barrier,
+    )
+
+
+def test_that_a_rollback_is_over_is_not_said_of_the_next_one(storage: Storage) -> None:
+    """It would be read after a restart, and scans were answered though not all is here."""
+    feeder = Feeder(storage)
+    feeder.mutate(b"d0", 1)
+    feeder.sync()
+    feeder.bucket.roll_back(commanded(5, 6))
+    begun = [begin(v, seqno, BRANCH, [0]) for v, seqno in enumerate(feeder.seqnos)]
+    feeder.apply(MAINTENANCE, 2, *begun, number=7)
+    assert not feeder.bucket.published.recovering
+    feeder.bucket.roll_back(commanded(8, 9))
+    feeder.mutate(b"d0", 2, connection=2, number=7)
+    assert feeder.bucket.published.recovering
+    feeder.bucket.stale = True
+    storage.reload(feeder.bucket)
+    assert feeder.bucket.published.recovering
+    assert feeder.bucket.published.rollback == 8
 
 
 def damage(folder: Path) -> None:
