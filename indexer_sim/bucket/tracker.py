@@ -482,15 +482,28 @@ class Tracker:
             self.boundaries[vbucket] = [seqno]
         elif not goes_on:
             progress.change(BEGUN_ON_A_BRANCH)
-        elif seqno <= progress.seqno:
-            progress.change(BEGUN_WITHIN)
-            progress.vbuuid, progress.begun = vbuuid, seqno
-            progress.catchup = NO_CONNECTION
         else:
-            progress.change(BEGUN_ABOVE)
-            progress.vbuuid, progress.begun = vbuuid, seqno
+            progress.change(BEGUN_WITHIN if seqno <= progress.seqno else BEGUN_ABOVE)
+            if progress.condition == WHOLE:
+                progress.catchup = NO_CONNECTION
+            progress.begun = seqno
+            self._go_over(vbucket, progress, vbuuid)
         self._touch(vbucket, progress)
         return True
+
+    def _go_over(self, vbucket: int, progress: VbucketProgress, vbuuid: Vbuuid) -> None:
+        """What is held is of this branch: what is filled from another one must not count.
+
+        Such a backfill or catch-up may bring what the vbucket has lost.
+        """
+        if vbuuid == progress.vbuuid:
+            return
+        progress.vbuuid, progress.catchup = vbuuid, NO_CONNECTION
+        for index_id, tracked in self.indexes.items():
+            mark = tracked.marks.get(vbucket)
+            if mark is not None and mark.source != NO_CONNECTION:
+                mark.source = NO_CONNECTION
+                self._marked(index_id, vbucket)
 
     def _carry(self, vbucket: int, listed: set[int]) -> None:
         """The new owner of a vbucket carries these indexes."""
@@ -663,7 +676,8 @@ class Tracker:
                 return
             near = item.seqno <= progress.seqno and has_what_was_applied(progress, vbuuid, log)
             if near and carried >= self._missing(item.vbucket):
-                progress.catchup, progress.vbuuid = connection, vbuuid
+                self._go_over(item.vbucket, progress, vbuuid)
+                progress.catchup = connection
                 self._touch(item.vbucket, progress)
         elif item.kind == END and progress.catchup == connection:
             progress.catchup = NO_CONNECTION

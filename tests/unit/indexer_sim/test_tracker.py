@@ -394,6 +394,41 @@ def test_what_a_backfill_brought_beyond_the_high_watermark_may_be_lost(restarts:
     assert indexer.tracker.branched() == [0]
 
 
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_backfill_that_began_on_an_older_branch_brings_nothing_any_more(is_lost: bool) -> None:
+    """What its projector has still to send may be what the vbucket has lost."""
+    indexer = built()
+    both = {1: 1, 2: 1}
+    indexer.tracker.hold(2)
+    indexer.apply(maintenance(attach(0, 3, BRANCH, 1), builds=both))
+    if is_lost:
+        indexer.tracker.lose([0])
+    indexer.apply(backfill(begin(0, 0, BRANCH, [0]), builds={2: 1}))
+    told, _ = branch(3, after=5)
+    begun = begin(0, 3, NEWER, [0, 1])
+    if is_lost:
+        indexer.apply(catchup(told, begun, Item(END, 0, 5), builds=both))
+    else:
+        indexer.apply(maintenance(told, begun, connection=2, number=2, builds=both))
+    indexer.apply(backfill(upsert(9, b"lost", b"k9"), Item(END, 0, 9), builds={2: 1}))
+    assert not indexer.entries.held
+    assert indexer.tracker.indexes[2].marks[0].done == NEVER
+    again = [begin(0, 0, NEWER, [0]), Item(END, 0, 6)]
+    indexer.apply(backfill(*again, connection=102, builds={2: 1}))
+    assert indexer.tracker.indexes[2].marks[0].done == 6
+
+
+def test_a_catch_up_that_began_on_an_older_branch_brings_nothing_any_more() -> None:
+    indexer = built()
+    indexer.apply(maintenance(upsert(2, b"x", b"k2")))
+    indexer.apply(maintenance(begin(0, 4, BRANCH, [0]), connection=2, number=2))
+    indexer.apply(catchup(begin(0, 2, BRANCH, [0])))
+    indexer.apply(maintenance(*branch(4, after=5), connection=3, number=3))
+    indexer.apply(catchup(upsert(9, b"lost", b"k9"), Item(END, 0, 9)))
+    assert indexer.tracker.gaps() == [0]
+    assert {at[1] for at in indexer.entries.held} == {b"x"}
+
+
 def test_a_catch_up_on_a_branch_that_has_what_is_held_closes_a_gap() -> None:
     indexer = built()
     indexer.apply(maintenance(upsert(3, b"x", b"k3")))
