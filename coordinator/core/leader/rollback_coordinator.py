@@ -38,6 +38,7 @@ from coordinator.core.model.entities import (
 from coordinator.core.model.stream_records import FailoverBranch, HwHeartbeat
 from coordinator.core.model.vectors import Vector
 from coordinator.core.timestamps.algorithms import (
+    begun_anew,
     is_shared,
     lost_positions,
     restart,
@@ -166,4 +167,4 @@ def restart_timestamp(held: Rollback, heard: Heard) -> Vector:
         vectors.append(Vector(vbuuids, seqnos))
     if not vectors:
         return Vector.zero(heard.vbuckets)
-    return restart(vectors, heard.logs).vector
+    return begun_anew(restart(vectors, heard.logs), heard.logs)

@@ -24,7 +24,7 @@ from coordinator.core.model.stream_records import (
 from coordinator.core.model.types import Epoch
 from coordinator.core.model.vectors import Vector
 from coordinator.core.timestamps import board as boards
-from coordinator.core.timestamps.algorithms import restart
+from coordinator.core.timestamps.algorithms import begun_anew, restart
 
 ROUND_BITS = 20
 
@@ -115,7 +115,7 @@ class StreamRestart:
         asked = self._asked.get(bucket)
         if asked is None:
             if view.peers.application_of(bucket) is None:
-                return StartPosition(restart(vectors, logs).vector)
+                return StartPosition(begun_anew(restart(vectors, logs), logs))
             self._rounds += 1
             asked = Asked(self._epoch << ROUND_BITS | self._rounds, now.mono_ms)
             self._asked[bucket] = asked
@@ -126,10 +126,11 @@ class StreamRestart:
             return StartPosition(None, (Ask(question),))
         answer = _answer(view, bucket, asked.round)
         if answer is not None:
-            return StartPosition(restart([*vectors, _whole(answer, vectors[0])], logs).vector)
+            vectors.append(_whole(answer, vectors[0]))
+            return StartPosition(begun_anew(restart(vectors, logs), logs))
         if asked.may_be_answered(view):
             return StartPosition(None)
-        return StartPosition(restart(vectors, logs).vector)
+        return StartPosition(begun_anew(restart(vectors, logs), logs))
 
     def forget_others(self, buckets: set[str]) -> None:
         """Forget the questions about all buckets but these."""

@@ -226,6 +226,22 @@ def restart(
     return Restart(Vector(vbuuids, seqnos), tuple(sorted(branched.intersection(chosen.tolist()))))
 
 
+def begun_anew(found: Restart, logs: Logs) -> Vector:
+    """Return a restart timestamp of all vbuckets with which no stream is refused for ever.
+
+    A history that does not know the branch of a position may have forgotten it: the vbucket was
+    made anew, or has lost something too often. Nothing more is ever heard of it then. So its stream
+    begins at 0, under the branch that there is, and by its BEGIN indexers see what they have to
+    lose. If it is the history that is old, that costs time only.
+    """
+    vbuuids, seqnos = found.vector.vbuuids.copy(), found.vector.seqnos.copy()
+    for vbucket in found.branched:
+        log = logs[vbucket]
+        if all(branch.vbuuid != vbuuids[vbucket] for branch in log):
+            vbuuids[vbucket], seqnos[vbucket] = log[0].vbuuid, 0
+    return Vector(vbuuids, seqnos)
+
+
 def _branched(vector: Vector, logs: Logs) -> set[int]:
     """Return the vbuckets in which a position is on no part of the history that is left."""
     newest = newest_vbuuids(len(vector), logs)

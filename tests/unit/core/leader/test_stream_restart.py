@@ -27,8 +27,12 @@ from coordinator.core.model.records import (
     Mutation,
     StreamAwaited,
 )
-from coordinator.core.model.stream_records import RestartRequested, RestartTimestamp
-from coordinator.core.model.types import Instant
+from coordinator.core.model.stream_records import (
+    FailoverBranch,
+    RestartRequested,
+    RestartTimestamp,
+)
+from coordinator.core.model.types import Instant, Seqno, Vbuuid
 from coordinator.core.model.vectors import Vector
 from coordinator.core.timestamps.board import EMPTY, fold
 from tests.support.indexes import make_index, make_indexer_beat, make_watermarks
@@ -192,6 +196,18 @@ def test_what_is_answered_counts_and_not_only_what_is_held_here(
     said = Vector([7, 7], [5, 3])
     view.answer(question, said)
     assert restarting.vector(view, "travel", ONE, {}).vector == said
+
+
+def test_where_a_history_does_not_know_what_is_held_the_stream_begins_at_0(
+    view: Any, restarting: StreamRestart, question: RestartRequested
+) -> None:
+    """The vbucket was made anew: the store would refuse any other stream of it, for ever."""
+    view.answer(question)
+    logs = {0: (FailoverBranch(Vbuuid(8), Seqno(0)),)}
+    begin = restarting.vector(view, "travel", ONE, logs).vector
+    assert begin == Vector([8, 7], [0, HELD.position(1)[1]])
+    known = (*logs[0], FailoverBranch(Vbuuid(7), Seqno(0)))
+    assert restarting.vector(view, "travel", ONE, {0: known}).vector == HELD
 
 
 def test_an_answer_is_not_taken_for_a_loss_that_nobody_asked_about(
