@@ -18,7 +18,8 @@ class Run:
     """One connection: `kind` of one bucket, for `vbuckets`.
 
     `starts` has the branch and seqno to begin after, by vbucket; None: begin with the next
-    mutation. `until` has the seqnos at which vbuckets end. A catch-up is for one `indexer` only.
+    mutation. `until` has the seqnos at which vbuckets end, and
+    `until_on` the branches that these are of. A catch-up is for one `indexer` only.
     `carried` are the indexes whose items are sent. `shares` has the vbuckets that are sent for some
     of them only, and for which; `builds` are the builds that it began with. `done` are the vbuckets
     whose stream has reached its end, until the stream planner has noted them. `heard_ms` is when a
@@ -35,6 +36,7 @@ class Run:
     number: int = 0
     starts: Mapping[int, tuple[int, int]] | None = None
     until: Mapping[int, int] = field(default_factory=dict)
+    until_on: Mapping[int, int] = field(default_factory=dict)
     indexer: int | None = None
     shares: Mapping[int, frozenset[int]] = field(default_factory=dict)
     vbuuids: dict[int, Vbuuid] = field(default_factory=dict)

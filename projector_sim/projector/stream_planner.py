@@ -548,6 +548,7 @@ class StreamPlanner:
             number=source.number,
             starts={v: (source.vbuuids[v], 0) for v in vbuckets},
             until={v: source.positions[v] for v in vbuckets},
+            until_on={v: source.vbuuids[v] for v in vbuckets},
             shares={v: share for v, share in shares.items() if len(share) < len(carried)},
         )
         for index in carried.values():
@@ -671,12 +672,24 @@ class StreamPlanner:
                 wanted[index_id] = index
         if any(self._is_begun_anew(build) for build in run.builds):
             return [self._close(run, "a build was begun anew", now_ms)]
+        if self._has_branched(run):
+            return [self._close(run, "a vbucket has another branch", now_ms)]
         if not wanted:
             return [self._close(run, "no index", now_ms)]
         if wanted.keys() == run.carried.keys():
             return []
         run.carried = wanted
         return [Carry(run)]
+
+    def _has_branched(self, run: Run) -> bool:
+        """Tell whether a vbucket that is still sent may never get to where it is to end.
+
+        That was on a branch which maintenance is not on any more: the vbucket may have lost it.
+        """
+        source = self.maintenance.get(run.bucket)
+        return source is not None and any(
+            source.vbuuids.get(v, run.until_on[v]) != run.until_on[v] for v in run.positions
+        )
 
     def _is_begun_anew(self, build: Build) -> bool:
         """Tell whether an index may take the END of another build's pass for its own."""
@@ -727,6 +740,8 @@ class StreamPlanner:
             wanted = {i: streamed[i] for i in run.carried if i in streamed}
             if not wanted:
                 actions.append(self._close(run, "no index", now_ms))
+            elif self._has_branched(run):
+                actions.append(self._close(run, "a vbucket has another branch", now_ms))
             elif wanted.keys() != run.carried.keys():
                 run.carried = wanted
                 actions.append(Carry(run))
@@ -770,6 +785,7 @@ class StreamPlanner:
             number=source.number,
             starts=starts,
             until={v: source.positions[v] for v in starts},
+            until_on={v: source.vbuuids[v] for v in starts},
             indexer=request.indexer,
         )
 

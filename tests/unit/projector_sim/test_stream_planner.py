@@ -29,6 +29,7 @@ from coordinator.core.model.stream_records import (
     ConnectionRead,
     GenerationTaken,
 )
+from coordinator.core.model.types import Vbuuid
 from coordinator.core.model.vectors import Vector
 from projector_sim.projector.connection_runs import Run
 from projector_sim.projector.stream_planner import (
@@ -445,6 +446,26 @@ def test_what_a_broken_pass_did_not_send_is_sent_by_the_next_one() -> None:
     given.finish(first, 0, 2)
     given.planner.closed(first, given.now)
     assert given.opened().vbuckets == (1, 3)
+
+
+@pytest.mark.parametrize("state", [BACKFILL, MAINTENANCE])
+def test_what_is_to_end_on_a_branch_that_is_gone_is_broken_off(state: str) -> None:
+    """The vbucket may have lost that, and would never get there."""
+    given = Given(an_index(state=state))
+    given.streaming(1, at=40)
+    if state == MAINTENANCE:
+        given.planner.request(request(1))
+    run = given.opened()
+    given.begun(run, 5)
+    newer = given.streaming(2, at=34)
+    newer.vbuuids[0] = Vbuuid(BRANCH + 1)
+    run.positions.pop(0, None)
+    assert given.plan(Close) == [], "vbucket 0 is sent already, or was not asked for"
+    newer.vbuuids[1] = Vbuuid(BRANCH + 1)
+    assert [action.run for action in given.plan(Close)] == [run]
+    if state == MAINTENANCE:
+        given.planner.request(request(1))
+    assert given.opened().until[1] == 34
 
 
 def test_a_vbucket_is_sent_again_under_a_new_number_unless_all_hosts_have_it() -> None:
