@@ -753,9 +753,14 @@ class Tracker:
         """All is as it was at a vector, and complete in the indexes `whole`; the others are empty.
 
         None: nothing is here any more. IndexError: the vector lacks a vbucket.
+
+        A stream that has begun already is of no use: perhaps on another branch, which nobody says
+        again. Its number does not count, so its projector will begin another one.
         """
         for vbucket, progress in self.progress.items():
             vbuuid, seqno = vector.position(vbucket) if vector else (Vbuuid(0), Seqno(0))
+            if vector is not None:
+                progress.number += 1
             progress.vbuuid, progress.seqno, progress.partial = vbuuid, seqno, Seqno(0)
             progress.begun = progress.reached = progress.synced = seqno
             progress.floor = min(progress.floor, seqno)

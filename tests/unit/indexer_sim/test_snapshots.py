@@ -499,9 +499,9 @@ def test_what_a_checkpoint_is_can_be_read_back() -> None:
     assert About.unpack(About(0, Vector.zero(0)).pack()).changes == ()
 
 
-def commanded(number: int, barrier: int) -> Rollback:
-    """Return a rollback because of a vbucket that has lost nothing that is held here."""
-    vbuuids, seqnos = Vector([BRANCH + number], [100]).to_bytes()
+def commanded(number: int, barrier: int, left: int = 100) -> Rollback:
+    """Return a rollback because of vbucket 0, of which that much is left."""
+    vbuuids, seqnos = Vector([BRANCH + number], [left]).to_bytes()
     return Rollback(
         bucket="b",
         number=number,
@@ -531,6 +531,35 @@ def test_that_a_rollback_is_over_is_not_said_of_the_next_one(storage: Storage) -
     storage.reload(feeder.bucket)
     assert feeder.bucket.published.recovering
     assert feeder.bucket.published.rollback == 8
+
+
+def test_a_stream_that_began_before_a_bucket_went_back_is_asked_for_again(
+    storage: Storage,
+) -> None:
+    """On which branch it is nobody says again: what it sends is not to be taken for the old one."""
+    feeder = Feeder(storage)
+    feeder.mutate(b"d0", 1)
+    feeder.sync()
+    feeder.stable()
+    for value in range(1, 6):
+        feeder.mutate(b"d2", value)
+    newer = BRANCH + 5
+    log = (FailoverBranch(newer, 3), FailoverBranch(BRANCH, 0))
+    [told] = unpack(history(0, log))
+    begun = told, begin(0, 1, newer, [0]), begin(1, 0, BRANCH, [0])
+    feeder.apply(MAINTENANCE, 2, *begun, number=11)
+    assert feeder.bucket.published.branched == (0,)
+    feeder.bucket.roll_back(commanded(5, 10, left=3))
+    late = Item(UPSERT, 0, 9, 0, 0, b"d4", b"\x901\x00")
+    feeder.apply(MAINTENANCE, 2, late, number=11)
+    [taken] = feeder.bucket.published.taken
+    assert taken.number > 11, "the projector sees it, and begins again"
+    feeder.apply(CATCHUP, 3, *begun, number=11)
+    assert not feeder.bucket.published.branched
+    feeder.apply(MAINTENANCE, 4, *begun, late, number=13)
+    feeder.apply(MAINTENANCE, 4, Item(SYNC, 0, 9), number=13)
+    assert not feeder.bucket.published.recovering
+    assert feeder.bucket.tracker.progress[0].vbuuid == newer
 
 
 def damage(folder: Path) -> None:
