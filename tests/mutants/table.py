@@ -1031,8 +1031,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "an-answer-of-spark-is-not-read",
         "coordinator/core/leader/stream_restart.py",
-        "return StartPosition(restart([*vectors, _whole(answer, vectors[0])], logs).vector)",
-        "return StartPosition(restart(vectors, logs).vector)",
+        "vectors.append(_whole(answer, vectors[0]))",
+        "pass",
         "tests/unit/core/leader/test_stream_restart.py",
     ),
     Mutant(
