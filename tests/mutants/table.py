@@ -1276,7 +1276,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a-catch-up-leaves-the-branch-that-it-was-on",
         "indexer_sim/bucket/tracker.py",
-        "progress.catchup, progress.vbuuid = connection, vbuuid",
+        "self._go_over(item.vbucket, progress, vbuuid)\n                progress.catchup = connection",
         "progress.catchup = connection",
         "tests/unit/indexer_sim/test_tracker.py",
     ),
