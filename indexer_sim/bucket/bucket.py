@@ -314,6 +314,7 @@ class Bucket:
             tracker.go_back(stable.vector if stable is not None else None, whole)
             self.timeline.go_back(stable)
             said = f"back to timestamp {stable.number}" if stable is not None else "back to 0"
+        tracker.let_go(rollback)
         tracker.cut_off(rollback.barrier)
         self._put_tracker(batch)
         batch.put(ROLLBACK, _pack_rollback(rollback.number, in_use))

@@ -735,6 +735,23 @@ class Tracker:
                 found[vbucket] = seqno
         return found
 
+    def let_go(self, rollback: Rollback) -> None:
+        """Of what no index holds anything, nothing was lost here: say no more than what is left.
+
+        Else what was held once would be taken for a loss again and again.
+        """
+        failover = Vector.from_bytes(rollback.failover_vbuuids, rollback.failover_seqnos)
+        for place, vbucket in enumerate(rollback.vbuckets):
+            progress = self.progress.get(vbucket)
+            vbuuid, left = failover.position(place)
+            if progress is None or progress.vbuuid == vbuuid or self._is_held(vbucket):
+                continue
+            if progress.applied > left:
+                progress.vbuuid, progress.partial = vbuuid, Seqno(0)
+                progress.seqno = seqno = min(progress.seqno, left)
+                progress.begun = progress.reached = progress.synced = progress.floor = seqno
+                self._touch(vbucket, progress)
+
     def cut_off(self, barrier: int) -> None:
         """Nothing counts any more that was sent under a generation below `barrier`."""
         for vbucket, progress in self.progress.items():

@@ -562,6 +562,18 @@ def test_a_stream_that_began_before_a_bucket_went_back_is_asked_for_again(
     assert feeder.bucket.tracker.progress[0].vbuuid == newer
 
 
+def test_what_no_index_holds_any_more_is_not_lost_again_and_again(storage: Storage) -> None:
+    """The high watermark is of an index that was dropped; the other one has yet to begin."""
+    feeder = Feeder(storage)
+    for value in range(1, 6):
+        feeder.mutate(b"d0", value)
+    storage.allocate("b", SECOND, frozenset({0}), b"")
+    storage.release(INDEX, frozenset({0, 1}))
+    feeder.bucket.roll_back(commanded(5, 10, left=3))
+    assert feeder.bucket.published.vector.position(0) == (BRANCH + 5, 3)
+    assert not feeder.bucket.published.branched
+
+
 def damage(folder: Path) -> None:
     """Overwrite the middle of each table, and of what lists them."""
     for path in (*folder.glob("*.sst"), *folder.glob("MANIFEST-*")):
