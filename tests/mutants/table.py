@@ -1276,7 +1276,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a-catch-up-leaves-the-branch-that-it-was-on",
         "indexer_sim/bucket/tracker.py",
-        "self._go_over(item.vbucket, progress, vbuuid)\n                progress.catchup = connection",
+        """self._go_over(item.vbucket, progress, vbuuid)
+                progress.catchup = connection""",
         "progress.catchup = connection",
         "tests/unit/indexer_sim/test_tracker.py",
     ),
@@ -1286,6 +1287,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "published.rollback < wanted.rollback or published.branched",
         "published.branched",
         "tests/unit/indexer_sim/test_reader.py",
+    ),
+    Mutant(
+        "what-a-store-refused-is-not-asked-for-again",
+        "projector_sim/projector/stream_planner.py",
+        "        here = set(run.positions)\n",
+        "        here = set(run.positions) | run.refused.keys()\n",
+        "tests/unit/projector_sim/test_stream_planner.py",
     ),
     Mutant(
         "every-other-branch-has-what-is-held",

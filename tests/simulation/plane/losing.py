@@ -10,6 +10,7 @@ from typing import Any
 
 from coordinator.core.model.stream_records import StabilityTimestamp
 from coordinator.core.model.vectors import Vector
+from coordinator.kafka.topics import HW
 from tests.simulation.plane.store import Vbucket
 from tests.simulation.plane.world import PlaneWorld
 
@@ -30,6 +31,8 @@ class LosingWorld(PlaneWorld):
     def _tell_stability(self) -> None:
         chance = self.clock.chance
         self.clock.at(chance.choice(PERIODS_MS), self._tell_stability)
+        for history in self.histories.values():
+            self.network.send(HW, history)  # A new master reads the topic from its start.
         for name, vbuckets in self.store.buckets.items():
             self._number += 1
             places = [self._place(name, vbucket) for vbucket in vbuckets]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from coordinator.core.model.stream_records import FailoverLog
 from coordinator.kafka.topics import HEARTBEAT, HW, STREAM_REQUEST
 from projector_sim.projector.router import RECORD_BYTES_MAX
 from tests.simulation.cluster import Cluster
@@ -41,6 +42,8 @@ class PlaneWorld(Cluster):
         super().__init__(seed, **more)
         self.ahead_ms = 0  # What a client's clock does to its ids is the other worlds' matter.
         self.indexers_were_hurt = False
+        self.histories: dict[tuple[str, int], FailoverLog] = {}
+        """The last of each vbucket, as the topic has them."""
         self.power_on()
         self._populate()
         self.disturb()
