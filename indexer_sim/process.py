@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from confluent_kafka import OFFSET_END, KafkaException, Message, TopicPartition
+from confluent_kafka import OFFSET_END, KafkaError, KafkaException, Message, TopicPartition
 
 from coordinator import codec
 from coordinator.core.model.entities import Bucket, Index, Rollback, bucket_key, index_key
@@ -71,6 +71,9 @@ AWAY_MS_MAX = 12 * HOUR_MS
 
 AHEAD_S = 30.0
 """The state is read long before that."""
+
+SHORT_S = 10.0
+"""So long it may look as if the log ended before the position."""
 
 HOLDINGS_MAX = 1_000
 """So many fit into one part of a report, whatever their slices."""
@@ -139,6 +142,8 @@ class Indexer:
             status_log.settled,
         )
         self._end = 0
+        self._short_since_s: float | None = None
+        """Since when every broker that was asked has said that the log ends before the position."""
         self._beat_due_s = 0.0
         self._size: tuple[float, int] = (0.0, 0)
         self._ahead_since: dict[int, float] = {}
@@ -229,17 +234,28 @@ class Indexer:
         """Begin reading at the position, or at the log's start, and note where the log ends now."""
         low, end = link.bounds()
         self._end = end
-        if self.position is not None and self.position > end:
-            raise LogReplacedError(
-                f"this folder has followed {link.topic} up to offset {self.position}, but the log "
-                f"ends at {end}: the log was lost or replaced"
-            )
+        self._check_end(link.topic, end)
         if self.position is None or self.position < low or self._was_away():
             self.planner.read_again()
             self.position = low
         link.follow(self.position, with_commit=self.cas_base is None)
         self.settled("Kafka")
         self.say(f"following {link.topic} from offset {self.position}")
+
+    def _check_end(self, topic: str, end: int) -> None:
+        """Refuse a log that ends before the position. Raises LogReplacedError, KafkaException.
+
+        Not at once: a broker that has hung for a while may not know yet that another one leads.
+        """
+        if self.position is None or self.position <= end:
+            self._short_since_s = None
+            return
+        text = f"followed {topic} up to offset {self.position}, but the log ends at {end}"
+        now = time.monotonic()
+        self._short_since_s = self._short_since_s or now
+        if now - self._short_since_s < SHORT_S:
+            raise KafkaException(KafkaError(KafkaError.OFFSET_NOT_AVAILABLE, text))
+        raise LogReplacedError(f"this folder has {text}: the log was lost or replaced")
 
     def _was_away(self) -> bool:
         """Tell whether the log may have forgotten drops that this indexer has not heard of."""
