@@ -160,7 +160,7 @@ class Projector:
         self._inbox: deque[Note] = deque()
         self._lines: list[Line] = []
         self._sink = DataSink(
-            options.bootstrap_servers, options.cluster, stopping, self._beat_if_due
+            options.bootstrap_servers, options.cluster, stopping, self._send_heartbeat_if_due
         )
         self._follower = Follower(
             options.bootstrap_servers,
@@ -197,7 +197,8 @@ class Projector:
                 if self._sink.failed:
                     self._lose_kafka()
                 self._plan_if_due()
-                self._beat_if_due()
+                self._send_heartbeat_if_due()
+                self._repeat_if_due()
                 if not busy:
                     self._wake.wait(self._idle_s())
         finally:
@@ -449,7 +450,7 @@ class Projector:
             IndexRouted(self.options.projector, self.incarnation, index_id, build, reason)
         )
 
-    def _beat_if_due(self) -> None:
+    def _send_heartbeat_if_due(self) -> None:
         """Send a heartbeat, and repeat every answer that somebody may still wait for."""
         now = time.monotonic()
         if now < self._beat_due_s:
@@ -471,6 +472,13 @@ class Projector:
                 backfills=self.planner.progress(),
             )
         )
+
+    def _repeat_if_due(self) -> None:
+        """Say again how far streams are, and tell the operator what is new.
+
+        Never while the sink waits: it is in the middle of another record then.
+        """
+        now = time.monotonic()
         if now >= self._repeat_due_s:
             self._repeat_due_s = now + self.options.repeat_ms / 1000
             for line in self._lines:

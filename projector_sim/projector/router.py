@@ -221,10 +221,10 @@ class Router:
         run.ended.pop(vbucket, None)
         log = tuple(FailoverBranch(*b) for b in BRANCH.iter_unpack(body[BEGIN_HEAD.size :]))
         run.histories[vbucket] = history(vbucket, log)
+        self._synced[vbucket] = seqno
         self._tell(
             vbucket, StreamBegin, vbuuid=vbuuid, seqno=seqno, kind=run.kind, number=run.number
         )
-        self._synced[vbucket] = seqno
         if run.kind == MAINTENANCE:
             self.failover_log(vbucket, log)
         lane = self._lanes[vbucket % self._partitions]
