@@ -191,7 +191,7 @@ class Positions:
         elif verdict is Succession.LOST:
             self.regressed(vbucket)
             rows.cross(vbucket)
-            rows.settle(vbucket)
+            rows.trust(np.array([vbucket]))
         else:
             rows.doubt(vbucket)
 

@@ -251,8 +251,7 @@ class Plain:
             if not self.covered(vbucket, seen, vbuuid, seqno):
                 self.enquire(vbucket, "seqno_regressed")
                 place.current = (seen, said)
-                return
-            if said >= seqno:
+            elif said >= seqno:
                 place.current = (seen, said)
         place.doubt = None
         place.out.discard("seqno_regressed")
