@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from coordinator.core.catalog.rollbacks import describe_rollback
 from coordinator.core.catalog.state import StateContext
 from coordinator.core.model.entities import Rollback
 from coordinator.core.model.stream_records import HwHeartbeat
@@ -26,15 +27,9 @@ def rollbacks(context: StateContext, heard: Heard | None) -> dict[str, Any]:
 
 def _rollback(one: Rollback, beats: Sequence[HwHeartbeat] | None) -> dict[str, Any]:
     return {
-        "bucket": one.bucket,
-        "number": str(one.number),
-        "state": one.state,
-        "reason": one.reason,
+        **describe_rollback(one),
         "failover": _failover(one),
         "restart": _restart(one),
-        "vbuckets": list(one.vbuckets),
-        "began_ms": one.began_ms,
-        "ended_ms": one.ended_ms if one.is_over else None,
         "indexers": None if beats is None else [_indexer(beat, one.number) for beat in beats],
     }
 

@@ -1248,14 +1248,14 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "streams-are-renewed-before-it-is-known-after-what",
         "coordinator/core/catalog/builds.py",
-        "if number != command.number or stopped:",
+        "if number != command.number or state.streams_are_stopped:",
         "if number != command.number:",
         "tests/unit/core/leader/test_rollback_coordinator.py",
     ),
     Mutant(
         "a-history-that-does-not-know-a-branch-says-that-it-is-lost",
         "coordinator/core/timestamps/algorithms.py",
-        "if any(branch.vbuuid == vector.vbuuids[vbucket] for branch in logs[vbucket])",
+        "if _knows(logs[vbucket], vector.vbuuids[vbucket])",
         "if True",
         "tests/unit/core/leader/test_rollback_coordinator.py",
     ),

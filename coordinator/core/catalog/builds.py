@@ -29,7 +29,6 @@ from coordinator.core.model.commands import (
     MarkBuilt,
     MarkFailed,
     MarkRouted,
-    MoveRollback,
     Outcome,
     RenewStream,
     Request,
@@ -43,14 +42,8 @@ from coordinator.core.model.entities import (
     MAINTENANCE,
     PENDING,
     READY,
-    ROLLBACK,
-    ROLLBACK_PREPARE,
-    ROLLBACK_RESTART,
-    ROLLBACK_STARTED,
-    ROLLBACK_STATES,
     Bucket,
     Index,
-    Rollback,
     Source,
     Stream,
 )
@@ -165,8 +158,7 @@ def _renew_stream(state: StateContext, request: Request, given: Circumstances) -
     held = state.stream(command.bucket)
     stream = held.entity if held else None
     number, sources = (stream.number, stream.sources) if isinstance(stream, Stream) else (0, ())
-    stopped = any(rollback.stops_streams for rollback in state.rollbacks())
-    if number != command.number or stopped:
+    if number != command.number or state.streams_are_stopped:
         return Unchanged(Outcome("ok"))
     table = {source.projector: source for source in sources}
     for projector, incarnation in command.projectors:
@@ -183,54 +175,6 @@ def _renew_stream(state: StateContext, request: Request, given: Circumstances) -
     return Accepted((Change("StreamRenewed", renewed.key, renewed),), {})
 
 
-def _move_rollback(state: StateContext, request: Request, given: Circumstances) -> Decision:
-    """Begin a rollback where none goes on, or take the next step of the one that is meant."""
-    command = request.command
-    assert isinstance(command, MoveRollback)
-    held = state.rollback(command.bucket)
-    if (held.number if held else 0) != command.number or state.bucket(command.bucket) is None:
-        return Unchanged(Outcome("ok"))
-    vector = command.vbuuids, command.seqnos
-    if command.state == ROLLBACK_STARTED and (held is None or not held.stops_streams):
-        moved_on = Rollback(
-            bucket=command.bucket,
-            number=given.number,
-            state=ROLLBACK_STARTED,
-            vbuckets=command.vbuckets,
-            reason=command.reason,
-            began_ms=given.wall_ms,
-        )
-    elif held is None or ROLLBACK_STATES.index(command.state) != 1 + ROLLBACK_STATES.index(
-        held.state
-    ):
-        return Unchanged(Outcome("ok"))
-    elif command.state == ROLLBACK_PREPARE:
-        moved_on = replace(held, failover_vbuuids=vector[0], failover_seqnos=vector[1])
-    elif command.state == ROLLBACK_RESTART:
-        moved_on = replace(held, restart_vbuuids=vector[0], restart_seqnos=vector[1])
-    elif command.state == ROLLBACK:
-        moved_on = replace(held, barrier=given.number)
-    else:
-        moved_on = replace(held, ended_ms=given.wall_ms)
-    moved_on = replace(moved_on, state=command.state)
-    return Accepted((Change(ROLLBACK_EVENTS[command.state], moved_on.key, moved_on),), {})
-
-
-ROLLBACK_EVENTS = dict(
-    zip(
-        ROLLBACK_STATES,
-        (
-            "RollbackStarted",
-            "RollbackPrepared",
-            "RollbackRestarted",
-            "RollbackCommanded",
-            "RollbackEnded",
-        ),
-        strict=True,
-    )
-)
-"""What the history calls the step to each state."""
-
 BUILD_DECIDERS: dict[type, Callable[[StateContext, Request, Circumstances], Decision]] = {
     BuildIndexes: _build_indexes,
     MarkRouted: _step("BuildRouted", PENDING, BACKFILL),
@@ -238,5 +182,4 @@ BUILD_DECIDERS: dict[type, Callable[[StateContext, Request, Circumstances], Deci
     MarkFailed: _mark_failed,
     AdoptBucket: _adopt_bucket,
     RenewStream: _renew_stream,
-    MoveRollback: _move_rollback,
 }

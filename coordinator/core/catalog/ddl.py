@@ -33,6 +33,7 @@ from coordinator.core.catalog.decisions import (
 )
 from coordinator.core.catalog.outcomes import AHEAD_MS_MAX, RememberedOutcome, time_of_uuid7
 from coordinator.core.catalog.placement import Impossible, place
+from coordinator.core.catalog.rollbacks import ROLLBACK_DECIDERS
 from coordinator.core.catalog.state import StateContext, Versioned
 from coordinator.core.catalog.subscriptions import SUBSCRIPTION_DECIDERS
 from coordinator.core.catalog.subscriptions import footprint_of as footprint_of_subscription
@@ -668,6 +669,7 @@ DECIDERS: dict[type, Callable[[StateContext, Request, Circumstances], Decision]]
     SkipRecord: _skip_record,
     Transact: _transact,
     **BUILD_DECIDERS,
+    **ROLLBACK_DECIDERS,
     **SUBSCRIPTION_DECIDERS,
     MarkBuilt: _mark_built,
     MarkFailed: _mark_failed,

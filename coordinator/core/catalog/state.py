@@ -112,6 +112,11 @@ class StateContext(NamedTuple):
         found = [v.entity for v in self.of_kind("rollback") if isinstance(v.entity, Rollback)]
         return sorted(found, key=lambda one: one.bucket)
 
+    @property
+    def streams_are_stopped(self) -> bool:
+        """Whether a rollback has yet to find out after what streams begin again."""
+        return any(rollback.stops_streams for rollback in self.rollbacks())
+
     def setting(self, name: str) -> Versioned | None:
         return self.entities.get(setting_key(name))
 

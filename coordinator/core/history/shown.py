@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from coordinator.core.catalog.decisions import describe_index
+from coordinator.core.catalog.rollbacks import describe_rollback
 from coordinator.core.catalog.state import Versioned
 from coordinator.core.catalog.subscriptions import describe_subscription, describe_topic
 from coordinator.core.history.changes import Change, kind_of
@@ -103,15 +104,7 @@ def _described(entity: Entity | None) -> dict[str, Any] | None:
                 "reason": entity.reason,
             }
         case Rollback():
-            return {
-                "bucket": entity.bucket,
-                "number": str(entity.number),
-                "state": entity.state,
-                "reason": entity.reason,
-                "vbuckets": list(entity.vbuckets),
-                "began_ms": entity.began_ms,
-                "ended_ms": entity.ended_ms if entity.is_over else None,
-            }
+            return describe_rollback(entity)
         case Topic():
             return describe_topic(entity)
         case Subscription():

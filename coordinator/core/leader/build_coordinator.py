@@ -49,7 +49,6 @@ from coordinator.core.model.stream_records import (
     IndexRouted,
 )
 from coordinator.core.model.types import Epoch
-from coordinator.core.model.vectors import Vector
 from coordinator.core.timestamps.algorithms import newest_vbuuids
 
 AUTOMATIC_MAX = 50
@@ -176,7 +175,7 @@ class BuildCoordinator:
             found.append(Want(f"bucket/{bucket}", AdoptBucket(bucket, vbuckets)))
         for index in sorted(state.in_phase(PENDING, BACKFILL), key=lambda one: one.id):
             found += self._step(index, projectors)
-        if any(rollback.stops_streams for rollback in state.rollbacks()):
+        if state.streams_are_stopped:
             return found
         return found + self._renew(view, projectors)
 
@@ -191,6 +190,7 @@ class BuildCoordinator:
         return found
 
     def _heard(self, view: NodeView, bucket: str) -> Heard:
+        """Return what the live indexers of a bucket hold, and the histories of its vbuckets."""
         vbuckets = _vbuckets(view.state, bucket)
         beats: dict[int, HwHeartbeat] = {}
         everybody = True
@@ -303,26 +303,17 @@ class BuildCoordinator:
         come, takes no part: it would send everybody back to the beginning. Empty: nobody holds
         anything.
         """
-        vbuckets = _vbuckets(view.state, bucket)
         rollback, number = view.state.rollback(bucket), _sources(view.state, bucket)[0]
         if rollback is not None and number < rollback.barrier:
             return (rollback.restart_vbuuids, rollback.restart_seqnos), ()
-        held: dict[int, Vector] = {}
-        for indexer, must_say in _hosts(view, bucket):
-            vector = self._watermark(view, bucket, indexer, vbuckets)
-            if vector is None and must_say and not overdue:
-                return None, ()
-            if vector is not None and vector.holds_anything:
-                held[indexer] = vector
+        heard = self._heard(view, bucket)
+        if not (heard.everybody or overdue):
+            return None, ()
+        held = heard.held()
         if not held:
             return (b"", b""), ()
-        found, asked = self.restarting.vector(view, bucket, held, self._logs.get(bucket, {}))
+        found, asked = self.restarting.vector(view, bucket, held, heard.logs)
         return None if found is None else found.to_bytes(), asked
-
-    def _watermark(self, view: NodeView, bucket: str, indexer: int, vbuckets: int) -> Vector | None:
-        """Return what this incarnation of an indexer says that it holds."""
-        record = self._beat(view, bucket, indexer, vbuckets)
-        return Vector.from_bytes(record.vbuuids, record.seqnos) if record is not None else None
 
     def _beat(self, view: NodeView, bucket: str, indexer: int, vbuckets: int) -> HwHeartbeat | None:
         """Return the last heartbeat of this incarnation of an indexer, if its vector fits."""

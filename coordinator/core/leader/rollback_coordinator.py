@@ -35,17 +35,15 @@ from coordinator.core.model.entities import (
     ROLLBACK_STARTED,
     Rollback,
 )
-from coordinator.core.model.stream_records import FailoverBranch, HwHeartbeat
+from coordinator.core.model.stream_records import HwHeartbeat
 from coordinator.core.model.vectors import Vector
 from coordinator.core.timestamps.algorithms import (
-    begun_anew,
+    Logs,
     is_shared,
     lost_positions,
-    restart,
+    streams_begin,
     surviving,
 )
-
-Logs = Mapping[int, Sequence[FailoverBranch]]
 
 
 class Heard(NamedTuple):
@@ -62,6 +60,11 @@ class Heard(NamedTuple):
     def vector(self, indexer: int) -> Vector:
         beat = self.beats[indexer]
         return Vector.from_bytes(beat.vbuuids, beat.seqnos)
+
+    def held(self) -> dict[int, Vector]:
+        """Return what each indexer holds that holds anything."""
+        vectors = {indexer: self.vector(indexer) for indexer in self.beats}
+        return {i: vector for i, vector in vectors.items() if vector.holds_anything}
 
 
 class RollbackCoordinator:
@@ -154,10 +157,7 @@ def restart_timestamp(held: Rollback, heard: Heard) -> Vector:
     """
     failover = Vector.from_bytes(held.failover_vbuuids, held.failover_seqnos)
     vectors = []
-    for indexer in heard.beats:
-        vector = heard.vector(indexer)
-        if not vector.holds_anything:
-            continue
+    for vector in heard.held().values():
         vbuuids, seqnos = vector.vbuuids.copy(), vector.seqnos.copy()
         for place, vbucket in enumerate(held.vbuckets):
             vbuuid, seqno = failover.position(place)
@@ -167,4 +167,4 @@ def restart_timestamp(held: Rollback, heard: Heard) -> Vector:
         vectors.append(Vector(vbuuids, seqnos))
     if not vectors:
         return Vector.zero(heard.vbuckets)
-    return begun_anew(restart(vectors, heard.logs), heard.logs)
+    return streams_begin(vectors, heard.logs)

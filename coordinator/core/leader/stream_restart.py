@@ -17,22 +17,18 @@ from coordinator.core.consensus.effects import Ask
 from coordinator.core.consensus.view import NodeView
 from coordinator.core.model.stream_records import (
     SYNC_MISSING,
-    FailoverBranch,
     RestartRequested,
     RestartTimestamp,
 )
 from coordinator.core.model.types import Epoch
 from coordinator.core.model.vectors import Vector
 from coordinator.core.timestamps import board as boards
-from coordinator.core.timestamps.algorithms import begun_anew, restart
+from coordinator.core.timestamps.algorithms import Logs, streams_begin
 
 ROUND_BITS = 20
 
 Held = Mapping[int, Vector]
 """The high watermarks of the indexers that take part, at least one."""
-
-Logs = Mapping[int, tuple[FailoverBranch, ...]]
-"""The histories of a bucket's vbuckets, as far as they are known."""
 
 
 class Told(NamedTuple):
@@ -115,7 +111,7 @@ class StreamRestart:
         asked = self._asked.get(bucket)
         if asked is None:
             if view.peers.application_of(bucket) is None:
-                return StartPosition(begun_anew(restart(vectors, logs), logs))
+                return StartPosition(streams_begin(vectors, logs))
             self._rounds += 1
             asked = Asked(self._epoch << ROUND_BITS | self._rounds, now.mono_ms)
             self._asked[bucket] = asked
@@ -127,10 +123,10 @@ class StreamRestart:
         answer = _answer(view, bucket, asked.round)
         if answer is not None:
             vectors.append(_whole(answer, vectors[0]))
-            return StartPosition(begun_anew(restart(vectors, logs), logs))
+            return StartPosition(streams_begin(vectors, logs))
         if asked.may_be_answered(view):
             return StartPosition(None)
-        return StartPosition(begun_anew(restart(vectors, logs), logs))
+        return StartPosition(streams_begin(vectors, logs))
 
     def forget_others(self, buckets: set[str]) -> None:
         """Forget the questions about all buckets but these."""

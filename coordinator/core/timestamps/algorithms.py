@@ -226,18 +226,19 @@ def restart(
     return Restart(Vector(vbuuids, seqnos), tuple(sorted(branched.intersection(chosen.tolist()))))
 
 
-def begun_anew(found: Restart, logs: Logs) -> Vector:
+def streams_begin(participants: Sequence[Vector], logs: Logs) -> Vector:
     """Return a restart timestamp of all vbuckets with which no stream is refused for ever.
 
     A history that does not know the branch of a position may have forgotten it: the vbucket was
     made anew, or has lost something too often. Nothing more is ever heard of it then. So its stream
     begins at 0, under the branch that there is, and by its BEGIN indexers see what they have to
-    lose. If it is the history that is old, that costs time only.
+    lose. If it is the history that is old, that costs time only. ValueError: as `restart`.
     """
+    found = restart(participants, logs)
     vbuuids, seqnos = found.vector.vbuuids.copy(), found.vector.seqnos.copy()
     for vbucket in found.branched:
         log = logs[vbucket]
-        if all(branch.vbuuid != vbuuids[vbucket] for branch in log):
+        if not _knows(log, vbuuids[vbucket]):
             vbuuids[vbucket], seqnos[vbucket] = log[0].vbuuid, 0
     return Vector(vbuuids, seqnos)
 
@@ -262,8 +263,13 @@ def lost_positions(vector: Vector, logs: Logs) -> set[int]:
     return {
         vbucket
         for vbucket in _branched(vector, logs)
-        if any(branch.vbuuid == vector.vbuuids[vbucket] for branch in logs[vbucket])
+        if _knows(logs[vbucket], vector.vbuuids[vbucket])
     }
+
+
+def _knows(log: Log, vbuuid: Vbuuid) -> bool:
+    """Tell whether a history has this branch."""
+    return any(branch.vbuuid == vbuuid for branch in log)
 
 
 def _same_length(one: Vector, other: Vector) -> None:

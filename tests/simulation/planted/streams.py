@@ -13,7 +13,6 @@ from coordinator.core.leader import stream_restart
 from coordinator.core.model.stream_records import BACKFILL, CATCHUP, KeyVersions
 from coordinator.core.model.types import Seqno
 from coordinator.core.model.vectors import Vector
-from coordinator.core.timestamps.algorithms import Restart
 from indexer_sim.bucket.bucket import Bucket
 from indexer_sim.bucket.chains import AFTER_A_HOLE, NEXT, Chains
 from indexer_sim.bucket.progress import BEGUN_ABOVE, CONDITIONS, WHOLE
@@ -94,11 +93,11 @@ def number_is_used_again(patch: Patch) -> None:
 
 
 def streams_begin_at_the_largest(patch: Patch) -> None:
-    def largest(participants: Any, logs: Any) -> Restart:
+    def largest(participants: Any, logs: Any) -> Vector:
         most = max(participants, key=lambda vector: int(vector.seqnos.sum()))
-        return Restart(Vector(most.vbuuids, most.seqnos), ())
+        return Vector(most.vbuuids, most.seqnos)
 
-    patch.setattr(stream_restart, "restart", largest)
+    patch.setattr(stream_restart, "streams_begin", largest)
 
 
 def offsets_are_written_first(patch: Patch) -> None:

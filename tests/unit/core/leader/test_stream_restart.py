@@ -220,9 +220,9 @@ def test_an_answer_is_not_taken_for_a_loss_that_nobody_asked_about(
 def test_what_an_indexer_held_in_another_life_does_not_count(view: Any) -> None:
     building = a_building(view, make_index(1, 1, state=MAINTENANCE), live=(1,))
     says(view, building, 1, HELD)
-    assert building._watermark(view, "travel", 1, 2) is not None
+    assert building._beat(view, "travel", 1, 2) is not None
     view.peers.indexers[1].beat.incarnation = 2
-    assert building._watermark(view, "travel", 1, 2) is None
+    assert building._beat(view, "travel", 1, 2) is None
 
 
 @pytest.mark.parametrize("states", [(MAINTENANCE, PENDING), (PENDING, MAINTENANCE)])
