@@ -14,9 +14,8 @@ the database at one instant) that is made after `published` was set has everythi
 from __future__ import annotations
 
 import secrets
-import struct
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,12 +54,14 @@ from indexer_sim.bucket.entries import (
     back_prefix,
     contents_of,
     entries_prefix,
+    pack_rollback,
     pack_state,
     slice_range,
     tombstone_prefix,
     under,
     unpack_back,
     unpack_offset,
+    unpack_rollback,
     unpack_state,
 )
 from indexer_sim.bucket.progress import VbucketProgress
@@ -68,7 +69,6 @@ from indexer_sim.bucket.snapshots import Stable, Timeline, Undo, Wanted
 from indexer_sim.bucket.tracker import Change, Mark, Tracker
 
 SHARD_BITS = 48
-ROLLBACK_HEAD = struct.Struct(">q?")
 NOT_KNOWN: Mapping[int, int] = {}
 
 
@@ -155,7 +155,7 @@ class Bucket:
         topics = [value.decode() for _, value in self.database.scan(TOPIC)]
         self.rolled_back, self._recovering, self._is_recovered = 0, None, False
         for _, value in self.database.scan(ROLLBACK):
-            self.rolled_back, self._recovering = _unpack_rollback(value)
+            self.rolled_back, self._recovering = unpack_rollback(value)
         tracker = self._load_tracker(found)
         self.slices = {index_id: frozenset(numbers) for index_id, numbers in found.items()}
         self.shards, self.tracker = shards, tracker
@@ -317,7 +317,7 @@ class Bucket:
         tracker.let_go(rollback)
         tracker.cut_off(rollback.barrier)
         self._put_tracker(batch)
-        batch.put(ROLLBACK, _pack_rollback(rollback.number, in_use))
+        batch.put(ROLLBACK, pack_rollback(rollback.number, in_use))
         self.write(batch, sync=True)
         self.rolled_back, self._recovering = rollback.number, in_use
         self._is_recovered = False
@@ -357,7 +357,7 @@ class Bucket:
         self._put_tracker(batch)
         put_offsets(batch, offsets, epochs)
         if self._is_recovered:
-            batch.put(ROLLBACK, _pack_rollback(self.rolled_back, None))
+            batch.put(ROLLBACK, pack_rollback(self.rolled_back, None))
             self._is_recovered = False
         if self.topic:
             batch.put(TOPIC, self.topic.encode())
@@ -508,20 +508,6 @@ def put_back(batch: Any, changes: Iterable[Undo]) -> None:
             seqno, piece, key = unpack_back(before)
             batch.put(entries_prefix(index_id, piece) + key + document, SEQNO.pack(seqno))
             batch.put(back, before)
-
-
-def _pack_rollback(number: int, recovering: Collection[int] | None) -> bytes:
-    """Return a rollback that was done: its number; if it is not over, and the indexes behind it."""
-    ids = sorted(recovering or ())
-    return ROLLBACK_HEAD.pack(number, recovering is not None) + b"".join(
-        INDEX_KEY.pack(index_id) for index_id in ids
-    )
-
-
-def _unpack_rollback(raw: bytes) -> tuple[int, frozenset[int] | None]:
-    number, goes_on = ROLLBACK_HEAD.unpack_from(raw)
-    ids = frozenset(i for (i,) in INDEX_KEY.iter_unpack(raw[ROLLBACK_HEAD.size :]))
-    return number, ids if goes_on else None
 
 
 def erase(batch: Any, index_id: int) -> None:

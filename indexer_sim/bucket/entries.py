@@ -23,6 +23,7 @@ ranges (`ranges_of`), so that it can be deleted without reading it.
 from __future__ import annotations
 
 import struct
+from collections.abc import Collection
 from typing import NamedTuple
 
 from coordinator.core.model.types import Seqno
@@ -43,6 +44,7 @@ BACK_HEAD = struct.Struct(">QI")
 OFFSET_VALUE = struct.Struct(">qi")
 OLD_OFFSET_VALUE = struct.Struct(">q")
 STATE_VALUE = struct.Struct(">q?")
+ROLLBACK_HEAD = struct.Struct(">q?")
 CHAIN_KEY = struct.Struct(">Hiq")
 CHAIN_VALUE = struct.Struct(">qq")
 
@@ -68,6 +70,21 @@ def pack_state(state: State) -> bytes:
 
 def unpack_state(raw: bytes) -> State:
     return State(*STATE_VALUE.unpack_from(raw))
+
+
+def pack_rollback(number: int, recovering: Collection[int] | None) -> bytes:
+    """Return a rollback that was done: its number, and the indexes that have not recovered from it;
+    None: it is over."""
+    ids = sorted(recovering or ())
+    head = ROLLBACK_HEAD.pack(number, recovering is not None)
+    return head + b"".join(map(INDEX_KEY.pack, ids))
+
+
+def unpack_rollback(raw: bytes) -> tuple[int, frozenset[int] | None]:
+    """Return the number, and the indexes: the inverse of `pack_rollback`."""
+    number, goes_on = ROLLBACK_HEAD.unpack_from(raw)
+    ids = frozenset(i for (i,) in INDEX_KEY.iter_unpack(raw[ROLLBACK_HEAD.size :]))
+    return number, ids if goes_on else None
 
 
 def entries_prefix(index_id: int, piece: int) -> bytes:

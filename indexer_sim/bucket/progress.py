@@ -94,6 +94,11 @@ class VbucketProgress:
         """No mutation with a higher seqno was applied; above the high watermark some may lack."""
         return max(self.seqno, self.floor, self.partial, self.reached)
 
+    def go_back(self, vbuuid: Vbuuid, seqno: Seqno) -> None:
+        """Exactly what lies up to here is held, whatever was before."""
+        self.vbuuid, self.seqno, self.partial = vbuuid, seqno, Seqno(0)
+        self.begun = self.reached = self.synced = seqno
+
     def change(self, cause: str) -> None:
         """Go to the condition that follows. IllegalConditionError: the table has none."""
         if self.condition not in CONDITIONS[cause]:

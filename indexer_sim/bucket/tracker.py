@@ -725,8 +725,7 @@ class Tracker:
 
     def lost(self, rollback: Rollback) -> dict[int, int]:
         """Return the vbuckets of which more was applied than is left, with what is left."""
-        failover = Vector.from_bytes(rollback.failover_vbuuids, rollback.failover_seqnos)
-        left = {v: failover.position(place) for place, v in enumerate(rollback.vbuckets)}
+        left = _left(rollback)
         found: dict[int, int] = {}
         for vbucket, progress in self.progress.items():
             vbuuid, seqno = left.get(vbucket, (Vbuuid(0), Seqno(0)))
@@ -740,16 +739,13 @@ class Tracker:
 
         Else what was held once would be taken for a loss again and again.
         """
-        failover = Vector.from_bytes(rollback.failover_vbuuids, rollback.failover_seqnos)
-        for place, vbucket in enumerate(rollback.vbuckets):
+        for vbucket, (vbuuid, left) in _left(rollback).items():
             progress = self.progress.get(vbucket)
-            vbuuid, left = failover.position(place)
             if progress is None or progress.vbuuid == vbuuid or self._is_held(vbucket):
                 continue
             if progress.applied > left:
-                progress.vbuuid, progress.partial = vbuuid, Seqno(0)
-                progress.seqno = seqno = min(progress.seqno, left)
-                progress.begun = progress.reached = progress.synced = progress.floor = seqno
+                progress.go_back(vbuuid, min(progress.seqno, left))
+                progress.floor = progress.seqno
                 self._touch(vbucket, progress)
 
     def cut_off(self, barrier: int) -> None:
@@ -778,8 +774,7 @@ class Tracker:
             vbuuid, seqno = vector.position(vbucket) if vector else (Vbuuid(0), Seqno(0))
             if vector is not None:
                 progress.number += 1
-            progress.vbuuid, progress.seqno, progress.partial = vbuuid, seqno, Seqno(0)
-            progress.begun = progress.reached = progress.synced = seqno
+            progress.go_back(vbuuid, seqno)
             progress.floor = min(progress.floor, seqno)
             self.boundaries[vbucket] = [seqno]
             self._disown(vbucket, progress)
@@ -866,6 +861,12 @@ class Tracker:
             if vbucket < self.vbuckets:
                 bits[vbucket // 8] |= 1 << vbucket % 8
         return bytes(bits)
+
+
+def _left(rollback: Rollback) -> dict[int, tuple[Vbuuid, Seqno]]:
+    """Return, of each vbucket that has lost something, its branch and what is left of it."""
+    failover = Vector.from_bytes(rollback.failover_vbuuids, rollback.failover_seqnos)
+    return {v: failover.position(place) for place, v in enumerate(rollback.vbuckets)}
 
 
 def has_what_was_applied(

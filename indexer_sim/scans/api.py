@@ -12,8 +12,8 @@ A request, JSON; bytes are hexadecimal:
     count                             only how many there are, up to a bound
     consistency                       "any", {"at_least": vector}, {"consistent": number or 0},
                                       or both
-    rollback          the number of the last rollback of the bucket, 0 for none
-    last_good         whether the snapshot that was left by it will do, while it goes on
+    rollback                          the number of the last rollback of the bucket, 0 for none
+    last_good                         whether a snapshot that it has left will do, meanwhile
     timeout_ms                        how long it may wait for that
 
 The answer is a `coordinator.core.keys.scan_pages.Page`; a refusal is JSON with a stable code.

@@ -1213,7 +1213,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a-rollback-that-is-over-is-not-written",
         "indexer_sim/bucket/bucket.py",
-        "            batch.put(ROLLBACK, _pack_rollback(self.rolled_back, None))\n",
+        "            batch.put(ROLLBACK, pack_rollback(self.rolled_back, None))\n",
         "",
         "tests/unit/indexer_sim/test_snapshots.py",
     ),
