@@ -82,10 +82,15 @@ def _built(name: str, fields: Fields) -> Any:
     except Exception as error:
         raise SchemaError("bad_body", f"{name}: {type(error).__name__}: {error}") from error
     if type(record) in _VECTORED:
-        _check_vector(name, record)
+        _check_vector(name, record.vbuuids, record.seqnos)
     elif type(record) is stream_records.ConsolidatedStability:
         for timestamp in record.timestamps:
-            _check_vector(name, timestamp)
+            _check_vector(name, timestamp.vbuuids, timestamp.seqnos)
+    elif type(record) is entities.Rollback:
+        _check_vector(name, record.failover_vbuuids, record.failover_seqnos)
+        _check_vector(name, record.restart_vbuuids, record.restart_seqnos)
+        if len(record.failover_seqnos) not in (0, 8 * len(record.vbuckets)):
+            raise SchemaError("bad_body", f"{name}: its failover timestamp is of other vbuckets")
     return record
 
 
@@ -103,10 +108,10 @@ _VECTORED = frozenset(
 """Records whose `vbuuids` and `seqnos` are a vector: 8 bytes a vbucket each."""
 
 
-def _check_vector(name: str, record: Any) -> None:
-    vbuuids, seqnos = len(record.vbuuids), len(record.seqnos)
-    if vbuuids != seqnos or seqnos % 8:
-        raise SchemaError("bad_body", f"{name}: {vbuuids} and {seqnos} bytes are no vector")
+def _check_vector(name: str, vbuuids: bytes, seqnos: bytes) -> None:
+    if len(vbuuids) != len(seqnos) or len(seqnos) % 8:
+        text = f"{name}: {len(vbuuids)} and {len(seqnos)} bytes are no vector"
+        raise SchemaError("bad_body", text)
 
 
 class Codec:

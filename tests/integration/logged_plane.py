@@ -6,10 +6,11 @@ import json
 import random
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from coordinator import codec
@@ -35,7 +36,7 @@ from coordinator.kafka.topics import (
 from streaming.stability.fold import Owner, owners
 from tests.integration.cluster import Cluster, in_parallel, value_of, wait_until
 from tests.integration.data_plane import PAGE, SCAN_MS, DataPlane, _row, assert_rows
-from tests.support.oracle import Document, Row, rows
+from tests.support.oracle import Document, Row, Spec, rows
 
 WRITE_PAUSE_S = 0.02
 
@@ -60,6 +61,38 @@ class Scanned(NamedTuple):
     number: int
     hash: str
     rows: list[Row]
+
+
+@contextmanager
+def stable_plant(
+    folder: Path, servers: str, limits: Mapping[str, int], *more: str
+) -> Iterator[Cluster]:
+    """Run three nodes and indexers, two projectors and Spark, until the block ends.
+
+    `limits` are the settings of timestamps, `more` are options of the indexers.
+    """
+    made = Cluster(folder, servers, nodes=3, indexers=3, projectors=2, timestamps=True)
+    with made:
+        for projector in made.projectors.values():
+            projector.more = ("--repeat-ms", "500")
+        for indexer in made.indexers.values():
+            indexer.more = more
+        made.start()
+        with made.client() as client:
+            client.put_config("timestamps", dict(limits))
+        yield made
+
+
+def loaded_plane(
+    plant: Cluster, bucket: str, vbuckets: int, specs: Iterable[Spec], documents: int
+) -> LoggedPlane:
+    """Return a bucket with up to so many documents, and these indexes of it, built."""
+    chance = random.Random(1)
+    made = LoggedPlane(plant, bucket, vbuckets)
+    changes = (some_change(chance, documents) for _ in range(500))
+    made.load({name: document for name, document in changes if document})
+    made.create(*specs)
+    return made
 
 
 class LoggedPlane(DataPlane):

@@ -13,7 +13,12 @@ import pytest
 
 from coordinator.core.consensus.roles import ROLLBACK
 from tests.integration.cluster import Child, Cluster, wait_until
-from tests.integration.logged_plane import LoggedPlane, some_change
+from tests.integration.logged_plane import (
+    LoggedPlane,
+    loaded_plane,
+    some_change,
+    stable_plant,
+)
 from tests.integration.travel_specs import BY_CITY, BY_NAME, HIGH
 from tests.support.oracle import Spec
 
@@ -30,30 +35,15 @@ ADVANCE_S = 30.0
 
 @pytest.fixture(scope="module")
 def plant(broker: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    made = Cluster(
-        tmp_path_factory.mktemp("plant"),
-        broker.bootstrap_servers,
-        nodes=3,
-        indexers=3,
-        projectors=2,
-        timestamps=True,
-    )
-    with made:
-        for projector in made.projectors.values():
-            projector.more = ("--repeat-ms", "500")
-        made.start()
-        with made.client() as client:
-            client.put_config("timestamps", LIMITS)
+    folder = tmp_path_factory.mktemp("plant")
+    with stable_plant(folder, broker.bootstrap_servers, LIMITS) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def plane(plant: Cluster) -> LoggedPlane:
-    chance = random.Random(1)
-    made = LoggedPlane(plant, "losing", VBUCKETS)
-    made.load({n: doc for n, doc in (_change(chance) for _ in range(500)) if doc})
-    made.create(*SPECS)
-    return made
+    """The bucket that goes through everything, with its indexes built."""
+    return loaded_plane(plant, "losing", VBUCKETS, SPECS, DOCUMENTS)
 
 
 def _change(chance: random.Random) -> tuple[str, Any]:

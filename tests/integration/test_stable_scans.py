@@ -21,7 +21,12 @@ import pytest
 from coordinator.core.model.stream_records import StreamBegin, StreamEnd
 from coordinator.kafka.topics import RESTART, STREAM_BEGIN, STREAM_END
 from tests.integration.cluster import Cluster, wait_until
-from tests.integration.logged_plane import LoggedPlane, some_change
+from tests.integration.logged_plane import (
+    LoggedPlane,
+    loaded_plane,
+    some_change,
+    stable_plant,
+)
 from tests.integration.streaming import jvm_of
 from tests.integration.travel_specs import BY_CITY, BY_NAME, HIGH
 from tests.support.oracle import Spec
@@ -53,33 +58,15 @@ SCAN_MS = 5_000
 @pytest.fixture(scope="module")
 def plant(broker: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Three nodes and indexers, two projectors and Spark, that the tests of this module share."""
-    made = Cluster(
-        tmp_path_factory.mktemp("plant"),
-        broker.bootstrap_servers,
-        nodes=3,
-        indexers=3,
-        projectors=2,
-        timestamps=True,
-    )
-    with made:
-        for projector in made.projectors.values():
-            projector.more = ("--repeat-ms", "500")
-        for indexer in made.indexers.values():
-            indexer.more = ("--checkpoint-s", "1")
-        made.start()
-        with made.client() as client:
-            client.put_config("timestamps", LIMITS)
+    folder = tmp_path_factory.mktemp("plant")
+    with stable_plant(folder, broker.bootstrap_servers, LIMITS, "--checkpoint-s", "1") as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def plane(plant: Cluster) -> LoggedPlane:
     """The bucket that goes through everything, with its indexes built."""
-    chance = random.Random(1)
-    made = LoggedPlane(plant, "stable", VBUCKETS)
-    made.load({name: doc for name, doc in (_change(chance) for _ in range(500)) if doc})
-    made.create(*SPECS)
-    return made
+    return loaded_plane(plant, "stable", VBUCKETS, SPECS, DOCUMENTS)
 
 
 def _change(chance: random.Random) -> tuple[str, Any]:

@@ -25,5 +25,10 @@ ENOUGH = 100
 """From so many on all faults must have struck."""
 
 
+def portion(first: int, base: int = 0) -> range:
+    """Return a batch of the seeds of worlds with a data plane, from `first` on above `base`."""
+    return range(base + first, base + min(first + BATCH, PLANE_SEEDS))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.write_line(f"SIMULATION_BASE={BASE}")

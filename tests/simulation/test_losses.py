@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.simulation.conftest import BASE, BATCH, ENOUGH, PLANE_SEEDS
-from tests.simulation.kernel.runs import SeedReport, run_seeds
+from tests.simulation.conftest import BASE, BATCH, ENOUGH, PLANE_SEEDS, portion
+from tests.simulation.kernel.runs import SeedReport, hold
 from tests.simulation.plane.faults import ACTIONS, STORE_LOSES
 from tests.simulation.plane.losing import LosingWorld
 from tests.simulation.planted import rollbacks as r
@@ -19,20 +19,14 @@ MET = SeedReport()
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
-def hold(seeds: range) -> None:
-    found = run_seeds(LosingWorld, seeds)
-    MET.add(found)
-    found.require_all()
-
-
 @pytest.mark.parametrize("first", range(0, PLANE_SEEDS, BATCH))
 def test_every_index_is_what_the_store_still_has_under_every_schedule(first: int) -> None:
-    hold(range(first, min(first + BATCH, PLANE_SEEDS)))
+    hold(MET, LosingWorld, portion(first))
 
 
 @pytest.mark.parametrize("first", range(0, PLANE_SEEDS, BATCH))
 def test_so_it_is_in_worlds_that_nobody_has_run(first: int) -> None:
-    hold(range(BASE + first, BASE + min(first + BATCH, PLANE_SEEDS)))
+    hold(MET, LosingWorld, portion(first, BASE))
 
 
 def test_the_run_met_every_fault() -> None:

@@ -10,8 +10,8 @@ import pytest
 from coordinator.core.keys.key_versions import ABSENT, END, SYNC, Item, begin
 from coordinator.core.model.stream_records import BACKFILL, MAINTENANCE, KeyVersions
 from indexer_sim.bucket.tracker import Tracker
-from tests.simulation.conftest import BASE, BATCH, ENOUGH, PLANE_SEEDS
-from tests.simulation.kernel.runs import SeedReport, ends_in_processes, run_seeds
+from tests.simulation.conftest import BASE, BATCH, ENOUGH, PLANE_SEEDS, portion
+from tests.simulation.kernel.runs import SeedReport, ends_in_processes, hold
 from tests.simulation.plane.faults import ACTIONS
 from tests.simulation.plane.world import PlaneWorld
 from tests.simulation.planted import streams as s
@@ -25,21 +25,14 @@ MET = SeedReport()
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
-def hold(seeds: range) -> None:
-    """Run worlds; fail if one breaks an invariant, and say how to repeat it."""
-    found = run_seeds(PlaneWorld, seeds)
-    MET.add(found)
-    found.require_all()
-
-
 @pytest.mark.parametrize("first", range(0, PLANE_SEEDS, BATCH))
 def test_every_index_is_what_the_store_says_under_every_schedule(first: int) -> None:
-    hold(range(first, min(first + BATCH, PLANE_SEEDS)))
+    hold(MET, PlaneWorld, portion(first))
 
 
 @pytest.mark.parametrize("first", range(0, PLANE_SEEDS, BATCH))
 def test_so_it_is_in_worlds_that_nobody_has_run(first: int) -> None:
-    hold(range(BASE + first, BASE + min(first + BATCH, PLANE_SEEDS)))
+    hold(MET, PlaneWorld, portion(first, BASE))
 
 
 def test_the_run_met_every_fault() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import fastavro
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from coordinator import codec
 from coordinator.core.model import commands, records, stream_records
-from coordinator.core.model.entities import Entity
+from coordinator.core.model.entities import Entity, Rollback
 from coordinator.core.model.stream_records import TOGETHER_MAX
 from coordinator.core.timestamps import progress as timestamp_progress
 from schemas.registry import (
@@ -62,6 +62,22 @@ def test_every_record_of_the_core_has_a_schema_and_a_converter() -> None:
     assert {type(r).__name__ for r in ONE_OF_EACH} | {"Index", "Bucket", "Setting", "Consumed"} == (
         of_their_own
     )
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"failover_vbuuids": b""},
+        {"failover_vbuuids": bytes(7), "failover_seqnos": bytes(7)},
+        {"failover_vbuuids": bytes(8), "failover_seqnos": bytes(8)},
+        {"restart_seqnos": b""},
+    ],
+)
+def test_a_rollback_whose_timestamps_are_none_is_refused(wrong: dict[str, bytes]) -> None:
+    (fine,) = (record for record in ONE_OF_EACH if isinstance(record, Rollback))
+    with pytest.raises(SchemaError, match=r"no vector|other vbuckets") as caught:
+        codec.decode(codec.encode(replace(fine, **wrong)))
+    assert caught.value.code == "bad_body"
 
 
 def test_the_fingerprint_is_the_one_of_the_avro_specification() -> None:

@@ -36,6 +36,14 @@ class SeedReport:
         assert not self.bad, "\n".join(self.bad.values())
 
 
+def hold(met: SeedReport, make: Callable[[int], World], seeds: Iterable[int]) -> None:
+    """Run worlds, and note what they met; fail if one breaks an invariant, and say how to repeat
+    it."""
+    found = run_seeds(make, seeds)
+    met.add(found)
+    found.require_all()
+
+
 def run_seeds(make: Callable[[int], World], seeds: Iterable[int]) -> SeedReport:
     """Run the worlds of some seeds, one after the other."""
     found = SeedReport()
