@@ -272,5 +272,5 @@ def test_a_scan_meanwhile_is_refused_or_shows_nothing_that_was_lost(plane: Logge
                     assert {row["id"] for row in got.json()["rows"]} <= left, mode
                 else:
                     answers[got.json()["error"]["code"]] += 1
-    print(answers)
+    assert answers["index_rolling_back"], answers
     is_well(plane)
