@@ -615,6 +615,7 @@ _COMMON: dict[type, tuple[str, ...]] = {
 _NESTED: dict[type, dict[str, type]] = {
     entities.Stream: {"sources": entities.Source},
     entities.Rollback: {},
+    entities.Rebalance: {"moves": entities.Move},
     records.ProjectorHeartbeat: {
         "buckets": records.BucketSeen,
         "waiting": records.StreamAwaited,

@@ -32,10 +32,11 @@ STYLES = {
     "bucket": "magenta",
     "stream": "blue",
     "rollback": "red",
+    "rebalance": "blue",
     "topic": "yellow",
     "subscription": "yellow",
 }
-KINDS = "index, bucket, setting, stream, rollback, consumed, topic"
+KINDS = "index, bucket, setting, stream, rollback, rebalance, consumed, topic"
 VALUE_LENGTH_MAX = 200
 BRIEF = ("expressions", "where", "state")
 ABSENT: Any = object()

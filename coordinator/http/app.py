@@ -42,6 +42,7 @@ from coordinator.http.execution import (
 from coordinator.http.history import add_history, past_state
 from coordinator.http.membership import add_membership
 from coordinator.http.reading import BoundedRoute, beside, body_of, refuse_unknown
+from coordinator.http.rebalances import add_rebalances
 from coordinator.http.rollbacks import add_rollbacks
 from coordinator.http.scan import add_scans
 from coordinator.http.shared import (
@@ -90,6 +91,7 @@ def build_app(shell: Shell, allowed_hosts: Iterable[str] = ()) -> FastAPI:
     settle = functools.partial(_settle, shell)
     add_history(app, shell, settle)
     add_rollbacks(app, shell, settle)
+    add_rebalances(app, shell, settle)
     add_undo(app, shell, settle)
     add_watch(app, shell, settle)
     add_topics(app, shell, settle)
@@ -228,11 +230,12 @@ def _add_indexes(app: FastAPI, shell: Shell) -> None:
     ) -> Response:
         """Show one index, with its CAS."""
         await _settle(shell, consistency, at_least)
-        held = shell.node.state.index_by_id(_index_id(index_id))
+        state = shell.node.state
+        held = state.named_by_id(_index_id(index_id))
         if held is None:
             raise ApiError("index_not_found", f"there is no index {index_id}")
         index: Any = held.entity
-        shown = views.index(index, shell.node.peers.progress.all())
+        shown = views.index(state.whole(index), shell.node.peers.progress.all())
         return read_answer(shell, {"index": shown, "cas": held.cas})
 
 

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from coordinator.core.catalog.ddl import EXPRESSIONS_MAX
 from coordinator.core.catalog.decisions import compact
+from coordinator.core.catalog.rebalances import DRAIN_MAX, MOVES_MAX
 from coordinator.core.catalog.transactions import COMPARISONS_MAX, OPERATIONS_MAX
 from coordinator.core.keys.topology import BOUNDS_MAX
 from coordinator.core.model.commands import (
@@ -42,9 +43,8 @@ Count = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 KeyComponent = bool | int | float | str | None
 Key = Annotated[list[KeyComponent], Field(max_length=EXPRESSIONS_MAX)]
 INDEXERS_MAX = 251
-Nodes = Annotated[
-    list[Annotated[int, Field(ge=0, le=INDEXERS_MAX - 1)]], Field(max_length=INDEXERS_MAX)
-]
+Indexer = Annotated[int, Field(ge=0, le=INDEXERS_MAX - 1)]
+Nodes = Annotated[list[Indexer], Field(max_length=INDEXERS_MAX)]
 
 
 class CreateIndexBody(BaseModel):
@@ -620,6 +620,75 @@ class RollbacksAnswer(BaseModel):
     """One for each bucket that had a rollback, newest first. `cas`: that of the state."""
 
     rollbacks: list[RollbackModel]
+    cas: Cas
+
+
+Id = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class NamedMove(BaseModel):
+    """A copy of a slice goes from one indexer to another; from null: one more copy is made."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+    index: Id
+    slice: Annotated[int, Field(ge=0, lt=2**15)]
+    source: Annotated[Indexer | None, Field(alias="from")]
+    to: Indexer
+
+
+class RebalanceBody(BaseModel):
+    """A rebalance: by the plan of the cluster, of at most `max_moves` moves, or the `moves` that
+    are named. `drain`: indexers that are emptied."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    dry_run: bool = False
+    drain: Annotated[list[Indexer], Field(max_length=DRAIN_MAX)] = []
+    max_moves: Annotated[int, Field(ge=1, le=MOVES_MAX)] = MOVES_MAX
+    moves: Annotated[list[NamedMove], Field(min_length=1, max_length=MOVES_MAX)] | None = None
+
+
+class MoveModel(BaseModel):
+    """A move of a rebalance. `from` is null if another copy is made, `reason` unless it failed.
+    `part` names the storage of the copy at the target, null before it is begun; `progress` is
+    null unless it is being built."""
+
+    index: str
+    slice: int
+    source: Annotated[str | None, Field(alias="from")]
+    to: str
+    bytes: int
+    state: str
+    part: str | None
+    reason: str | None
+    progress: ProgressModel | None
+
+
+class RebalanceModel(BaseModel):
+    """A rebalance. `id` and `began_ms` are null where it is only planned, `ended_ms` until it is
+    over."""
+
+    id: str | None
+    state: str
+    drain: list[str]
+    began_ms: int | None
+    ended_ms: int | None
+    moves: list[MoveModel]
+
+
+class RebalanceAnswer(BaseModel):
+    """One rebalance. `cas`, `txn`: of the command; only `cas` where it is only planned."""
+
+    rebalance: RebalanceModel
+    cas: Cas
+    txn: str | None = None
+
+
+class RebalancesAnswer(BaseModel):
+    """The rebalances, newest first. `cas`: that of the state."""
+
+    rebalances: list[RebalanceModel]
     cas: Cas
 
 

@@ -19,6 +19,7 @@ from prometheus_client import Histogram
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 from starlette.responses import Response
 
+from coordinator.core.catalog.state import StateContext
 from coordinator.core.consensus.inputs import StabilityRequired
 from coordinator.core.keys.key_order import KeyOrder, order_of
 from coordinator.core.keys.scans import Cursor, ScanError, cover_of, row_of, scan_digest, slices_of
@@ -174,7 +175,7 @@ def add_scans(app: FastAPI, shell: Shell) -> None:
             try:
                 found = await gathered(body, plan)
             except ScanFailed as failure:
-                if not failure.is_gone or not await _is_replaced(shell, body, plan.asked):
+                if not failure.is_gone or not await _has_moved_on(shell, body, plan.asked):
                     raise
                 plan = await _plan(shell, body, began)
                 found = await gathered(body, plan)
@@ -193,18 +194,24 @@ def add_scans(app: FastAPI, shell: Shell) -> None:
             return await (scatter.count() if body.count else scatter.rows())
 
 
-async def _is_replaced(shell: Shell, body: ScanBody, asked: Asked) -> bool:
-    """Tell whether an ALTER has replaced the index that is scanned, so that another has its name.
+async def _has_moved_on(shell: Shell, body: ScanBody, asked: Asked) -> bool:
+    """Tell whether what is scanned lies elsewhere now: a slice has moved, or another index has the
+    name, as an ALTER has replaced the first.
 
-    Indexers may release the first index before this node has read the switch. A page that
-    continues cannot go on at the second index: its cursor belongs to the first.
+    Indexers may release the storage before this node has read that. A page that continues cannot
+    go on at another index: its cursor belongs to the first.
     """
-    if body.index is not None or body.after is not None:
-        return False
+    is_named = body.index is None and body.after is None
     until_s = min(asked.deadline, time.monotonic() + REPLACED_S)
     while True:
-        held = shell.node.state.index_named(body.bucket or "", body.name or "")
-        if held is not None and held.entity.key != asked.index.key:
+        state = shell.node.state
+        if is_named:
+            held = state.index_named(body.bucket or "", body.name or "")
+            if held is not None and held.entity.key != asked.index.key:
+                return True
+        same = state.named_by_id(asked.index.id)
+        index = same.entity if same is not None else None
+        if isinstance(index, Index) and tuple(state.holders_of(index)) != asked.holders:
             return True
         if time.monotonic() >= until_s:
             return False
@@ -234,13 +241,13 @@ async def _plan(shell: Shell, body: ScanBody, began: float) -> _Plan:
 
     What is covered may be large, and is made into bytes beside the loop then.
     """
-    cas = shell.node.state.cas
+    state = shell.node.state
     index = _ready(shell, _index(shell, body))
     _check_vbuckets(shell, index, body)
     rollback = _rollback(shell, index)
     if _is_light(body.scan):
-        return _planned(index, body, cas, rollback, began)
-    return await BODIES.run(lambda: _planned(index, body, cas, rollback, began))
+        return _planned(state, index, body, rollback, began)
+    return await BODIES.run(lambda: _planned(state, index, body, rollback, began))
 
 
 def _rollback(shell: Shell, index: Index) -> int:
@@ -273,7 +280,9 @@ def _is_light(value: Any) -> bool:
     return True
 
 
-def _planned(index: Index, body: ScanBody, cas: Cas, rollback: int, began: float) -> _Plan:
+def _planned(
+    state: StateContext, index: Index, body: ScanBody, rollback: int, began: float
+) -> _Plan:
     order = order_of(index)
     descending = body.order == "desc"
     try:
@@ -284,7 +293,8 @@ def _planned(index: Index, body: ScanBody, cas: Cas, rollback: int, began: float
     except ScanError as error:
         raise ApiError("invalid_request", str(error)) from error
     asked = Asked(
-        index=index,
+        index=state.whole(index),
+        holders=tuple(state.holders_of(index)),
         slices=slices,
         bounds=cover.bounds,
         after=cursor.entry if cursor else None,
@@ -295,7 +305,7 @@ def _planned(index: Index, body: ScanBody, cas: Cas, rollback: int, began: float
         rollback=rollback,
         last_good=body.consistency == LAST_GOOD,
     )
-    return _Plan(asked, order, digest, cas)
+    return _Plan(asked, order, digest, state.cas)
 
 
 def _consistency(body: ScanBody, cursor: Cursor | None) -> Any:
@@ -370,7 +380,7 @@ def _index(shell: Shell, body: ScanBody) -> Index:
         raise ApiError("invalid_request", "a scan names an index by its id, or by bucket and name")
     if body.index is not None:
         text = str(body.index)
-        held = state.index_by_id(int(text)) if text.isascii() and text.isdecimal() else None
+        held = state.named_by_id(int(text)) if text.isascii() and text.isdecimal() else None
         what = f"there is no index {text}"
     else:
         held = state.index_named(body.bucket or "", body.name or "")

@@ -23,7 +23,7 @@ import orjson
 from coordinator.core.keys.collation import Bounds
 from coordinator.core.keys.scan_pages import ENTRIES_MAX, MEDIA_TYPE, Page, PageError, unpack
 from coordinator.core.keys.scans import Gathering, Part
-from coordinator.core.model.entities import Index, Slice
+from coordinator.core.model.entities import Index
 from coordinator.http.calls import Calls, Silent
 
 GRACE_S = 0.25
@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 class ScanFailed(Exception):
-    """A scan cannot be answered; `code` is stable. `is_gone`: an indexer has released the index."""
+    """A scan cannot be answered; `code` is stable. `is_gone`: somebody has released it."""
 
     def __init__(
         self,
@@ -62,7 +62,8 @@ class ScanFailed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What is scanned, and how.
+    """What is scanned, and how. `holders` have copies of the slices of `index`: it itself, and the
+    parts of it that were moved; those that come first are asked first.
 
     `consistency` is passed to the indexers: "any", or an object with `at_least` (positions), with
     `consistent` (the number of a stability timestamp, 0 for the newest), or with both: the newest
@@ -72,6 +73,7 @@ class Asked:
     """
 
     index: Index
+    holders: tuple[Index, ...]
     slices: tuple[int, ...]
     bounds: Bounds
     after: bytes | None
@@ -93,6 +95,13 @@ class ScanResult(NamedTuple):
     hash: int
 
 
+class Copy(NamedTuple):
+    """A copy of slices: who has it, and as what, the place of that in `Asked.holders`."""
+
+    holder: int
+    indexer: int
+
+
 class Refusal(NamedTuple):
     """Why a host did not answer."""
 
@@ -111,6 +120,10 @@ PREFERRED = (
 """If no host of a slice answers, the first of these that one gave tells most."""
 
 
+RELEASED = ("index_not_found", "slice_not_here")
+"""So an indexer says that it has given the storage up, or has yet to make it."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Scatter:
     """The state of one scan. `address` tells where a live indexer can be asked, None for others."""
@@ -121,13 +134,20 @@ class Scatter:
     number: int = 0
     hash: int = 0
     gathering: Gathering = field(init=False)
-    _hosts: dict[Part, int] = field(default_factory=dict)
-    _failed: dict[int, dict[int, Refusal]] = field(default_factory=dict)
-    _pieces: Mapping[int, Slice] = field(init=False)
+    _copies: dict[Part, Copy] = field(default_factory=dict)
+    _failed: dict[int, dict[Copy, Refusal]] = field(default_factory=dict)
+    _of_slices: Mapping[int, list[Copy]] = field(init=False)
 
     def __post_init__(self) -> None:
         self.gathering = Gathering(self.asked.limit, self.asked.descending)
-        self._pieces = {piece.number: piece for piece in self.asked.index.slices}
+        self._of_slices = {
+            piece.number: [
+                Copy(place, host)
+                for place, holder in enumerate(self.asked.holders)
+                for host in holder.slices[at].hosts
+            ]
+            for at, piece in enumerate(self.asked.index.slices)
+        }
         if self._is_consistent:
             self.number = self.asked.consistency["consistent"]
 
@@ -149,7 +169,7 @@ class Scatter:
     async def count(self) -> ScanResult:
         """Return how many entries there are. Raises ScanFailed."""
         groups = self._group(self.asked.slices)
-        pages = await self._begin([(h, (n,)) for h, numbers in groups for n in numbers], count=True)
+        pages = await self._begin([(c, (n,)) for c, numbers in groups for n in numbers], count=True)
         counted = 0
         while pages:
             counted += sum(page.counted for _, page in pages)
@@ -162,7 +182,7 @@ class Scatter:
     # -- the first pages ---------------------------------------------------------------------
 
     async def _begin(
-        self, groups: Sequence[tuple[int, tuple[int, ...]]], *, count: bool
+        self, groups: Sequence[tuple[Copy, tuple[int, ...]]], *, count: bool
     ) -> list[tuple[Part, Page]]:
         """Fetch the first page of every part: at one stability timestamp, if that is asked."""
         parts = [Part(numbers, self.asked.after) for _, numbers in groups]
@@ -208,23 +228,23 @@ class Scatter:
 
     async def _fetch(self, part: Part, count: bool) -> list[tuple[Part, Page]]:
         """Return the next page of a part; if its host fails, those of the parts that follow it."""
-        host = self._hosts[part]
-        answer = await self._ask(host, part, count)
+        copy = self._copies[part]
+        answer = await self._ask(copy, part, count)
         if isinstance(answer, Page):
             return [(part, answer)]
         for piece in part.slices:
-            self._failed.setdefault(piece, {})[host] = answer
+            self._failed.setdefault(piece, {})[copy] = answer
         groups = self._group(part.slices)
         parts = self.gathering.split(part, [pieces for _, pieces in groups])
         self._assign(parts, groups)
         return await self._fetch_all(parts, count=count)
 
-    async def _ask(self, host: int, part: Part, count: bool) -> Page | Refusal:
-        url = self.address(host)
+    async def _ask(self, copy: Copy, part: Part, count: bool) -> Page | Refusal:
+        url = self.address(copy.indexer)
         if url is None:
             return Refusal("unreachable", "not alive")
         patience_s = self._patience_s(part)
-        body = self._body(host, part, count, patience_s)
+        body = self._body(copy, part, count, patience_s)
         try:
             answer = await self.calls.post(f"{url}/v1/slices/scan", body, patience_s + GRACE_S)
         except Silent as silent:
@@ -237,14 +257,14 @@ class Scatter:
         except PageError as error:
             return Refusal("bad_response", str(error))
 
-    def _body(self, host: int, part: Part, count: bool, patience_s: float) -> bytes:
-        asked = self.asked
+    def _body(self, copy: Copy, part: Part, count: bool, patience_s: float) -> bytes:
+        asked, holder = self.asked, self.asked.holders[copy.holder]
         limit = min(self._size(), ENTRIES_MAX)
         body = {
-            "indexer": host,
-            "index": str(asked.index.id),
-            "shard": asked.index.shard_on(host),
-            "build": asked.index.build,
+            "indexer": copy.indexer,
+            "index": str(holder.id),
+            "shard": holder.shard_on(copy.indexer),
+            "build": holder.build,
             "slices": part.slices,
             "begin": asked.bounds.begin.hex(),
             "end": asked.bounds.end.hex(),
@@ -286,39 +306,39 @@ class Scatter:
 
     # -- hosts -------------------------------------------------------------------------------
 
-    def _candidates(self, number: int) -> list[int]:
-        """Return the indexers that can be asked for a slice, the master first."""
+    def _candidates(self, number: int) -> list[Copy]:
+        """Return the copies of a slice that can be asked for, the master of a holder first."""
         failed = self._failed.get(number, {})
         return [
-            host
-            for host in self._pieces[number].hosts
-            if host not in failed and self.address(host) is not None
+            copy
+            for copy in self._of_slices[number]
+            if copy not in failed and self.address(copy.indexer) is not None
         ]
 
-    def _group(self, numbers: Iterable[int]) -> list[tuple[int, tuple[int, ...]]]:
-        """Return which slices to ask of which indexer. Raises ScanFailed: nobody has one."""
-        groups: dict[int, list[int]] = {}
+    def _group(self, numbers: Iterable[int]) -> list[tuple[Copy, tuple[int, ...]]]:
+        """Return which slices to ask of which copy. Raises ScanFailed: nobody has one."""
+        groups: dict[Copy, list[int]] = {}
         for number in numbers:
             candidates = self._candidates(number)
             if not candidates:
                 raise self._nobody(number)
             groups.setdefault(candidates[0], []).append(number)
-        return [(host, tuple(pieces)) for host, pieces in groups.items()]
+        return [(copy, tuple(pieces)) for copy, pieces in groups.items()]
 
-    def _assign(self, parts: list[Part], groups: Sequence[tuple[int, tuple[int, ...]]]) -> None:
-        self._hosts.update(zip(parts, (host for host, _ in groups), strict=True))
+    def _assign(self, parts: list[Part], groups: Sequence[tuple[Copy, tuple[int, ...]]]) -> None:
+        self._copies.update(zip(parts, (copy for copy, _ in groups), strict=True))
 
     def _nobody(self, number: int) -> ScanFailed:
         """Return why a slice cannot be scanned."""
         failed = self._failed.get(number, {})
         silent = Refusal("unreachable", "not alive")
-        reasons = {host: failed.get(host, silent) for host in self._pieces[number].hosts}
+        reasons = {copy: failed.get(copy, silent) for copy in self._of_slices[number]}
         details = {
             "slice": number,
-            "indexers": {str(host): r.message or r.code for host, r in reasons.items()},
+            "indexers": {str(copy.indexer): r.message or r.code for copy, r in reasons.items()},
         }
         # An indexer that gives the storage up may say until then that it opens it again.
-        is_gone = any(reason.code == "index_not_found" for reason in reasons.values())
+        is_gone = any(reason.code in RELEASED for reason in reasons.values())
         for code in PREFERRED:
             for reason in reasons.values():
                 if reason.code == code:

@@ -27,7 +27,9 @@ def state(node: int, authority: AuthorityState | None, context: StateContext) ->
         "node": node,
         "cas": context.cas,
         "digest": digests.text(context.digest),
-        "indexes": {str(index.id): _index(index, cas) for index, cas in context.indexes()},
+        "indexes": {
+            str(index.id): _index(context.whole(index), cas) for index, cas in context.indexes()
+        },
         "buckets": {
             v.entity.name: {"vbuckets": v.entity.vbuckets, "cas": v.cas}
             for v in context.of_kind("bucket")
@@ -59,10 +61,11 @@ def _index(index: Index, cas: Cas) -> dict[str, Any]:
 
 def index(held: Index, progress: Mapping[tuple[int, int], Progress]) -> dict[str, Any]:
     """Return an index with the progress of its build, which is null where none is under way."""
-    return {**describe_index(held), "progress": _progress(held, progress)}
+    return {**describe_index(held), "progress": progress_of(held, progress)}
 
 
-def _progress(held: Index, progress: Mapping[tuple[int, int], Progress]) -> dict[str, Any] | None:
+def progress_of(held: Index, progress: Mapping[tuple[int, int], Progress]) -> dict[str, Any] | None:
+    """Return how far the build of an index is, null where none is under way."""
     if held.state not in (PENDING, BACKFILL):
         return None
     found = progress.get((held.id, held.build)) or Progress(0, 0, 0.0)
@@ -88,7 +91,7 @@ def indexes(
     A filter by name does not find an index that is still to replace another: it has no name yet.
     """
     return [
-        {**index(held, progress), "cas": cas}
+        {**index(context.whole(held), progress), "cas": cas}
         for held, cas in context.indexes()
         if bucket in (None, held.bucket)
         and (name is None or (name == held.name and not held.is_replacement))
@@ -104,7 +107,7 @@ def topology(context: StateContext) -> dict[str, Any]:
                 "name": index.name,
                 "bucket": index.bucket,
                 "state": index.state,
-                "slices": describe_index(index)["topology"]["slices"],
+                "slices": describe_index(context.whole(index))["topology"]["slices"],
             }
             for index, _ in context.indexes()
         },

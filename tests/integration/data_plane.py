@@ -204,7 +204,7 @@ class DataPlane:
         """Return what one indexer holds of one slice."""
         body: dict[str, Any] = {
             "indexer": host,
-            "index": int(index["id"]),
+            "index": self._holder(index, piece, host),
             "shard": 0,
             "build": 0,
             "slices": [piece],
@@ -226,6 +226,17 @@ class DataPlane:
             if not page.more:
                 return found
             body["after"] = page.entries[-1].hex()
+
+    def _holder(self, index: Mapping[str, Any], piece: int, host: int) -> int:
+        """Return the id under which an indexer holds a copy: its own where it was moved there."""
+        node = self.cluster.running()[0]
+        copy = index["id"], piece, str(host)
+        for one in self.cluster.get(node, "/v1/rebalance")["rebalances"]:
+            for move in one["moves"]:
+                there = (move["index"], move["slice"], move["to"]) == copy
+                if there and move["part"] and move["state"] in ("catchup", "done"):
+                    return int(move["part"])
+        return int(index["id"])
 
     def _ask_indexer(self, host: int, body: Mapping[str, Any]) -> Any:
         """Ask an indexer where it is now: one that was started again is soon known elsewhere."""

@@ -459,8 +459,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a-second-index-takes-the-name-at-once",
         STATE,
-        "after.state != DROPPING and not after.replaces",
-        "after.state != DROPPING",
+        "(after.replaces or after.part_of)",
+        "after.part_of",
         UNIT_ALTER,
     ),
     Mutant(
@@ -2720,15 +2720,15 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "an-index-stays-where-it-is-not-to-lie",
         "coordinator/core/catalog/alter.py",
-        "set(after.nodes) == fewer.hosts",
-        "set(after.nodes) <= fewer.hosts",
+        "set(after.nodes) == state.whole(fewer).hosts",
+        "set(after.nodes) <= state.whole(fewer).hosts",
         "tests/unit/core/catalog/test_alter.py",
     ),
     Mutant(
         "a-second-index-is-placed-on-an-indexer-that-is-gone",
         "coordinator/core/catalog/alter.py",
-        " and index.hosts <= {one.id for one in given.indexers}",
-        "",
+        "piece.hosts and alive.issuperset(piece.hosts)",
+        "piece.hosts",
         "tests/unit/core/catalog/test_alter.py",
     ),
     Mutant(

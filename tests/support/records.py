@@ -20,6 +20,8 @@ from coordinator.core.model.authority_state import (
 )
 from coordinator.core.model.entities import (
     Bucket,
+    Move,
+    Rebalance,
     RequestOutcome,
     Rollback,
     Setting,
@@ -293,6 +295,17 @@ ONE_OF_EACH: list[Any] = [
         restart_vbuuids=U64,
         restart_seqnos=U64,
         barrier=8,
+        ended_ms=9,
+    ),
+    Rebalance(
+        id=7,
+        state="cancelling",
+        moves=(
+            Move(index=1, slice=2, source=-1, target=250, bytes=2**40, part=3, reason="no room"),
+            Move(index=1, slice=3, source=4, target=5, bytes=0, state="done", since_ms=9),
+        ),
+        began_ms=5,
+        drain=(4, 250),
         ended_ms=9,
     ),
     streams.StreamBegin(

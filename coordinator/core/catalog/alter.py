@@ -66,7 +66,7 @@ class AlterPlan:
 def altered(state: StateContext, command: AlterIndex) -> Versioned | None:
     """Return the index that is to be altered, if it is there."""
     if command.index_id:
-        return state.index_by_id(command.index_id)
+        return state.named_by_id(command.index_id)
     return state.index_named(command.bucket, command.name)
 
 
@@ -87,7 +87,7 @@ def decide_alter(
         return Parked(index.id)
     if other := clash(request, held):
         return Unchanged(other)
-    if problem := validate(definition_after(index, command)):
+    if problem := validate(definition_after(state.whole(index), command)):
         return Unchanged(refused("invalid_request", problem))
     plan = plan_alter(index, command, state, given)
     if isinstance(plan, Outcome):
@@ -96,11 +96,12 @@ def decide_alter(
         return Parked(taken) if _is_being_made(state, taken) else Unchanged(_exists(state, taken))
     if command.dry_run or plan.change == NOTHING:
         change = {"change": plan.change} if command.dry_run else {}
-        answer = {"index": describe_index(plan.index), **change}
+        answer = {"index": describe_index(state.whole(plan.index)), **change}
         return Unchanged(Outcome("ok", answer=answer, cas=held.cas))
     if plan.change == IN_PLACE:
         change_of_index = Change("IndexAltered", index.key, plan.index)
-        return accepted(request, (change_of_index,), {"index": describe_index(plan.index)})
+        answer = {"index": describe_index(state.whole(plan.index))}
+        return accepted(request, (change_of_index,), answer)
     second = _second(plan.index, index, request, given)
     return Accepted((Change("IndexProposed", second.key, second),), {}, waits_for=(second.id,))
 
@@ -205,8 +206,12 @@ def replicas_of(index: Index) -> int:
 def plan_alter(
     index: Index, command: AlterIndex, state: StateContext, given: Circumstances
 ) -> AlterPlan | Outcome:
-    """Return how an index becomes what is asked for, or why it cannot."""
-    after = definition_after(index, command)
+    """Return how an index becomes what is asked for, or why it cannot.
+
+    Of one with copies that were moved, only the name changes in place.
+    """
+    whole = state.whole(index)
+    after = definition_after(whole, command)
     bounds = json.loads(after.bounds_json)
     count = len(bounds) + 1 if after.partitioning == RANGE else after.slices
     target = replace(
@@ -217,13 +222,15 @@ def plan_alter(
         partitioning=after.partitioning,
         bounds_json=compact(bounds),
     )
-    fewer = _with_fewer_replicas(index, after.replicas)
+    most = replicas_of(whole)
+    fewer = index if whole is not index else _with_fewer_replicas(index, after.replicas)
     alike = replace(target, name=index.name) == index and count == len(index.slices)
-    is_placed = not after.nodes or set(after.nodes) == fewer.hosts
-    if alike and after.replicas <= replicas_of(index) and is_placed:
+    is_placed = not after.nodes or set(after.nodes) == state.whole(fewer).hosts
+    is_in_place = after.replicas == most if whole is not index else after.replicas <= most
+    if alike and is_in_place and is_placed:
         target = replace(fewer, name=after.name)
         return AlterPlan(NOTHING if target == index else IN_PLACE, target)
-    slices = _placed(index, after, count, state, given)
+    slices = _placed(whole, after, count, state, given)
     if isinstance(slices, Impossible):
         return refused("placement_impossible", slices.message, **slices.details)
     return AlterPlan(REBUILD, replace(target, slices=slices))
@@ -249,7 +256,9 @@ def _placed(
 ) -> tuple[Slice, ...] | Impossible:
     """Return where a second index lies: where the first does, if nothing speaks against it."""
     is_like = count == len(index.slices) and after.replicas == replicas_of(index)
-    if is_like and not after.nodes and index.hosts <= {one.id for one in given.indexers}:
+    alive = {one.id for one in given.indexers}
+    is_there = all(piece.hosts and alive.issuperset(piece.hosts) for piece in index.slices)
+    if is_like and not after.nodes and is_there:
         return index.slices
     load = {i: state.load.get(i, 0) + given.extra_load.get(i, 0) for i, _ in given.indexers}
     return place(count, after.replicas, after.nodes, given.indexers, load)

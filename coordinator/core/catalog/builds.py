@@ -96,10 +96,12 @@ def _build_indexes(state: StateContext, request: Request, given: Circumstances) 
         cas = state.cas_of(indexes[0].key)
         if cas != request.expected_cas:
             return Unchanged(mismatch(request.expected_cas, cas))
-    return _begun(request, given, indexes)
+    return _begun(state, request, given, indexes)
 
 
-def _begun(request: Request, given: Circumstances, indexes: Iterable[Index]) -> Decision:
+def _begun(
+    state: StateContext, request: Request, given: Circumstances, indexes: Iterable[Index]
+) -> Decision:
     """Begin what is not being built, or built, already."""
     changes: list[Change] = []
     after: list[Index] = []
@@ -108,7 +110,7 @@ def _begun(request: Request, given: Circumstances, indexes: Iterable[Index]) -> 
             index = begin_build(index, given)
             changes.append(Change("BuildRequested", index.key, index))
         after.append(index)
-    answer = {"indexes": [describe_index(index) for index in after]}
+    answer = {"indexes": [describe_index(state.whole(index)) for index in after]}
     if not changes:
         return Unchanged(Outcome("ok", answer=answer))
     return accepted(request, tuple(changes), answer)

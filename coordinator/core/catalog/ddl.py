@@ -33,6 +33,7 @@ from coordinator.core.catalog.decisions import (
 )
 from coordinator.core.catalog.outcomes import AHEAD_MS_MAX, RememberedOutcome, time_of_uuid7
 from coordinator.core.catalog.placement import Impossible, place
+from coordinator.core.catalog.rebalances import REBALANCE_DECIDERS, keys_of_move
 from coordinator.core.catalog.rollbacks import ROLLBACK_DECIDERS
 from coordinator.core.catalog.state import StateContext, Versioned
 from coordinator.core.catalog.subscriptions import SUBSCRIPTION_DECIDERS
@@ -50,11 +51,14 @@ from coordinator.core.model import json_text
 from coordinator.core.model.commands import (
     AdoptBucket,
     AlterIndex,
+    BeginRebalance,
     BuildIndexes,
+    CancelRebalance,
     Command,
     CreateIndex,
     DeleteSetting,
     DropIndex,
+    DropPart,
     ForgetIndex,
     MarkBuilt,
     MarkFailed,
@@ -68,6 +72,7 @@ from coordinator.core.model.commands import (
     Request,
     RewriteEntities,
     SkipRecord,
+    StepMove,
     Transact,
     UndoIndex,
     refused,
@@ -86,6 +91,7 @@ from coordinator.core.model.entities import (
     Setting,
     bucket_key,
     index_key,
+    rebalance_key,
     request_key,
     rollback_key,
     setting_key,
@@ -175,12 +181,27 @@ def footprint(state: StateContext, command: Command, request_id: str = "") -> fr
             keys |= {rollback.key for rollback in state.rollbacks()}
         case MoveRollback():
             keys |= {rollback_key(command.bucket), bucket_key(command.bucket)}
+        case BeginRebalance():
+            keys |= {rebalance.key for rebalance in state.rebalances()} | {rebalance_key(0)}
+            keys |= {index_key(move.index) for move in command.moves}
+        case CancelRebalance():
+            keys.add(rebalance_key(command.rebalance))
+        case StepMove():
+            keys |= {rebalance_key(command.rebalance)} | keys_of_move(state, command)
         case AdoptBucket():
             keys |= {stream_key(command.name), bucket_key(command.name)}
         case MarkReady():
             held = state.index_by_id(command.index_id)
             keys |= _keys_of_ready(state, held) if held else {index_key(command.index_id)}
-        case MoveShards() | UndoIndex() | ForgetIndex() | MarkRouted() | MarkBuilt() | MarkFailed():
+        case (
+            MoveShards()
+            | UndoIndex()
+            | ForgetIndex()
+            | MarkRouted()
+            | MarkBuilt()
+            | MarkFailed()
+            | DropPart()
+        ):
             held = state.index_by_id(command.index_id)
             keys |= _keys_of_index(state, held) if held else {index_key(command.index_id)}
         case RewriteEntities():
@@ -208,7 +229,7 @@ def _keys_of_index(state: StateContext, held: Versioned) -> set[str]:
     if index.is_replacement:
         other = state.index_by_id(index.replaces)
     found = [one.entity for one in (held, other) if one is not None]
-    keys: set[str] = set()
+    keys: set[str] = {index_key(index.part_of)} if index.part_of else set()
     for one in found:
         assert isinstance(one, Index)
         keys |= {one.key, name_key(one.bucket, one.name)}
@@ -329,7 +350,7 @@ def _object(recorded_json: str) -> dict[str, Any]:
 def _shown(state: StateContext, request: Request, index_id: int) -> dict[str, Any]:
     held = state.index_by_id(index_id)
     if held is not None and isinstance(held.entity, Index):
-        return describe_index(held.entity)
+        return describe_index(state.whole(held.entity))
     return describe_gone(index_id, request)
 
 
@@ -343,7 +364,7 @@ def _create_index(state: StateContext, request: Request, given: Circumstances) -
         return Unchanged(refused("invalid_request", problem))
     existing = state.index_named(command.bucket, command.name)
     if existing is not None:
-        return _already_there(existing, command, request)
+        return _already_there(state, existing, command, request)
     promised = state.claims.get((command.bucket, command.name))
     if promised is not None and (held := state.index_by_id(promised)) is not None:
         assert isinstance(held.entity, Index)
@@ -381,14 +402,16 @@ def _create_index(state: StateContext, request: Request, given: Circumstances) -
     return Accepted(tuple(changes), {}, waits_for=(index.id,))
 
 
-def _already_there(existing: Versioned, command: CreateIndex, request: Request) -> Decision:
+def _already_there(
+    state: StateContext, existing: Versioned, command: CreateIndex, request: Request
+) -> Decision:
     """Answer a CREATE whose name is taken."""
     index = existing.entity
     assert isinstance(index, Index)
     if index.state == INIT:
         return Parked(index.id)
     if command.if_not_exists:
-        answer = {"index": describe_index(index), "existed": True}
+        answer = {"index": describe_index(state.whole(index)), "existed": True}
         return Unchanged(Outcome("ok", answer=answer, cas=existing.cas))
     if other := clash(request, existing):
         return Unchanged(other)
@@ -457,7 +480,7 @@ def _drop_index(state: StateContext, request: Request, given: Circumstances) -> 
     if other := clash(request, held):
         return Unchanged(other)
     dropping = moved(index, DROPPING, None)
-    answer = {"index": describe_index(dropping)}
+    answer = {"index": describe_index(state.whole(dropping))}
     changes = [Change("IndexDropped", index.key, dropping)]
     second = index if index.is_replacement else second_of(state, index)
     ends: tuple[EndedAlter, ...] = ()
@@ -482,7 +505,7 @@ def _alter_index(state: StateContext, request: Request, given: Circumstances) ->
 
 def _dropped(state: StateContext, command: DropIndex) -> Versioned | None:
     if command.index_id:
-        return state.index_by_id(command.index_id)
+        return state.named_by_id(command.index_id)
     return state.index_named(command.bucket, command.name)
 
 
@@ -670,6 +693,7 @@ DECIDERS: dict[type, Callable[[StateContext, Request, Circumstances], Decision]]
     Transact: _transact,
     **BUILD_DECIDERS,
     **ROLLBACK_DECIDERS,
+    **REBALANCE_DECIDERS,
     **SUBSCRIPTION_DECIDERS,
     MarkBuilt: _mark_built,
     MarkFailed: _mark_failed,

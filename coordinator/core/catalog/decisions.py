@@ -45,6 +45,15 @@ EVENTS = frozenset(
         *("BucketCreated", "BucketAdopted", "StreamRenewed"),
         *("RollbackStarted", "RollbackPrepared", "RollbackRestarted", "RollbackCommanded"),
         "RollbackEnded",
+        *(
+            "RebalanceBegun",
+            "RebalanceCancelled",
+            "RebalanceForgotten",
+            "MoveBegun",
+            "MoveBuilt",
+            "MoveSetBack",
+        ),
+        *("MoveEnded", "MoveFailed", "MoveCancelled"),
         *("TopicAdded", "TopicRemoved", "Subscribed", "Unsubscribed", "SubscriptionExpired"),
     }
 )
@@ -167,7 +176,7 @@ def _about(answer: Mapping[str, Any]) -> tuple[str, tuple[int, ...]]:
         return INDEXES, index_ids
     if "index" in answer:
         return INDEX, index_ids
-    if "topic" in answer or "subscription" in answer:
+    if "topic" in answer or "subscription" in answer or "rebalance" in answer:
         return LITERAL, ()
     return (SETTING if "key" in answer else NOTHING), ()
 

@@ -9,6 +9,7 @@ long as it likes while the node moves on.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from immutables import Map
@@ -16,13 +17,16 @@ from immutables import Map
 from coordinator.core.model import digest as digests
 from coordinator.core.model.entities import (
     DROPPING,
+    MAINTENANCE,
     READY,
     Entity,
     Index,
+    Rebalance,
     Rollback,
     Slice,
     bucket_key,
     index_key,
+    rebalance_key,
     rollback_key,
     setting_key,
     stream_key,
@@ -59,8 +63,9 @@ class StateContext(NamedTuple):
     `phases` the indexes by state, where READY is parted by whether they are deferred; `pending`
     finds an index in INIT, or one that is to replace another, by the request that makes it;
     `replacements` finds the latter by the index that it replaces, and `claims` by the name that it
-    takes then. Until then it holds no name. `size` is what all entities weigh, in
-    bytes. All of it follows from `entities`, and is kept so that nobody has to look at them all.
+    takes then. Until then it holds no name. `parts` finds the parts of an index. `size` is what
+    all entities weigh, in bytes. All of it follows from `entities`, and is kept so that nobody has
+    to look at them all.
     """
 
     cas: Cas = Cas(0)
@@ -73,6 +78,7 @@ class StateContext(NamedTuple):
     pending: Map[str, int] = Map()
     replacements: Map[int, int] = Map()
     claims: Map[tuple[str, str], int] = Map()
+    parts: Map[int, frozenset[int]] = Map()
     size: int = 0
 
     def get(self, key: str) -> Versioned | None:
@@ -86,6 +92,12 @@ class StateContext(NamedTuple):
     def index_by_id(self, index_id: int) -> Versioned | None:
         return self.entities.get(index_key(index_id))
 
+    def named_by_id(self, index_id: int) -> Versioned | None:
+        """Return an index that clients may name by its id: a part is none."""
+        held = self.index_by_id(index_id)
+        index = held.entity if held else None
+        return None if isinstance(index, Index) and index.part_of else held
+
     def index_named(self, bucket: str, name: str) -> Versioned | None:
         found = self.names.get((bucket, name))
         return None if found is None else self.index_by_id(found)
@@ -94,6 +106,39 @@ class StateContext(NamedTuple):
         """Return the index that is to take this one's place, if there is one."""
         found = self.replacements.get(index_id)
         return None if found is None else self.index_by_id(found)
+
+    def parts_of(self, index_id: int) -> list[Index]:
+        """Return what holds copies of slices of an index that were moved, or move: oldest first."""
+        held = (self.index_by_id(part) for part in sorted(self.parts.get(index_id, ())))
+        return [v.entity for v in held if v is not None and isinstance(v.entity, Index)]
+
+    def holders_of(self, index: Index) -> list[Index]:
+        """Return what scans of an index are answered from: the newest part first, itself last."""
+        parts = [part for part in self.parts_of(index.id) if part.state == MAINTENANCE]
+        return [*reversed(parts), index]
+
+    def whole(self, index: Index) -> Index:
+        """Return an index with all copies of its slices that answer scans, whoever holds them."""
+        holders = self.holders_of(index)
+        if len(holders) == 1:
+            return index
+        return replace(
+            index,
+            slices=tuple(
+                piece.on(tuple(dict.fromkeys(h for one in holders for h in one.slices[at].hosts)))
+                for at, piece in enumerate(index.slices)
+            ),
+        )
+
+    def rebalance(self, rebalance_id: int) -> Rebalance | None:
+        found = self.entities.get(rebalance_key(rebalance_id))
+        entity = found.entity if found else None
+        return entity if isinstance(entity, Rebalance) else None
+
+    def rebalances(self) -> list[Rebalance]:
+        """Return the rebalances that are known, the newest first."""
+        found = [v.entity for v in self.of_kind("rebalance") if isinstance(v.entity, Rebalance)]
+        return sorted(found, key=lambda one: -one.id)
 
     def bucket(self, name: str) -> Versioned | None:
         return self.entities.get(bucket_key(name))
@@ -130,8 +175,9 @@ class StateContext(NamedTuple):
             yield from self.phases.get(phase, Map()).values()
 
     def indexes(self) -> list[tuple[Index, Cas]]:
-        """Return every index with its CAS, ordered by bucket and name."""
-        found = [(v.entity, v.cas) for v in self.of_kind("index") if isinstance(v.entity, Index)]
+        """Return every index with its CAS, ordered by bucket and name; no parts."""
+        held = [(v.entity, v.cas) for v in self.of_kind("index") if isinstance(v.entity, Index)]
+        found = [(index, cas) for index, cas in held if not index.part_of]
         return sorted(found, key=lambda pair: (pair[0].bucket, pair[0].name, pair[0].id))
 
 
@@ -173,6 +219,7 @@ class _Folding:
         self._names, self._load = state.names, state.load
         self._phases, self._pending = state.phases, state.pending
         self._replacements, self._claims = state.replacements, state.claims
+        self._parts = state.parts
         self._kinds = state.kinds
         self._entities = state.entities.mutate()
         self._changed: dict[str, Any] = {}
@@ -211,7 +258,17 @@ class _Folding:
                 self._replacements = self._replacements.delete(before.replaces)
             if self._claims.get((before.bucket, before.name)) == before.id:
                 self._claims = self._claims.delete((before.bucket, before.name))
+            if before.part_of and not (isinstance(after, Index) and after.part_of):
+                others = self._parts[before.part_of] - {before.id}
+                self._parts = (
+                    self._parts.set(before.part_of, others)
+                    if others
+                    else self._parts.delete(before.part_of)
+                )
         if isinstance(after, Index):
+            if after.part_of:
+                others = self._parts.get(after.part_of, frozenset())
+                self._parts = self._parts.set(after.part_of, others | {after.id})
             phase = phase_of(after)
             found: Map[int, Index] = self._phases.get(phase, Map())
             self._phases = self._phases.set(phase, found.set(after.id, after))
@@ -240,6 +297,7 @@ class _Folding:
             pending=self._pending,
             replacements=self._replacements,
             claims=self._claims,
+            parts=self._parts,
             size=self._size,
         )
 
@@ -258,11 +316,16 @@ def _renamed(
 ) -> Map[tuple[str, str], int]:
     """Keep the name space: an index holds its name until it is being dropped.
 
-    One that is to replace another holds none before it takes that one's place.
+    One that is to replace another holds none before it takes that one's place, and a part none at
+    all.
     """
     if isinstance(before, Index) and names.get((before.bucket, before.name)) == before.id:
         names = names.delete((before.bucket, before.name))
-    if isinstance(after, Index) and after.state != DROPPING and not after.replaces:
+    if (
+        isinstance(after, Index)
+        and after.state != DROPPING
+        and not (after.replaces or after.part_of)
+    ):
         names = names.set((after.bucket, after.name), after.id)
     return names
 

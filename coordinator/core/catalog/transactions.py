@@ -394,4 +394,4 @@ def _index_now(state: StateContext, index_id: int) -> dict[str, Any]:
     held = state.index_by_id(index_id)
     if held is None or not isinstance(held.entity, Index):
         return {"index": describe_gone(index_id, Request(command=Transact()))}
-    return {"cas": held.cas, "index": describe_index(held.entity)}
+    return {"cas": held.cas, "index": describe_index(state.whole(held.entity))}

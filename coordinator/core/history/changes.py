@@ -21,6 +21,7 @@ KINDS = {
     "setting": "config",
     "stream": "stream",
     "rollback": "rollback",
+    "rebalance": "rebalance",
     "consumed": "consumed",
     "topic": "topic",
     "subscription": "subscription",

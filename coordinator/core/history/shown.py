@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from coordinator.core.catalog.decisions import describe_index
+from coordinator.core.catalog.rebalances import describe_rebalance
 from coordinator.core.catalog.rollbacks import describe_rollback
 from coordinator.core.catalog.state import Versioned
 from coordinator.core.catalog.subscriptions import describe_subscription, describe_topic
@@ -21,6 +22,7 @@ from coordinator.core.model.entities import (
     Consumed,
     Entity,
     Index,
+    Rebalance,
     Rollback,
     Setting,
     Stream,
@@ -92,7 +94,8 @@ def _described(entity: Entity | None) -> dict[str, Any] | None:
         case None:
             return None
         case Index():
-            return describe_index(entity)
+            part_of = {"part_of": str(entity.part_of)} if entity.part_of else {}
+            return {**describe_index(entity), **part_of}
         case Stream():
             return {
                 "bucket": entity.bucket,
@@ -105,6 +108,8 @@ def _described(entity: Entity | None) -> dict[str, Any] | None:
             }
         case Rollback():
             return describe_rollback(entity)
+        case Rebalance():
+            return describe_rebalance(entity)
         case Topic():
             return describe_topic(entity)
         case Subscription():

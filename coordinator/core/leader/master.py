@@ -39,6 +39,7 @@ from coordinator.core.leader.handshake import Handshakes, moved_shard
 from coordinator.core.leader.membership import Membership
 from coordinator.core.leader.prepare import Prepares
 from coordinator.core.leader.read_barriers import ReadBarriers
+from coordinator.core.leader.rebalance_coordinator import RebalanceCoordinator
 from coordinator.core.leader.request_table import RequestTable
 from coordinator.core.leader.rewrites import rewrites
 from coordinator.core.leader.scrubbing import ScrubSchedule
@@ -103,6 +104,7 @@ class Master:
         self.handshakes = Handshakes(epoch, view.config.handshake_ms)
         self.prepares = Prepares(view.state.in_phase(INIT, DROPPING), view.now.mono_ms)
         self.building = BuildCoordinator(epoch)
+        self.rebalancing = RebalanceCoordinator()
         self.scrubbing = ScrubSchedule(view.now, tokens, counters)
         self._copies = copies
         self._taken: dict[int, int] = {}
@@ -348,6 +350,7 @@ class Master:
         if self.active:
             found += [Beat(asked) for asked in self.handshakes.due(now, view.state.cas)]
             found += self._enter_wants(self.building.tick(view))
+            found += self._enter_wants(self.rebalancing.tick(view))
             found += self._enter_wants(self.scrubbing.tick(view, self._quiet_at))
             found += self._copies.trim(view)
         return found + self.barriers.tick(view)

@@ -233,6 +233,49 @@ class MoveRollback:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedMove:
+    """A copy of a slice is to go from one indexer to another; from NOWHERE: one more is made."""
+
+    index: int
+    slice: int
+    source: int
+    target: int
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BeginRebalance:
+    """Move copies of slices, as planned; `drain` are the indexers that are emptied by it."""
+
+    moves: tuple[PlannedMove, ...]
+    drain: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRebalance:
+    """Begin no further move of a rebalance, and give up those that are not built yet."""
+
+    rebalance: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepMove:
+    """A move of a rebalance, by its place, goes on to its next state."""
+
+    rebalance: int
+    move: int
+    to: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DropPart:
+    """Drop a part of an index that is gone, or is being dropped."""
+
+    index_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class RewriteEntities:
     """Entities that stray events touched are written again from the master's own state."""
 
@@ -296,6 +339,10 @@ Command = (
     | AdoptBucket
     | RenewStream
     | MoveRollback
+    | BeginRebalance
+    | CancelRebalance
+    | StepMove
+    | DropPart
     | RewriteEntities
     | SkipRecord
     | Transact

@@ -19,6 +19,9 @@ class NodeConfig:
     answer; what it tells of its own accord makes a bucket's streams begin again at most every
     `restart_pause_ms`.
 
+    A copy of a slice that has moved is kept at its source for `drain_ms`, for the scans that it
+    still has. An indexer to which something is to move is waited for as long as `lost_indexer_ms`.
+
     So many callers and bytes may wait for a transaction, so many readers for an answer; so many
     commands are looked at to form one group.
 
@@ -54,6 +57,8 @@ class NodeConfig:
     stream_timeout_ms: int = 5_000
     restart_wait_ms: int = 2_000
     restart_pause_ms: int = 10_000
+    drain_ms: int = 10_000
+    lost_indexer_ms: int = 300_000
     queue_max: int = 4_096
     queue_bytes_max: int = 64 * 1024 * 1024
     outcomes_bytes_max: int = 512 * 1024 * 1024

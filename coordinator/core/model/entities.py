@@ -41,6 +41,10 @@ STREAMED = frozenset({PENDING, BACKFILL, MAINTENANCE})
 """In these states projectors send the key-versions of an index."""
 
 
+NOWHERE = -1
+"""The master of a slice of which this index has no copy: all of them were moved."""
+
+
 @dataclass(frozen=True, slots=True)
 class Slice:
     """One slice of an index: the indexer that serves it and those that hold copies."""
@@ -51,7 +55,11 @@ class Slice:
 
     @property
     def hosts(self) -> tuple[int, ...]:
-        return (self.master, *self.replicas)
+        return self.replicas if self.master == NOWHERE else (self.master, *self.replicas)
+
+    def on(self, hosts: tuple[int, ...]) -> Slice:
+        """Return this slice with its copies on `hosts`, the first of which is the master."""
+        return Slice(self.number, hosts[0] if hosts else NOWHERE, hosts[1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +79,9 @@ class Index:
     begun to be built, ascending; 0 before that. `request` made it; its outcome is recorded where
     `request_fingerprint` is not 0, and told on `ddl-replies` where it came `by_topic`. `replaces`
     is the index whose place it takes once it is as far as that one; 0 for all others.
+
+    A *part* holds copies of slices that were moved: it is built like any index, under an id of its
+    own, beside the index `part_of`, which holds the others. Nobody but the coordinator names it.
     """
 
     id: int
@@ -93,6 +104,7 @@ class Index:
     request_fingerprint: int = 0
     by_topic: bool = False
     replaces: int = 0
+    part_of: int = 0
 
     @property
     def key(self) -> str:
@@ -165,6 +177,80 @@ class Stream:
     @property
     def key(self) -> str:
         return stream_key(self.bucket)
+
+
+MOVE_START, MOVE_PENDING, MOVE_CATCHUP, MOVE_DONE, MOVE_FAILED, MOVE_CANCELLED = MOVE_STATES = (
+    "start",
+    "pending",
+    "catchup",
+    "done",
+    "failed",
+    "cancelled",
+)
+
+MOVES: dict[str, frozenset[str]] = {
+    MOVE_START: frozenset({MOVE_PENDING, MOVE_DONE, MOVE_FAILED, MOVE_CANCELLED}),
+    MOVE_PENDING: frozenset({MOVE_CATCHUP, MOVE_FAILED, MOVE_CANCELLED}),
+    MOVE_CATCHUP: frozenset({MOVE_PENDING, MOVE_DONE, MOVE_FAILED}),
+    MOVE_DONE: frozenset(),
+    MOVE_FAILED: frozenset(),
+    MOVE_CANCELLED: frozenset(),
+}
+"""Every legal change of a move's state.
+
+From `start` straight to `done` goes a copy of an index that is not built: there is nothing in it.
+Back to `pending` goes one whose target has lost its storage before the source was released.
+"""
+
+REBALANCE_RUNNING, REBALANCE_CANCELLING, REBALANCE_DONE, REBALANCE_CANCELLED = REBALANCE_STATES = (
+    "running",
+    "cancelling",
+    "done",
+    "cancelled",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """One copy of a slice goes from one indexer to another (seed: Rebalance).
+
+    `source` is NOWHERE if another copy is made. `part` is what is built at the target, 0 before
+    that. `since_ms` is when it got into its state.
+    """
+
+    index: int
+    slice: int
+    source: int
+    target: int
+    bytes: int
+    state: str = MOVE_START
+    part: int = 0
+    reason: str = ""
+    since_ms: int = 0
+
+    @property
+    def is_over(self) -> bool:
+        return not MOVES[self.state]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rebalance:
+    """Copies of slices move between indexers, by one plan; `drain` are those that are emptied."""
+
+    id: int
+    state: str
+    moves: tuple[Move, ...]
+    began_ms: int
+    drain: tuple[int, ...] = ()
+    ended_ms: int = 0
+
+    @property
+    def key(self) -> str:
+        return rebalance_key(self.id)
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in (REBALANCE_DONE, REBALANCE_CANCELLED)
 
 
 ROLLBACK_STARTED, ROLLBACK_PREPARE, ROLLBACK_RESTART, ROLLBACK, ROLLBACK_DONE = ROLLBACK_STATES = (
@@ -313,7 +399,16 @@ class Subscription:
 
 
 Entity = (
-    Index | Bucket | Stream | Rollback | Setting | RequestOutcome | Consumed | Topic | Subscription
+    Index
+    | Bucket
+    | Stream
+    | Rollback
+    | Rebalance
+    | Setting
+    | RequestOutcome
+    | Consumed
+    | Topic
+    | Subscription
 )
 
 
@@ -331,6 +426,10 @@ def stream_key(bucket: str) -> str:
 
 def rollback_key(bucket: str) -> str:
     return f"rollback/{bucket}"
+
+
+def rebalance_key(rebalance_id: int) -> str:
+    return f"rebalance/{rebalance_id}"
 
 
 def setting_key(name: str) -> str:

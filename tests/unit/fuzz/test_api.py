@@ -160,6 +160,7 @@ OPERATIONS = [
     *("POST /v1/members/step-down", "POST /v1/members/reform", "POST /v1/members/{node}/leave"),
     *("GET /v1/indexers", "GET /v1/projectors", "POST /v1/scan", "GET /v1/stability"),
     "GET /v1/rollbacks",
+    *("POST /v1/rebalance", "GET /v1/rebalance", "DELETE /v1/rebalance/{rebalance_id}"),
     *("GET /v1/stability/{bucket}", "GET /v1/restart/{bucket}", "GET /livez", "GET /readyz"),
     *("GET /metrics", "GET /v1/history", "GET /v1/diff", "GET /v1/watch"),
     "GET /v1/stability/{bucket}/history",
@@ -234,7 +235,7 @@ def _known(case: Case, response: httpx.Response) -> Any:
 SEGMENTS = st.sampled_from(
     [
         *("v1", "indexes", "config", "members", "build", "leave", "scan", "stability", "restart"),
-        "rollbacks",
+        *("rollbacks", "rebalance"),
         *("1", "0", "-1", "9" * 30, "9" * 5_000, "a", "..", "%2e%2e", "%00", "%ff", "%ED%A0%80"),
         *("", ".", "step-down", "openapi.json", "docs", "metrics", "é", "a%2Fb", "timestamps"),
     ]

@@ -30,6 +30,7 @@ READS = {
     "/v1/topology": ("/v1/topology",),
     "/v1/history": ("/v1/history",),
     "/v1/rollbacks": ("/v1/rollbacks",),
+    "/v1/rebalance": ("/v1/rebalance",),
     "/v1/topics": ("/v1/topics",),
     "/v1/topics/{topic}": ("/v1/topics/t",),
     "/v1/topics/{topic}/subscriptions": ("/v1/topics/t/subscriptions",),

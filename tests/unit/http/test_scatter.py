@@ -33,6 +33,7 @@ def failure(**codes: str) -> ScanFailed:
     index = make_index(1, slices=(Slice(0, 1, (2,)),))
     asked = Asked(
         index=index,
+        holders=(index,),
         slices=(0,),
         bounds=Bounds(b"", b"\xff"),
         after=None,
@@ -55,6 +56,11 @@ def test_an_index_that_one_has_released_may_be_replaced_whatever_the_other_says(
     assert failure(a=other, b="index_not_found").is_gone
 
 
-def test_an_index_that_nobody_has_released_is_not_replaced() -> None:
+def test_a_slice_that_one_has_released_may_have_moved() -> None:
     found = failure(a="index_recovering", b="slice_not_here")
+    assert (found.code, found.is_gone) == ("index_recovering", True)
+
+
+def test_an_index_that_nobody_has_released_is_not_replaced() -> None:
+    found = failure(a="index_recovering", b="unreachable")
     assert (found.code, found.is_gone) == ("index_recovering", False)

@@ -207,7 +207,7 @@ def test_an_unknown_kind_is_told_every_kind_of_a_watch(shell: LoneShell) -> None
 
     response = asyncio.run(scenario())
     assert response.status_code == 400
-    kinds = ("index", "bucket", "setting", "stream", "rollback", "consumed", "topic")
+    kinds = ("index", "bucket", "setting", "stream", "rollback", "rebalance", "consumed", "topic")
     known = ", ".join((*kinds, "subscription", "members", "stability"))
     assert response.json()["error"]["message"] == f"kind 'nope' does not exist: one of {known}"
 

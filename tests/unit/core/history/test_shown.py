@@ -12,12 +12,15 @@ from coordinator.core.catalog.state import Versioned
 from coordinator.core.history import shown
 from coordinator.core.history.changes import Change
 from coordinator.core.model.entities import (
+    NOWHERE,
     ROLLBACK,
     ROLLBACK_DONE,
     ROLLBACK_STATES,
     Bucket,
     Consumed,
     Entity,
+    Move,
+    Rebalance,
     RequestOutcome,
     Rollback,
     Setting,
@@ -48,11 +51,19 @@ COMMANDED = Rollback(
     barrier=2**62 + 2,
 )
 ENDED = replace(COMMANDED, state=ROLLBACK_DONE, ended_ms=9)
+MOVING = Rebalance(
+    id=9,
+    state="running",
+    moves=(Move(index=7, slice=1, source=NOWHERE, target=2, bytes=10),),
+    began_ms=5,
+    drain=(3,),
+)
 ENTITIES: list[Entity] = [
     make_index(1),
     Bucket("b", 4),
     STREAM,
     COMMANDED,
+    MOVING,
     Setting("a", "1"),
     Consumed(0, Offset(5)),
     Topic("t", "{}", 5),
@@ -88,6 +99,19 @@ def test_a_stream_is_shown_with_who_sends_it_and_without_its_vector() -> None:
         "projectors": sources,
         "reason": "why",
     }
+
+
+def test_a_rebalance_is_shown_with_its_moves_and_a_part_with_what_it_is_a_part_of() -> None:
+    found = value_of(MOVING)
+    assert (found["id"], found["state"], found["drain"], found["ended_ms"]) == (
+        *("9", "running"),
+        ["3"],
+        None,
+    )
+    [move] = found["moves"]
+    assert (move["index"], move["slice"], move["from"], move["to"]) == ("7", 1, None, "2")
+    assert value_of(make_index(8, part_of=7))["part_of"] == "7"
+    assert "part_of" not in value_of(make_index(8))
 
 
 def test_a_step_of_a_rollback_is_shown_with_the_step_before_it_and_without_vectors() -> None:

@@ -1,0 +1,413 @@
+"""Decisions about rebalances: copies of slices that move from one indexer to another.
+
+Pure, like `ddl`, of which this is a part. A copy moves by a *part*: an index of its own, which has
+this copy only, is built at the target as any index is, and answers scans of the index that it is a
+part of. Then the copy at the source goes. So at each moment some indexer has all of a slice, and
+what is there is exact, whoever dies.
+
+    start     planned
+    pending   the part is being built at the target; the source serves
+    catchup   the part is complete, and serves; so does the source, for the scans that it still has
+    done      the source has been released
+
+What the master waits for between two steps, `leader.rebalance_coordinator` knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from coordinator.core.catalog.decisions import (
+    Accepted,
+    Change,
+    Circumstances,
+    Decision,
+    Unchanged,
+    accepted,
+    moved,
+)
+from coordinator.core.catalog.state import StateContext
+from coordinator.core.model.commands import (
+    BeginRebalance,
+    CancelRebalance,
+    DropPart,
+    Outcome,
+    PlannedMove,
+    Request,
+    StepMove,
+    refused,
+)
+from coordinator.core.model.entities import (
+    DROPPING,
+    ERROR,
+    INIT,
+    MAINTENANCE,
+    MOVE_CANCELLED,
+    MOVE_CATCHUP,
+    MOVE_DONE,
+    MOVE_FAILED,
+    MOVE_PENDING,
+    MOVE_START,
+    MOVES,
+    NOWHERE,
+    READY,
+    REBALANCE_CANCELLED,
+    REBALANCE_CANCELLING,
+    REBALANCE_DONE,
+    REBALANCE_RUNNING,
+    Index,
+    Move,
+    Rebalance,
+    Slice,
+    index_key,
+)
+
+MOVES_MAX = 256
+"""So many moves one rebalance has: all of them are in one entity, which each step writes again."""
+
+DRAIN_MAX = 64
+"""So many indexers one rebalance empties."""
+
+PARTS_MAX = 64
+"""So many parts an index has: each of them is told of each mutation."""
+
+KNOWN_MAX = 32
+"""So many rebalances that are over are kept."""
+
+REASON_MAX = 500
+
+UNBUILT = (READY, ERROR)
+"""In these states an index has no entries: its copies move at once."""
+
+
+def describe_rebalance(rebalance: Rebalance) -> dict[str, Any]:
+    """Return a rebalance as clients see it, with its moves."""
+    return {
+        "id": str(rebalance.id),
+        "state": rebalance.state,
+        "drain": [str(indexer) for indexer in rebalance.drain],
+        "began_ms": rebalance.began_ms,
+        "ended_ms": rebalance.ended_ms if rebalance.is_over else None,
+        "moves": [describe_move(move) for move in rebalance.moves],
+    }
+
+
+def describe_move(move: Move) -> dict[str, Any]:
+    """Return a move as clients see it."""
+    return {
+        "index": str(move.index),
+        "slice": move.slice,
+        "from": None if move.source == NOWHERE else str(move.source),
+        "to": str(move.target),
+        "bytes": move.bytes,
+        "state": move.state,
+        "part": str(move.part) if move.part else None,
+        "reason": move.reason or None,
+    }
+
+
+# -- what clients ask for ------------------------------------------------------------------------
+
+
+def _begin_rebalance(state: StateContext, request: Request, given: Circumstances) -> Decision:
+    command = request.command
+    assert isinstance(command, BeginRebalance)
+    if len(command.moves) > MOVES_MAX or len(command.drain) > DRAIN_MAX:
+        text = f"a rebalance has at most {MOVES_MAX} moves, and drains {DRAIN_MAX} indexers"
+        return Unchanged(refused("value_too_large", text, limit=MOVES_MAX))
+    running = [one for one in state.rebalances() if not one.is_over]
+    if running:
+        text = f"rebalance {running[0].id} is under way: wait for it, or cancel it"
+        return Unchanged(refused("rebalance_running", text, id=str(running[0].id)))
+    alive = {candidate.id for candidate in given.indexers}
+    for planned in command.moves:
+        if problem := _problem_of(state, planned, alive):
+            return Unchanged(refused("rebalance_outdated", f"{problem}: plan again"))
+    if _is_twice(command.moves):
+        return Unchanged(refused("invalid_request", "a copy of a slice is moved twice"))
+    rebalance = Rebalance(
+        id=given.fresh_id,
+        state=REBALANCE_RUNNING if command.moves else REBALANCE_DONE,
+        moves=tuple(
+            Move(
+                index=one.index,
+                slice=one.slice,
+                source=one.source,
+                target=one.target,
+                bytes=one.bytes,
+                since_ms=given.wall_ms,
+            )
+            for one in command.moves
+        ),
+        drain=command.drain,
+        began_ms=given.wall_ms,
+        ended_ms=0 if command.moves else given.wall_ms,
+    )
+    known = [one for one in state.rebalances() if one.is_over]
+    changes = (
+        Change("RebalanceBegun", rebalance.key, rebalance),
+        *(Change("RebalanceForgotten", one.key, None) for one in known[KNOWN_MAX - 1 :]),
+    )
+    return accepted(request, changes, {"rebalance": _in_short(rebalance)})
+
+
+def _in_short(rebalance: Rebalance) -> dict[str, str]:
+    """Return what is remembered of a rebalance as an answer: the moves are in the state."""
+    return {"id": str(rebalance.id), "state": rebalance.state}
+
+
+def _problem_of(state: StateContext, planned: PlannedMove, alive: set[int]) -> str:
+    """Say why a copy cannot move as planned, or return an empty text."""
+    index = _index(state, planned.index)
+    if index is None or index.state == DROPPING or planned.slice not in range(len(index.slices)):
+        return f"there is no slice {planned.slice} of an index {planned.index}"
+    if planned.source != NOWHERE and not _holder(state, index, planned.slice, planned.source):
+        return f"indexer {planned.source} has no slice {planned.slice} of index {index.id}"
+    if planned.target in _hosts(state, index, planned.slice):
+        return f"indexer {planned.target} has slice {planned.slice} of index {index.id} already"
+    if planned.target not in alive:
+        return f"indexer {planned.target} is not alive"
+    return ""
+
+
+def _is_twice(moves: Iterable[PlannedMove]) -> bool:
+    moves = tuple(moves)
+    to = {(one.index, one.slice, one.target) for one in moves}
+    given = [(one.index, one.slice, one.source) for one in moves if one.source != NOWHERE]
+    return len(to) < len(moves) or len(set(given)) < len(given)
+
+
+def _cancel_rebalance(state: StateContext, request: Request, given: Circumstances) -> Decision:
+    command = request.command
+    assert isinstance(command, CancelRebalance)
+    held = state.rebalance(command.rebalance)
+    if held is None:
+        text = f"there is no rebalance {command.rebalance}"
+        return Unchanged(refused("rebalance_not_found", text))
+    if held.state != REBALANCE_RUNNING:
+        return Unchanged(Outcome("ok", answer={"rebalance": _in_short(held)}))
+    after = replace(held, state=REBALANCE_CANCELLING)
+    change = Change("RebalanceCancelled", after.key, after)
+    return accepted(request, (change,), {"rebalance": _in_short(after)})
+
+
+# -- steps of the master -------------------------------------------------------------------------
+
+
+def _step_move(state: StateContext, request: Request, given: Circumstances) -> Decision:
+    command = request.command
+    assert isinstance(command, StepMove)
+    held = state.rebalance(command.rebalance)
+    if held is None or held.is_over or command.move not in range(len(held.moves)):
+        return Unchanged(Outcome("ok"))
+    move = held.moves[command.move]
+    if command.to not in MOVES[move.state]:
+        return Unchanged(Outcome("ok"))
+    step = _STEPS[command.to](state, move, given)
+    if step is None:
+        return Unchanged(Outcome("ok"))
+    part, changes = step
+    after = replace(
+        move,
+        state=command.to,
+        part=part,
+        reason=command.reason[:REASON_MAX],
+        since_ms=given.wall_ms,
+    )
+    whole = _ended(_with(held, command.move, after), given)
+    event = _EVENTS[command.to] if move.state != MOVE_CATCHUP or command.to != MOVE_PENDING else ""
+    return Accepted((*changes, Change(event or "MoveSetBack", whole.key, whole)), {})
+
+
+Step = tuple[int, tuple[Change, ...]] | None
+"""The part of a move after a step, with the changes beside; None: the step does not follow."""
+
+
+def _begin_move(state: StateContext, move: Move, given: Circumstances) -> Step:
+    """Propose the part at the target; or else note that a complete one has lost its storage."""
+    index = _index(state, move.index)
+    if move.state == MOVE_CATCHUP:
+        part = _part(state, move)
+        return None if part is None or part.state == MAINTENANCE else (move.part, ())
+    if index is None or index.state != MAINTENANCE:
+        return None
+    if not may_begin(state, move):
+        return None
+    part = replace(
+        index,
+        id=given.fresh_id,
+        state=INIT,
+        reason=None,
+        slices=tuple(
+            Slice(piece.number, move.target if piece.number == move.slice else NOWHERE)
+            for piece in index.slices
+        ),
+        request="",
+        request_fingerprint=0,
+        by_topic=False,
+        created_ms=given.wall_ms,
+        shards=(),
+        build=0,
+        replaces=0,
+        defer_build=False,
+        part_of=index.id,
+    )
+    return part.id, (Change("MoveBegun", part.key, part),)
+
+
+def _take_part(state: StateContext, move: Move, given: Circumstances) -> Step:
+    """The part is complete: from now on it answers scans."""
+    part = _part(state, move)
+    return (move.part, ()) if part is not None and part.state == MAINTENANCE else None
+
+
+def _finish_move(state: StateContext, move: Move, given: Circumstances) -> Step:
+    """The copy at the source goes; the part, if there is one, must be able to do without it."""
+    index = _index(state, move.index)
+    if index is None:
+        return None
+    if move.state == MOVE_START:
+        return _move_unbuilt(state, move, index)
+    part = _part(state, move)
+    if part is None or part.state != MAINTENANCE:
+        return None
+    if move.source == NOWHERE:
+        return move.part, ()
+    holder = _holder(state, index, move.slice, move.source)
+    if holder is None:
+        return move.part, ()
+    return move.part, (_without(holder, move.slice, move.source),)
+
+
+def _move_unbuilt(state: StateContext, move: Move, index: Index) -> Step:
+    """Let another indexer hold a copy of an index that has no entries: it will allocate it."""
+    at = index.slices[move.slice]
+    is_there = move.source == NOWHERE or move.source in at.hosts
+    if index.state not in UNBUILT or not is_there or not may_begin(state, move):
+        return None
+    hosts = tuple(move.target if host == move.source else host for host in at.hosts)
+    hosts = (*hosts, move.target) if move.source == NOWHERE else hosts
+    return 0, (Change("MoveEnded", index.key, _on(index, move.slice, hosts)),)
+
+
+def _give_up(state: StateContext, move: Move, given: Circumstances) -> Step:
+    part = _part(state, move)
+    if part is None or part.state == DROPPING:
+        return move.part, ()
+    return move.part, (Change("MoveFailed", part.key, moved(part, DROPPING, "it is not moved")),)
+
+
+_STEPS: dict[str, Callable[[StateContext, Move, Circumstances], Step]] = {
+    MOVE_PENDING: _begin_move,
+    MOVE_CATCHUP: _take_part,
+    MOVE_DONE: _finish_move,
+    MOVE_FAILED: _give_up,
+    MOVE_CANCELLED: _give_up,
+}
+
+_EVENTS = {
+    MOVE_PENDING: "MoveBegun",
+    MOVE_CATCHUP: "MoveBuilt",
+    MOVE_DONE: "MoveEnded",
+    MOVE_FAILED: "MoveFailed",
+    MOVE_CANCELLED: "MoveCancelled",
+}
+
+
+def may_begin(state: StateContext, move: Move | PlannedMove) -> bool:
+    """Tell whether a copy can still move as planned, and its index take another part."""
+    index = _index(state, move.index)
+    if index is None or len(state.parts.get(index.id, ())) >= PARTS_MAX:
+        return False
+    alive = {move.target}
+    planned = PlannedMove(move.index, move.slice, move.source, move.target)
+    return not _problem_of(state, planned, alive)
+
+
+def _with(rebalance: Rebalance, place: int, move: Move) -> Rebalance:
+    moves = rebalance.moves
+    return replace(rebalance, moves=(*moves[:place], move, *moves[place + 1 :]))
+
+
+def _ended(rebalance: Rebalance, given: Circumstances) -> Rebalance:
+    """Return a rebalance that is over if all of its moves are."""
+    if not all(move.is_over for move in rebalance.moves):
+        return rebalance
+    is_cancelled = rebalance.state == REBALANCE_CANCELLING
+    to = REBALANCE_CANCELLED if is_cancelled else REBALANCE_DONE
+    return replace(rebalance, state=to, ended_ms=given.wall_ms)
+
+
+def _drop_part(state: StateContext, request: Request, given: Circumstances) -> Decision:
+    """Drop a part of an index that is gone, or going."""
+    command = request.command
+    assert isinstance(command, DropPart)
+    part = _index(state, command.index_id)
+    if part is None or not part.part_of or part.state == DROPPING:
+        return Unchanged(Outcome("ok"))
+    whole = _index(state, part.part_of)
+    if whole is not None and whole.state != DROPPING:
+        return Unchanged(Outcome("ok"))
+    gone = moved(part, DROPPING, f"index {part.part_of} was dropped")
+    return Accepted((Change("IndexDropped", gone.key, gone),), {})
+
+
+# -- who holds what ------------------------------------------------------------------------------
+
+
+def _index(state: StateContext, index_id: int) -> Index | None:
+    held = state.index_by_id(index_id)
+    return held.entity if held is not None and isinstance(held.entity, Index) else None
+
+
+def _part(state: StateContext, move: Move) -> Index | None:
+    return _index(state, move.part) if move.part else None
+
+
+def _holder(state: StateContext, index: Index, number: int, indexer: int) -> Index | None:
+    """Return what has the copy of a slice that an indexer serves: the index, or a part of it."""
+    for holder in state.holders_of(index):
+        if indexer in holder.slices[number].hosts:
+            return holder
+    return None
+
+
+def _hosts(state: StateContext, index: Index, number: int) -> set[int]:
+    """Return the indexers that have a copy of a slice, or are about to, or had it just now."""
+    holders = [index, *state.parts_of(index.id)]
+    return {host for holder in holders for host in holder.slices[number].hosts}
+
+
+def _without(holder: Index, number: int, indexer: int) -> Change:
+    """Take a copy of a slice from what holds it; a part that has no other copy goes."""
+    hosts = tuple(host for host in holder.slices[number].hosts if host != indexer)
+    after = _on(holder, number, hosts)
+    if holder.part_of and not after.hosts:
+        after = moved(holder, DROPPING, "its slice has moved on")
+    return Change("MoveEnded", after.key, after)
+
+
+def _on(index: Index, number: int, hosts: tuple[int, ...]) -> Index:
+    """Return an index with the copies of a slice on `hosts`."""
+    slices = tuple(piece.on(hosts) if piece.number == number else piece for piece in index.slices)
+    after = replace(index, slices=slices)
+    return replace(after, shards=tuple(s for s in index.shards if s.indexer in after.hosts))
+
+
+def keys_of_move(state: StateContext, command: StepMove) -> set[str]:
+    """Return the keys on which a step of a move rests."""
+    held = state.rebalance(command.rebalance)
+    if held is None or command.move not in range(len(held.moves)):
+        return set()
+    index_id = held.moves[command.move].index
+    return {index_key(one) for one in (index_id, *state.parts.get(index_id, ()))}
+
+
+REBALANCE_DECIDERS: dict[type, Callable[[StateContext, Request, Circumstances], Decision]] = {
+    BeginRebalance: _begin_rebalance,
+    CancelRebalance: _cancel_rebalance,
+    StepMove: _step_move,
+    DropPart: _drop_part,
+}

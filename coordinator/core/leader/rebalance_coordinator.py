@@ -1,0 +1,144 @@
+"""How copies of slices move between indexers, as a master leads it.
+
+Pure. All that it acts on is in the state: a new master goes on where the old one was. It waits for
+three things between two steps: for a place among the moves that run at once, for the part at the
+target to be built, and for the scans that still read at the source. A move is begun while its index
+can be scanned; one whose index is being built, or rolls back, waits. Source: seed 003, "index
+rebalance".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from coordinator.core.catalog.rebalances import UNBUILT, may_begin
+from coordinator.core.consensus.signals import Want
+from coordinator.core.consensus.view import NodeView
+from coordinator.core.model.commands import DropPart, StepMove
+from coordinator.core.model.entities import (
+    DROPPING,
+    ERROR,
+    MAINTENANCE,
+    MOVE_CANCELLED,
+    MOVE_CATCHUP,
+    MOVE_DONE,
+    MOVE_FAILED,
+    MOVE_PENDING,
+    MOVE_START,
+    REBALANCE_CANCELLING,
+    Index,
+    Move,
+    Rebalance,
+)
+
+AT_ONCE = 8
+"""So many parts are built at once: the backfills of a bucket share one stream, and no more indexers
+than these are kept busy."""
+
+Place = tuple[int, int]
+"""A move: its rebalance, and where it stands in that."""
+
+
+class RebalanceCoordinator:
+    """The part of a master that has copies of slices move."""
+
+    def __init__(self) -> None:
+        self._since_ms: dict[tuple[Place, str], int] = {}
+        """Since when each move is known to be in its state, on the monotonic clock."""
+        self._away_ms: dict[int, int] = {}
+        """Since when each indexer is known to be away that something is to move to."""
+
+    def tick(self, view: NodeView) -> list[Want]:
+        """Return the steps that are due, and drop the parts of indexes that are gone."""
+        found = [Want(f"part/{part}", DropPart(part)) for part in _orphans(view)]
+        present: set[tuple[Place, str]] = set()
+        for rebalance in view.state.rebalances():
+            if rebalance.is_over:
+                continue
+            running = sum(move.state == MOVE_PENDING for move in rebalance.moves)
+            for number, move in enumerate(rebalance.moves):
+                if move.is_over:
+                    continue
+                place = (rebalance.id, number)
+                present.add((place, move.state))
+                step = self._next(view, rebalance, place, move, running < AT_ONCE)
+                if step is not None:
+                    running += step.to == MOVE_PENDING
+                    found.append(Want(f"move/{rebalance.id}/{number}", step))
+        for known in self._since_ms.keys() - present:
+            del self._since_ms[known]
+        for indexer in [i for i in self._away_ms if view.peers.indexer_alive(i)]:
+            del self._away_ms[indexer]
+        return found
+
+    def _next(
+        self, view: NodeView, rebalance: Rebalance, place: Place, move: Move, has_room: bool
+    ) -> StepMove | None:
+        """Return the next step of a move, if one is due."""
+        since_ms = self._since_ms.setdefault((place, move.state), view.now.mono_ms)
+        index = _index(view, move.index)
+        if index is None or index.state == DROPPING:
+            return StepMove(*place, MOVE_FAILED, "the index was dropped")
+        if rebalance.state == REBALANCE_CANCELLING and move.state != MOVE_CATCHUP:
+            return StepMove(*place, MOVE_CANCELLED)
+        if move.state == MOVE_START:
+            return self._begin(view, place, move, index, has_room)
+        part = _index(view, move.part)
+        if move.state == MOVE_PENDING:
+            return self._tend(view, place, move, part)
+        if part is None or part.state == DROPPING:
+            return StepMove(*place, MOVE_FAILED, "the copy at the target was dropped")
+        if part.state != MAINTENANCE:
+            return StepMove(*place, MOVE_PENDING)
+        is_drained = view.now.mono_ms - since_ms >= view.config.drain_ms
+        return StepMove(*place, MOVE_DONE) if is_drained else None
+
+    def _begin(
+        self, view: NodeView, place: Place, move: Move, index: Index, has_room: bool
+    ) -> StepMove | None:
+        if not view.peers.indexer_alive(move.target):
+            return self._lost(view, place, move)
+        rollback = view.state.rollback(index.bucket)
+        if not has_room or (rollback is not None and not rollback.is_over):
+            return None
+        if index.state != MAINTENANCE and index.state not in UNBUILT:
+            return None
+        if not may_begin(view.state, move):
+            return StepMove(*place, MOVE_FAILED, "the copy is not where it was planned to be")
+        return StepMove(*place, MOVE_PENDING if index.state == MAINTENANCE else MOVE_DONE)
+
+    def _tend(
+        self, view: NodeView, place: Place, move: Move, part: Index | None
+    ) -> StepMove | None:
+        """Look how far the part is that is built at the target."""
+        if part is None or part.state in (DROPPING, ERROR):
+            reason = part.reason if part is not None else None
+            return StepMove(*place, MOVE_FAILED, reason or "the target gave it up")
+        if part.state == MAINTENANCE:
+            return StepMove(*place, MOVE_CATCHUP)
+        if not view.peers.indexer_alive(move.target):
+            return self._lost(view, place, move)
+        return None
+
+    def _lost(self, view: NodeView, place: Place, move: Move) -> StepMove | None:
+        """Give a move up whose target has been away for too long."""
+        since_ms = self._away_ms.setdefault(move.target, view.now.mono_ms)
+        if view.now.mono_ms - since_ms < view.config.lost_indexer_ms:
+            return None
+        return StepMove(*place, MOVE_FAILED, f"indexer {move.target} is not alive")
+
+
+def _index(view: NodeView, index_id: int) -> Index | None:
+    held = view.state.index_by_id(index_id)
+    return held.entity if held is not None and isinstance(held.entity, Index) else None
+
+
+def _orphans(view: NodeView) -> Iterator[int]:
+    """Yield the parts of indexes that are gone, or going, but for those that go already."""
+    for index_id, parts in view.state.parts.items():
+        whole = _index(view, index_id)
+        if whole is None or whole.state == DROPPING:
+            for number in sorted(parts):
+                part = _index(view, number)
+                if part is not None and part.state != DROPPING:
+                    yield number

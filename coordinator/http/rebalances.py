@@ -1,0 +1,148 @@
+"""Rebalances over HTTP: plan one, begin it, watch how far it is, cancel it.
+
+A plan is made of the state and of what indexers say that their slices weigh, so any node can make
+it. Whoever decides looks again whether each move is still possible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Query
+from starlette.responses import Response
+
+from coordinator import codec
+from coordinator.core.catalog.rebalances import describe_move, describe_rebalance
+from coordinator.core.catalog.state import StateContext
+from coordinator.core.consensus.build_progress import Progress
+from coordinator.core.model import commands
+from coordinator.core.model.entities import MOVE_PENDING, NOWHERE, Index, Move, Rebalance
+from coordinator.http import models, views
+from coordinator.http.errors import ApiError, json_response
+from coordinator.http.execution import IdempotencyKey, Principal, execute
+from coordinator.http.history import Settle
+from coordinator.http.shared import APPLIED_CAS, Consistency, read_answer, read_aside
+from coordinator.node.shell import Shell
+
+
+def add_rebalances(app: FastAPI, shell: Shell, settle: Settle) -> None:
+    """Add the routes; `settle` waits until this node may answer a read."""
+
+    @app.post("/v1/rebalance", response_model=models.RebalanceAnswer)
+    async def rebalance(
+        body: models.RebalanceBody,
+        idempotency_key: IdempotencyKey = None,
+        x_principal: Principal = None,
+    ) -> Response:
+        """Move copies of slices between indexers: by the plan of the cluster, or as named.
+
+        With `dry_run` only the plan is answered.
+        """
+        await settle("linearizable", 0)
+        moves = _named(shell.node.state, body)
+        command = commands.BeginRebalance(moves, tuple(sorted(set(body.drain))))
+        if body.dry_run:
+            return read_answer(shell, {"rebalance": _planned(command), "cas": shell.node.state.cas})
+        outcome = await execute(
+            shell,
+            command,
+            key=idempotency_key,
+            if_match=None,
+            principal=x_principal,
+            fingerprint=codec.hashed(body.model_dump_json().encode()),
+        )
+        await settle(None, outcome.cas)
+        return _answer(shell, int(outcome.answer["rebalance"]["id"]), outcome)
+
+    @app.get("/v1/rebalance", response_model=models.RebalancesAnswer)
+    async def list_rebalances(
+        consistency: Consistency = None, at_least: Annotated[int, Query(ge=0)] = 0
+    ) -> Response:
+        """Show the rebalances, the newest first: each with its moves and how far they are."""
+        await settle(consistency, at_least)
+        state, progress = shell.node.state, shell.node.peers.progress.all()
+        return await read_aside(
+            shell,
+            lambda: {
+                "rebalances": [_shown(state, one, progress) for one in state.rebalances()],
+                "cas": state.cas,
+            },
+        )
+
+    @app.delete("/v1/rebalance/{rebalance_id}", response_model=models.RebalanceAnswer)
+    async def cancel_rebalance(
+        rebalance_id: int,
+        idempotency_key: IdempotencyKey = None,
+        x_principal: Principal = None,
+    ) -> Response:
+        """Cancel a rebalance: moves whose target is complete are finished, the others given up."""
+        if not 0 < rebalance_id < 2**63:
+            raise ApiError("rebalance_not_found", f"there is no rebalance {rebalance_id}")
+        outcome = await execute(
+            shell,
+            commands.CancelRebalance(rebalance_id),
+            key=idempotency_key,
+            if_match=None,
+            principal=x_principal,
+        )
+        await settle(None, outcome.cas)
+        return _answer(shell, rebalance_id, outcome)
+
+
+def _named(state: StateContext, body: models.RebalanceBody) -> tuple[commands.PlannedMove, ...]:
+    """Return the moves that a caller names."""
+    return tuple(
+        commands.PlannedMove(
+            index=one.index,
+            slice=one.slice,
+            source=NOWHERE if one.source is None else one.source,
+            target=one.to,
+        )
+        for one in body.moves or ()
+    )
+
+
+def _answer(shell: Shell, rebalance_id: int, outcome: commands.Outcome) -> Response:
+    """Answer with a rebalance as it is now; with what the command said, if it is forgotten."""
+    state = shell.node.state
+    held = state.rebalance(rebalance_id)
+    progress = shell.node.peers.progress.all()
+    shown = _shown(state, held, progress) if held else outcome.answer["rebalance"]
+    body = {"rebalance": shown, "cas": outcome.cas, "txn": outcome.txn}
+    return json_response(body, 200, {APPLIED_CAS: str(state.cas)})
+
+
+def _planned(command: commands.BeginRebalance) -> dict[str, Any]:
+    moves = (
+        Move(
+            index=one.index, slice=one.slice, source=one.source, target=one.target, bytes=one.bytes
+        )
+        for one in command.moves
+    )
+    return {
+        "id": None,
+        "state": "planned",
+        "drain": [str(indexer) for indexer in command.drain],
+        "began_ms": None,
+        "ended_ms": None,
+        "moves": [{**describe_move(move), "progress": None} for move in moves],
+    }
+
+
+def _shown(
+    state: StateContext, one: Rebalance, progress: Mapping[tuple[int, int], Progress]
+) -> dict[str, Any]:
+    moves = [
+        {**describe_move(move), "progress": _progress(state, move, progress)} for move in one.moves
+    ]
+    return {**describe_rebalance(one), "moves": moves}
+
+
+def _progress(
+    state: StateContext, move: Move, progress: Mapping[tuple[int, int], Progress]
+) -> dict[str, Any] | None:
+    """Return how far the part is that is built at the target; None: it is not being built."""
+    held = state.index_by_id(move.part) if move.state == MOVE_PENDING else None
+    part = held.entity if held is not None else None
+    return views.progress_of(part, progress) if isinstance(part, Index) else None
