@@ -254,7 +254,9 @@ def _index_to(index: entities.Index) -> Fields:
 def _index_from(fields: Fields) -> entities.Index:
     fields["expressions"] = tuple(fields["expressions"])
     fields["slices"] = tuple(
-        entities.Slice(piece["number"], piece["master"], tuple(piece["replicas"]))
+        entities.Slice(
+            piece["number"], piece["master"], tuple(piece["replicas"]), tuple(piece["leaving"])
+        )
         for piece in fields["slices"]
     )
     fields["shards"] = tuple(entities.Shard(**shard) for shard in fields["shards"])

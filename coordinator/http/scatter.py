@@ -144,7 +144,7 @@ class Scatter:
             piece.number: [
                 Copy(place, host)
                 for place, holder in enumerate(self.asked.holders)
-                for host in holder.slices[at].hosts
+                for host in holder.slices[at].serving
             ]
             for at, piece in enumerate(self.asked.index.slices)
         }

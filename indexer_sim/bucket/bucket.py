@@ -24,6 +24,7 @@ from rocksdict import WriteBatch
 
 from coordinator.core.model.entities import Rollback
 from coordinator.core.model.stream_records import BuildProgress, ConnectionRead, GenerationTaken
+from coordinator.core.model.types import Seqno
 from coordinator.core.model.vectors import Vector
 from coordinator.kafka.topics import STREAM_PARTITIONS
 from indexer_sim.bucket.allocation import NONE, Slices
@@ -69,6 +70,7 @@ from indexer_sim.bucket.snapshots import Stable, Timeline, Undo, Wanted
 from indexer_sim.bucket.tracker import Change, Mark, Tracker
 
 SHARD_BITS = 48
+PLACES_AT_ONCE = 10_000
 NOT_KNOWN: Mapping[int, int] = {}
 
 
@@ -262,6 +264,7 @@ class Bucket:
             ranges = [slice_range(index_id, number) for number in sorted(numbers)]
             for begin, end in ranges:
                 batch.delete_range(begin, end)
+            self._forget_places(batch, index_id, numbers)
         else:
             ranges = list(contents_of(index_id))
             erase(batch, index_id)
@@ -276,6 +279,15 @@ class Bucket:
             self.publish()
         for begin, end in ranges:
             self.database.empty(begin, end)
+
+    def _forget_places(self, batch: Any, index_id: int, numbers: Slices) -> None:
+        """Delete from the back-index what lies in these slices of an index."""
+        begin, end = under(back_prefix(index_id))
+        while found := self.database.some(begin, end, PLACES_AT_ONCE):
+            for key, value in found:
+                if BACK_HEAD.unpack_from(value)[1] in numbers:
+                    batch.delete(key)
+            begin = found[-1][0] + b"\x00"
 
     # -- entries -----------------------------------------------------------------------------
 
@@ -308,7 +320,7 @@ class Bucket:
             way = self.timeline.way_back(lost, tracker)
             stable, undone = way if way is not None else (None, [])
             whole = self.indexes_whole_at(stable)
-            put_back(batch, [change for change in undone if change.index_id in whole])
+            put_back(batch, [c for c in undone if c.index_id in whole], self.slices)
             for index_id in tracker.indexes.keys() - whole:
                 erase(batch, index_id)
             tracker.go_back(stable.vector if stable is not None else None, whole)
@@ -410,8 +422,11 @@ class Bucket:
         undone: list[Undo] = []
         put, delete, head, size = batch.put, batch.delete, BACK_HEAD, BACK_HEAD.size
         made, undo = tuple.__new__, undone.append
+        here = self.slices
         for at, change in zip(keys, changes, strict=True):
             index_id, document, seqno, piece, key, guarded, logged, vbucket = change
+            if piece not in here[index_id]:
+                piece = -1  # Whoever sent it did not know yet that the slice has gone from here.
             before = held[at]
             if before is not None:
                 old_seqno, old_piece = head.unpack_from(before)
@@ -487,8 +502,11 @@ def put_offsets(batch: Any, offsets: Mapping[int, int], epochs: Mapping[int, int
         batch.put(OFFSET + NUMBER_KEY.pack(partition), value)
 
 
-def put_back(batch: Any, changes: Iterable[Undo]) -> None:
-    """Undo changes, which are in order: each document is where it was before the first one."""
+def put_back(batch: Any, changes: Iterable[Undo], slices: Mapping[int, Slices]) -> None:
+    """Undo changes, which are in order: each document is where it was before the first one.
+
+    If that slice is not among the `slices` of its index any more, it is nowhere.
+    """
     first: dict[tuple[int, bytes], Undo] = {}
     last: dict[tuple[int, bytes], Undo] = {}
     for change in changes:
@@ -502,10 +520,10 @@ def put_back(batch: Any, changes: Iterable[Undo]) -> None:
             _, piece, key = unpack_back(change.after)
             batch.delete(entries_prefix(index_id, piece) + key + document)
         before = first[place].before
-        if before is None:
+        seqno, piece, key = unpack_back(before) if before is not None else (Seqno(0), -1, b"")
+        if before is None or piece not in slices[index_id]:
             batch.delete(back)
         else:
-            seqno, piece, key = unpack_back(before)
             batch.put(entries_prefix(index_id, piece) + key + document, SEQNO.pack(seqno))
             batch.put(back, before)
 

@@ -158,6 +158,15 @@ class Database(rocksdb.Database):
             raise unusable(error, self.folder) from error
         return found
 
+    def some(self, begin: bytes, end: bytes, count: int) -> list[tuple[bytes, bytes]]:
+        """Return the first `count` records from `begin` on, before `end`. Raises StorageError."""
+        db = self.opened()
+        try:
+            entries: Any = islice(db.items(from_key=begin), count)
+            return [(key, value) for key, value in entries if key < end]
+        except Exception as error:
+            raise unusable(error, self.folder) from error
+
     def latest(self) -> int:
         """Return a number that every write makes larger. Raises StorageError."""
         return self.opened().latest_sequence_number()

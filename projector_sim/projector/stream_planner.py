@@ -799,7 +799,7 @@ def _put(table: dict[Any, Any], key: object, value: object | None) -> None:
 
 def _route_of(index: Index) -> tuple[object, ...]:
     """Return what an index's ATTACH depends on: the build, and where its keys live."""
-    return index.build, index.slices, index.bounds_json
+    return index.build, [set(piece.hosts) for piece in index.slices], index.bounds_json
 
 
 def _places(request: CatchUpRequested) -> list[tuple[int, int, int]]:

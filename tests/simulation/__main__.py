@@ -3,7 +3,7 @@
 It tells how fast that went, which faults struck, and which pairs of step and fault never met. A
 seed that fails is run once more with a trace, which is printed with the one command that repeats
 it. With `--plane` the worlds are those in which documents are indexed, with `--losses` those in
-which the store loses some, too.
+which the store loses some, too, and with `--moves` those in which slices move between indexers.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from tests.simulation.cluster import Cluster
 from tests.simulation.kernel.coverage import Coverage
 from tests.simulation.kernel.runs import run
 from tests.simulation.plane.losing import LosingWorld
+from tests.simulation.plane.moving import MovingWorld
 from tests.simulation.plane.world import PlaneWorld
 from tests.simulation.requirements import empty_cells, meet_pairs
 from tests.simulation.world import World
@@ -70,10 +71,14 @@ def main() -> int:
     parser.add_argument(
         "--losses", action="store_true", help="such worlds, with a store that loses changes"
     )
+    parser.add_argument(
+        "--moves", action="store_true", help="such worlds, in which slices move between indexers"
+    )
     options = parser.parse_args()
-    with_data = options.plane or options.losses
+    with_data = options.plane or options.losses or options.moves
     make: type[World | PlaneWorld] = PlaneWorld if options.plane else World
     make = LosingWorld if options.losses else make
+    make = MovingWorld if options.moves else make
     seeds = range(options.first, options.first + options.seeds)
     if options.trace:
         for seed in seeds:

@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 
 PERIOD_MS = 250
 
-EFFECTS = ("SettingWritten", "SettingDeleted", "IndexProposed", "IndexDropped", "IndexAltered")
+EFFECTS = (
+    *("SettingWritten", "SettingDeleted", "IndexProposed", "IndexDropped", "IndexAltered"),
+    *("RebalanceBegun", "RebalanceCancelled"),
+)
 """Events by which a command of a client takes effect."""
 
 NEVER = 2**52

@@ -112,6 +112,8 @@ def check_names(judge: Judge) -> None:
             found = first is not None and not first.replaces
             require(found, ONE_INDEX, f"{index.id} replaces {index.replaces}, which is {first}")
             continue
+        if index.part_of:
+            continue
         key = (index.bucket, index.name)
         require(key not in names, ONE_INDEX, f"{key}: {names.get(key)} and {index.id}")
         names[key] = index.id

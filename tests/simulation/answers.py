@@ -10,6 +10,7 @@ from coordinator.core.model.commands import (
     REFUSED,
     AlterIndex,
     BuildIndexes,
+    CancelRebalance,
     CreateIndex,
     DeleteSetting,
     DropIndex,
@@ -74,7 +75,8 @@ def _check_ok(judge: Judge, op: Op, outcome: Any) -> None:
         return
     if outcome.answer.get("existed") in (True, False):
         return
-    if isinstance(command, BuildIndexes | AlterIndex | ExpireSubscription) and not outcome.txn:
+    may_do_nothing = BuildIndexes | AlterIndex | ExpireSubscription | CancelRebalance
+    if isinstance(command, may_do_nothing) and not outcome.txn:
         return
     done = judge.done.get(outcome.cas)
     name = "acknowledged-is-effective-once"

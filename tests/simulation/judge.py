@@ -70,7 +70,10 @@ LEGAL = {
 } | {("dropping", None)}
 """What an index may become, written down a second time."""
 
-SAME_STATE = ("EntityRewritten", "ShardsMoved", "IndexAltered")
+SAME_STATE = (
+    *("EntityRewritten", "ShardsMoved", "IndexAltered"),
+    *("MoveBuilt", "MoveEnded", "CopiesReleased"),
+)
 """Events that may leave an index in its state."""
 
 
@@ -429,14 +432,15 @@ class Judge:
         if isinstance(now, Index) and new != DROPPING:
             if was is not None and was.replaces and not now.replaces:
                 check_switch(self, mutation, was, now)
-            if not now.replaces:
+            if not now.replaces and not now.part_of:
                 self._name(now, was.replaces if was is not None else 0, decided_ms, cas)
             if mutation.event in ("BuildRouted", "IndexBuilt"):
                 self._apply_build(now)
             if mutation.event == "IndexReady":
                 silent = [h for h in now.hosts if (h, now.id) not in self.allocated]
                 require(not silent, "ready-needs-every-indexer", f"{now.id} without {silent}")
-            if mutation.event in ("IndexReady", "IndexBuilt") and not now.replaces:
+            is_plain = not now.replaces and not now.part_of
+            if mutation.event in ("IndexReady", "IndexBuilt") and is_plain:
                 self.ready.setdefault(now.id, cas)
                 self._not_refused(now.request, cas)
         elif was is not None:

@@ -222,11 +222,11 @@ def plan_alter(
         partitioning=after.partitioning,
         bounds_json=compact(bounds),
     )
-    most = replicas_of(whole)
-    fewer = index if whole is not index else _with_fewer_replicas(index, after.replicas)
+    most, has_parts = replicas_of(whole), index.id in state.parts
+    fewer = index if has_parts else _with_fewer_replicas(index, after.replicas)
     alike = replace(target, name=index.name) == index and count == len(index.slices)
     is_placed = not after.nodes or set(after.nodes) == state.whole(fewer).hosts
-    is_in_place = after.replicas == most if whole is not index else after.replicas <= most
+    is_in_place = after.replicas == most if has_parts else after.replicas <= most
     if alike and is_in_place and is_placed:
         target = replace(fewer, name=after.name)
         return AlterPlan(NOTHING if target == index else IN_PLACE, target)
@@ -237,18 +237,20 @@ def plan_alter(
 
 
 def _with_fewer_replicas(index: Index, replicas: int) -> Index:
-    """Return an index without the replicas that are too many; it is the same where none are.
+    """Return an index whose replicas that are too many leave; it is the same where none are.
 
     Those that were placed last go: the first ones lie in different zones.
     """
     if replicas >= replicas_of(index):
         return index
     slices = tuple(
-        Slice(piece.number, piece.master, piece.replicas[:replicas]) for piece in index.slices
+        piece.on(
+            (piece.master, *piece.replicas[:replicas]),
+            (*piece.leaving, *piece.replicas[replicas:]),
+        )
+        for piece in index.slices
     )
-    fewer = replace(index, slices=slices)
-    hosts = fewer.hosts
-    return replace(fewer, shards=tuple(s for s in index.shards if s.indexer in hosts))
+    return replace(index, slices=slices)
 
 
 def _placed(

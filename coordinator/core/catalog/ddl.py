@@ -68,6 +68,7 @@ from coordinator.core.model.commands import (
     MoveShards,
     Outcome,
     PutSetting,
+    ReleaseCopies,
     RenewStream,
     Request,
     RewriteEntities,
@@ -200,6 +201,7 @@ def footprint(state: StateContext, command: Command, request_id: str = "") -> fr
             | MarkRouted()
             | MarkBuilt()
             | MarkFailed()
+            | ReleaseCopies()
             | DropPart()
         ):
             held = state.index_by_id(command.index_id)

@@ -45,15 +45,9 @@ EVENTS = frozenset(
         *("BucketCreated", "BucketAdopted", "StreamRenewed"),
         *("RollbackStarted", "RollbackPrepared", "RollbackRestarted", "RollbackCommanded"),
         "RollbackEnded",
-        *(
-            "RebalanceBegun",
-            "RebalanceCancelled",
-            "RebalanceForgotten",
-            "MoveBegun",
-            "MoveBuilt",
-            "MoveSetBack",
-        ),
-        *("MoveEnded", "MoveFailed", "MoveCancelled"),
+        *("RebalanceBegun", "RebalanceCancelled", "RebalanceForgotten"),
+        *("MoveBegun", "MoveBuilt", "MoveEnded", "MoveFailed", "MoveCancelled"),
+        *("PartDropped", "CopiesReleased"),
         *("TopicAdded", "TopicRemoved", "Subscribed", "Unsubscribed", "SubscriptionExpired"),
     }
 )

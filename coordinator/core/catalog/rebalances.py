@@ -7,8 +7,8 @@ what is there is exact, whoever dies.
 
     start     planned
     pending   the part is being built at the target; the source serves
-    catchup   the part is complete, and serves; so does the source, for the scans that it still has
-    done      the source has been released
+    catchup   the part is complete, and serves; the source has only the scans that it had
+    done      the copy at the source is gone
 
 What the master waits for between two steps, `leader.rebalance_coordinator` knows.
 """
@@ -35,6 +35,7 @@ from coordinator.core.model.commands import (
     DropPart,
     Outcome,
     PlannedMove,
+    ReleaseCopies,
     Request,
     StepMove,
     refused,
@@ -217,8 +218,7 @@ def _step_move(state: StateContext, request: Request, given: Circumstances) -> D
         since_ms=given.wall_ms,
     )
     whole = _ended(_with(held, command.move, after), given)
-    event = _EVENTS[command.to] if move.state != MOVE_CATCHUP or command.to != MOVE_PENDING else ""
-    return Accepted((*changes, Change(event or "MoveSetBack", whole.key, whole)), {})
+    return Accepted((*changes, Change(_EVENTS[command.to], whole.key, whole)), {})
 
 
 Step = tuple[int, tuple[Change, ...]] | None
@@ -226,14 +226,9 @@ Step = tuple[int, tuple[Change, ...]] | None
 
 
 def _begin_move(state: StateContext, move: Move, given: Circumstances) -> Step:
-    """Propose the part at the target; or else note that a complete one has lost its storage."""
+    """Propose the part at the target."""
     index = _index(state, move.index)
-    if move.state == MOVE_CATCHUP:
-        part = _part(state, move)
-        return None if part is None or part.state == MAINTENANCE else (move.part, ())
-    if index is None or index.state != MAINTENANCE:
-        return None
-    if not may_begin(state, move):
+    if index is None or index.state != MAINTENANCE or not may_begin(state, move):
         return None
     part = replace(
         index,
@@ -257,39 +252,44 @@ def _begin_move(state: StateContext, move: Move, given: Circumstances) -> Step:
     return part.id, (Change("MoveBegun", part.key, part),)
 
 
-def _take_part(state: StateContext, move: Move, given: Circumstances) -> Step:
-    """The part is complete: from now on it answers scans."""
-    part = _part(state, move)
-    return (move.part, ()) if part is not None and part.state == MAINTENANCE else None
+def _take_over(state: StateContext, move: Move, given: Circumstances) -> Step:
+    """The part is complete, and answers scans: the copy at the source leaves."""
+    index, part = _index(state, move.index), _part(state, move)
+    if index is None or part is None or part.state != MAINTENANCE:
+        return None
+    holder = _holder(state, index, move.slice, move.source)
+    if holder is None:
+        return move.part, ()
+    slices = tuple(
+        piece.left_by(move.source) if piece.number == move.slice else piece
+        for piece in holder.slices
+    )
+    return move.part, (Change("MoveBuilt", holder.key, replace(holder, slices=slices)),)
 
 
 def _finish_move(state: StateContext, move: Move, given: Circumstances) -> Step:
-    """The copy at the source goes; the part, if there is one, must be able to do without it."""
+    """The copy at the source has gone."""
     index = _index(state, move.index)
     if index is None:
         return None
     if move.state == MOVE_START:
         return _move_unbuilt(state, move, index)
-    part = _part(state, move)
-    if part is None or part.state != MAINTENANCE:
-        return None
-    if move.source == NOWHERE:
-        return move.part, ()
-    holder = _holder(state, index, move.slice, move.source)
-    if holder is None:
-        return move.part, ()
-    return move.part, (_without(holder, move.slice, move.source),)
+    return None if move.source in leaving_of(state, index, move.slice) else (move.part, ())
 
 
 def _move_unbuilt(state: StateContext, move: Move, index: Index) -> Step:
     """Let another indexer hold a copy of an index that has no entries: it will allocate it."""
     at = index.slices[move.slice]
-    is_there = move.source == NOWHERE or move.source in at.hosts
+    is_there = move.source == NOWHERE or move.source in at.serving
     if index.state not in UNBUILT or not is_there or not may_begin(state, move):
         return None
-    hosts = tuple(move.target if host == move.source else host for host in at.hosts)
+    hosts = tuple(move.target if host == move.source else host for host in at.serving)
     hosts = (*hosts, move.target) if move.source == NOWHERE else hosts
-    return 0, (Change("MoveEnded", index.key, _on(index, move.slice, hosts)),)
+    slices = tuple(
+        piece.on(hosts, piece.leaving) if piece is at else piece for piece in index.slices
+    )
+    after = _with_its_shards(replace(index, slices=slices))
+    return 0, (Change("MoveEnded", index.key, after),)
 
 
 def _give_up(state: StateContext, move: Move, given: Circumstances) -> Step:
@@ -301,7 +301,7 @@ def _give_up(state: StateContext, move: Move, given: Circumstances) -> Step:
 
 _STEPS: dict[str, Callable[[StateContext, Move, Circumstances], Step]] = {
     MOVE_PENDING: _begin_move,
-    MOVE_CATCHUP: _take_part,
+    MOVE_CATCHUP: _take_over,
     MOVE_DONE: _finish_move,
     MOVE_FAILED: _give_up,
     MOVE_CANCELLED: _give_up,
@@ -340,6 +340,21 @@ def _ended(rebalance: Rebalance, given: Circumstances) -> Rebalance:
     return replace(rebalance, state=to, ended_ms=given.wall_ms)
 
 
+def _release_copies(state: StateContext, request: Request, given: Circumstances) -> Decision:
+    """Let the copies go that are leaving; a part that has no other goes as a whole."""
+    command = request.command
+    assert isinstance(command, ReleaseCopies)
+    index = _index(state, command.index_id)
+    if index is None or index.state == DROPPING or not index.has_leaving_copies:
+        return Unchanged(Outcome("ok"))
+    slices = tuple(piece.on(piece.serving) for piece in index.slices)
+    after = _with_its_shards(replace(index, slices=slices))
+    if index.part_of and not after.hosts:
+        # Whoever holds it releases it as it does an index that is dropped.
+        after = moved(index, DROPPING, "its copies have moved on")
+    return Accepted((Change("CopiesReleased", after.key, after),), {})
+
+
 def _drop_part(state: StateContext, request: Request, given: Circumstances) -> Decision:
     """Drop a part of an index that is gone, or going."""
     command = request.command
@@ -351,7 +366,7 @@ def _drop_part(state: StateContext, request: Request, given: Circumstances) -> D
     if whole is not None and whole.state != DROPPING:
         return Unchanged(Outcome("ok"))
     gone = moved(part, DROPPING, f"index {part.part_of} was dropped")
-    return Accepted((Change("IndexDropped", gone.key, gone),), {})
+    return Accepted((Change("PartDropped", gone.key, gone),), {})
 
 
 # -- who holds what ------------------------------------------------------------------------------
@@ -369,7 +384,7 @@ def _part(state: StateContext, move: Move) -> Index | None:
 def _holder(state: StateContext, index: Index, number: int, indexer: int) -> Index | None:
     """Return what has the copy of a slice that an indexer serves: the index, or a part of it."""
     for holder in state.holders_of(index):
-        if indexer in holder.slices[number].hosts:
+        if indexer in holder.slices[number].serving:
             return holder
     return None
 
@@ -380,20 +395,15 @@ def _hosts(state: StateContext, index: Index, number: int) -> set[int]:
     return {host for holder in holders for host in holder.slices[number].hosts}
 
 
-def _without(holder: Index, number: int, indexer: int) -> Change:
-    """Take a copy of a slice from what holds it; a part that has no other copy goes."""
-    hosts = tuple(host for host in holder.slices[number].hosts if host != indexer)
-    after = _on(holder, number, hosts)
-    if holder.part_of and not after.hosts:
-        after = moved(holder, DROPPING, "its slice has moved on")
-    return Change("MoveEnded", after.key, after)
+def leaving_of(state: StateContext, index: Index, number: int) -> set[int]:
+    """Return the indexers whose copy of a slice is leaving."""
+    holders = [index, *state.parts_of(index.id)]
+    return {host for holder in holders for host in holder.slices[number].leaving}
 
 
-def _on(index: Index, number: int, hosts: tuple[int, ...]) -> Index:
-    """Return an index with the copies of a slice on `hosts`."""
-    slices = tuple(piece.on(hosts) if piece.number == number else piece for piece in index.slices)
-    after = replace(index, slices=slices)
-    return replace(after, shards=tuple(s for s in index.shards if s.indexer in after.hosts))
+def _with_its_shards(index: Index) -> Index:
+    """Return an index without the shards of indexers that have nothing of it."""
+    return replace(index, shards=tuple(s for s in index.shards if s.indexer in index.hosts))
 
 
 def keys_of_move(state: StateContext, command: StepMove) -> set[str]:
@@ -409,5 +419,6 @@ REBALANCE_DECIDERS: dict[type, Callable[[StateContext, Request, Circumstances], 
     BeginRebalance: _begin_rebalance,
     CancelRebalance: _cancel_rebalance,
     StepMove: _step_move,
+    ReleaseCopies: _release_copies,
     DropPart: _drop_part,
 }

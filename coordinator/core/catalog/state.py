@@ -63,7 +63,8 @@ class StateContext(NamedTuple):
     `phases` the indexes by state, where READY is parted by whether they are deferred; `pending`
     finds an index in INIT, or one that is to replace another, by the request that makes it;
     `replacements` finds the latter by the index that it replaces, and `claims` by the name that it
-    takes then. Until then it holds no name. `parts` finds the parts of an index. `size` is what
+    takes then. Until then it holds no name. `parts` finds the parts of an index, `leaving` has the
+    indexes of which copies are leaving. `size` is what
     all entities weigh, in bytes. All of it follows from `entities`, and is kept so that nobody has
     to look at them all.
     """
@@ -79,6 +80,7 @@ class StateContext(NamedTuple):
     replacements: Map[int, int] = Map()
     claims: Map[tuple[str, str], int] = Map()
     parts: Map[int, frozenset[int]] = Map()
+    leaving: Map[int, None] = Map()
     size: int = 0
 
     def get(self, key: str) -> Versioned | None:
@@ -120,12 +122,12 @@ class StateContext(NamedTuple):
     def whole(self, index: Index) -> Index:
         """Return an index with all copies of its slices that answer scans, whoever holds them."""
         holders = self.holders_of(index)
-        if len(holders) == 1:
+        if len(holders) == 1 and not index.has_leaving_copies:
             return index
         return replace(
             index,
             slices=tuple(
-                piece.on(tuple(dict.fromkeys(h for one in holders for h in one.slices[at].hosts)))
+                piece.on(tuple(dict.fromkeys(h for one in holders for h in one.slices[at].serving)))
                 for at, piece in enumerate(index.slices)
             ),
         )
@@ -219,7 +221,7 @@ class _Folding:
         self._names, self._load = state.names, state.load
         self._phases, self._pending = state.phases, state.pending
         self._replacements, self._claims = state.replacements, state.claims
-        self._parts = state.parts
+        self._parts, self._leaving = state.parts, state.leaving
         self._kinds = state.kinds
         self._entities = state.entities.mutate()
         self._changed: dict[str, Any] = {}
@@ -265,7 +267,11 @@ class _Folding:
                     if others
                     else self._parts.delete(before.part_of)
                 )
+            if before.has_leaving_copies:
+                self._leaving = self._leaving.delete(before.id)
         if isinstance(after, Index):
+            if after.has_leaving_copies:
+                self._leaving = self._leaving.set(after.id, None)
             if after.part_of:
                 others = self._parts.get(after.part_of, frozenset())
                 self._parts = self._parts.set(after.part_of, others | {after.id})
@@ -298,6 +304,7 @@ class _Folding:
             replacements=self._replacements,
             claims=self._claims,
             parts=self._parts,
+            leaving=self._leaving,
             size=self._size,
         )
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from coordinator.core.catalog.rebalances import UNBUILT, may_begin
+from coordinator.core.catalog.rebalances import UNBUILT, leaving_of, may_begin
 from coordinator.core.consensus.signals import Want
 from coordinator.core.consensus.view import NodeView
-from coordinator.core.model.commands import DropPart, StepMove
+from coordinator.core.model.commands import DropPart, ReleaseCopies, StepMove
 from coordinator.core.model.entities import (
     DROPPING,
     ERROR,
@@ -29,6 +29,7 @@ from coordinator.core.model.entities import (
     Index,
     Move,
     Rebalance,
+    Slice,
 )
 
 AT_ONCE = 8
@@ -43,15 +44,15 @@ class RebalanceCoordinator:
     """The part of a master that has copies of slices move."""
 
     def __init__(self) -> None:
-        self._since_ms: dict[tuple[Place, str], int] = {}
-        """Since when each move is known to be in its state, on the monotonic clock."""
+        self._leaving_ms: dict[int, tuple[tuple[Slice, ...], int]] = {}
+        """Since when copies of an index are known to be leaving, on the monotonic clock."""
         self._away_ms: dict[int, int] = {}
         """Since when each indexer is known to be away that something is to move to."""
 
     def tick(self, view: NodeView) -> list[Want]:
         """Return the steps that are due, and drop the parts of indexes that are gone."""
         found = [Want(f"part/{part}", DropPart(part)) for part in _orphans(view)]
-        present: set[tuple[Place, str]] = set()
+        found += self._release(view)
         for rebalance in view.state.rebalances():
             if rebalance.is_over:
                 continue
@@ -60,22 +61,34 @@ class RebalanceCoordinator:
                 if move.is_over:
                     continue
                 place = (rebalance.id, number)
-                present.add((place, move.state))
                 step = self._next(view, rebalance, place, move, running < AT_ONCE)
                 if step is not None:
                     running += step.to == MOVE_PENDING
                     found.append(Want(f"move/{rebalance.id}/{number}", step))
-        for known in self._since_ms.keys() - present:
-            del self._since_ms[known]
         for indexer in [i for i in self._away_ms if view.peers.indexer_alive(i)]:
             del self._away_ms[indexer]
+        return found
+
+    def _release(self, view: NodeView) -> list[Want]:
+        """Let copies go that have been leaving for long enough for the scans that they had."""
+        state, now_ms = view.state, view.now.mono_ms
+        for index_id in self._leaving_ms.keys() - state.leaving.keys():
+            del self._leaving_ms[index_id]
+        found: list[Want] = []
+        for index_id in state.leaving:
+            index = _index(view, index_id)
+            slices = index.slices if index is not None else ()
+            known = self._leaving_ms.get(index_id)
+            if known is None or known[0] != slices:
+                known = self._leaving_ms[index_id] = (slices, now_ms)
+            if now_ms - known[1] >= view.config.drain_ms:
+                found.append(Want(f"copies/{index_id}", ReleaseCopies(index_id)))
         return found
 
     def _next(
         self, view: NodeView, rebalance: Rebalance, place: Place, move: Move, has_room: bool
     ) -> StepMove | None:
         """Return the next step of a move, if one is due."""
-        since_ms = self._since_ms.setdefault((place, move.state), view.now.mono_ms)
         index = _index(view, move.index)
         if index is None or index.state == DROPPING:
             return StepMove(*place, MOVE_FAILED, "the index was dropped")
@@ -86,12 +99,8 @@ class RebalanceCoordinator:
         part = _index(view, move.part)
         if move.state == MOVE_PENDING:
             return self._tend(view, place, move, part)
-        if part is None or part.state == DROPPING:
-            return StepMove(*place, MOVE_FAILED, "the copy at the target was dropped")
-        if part.state != MAINTENANCE:
-            return StepMove(*place, MOVE_PENDING)
-        is_drained = view.now.mono_ms - since_ms >= view.config.drain_ms
-        return StepMove(*place, MOVE_DONE) if is_drained else None
+        is_gone = move.source not in leaving_of(view.state, index, move.slice)
+        return StepMove(*place, MOVE_DONE) if is_gone else None
 
     def _begin(
         self, view: NodeView, place: Place, move: Move, index: Index, has_room: bool

@@ -269,6 +269,13 @@ class StepMove:
 
 
 @dataclass(frozen=True, slots=True)
+class ReleaseCopies:
+    """The copies of an index that are leaving go."""
+
+    index_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class DropPart:
     """Drop a part of an index that is gone, or is being dropped."""
 
@@ -342,6 +349,7 @@ Command = (
     | BeginRebalance
     | CancelRebalance
     | StepMove
+    | ReleaseCopies
     | DropPart
     | RewriteEntities
     | SkipRecord

@@ -47,19 +47,36 @@ NOWHERE = -1
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """One slice of an index: the indexer that serves it and those that hold copies."""
+    """One slice of an index: the indexer that serves it and those that hold copies.
+
+    A copy goes in two steps. One that is `leaving` answers no new scan, and never will again; it
+    is kept up to date until it is released. Were it taken out at once, an event that has become
+    visible without a verdict could have projectors stop sending it what it still needs.
+    """
 
     number: int
     master: int
     replicas: tuple[int, ...] = ()
+    leaving: tuple[int, ...] = ()
+
+    @property
+    def serving(self) -> tuple[int, ...]:
+        """The indexers whose copies answer scans, the master first."""
+        return self.replicas if self.master == NOWHERE else (self.master, *self.replicas)
 
     @property
     def hosts(self) -> tuple[int, ...]:
-        return self.replicas if self.master == NOWHERE else (self.master, *self.replicas)
+        """The indexers that have a copy."""
+        return (*self.serving, *self.leaving)
 
-    def on(self, hosts: tuple[int, ...]) -> Slice:
-        """Return this slice with its copies on `hosts`, the first of which is the master."""
-        return Slice(self.number, hosts[0] if hosts else NOWHERE, hosts[1:])
+    def on(self, serving: tuple[int, ...], leaving: tuple[int, ...] = ()) -> Slice:
+        """Return this slice with its copies on these indexers, the first of which is the master."""
+        return Slice(self.number, serving[0] if serving else NOWHERE, serving[1:], leaving)
+
+    def left_by(self, indexer: int) -> Slice:
+        """Return this slice with the copy on an indexer leaving."""
+        serving = tuple(host for host in self.serving if host != indexer)
+        return self.on(serving, (*self.leaving, indexer))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +136,10 @@ class Index:
     def is_unfinished(self) -> bool:
         """Tell whether the request that made it still waits for what becomes of it."""
         return self.state == INIT or self.is_replacement
+
+    @property
+    def has_leaving_copies(self) -> bool:
+        return any(piece.leaving for piece in self.slices)
 
     @property
     def hosts(self) -> frozenset[int]:
@@ -191,7 +212,7 @@ MOVE_START, MOVE_PENDING, MOVE_CATCHUP, MOVE_DONE, MOVE_FAILED, MOVE_CANCELLED =
 MOVES: dict[str, frozenset[str]] = {
     MOVE_START: frozenset({MOVE_PENDING, MOVE_DONE, MOVE_FAILED, MOVE_CANCELLED}),
     MOVE_PENDING: frozenset({MOVE_CATCHUP, MOVE_FAILED, MOVE_CANCELLED}),
-    MOVE_CATCHUP: frozenset({MOVE_PENDING, MOVE_DONE, MOVE_FAILED}),
+    MOVE_CATCHUP: frozenset({MOVE_DONE, MOVE_FAILED}),
     MOVE_DONE: frozenset(),
     MOVE_FAILED: frozenset(),
     MOVE_CANCELLED: frozenset(),
@@ -199,7 +220,6 @@ MOVES: dict[str, frozenset[str]] = {
 """Every legal change of a move's state.
 
 From `start` straight to `done` goes a copy of an index that is not built: there is nothing in it.
-Back to `pending` goes one whose target has lost its storage before the source was released.
 """
 
 REBALANCE_RUNNING, REBALANCE_CANCELLING, REBALANCE_DONE, REBALANCE_CANCELLED = REBALANCE_STATES = (

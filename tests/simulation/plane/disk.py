@@ -77,6 +77,9 @@ class MemoryDatabase(Disk[dict[bytes, bytes], Batch]):
     def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
         return sorted((k, v) for k, v in self.newest.items() if k.startswith(prefix))
 
+    def some(self, begin: bytes, end: bytes, count: int) -> list[tuple[bytes, bytes]]:
+        return sorted((k, v) for k, v in self.newest.items() if begin <= k < end)[:count]
+
     def holds(self, place: tuple[bytes, bytes]) -> bool:
         return any(place[0] <= key < place[1] for key in self.newest)
 

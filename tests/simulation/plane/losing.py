@@ -22,8 +22,8 @@ class LosingWorld(PlaneWorld):
 
     option = "--losses "
 
-    def __init__(self, seed: int, **more: Any) -> None:
-        super().__init__(seed, store_loses=True, **more)
+    def __init__(self, seed: int, *, store_loses: bool = True, **more: Any) -> None:
+        super().__init__(seed, store_loses=store_loses, **more)
         self._number = 0
         self._told: dict[tuple[str, int], tuple[int, int]] = {}
         self.clock.at(self.clock.delay(), self._tell_stability)

@@ -59,6 +59,11 @@ def definition(number: int, bucket: str, slices: int, **more: Any) -> CreateInde
     return CreateIndex(name=f"i{number}", bucket=bucket, slices=slices, **kind.more, **more)
 
 
+def serving_on(index: Index, host: int) -> tuple[int, ...]:
+    """Return the slices of which a host answers scans."""
+    return tuple(piece.number for piece in index.slices if host in piece.serving)
+
+
 class Oracle:
     """Knows of each index what becomes of a mutation."""
 
@@ -85,6 +90,6 @@ class Oracle:
 
     def all(self, index: Index, state: Iterable[Mutation], host: int) -> dict[bytes, Entry]:
         """Return what a host of an index must hold of the documents of a state."""
-        pieces = index.slices_on(host)
+        pieces = serving_on(index, host)
         found = ((m.key, self.entry(index, m)) for m in state)
         return {key: e for key, e in found if e is not None and e.piece in pieces}
