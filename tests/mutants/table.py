@@ -451,10 +451,10 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "who-holds-nothing-keeps-a-shard",
-        ALTER,
-        "if s.indexer in hosts",
+        "coordinator/core/catalog/rebalances.py",
+        "if s.indexer in index.hosts",
         "if True",
-        UNIT_ALTER,
+        "tests/unit/core/catalog/test_rebalances.py",
     ),
     Mutant(
         "a-second-index-takes-the-name-at-once",

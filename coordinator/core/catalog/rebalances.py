@@ -396,7 +396,7 @@ def _hosts(state: StateContext, index: Index, number: int) -> set[int]:
 
 
 def leaving_of(state: StateContext, index: Index, number: int) -> set[int]:
-    """Return the indexers whose copy of a slice is leaving."""
+    """Return the indexers whose copy of a slice is leaving, or has yet to be released."""
     holders = [index, *state.parts_of(index.id)]
     return {host for holder in holders for host in holder.slices[number].leaving}
 

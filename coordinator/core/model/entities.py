@@ -139,7 +139,7 @@ class Index:
 
     @property
     def has_leaving_copies(self) -> bool:
-        return any(piece.leaving for piece in self.slices)
+        return self.state != DROPPING and any(piece.leaving for piece in self.slices)
 
     @property
     def hosts(self) -> frozenset[int]:

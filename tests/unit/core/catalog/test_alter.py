@@ -22,6 +22,7 @@ from coordinator.core.model.commands import (
     MarkRouted,
     Outcome,
     PutSetting,
+    ReleaseCopies,
     Transact,
     UndoIndex,
 )
@@ -99,15 +100,29 @@ def test_fewer_replicas_leave_with_their_storage_and_the_last_ones_first(
     decision = replicated.apply(alter(replicated, replicas=0))
     assert [c.event for c in decision.changes] == ["IndexAltered"]
     after = named(replicated)
-    assert after.slices == tuple(Slice(s.number, s.master) for s in before.slices)
+    assert after.slices == tuple(Slice(s.number, s.master, (), s.replicas) for s in before.slices)
     assert after.state == before.state
+    replicated.apply(ReleaseCopies(after.id))
+    assert named(replicated).slices == tuple(Slice(s.number, s.master) for s in before.slices)
     assert dict(replicated.state.load) == {1: 2}
+
+
+def test_fewer_replicas_may_be_asked_for_again_while_others_leave(bench: Bench) -> None:
+    bench.indexers = [Candidate(number, "") for number in (1, 2, 3)]
+    bench.apply(replace(CREATE, replicas=2))
+    make_ready(bench, bench.index())
+    for replicas in (1, 0):
+        decision = bench.apply(alter(bench, replicas=replicas))
+        assert [c.event for c in decision.changes] == ["IndexAltered"]
+    (piece,) = named(bench).slices
+    assert (len(piece.serving), len(piece.leaving)) == (1, 2)
 
 
 def test_an_indexer_that_holds_nothing_any_more_has_no_shard(bench: Bench) -> None:
     bench.apply(replace(CREATE, replicas=1))
     make_ready(bench, bench.index())
     bench.apply(alter(bench, replicas=0))
+    bench.apply(ReleaseCopies(named(bench).id))
     (piece,) = named(bench).slices
     assert named(bench).shards == (Shard(piece.master, 7),)
 
