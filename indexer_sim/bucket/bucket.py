@@ -264,7 +264,7 @@ class Bucket:
             ranges = [slice_range(index_id, number) for number in sorted(numbers)]
             for begin, end in ranges:
                 batch.delete_range(begin, end)
-            self._forget_places(batch, index_id, numbers)
+            self.forget_places(batch, index_id, numbers)
         else:
             ranges = list(contents_of(index_id))
             erase(batch, index_id)
@@ -280,7 +280,7 @@ class Bucket:
         for begin, end in ranges:
             self.database.empty(begin, end)
 
-    def _forget_places(self, batch: Any, index_id: int, numbers: Slices) -> None:
+    def forget_places(self, batch: Any, index_id: int, numbers: Slices) -> None:
         """Delete from the back-index what lies in these slices of an index."""
         begin, end = under(back_prefix(index_id))
         while found := self.database.some(begin, end, PLACES_AT_ONCE):

@@ -206,7 +206,7 @@ def _step_move(state: StateContext, request: Request, given: Circumstances) -> D
     move = held.moves[command.move]
     if command.to not in MOVES[move.state]:
         return Unchanged(Outcome("ok"))
-    step = _STEPS[command.to](state, move, given)
+    step = STEPS[command.to](state, move, given)
     if step is None:
         return Unchanged(Outcome("ok"))
     part, changes = step
@@ -225,7 +225,7 @@ Step = tuple[int, tuple[Change, ...]] | None
 """The part of a move after a step, with the changes beside; None: the step does not follow."""
 
 
-def _begin_move(state: StateContext, move: Move, given: Circumstances) -> Step:
+def begin_move(state: StateContext, move: Move, given: Circumstances) -> Step:
     """Propose the part at the target."""
     index = _index(state, move.index)
     if index is None or index.state != MAINTENANCE or not may_begin(state, move):
@@ -252,7 +252,7 @@ def _begin_move(state: StateContext, move: Move, given: Circumstances) -> Step:
     return part.id, (Change("MoveBegun", part.key, part),)
 
 
-def _take_over(state: StateContext, move: Move, given: Circumstances) -> Step:
+def take_over(state: StateContext, move: Move, given: Circumstances) -> Step:
     """The part is complete, and answers scans: the copy at the source leaves."""
     index, part = _index(state, move.index), _part(state, move)
     if index is None or part is None or part.state != MAINTENANCE:
@@ -267,7 +267,7 @@ def _take_over(state: StateContext, move: Move, given: Circumstances) -> Step:
     return move.part, (Change("MoveBuilt", holder.key, replace(holder, slices=slices)),)
 
 
-def _finish_move(state: StateContext, move: Move, given: Circumstances) -> Step:
+def finish_move(state: StateContext, move: Move, given: Circumstances) -> Step:
     """The copy at the source has gone."""
     index = _index(state, move.index)
     if index is None:
@@ -292,19 +292,19 @@ def _move_unbuilt(state: StateContext, move: Move, index: Index) -> Step:
     return 0, (Change("MoveEnded", index.key, after),)
 
 
-def _give_up(state: StateContext, move: Move, given: Circumstances) -> Step:
+def give_up(state: StateContext, move: Move, given: Circumstances) -> Step:
     part = _part(state, move)
     if part is None or part.state == DROPPING:
         return move.part, ()
     return move.part, (Change("MoveFailed", part.key, moved(part, DROPPING, "it is not moved")),)
 
 
-_STEPS: dict[str, Callable[[StateContext, Move, Circumstances], Step]] = {
-    MOVE_PENDING: _begin_move,
-    MOVE_CATCHUP: _take_over,
-    MOVE_DONE: _finish_move,
-    MOVE_FAILED: _give_up,
-    MOVE_CANCELLED: _give_up,
+STEPS: dict[str, Callable[[StateContext, Move, Circumstances], Step]] = {
+    MOVE_PENDING: begin_move,
+    MOVE_CATCHUP: take_over,
+    MOVE_DONE: finish_move,
+    MOVE_FAILED: give_up,
+    MOVE_CANCELLED: give_up,
 }
 
 _EVENTS = {

@@ -51,7 +51,7 @@ class RebalanceCoordinator:
 
     def tick(self, view: NodeView) -> list[Want]:
         """Return the steps that are due, and drop the parts of indexes that are gone."""
-        found = [Want(f"part/{part}", DropPart(part)) for part in _orphans(view)]
+        found = [Want(f"part/{part}", DropPart(part)) for part in orphans(view)]
         found += self._release(view)
         for rebalance in view.state.rebalances():
             if rebalance.is_over:
@@ -98,7 +98,7 @@ class RebalanceCoordinator:
             return self._begin(view, place, move, index, has_room)
         part = _index(view, move.part)
         if move.state == MOVE_PENDING:
-            return self._tend(view, place, move, part)
+            return self.tend(view, place, move, part)
         is_gone = move.source not in leaving_of(view.state, index, move.slice)
         return StepMove(*place, MOVE_DONE) if is_gone else None
 
@@ -116,9 +116,7 @@ class RebalanceCoordinator:
             return StepMove(*place, MOVE_FAILED, "the copy is not where it was planned to be")
         return StepMove(*place, MOVE_PENDING if index.state == MAINTENANCE else MOVE_DONE)
 
-    def _tend(
-        self, view: NodeView, place: Place, move: Move, part: Index | None
-    ) -> StepMove | None:
+    def tend(self, view: NodeView, place: Place, move: Move, part: Index | None) -> StepMove | None:
         """Look how far the part is that is built at the target."""
         if part is None or part.state in (DROPPING, ERROR):
             reason = part.reason if part is not None else None
@@ -142,7 +140,7 @@ def _index(view: NodeView, index_id: int) -> Index | None:
     return held.entity if held is not None and isinstance(held.entity, Index) else None
 
 
-def _orphans(view: NodeView) -> Iterator[int]:
+def orphans(view: NodeView) -> Iterator[int]:
     """Yield the parts of indexes that are gone, or going, but for those that go already."""
     for index_id, parts in view.state.parts.items():
         whole = _index(view, index_id)

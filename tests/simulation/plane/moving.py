@@ -8,6 +8,7 @@ from coordinator.core.model.commands import BeginRebalance, CancelRebalance, Pla
 from coordinator.core.model.entities import (
     DROPPING,
     MAINTENANCE,
+    MOVE_DONE,
     NOWHERE,
     Index,
     Rebalance,
@@ -37,8 +38,12 @@ class Mover(Client):
             super().begin()
 
     def _indexes(self) -> list[Index]:
-        held = (entity for _, _, entity in self.world.judge.entities.values())
-        return [i for i in held if isinstance(i, Index) and not i.part_of and i.state != DROPPING]
+        """Return what may move: as a rule, indexes that are built."""
+        held = [entity for _, _, entity in self.world.judge.entities.values()]
+        indexes = [i for i in held if isinstance(i, Index) and not i.part_of]
+        built = [i for i in indexes if i.state == MAINTENANCE]
+        others = [i for i in indexes if i.state != DROPPING]
+        return built if built and self.world.clock.chance.random() < 0.9 else others
 
     def _command(self, request_id: str) -> tuple[Any, int | None]:
         chance = self.world.clock.chance
@@ -97,6 +102,19 @@ class MoveWitness(Actor):
                 self._taken_over(entity)
         self._position = history.stable
 
+    def conclude(self) -> None:
+        """Each part belongs to a move that was carried out, and to an index that is there."""
+        held = [entity for _, _, entity in self.world.judge.entities.values()]
+        indexes = {e.id: e for e in held if isinstance(e, Index)}
+        moves = [m for e in held if isinstance(e, Rebalance) for m in e.moves]
+        for part in indexes.values():
+            done = [m for m in moves if m.part == part.id and m.state == MOVE_DONE]
+            require(
+                not part.part_of or (part.part_of in indexes and bool(done)),
+                "a-part-is-of-something",
+                f"{part}",
+            )
+
     def _taken_over(self, rebalance: Rebalance) -> None:
         """A copy leaves, for which another one serves."""
         self.taken_over += 1
@@ -110,6 +128,12 @@ class MoveWitness(Actor):
                 if isinstance(one, Index) and one.part_of == index.id and one.state != DROPPING
             ]
             hosts = [h for one in (index, *parts) for h in one.slices[move.slice].hosts]
+            leaving = {h for one in (index, *parts) for h in one.slices[move.slice].leaving}
+            sources = {
+                other.source
+                for other in rebalance.moves
+                if (other.index, other.slice) == (move.index, move.slice)
+            }
             serving = [
                 h
                 for one in (index, *parts)
@@ -117,7 +141,7 @@ class MoveWitness(Actor):
                 for h in one.slices[move.slice].serving
             ]
             require(
-                bool(serving) and len(hosts) == len(set(hosts)),
+                bool(serving) and len(hosts) == len(set(hosts)) and leaving <= sources,
                 "each-slice-has-its-copies",
                 f"slice {move.slice} of index {index.id} is on {hosts}, {serving} serve",
             )
@@ -136,4 +160,8 @@ class MovingWorld(LosingWorld):
         chance = self.clock.chance
         self.config["drain_ms"] = chance.choice((100, 1_000, 3_000))
         self.moves = self.join(MoveWitness(self))
-        self.join(Mover(self, 7, chance.randint(1, 5)))
+        self.join(Mover(self, 7, chance.randint(2, 8)))
+
+    def conclude(self) -> None:
+        super().conclude()
+        self.moves.conclude()

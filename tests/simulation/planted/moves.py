@@ -1,0 +1,106 @@
+"""Bugs in how slices move between indexers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from coordinator.core.catalog import rebalances
+from coordinator.core.catalog.decisions import Change
+from coordinator.core.leader import rebalance_coordinator
+from coordinator.core.leader.rebalance_coordinator import RebalanceCoordinator
+from coordinator.core.model.commands import StepMove
+from coordinator.core.model.entities import (
+    MAINTENANCE,
+    MOVE_CANCELLED,
+    MOVE_CATCHUP,
+    MOVE_FAILED,
+    Slice,
+)
+from indexer_sim.bucket.bucket import Bucket
+
+Patch = pytest.MonkeyPatch
+
+
+def a_copy_takes_over_before_it_is_built(patch: Patch) -> None:
+    def hasty(state: Any, move: Any, given: Any) -> Any:
+        held = state.index_by_id(move.part)
+        whole = state.index_by_id(move.index)
+        if held is None or whole is None:
+            return None
+        return known(_with(state, replace(held.entity, state=MAINTENANCE)), move, given)
+
+    known = rebalances.take_over
+    patch.setitem(rebalances.STEPS, MOVE_CATCHUP, hasty)
+    patch.setattr(
+        RebalanceCoordinator,
+        "tend",
+        lambda self, view, place, move, part: StepMove(*place, MOVE_CATCHUP),
+    )
+
+
+def _with(state: Any, index: Any) -> Any:
+    """Return a state with an index as it is given."""
+    held = state.index_by_id(index.id)._replace(entity=index)
+    return state._replace(entities=state.entities.set(index.key, held))
+
+
+def a_copy_goes_without_leaving(patch: Patch) -> None:
+    def at_once(self: Slice, indexer: int) -> Slice:
+        return self.on(tuple(host for host in self.serving if host != indexer))
+
+    patch.setattr(Slice, "left_by", at_once)
+
+
+def parts_of_dropped_indexes_stay(patch: Patch) -> None:
+    patch.setattr(rebalance_coordinator, "orphans", lambda view: ())
+
+
+def moves_begin_wherever_their_copies_are(patch: Patch) -> None:
+    patch.setattr(rebalances, "may_begin", lambda state, move: True)
+    patch.setattr(rebalance_coordinator, "may_begin", lambda state, move: True)
+
+
+def what_is_released_stays_in_the_back_index(patch: Patch) -> None:
+    patch.setattr(Bucket, "forget_places", lambda self, batch, index_id, numbers: None)
+
+
+def a_move_that_is_given_up_keeps_its_part(patch: Patch) -> None:
+    for to in (MOVE_CANCELLED, MOVE_FAILED):
+        patch.setitem(rebalances.STEPS, to, lambda state, move, given: (move.part, ()))
+
+
+def the_source_leaves_twice(patch: Patch) -> None:
+    """Another copy of the slice leaves with it."""
+    known = rebalances.take_over
+
+    def generous(state: Any, move: Any, given: Any) -> Any:
+        found = known(state, move, given)
+        if not found or not found[1]:
+            return found
+        holder = found[1][0].entity
+        slices = tuple(
+            piece.on((), piece.hosts) if piece.number == move.slice else piece
+            for piece in holder.slices
+        )
+        after = replace(holder, slices=slices)
+        return found[0], (Change("MoveBuilt", after.key, after),)
+
+    patch.setitem(rebalances.STEPS, MOVE_CATCHUP, generous)
+
+
+def a_part_has_all_copies_of_its_index(patch: Patch) -> None:
+    known = rebalances.begin_move
+
+    def copied(state: Any, move: Any, given: Any) -> Any:
+        found = known(state, move, given)
+        if found is None:
+            return None
+        part = found[1][0].entity
+        whole = state.index_by_id(move.index).entity
+        after = replace(part, slices=tuple(replace(s, leaving=()) for s in whole.slices))
+        return found[0], (Change("MoveBegun", after.key, after),)
+
+    patch.setitem(rebalances.STEPS, "pending", copied)

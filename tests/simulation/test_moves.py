@@ -1,0 +1,74 @@
+"""Slices move between indexers: whatever fails, each is served, and what is served is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.simulation.conftest import BASE, BATCH, ENOUGH, PLANE_SEEDS, portion
+from tests.simulation.kernel.runs import SeedReport, hold
+from tests.simulation.plane.faults import ACTIONS, STORE_LOSES
+from tests.simulation.plane.moving import MovingWorld
+from tests.simulation.planted import moves as m
+from tests.simulation.planted.search import cases, search
+
+WORLDS_MAX = 60
+MET = SeedReport()
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+@pytest.mark.parametrize("first", range(0, PLANE_SEEDS, BATCH))
+def test_slices_move_and_nothing_is_wrong_under_every_schedule(first: int) -> None:
+    hold(MET, MovingWorld, portion(first))
+
+
+@pytest.mark.parametrize("first", range(0, PLANE_SEEDS, BATCH))
+def test_so_it_is_in_worlds_that_nobody_has_run(first: int) -> None:
+    hold(MET, MovingWorld, portion(first, BASE))
+
+
+def test_the_run_met_every_fault() -> None:
+    if MET.coverage.worlds < PLANE_SEEDS or PLANE_SEEDS < ENOUGH:
+        pytest.skip("too few seeds")
+    assert set(MET.coverage.strikes) == {*ACTIONS, STORE_LOSES}
+
+
+def test_copies_take_over_in_many_worlds() -> None:
+    """Else the other tests would show nothing."""
+    worlds = [MovingWorld(seed) for seed in range(12)]
+    for world in worlds:
+        world.run()
+    assert sum(world.moves.taken_over > 0 for world in worlds) >= 6
+
+
+SERVED = {"each-slice-has-its-copies"}
+
+MUTANTS: list[tuple[Plant, tuple[str, ...], int, set[str]]] = [
+    (m.a_copy_takes_over_before_it_is_built, (), 1, SERVED),
+    (m.a_part_has_all_copies_of_its_index, (), 0, SERVED),
+    (m.the_source_leaves_twice, (), 0, SERVED),
+    (m.a_copy_goes_without_leaving, (), 3, {"hw-holds-what-it-claims"}),
+    (m.a_move_that_is_given_up_keeps_its_part, (), 28, {"a-part-is-of-something"}),
+    (m.what_is_released_stays_in_the_back_index, (), 3, {"no-entry-is-doubled"}),
+]
+"""A mutant, the faults of worlds that can show it (none: any), one that does, who may name it."""
+
+
+@pytest.mark.parametrize(("plant", "faults", "first", "names"), cases(MUTANTS, ()))
+def test_a_planted_bug_is_caught(
+    plant: Plant,
+    faults: tuple[str, ...],
+    first: int,
+    names: set[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plant(monkeypatch)
+    search(
+        plant.__name__,
+        lambda number: MovingWorld(number, focus=faults).run(),
+        first,
+        WORLDS_MAX,
+        names,
+    )
