@@ -147,7 +147,7 @@ class Indexer:
         self._beat_due_s = 0.0
         self._size: tuple[float, int] = (0.0, 0)
         self._ahead_since: dict[int, float] = {}
-        self._letters = DeadLetters(options.cluster)
+        self._dead_letters = DeadLetters(options.cluster)
         self.scans = self._scan_server()
         self.data = DataPlane(
             options.bootstrap_servers,
@@ -158,7 +158,7 @@ class Indexer:
             self.storage,
             status_log,
             self.threads,
-            self._letters,
+            self._dead_letters,
         )
         for value in self.storage.rollbacks():
             self.data.applier.roll_back(codec.decode(value))
@@ -183,7 +183,7 @@ class Indexer:
         self.scans.start()
         try:
             while not self.stopping.is_set():
-                link = IndexerLink(self.options, self._letters)
+                link = IndexerLink(self.options, self._dead_letters)
                 try:
                     self._serve(link)
                 except KafkaException as error:
@@ -196,15 +196,17 @@ class Indexer:
             self._save()
             self.scans.stop()
             self.data.stop()
-            self._send_letters()
+            self._send_dead_letters()
             self.storage.close()
         self.threads.check()
 
-    def _send_letters(self) -> None:
+    def _send_dead_letters(self) -> None:
         """Send the dead letters that were written last; where Kafka is away, they are lost."""
-        if self._letters:
+        if self._dead_letters:
             options = self.options
-            last = PlainProducer(options.bootstrap_servers, options.cluster, ignore, self._letters)
+            last = PlainProducer(
+                options.bootstrap_servers, options.cluster, ignore, self._dead_letters
+            )
             last.close(CALL_TIMEOUT_S)
 
     # -- following ---------------------------------------------------------------------------
@@ -278,12 +280,12 @@ class Indexer:
             try:
                 self._note(message)
             except SchemaError as error:
-                self._bury(link, message, f"{error.code}: {error}")
+                self._dead_letter(link, message, f"{error.code}: {error}")
             except (StorageError, KafkaException):
                 raise
             except Exception as error:
                 # Whatever a record does to who reads it: others follow.
-                self._bury(link, message, f"{type(error).__name__}: {error}")
+                self._dead_letter(link, message, f"{type(error).__name__}: {error}")
             self.position = int(message.offset() or 0) + 1
             moved = True
         if not base_known and self.cas_base is not None:
@@ -293,8 +295,8 @@ class Indexer:
         if moved and self.planner.complete:
             self._act(link)
 
-    def _bury(self, link: IndexerLink, message: Message, reason: str) -> None:
-        link.bury(message, reason)
+    def _dead_letter(self, link: IndexerLink, message: Message, reason: str) -> None:
+        link.dead_letter(message, reason)
         self.say(f"offset {message.offset()} cannot be read and is a dead letter: {reason}")
 
     def _note(self, message: Message) -> None:
@@ -506,13 +508,13 @@ class Indexer:
 class IndexerLink(Link):
     """The connection of an indexer, which listens to the master, too."""
 
-    def __init__(self, options: Options, letters: DeadLetters) -> None:
+    def __init__(self, options: Options, dead_letters: DeadLetters) -> None:
         super().__init__(
             options.bootstrap_servers,
             options.cluster,
             f"indexer-{options.indexer}",
             (COMMIT, ACKS, HEARTBEAT, DEAD_LETTER, MUTATIONS, STABILITY),
-            letters,
+            dead_letters,
         )
         self.commit = topic_name(options.cluster, COMMIT)
         self.heartbeat = topic_name(options.cluster, HEARTBEAT)

@@ -47,15 +47,15 @@ from coordinator.kafka.topics import (
 
 TRANSACTION_TIMEOUT_MS = 20_000
 
-LETTER_BYTES_MAX = 256 * 1024
-LETTER_REASON_LENGTH_MAX = 1_000
+DEAD_LETTER_BYTES_MAX = 256 * 1024
+DEAD_LETTER_REASON_LENGTH_MAX = 1_000
 """What a dead letter keeps of a record, and of what is wrong with it. A letter that does not fit
 on its topic would be refused, and whoever wrote it could not go on."""
 
-LETTERS_BYTES_MAX = 32 * 1024 * 1024
+DEAD_LETTERS_BYTES_MAX = 32 * 1024 * 1024
 """So much of dead letters waits for a broker that is away; then the oldest go."""
 
-LETTER_OVERHEAD_BYTES = 500
+DEAD_LETTER_OVERHEAD_BYTES = 500
 """What a letter weighs besides the record and the reason."""
 
 EVENT_TIMEOUT_MS = 10_000
@@ -77,7 +77,7 @@ class PlainProducer:
     It feeds them after the client's callbacks have returned: the node may send again at once, and
     the client aborts the process if a callback polls. `written` is the offset of the last record of
     `commit` that Kafka acknowledged, or `UNKNOWN`. Nobody would send a dead letter again, so it
-    waits in `letters`.
+    waits in `dead_letters`.
     """
 
     def __init__(
@@ -85,11 +85,11 @@ class PlainProducer:
         bootstrap_servers: str,
         cluster: str,
         feed: Feed,
-        letters: DeadLetters | None = None,
+        dead_letters: DeadLetters | None = None,
     ) -> None:
-        """`letters` are those that wait, where they are to outlive this producer."""
+        """`dead_letters` are those that wait, where they are to outlive this producer."""
         self._feed = feed
-        self._letters = letters if letters is not None else DeadLetters(cluster)
+        self._dead_letters = dead_letters if dead_letters is not None else DeadLetters(cluster)
         self.written = UNKNOWN
         self._failed: list[inputs.AppendFailed] = []
         self._producer = Producer(
@@ -123,25 +123,25 @@ class PlainProducer:
         record = effect.record
         self._send(RESTART_REQUEST, codec.encode(record), key=record.bucket.encode())
 
-    def bury(self, effect: effects.Bury) -> None:
-        self._letters.bury(effect.letter)
+    def send_dead_letter(self, effect: effects.SendDeadLetter) -> None:
+        self._dead_letters.add(effect.dead_letter)
         self.serve()
 
-    def bury_message(self, message: Message, reason: str) -> None:
+    def dead_letter_message(self, message: Message, reason: str) -> None:
         """Send a record that could not be used to `dead-letter`, as it came."""
-        self._letters.bury_message(message, reason)
+        self._dead_letters.add_message(message, reason)
         self.serve()
 
     def serve(self) -> None:
         """Run the delivery callbacks that are due; call it often, it never blocks."""
         self._producer.poll(0)
-        self._letters.send(self._producer)
+        self._dead_letters.send(self._producer)
         failed, self._failed = self._failed, []
         for failure in failed:
             self._feed(failure)
 
     def flush(self, timeout_s: float) -> None:
-        self._letters.send(self._producer)
+        self._dead_letters.send(self._producer)
         self._producer.flush(timeout_s)
 
     def close(self, timeout_s: float) -> None:
@@ -177,11 +177,11 @@ class DeadLetters:
         """How many wait."""
         return len(self._waiting)
 
-    def bury(self, letter: DeadLetter) -> None:
+    def add(self, letter: DeadLetter) -> None:
         """Take a letter of the core, which knows topics by their short names."""
         self._wait(bounded(full(letter, self._cluster)))
 
-    def bury_message(self, message: Message, reason: str) -> None:
+    def add_message(self, message: Message, reason: str) -> None:
         """Take a record that could not be used, as it came."""
         offset = Offset(int(message.offset() or 0))
         where = (str(message.topic()), int(message.partition() or 0), offset)
@@ -201,7 +201,7 @@ class DeadLetters:
                     self._topic,
                     codec.encode(letter),
                     partition=0,
-                    key=letter_key(letter),
+                    key=dead_letter_key(letter),
                     on_delivery=partial(self._sent, letter),
                 )
             except BufferError:
@@ -218,7 +218,7 @@ class DeadLetters:
         with self._lock:
             self._waiting.append(letter)
             self._bytes += _weight(letter)
-        while self._bytes > LETTERS_BYTES_MAX and (oldest := self._oldest()) is not None:
+        while self._bytes > DEAD_LETTERS_BYTES_MAX and (oldest := self._oldest()) is not None:
             _lost(oldest, "too many wait")
 
     def _oldest(self) -> DeadLetter | None:
@@ -232,7 +232,7 @@ class DeadLetters:
 
 
 def _weight(letter: DeadLetter) -> int:
-    return len(letter.value) + len(letter.reason) + LETTER_OVERHEAD_BYTES
+    return len(letter.value) + len(letter.reason) + DEAD_LETTER_OVERHEAD_BYTES
 
 
 def _lost(letter: DeadLetter, why: str) -> None:
@@ -267,12 +267,12 @@ def bounded(letter: DeadLetter) -> DeadLetter:
     """
     return replace(
         letter,
-        value=letter.value[:LETTER_BYTES_MAX],
-        reason=letter.reason[:LETTER_REASON_LENGTH_MAX],
+        value=letter.value[:DEAD_LETTER_BYTES_MAX],
+        reason=letter.reason[:DEAD_LETTER_REASON_LENGTH_MAX],
     )
 
 
-def letter_key(letter: DeadLetter) -> bytes:
+def dead_letter_key(letter: DeadLetter) -> bytes:
     """Return the key of a dead letter: where the record stood."""
     return f"{letter.topic}-{letter.partition}-{letter.offset}".encode()
 
@@ -446,7 +446,7 @@ class TransactionalProducer:
             producer.produce(self._names[DDL_REPLIES], codec.encode(reply), key)
         for letter in (bounded(full(one, self._cluster)) for one in effect.dead_letters):
             topic = self._names[DEAD_LETTER]
-            producer.produce(topic, codec.encode(letter), letter_key(letter), partition=0)
+            producer.produce(topic, codec.encode(letter), dead_letter_key(letter), partition=0)
         # What is left for the commit is its one request: only so does its time say anything.
         producer.flush(FLUSH_TIMEOUT_S)
         self._end(effect.token, producer.commit_transaction)

@@ -41,12 +41,12 @@ class Link:
         cluster: str,
         who: str,
         topics: Iterable[str],
-        letters: DeadLetters,
+        dead_letters: DeadLetters,
         **more: Any,
     ) -> None:
         """`topics` are those that must be there before anything begins; `more` is for the client.
 
-        `statecontext` is always one of them. `letters` wait here, and for the next connection.
+        `statecontext` is always one of them. `dead_letters` wait here, and for the next connection.
         """
         self.topic = topic_name(cluster, STATECONTEXT)
         self.at_end = False
@@ -61,7 +61,7 @@ class Link:
         }
         self._consumer = consumer(bootstrap_servers, who, **settings)
         self._stall_detector = StallDetector(self._consumer)
-        self._letters = letters
+        self._dead_letters = dead_letters
         self._producer: PlainProducer | None = None
 
     def connect(self, stopping: threading.Event) -> str | None:
@@ -69,7 +69,9 @@ class Link:
         while not stopping.is_set():
             metadata = self._consumer.list_topics(timeout=CALL_TIMEOUT_S)
             if self._needed <= metadata.topics.keys():
-                self._producer = PlainProducer(self._servers, self._cluster, ignore, self._letters)
+                self._producer = PlainProducer(
+                    self._servers, self._cluster, ignore, self._dead_letters
+                )
                 return str(metadata.cluster_id)
             stopping.wait(PAUSE_S)
         return None
@@ -117,8 +119,8 @@ class Link:
         if self._producer is not None:
             self._producer.beat(Beat(record))
 
-    def bury(self, message: Message, reason: str) -> None:
-        self._letters.bury_message(message, reason)
+    def dead_letter(self, message: Message, reason: str) -> None:
+        self._dead_letters.add_message(message, reason)
 
     def close(self) -> None:
         if self._producer is not None:

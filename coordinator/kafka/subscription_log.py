@@ -57,12 +57,12 @@ class PositionReader:
         bootstrap_servers: str,
         cluster: str,
         take: Callable[[list[PositionRead]], None],
-        bury: BadRecord,
+        dead_letter: BadRecord,
         failed: Callable[[str], None],
     ) -> None:
-        """`take`, `bury` and `failed` are called in the thread."""
+        """`take`, `dead_letter` and `failed` are called in the thread."""
         self._take = take
-        self._bury = bury
+        self._dead_letter = dead_letter
         place = (topic_name(cluster, SUBSCRIPTION_POSITIONS), 0)
         self._reader = TailReader(
             bootstrap_servers, f"{cluster}.positions", {place: BEGINNING}, self._read, failed
@@ -81,7 +81,7 @@ class PositionReader:
             if message.value() is None:
                 found += self._forgotten(message)
             else:
-                found += (record for _, record in decoded([message], KIND, self._bury))
+                found += (record for _, record in decoded([message], KIND, self._dead_letter))
         if found:
             self._take(found)
 
@@ -91,7 +91,7 @@ class PositionReader:
         if is_number(number):
             yield SubscriptionForgotten(int(number))
         else:
-            self._bury(message, "its key is no number of a subscription")
+            self._dead_letter(message, "its key is no number of a subscription")
 
 
 class PositionWriter:

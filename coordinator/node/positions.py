@@ -41,12 +41,12 @@ class PositionBook:
         self,
         bootstrap_servers: str,
         cluster: str,
-        bury: Callable[[Message, str], None],
+        dead_letter: Callable[[Message, str], None],
         failed: Callable[[str], None],
     ) -> None:
-        """`bury` and `failed` may be called in another thread."""
+        """`dead_letter` and `failed` may be called in another thread."""
         self._servers, self._cluster = bootstrap_servers, cluster
-        self._bury, self._failed = bury, failed
+        self._dead_letter, self._failed = dead_letter, failed
         self.positions = Positions()
         self._marks: dict[int, asyncio.Future[None]] = {}
         self._waiting: list[tuple[SubscriptionRecord, asyncio.Future[None]]] = []
@@ -105,7 +105,7 @@ class PositionBook:
         if self._reader is None and not self._is_closed:
             hand_over = partial(self._hand_over, asyncio.get_running_loop())
             self._reader = PositionReader(
-                self._servers, self._cluster, hand_over, self._bury, self._failed
+                self._servers, self._cluster, hand_over, self._dead_letter, self._failed
             )
 
     @property

@@ -122,7 +122,7 @@ class Shell:
         self._reading = threading.Event()
         archive = self._archive_in(history_archive)
         self._sources = Sources(
-            bootstrap_servers, cluster, self._reading, self._bury_unreadable, archive
+            bootstrap_servers, cluster, self._reading, self._dead_letter_unreadable, archive
         )
         self.changes = Feed()
         self.history = History(
@@ -139,7 +139,7 @@ class Shell:
             changes=self.changes,
             history=self.history,
             ask=self.ask,
-            bury=self._bury_unreadable,
+            dead_letter=self._dead_letter_unreadable,
             failed=self._reader_failed,
         )
         self.metrics.registry.register(SubscriptionMetrics(self.subscriptions.rows))
@@ -417,7 +417,9 @@ class Shell:
     def _tail_read(self, name: str, messages: list[Message]) -> None:
         """Feed what came on a topic; what does not belong there is dead-lettered."""
         expected, made = TAILS[name]
-        records = [record for _, record in decoded(messages, expected, self._bury_unreadable)]
+        records = [
+            record for _, record in decoded(messages, expected, self._dead_letter_unreadable)
+        ]
         if records:
             self.feed(made(tuple(records)))
 
@@ -574,8 +576,8 @@ class Shell:
         except (KafkaException, TimeoutError) as error:
             log.warning("%s could not be trimmed to %d: %s", topic, offset, error)
 
-    def _bury_unreadable(self, message: Message, reason: str) -> None:
-        self._loop.call_soon_threadsafe(self._plain.bury_message, message, reason)
+    def _dead_letter_unreadable(self, message: Message, reason: str) -> None:
+        self._loop.call_soon_threadsafe(self._plain.dead_letter_message, message, reason)
 
     def has_read(self, name: str) -> bool:
         """Tell whether this node knows all that `stability` or `restart` said before its start."""
@@ -632,8 +634,8 @@ class Shell:
     def _ask(self, effect: effects.Ask) -> None:
         self._plain.ask(effect)
 
-    def _bury(self, effect: effects.Bury) -> None:
-        self._plain.bury(effect)
+    def _send_dead_letter(self, effect: effects.SendDeadLetter) -> None:
+        self._plain.send_dead_letter(effect)
 
     def _order(self, effect: effects.Effect) -> None:
         self._transactions.order(effect)
@@ -735,7 +737,7 @@ CARRY_OUT: dict[type, Callable[[Shell, Any], None]] = {
     effects.Publish: Shell._publish,
     effects.Reply: Shell._reply,
     effects.Ask: Shell._ask,
-    effects.Bury: Shell._bury,
+    effects.SendDeadLetter: Shell._send_dead_letter,
     effects.Note: Shell._note,
     effects.Halt: Shell._halt,
 }

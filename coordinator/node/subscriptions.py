@@ -99,13 +99,13 @@ class Subscriptions:
         changes: Feed,
         history: History,
         ask: Ask,
-        bury: Callable[[Message, str], None],
+        dead_letter: Callable[[Message, str], None],
         failed: Callable[[str], None],
     ) -> None:
-        """`bury` and `failed` may be called in another thread."""
+        """`dead_letter` and `failed` may be called in another thread."""
         self._cluster = cluster
         self._node, self._changes, self._ask = node, changes, ask
-        self.book = PositionBook(bootstrap_servers, cluster, bury, failed)
+        self.book = PositionBook(bootstrap_servers, cluster, dead_letter, failed)
         self.deliveries = Deliveries(
             bootstrap_servers,
             cluster,

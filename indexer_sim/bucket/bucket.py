@@ -417,7 +417,7 @@ class Bucket:
         prefixes = {index_id: back_prefix(index_id) for index_id in self.tracker.indexes}
         keys = [prefixes[change[0]] + change[1] for change in changes]
         held: dict[bytes, bytes | None] = dict(zip(keys, self.database.get_all(keys), strict=True))
-        buried = self._tombstones(changes)
+        deleted = self._tombstones(changes)
         places: dict[tuple[int, int], bytes] = {}
         undone: list[Undo] = []
         put, delete, head, size = batch.put, batch.delete, BACK_HEAD, BACK_HEAD.size
@@ -432,7 +432,7 @@ class Bucket:
                 old_seqno, old_piece = head.unpack_from(before)
                 if seqno <= old_seqno:
                     continue
-            if buried and seqno <= buried.get(at, 0):
+            if deleted and seqno <= deleted.get(at, 0):
                 continue
             if before is not None and (piece != old_piece or key != before[size:]):
                 delete(entries_prefix(index_id, old_piece) + before[size:] + document)
@@ -449,7 +449,7 @@ class Bucket:
                     delete(at)
                 if guarded:
                     put(tombstone_prefix(index_id) + document, SEQNO.pack(seqno))
-                    buried[at] = seqno
+                    deleted[at] = seqno
             held[at] = after
             if logged and before is not after:
                 undo(made(Undo, (vbucket, seqno, index_id, document, before, after)))

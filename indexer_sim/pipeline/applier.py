@@ -6,8 +6,8 @@ database then says; so nothing is lost, and nothing applied twice. Records of a 
 held are skipped: nobody promised anything about it yet. Only its newest stability timestamp is
 remembered: where nothing changes any more, no other comes once it is held.
 
-A record that cannot be applied, whatever it does, is buried, and the others are applied without it,
-from what the database says: the next record of its connection tells that it is missing.
+A record that cannot be applied, whatever it does, becomes a dead letter. The others are applied
+without it, from what the database says: the next record of its connection tells that it is missing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ drop what is below for what is not read yet."""
 
 Complain = Callable[[str, str], None]
 Settled = Callable[[str], None]
-Bury = Callable[[Delivery, str], None]
+MakeDeadLetter = Callable[[Delivery, str], None]
 
 
 class PoisonError(Exception):
@@ -59,7 +59,7 @@ class Applier:
         news: Callable[[], None],
         complain: Complain,
         settled: Settled,
-        bury: Bury,
+        dead_letter: MakeDeadLetter,
         checkpoint_s: float,
         threads: Threads,
         say: Settled,
@@ -69,7 +69,7 @@ class Applier:
         self._news = news
         self._complain = complain
         self._settled = settled
-        self._bury = bury
+        self._dead_letter = dead_letter
         self._say = say
         self._newest: dict[str, StabilityTimestamp] = {}
         self._rollbacks: dict[str, Rollback] = {}
@@ -186,7 +186,7 @@ class Applier:
                 return
 
     def _apply_all(self, name: str, epoch: int, deliveries: list[Delivery]) -> None:
-        """Apply deliveries; if that cannot be done, one by one, and bury which cannot."""
+        """Apply deliveries; if that cannot be done, one by one: which cannot is a dead letter."""
         try:
             self._until_done(name, epoch, partial(self._apply, deliveries=deliveries))
         except PoisonError:
@@ -194,7 +194,7 @@ class Applier:
                 try:
                     self._until_done(name, epoch, partial(self._apply, deliveries=[one]))
                 except PoisonError as error:
-                    self._bury(one, str(error))
+                    self._dead_letter(one, str(error))
 
     def _apply(self, bucket: Bucket, deliveries: list[Delivery]) -> None:
         """Apply the deliveries that the bucket does not have yet.

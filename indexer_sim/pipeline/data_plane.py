@@ -45,19 +45,19 @@ class DataPlane:
         storage: Storage,
         status_log: StatusLog,
         threads: Threads,
-        letters: DeadLetters,
+        dead_letters: DeadLetters,
     ) -> None:
         self._storage = storage
         self._status_log = status_log
         self._started = False
-        self._letters = letters
+        self._dead_letters = dead_letters
         self.queue = MutationQueue()
         self.reporter = ProgressReporter(
             bootstrap_servers, cluster, life, heartbeat_s, storage, self.queue, status_log, threads
         )
         self.applier = Applier(
             *(storage, self.queue, self.reporter.news, status_log.complain, status_log.settled),
-            *(self._bury_delivery, checkpoint_s, threads, status_log.say),
+            *(self._dead_letter_delivery, checkpoint_s, threads, status_log.say),
         )
         self.reader = MutationReader(
             bootstrap_servers,
@@ -65,7 +65,7 @@ class DataPlane:
             life[0],
             self.queue,
             self._needed,
-            self._bury,
+            self._dead_letter,
             lambda message: status_log.complain(KAFKA, message),
             lambda: status_log.settled(KAFKA),
             threads,
@@ -99,15 +99,15 @@ class DataPlane:
         stands = {b.name: Stand(b.offsets, b.epochs, b.topic) for b in self._storage.buckets()}
         return Needed(epoch, stands)
 
-    def _bury(self, message: Message, reason: str) -> None:
+    def _dead_letter(self, message: Message, reason: str) -> None:
         """Put what is no record where somebody can look at it."""
         self._status_log.say(
             f"offset {message.offset()} of partition {message.partition()} cannot be read and is a "
             f"dead letter: {reason}"
         )
-        self._letters.bury_message(message, reason)
+        self._dead_letters.add_message(message, reason)
 
-    def _bury_delivery(self, one: Delivery, reason: str) -> None:
+    def _dead_letter_delivery(self, one: Delivery, reason: str) -> None:
         """Put a record that cannot be applied where somebody can look at it."""
         self._status_log.say(
             f"offset {one.offset} of partition {one.partition} cannot be applied and is a dead "
@@ -115,4 +115,4 @@ class DataPlane:
         )
         value = codec.encode(one.head)
         letter = DeadLetter(MUTATIONS, one.partition, one.offset, reason, value, wall_ms())
-        self._letters.bury(letter)
+        self._dead_letters.add(letter)

@@ -270,7 +270,7 @@ class MutationReader:
         indexer: int,
         queue: MutationQueue,
         needed: Callable[[], Needed],
-        bury: Callable[[Message, str], None],
+        dead_letter: Callable[[Message, str], None],
         failed: Callable[[str], None],
         well: Callable[[], None],
         threads: Threads,
@@ -286,7 +286,7 @@ class MutationReader:
         self._stability = topic_name(cluster, STABILITY)
         self._queue = queue
         self._needed = needed
-        self._bury = bury
+        self._dead_letter = dead_letter
         self._failed = failed
         self._well = well
         self._stopping = threading.Event()
@@ -471,7 +471,7 @@ class MutationReader:
         except Exception as error:
             # Whatever a record does to who decodes it: it is none, and others follow. Were it one
             # after all, the next record of its connection tells that it is missing.
-            self._bury(message, f"{type(error).__name__}: {error}")
+            self._dead_letter(message, f"{type(error).__name__}: {error}")
         return Position(partition, Offset(offset + 1), _epoch_of(message)) if is_mutations else None
 
     def _put(self, *group: Read) -> bool:

@@ -266,15 +266,15 @@ class Projector:
                 else:
                     self._note_indexer(codec.decode(message.value() or b""))
             except SchemaError as error:
-                self._bury(message, f"{error.code}: {error}")
+                self._dead_letter(message, f"{error.code}: {error}")
             except Exception as error:
                 # Whatever a record does to who reads it: others follow.
-                self._bury(message, f"{type(error).__name__}: {error}")
+                self._dead_letter(message, f"{type(error).__name__}: {error}")
         if read.at_end and not self.planner.complete:
             self.planner.caught_up()
 
-    def _bury(self, message: Message, reason: str) -> None:
-        self._follower.bury(message, reason)
+    def _dead_letter(self, message: Message, reason: str) -> None:
+        self._follower.dead_letter(message, reason)
         where = f"{message.topic()} offset {message.offset()}"
         self._status_log.say(f"{where} cannot be read and is a dead letter: {reason}")
 

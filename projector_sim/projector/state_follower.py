@@ -67,7 +67,7 @@ class Follower:
         self.watermarks = topic_name(cluster, HW)
         self.requests = topic_name(cluster, STREAM_REQUEST)
         self._who = (bootstrap_servers, cluster, who)
-        self._letters = DeadLetters(cluster)
+        self._dead_letters = DeadLetters(cluster)
         self._hand_over = hand_over
         self._stopping = stopping
         self._status_log = status_log
@@ -84,16 +84,16 @@ class Follower:
         if (link := self._link) is not None:
             link.beat(record)
 
-    def bury(self, message: Message, reason: str) -> None:
+    def dead_letter(self, message: Message, reason: str) -> None:
         """Make a record that cannot be used a dead letter."""
-        self._letters.bury_message(message, reason)
+        self._dead_letters.add_message(message, reason)
 
     def join(self, timeout_s: float) -> None:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            link = Link(*self._who, NEEDED, self._letters)
+            link = Link(*self._who, NEEDED, self._dead_letters)
             try:
                 self._follow(link)
             except KafkaException as error:

@@ -29,7 +29,7 @@ from coordinator import codec
 from coordinator.core.model.records import DeadLetter
 from coordinator.core.model.types import Offset
 from coordinator.kafka.address import client_settings
-from coordinator.kafka.producers import letter_key
+from coordinator.kafka.producers import dead_letter_key
 from coordinator.kafka.readers import BEGINNING
 from coordinator.kafka.settings import plain_settings
 from coordinator.kafka.state_follower import StatusLog, wall_ms
@@ -68,7 +68,7 @@ LOCK_TIMEOUT_S = 5.0
 
 CALL_TIMEOUT_S = 5.0
 PAUSE_S = 1.0
-LETTER_TIMEOUT_S = 15.0
+DEAD_LETTER_TIMEOUT_S = 15.0
 SHORT_MAX = 5
 """So often in a row a topic may end too early: a new leader needs a moment to know its end."""
 
@@ -195,8 +195,8 @@ class Archiver:
         """
         servers = self.options.bootstrap_servers
         topics = {self._topic(one.table): one for one in self._tables}
-        letters = topic_name(self.options.cluster, DEAD_LETTER)
-        found = bounds(servers, [*topics, letters], CALL_TIMEOUT_S)
+        dead_letters = topic_name(self.options.cluster, DEAD_LETTER)
+        found = bounds(servers, [*topics, dead_letters], CALL_TIMEOUT_S)
         if found is None:
             raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
         ids = topic_ids(servers, list(topics))
@@ -299,30 +299,30 @@ class Archiver:
                 return
             self._crasher.passes(BEFORE)
             if batch.unreadable:
-                letters = decoded.where("reason IS NOT NULL")
-                self._bury(topic, letters.select(*(name for name, _ in RECORD)))
+                undecodable = decoded.where("reason IS NOT NULL")
+                self._send_dead_letters(topic, undecodable.select(*(name for name, _ in RECORD)))
             table.insert(decoded.where("reason IS NULL").select(*table.table.names), batch)
             self._crasher.passes(AFTER)
         finally:
             decoded.unpersist()
 
-    def _bury(self, topic: str, letters: DataFrame) -> None:
+    def _send_dead_letters(self, topic: str, undecodable: DataFrame) -> None:
         """Put what is no row on `dead-letter`. Raises KafkaException if not all are there."""
-        timeout_ms = int(LETTER_TIMEOUT_S * 1000)
+        timeout_ms = int(DEAD_LETTER_TIMEOUT_S * 1000)
         servers = self.options.bootstrap_servers
         producer = Producer(plain_settings(servers, **{"message.timeout.ms": timeout_ms}))
         failed: list[KafkaError] = []
-        for offset, reason, payload in letters.toLocalIterator():
+        for offset, reason, payload in undecodable.toLocalIterator():
             self._status_log.say(f"{topic}, offset {offset}, is not archived: {reason}")
             letter = DeadLetter(topic, 0, Offset(offset), reason, bytes(payload), wall_ms())
             producer.produce(
                 topic_name(self.options.cluster, DEAD_LETTER),
                 codec.encode(letter),
-                letter_key(letter),
+                dead_letter_key(letter),
                 on_delivery=lambda error, _: failed.append(error) if error else None,
             )
             producer.poll(0)
-        if producer.flush(2 * LETTER_TIMEOUT_S) or failed:
+        if producer.flush(2 * DEAD_LETTER_TIMEOUT_S) or failed:
             raise KafkaException(failed[0] if failed else KafkaError(KafkaError._TIMED_OUT))
 
     def _report_ready(self, starting: Starting) -> None:

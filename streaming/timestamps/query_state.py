@@ -49,7 +49,7 @@ from coordinator.core.timestamps.settings import (
     setting_name,
 )
 from coordinator.core.timestamps.shards import WHOLE, BucketShard, shard_of
-from coordinator.kafka.producers import bounded, letter_key
+from coordinator.kafka.producers import bounded, dead_letter_key
 from coordinator.kafka.topics import (
     DEAD_LETTER,
     FAILOVER_LOG,
@@ -205,7 +205,7 @@ def fold_batch(query_state: QueryState, rows: Rows) -> BatchResult:
         quiet=work.quiet,
         obsolete=(),
     )
-    records = [*outputs, *map(_buried, work.letters)]
+    records = [*outputs, *map(_dead_letter_record, work.dead_letters)]
     hurried = any(state.hurried_until_ms > work.now_ms for state in states.values())
     silent = not rows.syncs and all(INPUTS[row.place] in QUIET for row in rows.raw)
     quiet = silent and not records and not hurried
@@ -352,8 +352,8 @@ def _kept(before: QueryState, after: QueryState) -> list[Record]:
     return [*found, Record(TIMESTAMP_STATE, keys.progress, progress)]
 
 
-def _buried(letter: DeadLetter) -> Record:
-    return Record(DEAD_LETTER, letter_key(letter).decode(), bounded(letter))
+def _dead_letter_record(letter: DeadLetter) -> Record:
+    return Record(DEAD_LETTER, dead_letter_key(letter).decode(), bounded(letter))
 
 
 # -- one batch -------------------------------------------------------------------------------------
@@ -370,7 +370,7 @@ class _Work:
         self.clock = Clock(progress.now_ms, progress.writer, progress.said_ms)
         self.ticked = False
         self.unwatched_ms = self.stepped_ms = 0
-        self.letters: list[DeadLetter] = []
+        self.dead_letters: list[DeadLetter] = []
         self.waiting: list[DeadLetter] = []
         self._known = frozenset(one.name for one in query_state.context.buckets)
         self._control: dict[str, list[tuple[Place, Control]]] = {}
@@ -408,7 +408,7 @@ class _Work:
         if tick.shard != self.query_state.shard.name:
             return  # Each shard has a clock of its own: by what it was there to read.
         if problem := clock.fault(tick):
-            self._bury(place, problem)
+            self._dead_letter(place, problem)
             return
         self.ticked = True
         self.clock, unwatched_ms, stepped_ms = clock.after(self.clock, tick)
@@ -426,23 +426,23 @@ class _Work:
         try:
             record = codec.decode(place.value)
         except SchemaError as error:
-            self._bury_once(place, f"{error.code}: {error}")
+            self._dead_letter_once(place, f"{error.code}: {error}")
             return None
         if not isinstance(record, BELONGS[name]):
-            self._bury_once(place, f"a {type(record).__name__} does not belong on {name}")
+            self._dead_letter_once(place, f"a {type(record).__name__} does not belong on {name}")
             return None
         return record
 
     def _owns(self, bucket: str) -> bool:
         return self.query_state.shard.owns(bucket)
 
-    def _bury(self, place: Place, reason: str) -> None:
-        self.letters.append(DeadLetter(*place[:3], reason, place.value, self.now_ms))
+    def _dead_letter(self, place: Place, reason: str) -> None:
+        self.dead_letters.append(DeadLetter(*place[:3], reason, place.value, self.now_ms))
 
-    def _bury_once(self, place: Place, reason: str) -> None:
-        """Bury what belongs to no bucket: every shard reads it, and the first one tells of it."""
+    def _dead_letter_once(self, place: Place, reason: str) -> None:
+        """Every shard reads what belongs to no bucket: the first one makes a dead letter of it."""
         if self.query_state.shard.number == 1:
-            self._bury(place, reason)
+            self._dead_letter(place, reason)
 
     def _learn_context(self, found: list[RawRow]) -> None:
         buckets = {one.name: one for one in self.context.buckets}
@@ -478,7 +478,7 @@ class _Work:
         try:
             parse(setting.value_json)
         except ValueError as error:
-            self._bury_once(place, f"setting {setting.name}: {error}")
+            self._dead_letter_once(place, f"setting {setting.name}: {error}")
             return False
         return True
 
@@ -523,9 +523,9 @@ class _Work:
         reason = f"bucket {bucket} is not known"
         size = self._waiting_bytes + len(place.value)
         if self.now_ms - since_ms > WAITING_MS:
-            self._bury(place, f"{reason}, and was not for {WAITING_MS // 1000} s")
+            self._dead_letter(place, f"{reason}, and was not for {WAITING_MS // 1000} s")
         elif len(self.waiting) >= WAITING_MAX or size > WAITING_BYTES_MAX:
-            self._bury(place, f"{reason}, and too much waits already")
+            self._dead_letter(place, f"{reason}, and too much waits already")
         else:
             self._waiting_bytes = size
             self.waiting.append(DeadLetter(*place[:3], reason, place.value, since_ms))
@@ -593,9 +593,9 @@ class _Work:
         )
         done = fold(state, batch, rules)
         for row in done.refused.syncs.tolist():
-            self._bury(self._place_of(syncs, row), "no numbers of a SYNC of this bucket")
+            self._dead_letter(self._place_of(syncs, row), "no numbers of a SYNC of this bucket")
         for number, reason in done.refused.control:
-            self._bury(control[number][0], reason)
+            self._dead_letter(control[number][0], reason)
         return done.state, done.outputs
 
 

@@ -58,7 +58,7 @@ class Evidence:
     disks: Mapping[int, Shown] = field(default_factory=dict)
     indexes: Sequence[Mapping[str, Any]] = ()
     indexers: Sequence[Mapping[str, Any]] = ()
-    letters: Sequence[Any] = ()
+    dead_letters: Sequence[Any] = ()
     unanswered: Sequence[str] = ()
     exits: Sequence[str] = ()
     undetected: Sequence[str] = ()
@@ -304,7 +304,7 @@ def indexers_agree(evidence: Evidence) -> Iterator[str]:
 
 def no_dead_letters(evidence: Evidence) -> Iterator[str]:
     """Nothing on any topic could not be used."""
-    for letter in evidence.letters:
+    for letter in evidence.dead_letters:
         yield f"dead letter: {letter.topic}/{letter.partition}@{letter.offset}: {letter.reason}"
 
 
@@ -367,7 +367,7 @@ def collect(cluster: Cluster, load: Load) -> Evidence:
         decode_event(message, CAS_BASE) for message in cluster.read(STATECONTEXT)
     ]
     evidence.commit = [(m.offset() or 0, codec.decode(value_of(m))) for m in cluster.read(COMMIT)]
-    evidence.letters = cluster.records(DEAD_LETTER)
+    evidence.dead_letters = cluster.records(DEAD_LETTER)
     evidence.disks = {node: _on_disk(cluster, node, shown(state)) for node in cluster.nodes}
     return evidence
 

@@ -160,7 +160,7 @@ class Topics:
         found = [one for one in self.read(STABILITY) if getattr(one, "bucket", "") == bucket]
         return found[-1] if found else None
 
-    def letters(self) -> list[DeadLetter]:
+    def dead_letters(self) -> list[DeadLetter]:
         return self.read(DEAD_LETTER)
 
     def progress(self) -> TimestampProgress | None:
@@ -347,7 +347,7 @@ def a_long_input(topics: Topics) -> None:
 
 def outcome(topics: Topics) -> Any:
     """Return all that came of an input, without what is different each time by its nature."""
-    letters = [replace(letter, topic="") for letter in topics.letters()]
+    letters = [replace(letter, topic="") for letter in topics.dead_letters()]
     states = {name: state.state for name, state in topics.states().items()}
     progress = topics.progress()
     assert progress is not None

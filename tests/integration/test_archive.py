@@ -182,10 +182,12 @@ def test_whatever_is_killed_when_every_event_is_archived_once(
         archiver.begin("--until-read")
         assert archiver.wait(START_S) == 0, archiver.said[-2000:]
         assert archiver.cases() == list(range(1, history.cas + 1))
-        assert archiver.topics.letters() == []
+        assert archiver.topics.dead_letters() == []
 
 
-def test_what_is_no_event_is_buried_and_nobody_else_writes(broker: Broker, tmp_path: Path) -> None:
+def test_what_is_no_event_is_a_dead_letter_and_nobody_else_writes(
+    broker: Broker, tmp_path: Path
+) -> None:
     with job(broker, tmp_path) as (archiver, history):
         history.commit(2)
         archiver.topics.put(HISTORY, b"no event")
@@ -196,7 +198,7 @@ def test_what_is_no_event_is_buried_and_nobody_else_writes(broker: Broker, tmp_p
         archiver.begin("--compact-every", "1")
         wait_until(lambda: archiver.count == 8, "all is read", START_S)
         assert archiver.cases() == list(range(1, 9))
-        (letter,) = archiver.topics.letters()
+        (letter,) = archiver.topics.dead_letters()
         topic = topic_name(archiver.topics.name, HISTORY)
         assert (letter.topic, letter.value) == (topic, b"no event")
         # The marker of a transaction may come after what was written behind its answer.
@@ -225,7 +227,7 @@ def test_what_is_no_event_is_buried_and_nobody_else_writes(broker: Broker, tmp_p
 
 
 @pytest.mark.matrix
-def test_what_was_buried_stays_so_and_another_history_is_refused(
+def test_what_was_a_dead_letter_stays_one_and_another_history_is_refused(
     broker: Broker, tmp_path: Path
 ) -> None:
     with job(broker, tmp_path) as (archiver, history):
@@ -235,7 +237,7 @@ def test_what_was_buried_stays_so_and_another_history_is_refused(
         for _ in range(2):
             archiver.begin("--until-read")
             assert archiver.wait(START_S) == 0, archiver.said[-2000:]
-        assert [one.value for one in archiver.topics.letters()] == [b"the last"]
+        assert [one.value for one in archiver.topics.dead_letters()] == [b"the last"]
         other = Job(Topics(broker.bootstrap_servers), tmp_path)
         other.begin()
         assert other.wait(START_S) == EX_CONFIG

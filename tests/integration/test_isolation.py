@@ -201,13 +201,13 @@ def test_who_follows_the_state_reads_what_was_committed(plant: Plant) -> None:
 
 
 def test_an_indexer_reads_key_versions_and_timestamps_that_were_committed(plant: Plant) -> None:
-    """They are garbage here: what is read is buried."""
+    """They are garbage here: what is read is a dead letter."""
     plant.log(MUTATIONS, lambda number: b"garbage %d" % number)
     plant.log(STABILITY, lambda number: b"rubbish %d" % number)
-    buried: list[bytes] = []
+    dead_letters: list[bytes] = []
 
-    def bury(message: Message, reason: str) -> None:
-        buried.append(value_of(message))
+    def dead_letter(message: Message, reason: str) -> None:
+        dead_letters.append(value_of(message))
 
     reader = MutationReader(
         plant.servers,
@@ -215,19 +215,19 @@ def test_an_indexer_reads_key_versions_and_timestamps_that_were_committed(plant:
         1,
         MutationQueue(),
         lambda: Needed(0, {"b": Stand(dict.fromkeys(range(4), 0))}),
-        bury,
+        dead_letter,
         read_nothing,
         lambda: None,
         Threads(lambda: None),
     )
     reader.start()
     try:
-        wait_until(lambda: len(set(buried)) >= 2, "both topics are read")
+        wait_until(lambda: len(set(dead_letters)) >= 2, "both topics are read")
     finally:
         reader.end()
         reader.join()
     expected = {b"garbage %d" % COMMITTED, b"rubbish %d" % COMMITTED}
-    assert set(buried) == expected
+    assert set(dead_letters) == expected
 
 
 def test_the_ledger_of_timestamps_reads_what_was_committed(plant: Plant) -> None:

@@ -70,11 +70,11 @@ def reads(cluster: Cluster, name: str) -> None:
     A reader that begins at the end of a topic passes over what is there before it knows the end.
     """
 
-    def buried() -> bool:
+    def are_dead_letters() -> bool:
         cluster.publish(name, b"garbage")
         return any(letter.topic == cluster.topic(name) for letter in cluster.records(DEAD_LETTER))
 
-    wait_until(buried, f"{name} is read")
+    wait_until(are_dead_letters, f"{name} is read")
 
 
 def test_no_record_on_any_topic_stops_a_node(cluster: Cluster) -> None:
@@ -101,13 +101,13 @@ def test_no_record_on_any_topic_stops_a_node(cluster: Cluster) -> None:
 
     assert wait_until(answered, "the command behind them is executed").status == "ok"
 
-    def buried() -> bool:
+    def are_dead_letters() -> bool:
         found: set[tuple[str, int]] = {
             (letter.topic, letter.offset) for letter in cluster.records(DEAD_LETTER)
         }
         return found >= {(cluster.topic(name), o) for name in BURIED for o in where[name]}
 
-    wait_until(buried, "every one of them is a dead letter")
+    wait_until(are_dead_letters, "every one of them is a dead letter")
     assert cluster.put("after", 1).status_code == 200
     assert cluster.settled()["epoch"] == epoch
     assert {node: child.pid for node, child in cluster.nodes.items() if child.runs} == lives

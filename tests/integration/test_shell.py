@@ -30,14 +30,14 @@ def test_records_on_a_topic_where_they_do_not_belong_stop_no_node(cluster: Clust
     foreign = codec.encode(DeadLetter("x", 0, 0, "", b"", 0))
     cluster.publish("commit", foreign)
 
-    def buried() -> bool:
+    def are_dead_letters() -> bool:
         """Publish again each time: a reader that begins at the end may not have begun yet."""
         for topic in ("heartbeat", "acks"):
             cluster.publish(topic, foreign)
         found = {letter.topic for letter in cluster.records("dead-letter")}
         return found == {cluster.topic("heartbeat"), cluster.topic("acks")}
 
-    wait_until(buried, "letters from both topics")
+    wait_until(are_dead_letters, "letters from both topics")
     assert cluster.put("after", 1).status_code == 200
     cluster.nodes[1].stop()
     cluster.nodes[1].start()

@@ -79,7 +79,7 @@ def test_whatever_is_killed_when_nothing_is_lost_or_doubled(
     wait_until(lambda: gone(jvm), "its JVM is gone")
     checked(topics.history())
     assert topics.stability() == topics.history()[-1]
-    assert topics.letters() == []
+    assert topics.dead_letters() == []
     told = topics.read(RESTART)
     assert [one.number for one in told if one.bucket == BUCKET] == list(range(1, len(points) + 1))
     assert [one.round for one in told if one.bucket == BUCKET] == list(range(1, len(points) + 1))
@@ -102,7 +102,7 @@ def _is_well(topics: Topics) -> None:
     checked(topics.history())
     last = topics.history()[-1]
     assert topics.stability() == last
-    assert topics.letters() == []
+    assert topics.dead_letters() == []
     assert topics.read(RESTART) == []
 
 

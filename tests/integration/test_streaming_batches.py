@@ -113,8 +113,8 @@ def test_syncs_become_stability_and_bad_records_dead_letters(
     read_through(spark, topics, tmp_path)
     checked(topics.history())
     assert set(seqnos(topics.history()[-1])) == {9}
-    letters = {letter.topic.partition(".")[2]: [] for letter in topics.letters()}
-    for letter in topics.letters():
+    letters = {letter.topic.partition(".")[2]: [] for letter in topics.dead_letters()}
+    for letter in topics.dead_letters():
         letters[letter.topic.partition(".")[2]].append((letter.partition, letter.reason))
     assert {topic: sorted(p for p, _ in found) for topic, found in letters.items()} == {
         SYNC: [0, 1, 2, 3],
@@ -150,7 +150,7 @@ def test_what_was_aborted_is_no_input(spark: SparkSession, topics: Topics, tmp_p
     read_through(spark, topics, tmp_path)
     checked(topics.history())
     assert set(seqnos(topics.history()[-1])) == {7}
-    assert topics.letters() == []
+    assert topics.dead_letters() == []
 
 
 def test_writers_of_an_older_and_a_newer_version_are_read_side_by_side(
@@ -203,7 +203,7 @@ def test_streams_of_older_and_of_todays_writers_are_read_side_by_side(
     read_through(spark, topics, tmp_path)
     for version in versions:
         assert set(seqnos(topics.history(f"b{version.fingerprint}")[-1])) == {5}
-    assert topics.letters() == []
+    assert topics.dead_letters() == []
 
 
 def _field(name: str, kind: str, default: Any) -> dict[str, Any]:
@@ -343,13 +343,13 @@ def test_what_kafka_refuses_ends_it_and_is_written_when_kafka_takes_it(
     topics.let_through(STABILITY_HISTORY, 100)
     with pytest.raises(RefusedError, match=r"stability-history: MSG_SIZE_TOO_LARGE.*\[output_ref"):
         read_through(spark, topics, tmp_path)
-    assert (topics.history(), topics.stability(), topics.letters()) == ([], None, [])
+    assert (topics.history(), topics.stability(), topics.dead_letters()) == ([], None, [])
     assert topics.progress() is None
     topics.let_through(STABILITY_HISTORY, 1_048_588)
     read_through(spark, topics, tmp_path)
     checked(topics.history())
     assert set(seqnos(topics.history()[-1])) == {5}
-    (letter,) = topics.letters()
+    (letter,) = topics.dead_letters()
     assert letter.partition == 2
     assert topics.progress() is not None
 
@@ -391,7 +391,7 @@ def test_applications_share_the_buckets_and_the_parts_may_change(
             assert set(seqnos(topics.history(name)[-1])) == {seqno}, (turn, name)
         seqno, at_ms = seqno + 1, at_ms + 10_000
     assert [len(topics.history(name)) for name in names] == [4] * len(names)
-    assert len({letter.offset for letter in topics.letters()}) == 4
+    assert len({letter.offset for letter in topics.dead_letters()}) == 4
 
 
 def test_who_divides_the_buckets_otherwise_fences_who_did_before(

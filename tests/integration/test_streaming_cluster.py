@@ -77,7 +77,7 @@ def test_a_worker_that_is_killed_costs_nothing(
         finally:
             application.kill()
     checked(topics.history())
-    assert topics.letters() == []
+    assert topics.dead_letters() == []
     assert topics.read(RESTART) == []
 
 

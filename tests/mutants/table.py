@@ -814,7 +814,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "tests/unit/streaming/test_query_state.py",
     ),
     Mutant(
-        "every-shard-buries-what-belongs-to-no-bucket",
+        "every-shard-makes-a-dead-letter-of-what-belongs-to-no-bucket",
         "streaming/timestamps/query_state.py",
         "        if self.query_state.shard.number == 1:\n",
         "        if True:\n",
@@ -1055,7 +1055,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "what-was-absent-comes-back-in-a-batch",
         "indexer_sim/bucket/bucket.py",
-        """                    buried[at] = seqno
+        """                    deleted[at] = seqno
 """,
         "",
         "tests/unit/indexer_sim/test_applier.py",

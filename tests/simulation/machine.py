@@ -631,8 +631,8 @@ class Machine(Actor):
         if who is not None:
             self.clock.at(self.clock.delay(), who.heard, effect.token, effect.outcome)
 
-    def _do_bury(self, effect: fx.Bury) -> None:
-        self.broker["dead-letter"].append(effect.letter, None, self.clock.now)
+    def _do_send_dead_letter(self, effect: fx.SendDeadLetter) -> None:
+        self.broker["dead-letter"].append(effect.dead_letter, None, self.clock.now)
 
     def _do_note(self, effect: fx.Note) -> None:
         self.world.trace(f"node {self.number}: {effect.message}")
@@ -675,7 +675,7 @@ EFFECTS: dict[type, Callable[[Machine, Any], None]] = {
     fx.ReadDdl: lambda machine, effect: machine.ddl.read(effect),
     fx.StopDdl: lambda machine, effect: machine.ddl.stop(),
     fx.Reply: Machine._do_reply,
-    fx.Bury: Machine._do_bury,
+    fx.SendDeadLetter: Machine._do_send_dead_letter,
     fx.Note: Machine._do_note,
     fx.Halt: Machine._do_halt,
 }

@@ -68,7 +68,7 @@ class LoneNode:
         self.replies: dict[int, Outcome] = {}
         self.heard: Callable[[int, Outcome], None] = self.replies.__setitem__
         self.written: list[Any] = []
-        self.letters: list[Any] = []
+        self.dead_letters: list[Any] = []
         self.answered: set[int] = set()
         self.halted: fx.Halt | None = None
         self.held: set[type] = set()
@@ -304,7 +304,7 @@ CARRY_OUT: dict[type, Callable[[LoneNode, Any], None]] = {
     fx.Scrub: LoneNode._scrub,
     fx.Reply: LoneNode._reply,
     fx.Halt: LoneNode._halt,
-    fx.Bury: lambda lone, effect: lone.letters.append(effect.letter),
+    fx.SendDeadLetter: lambda lone, effect: lone.dead_letters.append(effect.dead_letter),
     fx.OpenProducer: lambda lone, effect: lone._later(inp.ProducerOpened(effect.token)),
     fx.ReadTail: lambda lone, effect: lone._later(inp.TailRead(effect.token, ())),
     fx.TakeSnapshot: lambda lone, effect: lone._later(inp.SnapshotTaken(effect.token, 0)),

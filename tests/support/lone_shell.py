@@ -126,7 +126,7 @@ class LoneShell:
             changes=self.changes,
             history=self.history,
             ask=self.ask,
-            bury=lambda message, reason: None,
+            dead_letter=lambda message, reason: None,
             failed=lambda reason: None,
         )
         self.subscriptions.book = LoneBook("", "lone", lambda *_: None, lambda _: None)

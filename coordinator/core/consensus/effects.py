@@ -221,10 +221,10 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
-class Bury:
+class SendDeadLetter:
     """Send a record that could not be used to `dead-letter`."""
 
-    letter: DeadLetter
+    dead_letter: DeadLetter
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +269,7 @@ Effect = (
     | StopDdl
     | Publish
     | Reply
-    | Bury
+    | SendDeadLetter
     | Note
     | Halt
 )

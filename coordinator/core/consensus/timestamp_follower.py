@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator.core.consensus.effects import Ask, Bury, Note
+from coordinator.core.consensus.effects import Ask, Note, SendDeadLetter
 from coordinator.core.consensus.inputs import StabilityRequired, TimestampEntry
 from coordinator.core.consensus.signals import Result
 from coordinator.core.consensus.view import NodeView
@@ -33,7 +33,7 @@ class TimestampFollower:
                 found.append(Note(note))
         if problem:
             at = (entry.topic, 0, entry.offset)
-            found.append(Bury(DeadLetter(*at, problem, entry.raw, view.now.wall_ms)))
+            found.append(SendDeadLetter(DeadLetter(*at, problem, entry.raw, view.now.wall_ms)))
         return found
 
     def required(self, view: NodeView, event: StabilityRequired) -> list[Result]:

@@ -280,9 +280,9 @@ def test_what_cannot_be_read_is_a_dead_letter_and_reading_goes_on(
     cluster.write(an_index(2))
     acks.answer(2, "allocated")
     acks.answer(1, "allocated")
-    with cluster.listen(DEAD_LETTER) as letters:
+    with cluster.listen(DEAD_LETTER) as dead_letters:
         for _ in range(len(garbage)):
-            letter: DeadLetter = letters.hears("a dead letter", lambda _: True)
+            letter: DeadLetter = dead_letters.hears("a dead letter", lambda _: True)
             assert letter.topic == topic_name(cluster.name, STATECONTEXT)
             garbage.remove(letter.offset)
             assert letter.reason

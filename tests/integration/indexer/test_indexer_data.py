@@ -144,14 +144,14 @@ def test_what_is_no_record_is_a_dead_letter_and_the_rest_is_applied(bench: Bench
         (b"x", [("indexer", b"2")]),
     ):
         bench.sender.send_raw(value, 1, headers)
-    with bench.cluster.listen(DEAD_LETTER) as letters:
+    with bench.cluster.listen(DEAD_LETTER) as dead_letters:
         stream.put(11, {1: ("a", "Paris")})
         stream.sync(11)
         bench.watermarks.reach(11)
         for value in (b"garbage", whole, b""):
-            letter = letters.hears("a dead letter", lambda r, v=value: r.value == v)
+            letter = dead_letters.hears("a dead letter", lambda r, v=value: r.value == v)
             assert letter.topic.endswith(".mutations")
-        assert not letters.records
+        assert not dead_letters.records
     assert bench.scans().entries() == {entry("a", "Paris")}
 
 

@@ -43,15 +43,15 @@ pytestmark = pytest.mark.integration
 POISON = (b"garbage", b"", nested(400), nested(3_000))
 
 
-def buried(letters: Listener, topic: str, value: bytes) -> DeadLetter:
-    found: DeadLetter = letters.hears(
+def the_dead_letter(dead_letters: Listener, topic: str, value: bytes) -> DeadLetter:
+    found: DeadLetter = dead_letters.hears(
         f"a dead letter of {topic}", lambda r: r.topic == topic and r.value == value
     )
     return found
 
 
 @pytest.mark.parametrize("topic", [MUTATIONS, STABILITY, STATECONTEXT])
-def test_an_indexer_buries_what_nobody_can_read_and_goes_on(
+def test_an_indexer_goes_on_after_what_nobody_can_read(
     bench: Bench,
     topic: str,
 ) -> None:
@@ -59,10 +59,10 @@ def test_an_indexer_buries_what_nobody_can_read_and_goes_on(
     values = list(POISON)
     if topic == STABILITY:
         values.append(codec.encode(StabilityTimestamp(BUCKET, 1, b"short", b"vectors", 0)))
-    with bench.cluster.listen(DEAD_LETTER) as letters:
+    with bench.cluster.listen(DEAD_LETTER) as dead_letters:
         offsets = [bench.cluster.write_raw(topic, value, b"index/1") for value in values]
         name = topic_name(bench.cluster.name, topic)
-        found = [buried(letters, name, value).offset for value in values]
+        found = [the_dead_letter(dead_letters, name, value).offset for value in values]
         assert sorted(found) == offsets
     stream.put(11, {1: ("b", "Rome")})
     stream.sync(11)
@@ -83,7 +83,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
     made.close()
 
 
-def test_a_projector_buries_what_nobody_can_read_and_goes_on(
+def test_a_projector_goes_on_after_what_nobody_can_read(
     cluster: Cluster,
     store: Store,
     tmp_path: Path,
@@ -97,11 +97,11 @@ def test_a_projector_buries_what_nobody_can_read_and_goes_on(
             items.built(index)
             request = CatchUpRequested(1, 1, BUCKET, (0, 1), bytes(16), bytes(16), 0)
             cluster.write_raw(STREAM_REQUEST, codec.encode(replace(request, vbuuids=b"short")))
-            with cluster.listen(DEAD_LETTER) as letters:
+            with cluster.listen(DEAD_LETTER) as dead_letters:
                 for topic in (STATECONTEXT, HW, STREAM_REQUEST):
                     for value in POISON:
                         cluster.write_raw(topic, value, b"index/1")
-                        buried(letters, topic_name(cluster.name, topic), value)
+                        the_dead_letter(dead_letters, topic_name(cluster.name, topic), value)
             store.load([("d1", {"city": "Rome"})])
             items.agree(index, store)
         assert process.process.poll() is None

@@ -109,10 +109,10 @@ class Bench:
         self.complaints: list[str] = []
         self.said: list[str] = []
         self.news = 0
-        self.buried: list[tuple[int, str]] = []
+        self.dead_letters: list[tuple[int, str]] = []
         self.applier = Applier(
             *(self.storage, MutationQueue(), self.hear, self.complain, lambda _: None),
-            *(self.bury, 3_600, Threads(lambda: None), self.said.append),
+            *(self.dead_letter, 3_600, Threads(lambda: None), self.said.append),
         )
         self.offset = 100
 
@@ -122,8 +122,8 @@ class Bench:
     def complain(self, about: str, message: str) -> None:
         self.complaints.append(f"{about}: {message}")
 
-    def bury(self, one: Delivery, reason: str) -> None:
-        self.buried.append((one.offset, reason))
+    def dead_letter(self, one: Delivery, reason: str) -> None:
+        self.dead_letters.append((one.offset, reason))
 
     def delivery(self, raw: bytes, offset: int | None = None) -> Queued:
         """Return a record as it is read; without an offset, it is the next one."""
@@ -326,7 +326,7 @@ class Poisonous(Tracker):
         return found
 
 
-def test_a_record_that_cannot_be_applied_is_buried_and_the_others_are_applied(
+def test_a_record_that_cannot_be_applied_is_a_dead_letter_and_the_others_are_applied(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bucket, "Tracker", Poisonous)
@@ -338,7 +338,7 @@ def test_a_record_that_cannot_be_applied_is_buried_and_the_others_are_applied(
         record(MAINTENANCE, upsert(2, b"poison"), ordinal=4, previous=3),
         record(MAINTENANCE, upsert(3, b"b"), ordinal=5, previous=4),
     )
-    assert bench.buried == [(103, "RecursionError: too deep")]
+    assert bench.dead_letters == [(103, "RecursionError: too deep")]
     assert bench.documents() == [b"a", b"b"]
     place = bench.bucket.tracker.progress[0]
     assert (place.seqno, bench.bucket.published.gaps) == (1, (0,)), "it is asked for again"

@@ -90,8 +90,8 @@ class Entries:
     def apply(self, changes: list[Change]) -> None:
         for change in changes:
             at = (change.index_id, change.document)
-            buried = self.tombstones.get(at, 0) if change.guarded else 0
-            newest = max(self.held.get(at, (0,))[0], buried)
+            deleted = self.tombstones.get(at, 0) if change.guarded else 0
+            newest = max(self.held.get(at, (0,))[0], deleted)
             if change.seqno <= newest:
                 continue
             self.held.pop(at, None)

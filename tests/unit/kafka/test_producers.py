@@ -111,19 +111,19 @@ class Away(Client):
         self.code = KafkaError._PURGE_QUEUE
 
 
-def letters(plain: PlainProducer, numbers: range) -> list[bytes]:
-    """Bury a record at each of these offsets; return what is to be on the topic afterwards."""
-    buried = [DeadLetter("c.hw", 0, number, "why", b"", 5) for number in numbers]
-    for letter in buried:
-        plain.bury(effects.Bury(replace(letter, topic="hw")))
-    return [codec.encode(letter) for letter in buried]
+def send_dead_letters(plain: PlainProducer, numbers: range) -> list[bytes]:
+    """Send a dead letter for each of these offsets; return what is to be on the topic then."""
+    dead_letters = [DeadLetter("c.hw", 0, number, "why", b"", 5) for number in numbers]
+    for letter in dead_letters:
+        plain.send_dead_letter(effects.SendDeadLetter(replace(letter, topic="hw")))
+    return [codec.encode(letter) for letter in dead_letters]
 
 
 def test_a_dead_letter_waits_for_a_broker_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(producers, "Producer", Away)
     plain = PlainProducer("", "c", lambda _: None)
     client: Any = plain._producer
-    wanted = letters(plain, range(8))
+    wanted = send_dead_letters(plain, range(8))
     for _ in range(3):
         plain.serve()
     assert not client.arrived
@@ -136,11 +136,13 @@ def test_a_dead_letter_waits_for_a_broker_that_is_away(monkeypatch: pytest.Monke
 def test_letters_that_no_room_is_for_are_told_of(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(producers, "LETTERS_BYTES_MAX", 20 * producers.LETTER_OVERHEAD_BYTES)
+    monkeypatch.setattr(
+        producers, "DEAD_LETTERS_BYTES_MAX", 20 * producers.DEAD_LETTER_OVERHEAD_BYTES
+    )
     monkeypatch.setattr(producers, "Producer", Away)
     plain = PlainProducer("", "c", lambda _: None)
     client: Any = plain._producer
-    letters(plain, range(50))
+    send_dead_letters(plain, range(50))
     client.is_back = True
     for _ in range(50):
         plain.serve()
@@ -154,7 +156,7 @@ def test_letters_outlive_the_producer_that_could_not_send_them(
     monkeypatch.setattr(producers, "Producer", Away)
     waiting = DeadLetters("c")
     first = PlainProducer("", "c", lambda _: None, waiting)
-    wanted = letters(first, range(8))
+    wanted = send_dead_letters(first, range(8))
     first.close(0.1)
     assert len(waiting) == 8
     second = PlainProducer("", "c", lambda _: None, waiting)
@@ -165,7 +167,7 @@ def test_letters_outlive_the_producer_that_could_not_send_them(
     assert sorted(client.arrived) == sorted(wanted)
 
 
-def test_several_threads_bury_and_send_and_each_letter_goes_once() -> None:
+def test_several_threads_add_and_send_and_each_letter_goes_once() -> None:
     class Sink:
         def __init__(self) -> None:
             self.got: list[bytes] = []
@@ -180,7 +182,7 @@ def test_several_threads_bury_and_send_and_each_letter_goes_once() -> None:
 
     def work(first: int) -> None:
         for offset in range(first, first + number):
-            waiting.bury(DeadLetter("hw", 0, offset, "why", b"", 5))
+            waiting.add(DeadLetter("hw", 0, offset, "why", b"", 5))
             waiting.send(client)
 
     try:
@@ -201,7 +203,7 @@ def test_a_letter_that_kafka_refuses_is_told_of(
     monkeypatch.setattr(producers, "Producer", Away)
     monkeypatch.setattr(Away, "code", KafkaError.TOPIC_AUTHORIZATION_FAILED)
     plain = PlainProducer("", "c", lambda _: None)
-    letters(plain, range(7, 8))
+    send_dead_letters(plain, range(7, 8))
     plain.serve()
     assert "the dead letter for c.hw-0 at 7 is lost" in caplog.text
     client: Any = plain._producer
@@ -247,7 +249,7 @@ def test_a_dead_letter_fits_on_its_topic_however_long_the_record_was() -> None:
     letter = DeadLetter("c.stability", 0, 3, "x" * 5_000, b"y" * (4 * 1024 * 1024), 5)
     kept = producers.bounded(letter)
     assert (kept.topic, kept.partition, kept.offset) == ("c.stability", 0, 3)
-    assert kept.value == b"y" * producers.LETTER_BYTES_MAX
-    assert kept.reason == "x" * producers.LETTER_REASON_LENGTH_MAX
+    assert kept.value == b"y" * producers.DEAD_LETTER_BYTES_MAX
+    assert kept.reason == "x" * producers.DEAD_LETTER_REASON_LENGTH_MAX
     short = DeadLetter("c.stability", 0, 3, "why", b"y", 5)
     assert producers.bounded(short) == short

@@ -144,9 +144,9 @@ def test_a_key_without_value_forgets_its_subscription_or_is_put_aside(
 ) -> None:
     monkeypatch.setattr(subscription_log, "TailReader", lambda *_: None)
     taken: list[PositionRead] = []
-    buried: list[bytes | str | None] = []
+    dead_letters: list[bytes | str | None] = []
     reader = PositionReader(
-        "", "c", taken.extend, lambda message, _: buried.append(message.key()), lambda _: None
+        "", "c", taken.extend, lambda message, _: dead_letters.append(message.key()), lambda _: None
     )
     records: list[Any] = [
         Read(b"7", codec.encode(POSITION)),
@@ -160,7 +160,7 @@ def test_a_key_without_value_forgets_its_subscription_or_is_put_aside(
     ]
     reader._read(records)
     assert taken == [POSITION, *map(SubscriptionForgotten, (7, 8, 9))]
-    assert buried == [b"x/seen", b"", b"9" * 5_000, b"7"]
+    assert dead_letters == [b"x/seen", b"", b"9" * 5_000, b"7"]
 
 
 # -- deliveries ----------------------------------------------------------------------------------

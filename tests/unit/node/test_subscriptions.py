@@ -81,7 +81,7 @@ class Bench:
             changes=Feed(),
             history=SimpleNamespace(),  # type: ignore[arg-type]
             ask=self._ask,
-            bury=lambda *_: None,
+            dead_letter=lambda *_: None,
             failed=lambda _: None,
         )
         self.book = self.subscriptions.book = MemoryBook()

@@ -377,7 +377,7 @@ def no_shard_was_committed(evidence: Evidence) -> None:
 
 @forged("no_dead_letters")
 def a_dead_letter(evidence: Evidence) -> None:
-    evidence.letters = [DeadLetter("acks", 0, 5, "bad_body", b"", 0)]
+    evidence.dead_letters = [DeadLetter("acks", 0, 5, "bad_body", b"", 0)]
 
 
 @forged("processes")

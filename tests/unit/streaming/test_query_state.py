@@ -28,7 +28,7 @@ from coordinator.core.model.types import TxnId
 from coordinator.core.model.vectors import Vector
 from coordinator.core.timestamps.bucket_state import BucketState
 from coordinator.core.timestamps.shards import WHOLE, BucketShard
-from coordinator.kafka.producers import LETTER_BYTES_MAX
+from coordinator.kafka.producers import DEAD_LETTER_BYTES_MAX
 from coordinator.kafka.topics import (
     DEAD_LETTER,
     HW,
@@ -361,7 +361,7 @@ def test_of_a_long_record_the_dead_letter_fits_on_its_topic() -> None:
     """Else Kafka would refuse the batch for ever."""
     run = Run()
     (letter,) = on(DEAD_LETTER, run.step((HW, b"x" * 1_048_000), tick()))
-    assert len(codec.encode(letter)) < LETTER_BYTES_MAX + 1_000
+    assert len(codec.encode(letter)) < DEAD_LETTER_BYTES_MAX + 1_000
 
 
 def test_timestamps_that_go_out_together_fit_in_their_messages() -> None:

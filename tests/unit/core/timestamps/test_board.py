@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from coordinator.codec import Codec, encode
 from coordinator.core.catalog.state import evolve
-from coordinator.core.consensus.effects import Ask, Bury, Note
+from coordinator.core.consensus.effects import Ask, Note, SendDeadLetter
 from coordinator.core.consensus.inputs import StabilityRequired, TimestampEntry, TimestampsRead
 from coordinator.core.model.config import NodeConfig
 from coordinator.core.model.entities import Bucket
@@ -201,7 +201,7 @@ def test_the_last_restarts_and_enquiries_are_kept() -> None:
 # -- in a node -----------------------------------------------------------------------------------
 
 
-def test_a_node_buries_what_is_of_no_use_and_goes_on() -> None:
+def test_a_node_makes_dead_letters_of_what_is_of_no_use_and_goes_on() -> None:
     node = Node(
         NodeConfig(node=1, roster=(1,), address="", pid=1, incarnation=1, cluster_id="c"), Codec()
     )
@@ -213,7 +213,7 @@ def test_a_node_buries_what_is_of_no_use_and_goes_on() -> None:
         TimestampEntry("stability", 7, stable(2, at_ms=99_000), b""),
     )
     effects = node.step(Instant(5, 77), TimestampsRead(entries))
-    letters = [effect.letter for effect in effects if isinstance(effect, Bury)]
+    letters = [effect.dead_letter for effect in effects if isinstance(effect, SendDeadLetter)]
     assert [(x.topic, x.partition, x.offset, x.value, x.at_ms) for x in letters] == [
         ("stability", 0, 4, b"raw", 77),
         ("stability", 0, 5, encode(bad), 77),
