@@ -136,10 +136,10 @@ class Indexer:
         self._saved = self.position
         self.threads = Threads(stopping.set)
         status_log = StatusLog(f"indexer {options.indexer}")
-        self.say, self.complain, self.settled = (
-            status_log.say,
-            status_log.complain,
-            status_log.settled,
+        self.info, self.problem, self.resolved = (
+            status_log.info,
+            status_log.problem,
+            status_log.resolved,
         )
         self._end = 0
         self._short_since_s: float | None = None
@@ -187,7 +187,7 @@ class Indexer:
                 try:
                     self._serve(link)
                 except KafkaException as error:
-                    self.complain("Kafka", error.args[0].str())
+                    self.problem("Kafka", error.args[0].str())
                     self.stopping.wait(PAUSE_S)
                 finally:
                     link.close()
@@ -241,8 +241,8 @@ class Indexer:
             self.planner.read_again()
             self.position = low
         link.follow(self.position, with_commit=self.cas_base is None)
-        self.settled("Kafka")
-        self.say(f"following {link.topic} from offset {self.position}")
+        self.resolved("Kafka")
+        self.info(f"following {link.topic} from offset {self.position}")
 
     def _check_end(self, topic: str, end: int) -> None:
         """Refuse a log that ends before the position. Raises LogReplacedError, KafkaException.
@@ -297,7 +297,7 @@ class Indexer:
 
     def _dead_letter(self, link: IndexerLink, message: Message, reason: str) -> None:
         link.dead_letter(message, reason)
-        self.say(f"offset {message.offset()} cannot be read and is a dead letter: {reason}")
+        self.info(f"offset {message.offset()} cannot be read and is a dead letter: {reason}")
 
     def _note(self, message: Message) -> None:
         """Note what one record says. Raises SchemaError."""
@@ -333,7 +333,7 @@ class Indexer:
             return False
         self._asked = record
         if record.reread:
-            self.say("the master finds differences: reading the state from its start")
+            self.info("the master finds differences: reading the state from its start")
         return record.reread
 
     def _report(self, link: IndexerLink) -> None:
@@ -391,9 +391,9 @@ class Indexer:
         try:
             self.storage.save(self.position, self._unsaved, now_ms)
         except StorageError as error:
-            self.complain("the position cannot be saved", error.message)
+            self.problem("the position cannot be saved", error.message)
         else:
-            self.settled("the position cannot be saved")
+            self.resolved("the position cannot be saved")
             self._unsaved = {}
             self._saved, self._saved_ms = self.position, now_ms
 
@@ -444,13 +444,13 @@ class Indexer:
                 self.storage.release(number, action.slices)
         except StorageError as error:
             if isinstance(action, Allocate) and self.planner.refuse(action, error.message):
-                self.say(f"{about} is refused: {error.message}")
+                self.info(f"{about} is refused: {error.message}")
             else:
-                self.complain(about, error.message)
+                self.problem(about, error.message)
         else:
-            self.settled(about)
+            self.resolved(about)
             done = "allocated" if isinstance(action, Allocate) else "released"
-            self.say(f"index {number}: {done} {_slices(len(action.slices))}")
+            self.info(f"index {number}: {done} {_slices(len(action.slices))}")
 
     def _beat(self, link: IndexerLink) -> None:
         """Send a heartbeat, and repeat every answer that somebody may still wait for."""
@@ -460,7 +460,7 @@ class Indexer:
         self._save(touch=stale)
         self.storage.tend()
         while self.storage.recovered:
-            self.say(f"bucket {self.storage.recovered.pop(0)}: its database was damaged")
+            self.info(f"bucket {self.storage.recovered.pop(0)}: its database was damaged")
         self._mend_builds()
         self.planner.hold(self.storage.held, self.storage.shards)
         if self.planner.open:
@@ -486,7 +486,7 @@ class Indexer:
                     self.planner.indexes[index_id],
                     self.planner.held.get(index_id, NONE),
                 )
-                self.say(f"index {index_id} is held under a build that nobody means")
+                self.info(f"index {index_id} is held under a build that nobody means")
                 with suppress(StorageError):
                     self.storage.allocate(index.bucket, index_id, slices, codec.encode(index))
                     del self._ahead_since[index_id]

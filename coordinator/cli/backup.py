@@ -197,7 +197,7 @@ def _restore(
     from coordinator.kafka.topics import sync_partitions
 
     began_s = time.monotonic()
-    with kafka_to_fill(options, _sayer(session)) as servers:
+    with kafka_to_fill(options, _reporter(session)) as servers:
         target = Target(
             servers=servers,
             cluster=options.cluster,
@@ -260,7 +260,7 @@ def _source(
         return
     from coordinator.embedded.kafka_of_folder import kafka_to_read
 
-    with kafka_to_read(data_dir, _sayer(session)) as kept:
+    with kafka_to_read(data_dir, _reporter(session)) as kept:
         yield kept.bootstrap_servers, _name(cluster or kept.cluster)
 
 
@@ -354,12 +354,12 @@ def _teller(session: Session, verb: str) -> Callable[[int], None]:
     return told
 
 
-def _sayer(session: Session) -> Callable[[str], None]:
-    def say(text: str) -> None:
+def _reporter(session: Session) -> Callable[[str], None]:
+    def report(text: str) -> None:
         if not session.json:
             typer.echo(plain(text), err=True)
 
-    return say
+    return report
 
 
 def _tell(session: Session, body: dict[str, dict[str, Any]]) -> None:

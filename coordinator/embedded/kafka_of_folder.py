@@ -17,11 +17,11 @@ from coordinator.embedded.supervisor import (
 )
 from coordinator.runtime.errors import EmbeddedError
 
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 @contextmanager
-def kafka_to_read(data_dir: Path, say: Say) -> Iterator[ClusterFile]:
+def kafka_to_read(data_dir: Path, report: Report) -> Iterator[ClusterFile]:
     """Yield what the folder's cluster is, with the addresses of its Kafka, started if need be.
 
     Raises EmbeddedError: `not_a_data_folder`, and what a start is refused with.
@@ -45,13 +45,13 @@ def kafka_to_read(data_dir: Path, say: Say) -> Iterator[ClusterFile]:
             yield kept  # `indexctl run` has its Kafka running.
             return
         claim(data_dir, kept)
-        say("starting Kafka")
+        report("starting Kafka")
         brokers = stack.enter_context(Brokers(data_dir / KAFKA, kept.brokers))
         yield replace(kept, bootstrap_servers=brokers.bootstrap_servers)
 
 
 @contextmanager
-def kafka_to_fill(options: RunOptions, say: Say) -> Iterator[str]:
+def kafka_to_fill(options: RunOptions, report: Report) -> Iterator[str]:
     """Yield the addresses of a Kafka on which the topics of a new cluster are.
 
     They are those of `--bootstrap-servers`, else of brokers that run in the data folder meanwhile.
@@ -66,7 +66,7 @@ def kafka_to_fill(options: RunOptions, say: Say) -> Iterator[str]:
     with locked(data_dir):
         wanted = ClusterFile(options.cluster, "embedded", options.nodes, brokers=options.brokers)
         kept = claim(data_dir, wanted)
-        say("starting Kafka")
+        report("starting Kafka")
         with Brokers(data_dir / KAFKA, options.brokers) as brokers:
             confirm_and_make_topics(options, data_dir, kept, brokers.bootstrap_servers)
             yield brokers.bootstrap_servers

@@ -31,7 +31,7 @@ LAST_LINES = 3
 DEFAULT_BACKOFF = BackoffPolicy()
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """Print a line now, also into a pipe."""
     with contextlib.suppress(BrokenPipeError):
         print(line, flush=True)
@@ -109,7 +109,7 @@ class _Supervisor:
         self._stop.set()
         if self._signals_seen > 1 and not self._killed:
             self._killed = True
-            say("killing what still runs")
+            print_line("killing what still runs")
             for unit in self._units:
                 unit.kill()
 
@@ -124,7 +124,7 @@ class _Supervisor:
             await self._launch(unit)
         await asyncio.gather(*(self._until_ready(unit) for unit in units))
         await in_thread(self._plan.finish)
-        say(self._plan.summary(time.monotonic() - self._began))
+        print_line(self._plan.summary(time.monotonic() - self._began))
         await asyncio.Event().wait()
 
     async def _launch_together(self, units: Sequence[Unit]) -> None:
@@ -175,7 +175,7 @@ class _Supervisor:
         """Start `unit` once its time has come, as often as it takes; say each time why."""
         while True:
             delay_s = backoff.died(time.monotonic())
-            say(f"{reason}; starting it again in {delay_s:.1f} s (see {unit.log})")
+            print_line(f"{reason}; starting it again in {delay_s:.1f} s (see {unit.log})")
             await asyncio.sleep(delay_s)
             backoff.started(time.monotonic())
             try:
@@ -183,7 +183,7 @@ class _Supervisor:
             except (EmbeddedError, OSError) as error:
                 reason = f"{unit.name} did not start: {getattr(error, 'message', error)}"
                 continue
-            say(f"{unit.name} was started again")
+            print_line(f"{unit.name} was started again")
             unit.reap()
             return
 
@@ -197,7 +197,7 @@ class _Supervisor:
     async def _stop_all(self) -> None:
         """Stop the children together, then the brokers together."""
         if self._units:
-            say("stopping")
+            print_line("stopping")
         brokers = [unit for unit in self._units if isinstance(unit, BrokerUnit)]
         children = [unit for unit in self._units if unit not in brokers]
         await asyncio.gather(*(unit.stop(self._plan.stop_grace_s) for unit in children))

@@ -222,7 +222,7 @@ def check_ports(options: RunOptions) -> None:
 
 def _run_locked(options: RunOptions, data_dir: Path, lock: FileLock, began: float) -> int:
     from coordinator.embedded.data_folder import ClusterFile, claim
-    from coordinator.embedded.supervision import Plan, say, supervise
+    from coordinator.embedded.supervision import Plan, print_line, supervise
 
     external = options.bootstrap_servers
     mode = "external" if external else "embedded"
@@ -234,7 +234,7 @@ def _run_locked(options: RunOptions, data_dir: Path, lock: FileLock, began: floa
     brokers = None if external else _prepared_brokers(data_dir, options.brokers)
     if options.has_timestamps or options.archive:
         _prepare_spark(data_dir)
-    say(f"starting {_counted(options)} in {data_dir}")
+    print_line(f"starting {_counted(options)} in {data_dir}")
 
     def prepare() -> Sequence[ChildSpec]:
         servers = external or _address_of(brokers)
@@ -405,15 +405,15 @@ def load_example(options: RunOptions) -> None:
     import httpx
 
     from coordinator.embedded import example
-    from coordinator.embedded.supervision import say
+    from coordinator.embedded.supervision import print_line
 
     try:
         written = example.load(options.kv_url)
     except httpx.HTTPError as error:
-        say(f"the airports were not loaded: {error}")
+        print_line(f"the airports were not loaded: {error}")
     else:
         if written:
-            say(f"loaded {written:,} airports into the bucket {example.BUCKET!r}")
+            print_line(f"loaded {written:,} airports into the bucket {example.BUCKET!r}")
 
 
 def summary_text(

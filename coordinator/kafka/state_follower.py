@@ -129,28 +129,28 @@ class Link:
 
 
 class StatusLog:
-    """Messages to the operator on stderr: each fault when it begins, and when it ends."""
+    """Messages to the operator on stderr: each problem when it begins, and when it ends."""
 
     def __init__(self, who: str) -> None:
         self._who = who
-        self._complaints: set[str] = set()
+        self._problems: set[str] = set()
 
-    def say(self, message: str) -> None:
+    def info(self, message: str) -> None:
         """Print a message."""
         with suppress(OSError):  # Where stderr goes, the disk may be full.
             print(f"{self._who}: {message}", file=sys.stderr, flush=True)
 
-    def complain(self, about: str, message: str) -> None:
-        """Print that a fault has begun, once until it is `settled`."""
-        if about not in self._complaints:
-            self._complaints.add(about)
-            self.say(f"{about}: {message}; trying again")
+    def problem(self, about: str, message: str) -> None:
+        """Print that a problem has begun, once until it is `resolved`."""
+        if about not in self._problems:
+            self._problems.add(about)
+            self.info(f"{about}: {message}; trying again")
 
-    def settled(self, about: str) -> None:
-        """Print that a fault is over, if its begin was printed."""
-        if about in self._complaints:
-            self._complaints.discard(about)
-            self.say(f"{about}: well again")
+    def resolved(self, about: str) -> None:
+        """Print that a problem is over, if its begin was printed."""
+        if about in self._problems:
+            self._problems.discard(about)
+            self.info(f"{about}: well again")
 
 
 def ignore(_: Any) -> None:

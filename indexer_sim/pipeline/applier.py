@@ -40,8 +40,8 @@ POSITIONS_PERIOD_S = 10.0
 """Where a bucket stands is written at least so often, though nothing for it came: Kafka must not
 drop what is below for what is not read yet."""
 
-Complain = Callable[[str, str], None]
-Settled = Callable[[str], None]
+ReportProblem = Callable[[str, str], None]
+Report = Callable[[str], None]
 MakeDeadLetter = Callable[[Delivery, str], None]
 
 
@@ -57,20 +57,20 @@ class Applier:
         storage: Storage,
         queue: MutationQueue,
         news: Callable[[], None],
-        complain: Complain,
-        settled: Settled,
+        problem: ReportProblem,
+        resolved: Report,
         dead_letter: MakeDeadLetter,
         checkpoint_s: float,
         threads: Threads,
-        say: Settled,
+        info: Report,
     ) -> None:
         self._storage = storage
         self._queue = queue
         self._news = news
-        self._complain = complain
-        self._settled = settled
+        self._problem = problem
+        self._resolved = resolved
         self._dead_letter = dead_letter
-        self._say = say
+        self._info = info
         self._newest: dict[str, StabilityTimestamp] = {}
         self._rollbacks: dict[str, Rollback] = {}
         self._stopping = threading.Event()
@@ -115,9 +115,9 @@ class Applier:
                 self._until_done(name, self._storage.epoch, partial(self._roll_back, rollback))
 
     def _roll_back(self, rollback: Rollback, bucket: Bucket) -> None:
-        said = bucket.roll_back(rollback)
-        if said:
-            self._say(f"bucket {bucket.name}: rollback {rollback.number}: {said}")
+        done = bucket.roll_back(rollback)
+        if done:
+            self._info(f"bucket {bucket.name}: rollback {rollback.number}: {done}")
             self._news()
 
     def apply(self, taken: list[Queued]) -> None:
@@ -179,10 +179,10 @@ class Applier:
                     work(bucket)
             except StorageError as error:
                 bucket.damaged = bucket.damaged or error.code == "damaged"
-                self._complain(about, error.message)
+                self._problem(about, error.message)
                 self._stopping.wait(RETRY_S)
             else:
-                self._settled(about)
+                self._resolved(about)
                 return
 
     def _apply_all(self, name: str, epoch: int, deliveries: list[Delivery]) -> None:
@@ -253,9 +253,9 @@ class Applier:
                     if held and not (bucket.stale or bucket.damaged):
                         self._storage.make_checkpoint(bucket)
             except StorageError as error:
-                self._complain(about, error.message)
+                self._problem(about, error.message)
             else:
-                self._settled(about)
+                self._resolved(about)
 
 
 def _write_offsets(bucket: Bucket) -> None:

@@ -1,7 +1,7 @@
 """The data plane of an indexer: reading, applying, telling; one thread each.
 
 The control loop owns it: it says which indexes there are, and asks where `mutations` ends before
-the first index of a bucket is allocated. What goes wrong here is complained of and tried again.
+the first index of a bucket is allocated. What goes wrong here is reported and tried again.
 What nobody has thought of ends the thread, and with it the process (`coordinator.runtime.threads`).
 """
 
@@ -56,8 +56,8 @@ class DataPlane:
             bootstrap_servers, cluster, life, heartbeat_s, storage, self.queue, status_log, threads
         )
         self.applier = Applier(
-            *(storage, self.queue, self.reporter.news, status_log.complain, status_log.settled),
-            *(self._dead_letter_delivery, checkpoint_s, threads, status_log.say),
+            *(storage, self.queue, self.reporter.news, status_log.problem, status_log.resolved),
+            *(self._dead_letter_delivery, checkpoint_s, threads, status_log.info),
         )
         self.reader = MutationReader(
             bootstrap_servers,
@@ -66,8 +66,8 @@ class DataPlane:
             self.queue,
             self._needed,
             self._dead_letter,
-            lambda message: status_log.complain(KAFKA, message),
-            lambda: status_log.settled(KAFKA),
+            lambda message: status_log.problem(KAFKA, message),
+            lambda: status_log.resolved(KAFKA),
             threads,
         )
 
@@ -101,7 +101,7 @@ class DataPlane:
 
     def _dead_letter(self, message: Message, reason: str) -> None:
         """Put what is no record where somebody can look at it."""
-        self._status_log.say(
+        self._status_log.info(
             f"offset {message.offset()} of partition {message.partition()} cannot be read and is a "
             f"dead letter: {reason}"
         )
@@ -109,7 +109,7 @@ class DataPlane:
 
     def _dead_letter_delivery(self, one: Delivery, reason: str) -> None:
         """Put a record that cannot be applied where somebody can look at it."""
-        self._status_log.say(
+        self._status_log.info(
             f"offset {one.offset} of partition {one.partition} cannot be applied and is a dead "
             f"letter: {reason}"
         )

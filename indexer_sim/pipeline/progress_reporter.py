@@ -117,13 +117,13 @@ class ProgressReporter:
         except KafkaException as error:
             self._failed(error)
         if self._is_well:
-            self._status_log.settled(SENDING)
+            self._status_log.resolved(SENDING)
 
     def _failed(self, error: KafkaException) -> None:
         """Say that something was not sent; a client that has failed for good is made anew."""
         self._is_well = False
         cause = error.args[0]
-        self._status_log.complain(SENDING, cause.str())
+        self._status_log.problem(SENDING, cause.str())
         if cause.fatal():
             self._producer = None
 
@@ -157,7 +157,7 @@ class ProgressReporter:
         if branched != self._branched.get(bucket.name, ()):
             self._branched[bucket.name] = branched
             if branched:
-                self._status_log.say(
+                self._status_log.info(
                     f"bucket {bucket.name}: {len(branched)} vbuckets left what is held"
                 )
 

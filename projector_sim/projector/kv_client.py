@@ -288,11 +288,11 @@ class KvOrders:
                 order()
             except Exception as error:
                 # It is asked for again for as long as it is wanted.
-                self._status_log.complain(
+                self._status_log.problem(
                     "an order to the store", f"{type(error).__name__}: {error}"
                 )
             else:
-                self._status_log.settled("an order to the store")
+                self._status_log.resolved("an order to the store")
 
 
 def _path(bucket: str) -> str:

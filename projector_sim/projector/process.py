@@ -276,7 +276,7 @@ class Projector:
     def _dead_letter(self, message: Message, reason: str) -> None:
         self._follower.dead_letter(message, reason)
         where = f"{message.topic()} offset {message.offset()}"
-        self._status_log.say(f"{where} cannot be read and is a dead letter: {reason}")
+        self._status_log.info(f"{where} cannot be read and is a dead letter: {reason}")
 
     def _note_state(self, message: Message) -> None:
         """Note what one record of the state says. Raises SchemaError."""
@@ -301,9 +301,9 @@ class Projector:
 
     def _note_store(self, seen: KvSeen) -> None:
         if seen.buckets is None:
-            self._status_log.complain("the key-value store", self._watch.trouble)
+            self._status_log.problem("the key-value store", self._watch.trouble)
         else:
-            self._status_log.settled("the key-value store")
+            self._status_log.resolved("the key-value store")
         self.planner.see(seen.buckets)
 
     # -- what is done ------------------------------------------------------------------------
@@ -358,7 +358,7 @@ class Projector:
         flush_s = FLUSH_S.get(run.kind, FLUSH_BACKFILL_S)
         self._lines.append(Line(run, stream, router, flush_s))
         self._lines.sort(key=lambda line: PRIORITY.get(line.run.kind, 2))
-        self._status_log.say(
+        self._status_log.info(
             f"{run.kind} of {run.bucket}: {len(run.vbuckets)} vbuckets, "
             f"{len(run.carried)} indexes, number {run.number}"
         )
@@ -375,7 +375,7 @@ class Projector:
     def _lose_kafka(self) -> None:
         """End all connections: of each of them something may be lost."""
         reason = f"Kafka: {self._sink.failed}"
-        self._status_log.say(f"{reason}; all streams begin anew")
+        self._status_log.info(f"{reason}; all streams begin anew")
         self._sink.renew()
         for line in tuple(self._lines):
             self._finish(line, reason, lost=True)
@@ -425,7 +425,7 @@ class Projector:
     def _roll_back(self, run: Run, vbuckets: tuple[int, ...]) -> None:
         """Say that vbuckets are not streamed, and have their histories looked up."""
         named = ", ".join(map(str, vbuckets[:5])) + (" …" if len(vbuckets) > 5 else "")
-        self._status_log.say(
+        self._status_log.info(
             f"{run.kind} of {run.bucket}: {len(vbuckets)} vbuckets ({named}) have lost what was "
             "asked for, and are not streamed: they need a rollback"
         )
@@ -439,7 +439,7 @@ class Projector:
         if not run.positions and len(run.ended) == len(run.vbuckets):
             reason = "done"
         else:
-            self._status_log.say(f"{run.kind} of {run.bucket} has ended: {reason}")
+            self._status_log.info(f"{run.kind} of {run.bucket} has ended: {reason}")
         self._finish(line, reason)
         self.planner.closed(run, _mono_ms())
 
@@ -492,7 +492,7 @@ class Projector:
         errors = self.errors()
         for index_id, count in sorted((errors - self._reported).items()):
             what = "are no JSON" if index_id == GARBAGE else f"have no key in index {index_id}"
-            self._status_log.say(f"{count} more documents {what}: they are treated as absent")
+            self._status_log.info(f"{count} more documents {what}: they are treated as absent")
         self._reported = errors
 
     def errors(self) -> Counter[int]:

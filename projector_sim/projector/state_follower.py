@@ -97,7 +97,7 @@ class Follower:
             try:
                 self._follow(link)
             except KafkaException as error:
-                self._status_log.complain("Kafka", error.args[0].str())
+                self._status_log.problem("Kafka", error.args[0].str())
                 self._stopping.wait(PAUSE_S)
             finally:
                 self._link = None
@@ -117,8 +117,8 @@ class Follower:
                 *(TopicPartition(self.watermarks, p, OFFSET_END) for p in range(STREAM_PARTITIONS)),
             ]
         )
-        self._status_log.settled("Kafka")
-        self._status_log.say(f"following {link.topic} from offset {low}")
+        self._status_log.resolved("Kafka")
+        self._status_log.info(f"following {link.topic} from offset {low}")
         position, told = low, False
         while not self._stopping.is_set():
             messages = link.read(POLL_S)

@@ -169,16 +169,16 @@ class Archiver:
         try:
             starting = self._begin()
         except KafkaException as error:
-            self._status_log.complain("Kafka", str(error.args[0]))
+            self._status_log.problem("Kafka", str(error.args[0]))
             self._stopping.wait(PAUSE_S)
             return False
         except (Py4JError, PySparkException) as error:
             self._failures += 1
-            self._status_log.complain("the archive", first_line(error))
+            self._status_log.problem("the archive", first_line(error))
             self._stopping.wait(PAUSE_S)
             return False
-        self._status_log.settled("Kafka")
-        self._status_log.settled("the archive")
+        self._status_log.resolved("Kafka")
+        self._status_log.resolved("the archive")
         self._failures += 1
         query = self._start(spark, starting)
         try:
@@ -217,7 +217,7 @@ class Archiver:
         if offset >= low:
             return offset
         if offset:
-            self._status_log.say(
+            self._status_log.info(
                 f"offsets {offset} to {low - 1} of {topic} were deleted before they were read"
             )
         return BEGINNING
@@ -263,7 +263,7 @@ class Archiver:
         error = error_of(query)
         if error is None and self._fault is None:
             return self.options.until_read
-        self._status_log.complain("the query", first_line(self._fault or error))
+        self._status_log.problem("the query", first_line(self._fault or error))
         self._stopping.wait(PAUSE_S)
         return False
 
@@ -283,7 +283,7 @@ class Archiver:
             finally:
                 frame.unpersist()
         self._failures = 0
-        self._status_log.settled("the query")
+        self._status_log.resolved("the query")
         if not self.options.until_read:
             self._stopping.wait(began_s + self.options.trigger_ms / 1000 - time.monotonic())
 
@@ -313,7 +313,7 @@ class Archiver:
         producer = Producer(plain_settings(servers, **{"message.timeout.ms": timeout_ms}))
         failed: list[KafkaError] = []
         for offset, reason, payload in undecodable.toLocalIterator():
-            self._status_log.say(f"{topic}, offset {offset}, is not archived: {reason}")
+            self._status_log.info(f"{topic}, offset {offset}, is not archived: {reason}")
             letter = DeadLetter(topic, 0, Offset(offset), reason, bytes(payload), wall_ms())
             producer.produce(
                 topic_name(self.options.cluster, DEAD_LETTER),
@@ -330,7 +330,7 @@ class Archiver:
             return
         self._ready = True
         where = ", ".join(f"{topic} from {offset}" for (topic, _), offset in starting.items())
-        self._status_log.say(f"archiving {where}, to {self.options.archive}")
+        self._status_log.info(f"archiving {where}, to {self.options.archive}")
         if self.options.ready_file is not None:
             self.options.ready_file.parent.mkdir(parents=True, exist_ok=True)
             offsets = {topic: offset for (topic, _), offset in starting.items()}

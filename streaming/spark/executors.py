@@ -35,9 +35,9 @@ class ExecutorWatch:
         self._in_vain = self._in_vain + 1 if waits and not others else 0
         if self._in_vain > 1:
             text = f"{self._context.master} has given none, and tasks wait"
-            self._status_log.complain(ABOUT, text)
+            self._status_log.problem(ABOUT, text)
         elif others:
-            self._status_log.settled(ABOUT)
+            self._status_log.resolved(ABOUT)
 
 
 @contextmanager

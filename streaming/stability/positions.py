@@ -119,7 +119,7 @@ class Positions:
             odd = mixed[vbuckets]
             self._in_turn(syncs.only(odd))
             syncs = syncs.only(~odd)
-        self.rows.say(syncs.vbucket, syncs.seqno)
+        self.rows.note_seqnos(syncs.vbucket, syncs.seqno)
 
     def _in_turn(self, syncs: Syncs) -> None:
         """Take SYNCs of vbuckets whose branch changes: one branch after the other."""
@@ -138,7 +138,7 @@ class Positions:
                 seqno = max(seqno, said)
             else:
                 self.judge(np.array([vbucket]))
-            self.rows.say_on(vbucket, vbuuid, seqno)
+            self.rows.note_seqno_on(vbucket, vbuuid, seqno)
 
     def kept(self, rest: Syncs, since: NDArray[np.int64]) -> Array:
         """Return what is kept of SYNCs that do not count: those whose BEGIN may still come.

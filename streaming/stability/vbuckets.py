@@ -140,13 +140,13 @@ class Vbuckets:
         self._rows["heard_ms"][heard] = self.now_ms
         self._rows["enquired"][heard] &= ~MISSING
 
-    def say(self, vbuckets: Rows, seqnos: Numbers) -> None:
+    def note_seqnos(self, vbuckets: Rows, seqnos: Numbers) -> None:
         """Owners have said how far they are, on the branch that they are on."""
         seen = np.ascontiguousarray(self._rows["seen_seqno"])
         np.maximum.at(seen, vbuckets, seqnos)
         self._rows["seen_seqno"] = seen
 
-    def say_on(self, vbucket: int, vbuuid: Vbuuid, seqno: Seqno) -> None:
+    def note_seqno_on(self, vbucket: int, vbuuid: Vbuuid, seqno: Seqno) -> None:
         """The owner of a vbucket has said how far it is on another branch."""
         self._rows["seen_vbuuid"][vbucket], self._rows["seen_seqno"][vbucket] = vbuuid, seqno
 

@@ -243,7 +243,7 @@ class Application:
         try:
             stop = self._metrics.serve(port)
         except OSError as error:
-            self._status_log.say(f"port {port}: {error.strerror}: no metrics [port_taken]")
+            self._status_log.info(f"port {port}: {error.strerror}: no metrics [port_taken]")
             return lambda: None
         spark.streams.addListener(self._metrics.listener)
         return stop
@@ -257,12 +257,12 @@ class Application:
             if starting is None:
                 return False
             query = self._start(spark, starting)
-            self._status_log.settled("Kafka")
+            self._status_log.resolved("Kafka")
             self._failures += 1
             self._ticker.switch(True)
             wait_for(query, self._stopping, self._wake)
         except KafkaException as error:
-            self._status_log.complain("Kafka", str(error.args[0]))
+            self._status_log.problem("Kafka", str(error.args[0]))
             self._stopping.wait(PAUSE_S)
         finally:
             self._ticker.switch(False)
@@ -277,10 +277,10 @@ class Application:
         named = [topic_name(options.cluster, name) for name in INPUTS]
         wanted = [*named, *(topic_name(options.cluster, name) for name in OUTPUTS)]
         while (found := bounds(options.bootstrap_servers, wanted, CALL_TIMEOUT_S)) is None:
-            self._status_log.complain("topics", "they are not there")
+            self._status_log.problem("topics", "they are not there")
             if self._stopping.wait(PAUSE_S):
                 return None
-        self._status_log.settled("topics")
+        self._status_log.resolved("topics")
         self._ticker.announce()
         query_state = self._state_store.open()
         self._query_state = with_buckets(query_state, self._events_from(query_state.context.offset))
@@ -319,7 +319,7 @@ class Application:
             if offset < low:
                 self._tell_of_loss(where, offset, low)
             else:
-                self._status_log.say(
+                self._status_log.info(
                     f"{where[0]}, partition {where[1]}: it is read from its beginning, for it ends "
                     f"at {end}, and was read up to {offset} before [topic_replaced]"
                 )
@@ -329,7 +329,7 @@ class Application:
 
     def _tell_of_loss(self, where: tuple[str, int], offset: int, low: int) -> None:
         self._metrics.lost.inc(low - offset)
-        self._status_log.say(
+        self._status_log.info(
             f"{where[0]}, partition {where[1]}: offsets {offset} to {low - 1} were deleted before "
             "they were read [offsets_lost]"
         )
@@ -361,14 +361,16 @@ class Application:
         if isinstance(fault, FencedError):
             self._look_for_another(fault)
         elif isinstance(fault, GapError):
-            self._status_log.say(f"{fault}; a new query begins where the state stands [query_left]")
+            self._status_log.info(
+                f"{fault}; a new query begins where the state stands [query_left]"
+            )
         elif isinstance(fault, AssertionError | RefusedError):
             raise fault
         elif not self._stopping.is_set():
             error = error_of(query)
             if error is None and fault is None:
                 return self.options.until_read
-            self._status_log.complain("the query", first_line(fault or error))
+            self._status_log.problem("the query", first_line(fault or error))
             self._stopping.wait(PAUSE_S)
         return False
 
@@ -377,14 +379,14 @@ class Application:
         try:
             other = self._ticker.another()
         except KafkaException as error:
-            self._status_log.complain("Kafka", str(error.args[0]))
+            self._status_log.problem("Kafka", str(error.args[0]))
             return
         if other is not None:
             raise AnotherError(
                 f"another application computes the timestamps of {self.options.cluster}: "
                 "this one ends [another_application]"
             )
-        self._status_log.say(f"{fault}; no other application is there: beginning again")
+        self._status_log.info(f"{fault}; no other application is there: beginning again")
 
     def _heartbeat(self) -> TimestampsHeartbeat:
         query_state = self._query_state
@@ -416,7 +418,7 @@ class Application:
                 self._fault = error
                 raise
         self._failures = 0
-        self._status_log.settled("the query")
+        self._status_log.resolved("the query")
         self._batches += 1
         self._report_ready()
         self._pause_s = min(2 * self._pause_s, QUIET_PAUSE_S_MAX) if quiet else QUIET_PAUSE_S
@@ -468,7 +470,7 @@ class Application:
             servers = self.options.bootstrap_servers
             there = bounds(servers, {jump.topic for jump in ahead}, CALL_TIMEOUT_S) or {}
         except KafkaException as error:
-            self._status_log.complain("Kafka", str(error.args[0]))
+            self._status_log.problem("Kafka", str(error.args[0]))
             there = {}
         for jump in ahead:
             low = min(there.get((jump.topic, jump.partition), (0, 0))[0], jump.found)
@@ -485,11 +487,11 @@ class Application:
             try:
                 self._state_store.commit(wanted.records)
             except DoubtError as error:
-                self._status_log.complain("the transaction", str(error))
+                self._status_log.problem("the transaction", str(error))
                 doubt = error
             else:
                 self._query_state = wanted.query_state
-                self._status_log.settled("the transaction")
+                self._status_log.resolved("the transaction")
                 return
             if self._settled(wanted, give_up_s):
                 return
@@ -520,6 +522,6 @@ class Application:
         if self._ready:
             return
         self._ready = True
-        self._status_log.say("reading")
+        self._status_log.info("reading")
         if self.options.ready_file is not None:
             self.options.ready_file.write_text(json.dumps({"pid": os.getpid()}) + "\n")

@@ -125,11 +125,11 @@ class Ticker:
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         if error is not None:
-            self._status_log.complain(
+            self._status_log.problem(
                 "ticks", f"without them no timestamp is told: {error.str()} [ticks_refused]"
             )
             return
-        self._status_log.settled("ticks")
+        self._status_log.resolved("ticks")
         if self._first < 0:
             self._first = offset_of(message)
 

@@ -106,12 +106,12 @@ class Bench:
         self.storage = Storage(folder, "indexer 1 of cluster demo")
         self.storage.know("b", 1)
         self.storage.allocate("b", 1, frozenset({0, 1}), b"", ENDS)
-        self.complaints: list[str] = []
+        self.problems: list[str] = []
         self.said: list[str] = []
         self.news = 0
         self.dead_letters: list[tuple[int, str]] = []
         self.applier = Applier(
-            *(self.storage, MutationQueue(), self.hear, self.complain, lambda _: None),
+            *(self.storage, MutationQueue(), self.hear, self.problem, lambda _: None),
             *(self.dead_letter, 3_600, Threads(lambda: None), self.said.append),
         )
         self.offset = 100
@@ -119,8 +119,8 @@ class Bench:
     def hear(self) -> None:
         self.news += 1
 
-    def complain(self, about: str, message: str) -> None:
-        self.complaints.append(f"{about}: {message}")
+    def problem(self, about: str, message: str) -> None:
+        self.problems.append(f"{about}: {message}")
 
     def dead_letter(self, one: Delivery, reason: str) -> None:
         self.dead_letters.append((one.offset, reason))
@@ -307,7 +307,7 @@ def test_a_full_disk_delays_what_is_applied_and_nothing_is_lost(bench: Bench) ->
     )
     with full_disk():
         worker.start()
-        while not bench.complaints:
+        while not bench.problems:
             worker.join(0.01)
         assert worker.is_alive()
     worker.join(20)
@@ -353,7 +353,7 @@ def test_an_index_that_is_released_while_the_disk_is_full_stays_released(bench: 
     worker = threading.Thread(target=bench.feed, args=(record(MAINTENANCE, upsert(1, b"x")),))
     with full_disk():
         worker.start()
-        while not bench.complaints:
+        while not bench.problems:
             worker.join(0.01)
     bench.storage.release(1, frozenset({0, 1}))
     worker.join(20)

@@ -30,7 +30,7 @@ def test_columns_show_what_happens(rows: Vbuckets) -> None:
     assert (rows.connection[2], rows.projector[2], rows.number[2]) == (5, 1, 3)
     assert rows.owned.tolist() == [False, False, True, False]
     assert rows.touched().tolist() == [2]
-    rows.say(np.array([2, 2]), np.array([12, 11], np.uint64))
+    rows.note_seqnos(np.array([2, 2]), np.array([12, 11], np.uint64))
     assert rows.seen(2) == (77, 12)
     assert rows.position(2) == (77, 10)
     rows.advance(np.array([2]))
