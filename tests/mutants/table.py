@@ -297,8 +297,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "any-process-under-a-number-is-a-copy",
         "coordinator/core/leader/transaction.py",
-        "if self.lives.get(answer.node) != answer.incarnation:",
-        "if self.lives.get(answer.node) is None:",
+        "if self.incarnations.get(answer.node) != answer.incarnation:",
+        "if self.incarnations.get(answer.node) is None:",
         LONE,
     ),
     # -- what is decided -----------------------------------------------------------------------

@@ -49,7 +49,7 @@ def make_watermarks(
 
 
 def make_indexer_beat(indexer: int, **fields: Any) -> IndexerHeartbeat:
-    """Return a heartbeat of an indexer in its first life: it holds nothing."""
+    """Return a heartbeat of an indexer in its first incarnation: it holds nothing."""
     known = {"incarnation": 1, "address": "x", "zone": "", "pid": 1, "slices": 0, "bytes": 0}
     return IndexerHeartbeat(indexer=indexer, **(known | {"cas": 0, "at_ms": 0} | fields))
 

@@ -1,8 +1,8 @@
 """What a part of a node is shown, as a plain value: no node, no master and no world stand behind.
 
-Node 1 (life 10) follows at CAS 50; node 2 (life 20) is master of epoch 4, and node 3 (life 30) is
-the third of the active list. The last transaction was 4-7, which all three accepted; the minimum
-is two copies. A test names what is different in its case.
+Node 1 follows at CAS 50; node 2 is master of epoch 4, and node 3 is the third of the active list.
+Their incarnations are 10, 20 and 30. The last transaction was 4-7, which all three accepted; the
+minimum is two copies. A test names what is different in its case.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from coordinator.core.model.types import Instant, TxnId
 CODEC = Codec()
 MONO_MS, WALL_MS = 10_000, 1_700_000_000_000
 NOW = Instant(MONO_MS, WALL_MS)
-LIVES = {1: 10, 2: 20, 3: 30}
+INCARNATIONS = {1: 10, 2: 20, 3: 30}
 CONFIG = NodeConfig(
-    node=1, roster=(1, 2, 3), address="n1", pid=1, incarnation=LIVES[1], cluster_id="c"
+    node=1, roster=(1, 2, 3), address="n1", pid=1, incarnation=INCARNATIONS[1], cluster_id="c"
 )
 
 
@@ -55,9 +55,11 @@ AUTHORITY = AuthorityState(
     request_window_ms=600_000,
     epoch=4,
     master=2,
-    incarnation=LIVES[2],
+    incarnation=INCARNATIONS[2],
     address="n2",
-    members=Map({node: Member(node, life, f"n{node}") for node, life in LIVES.items()}),
+    members=Map(
+        {node: Member(node, incarnation, f"n{node}") for node, incarnation in INCARNATIONS.items()}
+    ),
     last_seq=7,
     last_txn=TxnId(4, 7),
     last_cas=STATE.cas,
@@ -66,19 +68,24 @@ AUTHORITY = AuthorityState(
 )
 """As node 1 sees it: node 2 is the master."""
 
-OWN_AUTHORITY = replace(AUTHORITY, master=1, incarnation=LIVES[1], address="n1")
+OWN_AUTHORITY = replace(AUTHORITY, master=1, incarnation=INCARNATIONS[1], address="n1")
 """As node 1 sees it when it is the master itself."""
 
 
-def members(**lives: int) -> Map[int, Member]:
-    """Return an active list: `n1=10` is the life 10 of node 1."""
-    found = {int(name[1:]): life for name, life in lives.items()}
-    return Map({node: Member(node, life, f"n{node}") for node, life in found.items()})
+def members(**incarnations: int) -> Map[int, Member]:
+    """Return an active list: `n1=10` is the incarnation 10 of node 1."""
+    found = {int(name[1:]): incarnation for name, incarnation in incarnations.items()}
+    return Map({node: Member(node, incarnation, f"n{node}") for node, incarnation in found.items()})
 
 
 def a_beat(node: int, **fields: Any) -> NodeHeartbeat:
-    """Return a heartbeat of the life of a node that is active, at CAS 50 of epoch 4."""
-    known = {"incarnation": LIVES.get(node, 10 * node), "state": "replica", "epoch": 4, "cas": 50}
+    """Return a heartbeat of the incarnation of a node that is active, at CAS 50 of epoch 4."""
+    known = {
+        "incarnation": INCARNATIONS.get(node, 10 * node),
+        "state": "replica",
+        "epoch": 4,
+        "cas": 50,
+    }
     more = {"digest": 0, "address": f"n{node}", "pid": 1, "reason": "", "at_ms": 0}
     return NodeHeartbeat(node=node, **(known | more | fields))
 

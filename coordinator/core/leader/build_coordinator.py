@@ -63,25 +63,25 @@ VBUCKETS = range(2**16)
 STRANGE_MAX = 64
 """Of so many buckets that there are not histories are kept: one may be on its way."""
 
-Life = tuple[int, int]
+ProcessId = tuple[int, int]
 """A process: its number and its incarnation."""
 
 
 class Renewal(NamedTuple):
     """A renewal of a bucket's streams.
 
-    `number` is the generation that it replaces, `lives` are the projectors that stream from then
-    on, and `restart` is the number of the last record on `restart` that it acts on.
+    `number` is the generation that it replaces, `projectors` stream from then on, and `restart` is
+    the number of the last record on `restart` that it acts on.
     """
 
     number: int
-    lives: tuple[Life, ...]
+    projectors: tuple[ProcessId, ...]
     why: str
     restart: int
 
     def command(self, bucket: str, vector: tuple[bytes, bytes]) -> RenewStream:
         return RenewStream(
-            bucket, self.number, self.lives, *vector, reason=self.why, restart=self.restart
+            bucket, self.number, self.projectors, *vector, reason=self.why, restart=self.restart
         )
 
 
@@ -89,7 +89,7 @@ class BuildCoordinator:
     """The part of a master that has indexes built, and streams opened."""
 
     def __init__(self, epoch: Epoch) -> None:
-        self._routed: dict[int, dict[Life, int]] = {}
+        self._routed: dict[int, dict[ProcessId, int]] = {}
         self._built: dict[int, dict[int, int]] = {}
         self._watermarks: dict[tuple[str, int], HwHeartbeat] = {}
         self._logs: dict[str, dict[int, tuple[FailoverBranch, ...]]] = {}
@@ -119,8 +119,8 @@ class BuildCoordinator:
         if record.reason:
             reason = f"projector {record.projector}: {record.reason[:REASON_LENGTH_MAX]}"
             return [_step_of(index, MarkFailed(index.id, index.build, reason))]
-        life = (record.projector, record.incarnation)
-        self._routed.setdefault(index.id, {})[life] = record.build
+        process_id = (record.projector, record.incarnation)
+        self._routed.setdefault(index.id, {})[process_id] = record.build
         return []
 
     def built(self, view: NodeView, record: IndexBuilt) -> None:
@@ -205,8 +205,8 @@ class BuildCoordinator:
     def _step(self, index: Index, projectors: list[ProjectorHeartbeat]) -> list[Result]:
         """Return the next step of a build, if all that it rests on is there."""
         if index.state == PENDING:
-            lives = [(p.projector, p.incarnation) for p in projectors]
-            if is_routed(index, self._routed.get(index.id, {}), lives):
+            ids = [(p.projector, p.incarnation) for p in projectors]
+            if is_routed(index, self._routed.get(index.id, {}), ids):
                 return [_step_of(index, MarkRouted(index.id, index.build))]
         elif is_built(index, self._built.get(index.id, {})):
             return [_step_of(index, MarkBuilt(index.id, index.build))]
@@ -224,7 +224,7 @@ class BuildCoordinator:
         found: list[Result] = []
         for bucket, renewal in wanted.items():
             since = now - self._waiting_since_ms.setdefault(bucket, now)
-            if len(renewal.lives) < len(projectors) and since < config.stream_hold_ms:
+            if len(renewal.projectors) < len(projectors) and since < config.stream_hold_ms:
                 continue
             vector, asked = self._restart(view, bucket, since >= config.stream_timeout_ms)
             found += asked
@@ -257,9 +257,9 @@ class BuildCoordinator:
                 (p.projector, p.incarnation) for p in projectors if p.projector in told.projectors
             }
             renewal = found.get(bucket) or Renewal(number, (), told.reason, 0)
-            lives = tuple(sorted({*renewal.lives, *(lost & sources.keys())}))
-            if lives:
-                found[bucket] = renewal._replace(lives=lives, restart=told.number)
+            ids = tuple(sorted({*renewal.projectors, *(lost & sources.keys())}))
+            if ids:
+                found[bucket] = renewal._replace(projectors=ids, restart=told.number)
         return found
 
     def _streamed(self, state: StateContext) -> frozenset[str]:
@@ -276,9 +276,9 @@ class BuildCoordinator:
 
     def _waiting(
         self, state: StateContext, projectors: list[ProjectorHeartbeat]
-    ) -> dict[str, tuple[int, list[Life]]]:
+    ) -> dict[str, tuple[int, list[ProcessId]]]:
         """Return the buckets for which projectors wait, with the newest number, and who waits."""
-        found: dict[str, tuple[int, list[Life]]] = {}
+        found: dict[str, tuple[int, list[ProcessId]]] = {}
         if not any(beat.waiting for beat in projectors):
             return found
         streamed = self._streamed(state)
@@ -288,8 +288,8 @@ class BuildCoordinator:
                     continue
                 number, sources = _sources(state, awaited.bucket)
                 if sources.get((beat.projector, beat.incarnation), 0) == awaited.number:
-                    _, lives = found.setdefault(awaited.bucket, (number, []))
-                    lives.append((beat.projector, beat.incarnation))
+                    _, ids = found.setdefault(awaited.bucket, (number, []))
+                    ids.append((beat.projector, beat.incarnation))
         return found
 
     def _restart(
@@ -325,13 +325,15 @@ class BuildCoordinator:
         return record if whole else None
 
 
-def is_routed(index: Index, routed: Mapping[Life, int], projectors: Iterable[Life]) -> bool:
+def is_routed(
+    index: Index, routed: Mapping[ProcessId, int], projectors: Iterable[ProcessId]
+) -> bool:
     """Tell whether every live projector routes an index; `routed` has the build that each named.
 
     Only then is the index backfilled: what a projector that does not route it streams meanwhile
     would be missing.
     """
-    return all(routed.get(life) == index.build for life in projectors)
+    return all(routed.get(process_id) == index.build for process_id in projectors)
 
 
 def is_built(index: Index, built: Mapping[int, int]) -> bool:
@@ -396,7 +398,7 @@ def _answered(state: StateContext, bucket: str) -> int:
     return held.entity.restart if held and isinstance(held.entity, Stream) else 0
 
 
-def _sources(state: StateContext, bucket: str) -> tuple[int, dict[Life, int]]:
+def _sources(state: StateContext, bucket: str) -> tuple[int, dict[ProcessId, int]]:
     """Return the generation of a bucket's streams, and of each incarnation that streams it."""
     held = state.stream(bucket)
     stream = held.entity if held else None

@@ -119,14 +119,14 @@ class Committer:
             tuple(group.mutations),
         )
         token = self._tokens.next()
-        lives = {n: member.incarnation for n, member in authority.members.items()}
+        incarnations = {n: member.incarnation for n, member in authority.members.items()}
         self.attempt = Attempt(
             proposal=proposal,
             enlisted=group.enlisted,
             began_ms=now,
             sent_ms=now,
             token=token,
-            lives=lives,
+            incarnations=incarnations,
         )
         return [WriteEvents(token, events_of(proposal, ())), Append(token, proposal)]
 

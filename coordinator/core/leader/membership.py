@@ -119,7 +119,7 @@ class Membership:
         """Return the snapshot, or the resignation, or what an operator asks for, or all the rest.
 
         A snapshot goes alone: it counts only where it equals the fold, and the state is copied at
-        its CAS. Expiries go first: that of a node's last life must not end the one that is
+        its CAS. Expiries go first: that of a node's last incarnation must not end the one that is
         admitted. While a restart timestamp is awaited, which rests on the indexers that take part,
         none is registered. A master that is idle forgets outcomes.
         """
@@ -179,7 +179,7 @@ class Membership:
     def _lapsed(self, view: NodeView) -> list[CommitRecord]:
         """Return the expiry of members that are gone, as far as enough copies are left.
 
-        Their heartbeats have stopped, or come from another life, which asks to join.
+        Their heartbeats have stopped, or come from another incarnation, which asks to join.
         """
         authority, peers = authority_of(view), view.peers
         spare = len(authority.members) - authority.minimum
@@ -271,9 +271,9 @@ class Membership:
         if isinstance(command, Leave):
             peer = view.peers.nodes.get(command.node)
             member = authority.members.get(command.node)
-            life = peer.beat.incarnation if peer else member.incarnation if member else 0
+            incarnation = peer.beat.incarnation if peer else member.incarnation if member else 0
             wall_ms = view.now.wall_ms
-            left = MemberLeft(self._epoch, command.node, life, event.principal, wall_ms)
+            left = MemberLeft(self._epoch, command.node, incarnation, event.principal, wall_ms)
             return left, "leave_impossible", _why_not_leave(authority, command.node)
         assert isinstance(command, Reform)
         reformed = reform_record(view, event, self._epoch)

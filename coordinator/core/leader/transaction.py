@@ -58,7 +58,7 @@ class Attempt:
     sent_ms: int
     state: str = PROPOSED
     token: int = 0
-    lives: Mapping[int, int] = field(default_factory=dict)
+    incarnations: Mapping[int, int] = field(default_factory=dict)
     """The incarnation of each participant: another process under its number is no copy."""
     offset: Offset | None = None
     cas: tuple[Cas, ...] = ()
@@ -85,7 +85,7 @@ class Attempt:
         """Count an answer, if it names this proposal at its offset."""
         if answer.txn != self.proposal.txn:
             return
-        if self.lives.get(answer.node) != answer.incarnation:
+        if self.incarnations.get(answer.node) != answer.incarnation:
             return
         if self.offset is None:
             self.early.append(answer)

@@ -18,7 +18,7 @@ from coordinator.core.consensus.view import Tokens
 from coordinator.core.model.authority_state import TransactionStatus
 from coordinator.core.model.records import ACCEPTED, REFUSED, ProposalAnswered
 from coordinator.core.model.types import TxnId
-from tests.support.views import AUTHORITY, LIVES, MONO_MS, a_proposal, a_view, opened
+from tests.support.views import AUTHORITY, INCARNATIONS, MONO_MS, a_proposal, a_view, opened
 
 FULL, PROBE_MS, AT = "full", 1_000, 101
 PROPOSAL = a_proposal(8)
@@ -50,7 +50,7 @@ def prepare(durability: Durability) -> Save:
 
 
 def an_answer(answer: str = ACCEPTED, reason: str = "") -> AnswerProposal:
-    return AnswerProposal(ProposalAnswered(1, LIVES[1], PROPOSAL.txn, AT, answer, reason))
+    return AnswerProposal(ProposalAnswered(1, INCARNATIONS[1], PROPOSAL.txn, AT, answer, reason))
 
 
 def fail_to_save(durability: Durability, view: Any) -> list[Any]:

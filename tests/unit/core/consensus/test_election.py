@@ -42,7 +42,7 @@ from coordinator.core.model.records import (
 )
 from tests.support.views import (
     AUTHORITY,
-    LIVES,
+    INCARNATIONS,
     MONO_MS,
     OWN_AUTHORITY,
     STATE,
@@ -62,7 +62,7 @@ TOKEN = 1
 """That of the first claim of a node's life."""
 
 CLAIMING_NOTE = Note("no master is alive: claiming the mastership")
-SECOND = {"node": 2, "incarnation": LIVES[2], "address": "n2"}
+SECOND = {"node": 2, "incarnation": INCARNATIONS[2], "address": "n2"}
 """The settings of node 2."""
 
 MASTERLESS = replace(AUTHORITY, master=0, incarnation=0, address="")
@@ -80,7 +80,11 @@ def heard(**fields: Any) -> Any:
 
 
 def claim(epoch: int = 5, node: int = 1, **fields: Any) -> MasterClaimed:
-    known = {"incarnation": LIVES.get(node, 10 * node), "address": f"n{node}", "at_ms": WALL_MS}
+    known = {
+        "incarnation": INCARNATIONS.get(node, 10 * node),
+        "address": f"n{node}",
+        "at_ms": WALL_MS,
+    }
     more = {"cas": STATE.cas, "digest": STATE.digest, "snapshot": AUTHORITY}
     return MasterClaimed(epoch=epoch, node=node, **(known | more | fields))
 

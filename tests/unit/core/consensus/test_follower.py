@@ -54,7 +54,7 @@ from coordinator.core.model.types import Instant, TxnId
 from tests.support.views import (
     AUTHORITY,
     CODEC,
-    LIVES,
+    INCARNATIONS,
     MONO_MS,
     STATE,
     WALL_MS,
@@ -147,7 +147,7 @@ def batch(applied: int, cas: int = 50, *keys: str, **fields: Any) -> dict[str, A
 
 
 def an_answer(answer: str = ACCEPTED, reason: str = "", **fields: Any) -> AnswerProposal:
-    said = ProposalAnswered(1, LIVES[1], PROPOSAL.txn, AT, answer, reason)
+    said = ProposalAnswered(1, INCARNATIONS[1], PROPOSAL.txn, AT, answer, reason)
     return AnswerProposal(replace(said, **fields))
 
 

@@ -32,7 +32,7 @@ from coordinator.core.model.records import CopyOffered, CopyRequested, Event
 from coordinator.core.model.types import TxnId
 from tests.support.views import (
     AUTHORITY,
-    LIVES,
+    INCARNATIONS,
     MONO_MS,
     STATE,
     a_beat,
@@ -93,12 +93,12 @@ def rejects(kind: str) -> Note:
 
 
 def asks(node: int, token: int) -> list[Any]:
-    question = CopyRequested(1, LIVES[1], node, token, 50)
+    question = CopyRequested(1, INCARNATIONS[1], node, token, 50)
     return [Note(f"asking node {node} for a copy of the state"), Beat(question)]
 
 
 def offered(token: int, **fields: Any) -> CopyOffered:
-    return replace(CopyOffered(2, 1, LIVES[1], token, 99, 900), **fields)
+    return replace(CopyOffered(2, 1, INCARNATIONS[1], token, 99, 900), **fields)
 
 
 # -- sources, in their order ---------------------------------------------------------------------

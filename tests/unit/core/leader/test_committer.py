@@ -50,7 +50,7 @@ from coordinator.kafka.topics import MESSAGE_BYTES_MAX
 from coordinator.process import LOG_CAPACITY_MAX
 from tests.support.views import (
     CODEC,
-    LIVES,
+    INCARNATIONS,
     MONO_MS,
     OWN_AUTHORITY,
     STATE,
@@ -106,7 +106,7 @@ def proposed(*enlisted: Enlisted, **fields: Any) -> Committer:
 
 
 def an_answer(node: int, answer: str = ACCEPTED, reason: str = "", seq: int = 1) -> Any:
-    return ProposalAnswered(node, LIVES[node], TxnId(4, seq), AT, answer, reason)
+    return ProposalAnswered(node, INCARNATIONS[node], TxnId(4, seq), AT, answer, reason)
 
 
 def under_way(*accepted: int, **fields: Any) -> Committer:
@@ -407,7 +407,7 @@ def test_as_long_as_no_cas_is_known_nothing_is_decided() -> None:
     """The mastership ends with its producer, or when the verdict is overdue."""
     committer = proposed()
     committer.opened(TXN, AT)
-    for node in LIVES:
+    for node in INCARNATIONS:
         committer.answered(an_answer(node))
     assert committer.advance(at()) == []
     end_ms = asked_in_vain(committer)
@@ -449,7 +449,7 @@ def refused_once(committer: Committer, seq: int, *refusing: int) -> tuple[Any, .
     token = committer.attempt.token
     committer.opened(TxnId(4, seq), AT)
     committer.written(began, Written(token, OFFSETS))
-    for node in LIVES:
+    for node in INCARNATIONS:
         refuses = node in refusing
         answer = an_answer(node, REFUSED if refuses else ACCEPTED, "full" if refuses else "", seq)
         committer.answered(answer)
@@ -466,7 +466,7 @@ def committed_once(committer: Committer, seq: int) -> None:
     assert committer.attempt is not None
     committer.opened(TxnId(4, seq), AT)
     committer.written(at(), Written(committer.attempt.token, OFFSETS))
-    for node in LIVES:
+    for node in INCARNATIONS:
         committer.answered(an_answer(node, seq=seq))
     (written,) = committer.advance(at())
     assert isinstance(written, Conclude)
@@ -507,7 +507,7 @@ def test_the_reason_of_a_rollback_is_kept_in_short() -> None:
     claim = MasterClaimed(
         epoch=5,
         node=1,
-        incarnation=LIVES[1],
+        incarnation=INCARNATIONS[1],
         address="n1",
         cas=STATE.cas,
         digest=STATE.digest,

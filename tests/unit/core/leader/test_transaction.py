@@ -47,7 +47,7 @@ from coordinator.core.model.types import Instant, TxnId
 from tests.support.indexes import make_index
 from tests.support.views import (
     CODEC,
-    LIVES,
+    INCARNATIONS,
     MONO_MS,
     OWN_AUTHORITY,
     STATE,
@@ -65,11 +65,11 @@ AT = 150
 
 def an_attempt(**fields: Any) -> Attempt:
     known = {"proposal": a_proposal(8), "enlisted": [], "began_ms": 0, "sent_ms": 0}
-    return Attempt(**(known | {"lives": LIVES} | fields))
+    return Attempt(**(known | {"incarnations": INCARNATIONS} | fields))
 
 
 def an_answer(node: int, answer: str = ACCEPTED) -> ProposalAnswered:
-    return ProposalAnswered(node, LIVES[node], TXN, AT, answer, "")
+    return ProposalAnswered(node, INCARNATIONS[node], TXN, AT, answer, "")
 
 
 @pytest.mark.parametrize("before", MOVES)
@@ -99,14 +99,17 @@ def test_an_attempt_is_concluded_or_abandoned_and_then_undone(before: str, after
         ({"proposal_offset": -1}, False),
         ({"node": 4, "incarnation": 40}, False),
     ],
-    ids=["this", "number", "epoch", "life", "offset", "no-offset", "no-participant"],
+    ids=["this", "number", "epoch", "incarnation", "offset", "no-offset", "no-participant"],
 )
 @pytest.mark.parametrize("early", [False, True])
 def test_an_answer_counts_for_this_proposal_at_its_offset_by_a_participant_in_its_life(
     fields: dict[str, Any], counts: bool, early: bool
 ) -> None:
     """Also one that came before the master itself has read where its proposal stands."""
-    attempt, answer = an_attempt(lives={**LIVES, 4: 40}), replace(an_answer(2), **fields)
+    attempt, answer = (
+        an_attempt(incarnations={**INCARNATIONS, 4: 40}),
+        replace(an_answer(2), **fields),
+    )
     if early:
         attempt.count(answer)
         assert attempt.answers == {}
