@@ -531,7 +531,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         Projector(options, stopping, wake).run()
     except ThreadEndedError as error:
-        StatusLog(f"projector {options.projector}").say(str(error))
+        StatusLog(f"projector {options.projector}").info(str(error))
         return EX_UNUSABLE
     ignore_stops()
     return 0
