@@ -39,7 +39,7 @@ class DataPlane:
         self,
         bootstrap_servers: str,
         cluster: str,
-        life: tuple[int, int],
+        process_id: tuple[int, int],
         heartbeat_s: float,
         checkpoint_s: float,
         storage: Storage,
@@ -53,7 +53,14 @@ class DataPlane:
         self._dead_letters = dead_letters
         self.queue = MutationQueue()
         self.reporter = ProgressReporter(
-            bootstrap_servers, cluster, life, heartbeat_s, storage, self.queue, status_log, threads
+            bootstrap_servers,
+            cluster,
+            process_id,
+            heartbeat_s,
+            storage,
+            self.queue,
+            status_log,
+            threads,
         )
         self.applier = Applier(
             *(storage, self.queue, self.reporter.news, status_log.problem, status_log.resolved),
@@ -62,7 +69,7 @@ class DataPlane:
         self.reader = MutationReader(
             bootstrap_servers,
             cluster,
-            life[0],
+            process_id[0],
             self.queue,
             self._needed,
             self._dead_letter,

@@ -42,20 +42,20 @@ class ProgressReporter:
         self,
         bootstrap_servers: str,
         cluster: str,
-        life: tuple[int, int],
+        process_id: tuple[int, int],
         period_s: float,
         storage: Storage,
         queue: MutationQueue,
         status_log: StatusLog,
         threads: Threads,
     ) -> None:
-        """`life` is the indexer and its incarnation."""
+        """`process_id` is the indexer and its incarnation."""
         self._settings = plain_settings(
             bootstrap_servers,
             **{"enable.idempotence": True, "message.timeout.ms": MESSAGE_TIMEOUT_MS},
         )
         self._topics = {name: topic_name(cluster, name) for name in (HW, STREAM_REQUEST, ACKS)}
-        self._indexer, self._incarnation = life
+        self._indexer, self._incarnation = process_id
         self._period_s = period_s
         self._storage = storage
         self._queue = queue

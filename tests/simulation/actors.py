@@ -83,7 +83,7 @@ class Indexer(IndexerVoice):
             attend_to_builds(self)
 
     def forget(self) -> None:
-        """Lose all storage, in this life or with it."""
+        """Lose all storage, in this incarnation or with it."""
         self.held.clear()
         self.incarnation += self.world.clock.hit(0.5)
 

@@ -46,7 +46,7 @@ class Projector(ProjectorVoice):
         world.clock.at(world.clock.chance.randrange(PERIOD_MS), self.period)
 
     def restart(self) -> None:
-        """Begin another life: it has nothing, and reads the state from its start."""
+        """Begin another incarnation: it has nothing, and reads the state from its start."""
         self.incarnation += 1
         self.position = 0
         self.indexes, self.streams, self.running = {}, {}, {}
@@ -81,11 +81,11 @@ class Projector(ProjectorVoice):
         self.say_routed(index.id, index.build, reason)
 
     def _number(self, bucket: str) -> int:
-        """Return this life's number in the bucket's stream, 0 if it has none."""
+        """Return this process's number in the bucket's stream, 0 if it has none."""
         stream = self.streams.get(bucket)
-        life = (self.number, self.incarnation)
+        process_id = (self.number, self.incarnation)
         sources = stream.sources if stream else ()
-        return next((s.number for s in sources if (s.projector, s.incarnation) == life), 0)
+        return next((s.number for s in sources if (s.projector, s.incarnation) == process_id), 0)
 
     def _streams(self, bucket: str) -> bool:
         """Tell whether the bucket's stream runs: a number is used for one connection only."""
@@ -175,7 +175,7 @@ class Application(Actor):
         )
 
     def _show(self, machine: Machine) -> None:
-        """A node reads on; a new life of it reads all from the start."""
+        """A node reads on; a new incarnation of it reads all from the start."""
         node = machine.node
         if node is None or machine.paused or RESTART in machine.cut_topics:
             return

@@ -63,7 +63,7 @@ class Machine(Actor):
         self.number = number
         self.disk = Disk()
         self.node: Node | None = None
-        self.life = 0
+        self.incarnation = 0
         self.paused = False
         self.deaf = False
         self.mute = False
@@ -206,25 +206,25 @@ class Machine(Actor):
             f"waiting={len(self.waiting)} {node.why_not_ready}"
         )
 
-    # -- life --------------------------------------------------------------------------------
+    # -- processes ---------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start the process, if it is not running."""
         world = self.world
         if self.node is not None or self.number in world.dead:
             return
-        self.life += 1
+        self.incarnation += 1
         self.dead_reader = ""
         self.config = NodeConfig(
             node=self.number,
-            incarnation=self.number * 1_000 + self.life,
+            incarnation=self.number * 1_000 + self.incarnation,
             address=f"node{self.number}",
-            pid=self.life,
+            pid=self.incarnation,
             **world.config,
         )
         self.node = Node(self.config, world.codec)
         self.changes = Feed(kept_max=KEPT_MAX, waiting_max=WAITING_MAX)
-        world.trace(f"node {self.number} starts, life {self.life}")
+        world.trace(f"node {self.number} starts, incarnation {self.incarnation}")
         restored = self.disk.restore()
         if restored is not None and not self.flipped:
             world.judge.restored(self.number, restored)
@@ -239,7 +239,7 @@ class Machine(Actor):
         self.world.trace(f"node {self.number} ends: {why}")
         self.node = None
         self.changes.close()
-        self.life += 1
+        self.incarnation += 1
         self.paused = False
         self.fuse = -1
         self.inbox.clear()
@@ -293,12 +293,12 @@ class Machine(Actor):
         now = self.clock.now
         instant = Instant(self.mono_ms, WALL_MS + now + self.skew_ms)
         steps = steps_of_input(self, event)
-        life = self.life
+        incarnation = self.incarnation
         found, took_ms = self._timed_step(node, instant, event)
         world.stepped(self, event, found)
         for step in steps:
             world.take_step(self, step)
-        if self.life != life:
+        if self.incarnation != incarnation:
             return
         if took_ms and not self.paused:
             self._rest += found
@@ -324,7 +324,7 @@ class Machine(Actor):
 
     def _carry_out(self, effects: list[fx.Effect]) -> None:
         """Carry effects out, unless the process ends or stops between two of them."""
-        life, world = self.life, self.world
+        incarnation, world = self.incarnation, self.world
         for number, effect in enumerate(effects):
             if self.paused:
                 self._rest += effects[number:]
@@ -343,9 +343,9 @@ class Machine(Actor):
             step = STEPS_OF_EFFECT.get(type(effect))
             name = step(self, effect) if step is not None else ""
             EFFECTS[type(effect)](self, effect)
-            if name and self.life == life:
+            if name and self.incarnation == incarnation:
                 world.take_step(self, name)
-            if self.life != life:
+            if self.incarnation != incarnation:
                 return
 
     def _tick(self) -> None:
@@ -354,15 +354,17 @@ class Machine(Actor):
         self.at(TICK_MS + self.clock.chance.randint(-8, 8), self._tick)
 
     def at(self, delay_ms: int, what: Callable[..., None], *args: Any) -> None:
-        """Have `what` called after a while, unless this life of the process is over by then."""
-        self.clock.at(delay_ms, self._in_life, self.life, what, args)
+        """Have `what` called after a while, unless this process is over by then."""
+        self.clock.at(delay_ms, self._in_incarnation, self.incarnation, what, args)
 
-    def _in_life(self, life: int, what: Callable[..., None], args: tuple[Any, ...]) -> None:
-        if life == self.life:
+    def _in_incarnation(
+        self, incarnation: int, what: Callable[..., None], args: tuple[Any, ...]
+    ) -> None:
+        if incarnation == self.incarnation:
             what(*args)
 
     def later(self, delay_ms: int, event: inp.Input) -> None:
-        """Give an input to this life of the node after a while."""
+        """Give an input to this incarnation of the node after a while."""
         self.at(delay_ms, self.feed, event)
 
     def when_it_reads(self, delay_ms: int, what: Callable[..., None], *args: Any) -> None:
@@ -391,7 +393,7 @@ class Machine(Actor):
         if self.deaf or self.paused or self.dead_reader == "commit":
             self.at(AGAIN_MS, self._deliver_commit)
             return
-        life = self.life
+        incarnation = self.incarnation
         limit = self.clock.chance.choice((1, 2, 3, 500))
         commit = self.broker["commit"]
         if self._follow < commit.start:
@@ -409,7 +411,7 @@ class Machine(Actor):
             if self.doubling:
                 self.later(2 * self.clock.delay(), event)
             self.feed(event)
-        if life == self.life:
+        if incarnation == self.incarnation:
             self._commit_moved()
 
     # -- plain records -----------------------------------------------------------------------
@@ -423,18 +425,18 @@ class Machine(Actor):
         if clock.hit(faults.append_unknown):
             self.met("delay")
             self.later(PATIENCE_MS, failed)
-            clock.at(clock.chance.randint(1, 2_500), self._land, self.life, effect)
+            clock.at(clock.chance.randint(1, 2_500), self._land, self.incarnation, effect)
             return
         if self.deaf:
             self.later(PATIENCE_MS, failed)
-        clock.at(clock.delay() + self.slow(), self._land, self.life, effect)
+        clock.at(clock.delay() + self.slow(), self._land, self.incarnation, effect)
         if self.doubling or clock.hit(faults.append_doubled):
             self.met("duplication")
-            clock.at(clock.chance.randint(1, 1_500), self._land, self.life, effect)
+            clock.at(clock.chance.randint(1, 1_500), self._land, self.incarnation, effect)
 
-    def _land(self, life: int, effect: fx.Append) -> None:
+    def _land(self, incarnation: int, effect: fx.Append) -> None:
         offset = self.broker["commit"].append(effect.record, None, self.clock.now)
-        if life == self.life:
+        if incarnation == self.incarnation:
             self._written = max(self._written, offset)
 
     def _examine(self, effect: fx.Examine) -> None:

@@ -116,10 +116,10 @@ class Subscribing(Client):
 
 
 class _Open(NamedTuple):
-    """A reading of one subscription at one node, in one life of it."""
+    """A reading of one subscription at one node, in one incarnation of it."""
 
     machine: Machine
-    life: int
+    incarnation: int
     subscription: Subscription
     selection: Selection
     place: feed.Subscription
@@ -185,7 +185,7 @@ class Delivering(Actor):
             self._let_go()
             return
         assert machine.node is not None
-        for number in [n for n, one in self.open.items() if one.life != machine.life]:
+        for number in [n for n, one in self.open.items() if one.incarnation != machine.incarnation]:
             self._close(number)
         for topic, subscription in subscriptions(machine.node.state):
             number = subscription.number
@@ -223,8 +223,8 @@ class Delivering(Actor):
             missed = above(self.world.judge, after, node.state.cas)
             self._tell(number, fence, selection, missed, node.state.cas)
             return
-        life = self.machine.life
-        self.open[number] = _Open(self.machine, life, subscription, selection, place, fence)
+        incarnation = self.machine.incarnation
+        self.open[number] = _Open(self.machine, incarnation, subscription, selection, place, fence)
 
     def _write(self, number: int, one: _Open, changes: list[Change], position: Cas) -> None:
         if self.open.get(number) is not one:
@@ -285,7 +285,7 @@ class Expiring(Actor):
     def __init__(self, world: Cluster, board: Board, machine: Machine) -> None:
         self.world, self.board, self.machine = world, board, machine
         self.chance = random.Random(f"expiring {world.seed} {machine.number}")
-        self.life, self.epoch, self.read = -1, -1, 0
+        self.incarnation, self.epoch, self.read = -1, -1, 0
         self.held_until = 0
         self.positions, self.silence = Positions(), Silence(0)
         world.clock.at(self.chance.randint(0, 200), self.look)
@@ -295,8 +295,8 @@ class Expiring(Actor):
         machine, now = self.machine, self.world.clock.now
         if machine.paused or machine.node is None:
             return
-        if machine.life != self.life:
-            self.life, self.read, self.positions = machine.life, 0, Positions()
+        if machine.incarnation != self.incarnation:
+            self.incarnation, self.read, self.positions = machine.incarnation, 0, Positions()
         self._read(now)
         master = machine.node.master
         epoch = master.epoch if master is not None and master.active else -1

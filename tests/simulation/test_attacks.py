@@ -56,17 +56,17 @@ def test_the_expiry_of_the_last_life_does_not_end_the_next(world: World) -> None
     again.start()
     node = master.node
     assert node is not None
-    life = again.number * 1_000 + again.life
-    beat = replace(node.peers.nodes[again.number].beat, incarnation=life)
+    incarnation = again.number * 1_000 + again.incarnation
+    beat = replace(node.peers.nodes[again.number].beat, incarnation=incarnation)
     stranger = make_indexer_beat(7, address="indexer7", zone="a")
-    joiner = JoinRequested(again.number, life, "again", node.state.cas, node.state.digest)
+    joiner = JoinRequested(again.number, incarnation, "again", node.state.cas, node.state.digest)
     master.feed(BeatsRead((stranger,)))
     master.feed(BeatsRead((beat,)))
     master.feed(AcksRead((joiner,)))
-    run_until(world, lambda: world.judge.truth.members.get(again.number) == life)
+    run_until(world, lambda: world.judge.truth.members.get(again.number) == incarnation)
     run_until(world, world_has_members(world, 3))
     written = records(world, MemberAdmitted, MemberExpired)
-    admitted = next(offset for offset, r in written if getattr(r, "incarnation", 0) == life)
+    admitted = next(offset for offset, r in written if getattr(r, "incarnation", 0) == incarnation)
     assert not [r for offset, r in written if offset > admitted]
 
 

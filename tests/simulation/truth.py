@@ -31,7 +31,7 @@ class Done:
 
 @dataclass(slots=True)
 class Seen:
-    """What a node showed last, in this life of it."""
+    """What a node showed last, in this incarnation of it."""
 
     cas: int = 0
     epoch: int = 0

@@ -33,7 +33,7 @@ Parts = Sequence[tuple[Holding, ...]]
 
 
 class Voice(Actor):
-    """One life of an indexer or a projector, as it names itself."""
+    """One incarnation of an indexer or a projector, as it names itself."""
 
     world: Cluster
     number: int
@@ -61,16 +61,18 @@ class IndexerVoice(Voice):
     def say_holdings(self, asked: HoldingsRequested, position: int, parts: Parts) -> None:
         cas = self.world.cas_base + position - 1
         for part, some in enumerate(parts):
-            life = self.number, self.incarnation
-            self._send(ACKS, HoldingsReported(*life, asked.round, cas, part, len(parts), some))
+            process_id = self.number, self.incarnation
+            self._send(
+                ACKS, HoldingsReported(*process_id, asked.round, cas, part, len(parts), some)
+            )
 
     def say_slices(
         self, index_id: int, answer: str, reason: str, slices: tuple[int, ...], shard: int
     ) -> None:
         if answer == ALLOCATED:
             self.world.judge.allocated.add((self.number, index_id))
-        life = self.number, self.incarnation
-        self._send(ACKS, SliceAnswered(*life, index_id, answer, reason, slices, shard))
+        process_id = self.number, self.incarnation
+        self._send(ACKS, SliceAnswered(*process_id, index_id, answer, reason, slices, shard))
 
     def say_held(self, bucket: str, vector: Vector, indexes: tuple[int, ...], **more: Any) -> None:
         record = make_watermarks(

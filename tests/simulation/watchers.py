@@ -50,7 +50,7 @@ class Watcher(Actor):
         self.told: list[Change] = []
         self.subscription: Subscription | None = None
         self.machine: Machine | None = None
-        self.life = 0
+        self.incarnation = 0
         world.clock.at(self.chance.randint(0, 3_000), self.look)
 
     def look(self) -> None:
@@ -60,7 +60,7 @@ class Watcher(Actor):
     def attend(self) -> None:
         """Take what has come; subscribe where there is no subscription."""
         machine = self.machine
-        if machine is None or machine.node is None or machine.life != self.life:
+        if machine is None or machine.node is None or machine.incarnation != self.incarnation:
             self._connect()
             return
         if machine.paused:
@@ -109,7 +109,7 @@ class Watcher(Actor):
         if made is None:
             self._read(node.state.cas)
             return
-        self.subscription, self.machine, self.life = made, machine, machine.life
+        self.subscription, self.machine, self.incarnation = made, machine, machine.incarnation
 
     def _read(self, up_to: Cas) -> None:
         """Read from the history what is between the position and a node's CAS."""

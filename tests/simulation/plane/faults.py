@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tests.simulation.machine import Machine
     from tests.simulation.plane.indexer import Indexer
     from tests.simulation.plane.mutations import Partition
-    from tests.simulation.plane.projector import Life, Projector
+    from tests.simulation.plane.projector import Projector, ProjectorProcess
     from tests.simulation.plane.shell import Shell
     from tests.simulation.plane.world import PlaneWorld
 
@@ -33,10 +33,10 @@ def a_log_that_loses(world: PlaneWorld) -> tuple[Iterable[Partition], str]:
     return (world.clock.chance.choice(world.mutations),), ""
 
 
-def a_life(world: PlaneWorld) -> tuple[Iterable[Life], str]:
+def a_process(world: PlaneWorld) -> tuple[Iterable[ProjectorProcess], str]:
     """A projector's, if it is up and does not stand still."""
-    life = world.clock.chance.choice(world.projectors).life
-    return (() if life is None or life.paused else (life,)), ""
+    process = world.clock.chance.choice(world.projectors).process
+    return (() if process is None or process.paused else (process,)), ""
 
 
 def the_acting_master(world: PlaneWorld) -> tuple[Iterable[Machine], str]:
@@ -57,23 +57,23 @@ def _away(*pauses_ms: int) -> Callable[[PlaneWorld, Shell[Any]], None]:
     return kill
 
 
-def _pause(world: PlaneWorld, life: Life) -> None:
+def _pause(world: PlaneWorld, process: ProjectorProcess) -> None:
     """It stands still, for longer than it counts as alive, perhaps, and goes on."""
-    life.pause()
-    world.clock.at(world.clock.chance.choice((150, 700, 2_500, 4_000)), life.go_on)
+    process.pause()
+    world.clock.at(world.clock.chance.choice((150, 700, 2_500, 4_000)), process.go_on)
 
 
-def _replace(world: PlaneWorld, life: Life) -> None:
+def _replace(world: PlaneWorld, process: ProjectorProcess) -> None:
     """It stands still, its vbuckets move to another node, and it goes on with what it had."""
-    life.pause()
-    _move(world, 0.7, lambda: 1 - life.number)
-    world.clock.at(world.clock.chance.choice((700, 2_500)), life.go_on)
+    process.pause()
+    _move(world, 0.7, lambda: 1 - process.number)
+    world.clock.at(world.clock.chance.choice((700, 2_500)), process.go_on)
 
 
 def _slow_down(world: PlaneWorld, projector: Projector) -> None:
     projector.slow_ms = world.clock.chance.choice((50, 400, 1_500))
-    if projector.life is not None:
-        projector.life.producer.slow_ms = projector.slow_ms
+    if projector.process is not None:
+        projector.process.producer.slow_ms = projector.slow_ms
 
 
 def _crash_in_a_write(world: PlaneWorld, indexer: Indexer) -> None:
@@ -138,8 +138,8 @@ def _generation_without(world: PlaneWorld, indexer: Indexer) -> None:
     clock = world.clock
     projector = clock.chance.choice(world.projectors)
     indexer.kill()
-    if projector.life is not None:
-        projector.life.producer.slow_ms = 300
+    if projector.process is not None:
+        projector.process.producer.slow_ms = 300
     clock.at(clock.chance.choice((300, 1_100)), _kill_for_a_moment, projector)
     clock.at(clock.chance.choice((2_000, 3_500)), indexer.start)
 
@@ -178,10 +178,10 @@ def _crash_vbucket(world: PlaneWorld) -> None:
 
 ACTIONS: dict[str, Fault] = {
     "projector_killed": Fault(a_projector, _away(1, 100, 1_500)),
-    "projector_paused": Fault(a_life, _pause),
-    "projector_replaced": Fault(a_life, _replace),
+    "projector_paused": Fault(a_process, _pause),
+    "projector_replaced": Fault(a_process, _replace),
     "projector_slow": Fault(a_projector, _slow_down),
-    "kafka_refuses": Fault(a_life, lambda world, life: life.lose_kafka()),
+    "kafka_refuses": Fault(a_process, lambda world, process: process.lose_kafka()),
     "indexer_killed": Fault(an_indexer_that_is_hurt, _away(1, 100, 800)),
     "indexer_away": Fault(an_indexer_that_is_hurt, _away(2_500, 6_000)),
     "indexer_crashes_in_a_write": Fault(an_indexer_that_is_hurt, _crash_in_a_write),

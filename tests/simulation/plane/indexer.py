@@ -54,8 +54,8 @@ def _nothing(*_: Any) -> None:
     """Who listens?"""
 
 
-class Life:
-    """One life of an indexer: everything that a kill takes."""
+class IndexerProcess:
+    """One process of an indexer: everything that a kill takes."""
 
     def __init__(self, shell: Indexer) -> None:
         self.shell = shell
@@ -95,7 +95,7 @@ class Life:
         self._do(self._read_state)
 
     def _do(self, what: Callable[[], None]) -> None:
-        """Do something, unless this life is over; it may end in a write."""
+        """Do something, unless this process is over; it may end in a write."""
         if not self.dead:
             try:
                 what()
@@ -305,13 +305,13 @@ def _lacks_something(bucket: Storage) -> bool:
     return any(v in tracked.marks for v in odd for tracked in tracker.indexes.values())
 
 
-class Indexer(Shell[Life], IndexerVoice):
-    """An indexer, its lives, and its disks."""
+class Indexer(Shell[IndexerProcess], IndexerVoice):
+    """An indexer, its processes, and its disks."""
 
     kind = "indexer"
 
     def __init__(self, world: PlaneWorld, number: int) -> None:
-        super().__init__(world, number, Life)
+        super().__init__(world, number, IndexerProcess)
         self.disks: dict[str, MemoryDatabase] = {}
         self.vbuckets: dict[str, int] = {}
         world.clock.at(world.clock.delay(), self.start)
@@ -320,7 +320,7 @@ class Indexer(Shell[Life], IndexerVoice):
         return MemoryDatabase(lambda: self.world.clock.hit(0.5))
 
     def kill(self) -> None:
-        if self.life is not None:
+        if self.process is not None:
             self._mend_disks()
         super().kill()
 
@@ -354,21 +354,21 @@ class Indexer(Shell[Life], IndexerVoice):
         return self._asked if isinstance(record, HoldingsRequested) else None
 
     def _asked(self, topic: str, record: HoldingsRequested) -> None:
-        if self.life is not None:
-            self.life.asked(record)
+        if self.process is not None:
+            self.process.asked(record)
 
     # -- what the judge of the coordinator looks at ----------------------------------------------
 
     @property
     def indexes(self) -> dict[int, Index]:
-        return self.life.indexes if self.life else {}
+        return self.process.indexes if self.process else {}
 
     @property
     def held(self) -> dict[int, Holding]:
-        if self.life is None:
+        if self.process is None:
             return {}
-        shards = self.life.storage.shards
+        shards = self.process.storage.shards
         return {
             i: Holding(i, shards.get(i, 0), tuple(sorted(slices)))
-            for i, slices in self.life.storage.held.items()
+            for i, slices in self.process.storage.held.items()
         }

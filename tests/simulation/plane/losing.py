@@ -39,8 +39,8 @@ class LosingWorld(PlaneWorld):
             vector = Vector([vbuuid for vbuuid, _ in places], [seqno for _, seqno in places])
             told = StabilityTimestamp(name, self._number, *vector.to_bytes(), at_ms=0)
             for indexer in self.indexers:
-                if indexer.life is not None and self.clock.hit(0.9):
-                    self.clock.at(self.clock.delay(), indexer.life.hear, told)
+                if indexer.process is not None and self.clock.hit(0.9):
+                    self.clock.at(self.clock.delay(), indexer.process.hear, told)
 
     def _place(self, name: str, vbucket: Vbucket) -> tuple[int, int]:
         """Return where a vbucket is, or where it was a moment ago."""

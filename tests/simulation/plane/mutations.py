@@ -64,7 +64,7 @@ class Partition:
 
 
 class Producer:
-    """The sink of one life of a projector."""
+    """The sink of One process of a projector."""
 
     def __init__(self, world: PlaneWorld) -> None:
         self.world = world

@@ -56,8 +56,8 @@ class Line:
     router: Router
 
 
-class Life:
-    """One life of a projector: everything that a kill takes."""
+class ProjectorProcess:
+    """One process of a projector: everything that a kill takes."""
 
     def __init__(self, shell: Projector) -> None:
         self.shell = shell
@@ -309,21 +309,21 @@ class Life:
         )
 
 
-class Projector(Shell[Life], ProjectorVoice):
-    """A projector, and its lives."""
+class Projector(Shell[ProjectorProcess], ProjectorVoice):
+    """A projector, and its processes."""
 
     kind = "projector"
 
     def __init__(self, world: PlaneWorld, number: int) -> None:
-        super().__init__(world, number, Life)
+        super().__init__(world, number, ProjectorProcess)
         world.clock.at(world.clock.delay() + 50, self.start)
 
     def heal(self) -> None:
         super().heal()
-        assert self.life is not None
-        self.life.producer.slow_ms = 0
-        self.life.go_on()
+        assert self.process is not None
+        self.process.producer.slow_ms = 0
+        self.process.go_on()
 
     def ear(self, record: Any) -> Ear | None:
         heeded = isinstance(record, HwHeartbeat | CatchUpRequested)
-        return self.life.hear if self.life is not None and heeded else None
+        return self.process.hear if self.process is not None and heeded else None

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Living(Protocol):
-    """One life of a process: everything that a kill takes."""
+    """A process: everything that a kill takes."""
 
     def die(self) -> None: ...
 
@@ -27,7 +27,7 @@ L = TypeVar("L", bound=Living)
 
 
 class Shell(Actor, Generic[L]):
-    """What outlives a kill: number, lives so far, and how slow it is."""
+    """What outlives a kill: number, processes so far, and how slow it is."""
 
     kind = ""
 
@@ -36,31 +36,31 @@ class Shell(Actor, Generic[L]):
         self.number = number
         self.incarnation = 0
         self.slow_ms = 0
-        self.life: L | None = None
-        self._live = live
+        self.process: L | None = None
+        self._launch = live
         world.broker["statecontext"].listeners.append(self._state_moved)
 
     def start(self) -> None:
-        if self.life is None:
+        if self.process is None:
             self.incarnation += 1
-            self.world.trace(f"{self.kind} {self.number} starts, life {self.incarnation}")
-            self.life = self._live(self)
+            self.world.trace(f"{self.kind} {self.number} starts, incarnation {self.incarnation}")
+            self.process = self._launch(self)
 
     def kill(self) -> None:
-        if self.life is not None:
+        if self.process is not None:
             self.world.trace(f"{self.kind} {self.number} is killed")
-            self.life.die()
-            self.life = None
+            self.process.die()
+            self.process = None
 
     def heal(self) -> None:
         self.slow_ms = 0
         self.start()
 
     def unsettled(self) -> str:
-        if self.life is None:
+        if self.process is None:
             return f"{self.kind} {self.number} is down"
-        return "" if self.life.is_settled() else self.life.stands()
+        return "" if self.process.is_settled() else self.process.stands()
 
     def _state_moved(self) -> None:
-        if self.life is not None:
-            self.world.clock.at(self.world.clock.delay(), self.life.read_state)
+        if self.process is not None:
+            self.world.clock.at(self.world.clock.delay(), self.process.read_state)

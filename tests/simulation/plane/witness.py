@@ -49,8 +49,8 @@ from tests.simulation.plane.oracle import Entry, Oracle, serving_on
 from tests.simulation.plane.store import Vbucket
 
 if TYPE_CHECKING:
-    from tests.simulation.plane.indexer import Life
-    from tests.simulation.plane.projector import Life as ProjectorLife
+    from tests.simulation.plane.indexer import IndexerProcess
+    from tests.simulation.plane.projector import ProjectorProcess
     from tests.simulation.plane.world import PlaneWorld
 
 Contents = dict[int, dict[bytes, Entry]]
@@ -83,10 +83,10 @@ class Witness(Actor):
 
     # -- connections, and the state ----------------------------------------------------------
 
-    def connected(self, life: ProjectorLife, run: Run) -> None:
+    def connected(self, process: ProjectorProcess, run: Run) -> None:
         """A projector opens a connection for maintenance."""
-        self.world.judge.stream_begun(life.number, life.incarnation, run.bucket, run.number)
-        number = (run.bucket, life.number, run.number)
+        self.world.judge.stream_begun(process.number, process.incarnation, run.bucket, run.number)
+        number = (run.bucket, process.number, run.number)
         require(number not in self._numbers, "one-connection-a-number", f"{number}")
         self._numbers.add(number)
 
@@ -109,8 +109,8 @@ class Witness(Actor):
             return
         vector = Vector.from_bytes(stream.vbuuids, stream.seqnos)
         for indexer in world.indexers:
-            life = indexer.life
-            bucket = life.storage.bucket(stream.bucket) if life else None
+            process = indexer.process
+            bucket = process.storage.bucket(stream.bucket) if process else None
             if bucket is None:
                 continue
             since = [self._backfilled_ms.get(i, world.clock.now) for i in bucket.tracker.indexes]
@@ -135,11 +135,11 @@ class Witness(Actor):
 
     # -- batches -----------------------------------------------------------------------------
 
-    def before(self, life: Life, queued: Sequence[Queued]) -> dict[str, Before]:
+    def before(self, process: IndexerProcess, queued: Sequence[Queued]) -> dict[str, Before]:
         """Remember what the high watermarks are before a batch."""
         found: dict[str, Before] = {}
         for name, vbuckets in _touched(queued).items():
-            bucket = life.storage.bucket(name)
+            bucket = process.storage.bucket(name)
             if bucket is not None:
                 tracker = bucket.tracker
                 held = {v: tracker.progress[v] for v in vbuckets if v in tracker.progress}
@@ -148,7 +148,9 @@ class Witness(Actor):
                 found[name] = Before(seqnos, marks)
         return found
 
-    def applied(self, life: Life, queued: Sequence[Queued], before: dict[str, Before]) -> None:
+    def applied(
+        self, process: IndexerProcess, queued: Sequence[Queued], before: dict[str, Before]
+    ) -> None:
         """Look at what a batch has come to."""
         begun: set[tuple[str, int]] = set()
         for queue in queued:
@@ -157,7 +159,7 @@ class Witness(Actor):
                 continue
             head = one.head
             for item in one.items:
-                place = (life.number, head.bucket, item.vbucket)
+                place = (process.number, head.bucket, item.vbucket)
                 if item.kind in (BEGIN, ATTACH):
                     begun.add((head.bucket, item.vbucket))
                 if item.kind == SYNC:
@@ -165,15 +167,15 @@ class Witness(Actor):
                 else:
                     self._last.pop(place, None)
         for name, vbuckets in _touched(queued).items():
-            bucket = life.storage.bucket(name)
+            bucket = process.storage.bucket(name)
             if bucket is None:
                 continue
             if name in before:
-                self._check_order(life, bucket, before[name], begun)
-            self.look(life, bucket, sorted(vbuckets))
+                self._check_order(process, bucket, before[name], begun)
+            self.look(process, bucket, sorted(vbuckets))
 
     def _check_order(
-        self, life: Life, bucket: Bucket, before: Before, begun: set[tuple[str, int]]
+        self, process: IndexerProcess, bucket: Bucket, before: Before, begun: set[tuple[str, int]]
     ) -> None:
         """A high watermark goes back only where a stream began with an index that lacks something.
 
@@ -183,7 +185,7 @@ class Witness(Actor):
         for vbucket, (vbuuid, seqno) in before.seqnos.items():
             progress = tracker.progress[vbucket]
             if progress.seqno < seqno:
-                at = (life.number, bucket.name, vbucket)
+                at = (process.number, bucket.name, vbucket)
                 self._went_back_ms[at] = self.world.clock.now
             now = _marked(tracker.indexes, vbucket)
             kept = any(was is tracked for was in before.marks[vbucket] for tracked in now)
@@ -192,12 +194,12 @@ class Witness(Actor):
                 require(
                     progress.seqno >= seqno,
                     "hw-never-goes-back",
-                    f"indexer {life.number} {bucket.name}/{vbucket}: {progress} after {seqno}",
+                    f"indexer {process.number} {bucket.name}/{vbucket}: {progress} after {seqno}",
                 )
 
-    def look(self, life: Life, bucket: Bucket, vbuckets: Sequence[int]) -> None:
+    def look(self, process: IndexerProcess, bucket: Bucket, vbuckets: Sequence[int]) -> None:
         """Compare vbuckets of a bucket with the store."""
-        held = self._contents(life, bucket)
+        held = self._contents(process, bucket)
         store = self.world.store.buckets[bucket.name]
         tracker = bucket.tracker
         for number in vbuckets:
@@ -210,9 +212,9 @@ class Witness(Actor):
             require(
                 progress.seqno <= vbucket.high,
                 "hw-is-of-the-store",
-                f"indexer {life.number} {bucket.name}/{number}: {progress}, high is {vbucket.high}",
+                f"indexer {process.number} {bucket.name}/{number}: {progress} > {vbucket.high}",
             )
-            last = self._last.get((life.number, bucket.name, number))
+            last = self._last.get((process.number, bucket.name, number))
             exact = progress.condition == WHOLE and last == (progress.owner, progress.seqno)
             exact = (
                 exact and progress.seqno >= progress.floor
@@ -222,12 +224,14 @@ class Witness(Actor):
                 if index is None or mark is None or mark.done == NEVER or mark.lacks != NEVER:
                     continue
                 self.world.coverage.checks += 1
-                where = f"indexer {life.number} {bucket.name}/{number} index {index_id} {progress}"
+                where = (
+                    f"indexer {process.number} {bucket.name}/{number} index {index_id} {progress}"
+                )
                 at = vbucket.high if exact and progress.seqno >= mark.done else None
-                self._compare(life, index, vbucket, progress.seqno, held[index_id], where)
+                self._compare(process, index, vbucket, progress.seqno, held[index_id], where)
                 if at is not None:
                     self._compare_exactly(
-                        life, index, vbucket, progress.seqno, held[index_id], f"{where} {mark}"
+                        process, index, vbucket, progress.seqno, held[index_id], f"{where} {mark}"
                     )
 
     def _promised(self, index_id: int, tracked: Tracked) -> Index | None:
@@ -240,7 +244,7 @@ class Witness(Actor):
 
     def _compare(
         self,
-        life: Life,
+        process: IndexerProcess,
         index: Index,
         vbucket: Vbucket,
         seqno: int,
@@ -251,7 +255,7 @@ class Witness(Actor):
 
         Of a copy that is leaving, or has left, nobody promises anything.
         """
-        pieces = serving_on(index, life.number)
+        pieces = serving_on(index, process.number)
         for key, newest in vbucket.states[-1].items():
             entry = held.get(key)
             if entry is not None and entry.piece not in pieces:
@@ -275,16 +279,16 @@ class Witness(Actor):
 
     def _compare_exactly(
         self,
-        life: Life,
+        process: IndexerProcess,
         index: Index,
         vbucket: Vbucket,
         seqno: int,
         held: dict[bytes, Entry],
         where: str,
     ) -> None:
-        wanted = self.oracle.all(index, vbucket.states[seqno].values(), life.number)
+        wanted = self.oracle.all(index, vbucket.states[seqno].values(), process.number)
         vbuckets = len(self.world.store.buckets[index.bucket])
-        pieces = serving_on(index, life.number)
+        pieces = serving_on(index, process.number)
         here = {
             k: e
             for k, e in held.items()
@@ -292,9 +296,9 @@ class Witness(Actor):
         }
         require(here == wanted, "snapshots-are-exact", f"{where}: holds {here}, should {wanted}")
 
-    def _contents(self, life: Life, bucket: Bucket) -> Contents:
+    def _contents(self, process: IndexerProcess, bucket: Bucket) -> Contents:
         """Return what a database holds; each entry is there once, and known as it is."""
-        data = life.shell.disks[bucket.name].newest
+        data = process.shell.disks[bucket.name].newest
         entries: set[tuple[int, int, bytes, int]] = set()
         known: set[tuple[int, int, bytes, int]] = set()
         found: Contents = {index_id: {} for index_id in bucket.tracker.indexes}
@@ -314,13 +318,13 @@ class Witness(Actor):
         require(
             entries == known,
             "no-entry-is-doubled",
-            f"indexer {life.number} {bucket.name}: {sorted(entries ^ known)}",
+            f"indexer {process.number} {bucket.name}: {sorted(entries ^ known)}",
         )
         return found
 
     # -- builds, and lost storage ------------------------------------------------------------
 
-    def built(self, life: Life, bucket: Bucket, index: Index) -> None:
+    def built(self, process: IndexerProcess, bucket: Bucket, index: Index) -> None:
         """An indexer says that a build is complete."""
         vbuckets = range(len(self.world.store.buckets[bucket.name]))
         marks = bucket.tracker.indexes[index.id].marks
@@ -328,17 +332,17 @@ class Witness(Actor):
         require(
             not missing,
             "a-build-ends-when-it-is-complete",
-            f"indexer {life.number} index {index.id} without {missing}",
+            f"indexer {process.number} index {index.id} without {missing}",
         )
-        self.look(life, bucket, vbuckets)
+        self.look(process, bucket, vbuckets)
 
-    def rolled_back(self, life: Life, bucket: Bucket) -> None:
+    def rolled_back(self, process: IndexerProcess, bucket: Bucket) -> None:
         """A bucket has gone back: what is left of it is what the store had there, and no more."""
-        held = self._contents(life, bucket)
+        held = self._contents(process, bucket)
         tracker = bucket.tracker
         kept = 0
         for number, vbucket in enumerate(self.world.store.buckets[bucket.name]):
-            self._last.pop((life.number, bucket.name, number), None)
+            self._last.pop((process.number, bucket.name, number), None)
             progress = tracker.progress.get(number)
             if progress is None or not is_shared(
                 [FailoverBranch(*branch) for branch in vbucket.log],
@@ -353,9 +357,11 @@ class Witness(Actor):
                 if progress.seqno < max(progress.floor, mark.done):
                     continue
                 kept += 1
-                where = f"indexer {life.number} {bucket.name}/{number} index {index_id} went back"
+                where = (
+                    f"indexer {process.number} {bucket.name}/{number} index {index_id} went back"
+                )
                 self._compare_exactly(
-                    life, index, vbucket, progress.seqno, held[index_id], f"{where}: {progress}"
+                    process, index, vbucket, progress.seqno, held[index_id], f"{where}: {progress}"
                 )
         self.world.coverage.checks += kept
 
@@ -381,8 +387,8 @@ class Witness(Actor):
         return ""
 
     def _unsettled_on(self, index: Index, host: int) -> str:
-        life = self.world.indexers[host].life
-        bucket = life.storage.bucket(index.bucket) if life else None
+        process = self.world.indexers[host].process
+        bucket = process.storage.bucket(index.bucket) if process else None
         if bucket is None or index.id not in bucket.tracker.indexes:
             return "not there"
         tracked = bucket.tracker.indexes[index.id]
@@ -410,17 +416,17 @@ class Witness(Actor):
                 for host in sorted(index.hosts):
                     self._conclude(index, host)
         for shell in self.world.indexers:
-            if shell.life is not None:
-                for bucket in shell.life.storage.buckets():
-                    self._check_rest(shell.life, bucket)
+            if shell.process is not None:
+                for bucket in shell.process.storage.buckets():
+                    self._check_rest(shell.process, bucket)
 
     def _conclude(self, index: Index, host: int) -> None:
-        life = self.world.indexers[host].life
-        bucket = life.storage.bucket(index.bucket) if life else None
+        process = self.world.indexers[host].process
+        bucket = process.storage.bucket(index.bucket) if process else None
         require(bucket is not None, "index-equals-oracle", f"index {index.id}: none on {host}")
         assert bucket is not None
-        assert life is not None
-        held = self._contents(life, bucket)[index.id]
+        assert process is not None
+        held = self._contents(process, bucket)[index.id]
         wanted: dict[bytes, Entry] = {}
         for vbucket in self.world.store.buckets[index.bucket]:
             wanted |= self.oracle.all(index, vbucket.states[-1].values(), host)
@@ -430,20 +436,20 @@ class Witness(Actor):
             f"index {index.id} on {host}: {sorted(set(held.items()) ^ set(wanted.items()))}",
         )
 
-    def _check_rest(self, life: Life, bucket: Bucket) -> None:
+    def _check_rest(self, process: IndexerProcess, bucket: Bucket) -> None:
         """Nothing is left of what was dropped, nor of what was only for a build."""
-        data = life.shell.disks[bucket.name].newest
+        data = process.shell.disks[bucket.name].newest
         for raw in data:
             kind = raw[:1]
             if kind in (DATA, BACK, TOMBSTONE, MARK, SLICE):
                 (index_id,) = INDEX_KEY.unpack_from(raw, 1)
-                index = life.indexes.get(index_id)
+                index = process.indexes.get(index_id)
                 gone = index is None or index.state == DROPPING
                 built = index is not None and index.state == MAINTENANCE
                 require(
                     not gone and not (built and kind == TOMBSTONE),
                     "nothing-is-left-over",
-                    f"indexer {life.number} {bucket.name}: {raw!r}",
+                    f"indexer {process.number} {bucket.name}: {raw!r}",
                 )
 
 

@@ -77,13 +77,13 @@ class PlaneWorld(Cluster):
 
     def mutations_moved(self) -> None:
         for indexer in self.indexers:
-            if indexer.life is not None:
-                indexer.life.apply_soon()
+            if indexer.process is not None:
+                indexer.process.apply_soon()
 
     def owners_changed(self) -> None:
         for projector in self.projectors:
-            if projector.life is not None:
-                self.clock.at(self.clock.delay(), projector.life.see)
+            if projector.process is not None:
+                self.clock.at(self.clock.delay(), projector.process.see)
 
     def knows_buckets(self) -> bool:
         """Tell whether the master has heard a projector."""
