@@ -46,7 +46,7 @@ from httpx_sse import EventSource, SSEError
 
 from coordinator.client.errors import CoordinatorError, UnavailableError, error_of
 from coordinator.client.request_ids import new_request_id
-from coordinator.client.watching import SILENCE_S, Receiving, Waiting, Watching, refusal_of
+from coordinator.client.watching import SILENCE_S, Receiving, StateWait, Watch, refusal_of
 
 DEFAULT_URL = "http://127.0.0.1:8600"
 DEADLINE_S = 30.0
@@ -915,8 +915,8 @@ class _Api(Generic[R]):
             _plan_post(f"{_subscription_path(topic, subscriber)}/ack", {"cas": cas}, reads=True)
         )
 
-    def _watch_request(self, node: str, watching: Watching) -> httpx.Request:
-        call = Call(method="GET", path=watching.path, query=watching.query)
+    def _watch_request(self, node: str, watch: Watch) -> httpx.Request:
+        call = Call(method="GET", path=watch.path, query=watch.query)
         request = _request(call, node)
         request.headers["Accept"] = "text/event-stream"
         limits = httpx.Timeout(CONNECT_TIMEOUT_S, read=SILENCE_S)
@@ -1148,14 +1148,14 @@ class Client(_Api[Body]):
         no node answers, up to the deadline of one call after it. Without `timeout_s` it has no
         limit.
         """
-        waiting = Waiting(index_id, state, timeout_s)
+        waiting = StateWait(index_id, state, timeout_s)
         found = self.get_index(index_id, consistency="linearizable")
-        answer = waiting.look(found["index"], found["cas"])
+        answer = waiting.check(found["index"], found["cas"])
         if answer is not None:
             return answer
-        with closing(self._follow(Watching(found["cas"], waiting.filters))) as events:
+        with closing(self._follow(Watch(found["cas"], waiting.filters))) as events:
             for event in events:
-                answer = waiting.hear(event)
+                answer = waiting.receive(event)
                 if answer is not None:
                     return answer
         raise AssertionError("a watch has no end")
@@ -1171,7 +1171,7 @@ class Client(_Api[Body]):
         CoordinatorError: a refusal; `compacted`; `unreachable`, if no node answers at the
         beginning.
         """
-        with closing(self._follow(Watching(after, filters))) as events:
+        with closing(self._follow(Watch(after, filters))) as events:
             for event in events:
                 if event is not None:
                     yield event
@@ -1188,7 +1188,7 @@ class Client(_Api[Body]):
         `subscription_not_found` or `subscription_expired`, if it had ended before.
         """
         receiving = Receiving(_subscription_path(topic, subscriber), acknowledge)
-        with closing(self._follow(receiving.watching)) as events:
+        with closing(self._follow(receiving.watch)) as events:
             try:
                 for event in events:
                     if event is not None:
@@ -1200,26 +1200,26 @@ class Client(_Api[Body]):
                         if receiving.has_ended:
                             return
             finally:
-                if (due := receiving.left()) is not None:
+                if (due := receiving.unacknowledged()) is not None:
                     with suppress(CoordinatorError):
                         self.acknowledge(topic, subscriber, due)
                         receiving.acknowledged(due)
 
-    def _follow(self, watching: Watching) -> Generator[Body | None, None, None]:
+    def _follow(self, watch: Watch) -> Generator[Body | None, None, None]:
         """Yield what is to be told, and None each time that the watch was cut off."""
         turn = 0
         while True:
             nodes = self._route.nodes(for_write=False)
-            request = self._watch_request(nodes[turn % len(nodes)], watching)
+            request = self._watch_request(nodes[turn % len(nodes)], watch)
             try:
                 with closing(self._http.send(request, stream=True)) as response:
                     if response.status_code == 200:
-                        if again := watching.begin():
+                        if again := watch.begin():
                             yield again
                         for event in EventSource(response).iter_sse():
-                            told = watching.hear(event)
-                            if told is not None:
-                                yield told
+                            received = watch.receive(event)
+                            if received is not None:
+                                yield received
                     elif error := refusal_of(response.status_code, response.read()):
                         raise error
             except (httpx.TransportError, SSEError):
@@ -1229,9 +1229,9 @@ class Client(_Api[Body]):
             try:
                 self._run(_plan_members(self._route))
             except CoordinatorError:
-                if not watching.has_heard:
+                if not watch.has_received:
                     raise
-            time.sleep(watching.pause_s())
+            time.sleep(watch.pause_s())
 
     def _run(self, plan: Plan) -> Body:
         attempts = self._attempts()
@@ -1306,14 +1306,14 @@ class AsyncClient(_Api[Awaitable[Body]]):
         self, index_id: str | int, state: str = "maintenance", *, timeout_s: float | None = None
     ) -> Body:
         """Wait until an index has this state: see `Client.wait_until`."""
-        waiting = Waiting(index_id, state, timeout_s)
+        waiting = StateWait(index_id, state, timeout_s)
         found = await self.get_index(index_id, consistency="linearizable")
-        answer = waiting.look(found["index"], found["cas"])
+        answer = waiting.check(found["index"], found["cas"])
         if answer is not None:
             return answer
-        async with aclosing(self._follow(Watching(found["cas"], waiting.filters))) as events:
+        async with aclosing(self._follow(Watch(found["cas"], waiting.filters))) as events:
             async for event in events:
-                answer = waiting.hear(event)
+                answer = waiting.receive(event)
                 if answer is not None:
                     return answer
         raise AssertionError("a watch has no end")
@@ -1322,7 +1322,7 @@ class AsyncClient(_Api[Awaitable[Body]]):
         self, after: int | str = "now", **filters: Filter
     ) -> AsyncGenerator[Body, None]:
         """Yield changes as they happen: see `Client.watch`."""
-        async with aclosing(self._follow(Watching(after, filters))) as events:
+        async with aclosing(self._follow(Watch(after, filters))) as events:
             async for event in events:
                 if event is not None:
                     yield event
@@ -1332,7 +1332,7 @@ class AsyncClient(_Api[Awaitable[Body]]):
     ) -> AsyncGenerator[Body, None]:
         """Yield the changes of a subscription as they happen: see `Client.receive`."""
         receiving = Receiving(_subscription_path(topic, subscriber), acknowledge)
-        async with aclosing(self._follow(receiving.watching)) as events:
+        async with aclosing(self._follow(receiving.watch)) as events:
             try:
                 async for event in events:
                     if event is not None:
@@ -1344,27 +1344,27 @@ class AsyncClient(_Api[Awaitable[Body]]):
                         if receiving.has_ended:
                             return
             finally:
-                if (due := receiving.left()) is not None:
+                if (due := receiving.unacknowledged()) is not None:
                     with suppress(CoordinatorError):
                         await self.acknowledge(topic, subscriber, due)
                         receiving.acknowledged(due)
 
-    async def _follow(self, watching: Watching) -> AsyncGenerator[Body | None, None]:
+    async def _follow(self, watch: Watch) -> AsyncGenerator[Body | None, None]:
         """Yield what is to be told, and None each time that the watch was cut off."""
         turn = 0
         while True:
             nodes = self._route.nodes(for_write=False)
-            request = self._watch_request(nodes[turn % len(nodes)], watching)
+            request = self._watch_request(nodes[turn % len(nodes)], watch)
             try:
                 response = await self._http.send(request, stream=True)
                 try:
                     if response.status_code == 200:
-                        if again := watching.begin():
+                        if again := watch.begin():
                             yield again
                         async for event in EventSource(response).aiter_sse():
-                            told = watching.hear(event)
-                            if told is not None:
-                                yield told
+                            received = watch.receive(event)
+                            if received is not None:
+                                yield received
                     elif error := refusal_of(response.status_code, await response.aread()):
                         raise error
                 finally:
@@ -1376,9 +1376,9 @@ class AsyncClient(_Api[Awaitable[Body]]):
             try:
                 await self._run(_plan_members(self._route))
             except CoordinatorError:
-                if not watching.has_heard:
+                if not watch.has_received:
                     raise
-            await asyncio.sleep(watching.pause_s())
+            await asyncio.sleep(watch.pause_s())
 
     async def _run(self, plan: Plan) -> Body:
         attempts = self._attempts()

@@ -54,7 +54,7 @@ OF_NODES = frozenset({"stability", "members"})
 
 log = logging.getLogger("coordinator.client")
 
-Told = dict[str, Any]
+WatchEvent = dict[str, Any]
 Filter = str | int | Sequence[str] | Sequence[int] | None
 
 
@@ -96,7 +96,9 @@ class KafkaWatch:
         self._stopping = threading.Event()
         self._open: WeakSet[Batches] = WeakSet()
 
-    def watch(self, after: int | str = "now", **filters: Filter) -> Generator[Told, None, None]:
+    def watch(
+        self, after: int | str = "now", **filters: Filter
+    ) -> Generator[WatchEvent, None, None]:
         """Yield changes as they are committed, for ever, in order of CAS: each once, without a gap.
 
         Takes the arguments of `Client.watch`, and yields the same events, except the kinds
@@ -109,8 +111,8 @@ class KafkaWatch:
     def batches(self, after: int | str = "now", **filters: Filter) -> Batches:
         """Yield the events of `watch` in lists, as they arrive; [] while none arrives."""
         begin, predicate = asked(after, filters)
-        watching = _Watching(self._servers, self._prefix, begin, predicate, self._stopping)
-        made = Batches(watching.run(self._first_contact_s, self._on_bad))
+        watch = _Watch(self._servers, self._prefix, begin, predicate, self._stopping)
+        made = Batches(watch.run(self._first_contact_s, self._on_bad))
         self._open.add(made)
         return made
 
@@ -130,24 +132,24 @@ class KafkaWatch:
 class Batches:
     """The events of a watch. Any thread may close it; `close` waits for one that is reading it."""
 
-    def __init__(self, told: Generator[list[Told], None, None]) -> None:
-        self._told = told
+    def __init__(self, batches: Generator[list[WatchEvent], None, None]) -> None:
+        self._batches = batches
         self._turn = threading.RLock()
 
     def __iter__(self) -> Batches:
         return self
 
-    def __next__(self) -> list[Told]:
+    def __next__(self) -> list[WatchEvent]:
         with self._turn:
-            return next(self._told)
+            return next(self._batches)
 
     def close(self) -> None:
         """End the watch, and its connection."""
         with self._turn, suppress(ValueError):  # Called from within, it ends by itself.
-            self._told.close()
+            self._batches.close()
 
 
-def _one_by_one(batches: Batches) -> Generator[Told, None, None]:
+def _one_by_one(batches: Batches) -> Generator[WatchEvent, None, None]:
     with closing(batches):
         for batch in batches:
             yield from batch
@@ -165,7 +167,7 @@ class AsyncKafkaWatch:
 
     async def watch(
         self, after: int | str = "now", **filters: Filter
-    ) -> AsyncGenerator[Told, None]:
+    ) -> AsyncGenerator[WatchEvent, None]:
         """Yield changes as they are committed: see `KafkaWatch.watch`."""
         loop = asyncio.get_running_loop()
         batches = self._watch.batches(after, **filters)
@@ -205,7 +207,7 @@ def asked(after: int | str, filters: dict[str, Filter]) -> tuple[Begin, Predicat
 # -- one watch -----------------------------------------------------------------------------------
 
 
-class _Watching:
+class _Watch:
     """One watch: its position, which it keeps from one connection to the next."""
 
     def __init__(
@@ -229,7 +231,7 @@ class _Watching:
 
     def run(
         self, first_contact_s: float, on_bad: Callable[[BadRecord], None]
-    ) -> Generator[list[Told], None, None]:
+    ) -> Generator[list[WatchEvent], None, None]:
         """Yield the events; connect again when a connection fails. Raises CoordinatorError."""
         topics = [topic_name(self._prefix, name) for name in NEEDED]
         await_topics(self._servers, topics, first_contact_s, self._stopping)
@@ -242,7 +244,7 @@ class _Watching:
             tail = HistoryTail(self._servers, self._prefix, self._stopping, bad)
             try:
                 with closing(tail):
-                    yield from self._told(tail)
+                    yield from self._events(tail)
             except Gone as error:
                 raise error_of("compacted", str(error), {"oldest": error.oldest}) from None
             except LogReplaced as error:
@@ -278,10 +280,10 @@ class _Watching:
             topic = topic_name(self._prefix, HISTORY)
             raise error_of("log_replaced", str(error), {"topic": topic}) from None
 
-    def _told(self, tail: HistoryTail) -> Iterator[list[Told]]:
+    def _events(self, tail: HistoryTail) -> Iterator[list[WatchEvent]]:
         """Yield the events that one connection reads."""
         if self._following is None:
-            yield from self._begun(tail)
+            yield from self._first_events(tail)
         following = self._following
         assert following is not None
         bookmarks = Bookmarks(time.monotonic())
@@ -298,7 +300,7 @@ class _Watching:
             has_caught_up = has_caught_up or found.at_end
             yield told
 
-    def _begun(self, tail: HistoryTail) -> Iterator[list[Told]]:
+    def _first_events(self, tail: HistoryTail) -> Iterator[list[WatchEvent]]:
         """Find the state to begin from, and yield what comes before all changes."""
         if isinstance(self._begin, int):
             state = tail.state_below(self._begin)
@@ -319,7 +321,7 @@ OUT_OF_PLACE = frozenset(
 """A new connection finds out what has become of the log."""
 
 
-def _snapshot(state: StateContext, predicate: Predicate) -> Iterator[list[Told]]:
+def _snapshot(state: StateContext, predicate: Predicate) -> Iterator[list[WatchEvent]]:
     """Yield every entity that fits, and the CAS at which they are."""
     held: Iterator[tuple[str, Versioned]] = iter(state.entities.items())
     while portion := [*islice(held, PORTION)]:
@@ -331,5 +333,5 @@ def _snapshot(state: StateContext, predicate: Predicate) -> Iterator[list[Told]]
     yield [{"type": "snapshot_end", "cas": state.cas}]
 
 
-def _bookmark(cas: Cas) -> Told:
+def _bookmark(cas: Cas) -> WatchEvent:
     return {"type": "bookmark", "cas": cas}

@@ -1,4 +1,4 @@
-"""Watching: how a stream of server-sent events becomes changes, and where it goes on when it ends.
+"""Watches: how a stream of server-sent events becomes changes, and where it goes on when it ends.
 
 The decisions are here, without I/O; the two clients carry them out. A watch goes from node to node.
 It yields each change once, in order of CAS, whichever node or connection fails.
@@ -31,7 +31,7 @@ class ServerSentEvent(Protocol):
     def data(self) -> str: ...
 
 
-class Watching:
+class Watch:
     """One watch: its position, and which of the events it passes on."""
 
     def __init__(self, after: int | str, query: Mapping[str, Any], path: str = "/v1/watch") -> None:
@@ -40,7 +40,7 @@ class Watching:
         self.position = after
         """The position to resume from: a CAS, as soon as one is known."""
 
-        self.has_heard = False
+        self.has_received = False
         """Whether any node has sent anything yet."""
 
         self._pause_s = FIRST_PAUSE_S
@@ -54,22 +54,22 @@ class Watching:
 
         A snapshot that was cut off comes again as a whole, and may lack what was dropped meanwhile.
         """
-        is_again = self.position == "snapshot" and self.has_heard
+        is_again = self.position == "snapshot" and self.has_received
         return {"type": "snapshot_restart"} if is_again else None
 
-    def hear(self, event: ServerSentEvent) -> dict[str, Any] | None:
+    def receive(self, event: ServerSentEvent) -> dict[str, Any] | None:
         """Return the event to yield for one that was received, with its `type`; None: none.
 
         Raises CoordinatorError: `compacted`, or `bad_response`, if no node sends such an event.
         """
         try:
-            return self._heard(event, json.loads(event.data))
+            return self._received(event, json.loads(event.data))
         except (ValueError, TypeError, KeyError, AttributeError):
             text = f"a watch was told {event.event!r} with {event.data[:SHOWN]!r}"
             raise error_of("bad_response", text) from None
 
-    def _heard(self, event: ServerSentEvent, body: dict[str, Any]) -> dict[str, Any] | None:
-        self.has_heard = True
+    def _received(self, event: ServerSentEvent, body: dict[str, Any]) -> dict[str, Any] | None:
+        self.has_received = True
         self._pause_s = FIRST_PAUSE_S
         if event.event == "compacted":
             raise error_of("compacted", f"the history begins with CAS {body['oldest']}", body)
@@ -101,7 +101,7 @@ class Receiving:
 
     def __init__(self, path: str, acknowledges: bool) -> None:
         """`path`: that of the subscription."""
-        self.watching = Watching("acknowledged", {}, f"{path}/watch")
+        self.watch = Watch("acknowledged", {}, f"{path}/watch")
         self.has_ended = False
         self._acknowledges = acknowledges
         self._handled = self._last = -1
@@ -118,9 +118,9 @@ class Receiving:
         elif event["type"] in POSITIONS:
             self._handled = event["cas"]
         is_due = time.monotonic() - self._acknowledged_s > ACKNOWLEDGE_S
-        return self.left() if event["type"] == "bookmark" or is_due else None
+        return self.unacknowledged() if event["type"] == "bookmark" or is_due else None
 
-    def left(self) -> int | None:
+    def unacknowledged(self) -> int | None:
         """Return the CAS that is still to be acknowledged; None: nothing."""
         self._acknowledged_s = time.monotonic()
         return self._handled if self._acknowledges and self._handled > self._last else None
@@ -130,7 +130,7 @@ class Receiving:
         self._last = cas
 
 
-class Waiting:
+class StateWait:
     """Waits until an index has a state: what its newest version means."""
 
     def __init__(self, index_id: str | int, state: str, timeout_s: float | None) -> None:
@@ -145,7 +145,7 @@ class Waiting:
         """The filters of the watch. Another index may have this id as its name."""
         return {"key": f"index/{self._id}"}
 
-    def look(self, index: dict[str, Any] | None, cas: int) -> dict[str, Any] | None:
+    def check(self, index: dict[str, Any] | None, cas: int) -> dict[str, Any] | None:
         """Return what to answer for this version, None to wait on.
 
         Raises CoordinatorError: `index_not_found`, `index_failed`.
@@ -160,13 +160,13 @@ class Waiting:
             raise error_of("index_failed", text, {"state": "error", "reason": index["reason"]})
         return None
 
-    def hear(self, event: dict[str, Any] | None) -> dict[str, Any] | None:
+    def receive(self, event: dict[str, Any] | None) -> dict[str, Any] | None:
         """Return what to answer for an event of the watch (None: it was cut off), None to wait on.
 
-        Raises CoordinatorError: as `look`, and `timeout`.
+        Raises CoordinatorError: as `check`, and `timeout`.
         """
         if event is not None and event["type"] == "change":
-            found = self.look(None if event["dropped"] else event["value"], event["cas"])
+            found = self.check(None if event["dropped"] else event["value"], event["cas"])
             if found is not None:
                 return found
         if self._until_s is not None and time.monotonic() > self._until_s:

@@ -13,8 +13,8 @@ from coordinator.client.watching import (
     FIRST_PAUSE_S,
     PAUSE_MAX_S,
     Receiving,
-    Waiting,
-    Watching,
+    StateWait,
+    Watch,
     refusal_of,
 )
 
@@ -32,50 +32,50 @@ def sent(name: str, **body: Any) -> Sent:
 
 
 def test_each_change_is_told_once_though_nodes_send_it_again() -> None:
-    watching = Watching(5, {})
+    watching = Watch(5, {})
     events = [sent("change", cas=cas) for cas in (6, 7, 6, 7, 9)]
-    told = [watching.hear(event) for event in events]
+    told = [watching.receive(event) for event in events]
     assert [event and event["cas"] for event in told] == [6, 7, None, None, 9]
     assert watching.query == {"after": 9}
 
 
 def test_it_goes_on_after_the_last_cas_that_it_was_told() -> None:
-    watching = Watching("now", {"kind": ["index"], "bucket": None})
+    watching = Watch("now", {"kind": ["index"], "bucket": None})
     assert watching.query == {"after": "now", "kind": ["index"]}
-    assert watching.hear(sent("bookmark", cas=40)) == {"type": "bookmark", "cas": 40}
+    assert watching.receive(sent("bookmark", cas=40)) == {"type": "bookmark", "cas": 40}
     assert watching.query == {"after": 40, "kind": ["index"]}
-    assert watching.hear(sent("lagged", cas=44)) is None
+    assert watching.receive(sent("lagged", cas=44)) is None
     assert watching.position == 44
-    watching.hear(sent("bookmark", cas=41))
+    watching.receive(sent("bookmark", cas=41))
     assert watching.position == 44, "it never goes back"
-    watching.hear(sent("stability", bucket="travel", number=3))
+    watching.receive(sent("stability", bucket="travel", number=3))
     assert watching.position == 44
 
 
 def test_a_snapshot_that_was_cut_off_begins_again_and_a_whole_one_does_not() -> None:
-    watching = Watching("snapshot", {})
+    watching = Watch("snapshot", {})
     assert watching.begin() is None
-    watching.hear(sent("snapshot", cas=3, key="config/a"))
+    watching.receive(sent("snapshot", cas=3, key="config/a"))
     assert watching.query == {"after": "snapshot"}
     assert watching.begin() == {"type": "snapshot_restart"}
-    watching.hear(sent("snapshot", cas=3, key="config/a"))
-    watching.hear(sent("snapshot_end", cas=9))
+    watching.receive(sent("snapshot", cas=3, key="config/a"))
+    watching.receive(sent("snapshot_end", cas=9))
     assert watching.begin() is None
     assert watching.query == {"after": 9}
 
 
 def test_what_is_gone_is_an_error() -> None:
     with pytest.raises(CoordinatorError) as caught:
-        Watching(1, {}).hear(sent("compacted", oldest=30))
+        Watch(1, {}).receive(sent("compacted", oldest=30))
     assert (caught.value.code, caught.value.details) == ("compacted", {"oldest": 30})
 
 
 def test_pauses_grow_until_something_is_heard() -> None:
-    watching = Watching("now", {})
+    watching = Watch("now", {})
     pauses = [watching.pause_s() for _ in range(8)]
     assert pauses[:3] == [FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, 4 * FIRST_PAUSE_S]
     assert pauses[-1] == PAUSE_MAX_S
-    watching.hear(sent("bookmark", cas=1))
+    watching.receive(sent("bookmark", cas=1))
     assert watching.pause_s() == FIRST_PAUSE_S
 
 
@@ -122,13 +122,13 @@ def changed(cas: int, index: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def test_it_waits_until_the_index_has_the_state_and_tells_its_version() -> None:
-    waiting = Waiting(7, "maintenance", None)
+    waiting = StateWait(7, "maintenance", None)
     assert waiting.filters == {"key": "index/7"}
-    assert waiting.look(an_index("ready"), 3) is None
-    assert waiting.hear(changed(5, an_index("backfill"))) is None
-    assert waiting.hear({"type": "bookmark", "cas": 6}) is None
+    assert waiting.check(an_index("ready"), 3) is None
+    assert waiting.receive(changed(5, an_index("backfill"))) is None
+    assert waiting.receive({"type": "bookmark", "cas": 6}) is None
     done = an_index("maintenance")
-    assert waiting.hear(changed(9, done)) == {"index": done, "cas": 9}
+    assert waiting.receive(changed(9, done)) == {"index": done, "cas": 9}
 
 
 @pytest.mark.parametrize(
@@ -142,22 +142,22 @@ def test_it_waits_until_the_index_has_the_state_and_tells_its_version() -> None:
 def test_it_does_not_wait_for_what_cannot_come_any_more(
     index: dict[str, Any] | None, code: str
 ) -> None:
-    waiting = Waiting(7, "maintenance", None)
+    waiting = StateWait(7, "maintenance", None)
     with pytest.raises(CoordinatorError) as caught:
-        waiting.hear(changed(5, index))
+        waiting.receive(changed(5, index))
     assert caught.value.code == code
 
 
 def test_an_end_may_be_waited_for_as_well() -> None:
-    assert Waiting(7, "dropping", None).hear(changed(5, an_index("dropping"))) is not None
-    assert Waiting(7, "error", None).hear(changed(5, an_index("error", "why"))) is not None
+    assert StateWait(7, "dropping", None).receive(changed(5, an_index("dropping"))) is not None
+    assert StateWait(7, "error", None).receive(changed(5, an_index("error", "why"))) is not None
 
 
 def test_it_gives_up_after_its_time_and_says_what_it_saw() -> None:
-    waiting = Waiting(7, "maintenance", -1.0)
-    assert waiting.look(an_index("backfill"), 3) is None
+    waiting = StateWait(7, "maintenance", -1.0)
+    assert waiting.check(an_index("backfill"), 3) is None
     with pytest.raises(CoordinatorError) as caught:
-        waiting.hear(None)
+        waiting.receive(None)
     assert (caught.value.code, caught.value.details) == ("timeout", {"state": "backfill"})
 
 
@@ -178,12 +178,12 @@ def test_what_no_node_took_is_acknowledged_again_with_the_next_bookmark() -> Non
 def test_an_end_leaves_nothing_to_acknowledge() -> None:
     receiving = Receiving("/v1/topics/t/subscriptions/a", acknowledges=True)
     receiving.handled({"type": "change", "cas": 7})
-    assert receiving.left() == 7
+    assert receiving.unacknowledged() == 7
     assert receiving.handled({"type": "expired", "cas": 9}) is None
-    assert (receiving.left(), receiving.has_ended) == (None, True)
+    assert (receiving.unacknowledged(), receiving.has_ended) == (None, True)
 
 
 def test_who_keeps_what_it_was_told_acknowledges_nothing() -> None:
     receiving = Receiving("/v1/topics/t/subscriptions/a", acknowledges=False)
     assert receiving.handled(bookmark(7)) is None
-    assert receiving.left() is None
+    assert receiving.unacknowledged() is None
