@@ -296,7 +296,7 @@ class Node:
     # -- the commit topic --------------------------------------------------------------------
 
     def _started(self, event: Started) -> None:
-        self.election.heard(self)
+        self.election.note_master(self)
         self.liveness.started(self.now)
         self.run(self.follower.begin(self, event))
         self._check_topics()
@@ -448,7 +448,7 @@ class Node:
     def _read_to_the_end(self) -> None:
         """The log has been folded to where it ended: the state is known, or is looked for."""
         if self.phase == CATCHING_UP:
-            self.election.heard(self)
+            self.election.note_master(self)
             self.run(self.follower.caught_up(self))
         elif self.phase == SYNCHRONISING:
             self.run(self.follower.full_sync.barrier_read(self))
@@ -531,7 +531,7 @@ class Node:
                 case NodeHeartbeat():
                     self.election.beat(self, beat)
                     if beat.incarnation == self.config.incarnation:
-                        self.liveness.heard(self)
+                        self.liveness.note_own_heartbeat(self)
                 case IndexerHeartbeat():
                     if self.master is not None:
                         self.master.indexer_heard(self, beat)

@@ -139,7 +139,7 @@ class LogReader:
             for message in readers.available(self._consumer):
                 error = message.error()
                 if stalls is not None and (error is None or is_end(error)):
-                    stalls.heard(message)
+                    stalls.note(message)
                 if error is None:
                     records.append(message)
                     position, at_end = Offset(max(position, int(message.offset() or 0) + 1)), False
@@ -149,7 +149,7 @@ class LogReader:
                 elif not passes_by_itself(error):
                     raise KafkaException(error)
             if stalls is not None:
-                stalls.look()
+                stalls.check()
             if records or at_end:
                 heard_s = time.monotonic()
             elif time.monotonic() - heard_s > patience_s:

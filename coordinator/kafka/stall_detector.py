@@ -40,14 +40,14 @@ class StallDetector:
         self._doubted = {}
         self._look_s = now + self._silence_s
 
-    def heard(self, message: Message) -> None:
+    def note(self, message: Message) -> None:
         """Note a record, or that a partition was read to its end."""
         place = (str(message.topic()), int(message.partition() or 0))
         self._heard_s[place] = time.monotonic()
         is_end = message.error() is not None
         self._reached[place] = int(message.offset() or 0) + (0 if is_end else 1)
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Ask about every partition that has been silent for long, now and then.
 
         Raises KafkaException where twice in a row there was the same to be read, and nothing of it

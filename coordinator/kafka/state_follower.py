@@ -95,20 +95,20 @@ class Link:
         if self._producer is not None:
             self._producer.serve()
         if first is None:
-            self._stall_detector.look()
+            self._stall_detector.check()
             return []
         found: list[Message] = []
         for message in (first, *self._consumer.consume(BATCH_MAX, 0)):
             error = message.error()
             if error is None:
                 found.append(message)
-                self._stall_detector.heard(message)
+                self._stall_detector.note(message)
             elif error.code() == KafkaError._PARTITION_EOF:
                 self.at_end = self.at_end or message.topic() == self.topic
-                self._stall_detector.heard(message)
+                self._stall_detector.note(message)
             elif not passes_by_itself(error):
                 raise KafkaException(error)
-        self._stall_detector.look()
+        self._stall_detector.check()
         return found
 
     def answer(self, record: AckRecord) -> None:

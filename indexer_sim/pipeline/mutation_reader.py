@@ -402,23 +402,23 @@ class MutationReader:
         stall_detector = self._stall_detector
         first = reader.poll(POLL_S)
         if first is None:
-            stall_detector.look()
+            stall_detector.check()
             return []
         found = []
         for message in (first, *reader.consume(MESSAGES_MAX, 0)):
             error = message.error()
             if error is None:
                 found.append(message)
-                stall_detector.heard(message)
+                stall_detector.note(message)
             elif error.code() == KafkaError._PARTITION_EOF:
-                stall_detector.heard(message)
+                stall_detector.note(message)
             elif error.code() == KafkaError._AUTO_OFFSET_RESET:
                 if message.topic() == self._mutations:
                     raise OtherLogError(int(message.partition() or 0), error.str())
                 raise KafkaException(error)
             elif not passes_by_itself(error):
                 raise KafkaException(error)
-        stall_detector.look()
+        stall_detector.check()
         return found
 
     def _hand_over(self, messages: Iterable[Message]) -> bool:

@@ -295,7 +295,7 @@ class Projector:
 
     def _note_indexer(self, record: object) -> None:
         if isinstance(record, HwHeartbeat):
-            self.planner.hear(record)
+            self.planner.note_heartbeat(record)
         elif isinstance(record, CatchUpRequested):
             self.planner.request(record)
 

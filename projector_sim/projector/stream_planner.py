@@ -283,7 +283,7 @@ class StreamPlanner:
                 owned = kv[name].owned if name in kv else frozenset()
                 run.departed.update(v for v in run.vbuckets if v not in owned)
 
-    def hear(self, record: HwHeartbeat) -> None:
+    def note_heartbeat(self, record: HwHeartbeat) -> None:
         """Note what an indexer has."""
         done = {(b.index_id, b.build): b.done for b in record.builds}
         read = {(r.projector, r.connection): r.ordinals for r in record.read}

@@ -25,7 +25,7 @@ class ExecutorWatch:
         self._status_log = status_log
         self._in_vain = 0
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Complain of tasks that nobody runs, and say when somebody does."""
         try:
             waits = bool(self._context.statusTracker().getActiveStageIds())
@@ -50,7 +50,7 @@ def executors_watched(spark: SparkSession, status_log: StatusLog) -> Iterator[No
 
     def run() -> None:
         while not ending.wait(LOOK_S):
-            watch.look()
+            watch.check()
 
     threading.Thread(target=run, name="executors", daemon=True).start()
     try:

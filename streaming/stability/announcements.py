@@ -53,7 +53,7 @@ class Announcer:
 
     # -- indexers --------------------------------------------------------------------------------
 
-    def hear(self, record: HwHeartbeat) -> None:
+    def note_heartbeat(self, record: HwHeartbeat) -> None:
         """Take what an indexer says that it holds."""
         self.heard[record.indexer] = heard_of(record, self.heard.get(record.indexer), self.now_ms)
         if len(self.heard) > INDEXERS_MAX:

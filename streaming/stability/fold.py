@@ -242,7 +242,7 @@ class _Fold:
     def _control(self, record: Control) -> None:
         match record:
             case HwHeartbeat():
-                self.announcer.hear(record)
+                self.announcer.note_heartbeat(record)
             case RestartRequested():
                 question = question_of(record, self.now_ms)
                 if all(question.round != other.round for other in self.questions):

@@ -111,7 +111,7 @@ class Positions:
         vbuckets = syncs.vbucket
         if not len(vbuckets):
             return
-        self.rows.hear(vbuckets)
+        self.rows.note_owners(vbuckets)
         strange = syncs.vbuuid != self.rows.seen_vbuuid[vbuckets]
         if strange.any():
             mixed = np.zeros(len(self.rows), np.bool_)

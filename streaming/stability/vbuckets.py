@@ -132,7 +132,7 @@ class Vbuckets:
         """The failover log of a vbucket was read."""
         self._touched[vbucket] = True
 
-    def hear(self, vbuckets: Rows) -> None:
+    def note_owners(self, vbuckets: Rows) -> None:
         """The owners of these vbuckets have said something."""
         heard = np.zeros(len(self._rows), np.bool_)
         heard[vbuckets] = True

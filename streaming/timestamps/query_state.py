@@ -393,7 +393,7 @@ class _Work:
                 continue
             decoded = self._decode(self._place(row), name)
             if isinstance(decoded, Tick):
-                self._hear(self._place(row), decoded)
+                self._note_tick(self._place(row), decoded)
             elif decoded is not None:
                 self._decoded.append((self._place(row), decoded))
         if context:
@@ -404,7 +404,7 @@ class _Work:
         """The time that the ticks have told so far."""
         return self.clock.now_ms
 
-    def _hear(self, place: Place, tick: Tick) -> None:
+    def _note_tick(self, place: Place, tick: Tick) -> None:
         if tick.shard != self.query_state.shard.name:
             return  # Each shard has a clock of its own: by what it was there to read.
         if problem := clock.fault(tick):

@@ -57,8 +57,8 @@ def read(reader: Consumer, stall_detector: StallDetector, for_s: float) -> int:
         message = reader.poll(0.05)
         if message is not None:
             found += message.error() is None
-            stall_detector.heard(message)
-        stall_detector.look()
+            stall_detector.note(message)
+        stall_detector.check()
     return found
 
 

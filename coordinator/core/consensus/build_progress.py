@@ -51,7 +51,7 @@ class Progresses:
     def __init__(self) -> None:
         self._builds: dict[tuple[int, int], _Build] = {}
 
-    def heard(self, beat: ProjectorHeartbeat, now_ms: int) -> None:
+    def note(self, beat: ProjectorHeartbeat, now_ms: int) -> None:
         """Take what a projector says."""
         for part in beat.backfills:
             key = (part.index_id, part.build)

@@ -97,7 +97,7 @@ class Election:
 
     # -- what is known -----------------------------------------------------------------------
 
-    def heard(self, view: NodeView) -> None:
+    def note_master(self, view: NodeView) -> None:
         """The master is alive, or the patience with it begins anew."""
         self._heard_ms = view.peers.clock_ms
 
@@ -109,7 +109,7 @@ class Election:
         """This node's own mastership ended nothing that it began: another may fare better."""
         assert view.authority is not None
         self._failed = view.authority.epoch
-        self.heard(view)
+        self.note_master(view)
 
     def beat(self, view: NodeView, beat: NodeHeartbeat) -> None:
         """Another node's heartbeat: that of the master of now counts."""
@@ -120,7 +120,7 @@ class Election:
             and (beat.node, beat.epoch) == (authority.master, authority.epoch)
             and beat.incarnation == authority.incarnation
         ):
-            self.heard(view)
+            self.note_master(view)
 
     def master_alive(self, view: NodeView) -> bool:
         """Tell whether this node is master, or has heard the master within the timeout."""
@@ -339,7 +339,7 @@ class Election:
         """End the candidacy, and begin to wait anew."""
         candidacy, self.candidacy = self.candidacy, None
         assert candidacy is not None
-        self.heard(view)
+        self.note_master(view)
         found: list[Result] = []
         if candidacy.reform is not None:
             outcome = unknown("unavailable", f"not reformed: {why}")
@@ -382,7 +382,7 @@ class Election:
 
     def claimed(self, view: NodeView, record: MasterClaimed) -> list[Result]:
         """The fold accepted a claim, perhaps that of this node."""
-        self.heard(view)
+        self.note_master(view)
         answer: dict[str, Any] = {
             "epoch": record.epoch,
             "master": record.node,
@@ -407,7 +407,7 @@ class Election:
 
     def resigned(self, view: NodeView, record: MasterResigned) -> None:
         """The master went of its own will: no suspicion is needed."""
-        self.heard(view)
+        self.note_master(view)
         if view.phase == FOLLOWING:
             self._witnessed = record.epoch
         if record.node == view.config.node:

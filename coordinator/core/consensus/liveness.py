@@ -80,7 +80,7 @@ class Liveness:
         self._suspected_at = -1
         self._settle(view)
 
-    def heard(self, view: NodeView) -> None:
+    def note_own_heartbeat(self, view: NodeView) -> None:
         """The node's own heartbeat came back."""
         self._heard_at = self._awake_ms
         self._settle(view)

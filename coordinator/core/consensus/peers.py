@@ -105,7 +105,7 @@ class Peers:
                 self.indexers[beat.indexer] = heard
             case ProjectorHeartbeat():
                 self.projectors[beat.projector] = heard
-                self.progress.heard(beat, now.mono_ms)
+                self.progress.note(beat, now.mono_ms)
             case TimestampsHeartbeat():
                 with suppress(ValueError):  # No shard: it computes nothing for anybody.
                     self.applications[shard_of(beat.shard)] = heard

@@ -110,7 +110,7 @@ class Handshakes:
         """Return what is known of the indexer, if it was heard."""
         return self._by_indexer.get(indexer)
 
-    def heard(self, beat: IndexerHeartbeat, now_ms: int) -> None:
+    def note(self, beat: IndexerHeartbeat, now_ms: int) -> None:
         """An indexer is alive: another incarnation of it begins a new handshake."""
         known = self._by_indexer.get(beat.indexer)
         if known is None or known.incarnation != beat.incarnation:

@@ -272,7 +272,7 @@ class Master:
         self.requests.want(f"index/{due.index_id}", due)
 
     def indexer_heard(self, view: NodeView, beat: IndexerHeartbeat) -> None:
-        self.handshakes.heard(beat, view.now.mono_ms)
+        self.handshakes.note(beat, view.now.mono_ms)
         self.membership.indexer_heard(view, beat)
 
     def projector_heard(self, view: NodeView, beat: ProjectorHeartbeat) -> None:

@@ -97,7 +97,7 @@ class ProjectorProcess:
         while self.inbox:
             note = self.inbox.popleft()
             if isinstance(note, HwHeartbeat):
-                self.planner.hear(note)
+                self.planner.note_heartbeat(note)
             elif isinstance(note, CatchUpRequested):
                 self.planner.request(note)
             elif isinstance(note, dict):

@@ -24,12 +24,12 @@ def test_one_record_that_does_not_come_is_enough(
     message: Any = SimpleNamespace(
         topic=lambda: "t", partition=lambda: 0, offset=lambda: 6, error=lambda: None
     )
-    stall_detector.heard(message)
+    stall_detector.note(message)
     now_s[0] = 2.0
-    stall_detector.look()
+    stall_detector.check()
     now_s[0] = 4.0
     if stands_still:
         with pytest.raises(KafkaException):
-            stall_detector.look()
+            stall_detector.check()
     else:
-        stall_detector.look()
+        stall_detector.check()

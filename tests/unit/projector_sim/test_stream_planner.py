@@ -119,7 +119,7 @@ class Given:
         )
         reads = (ConnectionRead(ME, connection, (read, read)),)
         record = make_watermarks(indexer, NOTHING, indexes=(1,), builds=progress, read=reads)
-        self.planner.hear(record)
+        self.planner.note_heartbeat(record)
 
     def sent(self, *indexes: Index) -> Run:
         """Return maintenance of which everything was sent, up to the ordinal 50."""
@@ -143,7 +143,7 @@ class Given:
         """An indexer says that it takes these vbuckets from another under this number."""
         taken = (GenerationTaken(number, by, bytes([sum(1 << v for v in vbuckets)])),)
         record = make_watermarks(1, NOTHING, bucket=bucket, indexes=(1,), taken=taken)
-        self.planner.hear(record)
+        self.planner.note_heartbeat(record)
 
     def waits_when_it_is_certain(self) -> list[int]:
         """Return for what it waits once it has been so for long enough."""

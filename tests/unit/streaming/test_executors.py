@@ -57,7 +57,7 @@ def test_tasks_that_nobody_runs_are_told_of_once_and_that_somebody_does(
         ([], 2, [BACK]),
     ):
         cluster.waits, cluster.executors = waits, 1 + others
-        watch.look()
+        watch.check()
         assert told(capsys) == said
 
 
@@ -66,7 +66,7 @@ def test_a_session_without_a_jvm_is_not_its_business(capsys: pytest.CaptureFixtu
     watch = ExecutorWatch(cluster, StatusLog("archive"))
     del cluster._jsc
     for _ in range(3):
-        watch.look()
+        watch.check()
     assert told(capsys) == []
 
 

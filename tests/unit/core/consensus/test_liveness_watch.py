@@ -46,7 +46,7 @@ class Watch:
             if reads:
                 self.liveness.read(self.view)
             if hears:
-                self.liveness.heard(self.view)
+                self.liveness.note_own_heartbeat(self.view)
             found += self.liveness.tick(self.view)
         asked = [one for one in found if not isinstance(one, Append)]
         self.asked += asked

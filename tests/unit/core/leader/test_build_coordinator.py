@@ -197,8 +197,8 @@ def said(projector: int, sent: int, total: int, build: int = 1) -> ProjectorHear
 def test_progress_is_the_sum_over_projectors_at_the_rate_of_the_last_seconds() -> None:
     progresses = Progresses()
     for at_ms, sent in ((0, 0), (1_000, 100), (2_000, 300)):
-        progresses.heard(said(0, sent, 1_000), at_ms)
-        progresses.heard(said(1, sent, 1_000), at_ms)
+        progresses.note(said(0, sent, 1_000), at_ms)
+        progresses.note(said(1, sent, 1_000), at_ms)
     found = progresses.of(77, 1)
     assert found == Progress(600, 2_000, 300.0)
     assert (found.percent, found.remaining_s) == (30.0, pytest.approx(1_400 / 300))
@@ -213,7 +213,7 @@ def test_nothing_to_send_is_all_of_it() -> None:
 def test_old_builds_make_room() -> None:
     progresses = Progresses()
     for build in range(1_100):
-        progresses.heard(said(0, 1, 2, build), build)
+        progresses.note(said(0, 1, 2, build), build)
     assert progresses.of(77, 0) is None
     assert progresses.of(77, 1_099) is not None
     assert len(progresses.all()) == 1_000

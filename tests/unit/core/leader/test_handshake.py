@@ -87,13 +87,13 @@ def report(number: int, *holdings: Holding, cas: int = 1, **more: int) -> Holdin
 def test_each_life_of_an_indexer_is_asked_until_it_agrees() -> None:
     state = a_state(an_index(7))
     handshakes = Handshakes(3, PERIOD_MS)
-    handshakes.heard(beat(), 0)
+    handshakes.note(beat(), 0)
     (asked,) = handshakes.due(0, 1)
     assert (asked.epoch, asked.indexer, asked.incarnation, asked.reread) == (3, INDEXER, 1, False)
     assert handshakes.due(PERIOD_MS - 1, 1) == []
     assert handshakes.count(report(asked.round, held(7)), state) is not None
     assert handshakes.due(10**9, 1) == []
-    handshakes.heard(beat(2), 10**9)
+    handshakes.note(beat(2), 10**9)
     assert handshakes.due(10**9, 1)[0].incarnation == 2
 
 
@@ -101,7 +101,7 @@ def test_an_indexer_agrees_although_writes_go_on() -> None:
     state = a_state(an_index(7), an_index(8))
     handshakes = Handshakes(3, PERIOD_MS)
     for reported, agreed in (((held(7), held(99)), False), ((held(7),), True)):
-        handshakes.heard(beat(), 0)
+        handshakes.note(beat(), 0)
         (asked,) = handshakes.due(10**6 if agreed else 0, 1)
         assert not handshakes.count(report(asked.round, *reported), state)
         known = handshakes.get(INDEXER)
@@ -112,7 +112,7 @@ def test_an_indexer_agrees_although_writes_go_on() -> None:
 def test_a_report_in_parts_counts_once_it_is_whole() -> None:
     state = a_state(an_index(7), an_index(8))
     handshakes = Handshakes(3, PERIOD_MS)
-    handshakes.heard(beat(), 0)
+    handshakes.note(beat(), 0)
     number = handshakes.due(0, 1)[0].round
     first = report(number, held(7), cas=2, part=0, parts=2)
     assert handshakes.count(first, state) is None
@@ -127,7 +127,7 @@ def test_answers_to_another_question_or_from_another_life_are_ignored() -> None:
     state = a_state(an_index(7))
     handshakes = Handshakes(3, PERIOD_MS)
     assert handshakes.count(report(1, held(7)), state) is None
-    handshakes.heard(beat(), 0)
+    handshakes.note(beat(), 0)
     old = handshakes.due(0, 1)[0].round
     new = handshakes.due(10 * PERIOD_MS, 1)[0].round
     assert handshakes.count(report(old, held(7)), state) is None
@@ -138,7 +138,7 @@ def test_answers_to_another_question_or_from_another_life_are_ignored() -> None:
 def test_a_difference_that_stays_makes_the_indexer_read_the_state_again() -> None:
     state = a_state(an_index(7))
     handshakes = Handshakes(3, PERIOD_MS)
-    handshakes.heard(beat(), 0)
+    handshakes.note(beat(), 0)
     rereads = []
     for now in range(0, 10**6, 10**5):
         (asked,) = handshakes.due(now, 1)
@@ -149,7 +149,7 @@ def test_a_difference_that_stays_makes_the_indexer_read_the_state_again() -> Non
 
 def test_an_indexer_that_is_behind_the_question_has_not_answered_it() -> None:
     made = Handshakes(1, 100)
-    made.heard(
+    made.note(
         make_indexer_beat(3, incarnation=7, address="http://x", at_ms=1),
         0,
     )
