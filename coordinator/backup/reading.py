@@ -38,9 +38,9 @@ GROUP = "backup"
 SILENCE_S = 60.0
 METADATA_S = 10.0
 TOLD_EVERY = 10_000
-"""The progress is told each so many changes."""
+"""The progress is reported each so many changes."""
 
-Told = Callable[[int], None]
+Progress = Callable[[int], None]
 
 
 def write_backup(
@@ -50,7 +50,7 @@ def write_backup(
     *,
     after: Cas,
     version: str,
-    told: Told,
+    progress: Progress,
     archive: Path | None = None,
 ) -> tuple[Manifest, int, int]:
     """Write a backup of a cluster; return its manifest, its changes and its bytes.
@@ -61,7 +61,7 @@ def write_backup(
     try:
         authority = read_authority(servers, cluster)
         history = _History(servers, cluster, archive, authority.cluster_id)
-        return _write(file, history, authority, after=after, version=version, told=told)
+        return _write(file, history, authority, after=after, version=version, progress=progress)
     except KafkaException as error:
         raise explain(error, servers) from error
     except ArchiveError as error:
@@ -108,7 +108,7 @@ def _write(
     *,
     after: Cas,
     version: str,
-    told: Told,
+    progress: Progress,
 ) -> tuple[Manifest, int, int]:
     base = _base(history, authority.last_cas)
     manifest = Manifest(
@@ -133,7 +133,7 @@ def _write(
             writer.change(change.raw)
             count += 1
             if count % TOLD_EVERY == 0:
-                told(count)
+                progress(count)
     if not has_base:
         writer.base(state)
     if (state.cas, state.digest) != (authority.last_cas, authority.digest):

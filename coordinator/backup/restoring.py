@@ -81,7 +81,7 @@ VISIBLE_S, VISIBLE_POLL_S = 30.0, 0.05
 QUEUED_KBYTES = 32 * 1024
 TOLD_EVERY = 10_000
 
-Told = Callable[[int], None]
+Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +108,7 @@ class Restored:
     next_cas: Cas
 
 
-def restore_backup(file: BinaryIO, backup: Backup, target: Target, told: Told) -> Restored:
+def restore_backup(file: BinaryIO, backup: Backup, target: Target, progress: Progress) -> Restored:
     """Write a backup that was found to be right; return what the cluster begins with.
 
     Raises BackupError `not_empty`, `restore_failed`, `cas_exhausted`; KafkaRefusal; OSError.
@@ -117,7 +117,7 @@ def restore_backup(file: BinaryIO, backup: Backup, target: Target, told: Told) -
         text = f"above CAS {backup.state.cas} there are too few for a cluster to go on"
         raise BackupError("cas_exhausted", text)
     try:
-        return _Restore(backup, target).run(file, told)
+        return _Restore(backup, target).run(file, progress)
     except KafkaException as error:
         raise explain(error, target.servers) from error
 
@@ -143,13 +143,13 @@ class _Restore:
             )
         )
 
-    def run(self, file: BinaryIO, told: Told) -> Restored:
+    def run(self, file: BinaryIO, progress: Progress) -> Restored:
         # Fences what another restore has left, or a node; only then is it sure what is there.
         self._producer.init_transactions(OPEN_TIMEOUT_S)
         refuse_what_is_there(self._target)
         self._producer.begin_transaction()
         try:
-            restored = self._write(file, told)
+            restored = self._write(file, progress)
             self._flush()
         except BaseException as error:
             with suppress(KafkaException, SystemError):
@@ -164,13 +164,13 @@ class _Restore:
         self._conclude(restored.authority.cluster_id)
         return restored
 
-    def _write(self, file: BinaryIO, told: Told) -> Restored:
+    def _write(self, file: BinaryIO, progress: Progress) -> Restored:
         backup, target = self._backup, self._target
         base = written_end(target.servers, target.topic(STATECONTEXT))
         for number, state in ((BASE_COPY, backup.base), (STATE_COPY, backup.state)):
             self._copy(number, state)
         self._flush()
-        state, own = self._history(file, told)
+        state, own = self._history(file, progress)
         self._state(state)
         cas_base = state.cas + self._gap - base
         copied = ((BASE_COPY, backup.base), (STATE_COPY, backup.state))
@@ -208,7 +208,7 @@ class _Restore:
         for chunk in chunks(number, state):
             self._send(SNAPSHOTS, codec.encode(chunk), str(number).encode(), delivered=delivered)
 
-    def _history(self, file: BinaryIO, told: Told) -> tuple[StateContext, TxnId | None]:
+    def _history(self, file: BinaryIO, progress: Progress) -> tuple[StateContext, TxnId | None]:
         """Write the changes of the backup, and the restore's own; return the state after them."""
         base = Base(self._backup.base.cas, BASE_COPY, self._copies[BASE_COPY])
         headers: dict[str, Any] | None = {BASE_HEADER: base.encode()}
@@ -216,7 +216,7 @@ class _Restore:
             self._send(HISTORY, raw, event.mutation.key.encode(), headers=headers)
             headers = None
             if count % TOLD_EVERY == 0:
-                told(count)
+                progress(count)
         changes = own_changes(self._backup, self._target.principal)
         for event in changes:
             self._send(HISTORY, codec.encode(event), event.mutation.key.encode(), headers=headers)

@@ -97,7 +97,7 @@ def alter(
     if session.json:
         print_json(body)
     else:
-        typer.echo(plain(_told(body, old)))
+        typer.echo(plain(_outcome_text(body, old)))
 
 
 def _read(text: str) -> tuple[str, str, dict[str, Any]]:
@@ -119,7 +119,7 @@ def _bound(text: str) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _told(body: dict[str, Any], old: str) -> str:
+def _outcome_text(body: dict[str, Any], old: str) -> str:
     """Return what is said of an answer."""
     index = body["index"]
     named = f"{index['name']} on {index['bucket']}"

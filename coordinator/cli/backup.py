@@ -166,9 +166,9 @@ def _backup(
         version = ""
         with suppress(metadata.PackageNotFoundError):
             version = metadata.version(DISTRIBUTION)
-        told = _teller(session, "read")
+        progress = _progress_reporter(session, "read")
         manifest, changes, size = write_backup(
-            out, where, name, after=Cas(after), version=version, told=told, archive=archive
+            out, where, name, after=Cas(after), version=version, progress=progress, archive=archive
         )
     body = {
         "file": str(file),
@@ -206,7 +206,7 @@ def _restore(
             principal=os.environ.get("INDEXCTL_PRINCIPAL", ""),
             sync_partitions=sync_partitions(servers, options.cluster),
         )
-        made = restore_backup(opened, found, target, _teller(session, "wrote"))
+        made = restore_backup(opened, found, target, _progress_reporter(session, "wrote"))
     _tell(session, {"restored": _summary(file, found) | _made(made, target, began_s)})
     if not session.json:
         where = (
@@ -339,19 +339,19 @@ def _checked(session: Session, opened: BinaryIO) -> "Backup":
     return read_backup(opened)
 
 
-# -- what is told --------------------------------------------------------------------------------
+# -- the progress --------------------------------------------------------------------------------
 
 
-def _teller(session: Session, verb: str) -> Callable[[int], None]:
+def _progress_reporter(session: Session, verb: str) -> Callable[[int], None]:
     """Return what tells the progress: JSON lines, or a line on a terminal."""
 
-    def told(count: int) -> None:
+    def report(count: int) -> None:
         if session.json:
             typer.echo(json.dumps({"progress": {"changes": count}}))
         elif sys.stderr.isatty():
             typer.echo(f"{verb} {count:,} changes", err=True)
 
-    return told
+    return report
 
 
 def _reporter(session: Session) -> Callable[[str], None]:

@@ -130,7 +130,7 @@ def history(
             if session.json:
                 typer.echo(json.dumps(event))
             else:
-                console().print(_told(event), soft_wrap=True)
+                console().print(_change_text(event), soft_wrap=True)
     if not shown and not session.json:
         typer.echo("no changes")
 
@@ -157,7 +157,7 @@ def _newest(
     return found[-count:]
 
 
-def _told(event: dict[str, Any]) -> "Text":
+def _change_text(event: dict[str, Any]) -> "Text":
     """Return a change for people: a line of who and when, and what is not as it was."""
     from rich.text import Text
 
@@ -281,7 +281,7 @@ def seen(event: dict[str, Any]) -> "Text | None":
 
     match event["type"]:
         case "change":
-            return _told(event)
+            return _change_text(event)
         case "snapshot":
             name = _name_of(event["kind"], event["value"])
             return Text(f"{event['cas']:>8}  {plain(event['key'])}{name}")

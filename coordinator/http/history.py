@@ -65,7 +65,7 @@ def add_history(app: FastAPI, shell: Shell, settle: Settle) -> None:
             found = shell.history.page(Cas(after), last, wanted, limit, newest)
             return history_views.page(found.texts, found.next, newest.cas)
 
-        return _answer(shell, await told(build))
+        return _answer(shell, await read_history(build))
 
     @app.get("/v1/diff", response_model=models.DiffAnswer)
     async def get_diff(
@@ -83,7 +83,7 @@ def add_history(app: FastAPI, shell: Shell, settle: Settle) -> None:
             after = newest if to is None else shell.history.state_at(Cas(to), newest)
             return history_views.differences(before.cas, after.cas, differences(before, after))
 
-        return _answer(shell, await told(build))
+        return _answer(shell, await read_history(build))
 
 
 async def past_state(shell: Shell, cas: int | None, at_ms: int | None) -> Response:
@@ -96,10 +96,10 @@ async def past_state(shell: Shell, cas: int | None, at_ms: int | None) -> Respon
         state = shell.history.state_at(at, newest)
         return encoded(history_views.past_state(cluster_id, node.config.node, state))
 
-    return _answer(shell, await told(build))
+    return _answer(shell, await read_history(build))
 
 
-async def told(work: Callable[[], T]) -> T:
+async def read_history(work: Callable[[], T]) -> T:
     """Return what `work` on the history returns. Raises ApiError."""
     try:
         return await HISTORY.run(work)

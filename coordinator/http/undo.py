@@ -25,7 +25,7 @@ from coordinator.http.aside import VIEWS
 from coordinator.http.encoding import encoded
 from coordinator.http.errors import ApiError
 from coordinator.http.execution import IdempotencyKey, Principal, execute
-from coordinator.http.history import told
+from coordinator.http.history import read_history
 from coordinator.http.shared import APPLIED_CAS, Consistency
 from coordinator.node.shell import Shell
 
@@ -89,10 +89,12 @@ class Undoing:
         """Compute the undo, and execute it; None: one of its entities has changed meanwhile."""
         asked, now = self._asked, self._shell.node.state
         self._refuse_what_cannot_be(now)
-        then = await told(lambda: self._state_at(Cas(asked.to), now))
-        whole = await told(lambda: plan_undo(then, now, frozenset(asked.only)))
+        then = await read_history(lambda: self._state_at(Cas(asked.to), now))
+        whole = await read_history(lambda: plan_undo(then, now, frozenset(asked.only)))
         if asked.dry_run:
-            changes = await told(lambda: [change_of(step, then.cas) for step in whole.steps])
+            changes = await read_history(
+                lambda: [change_of(step, then.cas) for step in whole.steps]
+            )
             return await self._answer(then.cas, whole, changes, now)
         is_repeat = self._found(self._key) is not None
         await self._take_up(then)
@@ -100,7 +102,7 @@ class Undoing:
         if not is_repeat:
             await self._check(steps, then, now)
         plan = Undo(steps, whole.kept)
-        parts = await told(lambda: transactions_of(plan, then.cas, asked.in_steps))
+        parts = await read_history(lambda: transactions_of(plan, then.cas, asked.in_steps))
         position = 0
         for number, part in enumerate(parts, 1):
             chosen = steps[position : position + len(part.then)]
@@ -112,7 +114,7 @@ class Undoing:
             self._txns += [outcome.txn] if outcome.txn else []
             if _is_answer_to(part, outcome):
                 self._done |= {step.key for step in chosen}
-                self._changes += await told(_told_of(chosen, outcome, then.cas))
+                self._changes += await read_history(_told_of(chosen, outcome, then.cas))
             elif outcome.txn:
                 changes = await self._history_of(outcome.txn, key or "")
                 self._note(then, changes)
@@ -191,7 +193,7 @@ class Undoing:
             # Of an undo in steps some may be done.
             return due <= looked_at if asked.in_steps else due == looked_at
 
-        if not await told(is_known):
+        if not await read_history(is_known):
             done = f"; {len(self._done)} changes were made before" if self._done else ""
             text = f"since CAS {seen} what would be undone has changed{done}: look again"
             raise ApiError("cas_mismatch", text, {"expected": seen, "actual": now.cas})
@@ -222,7 +224,7 @@ class Undoing:
         following: Cas | None = Cas(self._asked.to)
         while following is not None:
             # A page at a time: others who ask for the past are answered in between.
-            following = await told(partial(read_page, following))
+            following = await read_history(partial(read_page, following))
         return found
 
     async def _answer(

@@ -260,11 +260,11 @@ def history_retention(retention: Retention | None) -> dict[str, Any] | None:
     """
     if retention is None:
         return None
-    told = retention.told
+    status = retention.status
     return {
         "retention_ms": retention.retention_ms,
-        "oldest_cas": told.oldest_cas,
-        "archived": told.archived,
-        "failures": told.failures,
-        "error": told.error,
+        "oldest_cas": status.oldest_cas,
+        "archived": status.archived,
+        "failures": status.failures,
+        "error": status.error,
     }

@@ -258,7 +258,7 @@ class EventStream(Response):
                 await asyncio.sleep(RETRY_S)
                 continue
             self._has_caught_up = True
-            async for chunk in self._told(_changes_of(page)):
+            async for chunk in self._frames(_changes_of(page)):
                 yield chunk
             if self._has_ended:
                 return
@@ -283,7 +283,7 @@ class EventStream(Response):
             self._wake.clear()
             found = subscription.take(LIMIT, changes.newest)
             if found:
-                async for chunk in self._told(found):
+                async for chunk in self._frames(found):
                     yield chunk
                 if self._has_ended:
                     return
@@ -310,7 +310,7 @@ class EventStream(Response):
             if found and not subscription.waiting and pace_s >= 0.001:
                 await asyncio.sleep(pace_s)
 
-    async def _told(self, found: Iterable[Published]) -> AsyncIterator[bytes]:
+    async def _frames(self, found: Iterable[Published]) -> AsyncIterator[bytes]:
         """Yield the events of changes, a portion at a time: what a watcher does not take, it alone
         holds, while the changes are shared by all."""
         for portion in portions_of(found):

@@ -23,7 +23,7 @@ from coordinator.core.history import shown
 from coordinator.core.history.changes import Change
 from coordinator.core.history.feed import Feed
 from coordinator.core.history.predicates import Selector
-from coordinator.core.history.subscribing import Ended, Selection, selection_of, told
+from coordinator.core.history.subscribing import Ended, Selection, events_for, selection_of
 from coordinator.core.model.entities import Subscription, Topic
 from coordinator.core.model.subscription_records import SubscriptionAcknowledged
 from coordinator.core.model.types import Cas
@@ -211,7 +211,7 @@ class Deliveries:
                 return  # It was in doubt whether the last of it is there.
             async with aclosing(self._changes_above(after, selection)) as portions:
                 async for changes, cas in portions:
-                    found, end = told(selection, changes)
+                    found, end = events_for(selection, changes)
                     last = cas if end is None else end.event.cas
                     if end is not None:
                         seen.cas = last

@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from coordinator.core.consensus.election import MASTERSHIPS
 from coordinator.core.node import Node
-from coordinator.node.retention import Retention, Told
+from coordinator.node.retention import Retention, RetentionStatus
 
 STAGE_SECONDS = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.25, 0.5, 1, 2)
 
@@ -92,7 +92,7 @@ class NodeMetrics(Collector):
         yield GaugeMetricFamily("coordinator_active_members", "Length of the active list", members)
         yield from _of_timestamps(node)
         if self.retention is not None:
-            yield from _of_retention(self.retention.told)
+            yield from _of_retention(self.retention.status)
         for item in fields(node.counters):
             name = f"coordinator_{item.name}"
             yield CounterMetricFamily(
@@ -121,14 +121,14 @@ def _of_timestamps(node: Node) -> Iterable[Metric]:
     yield age
 
 
-def _of_retention(told: Told) -> Iterable[Metric]:
+def _of_retention(status: RetentionStatus) -> Iterable[Metric]:
     yield CounterMetricFamily(
-        "coordinator_history_archived_records_total", "Records of history archived", told.archived
+        "coordinator_history_archived_records_total", "Records of history archived", status.archived
     )
     yield CounterMetricFamily(
-        "coordinator_history_retention_failures_total", "Passes that have failed", told.failures
+        "coordinator_history_retention_failures_total", "Passes that have failed", status.failures
     )
-    if told.oldest_cas is not None:
+    if status.oldest_cas is not None:
         yield GaugeMetricFamily(
-            "coordinator_history_oldest_cas", "First CAS in the topic history", told.oldest_cas
+            "coordinator_history_oldest_cas", "First CAS in the topic history", status.oldest_cas
         )

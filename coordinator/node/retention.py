@@ -27,7 +27,7 @@ log = logging.getLogger("coordinator")
 
 
 @dataclass(slots=True)
-class Told:
+class RetentionStatus:
     """What the metrics and `GET /v1/members` show, since the process began."""
 
     archived: int = 0
@@ -44,7 +44,7 @@ class Retention:
     def __init__(
         self, passes: HistoryRetention, retention_ms: int, stopping: threading.Event
     ) -> None:
-        self.told = Told()
+        self.status = RetentionStatus()
         self.retention_ms = retention_ms
         self._passes = passes
         self._stopping = stopping
@@ -69,13 +69,13 @@ class Retention:
         except (ArchiveError, KafkaException, TimeoutError) as error:
             pause_s = min(pause_s, RETRY_MAX_S)
             if not self._stopping.is_set():
-                self.told.failures += 1
-                self.told.error = str(error) or type(error).__name__
+                self.status.failures += 1
+                self.status.error = str(error) or type(error).__name__
                 log.error("old history stays in the topic: %s", error)
         else:
-            self.told.error = ""
-            self.told.archived += passed.archived
-            self.told.oldest_cas = passed.oldest
+            self.status.error = ""
+            self.status.archived += passed.archived
+            self.status.oldest_cas = passed.oldest
             wants_copy = passed.wants_copy
         finally:
             self._next_s = time.monotonic() + pause_s

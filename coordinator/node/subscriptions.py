@@ -19,9 +19,9 @@ from coordinator.core.catalog.state import StateContext
 from coordinator.core.consensus import inputs
 from coordinator.core.history.feed import Feed, Kept
 from coordinator.core.history.subscribing import (
+    Backlog,
     Place,
     Silence,
-    Waiting,
     Waits,
     ended_deliveries,
     gone,
@@ -116,7 +116,7 @@ class Subscriptions:
         )
         self._led: Epoch | None = None
         self._silence = Silence(monotonic_ms())
-        self._waiting = Waiting()
+        self._backlog = Backlog()
         self._rows: Sequence[SubscriberRow] = ()
         self._catching_up: asyncio.Task[None] | None = None
         self._catch_up_ms = 0
@@ -138,7 +138,7 @@ class Subscriptions:
 
         def measure() -> None:
             found = [*subscriptions(state)] if leads else []
-            behind = self._waiting.behind(found, self.book.positions, state.cas, kept)
+            behind = self._backlog.behind(found, self.book.positions, state.cas, kept)
             self._rows = [
                 SubscriberRow(one.topic, one.id, behind[one.number], one.number in problems)
                 for _, one in found

@@ -107,7 +107,9 @@ def selection_of(topic: Topic, subscription: Subscription) -> Selection:
     )
 
 
-def told(selection: Selection, changes: Iterable[Change]) -> tuple[list[Change], Change | None]:
+def events_for(
+    selection: Selection, changes: Iterable[Change]
+) -> tuple[list[Change], Change | None]:
     """Return what the subscriber is told of, in order, and what ends the subscription.
 
     Nothing above the end is told.
@@ -237,7 +239,7 @@ class Positions:
             self._acknowledged.pop(number, None)
 
 
-class Waiting:
+class Backlog:
     """Up to where nothing waits for each subscriber, although it acknowledged less.
 
     Who wants few changes may acknowledge one in a day. Nobody is asked about a change twice, so

@@ -12,7 +12,7 @@ from coordinator.core.model.types import Cas, Offset
 from coordinator.kafka.archive_segments import ArchiveError
 from coordinator.kafka.history_retention import Passed
 from coordinator.node import retention as retentions
-from coordinator.node.retention import Retention, Told
+from coordinator.node.retention import Retention, RetentionStatus
 
 HOUR_MS = 3_600_000
 DAMAGED = ArchiveError("history_archive_damaged", "damaged", "file")
@@ -76,11 +76,11 @@ def test_a_failure_is_counted_and_tried_again_within_a_minute(
     assert not one.run(NOTHING)
     assert not one.run(NOTHING)
     error = str(failure) or type(failure).__name__
-    assert one.told == Told(archived=3, failures=1, error=error, oldest_cas=Cas(9))
+    assert one.status == RetentionStatus(archived=3, failures=1, error=error, oldest_cas=Cas(9))
     clock[0] += 60
     assert one.is_due()
     assert one.run(NOTHING), "a copy is wanted"
-    assert (one.told.archived, one.told.error) == (7, "")
+    assert (one.status.archived, one.status.error) == (7, "")
     clock[0] += 60
     assert not one.is_due()
 
@@ -91,4 +91,4 @@ def test_what_ends_with_the_node_is_no_failure(clock: list[float]) -> None:
     passes: Any = Passes(AWAY)
     one = Retention(passes, HOUR_MS, stopping)
     one.run(NOTHING)
-    assert one.told.failures == 0
+    assert one.status.failures == 0

@@ -13,16 +13,16 @@ from coordinator.core.history.feed import KeptTransaction, Published
 from coordinator.core.history.predicates import Predicate
 from coordinator.core.history.subscribing import (
     STEP_MAX_MS,
+    Backlog,
     Positions,
     Selection,
     Silence,
-    Waiting,
     Waits,
     ended_deliveries,
+    events_for,
     gone,
     selection_of,
     subscriptions,
-    told,
     waits,
 )
 from coordinator.core.model.entities import Entity, Setting, Subscription, Topic
@@ -76,7 +76,7 @@ def selection() -> Selection:
 
 def test_what_fits_both_filters_is_told(log: Log, selection: Selection) -> None:
     changes = log.put(Setting("a", "1"), Setting("c", "1"), Setting("b", "1"))
-    found, end = told(selection, filter(selection.fits, changes))
+    found, end = events_for(selection, filter(selection.fits, changes))
     assert ([c.key for c in found], end) == (["config/a", "config/b"], None)
 
 
@@ -86,7 +86,7 @@ def test_nothing_is_told_above_the_end(log: Log, selection: Selection) -> None:
         *log.remove(SUBSCRIPTION.key),
         *log.put(Setting("a", "2")),
     ]
-    found, end = told(selection, filter(selection.fits, changes))
+    found, end = events_for(selection, filter(selection.fits, changes))
     assert [c.event.cas for c in found] == [3]
     assert end is not None
     assert end.event.cas == 4
@@ -119,7 +119,7 @@ def test_a_subscriber_that_subscribes_to_subscriptions_is_told_of_its_own_end(lo
         replace(TOPIC, filter_json="{}"), replace(SUBSCRIPTION, filter_json="{}")
     )
     changes = log.remove(SUBSCRIPTION.key)
-    assert told(everything, changes) == (changes, changes[0])
+    assert events_for(everything, changes) == (changes, changes[0])
 
 
 # -- deliveries that the changes at hand end -----------------------------------------------------
@@ -213,7 +213,7 @@ class Kept:
     def __init__(self, log: Log) -> None:
         self._log = log
         self._kept: list[KeptTransaction] = []
-        self.waiting = Waiting()
+        self.backlog = Backlog()
         self.positions = Positions()
 
     def put(self, *entities: Entity) -> list[Change]:
@@ -229,7 +229,7 @@ class Kept:
 
     def behind(self) -> int:
         newest = self._log.state.cas
-        found = self.waiting.behind(
+        found = self.backlog.behind(
             [(TOPIC, SUBSCRIPTION)], self.positions, newest, tuple(self._kept)
         )
         return found[SUBSCRIPTION.number]
@@ -287,7 +287,7 @@ def test_many_are_looked_for_in_one_pass_over_the_changes_at_hand(
         return fits(predicate, change)
 
     monkeypatch.setattr(Predicate, "fits", counted)
-    behind = Waiting().behind(found, Positions(), Cas(log.cas), tuple(log.kept))
+    behind = Backlog().behind(found, Positions(), Cas(log.cas), tuple(log.kept))
     assert asked <= 2 * log.cas
     expected = {n: log.cas - n % 90 for n in range(MANY)}
     if filter_json != "{}":
