@@ -18,9 +18,9 @@ from coordinator.core.history.subscribing import (
     Positions,
     Selection,
     Silence,
+    events_for,
     selection_of,
     subscriptions,
-    told,
 )
 from coordinator.core.model.commands import (
     AddTopic,
@@ -236,7 +236,7 @@ class Delivering(Actor):
     def _tell(
         self, number: int, fence: int, selection: Selection, changes: list[Change], position: Cas
     ) -> bool:
-        found, end = told(selection, (c for c in changes if selection.fits(c)))
+        found, end = events_for(selection, (c for c in changes if selection.fits(c)))
         if end is not None:
             self.ended.add(number)
         written = self.board.write(number, fence, found, end.event.cas if end else position)
