@@ -8,12 +8,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Most of the work of the quick tests: it runs beside the rest, in two processes. The fuzzing, and
-# what is of the data plane and of clients, goes with the smaller of them. `make test` has the worlds
-# of the larger one beside the integration tests.
+# what is of the data plane and of clients, goes with the smaller of them. The simulator's worlds need
+# a processor and nothing else: `make test` has them LATER, beside the integration tests, which wait.
 SEEDED := tests/simulation/test_seeds.py tests/simulation/test_mutants.py
-PLANE := tests/simulation/test_plane.py tests/simulation/test_losses.py \
+PLANES := tests/simulation/test_plane.py tests/simulation/test_losses.py
+PLANE := $(PLANES) \
     $(addprefix tests/unit/,fuzz indexer_sim projector_sim language cli client embedded)
-WORLDS = $(BIN)/pytest -q -p no:cacheprovider $(SEEDED)
+LATER :=
 ARGS ?=
 SEEDS ?= 1000
 ROUNDS ?= 10
@@ -35,17 +36,16 @@ run: java $(STAMP) ## Run a whole cluster in the foreground; Ctrl-C stops it (AR
 	@exec $(BIN)/indexctl run $(ARGS)
 
 test: java quick ## Everything: the quick checks, then tests with a real broker (JOBS=3; ARGS for pytest)
-	@echo "integration tests, in $(JOBS) processes, beside the simulator's worlds"
-	@set +e; out=$$(mktemp); trap 'kill $$worlds 2> /dev/null; rm -f "$$out"' EXIT; \
-	$(WORLDS) > "$$out" 2>&1 & worlds=$$!; \
+	@echo "integration tests, in $(JOBS) processes, and the simulator's worlds beside them"
+	@set +e; out=$$(mktemp); worlds=; trap 'kill $$worlds 2> /dev/null; rm -f "$$out"' EXIT; \
+	$(BIN)/pytest -q -p no:cacheprovider $(LATER) > "$$out" 2>&1 & worlds=$$!; \
 	$(BIN)/pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations 15 \
 	    --ignore tests/unit --ignore tests/simulation $(ARGS); tests=$$?; \
-	wait $$worlds; failed=$$?; \
-	if [ $$failed = 0 ]; then tail -n 1 "$$out"; else cat "$$out"; fi; \
+	wait $$worlds; failed=$$?; worlds=; \
+	if [ $$failed = 0 ]; then tail -n 1 "$$out"; else echo "--- simulation failed:"; cat "$$out"; fi; \
 	exit $$(( tests || failed ))
 
-# They wait for much, and leave a processor idle.
-test: export WORLDS_LATER := yes
+test: LATER := $(SEEDED) $(PLANES)
 test: export SIMULATION_SEEDS ?= 700
 test: export HYPOTHESIS_PROFILE ?= thorough
 quick: $(STAMP) ## Under a minute: lint, types, import rules, unit tests, simulator
@@ -54,8 +54,10 @@ quick: $(STAMP) ## Under a minute: lint, types, import rules, unit tests, simula
 	export SIMULATION_SEEDS=$${SIMULATION_SEEDS:-100}; \
 	export HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-quick}; \
 	$(BIN)/mypy > "$$out/mypy" 2>&1 & types=$$!; \
-	[ -n "$${WORLDS_LATER:-}" ] || $(WORLDS) > "$$out/simulation" 2>&1 & simulation=$$!; \
-	$(BIN)/pytest -q -p no:cacheprovider $(PLANE) > "$$out/plane" 2>&1 & plane=$$!; \
+	$(if $(LATER),true,$(BIN)/pytest -q -p no:cacheprovider $(SEEDED)) \
+	    > "$$out/simulation" 2>&1 & simulation=$$!; \
+	$(BIN)/pytest -q -p no:cacheprovider $(filter-out $(LATER),$(PLANE)) \
+	    > "$$out/plane" 2>&1 & plane=$$!; \
 	{ $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports; } \
 	    > "$$out/lint" 2>&1 & lint=$$!; \
 	$(BIN)/pytest -q tests/unit tests/simulation $(addprefix --ignore=,$(SEEDED) $(PLANE)); tests=$$?; \
@@ -65,7 +67,7 @@ quick: $(STAMP) ## Under a minute: lint, types, import rules, unit tests, simula
 	wait $$plane; plane=$$?; \
 	for one in lint:$$lint mypy:$$types simulation:$$simulation plane:$$plane; do \
 	    [ "$${one#*:}" = 0 ] || { echo "--- $${one%:*} failed:"; cat "$$out/$${one%:*}"; }; done; \
-	for one in simulation plane; do [ "$${!one}" != 0 ] || tail -n 1 "$$out/$$one" 2> /dev/null; done; \
+	for one in simulation plane; do [ "$${!one}" != 0 ] || tail -n 1 "$$out/$$one"; done; \
 	exit $$(( lint || types || tests || simulation || plane ))
 
 bench: java $(STAMP) ## Run the benchmarks on this machine
