@@ -37,7 +37,8 @@ run: java $(STAMP) ## Run a whole cluster in the foreground; Ctrl-C stops it (AR
 
 test: java quick ## Everything: the quick checks, then tests with a real broker (JOBS=3; ARGS for pytest)
 	@echo "integration tests, in $(JOBS) processes, and the simulator's worlds beside them"
-	@set +e; out=$$(mktemp); worlds=; trap 'kill $$worlds 2> /dev/null; rm -f "$$out"' EXIT; \
+	@set +e; out=$$(mktemp); worlds=; trap 'exit 130' INT; \
+	trap 'kill $$worlds 2> /dev/null; rm -f "$$out"' EXIT; \
 	$(BIN)/pytest -q -p no:cacheprovider $(LATER) > "$$out" 2>&1 & worlds=$$!; \
 	$(BIN)/pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations 15 \
 	    --ignore tests/unit --ignore tests/simulation $(ARGS); tests=$$?; \
