@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 # what is of the data plane and of clients, goes with the smaller of them. The simulator's worlds need
 # a processor and nothing else: `make test` has them LATER, beside the integration tests, which wait.
 SEEDED := tests/simulation/test_seeds.py tests/simulation/test_mutants.py
-PLANES := tests/simulation/test_plane.py tests/simulation/test_losses.py
+PLANES := $(addprefix tests/simulation/,test_plane.py test_losses.py test_moves.py)
 PLANE := $(PLANES) \
     $(addprefix tests/unit/,fuzz indexer_sim projector_sim language cli client embedded)
 LATER :=
