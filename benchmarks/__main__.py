@@ -25,6 +25,7 @@ from benchmarks import (
     failover,
     fold,
     history,
+    planning,
     rollback,
     size,
     timestamps,
@@ -37,6 +38,7 @@ ALL = (
     "fold",
     "size",
     "simulator",
+    "planning",
     "latency",
     "throughput",
     "memory",
@@ -58,7 +60,7 @@ ALL = (
     "growth",
     "archive",
 )
-ALONE = ("fold", "size", "simulator", "failover_with_outcomes", "archive", "rollback")
+ALONE = ("fold", "size", "simulator", "planning", "failover_with_outcomes", "archive", "rollback")
 """These need no cluster, or one of their own."""
 
 DATA_PLANE: dict[str, Callable[[data_plane.DataPlane], Any]] = {
@@ -89,6 +91,8 @@ def main() -> int:
         _show(seen, "fold", fold.rates)
     if "simulator" in wanted:
         _show(seen, "simulator", simulator)
+    if "planning" in wanted:
+        _show(seen, "planning", planning.planning)
     if "size" in wanted:
         _show(seen, "size", size.size)
     if set(wanted) - {*ALONE, *DATA_PLANE, *TIMESTAMPS}:

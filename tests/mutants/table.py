@@ -57,6 +57,10 @@ UNIT_REQUESTS = "tests/unit/core/leader/test_request_table.py"
 RULES = "tests/unit/core/consensus/test_authority.py"
 UNIT_DDL = "tests/unit/core/catalog/test_ddl.py"
 UNIT_ALTER = "tests/unit/core/catalog/test_alter.py"
+PLANNING = "coordinator/core/catalog/planning.py"
+LAYOUTS, LOADS = "coordinator/core/catalog/layouts.py", "coordinator/core/catalog/loads.py"
+UNIT_PLANNING = "tests/unit/core/catalog/test_planning.py"
+EXACT_PLANS = "tests/unit/core/catalog/test_planning_exact.py"
 WINDOW = "tests/unit/core/catalog/test_outcomes.py"
 PORTS = "tests/integration/test_store_ports.py"
 LATE = "tests/integration/test_late_end_txn.py"
@@ -3376,5 +3380,89 @@ MUTANTS: tuple[Mutant, ...] = (
         "arguments.history_retention is not None and arguments.history_archive is None",
         "False",
         "tests/unit/runtime/test_starting_a_node.py",
+    ),
+    Mutant(
+        "two-copies-go-to-one-indexer",
+        LAYOUTS,
+        ("        if target in hosts:\n            return COPIES\n"),
+        "",
+        UNIT_PLANNING,
+    ),
+    Mutant(
+        "balance-knows-no-zones",
+        LAYOUTS,
+        "if zone and len(hosts) > 1 and self._is_used(zone, hosts, source):",
+        "if False:",
+        UNIT_PLANNING,
+    ),
+    Mutant(
+        "what-comes-needs-no-room",
+        LAYOUTS,
+        "max(0, self.used[machine] + more - room)",
+        "max(0, self.used[machine] - room)",
+        UNIT_PLANNING,
+    ),
+    Mutant(
+        "one-that-is-drained-takes-slices",
+        LAYOUTS,
+        "self.takers = [machine.id for machine in self.machines.values() if machine.takes]",
+        "self.takers = list(self.machines)",
+        UNIT_PLANNING,
+    ),
+    Mutant(
+        "one-move-more-than-there-may-be",
+        LAYOUTS,
+        "self._moves_total + more <= self._moves_max",
+        "self._moves_total + more <= self._moves_max + 1",
+        UNIT_PLANNING,
+    ),
+    Mutant(
+        "what-moves-anyway-is-thought-to-cost-again",
+        LAYOUTS,
+        "return self.bytes(piece) if host in self.before[piece] else 0",
+        "return self.bytes(piece)",
+        UNIT_PLANNING,
+    ),
+    Mutant(
+        "an-index-lies-where-it-does-not-name",
+        LAYOUTS,
+        "return allowed is None or machine in allowed",
+        "return True",
+        UNIT_PLANNING,
+    ),
+    Mutant(
+        "only-entries-weigh",
+        LOADS,
+        "kinds = [kind for kind, total in enumerate(totals) if total]",
+        "kinds = [kind for kind, total in enumerate(totals[:1]) if total]",
+        UNIT_PLANNING,
+    ),
+    Mutant(
+        "only-single-moves-balance",
+        PLANNING,
+        "step in (_all_pairs, _relay, _rearrange)",
+        "step in (_all_pairs,)",
+        EXACT_PLANS,
+    ),
+    Mutant(
+        "what-is-lost-comes-last",
+        PLANNING,
+        "(_replace_lost, _add_missing, _leave, _part)",
+        "(_add_missing, _leave, _part, _replace_lost)",
+        UNIT_PLANNING,
+    ),
+    Mutant(
+        "any-small-difference-moves-something",
+        PLANNING,
+        "            if load - layout.load[low] > small\n",
+        "            if load > layout.load[low]\n",
+        UNIT_PLANNING,
+    ),
+    Mutant(
+        "the-master-is-dropped-first",
+        PLANNING,
+        "                host == hosts[0],\n",
+        "                host != hosts[0],\n",
+        UNIT_PLANNING,
     ),
 )
