@@ -253,6 +253,7 @@ def _index_to(index: entities.Index) -> Fields:
 
 def _index_from(fields: Fields) -> entities.Index:
     fields["expressions"] = tuple(fields["expressions"])
+    fields["nodes"] = tuple(fields["nodes"])
     fields["slices"] = tuple(
         entities.Slice(
             piece["number"], piece["master"], tuple(piece["replicas"]), tuple(piece["leaving"])

@@ -19,6 +19,7 @@ from coordinator.cli import (
     history,
     members,
     plot,
+    rebalance,
     rollbacks,
     scan,
     sql,
@@ -756,6 +757,7 @@ data.add_to(app)
 scan.add_to(app)
 timestamps.add_to(app)
 rollbacks.add_to(app)
+rebalance.add_to(app)
 history.add_to(app)
 undo.add_to(app)
 backup.add_to(app, DATA_DIR)

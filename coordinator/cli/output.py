@@ -49,6 +49,8 @@ _EXITS = {
     "subscriber_exists": Exit.CONFLICT,
     "index_altering": Exit.CONFLICT,
     "rebalance_running": Exit.CONFLICT,
+    "indexer_away": Exit.CONFLICT,
+    "drain_incomplete": Exit.CONFLICT,
     "rebalance_outdated": Exit.CONFLICT,
     "alter_abandoned": Exit.CONFLICT,
     "exists": Exit.CONFLICT,

@@ -697,6 +697,45 @@ class _Api(Generic[R]):
         """Answer `{"indexers"}`, with load and liveness."""
         return self._run(_plan_read("/v1/indexers"))
 
+    def rebalance(
+        self,
+        *,
+        drain: Sequence[int] = (),
+        max_moves: int | None = None,
+        moves: Sequence[Mapping[str, Any]] | None = None,
+        dry_run: bool = False,
+        request_id: str | None = None,
+    ) -> R:
+        """Move copies of slices between indexers, so that all bear the same load.
+
+        `drain`: indexers that are emptied. `max_moves`: at most so many. `moves`, instead of a
+        plan: `{"index", "slice", "from", "to"}` each. `dry_run` only answers what would move.
+        Answers `{"rebalance", "impossible", "cas", "txn"}`. Raises CoordinatorError
+        `rebalance_running`, `rebalance_outdated`, `indexer_away`.
+        """
+        body: dict[str, Any] = {"drain": [*drain], "dry_run": dry_run}
+        body |= {} if max_moves is None else {"max_moves": max_moves}
+        body |= {} if moves is None else {"moves": [dict(move) for move in moves]}
+        return self._run(_plan_write("POST", "/v1/rebalance", body, None, request_id))
+
+    def cancel_rebalance(self, rebalance_id: str | int, request_id: str | None = None) -> R:
+        """Cancel a rebalance: what does not serve at its target yet changes nothing.
+
+        Answers `{"rebalance", "cas", "txn"}`. Raises CoordinatorError `rebalance_not_found`.
+        """
+        path = f"/v1/rebalance/{_segment(str(rebalance_id))}"
+        return self._run(_plan_write("DELETE", path, _NOTHING, None, request_id))
+
+    def list_rebalances(
+        self,
+        *,
+        consistency: Consistency | None = None,
+        at_least: int | None = None,
+        node: str | None = None,
+    ) -> R:
+        """Answer `{"rebalances", "cas"}`: the last ones, newest first, with their moves."""
+        return self._run(_plan_read("/v1/rebalance", {}, consistency, at_least, node))
+
     def list_rollbacks(
         self,
         *,

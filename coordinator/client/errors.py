@@ -50,6 +50,7 @@ _CLASSES: dict[str, type[CoordinatorError]] = {
     "subscriber_exists": ConflictError,
     "index_altering": ConflictError,
     "rebalance_running": ConflictError,
+    "indexer_away": ConflictError,
     "rebalance_outdated": ConflictError,
     "alter_abandoned": ConflictError,
     "cas_mismatch": ConflictError,

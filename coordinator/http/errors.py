@@ -39,6 +39,7 @@ STATUS: Mapping[str, int] = {
     "index_failed": 409,
     "index_altering": 409,
     "rebalance_running": 409,
+    "indexer_away": 409,
     "rebalance_outdated": 409,
     "rebalance_not_found": 404,
     "alter_abandoned": 409,

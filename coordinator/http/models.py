@@ -661,13 +661,14 @@ class MoveModel(BaseModel):
     bytes: int
     state: str
     part: str | None
+    why: str | None
     reason: str | None
     progress: ProgressModel | None
 
 
 class RebalanceModel(BaseModel):
     """A rebalance. `id` and `began_ms` are null where it is only planned, `ended_ms` until it is
-    over."""
+    over. The loads are shares of all load, by indexer; none where the moves were named."""
 
     id: str | None
     state: str
@@ -675,12 +676,25 @@ class RebalanceModel(BaseModel):
     began_ms: int | None
     ended_ms: int | None
     moves: list[MoveModel]
+    load_before: dict[str, float]
+    load_after: dict[str, float]
+
+
+class ImpossibleModel(BaseModel):
+    """A slice of which a copy lies where it should not, and cannot move; `rule`: which one."""
+
+    index: str
+    slice: int
+    rule: str
+    why: str
 
 
 class RebalanceAnswer(BaseModel):
-    """One rebalance. `cas`, `txn`: of the command; only `cas` where it is only planned."""
+    """One rebalance. `cas`, `txn`: of the command; only `cas` where it is only planned.
+    `impossible`: what the plan cannot put right."""
 
     rebalance: RebalanceModel
+    impossible: list[ImpossibleModel]
     cas: Cas
     txn: str | None = None
 

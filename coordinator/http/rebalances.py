@@ -6,19 +6,22 @@ it. Whoever decides looks again whether each move is still possible.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query
 from starlette.responses import Response
 
 from coordinator import codec
+from coordinator.core.catalog.rebalance_plan import AwayError, Known, plan_rebalance
 from coordinator.core.catalog.rebalances import describe_move, describe_rebalance
 from coordinator.core.catalog.state import StateContext
 from coordinator.core.consensus.build_progress import Progress
 from coordinator.core.model import commands
 from coordinator.core.model.entities import MOVE_PENDING, NOWHERE, Index, Move, Rebalance
 from coordinator.http import models, views
+from coordinator.http.aside import VIEWS
 from coordinator.http.errors import ApiError, json_response
 from coordinator.http.execution import IdempotencyKey, Principal, execute
 from coordinator.http.history import Settle
@@ -40,10 +43,11 @@ def add_rebalances(app: FastAPI, shell: Shell, settle: Settle) -> None:
         With `dry_run` only the plan is answered.
         """
         await settle("linearizable", 0)
-        moves = _named(shell.node.state, body)
-        command = commands.BeginRebalance(moves, tuple(sorted(set(body.drain))))
+        command, impossible = await VIEWS.run(lambda: _command(shell, body))
         if body.dry_run:
-            return read_answer(shell, {"rebalance": _planned(command), "cas": shell.node.state.cas})
+            cas = shell.node.state.cas
+            planned = {"rebalance": _planned(command), "impossible": impossible, "cas": cas}
+            return read_answer(shell, planned)
         outcome = await execute(
             shell,
             command,
@@ -53,7 +57,8 @@ def add_rebalances(app: FastAPI, shell: Shell, settle: Settle) -> None:
             fingerprint=codec.hashed(body.model_dump_json().encode()),
         )
         await settle(None, outcome.cas)
-        return _answer(shell, int(outcome.answer["rebalance"]["id"]), outcome)
+        rebalance_id = int(outcome.answer["rebalance"]["id"])
+        return _answer(shell, rebalance_id, outcome, impossible)
 
     @app.get("/v1/rebalance", response_model=models.RebalancesAnswer)
     async def list_rebalances(
@@ -90,7 +95,37 @@ def add_rebalances(app: FastAPI, shell: Shell, settle: Settle) -> None:
         return _answer(shell, rebalance_id, outcome)
 
 
-def _named(state: StateContext, body: models.RebalanceBody) -> tuple[commands.PlannedMove, ...]:
+def _command(
+    shell: Shell, body: models.RebalanceBody
+) -> tuple[commands.BeginRebalance, list[dict[str, Any]]]:
+    """Return the rebalance that is asked for, and what no plan can put right. Raises ApiError."""
+    if body.moves is not None:
+        return commands.BeginRebalance(_named(body), tuple(sorted(set(body.drain)))), []
+    node = shell.node
+    registered = node.authority.indexers if node.authority is not None else {}
+    unknown = sorted(set(body.drain) - set(registered))
+    if unknown:
+        raise ApiError("invalid_request", f"drain: there is no indexer {unknown[0]}")
+    indexers = [
+        Known(number, info.zone, node.peers.indexer_alive(number))
+        for number, info in sorted(registered.items())
+    ]
+    try:
+        command, plan = plan_rebalance(
+            node.state, indexers, {}, frozenset(body.drain), body.max_moves
+        )
+    except AwayError as error:
+        text = f"{error}, and hold copies: wait for them, or drain them"
+        details = {"indexers": [str(indexer) for indexer in error.indexers]}
+        raise ApiError("indexer_away", text, details) from error
+    impossible = [
+        {"index": str(one.index), "slice": one.slice, "rule": one.rule, "why": one.why}
+        for one in plan.impossible
+    ]
+    return command, impossible
+
+
+def _named(body: models.RebalanceBody) -> tuple[commands.PlannedMove, ...]:
     """Return the moves that a caller names."""
     return tuple(
         commands.PlannedMove(
@@ -103,20 +138,35 @@ def _named(state: StateContext, body: models.RebalanceBody) -> tuple[commands.Pl
     )
 
 
-def _answer(shell: Shell, rebalance_id: int, outcome: commands.Outcome) -> Response:
+def _answer(
+    shell: Shell,
+    rebalance_id: int,
+    outcome: commands.Outcome,
+    impossible: Sequence[dict[str, Any]] = (),
+) -> Response:
     """Answer with a rebalance as it is now; with what the command said, if it is forgotten."""
     state = shell.node.state
     held = state.rebalance(rebalance_id)
     progress = shell.node.peers.progress.all()
     shown = _shown(state, held, progress) if held else outcome.answer["rebalance"]
-    body = {"rebalance": shown, "cas": outcome.cas, "txn": outcome.txn}
+    body = {
+        "rebalance": shown,
+        "impossible": list(impossible),
+        "cas": outcome.cas,
+        "txn": outcome.txn,
+    }
     return json_response(body, 200, {APPLIED_CAS: str(state.cas)})
 
 
 def _planned(command: commands.BeginRebalance) -> dict[str, Any]:
     moves = (
         Move(
-            index=one.index, slice=one.slice, source=one.source, target=one.target, bytes=one.bytes
+            index=one.index,
+            slice=one.slice,
+            source=one.source,
+            target=one.target,
+            bytes=one.bytes,
+            why=one.why,
         )
         for one in command.moves
     )
@@ -127,6 +177,8 @@ def _planned(command: commands.BeginRebalance) -> dict[str, Any]:
         "began_ms": None,
         "ended_ms": None,
         "moves": [{**describe_move(move), "progress": None} for move in moves],
+        "load_before": json.loads(command.load_before_json),
+        "load_after": json.loads(command.load_after_json),
     }
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.integration.cluster import Cluster, wait_until
+from tests.integration.cluster import Child, Cluster, wait_until
 from tests.integration.logged_plane import LoggedPlane, loaded_plane, some_change, stable_plant
 from tests.integration.travel_specs import BY_CITY, BY_NAME, HIGH
 from tests.support.oracle import Spec
@@ -94,4 +97,144 @@ def test_a_slice_moves_while_it_is_written_and_scanned(plane: LoggedPlane) -> No
     assert [move["state"] for move in found["moves"]] == ["done", "done"], found
     assert plane.index("by_city")["topology"]["slices"][0]["master"] == target
     plane.is_exact(*seen)
+    is_well(plane)
+
+
+def on(plane: LoggedPlane, indexer: int) -> int:
+    """Return how many slices an indexer holds, as it says itself."""
+    node = plane.cluster.running()[0]
+    rows = plane.cluster.get(node, "/v1/indexers")["indexers"]
+    return next(int(row["slices"]) for row in rows if row["id"] == indexer)
+
+
+def allocated(plane: LoggedPlane, indexer: int) -> int:
+    node = plane.cluster.running()[0]
+    rows = plane.cluster.get(node, "/v1/indexers")["indexers"]
+    return next(int(row["allocated"]) for row in rows if row["id"] == indexer)
+
+
+def indexctl(plane: LoggedPlane, *args: str) -> str:
+    """Run a command against the cluster; return what it printed."""
+    entry = "from coordinator.cli.entry import main; main()"
+    command = [sys.executable, "-c", entry, *args, "--url", ",".join(plane.cluster.urls)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=2 * MOVED_S, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_an_indexer_is_emptied_and_filled_again(plane: LoggedPlane) -> None:
+    chance = random.Random(8)
+    with plane.being_written(lambda: some_change(chance, DOCUMENTS)):
+        told = indexctl(plane, "drain", "2", "--wait", "--timeout", "100")
+        assert "indexer 2 is drained" in told
+    wait_until(lambda: allocated(plane, 2) == 0, "indexer 2 holds nothing", MOVED_S)
+    is_well(plane)
+    assert "nothing to move" in indexctl(plane, "drain", "2", "--dry-run")
+    indexctl(plane, "rebalance", "--wait", "--timeout", "100")
+    assert on(plane, 2) > 0
+    assert "nothing to move" in indexctl(plane, "rebalance", "--dry-run")
+    is_well(plane)
+
+
+# -- who dies meanwhile ---------------------------------------------------------------------------
+
+
+def _kill(one: Child, until: Callable[[], object]) -> None:
+    one.kill()
+    until()
+    one.start()
+
+
+def _kill_master(plant: Cluster, source: int, target: int) -> None:
+    old = plant.master()
+    _kill(plant.nodes[old], lambda: plant.master(other_than=old))
+
+
+def _kill_target(plant: Cluster, source: int, target: int) -> None:
+    _kill(plant.indexers[target], lambda: None)
+
+
+def _kill_source(plant: Cluster, source: int, target: int) -> None:
+    _kill(plant.indexers[source], lambda: None)
+
+
+def _kill_projector(plant: Cluster, source: int, target: int) -> None:
+    _kill(plant.projectors[0], lambda: None)
+
+
+FAULTS: dict[str, Callable[[Cluster, int, int], None]] = {
+    "master": _kill_master,
+    "target": _kill_target,
+    "source": _kill_source,
+    "projector": _kill_projector,
+}
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "master",
+        "target",
+        pytest.param("source", marks=pytest.mark.matrix),
+        pytest.param("projector", marks=pytest.mark.matrix),
+    ],
+)
+def test_whoever_is_killed_while_a_copy_is_built_the_move_goes_on(
+    plane: LoggedPlane, fault: str
+) -> None:
+    chance = random.Random(9)
+    source, target = free(plane, "by_city", 0)
+    delay = plane.delay_backfills(400)
+    with plane.being_written(lambda: some_change(chance, DOCUMENTS)):
+        moving = rebalance(plane, ("by_city", 0, source, target))
+        wait_until(lambda: states(plane, moving) == ["pending"], "the copy is being built", MOVED_S)
+        FAULTS[fault](plane.cluster, source, target)
+        plane.end_fault(delay)
+        assert ended(plane, moving)["moves"][0]["state"] == "done"
+    wait_until(lambda: are_scanned(plane), "every slice answers", MOVED_S)
+    is_well(plane)
+
+
+def states(plane: LoggedPlane, rebalance_id: str) -> list[str]:
+    return [move["state"] for move in shown(plane, rebalance_id)["moves"]]
+
+
+def are_scanned(plane: LoggedPlane) -> bool:
+    """Tell whether each slice of each index answers."""
+    bodies = ({"bucket": plane.bucket, "name": spec.name, "timeout_ms": 1_000} for spec in SPECS)
+    return all(
+        plane.cluster.ask(plane.cluster.running()[0], "POST", "/v1/scan", json=body).is_success
+        for body in bodies
+    )
+
+
+def test_a_rebalance_that_is_cancelled_changes_nothing(plane: LoggedPlane) -> None:
+    source, target = free(plane, "by_city", 0)
+    delay = plane.delay_backfills(400)
+    moving = rebalance(plane, ("by_city", 0, source, target))
+    wait_until(lambda: states(plane, moving) == ["pending"], "the copy is being built", MOVED_S)
+    indexctl(plane, "rebalance", "--cancel", moving)
+    assert ended(plane, moving)["state"] == "cancelled"
+    plane.end_fault(delay)
+    assert plane.index("by_city")["topology"]["slices"][0]["master"] == source
+    is_well(plane)
+
+
+def test_an_index_that_is_dropped_while_it_moves_is_gone_everywhere(plane: LoggedPlane) -> None:
+    extra = replace(BY_CITY, name="extra")
+    plane.create(extra)
+    source, target = free(plane, "extra", 0)
+    delay = plane.delay_backfills(400)
+    moving = rebalance(plane, ("extra", 0, source, target))
+    wait_until(lambda: states(plane, moving) == ["pending"], "the copy is being built", MOVED_S)
+    plane.drop("extra")
+    [move] = ended(plane, moving)["moves"]
+    assert (move["state"], move["reason"]) == ("failed", "the index was dropped")
+    plane.end_fault(delay)
+    wanted = {i: on(plane, i) for i in plane.cluster.indexers}
+
+    def released() -> bool:
+        return all(allocated(plane, i) == on(plane, i) for i in wanted)
+
+    wait_until(released, "its storage is released", MOVED_S)
     is_well(plane)

@@ -2724,8 +2724,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "an-index-stays-where-it-is-not-to-lie",
         "coordinator/core/catalog/alter.py",
-        "set(after.nodes) == state.whole(fewer).hosts",
-        "set(after.nodes) <= state.whole(fewer).hosts",
+        "set(command.nodes) == state.whole(fewer).hosts",
+        "set(command.nodes) <= state.whole(fewer).hosts",
         "tests/unit/core/catalog/test_alter.py",
     ),
     Mutant(

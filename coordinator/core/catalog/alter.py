@@ -30,6 +30,7 @@ from coordinator.core.catalog.decisions import (
     describe_index,
     moved,
     refusal,
+    takers,
 )
 from coordinator.core.catalog.placement import Impossible, place
 from coordinator.core.catalog.state import StateContext, Versioned
@@ -187,7 +188,7 @@ def definition_after(index: Index, command: AlterIndex) -> CreateIndex:
         using=index.using,
         slices=_or(command.slices, slices),
         replicas=_or(command.replicas, replicas_of(index)),
-        nodes=command.nodes or (),
+        nodes=command.nodes or index.nodes,
         defer_build=index.defer_build,
         partitioning=partitioning,
         bounds_json=bounds,
@@ -225,15 +226,15 @@ def plan_alter(
     most, has_parts = replicas_of(whole), index.id in state.parts
     fewer = index if has_parts else _with_fewer_replicas(index, after.replicas)
     alike = replace(target, name=index.name) == index and count == len(index.slices)
-    is_placed = not after.nodes or set(after.nodes) == state.whole(fewer).hosts
+    is_placed = not command.nodes or set(command.nodes) == state.whole(fewer).hosts
     is_in_place = after.replicas == most if has_parts else after.replicas <= most
     if alike and is_in_place and is_placed:
         target = replace(fewer, name=after.name)
         return AlterPlan(NOTHING if target == index else IN_PLACE, target)
-    slices = _placed(whole, after, count, state, given)
+    slices = _placed(whole, after, count, state, given, is_named=bool(command.nodes))
     if isinstance(slices, Impossible):
         return refused("placement_impossible", slices.message, **slices.details)
-    return AlterPlan(REBUILD, replace(target, slices=slices))
+    return AlterPlan(REBUILD, replace(target, slices=slices, nodes=tuple(sorted(set(after.nodes)))))
 
 
 def _with_fewer_replicas(index: Index, replicas: int) -> Index:
@@ -254,16 +255,23 @@ def _with_fewer_replicas(index: Index, replicas: int) -> Index:
 
 
 def _placed(
-    index: Index, after: CreateIndex, count: int, state: StateContext, given: Circumstances
+    index: Index,
+    after: CreateIndex,
+    count: int,
+    state: StateContext,
+    given: Circumstances,
+    *,
+    is_named: bool,
 ) -> tuple[Slice, ...] | Impossible:
     """Return where a second index lies: where the first does, if nothing speaks against it."""
     is_like = count == len(index.slices) and after.replicas == replicas_of(index)
-    alive = {one.id for one in given.indexers}
+    candidates = takers(state, given)
+    alive = {one.id for one in candidates}
     is_there = all(piece.hosts and alive.issuperset(piece.hosts) for piece in index.slices)
-    if is_like and not after.nodes and is_there:
+    if is_like and not is_named and is_there:
         return index.slices
-    load = {i: state.load.get(i, 0) + given.extra_load.get(i, 0) for i, _ in given.indexers}
-    return place(count, after.replicas, after.nodes, given.indexers, load)
+    load = {i: state.load.get(i, 0) + given.extra_load.get(i, 0) for i, _ in candidates}
+    return place(count, after.replicas, after.nodes, candidates, load)
 
 
 # -- the end of it -------------------------------------------------------------------------------

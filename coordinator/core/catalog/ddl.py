@@ -30,6 +30,7 @@ from coordinator.core.catalog.decisions import (
     describe_index,
     index_in,
     moved,
+    takers,
 )
 from coordinator.core.catalog.outcomes import AHEAD_MS_MAX, RememberedOutcome, time_of_uuid7
 from coordinator.core.catalog.placement import Impossible, place
@@ -373,8 +374,9 @@ def _create_index(state: StateContext, request: Request, given: Circumstances) -
         return Unchanged(alter.exists(held.entity, held.cas))
     if other := clash(request, None):
         return Unchanged(other)
-    load = {i: state.load.get(i, 0) + given.extra_load.get(i, 0) for i, _ in given.indexers}
-    topology = place(_slices(command), command.replicas, command.nodes, given.indexers, load)
+    candidates = takers(state, given)
+    load = {i: state.load.get(i, 0) + given.extra_load.get(i, 0) for i, _ in candidates}
+    topology = place(_slices(command), command.replicas, command.nodes, candidates, load)
     if isinstance(topology, Impossible):
         return Unchanged(refused("placement_impossible", topology.message, **topology.details))
     index = Index(
@@ -395,6 +397,7 @@ def _create_index(state: StateContext, request: Request, given: Circumstances) -
         bounds_json=compact(json.loads(command.bounds_json)),
         request_fingerprint=request.fingerprint if request.recorded else 0,
         by_topic=request.position is not None,
+        nodes=tuple(sorted(set(command.nodes))),
     )
     changes = [Change("IndexProposed", index.key, index)]
     if state.bucket(command.bucket) is None:

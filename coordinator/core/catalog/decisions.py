@@ -95,6 +95,12 @@ class Circumstances:
         return self.txn.epoch << 32 | self.txn.seq
 
 
+def takers(state: StateContext, given: Circumstances) -> list[Candidate]:
+    """Return the indexers that take the slices of new indexes: none that is emptied."""
+    drained = state.drained
+    return [candidate for candidate in given.indexers if candidate.id not in drained]
+
+
 @dataclass(frozen=True, slots=True)
 class EndedAlter:
     """An ALTER that another request ends: the index that it has made goes, and its caller hears.

@@ -70,6 +70,8 @@ class Layout:
 
     Nothing moves once `moves_max` copies lie elsewhere than before: one that moves twice counts
     once, and one that is back where it was does not count.
+
+    Large because each change of a place changes loads, orders and counts at once.
     """
 
     def __init__(

@@ -15,6 +15,7 @@ What the master waits for between two steps, `leader.rebalance_coordinator` know
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -92,6 +93,8 @@ def describe_rebalance(rebalance: Rebalance) -> dict[str, Any]:
         "began_ms": rebalance.began_ms,
         "ended_ms": rebalance.ended_ms if rebalance.is_over else None,
         "moves": [describe_move(move) for move in rebalance.moves],
+        "load_before": json.loads(rebalance.load_before_json),
+        "load_after": json.loads(rebalance.load_after_json),
     }
 
 
@@ -105,6 +108,7 @@ def describe_move(move: Move) -> dict[str, Any]:
         "bytes": move.bytes,
         "state": move.state,
         "part": str(move.part) if move.part else None,
+        "why": move.why or None,
         "reason": move.reason or None,
     }
 
@@ -138,6 +142,7 @@ def _begin_rebalance(state: StateContext, request: Request, given: Circumstances
                 source=one.source,
                 target=one.target,
                 bytes=one.bytes,
+                why=one.why[:REASON_MAX],
                 since_ms=given.wall_ms,
             )
             for one in command.moves
@@ -145,6 +150,8 @@ def _begin_rebalance(state: StateContext, request: Request, given: Circumstances
         drain=command.drain,
         began_ms=given.wall_ms,
         ended_ms=0 if command.moves else given.wall_ms,
+        load_before_json=command.load_before_json,
+        load_after_json=command.load_after_json,
     )
     known = [one for one in state.rebalances() if one.is_over]
     changes = (

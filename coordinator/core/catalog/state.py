@@ -19,6 +19,8 @@ from coordinator.core.model.entities import (
     DROPPING,
     MAINTENANCE,
     READY,
+    REBALANCE_CANCELLED,
+    REBALANCE_CANCELLING,
     Entity,
     Index,
     Rebalance,
@@ -141,6 +143,13 @@ class StateContext(NamedTuple):
         """Return the rebalances that are known, the newest first."""
         found = [v.entity for v in self.of_kind("rebalance") if isinstance(v.entity, Rebalance)]
         return sorted(found, key=lambda one: -one.id)
+
+    @property
+    def drained(self) -> frozenset[int]:
+        """The indexers that the last rebalance empties, or has emptied: they get nothing new."""
+        known = self.rebalances()
+        is_on = bool(known) and known[0].state not in (REBALANCE_CANCELLING, REBALANCE_CANCELLED)
+        return frozenset(known[0].drain) if is_on else frozenset()
 
     def bucket(self, name: str) -> Versioned | None:
         return self.entities.get(bucket_key(name))

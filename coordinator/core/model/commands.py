@@ -241,14 +241,20 @@ class PlannedMove:
     source: int
     target: int
     bytes: int = 0
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class BeginRebalance:
-    """Move copies of slices, as planned; `drain` are the indexers that are emptied by it."""
+    """Move copies of slices, as planned; `drain` are the indexers that are emptied by it.
+
+    The loads are the shares of the indexers before and after, JSON objects.
+    """
 
     moves: tuple[PlannedMove, ...]
     drain: tuple[int, ...] = ()
+    load_before_json: str = "{}"
+    load_after_json: str = "{}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,6 +97,8 @@ class Index:
     `request_fingerprint` is not 0, and told on `ddl-replies` where it came `by_topic`. `replaces`
     is the index whose place it takes once it is as far as that one; 0 for all others.
 
+    `nodes` are the indexers on which its copies may lie, if it names any.
+
     A *part* holds copies of slices that were moved: it is built like any index, under an id of its
     own, beside the index `part_of`, which holds the others. Nobody but the coordinator names it.
     """
@@ -122,6 +124,7 @@ class Index:
     by_topic: bool = False
     replaces: int = 0
     part_of: int = 0
+    nodes: tuple[int, ...] = ()
 
     @property
     def key(self) -> str:
@@ -235,7 +238,8 @@ class Move:
     """One copy of a slice goes from one indexer to another (seed: Rebalance).
 
     `source` is NOWHERE if another copy is made. `part` is what is built at the target, 0 before
-    that. `since_ms` is when it got into its state.
+    that. `since_ms` is when it got into its state; `why` it was planned, and the `reason` why it
+    failed, are for people.
     """
 
     index: int
@@ -247,6 +251,7 @@ class Move:
     part: int = 0
     reason: str = ""
     since_ms: int = 0
+    why: str = ""
 
     @property
     def is_over(self) -> bool:
@@ -255,7 +260,10 @@ class Move:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rebalance:
-    """Copies of slices move between indexers, by one plan; `drain` are those that are emptied."""
+    """Copies of slices move between indexers, by one plan; `drain` are those that are emptied.
+
+    The loads are JSON objects: the share of all load that each indexer had, and is to have.
+    """
 
     id: int
     state: str
@@ -263,6 +271,8 @@ class Rebalance:
     began_ms: int
     drain: tuple[int, ...] = ()
     ended_ms: int = 0
+    load_before_json: str = "{}"
+    load_after_json: str = "{}"
 
     @property
     def key(self) -> str:

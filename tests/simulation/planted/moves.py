@@ -9,7 +9,6 @@ import pytest
 
 from coordinator.core.catalog import rebalances
 from coordinator.core.catalog.decisions import Change
-from coordinator.core.leader import rebalance_coordinator
 from coordinator.core.leader.rebalance_coordinator import RebalanceCoordinator
 from coordinator.core.model.commands import StepMove
 from coordinator.core.model.entities import (
@@ -52,15 +51,6 @@ def a_copy_goes_without_leaving(patch: Patch) -> None:
         return self.on(tuple(host for host in self.serving if host != indexer))
 
     patch.setattr(Slice, "left_by", at_once)
-
-
-def parts_of_dropped_indexes_stay(patch: Patch) -> None:
-    patch.setattr(rebalance_coordinator, "orphans", lambda view: ())
-
-
-def moves_begin_wherever_their_copies_are(patch: Patch) -> None:
-    patch.setattr(rebalances, "may_begin", lambda state, move: True)
-    patch.setattr(rebalance_coordinator, "may_begin", lambda state, move: True)
 
 
 def what_is_released_stays_in_the_back_index(patch: Patch) -> None:

@@ -106,6 +106,12 @@ CALLS: dict[str, Callable[[Client], Any]] = {
     "list_config": lambda c: c.list_config(**FRESH),
     "indexers": lambda c: c.indexers(),
     "projectors": lambda c: c.projectors(),
+    "list_rebalances": lambda c: c.list_rebalances(**FRESH),
+    "rebalance": lambda c: c.rebalance(drain=[1], max_moves=2, dry_run=True),
+    "named moves": lambda c: c.rebalance(
+        moves=[{"index": 1, "slice": 0, "from": 1, "to": 2}], dry_run=True
+    ),
+    "cancel_rebalance": lambda c: c.cancel_rebalance(1),
     "list_rollbacks": lambda c: c.list_rollbacks(**FRESH),
     "stability": lambda c: c.stability("b"),
     "all stability": lambda c: c.stability(),

@@ -411,6 +411,7 @@ def test_a_move_is_described_as_clients_see_it(built: Bench) -> None:
         "bytes": 10,
         "state": MOVE_START,
         "part": None,
+        "why": None,
         "reason": None,
     }
     assert by_id(built, built.index().id).state == MAINTENANCE
