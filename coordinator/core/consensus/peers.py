@@ -49,6 +49,7 @@ class PeersView(Protocol):
     def application_of(self, bucket: str) -> Peer | None: ...
     def node_alive(self, number: int) -> bool: ...
     def indexer_alive(self, number: int) -> bool: ...
+    def indexer_lost(self, number: int) -> bool: ...
 
 
 class Peers:
@@ -79,6 +80,12 @@ class Peers:
     def indexer_alive(self, number: int) -> bool:
         """Likewise an indexer."""
         return self.alive(self.indexers.get(number))
+
+    def indexer_lost(self, number: int) -> bool:
+        """Tell whether an indexer was silent for so long that nobody waits for it any more."""
+        peer = self.indexers.get(number)
+        silent_ms = self.clock_ms - (peer.heard_ms if peer is not None else 0)
+        return silent_ms > self._config.lost_indexer_ms
 
     def application_of(self, bucket: str) -> Peer | None:
         """Return the living application that computes a bucket's timestamps, None if none does."""

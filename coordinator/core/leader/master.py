@@ -342,7 +342,8 @@ class Master:
         found = self.committer.tick(view)
         if _is_lost(found):
             return found
-        for due in self.prepares.overdue(now, view.config.ddl_timeout_ms):
+        timeout_ms = view.config.ddl_timeout_ms
+        for due in self.prepares.overdue(now, timeout_ms, view.peers.indexer_lost):
             self._want_due(due)
         found += self.requests.expire(now, _why_late(view))
         found += self.expire_enlisted(view)

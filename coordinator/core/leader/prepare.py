@@ -7,7 +7,7 @@ every index in `init` waits for "allocated" from all its hosts, every index in `
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from coordinator.core.model.commands import Command, ForgetIndex, MarkReady, UndoIndex
@@ -63,10 +63,18 @@ class Prepares:
             wait.answered[answer.indexer] = answer.shard
         return self._due(answer.index_id, wait)
 
-    def overdue(self, now_ms: int, timeout_ms: int) -> list[Command]:
-        """Return what to do about indexes whose indexers stayed silent too long."""
+    def overdue(
+        self, now_ms: int, timeout_ms: int, is_lost: Callable[[int], bool]
+    ) -> list[Command]:
+        """Return what to do about indexes whose indexers stayed silent too long.
+
+        One that is lost is not waited for where an index is dropped: if it comes back, it reads
+        that the index is gone, and releases the storage.
+        """
         found: list[Command] = []
         for index_id, wait in self._waits.items():
+            if wait.state == DROPPING:
+                wait.answered |= {host: 0 for host in wait.missing if is_lost(host)}
             if wait.state == INIT and not wait.refusal and now_ms - wait.since_ms > timeout_ms:
                 silent = sorted(wait.missing)
                 if silent:

@@ -46,8 +46,6 @@ class RebalanceCoordinator:
     def __init__(self) -> None:
         self._leaving_ms: dict[int, tuple[tuple[Slice, ...], int]] = {}
         """Since when copies of an index are known to be leaving, on the monotonic clock."""
-        self._away_ms: dict[int, int] = {}
-        """Since when each indexer is known to be away that something is to move to."""
 
     def tick(self, view: NodeView) -> list[Want]:
         """Return the steps that are due, and drop the parts of indexes that are gone."""
@@ -65,8 +63,6 @@ class RebalanceCoordinator:
                 if step is not None:
                     running += step.to == MOVE_PENDING
                     found.append(Want(f"move/{rebalance.id}/{number}", step))
-        for indexer in [i for i in self._away_ms if view.peers.indexer_alive(i)]:
-            del self._away_ms[indexer]
         return found
 
     def _release(self, view: NodeView) -> list[Want]:
@@ -106,7 +102,7 @@ class RebalanceCoordinator:
         self, view: NodeView, place: Place, move: Move, index: Index, has_room: bool
     ) -> StepMove | None:
         if not view.peers.indexer_alive(move.target):
-            return self._lost(view, place, move)
+            return _lost(view, place, move)
         rollback = view.state.rollback(index.bucket)
         if not has_room or (rollback is not None and not rollback.is_over):
             return None
@@ -124,15 +120,15 @@ class RebalanceCoordinator:
         if part.state == MAINTENANCE:
             return StepMove(*place, MOVE_CATCHUP)
         if not view.peers.indexer_alive(move.target):
-            return self._lost(view, place, move)
+            return _lost(view, place, move)
         return None
 
-    def _lost(self, view: NodeView, place: Place, move: Move) -> StepMove | None:
-        """Give a move up whose target has been away for too long."""
-        since_ms = self._away_ms.setdefault(move.target, view.now.mono_ms)
-        if view.now.mono_ms - since_ms < view.config.lost_indexer_ms:
-            return None
-        return StepMove(*place, MOVE_FAILED, f"indexer {move.target} is not alive")
+
+def _lost(view: NodeView, place: Place, move: Move) -> StepMove | None:
+    """Give a move up whose target is lost."""
+    if not view.peers.indexer_lost(move.target):
+        return None
+    return StepMove(*place, MOVE_FAILED, f"indexer {move.target} is not alive")
 
 
 def _index(view: NodeView, index_id: int) -> Index | None:

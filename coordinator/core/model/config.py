@@ -20,7 +20,8 @@ class NodeConfig:
     `restart_pause_ms`.
 
     A copy of a slice that has moved is kept at its source for `drain_ms`, for the scans that it
-    still has. An indexer to which something is to move is waited for as long as `lost_indexer_ms`.
+    still has. An indexer that was silent for `lost_indexer_ms` is lost: nothing moves there, and
+    no index that is dropped waits for it.
 
     So many callers and bytes may wait for a transaction, so many readers for an answer; so many
     commands are looked at to form one group.
