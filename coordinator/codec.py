@@ -624,6 +624,7 @@ _NESTED: dict[type, dict[str, type]] = {
         "waiting": records.StreamAwaited,
         "backfills": records.BackfillProgress,
     },
+    records.SliceLoads: {"loads": records.SliceLoad},
     records.TimestampsHeartbeat: {
         "currents": records.BucketCurrent,
         "owners": records.StreamOwner,

@@ -12,6 +12,7 @@ from coordinator.core.leader.handshake import Handshake
 from coordinator.core.model import digest as digests
 from coordinator.core.model.authority_state import AuthorityState
 from coordinator.core.model.entities import BACKFILL, PENDING, Bucket, Index, Setting
+from coordinator.core.model.records import SliceLoads
 from coordinator.core.model.types import Cas
 from coordinator.core.node import Node
 from coordinator.http.encoding import Raw
@@ -212,9 +213,30 @@ def indexers(node: Node) -> dict[str, Any]:
                 "bytes": beat.bytes if beat else 0,
                 "pid": beat.pid if beat else 0,
                 "handshake": _handshake(handshake),
+                "load": _load(node.peers.loads.get(number)),
             }
         )
     return {"indexers": rows}
+
+
+def _load(told: SliceLoads | None) -> dict[str, Any] | None:
+    """Return what an indexer has told of the weight of its slices."""
+    if told is None:
+        return None
+    return {
+        "slices": [
+            {
+                "index": str(one.index_id),
+                "slice": one.slice,
+                "entries": one.entries,
+                "bytes": one.bytes,
+                "mutations_per_second": one.mutations,
+            }
+            for one in told.loads
+        ],
+        "left_out": told.left_out,
+        "at_ms": told.at_ms,
+    }
 
 
 def _handshake(handshake: Handshake | None) -> dict[str, Any] | None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +48,7 @@ from indexer_sim.bucket.entries import (
     ROLLBACK,
     SEQNO,
     SHARD,
+    SIZE,
     SLICE,
     SLICE_KEY,
     STATE,
@@ -66,6 +68,7 @@ from indexer_sim.bucket.entries import (
     unpack_state,
 )
 from indexer_sim.bucket.progress import VbucketProgress
+from indexer_sim.bucket.sizes import Sizes
 from indexer_sim.bucket.snapshots import Stable, Timeline, Undo, Wanted
 from indexer_sim.bucket.tracker import Change, Mark, Tracker
 
@@ -119,6 +122,9 @@ class Bucket:
         self.written_offsets: dict[int, int] = {}
         self.tracker = Tracker(vbuckets, partitions)
         self.published = Published()
+        self.sizes = Sizes()
+        self.size_bytes = 0
+        """What the database takes, as it was looked up last."""
         self.timeline = Timeline()
         self.last_persistence = self.last_stability = 0
         self.checkpointed = 0
@@ -159,6 +165,7 @@ class Bucket:
         for _, value in self.database.scan(ROLLBACK):
             self.rolled_back, self._recovering = unpack_rollback(value)
         tracker = self._load_tracker(found)
+        self.sizes = self._load_sizes(found)
         self.slices = {index_id: frozenset(numbers) for index_id, numbers in found.items()}
         self.shards, self.tracker = shards, tracker
         self.offsets, self.written_offsets = offsets, dict(offsets)
@@ -189,6 +196,21 @@ class Bucket:
             chain = Chain(*CHAIN_VALUE.unpack(value))
             tracker.chains.load(partition, (connection[0], connection[1]), chain)
         return tracker
+
+    def _load_sizes(self, indexes: Mapping[int, Any]) -> Sizes:
+        """Load how large slices are; what an older version has written is counted."""
+        sizes = Sizes()
+        for key, value in self.database.scan(SIZE):
+            index_id, number = SLICE_KEY.unpack(key[len(SIZE) :])
+            sizes.load((index_id, number), value)
+        known = {place for place, _ in sizes.all()}
+        for index_id, numbers in indexes.items():
+            for number in numbers:
+                if (index_id, number) not in known:
+                    entries, size = self.database.extent(slice_range(index_id, number))
+                    own = len(entries_prefix(index_id, number))
+                    sizes.count((index_id, number), entries, size - own * entries)
+        return sizes
 
     def know(self, vbuckets: int) -> None:
         """The bucket has this many vbuckets."""
@@ -250,6 +272,7 @@ class Bucket:
         self._stand(fresh, {})
         self.slices[index_id] = self.slices.get(index_id, NONE) | numbers
         self.shards[index_id] = shard
+        self.sizes.forget(index_id)
         self.timeline.forget((index_id,))
         self.tracker.hold(index_id)
         self.publish()
@@ -265,11 +288,14 @@ class Bucket:
             for begin, end in ranges:
                 batch.delete_range(begin, end)
             self.forget_places(batch, index_id, numbers)
+            for number in numbers:
+                batch.delete(SIZE + SLICE_KEY.pack(index_id, number))
         else:
             ranges = list(contents_of(index_id))
             erase(batch, index_id)
             batch.delete(SHARD + INDEX_KEY.pack(index_id))
         self.write(batch, sync=True)
+        self.sizes.forget(index_id, numbers)
         if left:
             self.slices[index_id] = left
         else:
@@ -300,6 +326,7 @@ class Bucket:
         batch = WriteBatch(raw_mode=True)
         for index_id in builds:
             erase(batch, index_id)
+            self.sizes.forget(index_id)
         self._put_tracker(batch)
         self.write(batch, sync=False)
 
@@ -320,9 +347,12 @@ class Bucket:
             way = self.timeline.way_back(lost, tracker)
             stable, undone = way if way is not None else (None, [])
             whole = self.indexes_whole_at(stable)
-            put_back(batch, [c for c in undone if c.index_id in whole], self.slices)
+            back = [change for change in undone if change.index_id in whole]
+            put_back(batch, back, self.slices, self.sizes)
             for index_id in tracker.indexes.keys() - whole:
                 erase(batch, index_id)
+                self.sizes.forget(index_id)
+            self.sizes.put(batch)
             tracker.go_back(stable.vector if stable is not None else None, whole)
             self.timeline.go_back(stable)
             said = f"back to timestamp {stable.number}" if stable is not None else "back to 0"
@@ -364,6 +394,7 @@ class Bucket:
         """
         batch = WriteBatch(raw_mode=True)
         undone = self._settle(batch, changes) if changes else []
+        self.sizes.put(batch)
         for index_id in self.tracker.swept():
             batch.delete_range(*under(tombstone_prefix(index_id)))
         self._put_tracker(batch)
@@ -420,6 +451,9 @@ class Bucket:
         deleted = self._tombstones(changes)
         places: dict[tuple[int, int], bytes] = {}
         undone: list[Undo] = []
+        touched: Counter[tuple[int, int]] = Counter()
+        grown: Counter[tuple[int, int]] = Counter()
+        contents: Counter[tuple[int, int]] = Counter()
         put, delete, head, size = batch.put, batch.delete, BACK_HEAD, BACK_HEAD.size
         made, undo = tuple.__new__, undone.append
         here = self.slices
@@ -434,12 +468,23 @@ class Bucket:
                     continue
             if deleted and seqno <= deleted.get(at, 0):
                 continue
-            if before is not None and (piece != old_piece or key != before[size:]):
+            place = index_id, piece
+            moves = before is None or piece != old_piece or key != before[size:]
+            if before is not None and moves:
                 delete(entries_prefix(index_id, old_piece) + before[size:] + document)
+                old_place = index_id, old_piece
+                grown[old_place] -= 1
+                contents[old_place] -= len(before) - size + len(document)
+                if piece < 0:
+                    touched[old_place] += 1
             if piece >= 0:
-                prefix = places.get((index_id, piece))
+                touched[place] += 1
+                if moves:
+                    grown[place] += 1
+                    contents[place] += len(key) + len(document)
+                prefix = places.get(place)
                 if prefix is None:
-                    prefix = places[index_id, piece] = entries_prefix(index_id, piece)
+                    prefix = places[place] = entries_prefix(index_id, piece)
                 after: bytes | None = head.pack(seqno, piece) + key
                 put(prefix + key + document, SEQNO.pack(seqno))
                 put(at, after)
@@ -453,6 +498,9 @@ class Bucket:
             held[at] = after
             if logged and before is not after:
                 undo(made(Undo, (vbucket, seqno, index_id, document, before, after)))
+        self.sizes.changed(touched)
+        for place, entries in grown.items():
+            self.sizes.count(place, entries, contents[place])
         return undone
 
     def _tombstones(self, changes: Sequence[Change]) -> dict[bytes, int]:
@@ -502,7 +550,9 @@ def put_offsets(batch: Any, offsets: Mapping[int, int], epochs: Mapping[int, int
         batch.put(OFFSET + NUMBER_KEY.pack(partition), value)
 
 
-def put_back(batch: Any, changes: Iterable[Undo], slices: Mapping[int, Slices]) -> None:
+def put_back(
+    batch: Any, changes: Iterable[Undo], slices: Mapping[int, Slices], sizes: Sizes
+) -> None:
     """Undo changes, which are in order: each document is where it was before the first one.
 
     If that slice is not among the `slices` of its index any more, it is nowhere.
@@ -519,6 +569,7 @@ def put_back(batch: Any, changes: Iterable[Undo], slices: Mapping[int, Slices]) 
         if change.after is not None:
             _, piece, key = unpack_back(change.after)
             batch.delete(entries_prefix(index_id, piece) + key + document)
+            sizes.count((index_id, piece), -1, -len(key) - len(document))
         before = first[place].before
         seqno, piece, key = unpack_back(before) if before is not None else (Seqno(0), -1, b"")
         if before is None or piece not in slices[index_id]:
@@ -526,6 +577,7 @@ def put_back(batch: Any, changes: Iterable[Undo], slices: Mapping[int, Slices]) 
         else:
             batch.put(entries_prefix(index_id, piece) + key + document, SEQNO.pack(seqno))
             batch.put(back, before)
+            sizes.count((index_id, piece), 1, len(key) + len(document))
 
 
 def erase(batch: Any, index_id: int) -> None:

@@ -5,6 +5,7 @@
     d   index, slice, key, document     seqno: an entry, in the order of the keys
     b   index, document                 seqno, slice, key: where the document's one entry is
     t   index, document                 seqno: the document was in no slice then (tombstone)
+    n   index, slice                    how many entries, and their bytes (`sizes`)
     x   index                           build, and whether all of it is here
     a   index, vbucket                  how far the build has got (`tracker.Mark`)
     v   vbucket                         high watermark and owner (`progress.VbucketProgress`)
@@ -28,7 +29,7 @@ from typing import NamedTuple
 
 from coordinator.core.model.types import Seqno
 
-SLICE, SHARD, DATA = b"m", b"s", b"d"
+SLICE, SHARD, DATA, SIZE = b"m", b"s", b"d", b"n"
 BACK, TOMBSTONE = b"b", b"t"
 STATE, MARK, PROGRESS, OFFSET, CHAIN, TOPIC = b"x", b"a", b"v", b"o", b"c", b"l"
 ROLLBACK = b"r"
@@ -133,4 +134,4 @@ def slice_range(index_id: int, piece: int) -> Range:
 def contents_of(index_id: int) -> tuple[Range, ...]:
     """Return where everything lies that a build has put into an index, but for `x`."""
     number = INDEX_KEY.pack(index_id)
-    return tuple(under(prefix + number) for prefix in (DATA, BACK, TOMBSTONE, MARK))
+    return tuple(under(prefix + number) for prefix in (DATA, BACK, TOMBSTONE, MARK, SIZE))

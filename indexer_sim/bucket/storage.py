@@ -220,8 +220,10 @@ class Storage:
         return bool(stale)
 
     def size_bytes(self) -> int:
-        """Return the bytes that all buckets take."""
-        return sum(bucket.database.size_bytes() for bucket in self.buckets())
+        """Look up the bytes that each bucket takes, and return the sum."""
+        for bucket in self.buckets():
+            bucket.size_bytes = bucket.database.size_bytes()
+        return sum(bucket.size_bytes for bucket in self.buckets())
 
     def allocate(
         self,

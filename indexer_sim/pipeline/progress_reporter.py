@@ -1,4 +1,4 @@
-"""What an indexer tells of its buckets: high watermarks, gaps to be caught up, finished builds.
+"""What an indexer tells of its buckets: high watermarks, gaps, finished builds, loads of slices.
 
 All of it is repeated for as long as it holds, and sent at once when it changes: whoever missed it
 hears it again. A thread of its own, so that neither a long batch nor a full disk silences it.
@@ -19,12 +19,13 @@ from coordinator.core.model.stream_records import CatchUpRequested, HwHeartbeat,
 from coordinator.core.model.vectors import Vector
 from coordinator.kafka.settings import plain_settings
 from coordinator.kafka.state_follower import StatusLog, wall_ms
-from coordinator.kafka.topics import ACKS, HW, STREAM_REQUEST, topic_name
+from coordinator.kafka.topics import ACKS, HEARTBEAT, HW, STREAM_REQUEST, topic_name
 from coordinator.runtime.threads import Threads
 from indexer_sim.bucket.bucket import Bucket
 from indexer_sim.bucket.entries import State
 from indexer_sim.bucket.storage import Storage
 from indexer_sim.pipeline.mutation_reader import MutationQueue
+from indexer_sim.pipeline.slice_loads import SliceLoadMeter
 
 REQUEST_PERIOD_S = 1.0
 SOON_S = 0.02
@@ -54,7 +55,9 @@ class ProgressReporter:
             bootstrap_servers,
             **{"enable.idempotence": True, "message.timeout.ms": MESSAGE_TIMEOUT_MS},
         )
-        self._topics = {name: topic_name(cluster, name) for name in (HW, STREAM_REQUEST, ACKS)}
+        self._topics = {
+            name: topic_name(cluster, name) for name in (HW, STREAM_REQUEST, ACKS, HEARTBEAT)
+        }
         self._indexer, self._incarnation = process_id
         self._period_s = period_s
         self._storage = storage
@@ -63,6 +66,7 @@ class ProgressReporter:
         self._indexes: Mapping[int, Index] = {}
         self._branched: dict[str, tuple[int, ...]] = {}
         self._requests_due_s = 0.0
+        self._loads = SliceLoadMeter(process_id)
         self._producer: Producer | None = None
         self._is_well = True
         """All that was told last was sent."""
@@ -111,6 +115,9 @@ class ProgressReporter:
                 if index is not None and _is_built(index, state):
                     built = IndexBuilt(self._indexer, self._incarnation, index_id, index.build)
                     self._send(ACKS, built, str(self._indexer), partition=0)
+        loads = self._loads.due(self._storage.buckets(), time.monotonic(), wall_ms())
+        if loads is not None:
+            self._send(HEARTBEAT, loads, str(self._indexer), partition=0)
         try:
             if self._producer is not None:
                 self._producer.poll(0)

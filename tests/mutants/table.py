@@ -2751,9 +2751,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a-second-index-ignores-the-load-of-its-group",
-        "coordinator/core/catalog/alter.py",
-        "state.load.get(i, 0) + given.extra_load.get(i, 0)",
-        "state.load.get(i, 0)",
+        LOADS,
+        " + more.get(indexer, 0)",
+        "",
         "tests/unit/core/catalog/test_alter.py",
     ),
     Mutant(
@@ -3383,10 +3383,10 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "two-copies-go-to-one-indexer",
-        LAYOUTS,
-        ("        if target in hosts:\n            return COPIES\n"),
-        "",
-        UNIT_PLANNING,
+        PLANNING,
+        "if target not in hosts and layout.is_allowed(piece, target)",
+        "if layout.is_allowed(piece, target)",
+        f"{UNIT_PLANNING}::test_more_replicas_are_added_and_fewer_are_dropped",
     ),
     Mutant(
         "balance-knows-no-zones",
@@ -3403,10 +3403,10 @@ MUTANTS: tuple[Mutant, ...] = (
         UNIT_PLANNING,
     ),
     Mutant(
-        "one-that-is-drained-takes-slices",
-        LAYOUTS,
-        "self.takers = [machine.id for machine in self.machines.values() if machine.takes]",
-        "self.takers = list(self.machines)",
+        "what-is-drained-is-not-left",
+        PLANNING,
+        "        if not layout.machines[host].takes:",
+        "        if False:",
         UNIT_PLANNING,
     ),
     Mutant(
@@ -3433,8 +3433,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "only-entries-weigh",
         LOADS,
-        "kinds = [kind for kind, total in enumerate(totals) if total]",
-        "kinds = [kind for kind, total in enumerate(totals[:1]) if total]",
+        "return [kind for kind, total in enumerate(totals) if total]",
+        "return [kind for kind, total in enumerate(totals[:1]) if total]",
         UNIT_PLANNING,
     ),
     Mutant(

@@ -245,6 +245,7 @@ ONE_OF_EACH: list[Any] = [
         cas=12,
         at_ms=5,
     ),
+    records.SliceLoads(1, 2, (records.SliceLoad(77, 3, 1_000, 2**40, 12),), 4, 5),
     records.TimestampsHeartbeat(2**62, 99, 7, 5),
     records.TimestampsHeartbeat(
         *(2**62, 99, 7, 5),

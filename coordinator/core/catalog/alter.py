@@ -29,10 +29,11 @@ from coordinator.core.catalog.decisions import (
     compact,
     describe_index,
     moved,
+    placed,
     refusal,
     takers,
 )
-from coordinator.core.catalog.placement import Impossible, place
+from coordinator.core.catalog.placement import Impossible
 from coordinator.core.catalog.state import StateContext, Versioned
 from coordinator.core.model.commands import AlterIndex, CreateIndex, Outcome, Request, refused
 from coordinator.core.model.entities import (
@@ -270,8 +271,7 @@ def _placed(
     is_there = all(piece.hosts and alive.issuperset(piece.hosts) for piece in index.slices)
     if is_like and not is_named and is_there:
         return index.slices
-    load = {i: state.load.get(i, 0) + given.extra_load.get(i, 0) for i, _ in candidates}
-    return place(count, after.replicas, after.nodes, candidates, load)
+    return placed(state, given, count, after.replicas, after.nodes)
 
 
 # -- the end of it -------------------------------------------------------------------------------

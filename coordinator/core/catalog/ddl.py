@@ -30,10 +30,10 @@ from coordinator.core.catalog.decisions import (
     describe_index,
     index_in,
     moved,
-    takers,
+    placed,
 )
 from coordinator.core.catalog.outcomes import AHEAD_MS_MAX, RememberedOutcome, time_of_uuid7
-from coordinator.core.catalog.placement import Impossible, place
+from coordinator.core.catalog.placement import Impossible
 from coordinator.core.catalog.rebalances import REBALANCE_DECIDERS, keys_of_move
 from coordinator.core.catalog.rollbacks import ROLLBACK_DECIDERS
 from coordinator.core.catalog.state import StateContext, Versioned
@@ -374,9 +374,7 @@ def _create_index(state: StateContext, request: Request, given: Circumstances) -
         return Unchanged(alter.exists(held.entity, held.cas))
     if other := clash(request, None):
         return Unchanged(other)
-    candidates = takers(state, given)
-    load = {i: state.load.get(i, 0) + given.extra_load.get(i, 0) for i, _ in candidates}
-    topology = place(_slices(command), command.replicas, command.nodes, candidates, load)
+    topology = placed(state, given, _slices(command), command.replicas, command.nodes)
     if isinstance(topology, Impossible):
         return Unchanged(refused("placement_impossible", topology.message, **topology.details))
     index = Index(

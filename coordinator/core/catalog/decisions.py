@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from coordinator.core.catalog.loads import SLICE, Reported, borne
 from coordinator.core.catalog.outcomes import RememberedOutcome
-from coordinator.core.catalog.placement import Candidate
+from coordinator.core.catalog.placement import Candidate, Impossible, place
 from coordinator.core.catalog.state import StateContext, Versioned
 from coordinator.core.model import json_text
 from coordinator.core.model.commands import OK, CreateIndex, Outcome, Request, refused
-from coordinator.core.model.entities import TRANSITIONS, Entity, Index, Setting
+from coordinator.core.model.entities import TRANSITIONS, Entity, Index, Setting, Slice
 from coordinator.core.model.outcome_records import (
     DETAILS_BYTES_MAX,
     DONE,
@@ -70,8 +71,9 @@ class Change:
 class Circumstances:
     """What a decision may use beside the state: values that come in from outside, as values.
 
-    `remembered` is what became of the same request before; of requests made at `forgotten_ms` or
-    before, nothing is remembered.
+    `reported` is what indexers have told of the weight of what they hold. `remembered` is what
+    became of the same request before; of requests made at `forgotten_ms` or before, nothing is
+    remembered.
     """
 
     txn: TxnId
@@ -81,6 +83,7 @@ class Circumstances:
     extra_load: Mapping[int, int]
     request_window_ms: int
     vbuckets: Mapping[str, int] = field(default_factory=dict)
+    reported: Mapping[int, Reported] = field(default_factory=dict)
     remembered: RememberedOutcome | None = None
     forgotten_ms: int = 0
 
@@ -230,6 +233,16 @@ def moved(index: Index, to: str, reason: str | None) -> Index:
     """Return `index` in another state; the transition must be a legal one."""
     assert to in TRANSITIONS[index.state], f"{index.state} -> {to}"
     return replace(index, state=to, reason=reason)
+
+
+def placed(
+    state: StateContext, given: Circumstances, slices: int, replicas: int, wanted: Sequence[int]
+) -> tuple[Slice, ...] | Impossible:
+    """Return where the slices of a new index lie, by what the indexers bear already."""
+    candidates = takers(state, given)
+    indexers = (candidate.id for candidate in candidates)
+    load = borne(indexers, state.load, given.extra_load, given.reported)
+    return place(slices, replicas, wanted, candidates, load, SLICE)
 
 
 def index_in(state: StateContext, index_id: int, *states: str) -> Index | None:

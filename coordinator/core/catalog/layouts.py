@@ -71,7 +71,7 @@ class Layout:
     Nothing moves once `moves_max` copies lie elsewhere than before: one that moves twice counts
     once, and one that is back where it was does not count.
 
-    Large because each change of a place changes loads, orders and counts at once.
+    Large because each rule is one method, and all of them look at the same few tables.
     """
 
     def __init__(

@@ -9,7 +9,7 @@ Whole numbers, in parts of `WHOLE`: sums are the same in any order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 WHOLE = 10**12
@@ -27,18 +27,59 @@ class Load(NamedTuple):
     mutations: int = 0
 
 
-def weigh(loads: Sequence[Load], copies: Sequence[int]) -> list[int]:
-    """Return what one copy of each slice weighs; `copies` says how many there are of it.
+KINDS = range(len(Load._fields))
 
-    A dimension in which nobody has anything does not count.
-    """
+SLICE = 10**6
+"""What a slice weighs of which nothing is known: as much as the mean of those that are."""
+
+
+class Reported(NamedTuple):
+    """The slices of which an indexer has told what they weigh, and what all of them weigh."""
+
+    slices: int
+    load: Load
+
+
+NOTHING = Reported(0, Load())
+
+
+def weigh(loads: Sequence[Load], copies: Sequence[int]) -> list[int]:
+    """Return what one copy of each slice weighs; `copies` says how many there are of it."""
     totals = [
-        sum(load[kind] * count for load, count in zip(loads, copies, strict=True))
-        for kind in range(len(Load._fields))
+        sum(load[kind] * count for load, count in zip(loads, copies, strict=True)) for kind in KINDS
     ]
-    kinds = [kind for kind, total in enumerate(totals) if total]
+    kinds = _counting(totals)
     least = WHOLE // (LEAST * max(1, sum(copies)))
     return [
         max(least, sum(load[kind] * WHOLE // totals[kind] for kind in kinds) // max(1, len(kinds)))
         for load in loads
     ]
+
+
+def borne(
+    indexers: Iterable[int],
+    held: Mapping[int, int],
+    more: Mapping[int, int],
+    reported: Mapping[int, Reported],
+) -> dict[int, int]:
+    """Return what each of these indexers bears, in parts of `SLICE`.
+
+    `held` is the number of slices that each has, and `more` of those that are about to come. Those
+    that it has not told of weigh as much as the mean of all that are told of: where nothing is,
+    each slice counts as one.
+    """
+    slices = sum(one.slices for one in reported.values())
+    totals = [sum(one.load[kind] for one in reported.values()) for kind in KINDS]
+    kinds = _counting(totals)
+    found: dict[int, int] = {}
+    for indexer in indexers:
+        count, load = reported.get(indexer, NOTHING)
+        shares = sum(load[kind] * slices * SLICE // totals[kind] for kind in kinds)
+        unknown = max(0, held.get(indexer, 0) - count) + more.get(indexer, 0)
+        found[indexer] = shares // max(1, len(kinds)) + unknown * SLICE
+    return found
+
+
+def _counting(totals: Sequence[int]) -> list[int]:
+    """A dimension in which nobody has anything does not count."""
+    return [kind for kind, total in enumerate(totals) if total]

@@ -1,7 +1,8 @@
 """Which indexer holds which slice of a new index.
 
-Pure and deterministic: the least loaded indexer first, ties by id. Copies of a slice lie on
-different indexers, and in different zones for as long as there are unused zones.
+Pure and deterministic: the least loaded indexer first (`loads` says what that is), ties by id.
+Copies of a slice lie on different indexers, and in different zones for as long as there are unused
+zones.
 """
 
 from __future__ import annotations
@@ -35,11 +36,12 @@ def place(
     wanted: Sequence[int],
     candidates: Sequence[Candidate],
     load: Mapping[int, int],
+    each: int = 1,
 ) -> tuple[Slice, ...] | Impossible:
     """Return the topology of a new index, or why there is none.
 
-    `wanted` names the indexers to use; empty means all `candidates`. `load` is the number of
-    slices that each holds already. Each slice gets one master and `replicas` copies.
+    `wanted` names the indexers to use; empty means all `candidates`. `load` is what each bears
+    already, and `each` what a copy adds to it. Each slice gets one master and `replicas` copies.
     """
     alive = {candidate.id: candidate for candidate in candidates}
     missing = sorted(set(wanted) - set(alive))[:MISSING_MAX]
@@ -55,10 +57,12 @@ def place(
             {"replicas": replicas, "indexers": sorted(c.id for c in chosen)},
         )
     held = {candidate.id: load.get(candidate.id, 0) for candidate in chosen}
-    return tuple(_place_one(number, copies, chosen, held) for number in range(slices))
+    return tuple(_place_one(number, copies, chosen, held, each) for number in range(slices))
 
 
-def _place_one(number: int, copies: int, chosen: list[Candidate], held: dict[int, int]) -> Slice:
+def _place_one(
+    number: int, copies: int, chosen: list[Candidate], held: dict[int, int], each: int
+) -> Slice:
     """Place the copies of one slice, and count them into `held`.
 
     The least loaded first, one in each zone; if the zones do not suffice, those passed over are
@@ -79,5 +83,5 @@ def _place_one(number: int, copies: int, chosen: list[Candidate], held: dict[int
             zones.add(candidate.zone)
     hosts += passed_over[: copies - len(hosts)]
     for host in hosts:
-        held[host] += 1
+        held[host] += each
     return Slice(number, hosts[0], tuple(hosts[1:]))

@@ -42,6 +42,9 @@ TOLERANCE = 50
 GAIN = 100
 """What costs more than one move is worth it if it relieves by a 100th of the mean at least."""
 
+ROUNDS = 16
+"""How often balance may make what no rule could be kept for possible. Once is enough for most."""
+
 LOWS = 8
 """How many of those that bear least are looked at when another passes something on."""
 
@@ -101,7 +104,10 @@ def plan(
     layout = Layout(pieces, machines, moves_max)
     before = _shares(layout)
     steps, impossible = -1, _repair(layout)
-    while _balance(layout) or (impossible and layout.steps != steps and not layout.was_cut):
+    for _ in range(ROUNDS):
+        stuck = not impossible or layout.steps == steps or layout.was_cut
+        if not _balance(layout) and stuck:
+            break
         steps, impossible = layout.steps, _repair(layout)
         if any(one.rule in (ZONES, CAPACITY) for one in impossible) and _place_anew(layout):
             impossible = []

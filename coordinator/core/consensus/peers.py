@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from coordinator.core.catalog.loads import Load, Reported
 from coordinator.core.consensus import authority as authorities
 from coordinator.core.consensus.build_progress import Progresses
 from coordinator.core.model.config import NodeConfig
@@ -19,6 +20,7 @@ from coordinator.core.model.records import (
     IndexerHeartbeat,
     NodeHeartbeat,
     ProjectorHeartbeat,
+    SliceLoads,
     TimestampsHeartbeat,
 )
 from coordinator.core.model.stream_records import HwHeartbeat
@@ -45,6 +47,10 @@ class PeersView(Protocol):
     def indexers(self) -> Mapping[int, Peer]: ...
     @property
     def projectors(self) -> Mapping[int, Peer]: ...
+    @property
+    def loads(self) -> Mapping[int, SliceLoads]: ...
+    @property
+    def reported(self) -> Mapping[int, Reported]: ...
     def alive(self, peer: Peer | None) -> bool: ...
     def application_of(self, bucket: str) -> Peer | None: ...
     def node_alive(self, number: int) -> bool: ...
@@ -62,6 +68,10 @@ class Peers:
         self.nodes: dict[int, Peer] = {}
         self.indexers: dict[int, Peer] = {}
         self.projectors: dict[int, Peer] = {}
+        self.loads: dict[int, SliceLoads] = {}
+        """What the slices of each indexer weigh, as it was told last."""
+        self.reported: dict[int, Reported] = {}
+        """The same for each indexer as a whole."""
         self.applications: dict[BucketShard, Peer] = {}
         """Those that compute timestamps, by what they have of the buckets."""
         self.watermarks: dict[tuple[str, int], HwHeartbeat] = {}
@@ -110,12 +120,21 @@ class Peers:
                 self.nodes[beat.node] = heard
             case IndexerHeartbeat():
                 self.indexers[beat.indexer] = heard
+            case SliceLoads():
+                self.loads[beat.indexer] = beat
+                self.reported[beat.indexer] = _together(beat)
             case ProjectorHeartbeat():
                 self.projectors[beat.projector] = heard
                 self.progress.note(beat, now.mono_ms)
             case TimestampsHeartbeat():
                 with suppress(ValueError):  # No shard: it computes nothing for anybody.
                     self.applications[shard_of(beat.shard)] = heard
+
+
+def _together(beat: SliceLoads) -> Reported:
+    """Return what the slices of an indexer weigh together."""
+    each = [(max(0, one.entries), max(0, one.bytes), max(0, one.mutations)) for one in beat.loads]
+    return Reported(len(each), Load(*map(sum, zip(*each, strict=True))))
 
 
 def impossible(beat: Heartbeat | HwHeartbeat) -> bool:

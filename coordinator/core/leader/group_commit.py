@@ -271,6 +271,7 @@ def _circumstances(view: NodeView, group: Group, request: Request) -> decisions.
         extra_load=group.load,
         request_window_ms=authority.request_window_ms,
         vbuckets=group.vbuckets,
+        reported=view.peers.reported,
         remembered=view.outcomes.find(_remembered_as(view, request)),
         forgotten_ms=authority.outcomes_forgotten_ms,
     )

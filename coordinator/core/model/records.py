@@ -402,6 +402,36 @@ class IndexerHeartbeat:
     at_ms: int
 
 
+SLICE_LOADS_MAX = 2_048
+"""Of so many slices an indexer tells what they weigh: 80 KB at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class SliceLoad:
+    """What one slice has on one indexer, and the mutations that it gets in a second."""
+
+    index_id: int
+    slice: int
+    entries: int
+    bytes: int
+    mutations: int
+
+
+@dataclass(frozen=True, slots=True)
+class SliceLoads:
+    """What the slices weigh that an indexer holds, the largest first.
+
+    Not part of its heartbeat, which stays small, and which older nodes go on to understand. Slices
+    without entries are not in it; `left_out` had no room.
+    """
+
+    indexer: int
+    incarnation: int
+    loads: tuple[SliceLoad, ...]
+    left_out: int
+    at_ms: int
+
+
 @dataclass(frozen=True, slots=True)
 class BucketSeen:
     """A bucket that the key-value store has."""
@@ -526,6 +556,7 @@ class CopyOffered:
 Heartbeat = (
     NodeHeartbeat
     | IndexerHeartbeat
+    | SliceLoads
     | ProjectorHeartbeat
     | TimestampsHeartbeat
     | HoldingsRequested

@@ -25,9 +25,9 @@ def any_snapshot_will_do(patch: Patch) -> None:
 
 
 def only_the_last_change_is_undone(patch: Patch) -> None:
-    def hasty(batch: Any, changes: Iterable[Undo], slices: Any) -> None:
+    def hasty(batch: Any, changes: Iterable[Undo], slices: Any, sizes: Any) -> None:
         last = {(change.index_id, change.document): change for change in changes}
-        known(batch, last.values(), slices)
+        known(batch, last.values(), slices, sizes)
 
     known = buckets.put_back
     patch.setattr(buckets, "put_back", hasty)

@@ -41,6 +41,7 @@ from indexer_sim.bucket.snapshots import KEPT_MAX, WANTED_MAX, Timeline, Undo, o
 from indexer_sim.bucket.storage import Storage
 from indexer_sim.scans.api import ScanRefused, Wanted
 from indexer_sim.scans.reader import StorageReading
+from tests.support.sizes import counted, scanned
 
 BRANCH = 2**63 + 1
 INDEX, SECOND = 1, 2
@@ -102,6 +103,7 @@ class Feeder:
         if builds:
             bucket.begin_builds(builds)
         bucket.apply(bucket.tracker.apply(head, items), {0: self.offset})
+        assert counted(bucket) == scanned(bucket)
 
     def mutate(self, document: bytes, value: int, connection: int = 1, number: int = 1) -> None:
         """Change a document; the value 0 takes it away."""
@@ -351,6 +353,7 @@ def test_a_bucket_goes_back_to_exactly_its_newest_snapshot_that_has_nothing_of_w
     for number, seqnos, entries in reversed(kept[1:]):
         lost = dict(enumerate(seqnos))
         said = feeder.bucket.roll_back(a_rollback(lost, number=100 - number))
+        assert counted(feeder.bucket) == scanned(feeder.bucket)
         assert said == f"back to timestamp {number}"
         assert feeder.bucket.published.vector.seqnos.tolist() == seqnos
         assert feeder.read_all() == entries
