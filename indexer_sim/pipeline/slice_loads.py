@@ -36,7 +36,7 @@ class SliceLoadMeter:
         passed_s = None if last_s is None else now_s - last_s
         measured = sorted(self._measure(buckets, passed_s), key=_size)
         loads = tuple(measured[:SLICE_LOADS_MAX])
-        if last_s is not None and loads == self._told and now_s - self._told_s < REPEAT_S:
+        if loads == self._told and (not loads or now_s - self._told_s < REPEAT_S):
             return None
         self._told, self._told_s = loads, now_s
         left_out = len(measured) - len(loads)
@@ -50,7 +50,7 @@ class SliceLoadMeter:
             whole = sum(size.bytes for _, size in sizes) or 1
             for place, size in sizes:
                 self._changes[place] = size.changes
-                more = max(0, size.changes - before.get(place, size.changes))
+                more = max(0, size.changes - before.get(place, 0))
                 rate = 0 if passed_s is None else min(INT_MAX, round(more / passed_s))
                 if size.entries:
                     part = bucket.size_bytes * size.bytes // whole

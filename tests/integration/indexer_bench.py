@@ -61,7 +61,9 @@ class Bench:
     def scans(self) -> Scans:
         """Return what reads from the life of the indexer that is now."""
         pid = self.process.process.pid
-        beat: IndexerHeartbeat = self.beats.hears("a heartbeat", lambda beat: beat.pid == pid)
+        beat: IndexerHeartbeat = self.beats.hears(
+            "a heartbeat", lambda r: isinstance(r, IndexerHeartbeat) and r.pid == pid
+        )
         return Scans(beat)
 
     def built(self, index_id: int = 1, build: int = 1) -> IndexBuilt:

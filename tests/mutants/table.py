@@ -3465,4 +3465,32 @@ MUTANTS: tuple[Mutant, ...] = (
         "                host != hosts[0],\n",
         UNIT_PLANNING,
     ),
+    Mutant(
+        "a-slice-of-which-nothing-is-told-weighs-nothing",
+        LOADS,
+        "unknown = max(0, held.get(indexer, 0) - count) + more.get(indexer, 0)",
+        "unknown = more.get(indexer, 0)",
+        "tests/unit/core/catalog/test_loads.py",
+    ),
+    Mutant(
+        "what-is-undone-is-not-counted",
+        "indexer_sim/bucket/bucket.py",
+        "            sizes.count((index_id, piece), -1, -len(key) - len(document))\n",
+        "",
+        "tests/unit/indexer_sim/test_snapshots.py",
+    ),
+    Mutant(
+        "sizes-are-lost-in-a-restart",
+        "indexer_sim/bucket/bucket.py",
+        "            sizes.load((index_id, number), value)\n",
+        "            sizes.load((index_id, number), bytes(16))\n",
+        "tests/unit/indexer_sim/test_sizes.py",
+    ),
+    Mutant(
+        "a-new-slice-adds-nothing-to-the-load",
+        "coordinator/core/catalog/placement.py",
+        "        held[host] += each\n",
+        "        held[host] += 1\n",
+        "tests/unit/core/catalog/test_loads.py",
+    ),
 )

@@ -13,6 +13,7 @@ from coordinator.core.model.entities import (
     DROPPING,
     PENDING,
 )
+from coordinator.core.model.records import SliceLoads
 from coordinator.core.model.stream_records import (
     CatchUpRequested,
     GenerationTaken,
@@ -48,6 +49,18 @@ def test_an_index_is_built_and_kept_up_to_date(bench: Bench) -> None:
     beat = bench.watermarks.reach(11)
     assert scans.entries() == {entry("a", "Oslo"), entry("c", "Berlin"), entry("d", "Nice")}
     assert beat.taken == (GenerationTaken(1, 1, ALL),)
+
+
+def test_what_slices_weigh_is_told_apart_from_heartbeats(bench: Bench) -> None:
+    stream = bench.build({0: ("a", "Paris"), 1: ("b", "Rome"), 5: ("c", "Berlin")})
+    stream.put(11, {2: ("d", "Nice")})
+    stream.sync(11)
+    told: SliceLoads = bench.beats.hears(
+        "four entries",
+        lambda r: isinstance(r, SliceLoads) and sum(one.entries for one in r.loads) == 4,
+    )
+    assert {one.index_id for one in told.loads} == {1}
+    assert all(one.bytes > 0 for one in told.loads)
 
 
 def test_who_waits_for_an_index_that_is_dropped_waits_in_vain_and_the_other_goes_on(

@@ -83,6 +83,10 @@ class MemoryDatabase(Disk[dict[bytes, bytes], Batch]):
     def holds(self, place: tuple[bytes, bytes]) -> bool:
         return any(place[0] <= key < place[1] for key in self.newest)
 
+    def extent(self, place: tuple[bytes, bytes]) -> tuple[int, int]:
+        found = [len(key) for key in self.newest if place[0] <= key < place[1]]
+        return len(found), sum(found)
+
     def empty(self, begin: bytes, end: bytes) -> None:
         """Nothing is to be given back."""
 

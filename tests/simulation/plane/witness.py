@@ -8,6 +8,7 @@ nothing came since, the vbucket is exactly what the store had then.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -319,6 +320,13 @@ class Witness(Actor):
             entries == known,
             "no-entry-is-doubled",
             f"indexer {process.number} {bucket.name}: {sorted(entries ^ known)}",
+        )
+        there = Counter((index_id, piece) for index_id, piece, *_ in entries)
+        counted = {place: size.entries for place, size in bucket.sizes.all() if size.entries}
+        require(
+            there == counted,
+            "slices-weigh-what-they-have",
+            f"indexer {life.number} {bucket.name}: {dict(there)}, counted are {counted}",
         )
         return found
 
