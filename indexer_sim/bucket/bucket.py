@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,7 +67,7 @@ from indexer_sim.bucket.entries import (
     unpack_state,
 )
 from indexer_sim.bucket.progress import VbucketProgress
-from indexer_sim.bucket.sizes import Sizes
+from indexer_sim.bucket.sizes import Sizes, Tally
 from indexer_sim.bucket.snapshots import Stable, Timeline, Undo, Wanted
 from indexer_sim.bucket.tracker import Change, Mark, Tracker
 
@@ -449,11 +448,8 @@ class Bucket:
         keys = [prefixes[change[0]] + change[1] for change in changes]
         held: dict[bytes, bytes | None] = dict(zip(keys, self.database.get_all(keys), strict=True))
         deleted = self._tombstones(changes)
-        places: dict[tuple[int, int], bytes] = {}
+        tallies: dict[tuple[int, int], Tally] = {}
         undone: list[Undo] = []
-        touched: Counter[tuple[int, int]] = Counter()
-        grown: Counter[tuple[int, int]] = Counter()
-        contents: Counter[tuple[int, int]] = Counter()
         put, delete, head, size = batch.put, batch.delete, BACK_HEAD, BACK_HEAD.size
         made, undo = tuple.__new__, undone.append
         here = self.slices
@@ -468,23 +464,24 @@ class Bucket:
                     continue
             if deleted and seqno <= deleted.get(at, 0):
                 continue
-            place = index_id, piece
             moves = before is None or piece != old_piece or key != before[size:]
             if before is not None and moves:
-                delete(entries_prefix(index_id, old_piece) + before[size:] + document)
-                old_place = index_id, old_piece
-                grown[old_place] -= 1
-                contents[old_place] -= len(before) - size + len(document)
-                if piece < 0:
-                    touched[old_place] += 1
+                tally = tallies.get((index_id, old_piece))
+                if tally is None:
+                    tally = tallies[index_id, old_piece] = Tally(index_id, old_piece)
+                tally.entries -= 1
+                tally.contents -= len(before) - size + len(document)
+                tally.changes += piece < 0
+                delete(tally.prefix + before[size:] + document)
             if piece >= 0:
-                touched[place] += 1
+                tally = tallies.get((index_id, piece))
+                if tally is None:
+                    tally = tallies[index_id, piece] = Tally(index_id, piece)
+                prefix = tally.prefix
+                tally.changes += 1
                 if moves:
-                    grown[place] += 1
-                    contents[place] += len(key) + len(document)
-                prefix = places.get(place)
-                if prefix is None:
-                    prefix = places[place] = entries_prefix(index_id, piece)
+                    tally.entries += 1
+                    tally.contents += len(key) + len(document)
                 after: bytes | None = head.pack(seqno, piece) + key
                 put(prefix + key + document, SEQNO.pack(seqno))
                 put(at, after)
@@ -498,9 +495,8 @@ class Bucket:
             held[at] = after
             if logged and before is not after:
                 undo(made(Undo, (vbucket, seqno, index_id, document, before, after)))
-        self.sizes.changed(touched)
-        for place, entries in grown.items():
-            self.sizes.count(place, entries, contents[place])
+        for place, tally in tallies.items():
+            self.sizes.count(place, tally.entries, tally.contents, tally.changes)
         return undone
 
     def _tombstones(self, changes: Sequence[Change]) -> dict[bytes, int]:

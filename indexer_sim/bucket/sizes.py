@@ -7,10 +7,19 @@ The applier counts; values are never changed in place, so that other threads may
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from indexer_sim.bucket.entries import BACK, BACK_HEAD, DATA, INDEX_KEY, SEQNO, SIZE, SLICE_KEY
+from indexer_sim.bucket.entries import (
+    BACK,
+    BACK_HEAD,
+    DATA,
+    INDEX_KEY,
+    SEQNO,
+    SIZE,
+    SLICE_KEY,
+    entries_prefix,
+)
 
 SIZE_VALUE = struct.Struct(">qq")
 FIXED_BYTES = len(DATA) + SLICE_KEY.size + SEQNO.size + len(BACK) + INDEX_KEY.size + BACK_HEAD.size
@@ -29,6 +38,16 @@ class Size(NamedTuple):
     changes: int = 0
 
 
+class Tally:
+    """By how much one slice grows in a batch; `prefix` is what keys of its entries begin with."""
+
+    __slots__ = ("changes", "contents", "entries", "prefix")
+
+    def __init__(self, index_id: int, piece: int) -> None:
+        self.prefix = entries_prefix(index_id, piece)
+        self.entries = self.contents = self.changes = 0
+
+
 class Sizes:
     """The sizes of all slices of a bucket that have ever had entries."""
 
@@ -43,20 +62,20 @@ class Sizes:
     def load(self, place: Place, raw: bytes) -> None:
         self._sizes[place] = Size(*SIZE_VALUE.unpack(raw))
 
-    def count(self, place: Place, entries: int, contents: int) -> None:
-        """There are so many entries more, or fewer; `contents` are the bytes of keys and ids."""
+    def count(self, place: Place, entries: int, contents: int, changes: int = 0) -> None:
+        """There are so many entries more, or fewer; `contents` are the bytes of keys and ids.
+
+        `changes` are those that led to this.
+        """
         before = self._sizes.get(place, NOTHING)
         more = 2 * contents + FIXED_BYTES * entries
         self._sizes[place] = Size(
-            max(0, before.entries + entries), max(0, before.bytes + more), before.changes
+            max(0, before.entries + entries),
+            max(0, before.bytes + more),
+            before.changes + changes,
         )
-        self._dirty.add(place)
-
-    def changed(self, changes: Mapping[Place, int]) -> None:
-        """So many changes came to these slices."""
-        for place, count in changes.items():
-            before = self._sizes.get(place, NOTHING)
-            self._sizes[place] = before._replace(changes=before.changes + count)
+        if entries or contents:
+            self._dirty.add(place)
 
     def forget(self, index_id: int, numbers: Iterable[int] | None = None) -> None:
         """These slices of an index, or all, are gone or begin from nothing."""
