@@ -14,6 +14,7 @@ from fastapi import FastAPI, Query
 from starlette.responses import Response
 
 from coordinator import codec
+from coordinator.core.catalog.loads import Load
 from coordinator.core.catalog.rebalance_plan import AwayError, Known, plan_rebalance
 from coordinator.core.catalog.rebalances import describe_move, describe_rebalance
 from coordinator.core.catalog.state import StateContext
@@ -112,7 +113,7 @@ def _command(
     ]
     try:
         command, plan = plan_rebalance(
-            node.state, indexers, {}, frozenset(body.drain), body.max_moves
+            node.state, indexers, _loads(shell), frozenset(body.drain), body.max_moves
         )
     except AwayError as error:
         text = f"{error}, and hold copies: wait for them, or drain them"
@@ -123,6 +124,15 @@ def _command(
         for one in plan.impossible
     ]
     return command, impossible
+
+
+def _loads(shell: Shell) -> dict[tuple[int, int, int], Load]:
+    """Return what the copies weigh, as the indexers say."""
+    return {
+        (one.index_id, one.slice, indexer): Load(one.entries, one.bytes, one.mutations)
+        for indexer, told in list(shell.node.peers.loads.items())
+        for one in told.loads
+    }
 
 
 def _named(body: models.RebalanceBody) -> tuple[commands.PlannedMove, ...]:

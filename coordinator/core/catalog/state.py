@@ -69,6 +69,8 @@ class StateContext(NamedTuple):
     indexes of which copies are leaving. `size` is what
     all entities weigh, in bytes. All of it follows from `entities`, and is kept so that nobody has
     to look at them all.
+
+    Large because each thing that somebody looks up is one method.
     """
 
     cas: Cas = Cas(0)

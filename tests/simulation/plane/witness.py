@@ -326,7 +326,7 @@ class Witness(Actor):
         require(
             there == counted,
             "slices-weigh-what-they-have",
-            f"indexer {life.number} {bucket.name}: {dict(there)}, counted are {counted}",
+            f"indexer {process.number} {bucket.name}: {dict(there)}, counted are {counted}",
         )
         return found
 
