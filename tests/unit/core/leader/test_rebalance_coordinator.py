@@ -1,0 +1,274 @@
+"""When a master takes which step of a move, and what it waits for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from coordinator.codec import encode
+from coordinator.core.catalog.placement import Candidate
+from coordinator.core.catalog.state import evolve
+from coordinator.core.leader.rebalance_coordinator import AT_ONCE, RebalanceCoordinator
+from coordinator.core.model.commands import (
+    BeginRebalance,
+    BuildIndexes,
+    CancelRebalance,
+    Command,
+    DropIndex,
+    DropPart,
+    ForgetIndex,
+    MarkBuilt,
+    MarkFailed,
+    MarkReady,
+    MarkRouted,
+    MoveRollback,
+    MoveShards,
+    PlannedMove,
+    ReleaseCopies,
+    StepMove,
+    UndoIndex,
+)
+from coordinator.core.model.entities import ROLLBACK_STATES, Index, Shard, Slice
+from coordinator.core.model.records import Mutation
+from coordinator.core.model.types import Cas, Instant
+from tests.support.catalog_bench import CREATE, Bench
+
+DRAIN_MS = 10_000
+
+
+class Leading:
+    """A master with a state: what its coordinator wants is decided at once."""
+
+    def __init__(self, slices: int = 1) -> None:
+        self.bench = Bench()
+        self.bench.indexers = [Candidate(number, "") for number in (1, 2)]
+        self.coordinator = RebalanceCoordinator()
+        self.alive = {1, 2, 3}
+        self.lost: set[int] = set()
+        self.mono_ms = 1_000
+        self.bench.apply(replace(CREATE, slices=slices))
+        self.index_id = self.bench.index().id
+        self.build(self.index_id)
+        self.bench.indexers.append(Candidate(3, ""))
+
+    @property
+    def view(self) -> Any:
+        return SimpleNamespace(
+            state=self.bench.state,
+            now=Instant(mono_ms=self.mono_ms, wall_ms=1),
+            config=SimpleNamespace(drain_ms=DRAIN_MS),
+            peers=SimpleNamespace(
+                indexer_alive=self.alive.__contains__, indexer_lost=self.lost.__contains__
+            ),
+        )
+
+    def wants(self) -> list[Command]:
+        """Return what the coordinator wants now."""
+        return [want.command for want in self.coordinator.tick(self.view)]
+
+    def go_on(self) -> list[Command]:
+        """Decide what the coordinator wants now."""
+        commands = self.wants()
+        for command in commands:
+            self.bench.apply(command)
+        return commands
+
+    def index(self, index_id: int) -> Index:
+        held = self.bench.state.index_by_id(index_id)
+        assert held is not None
+        assert isinstance(held.entity, Index)
+        return held.entity
+
+    def put(self, index: Index) -> None:
+        """Let an index be like this."""
+        mutation = Mutation("EntityRewritten", index.key, encode(index), index)
+        state = self.bench.state
+        self.bench.state = evolve(state, [(mutation, Cas(state.cas + 1))])
+
+    def build(self, index_id: int) -> None:
+        hosts = sorted(self.index(index_id).hosts)
+        self.bench.apply(MarkReady(index_id, tuple(Shard(host, 7) for host in hosts)))
+        self.rebuild(index_id)
+
+    def rebuild(self, index_id: int) -> None:
+        self.bench.apply(BuildIndexes((index_id,)))
+        number = self.index(index_id).build
+        self.bench.apply(MarkRouted(index_id, number))
+        self.bench.apply(MarkBuilt(index_id, number))
+
+    def begin(self, slices: int = 1) -> None:
+        pieces = self.bench.index().slices
+        moves = (PlannedMove(self.index_id, n, pieces[n].master, 3) for n in range(slices))
+        self.bench.apply(BeginRebalance(tuple(moves)))
+
+    @property
+    def states(self) -> list[str]:
+        return [move.state for move in self.bench.state.rebalances()[0].moves]
+
+    @property
+    def reason(self) -> str:
+        return self.bench.state.rebalances()[0].moves[0].reason
+
+    @property
+    def part(self) -> int:
+        return self.bench.state.rebalances()[0].moves[0].part
+
+
+@pytest.fixture
+def leading() -> Leading:
+    return Leading()
+
+
+def test_a_move_takes_its_steps_as_soon_as_each_can_be_taken(leading: Leading) -> None:
+    leading.begin()
+    leading.go_on()
+    assert leading.states == ["pending"]
+    assert leading.wants() == [], "the part is not built"
+    leading.build(leading.part)
+    leading.go_on()
+    assert leading.states == ["catchup"]
+    assert leading.wants() == [], "the source has scans"
+    leading.mono_ms += DRAIN_MS - 1
+    assert leading.wants() == []
+    leading.mono_ms += 1
+    assert leading.go_on() == [ReleaseCopies(leading.index_id)]
+    leading.go_on()
+    assert leading.states == ["done"]
+    assert leading.wants() == []
+
+
+def test_a_new_master_gives_scans_all_their_time_again(leading: Leading) -> None:
+    leading.begin()
+    leading.go_on()
+    leading.build(leading.part)
+    leading.go_on()
+    leading.wants()
+    leading.mono_ms += DRAIN_MS
+    leading.coordinator = RebalanceCoordinator()
+    assert leading.wants() == []
+    leading.mono_ms += DRAIN_MS
+    assert leading.wants() == [ReleaseCopies(leading.index_id)]
+
+
+def test_so_many_parts_are_built_at_once() -> None:
+    leading = Leading(slices=AT_ONCE + 2)
+    leading.begin(AT_ONCE + 2)
+    steps = [c for c in leading.wants() if isinstance(c, StepMove)]
+    assert [step.move for step in steps] == list(range(AT_ONCE))
+    leading.go_on()
+    assert leading.wants() == []
+    leading.build(leading.part)
+    leading.go_on()
+    leading.go_on()
+    assert leading.states == ["catchup", *["pending"] * AT_ONCE, "start"]
+
+
+def test_an_index_that_is_being_built_is_waited_for(leading: Leading) -> None:
+    leading.begin()
+    master = leading.index(leading.index_id).slices[0].master
+    leading.bench.apply(MoveShards(leading.index_id, (Shard(master, 9),)))
+    assert leading.index(leading.index_id).state == "pending"
+    assert leading.wants() == []
+    again = leading.index(leading.index_id).build
+    leading.bench.apply(MarkRouted(leading.index_id, again))
+    leading.bench.apply(MarkBuilt(leading.index_id, again))
+    leading.go_on()
+    assert leading.states == ["pending"]
+
+
+def test_a_bucket_that_rolls_back_is_waited_for(leading: Leading) -> None:
+    leading.begin()
+    number = 0
+    for state in ROLLBACK_STATES:
+        leading.bench.apply(MoveRollback("travel", number, state, (1,), b"u" * 8, b"s" * 8))
+        held = leading.bench.state.rollback("travel")
+        number = held.number if held else 0
+        assert bool(leading.wants()) == (state == "done"), state
+
+
+def test_a_target_that_is_away_is_waited_for_until_it_is_lost(leading: Leading) -> None:
+    leading.begin()
+    leading.alive.discard(3)
+    assert leading.wants() == []
+    leading.lost.add(3)
+    leading.go_on()
+    assert (leading.states, leading.reason) == (["failed"], "indexer 3 is not alive")
+
+
+def test_so_it_is_while_the_part_is_built(leading: Leading) -> None:
+    leading.begin()
+    leading.go_on()
+    leading.alive.discard(3)
+    assert leading.wants() == []
+    leading.lost.add(3)
+    leading.go_on()
+    assert leading.states == ["failed"]
+    assert leading.index(leading.part).state == "dropping"
+
+
+def test_a_target_that_cannot_build_the_copy_fails_the_move_with_its_reason(
+    leading: Leading,
+) -> None:
+    leading.begin()
+    leading.go_on()
+    leading.bench.apply(UndoIndex(leading.part, "indexer 3: the disk is full"))
+    leading.go_on()
+    assert (leading.states, leading.reason) == (["failed"], "indexer 3: the disk is full")
+
+
+def test_a_part_whose_build_fails_fails_the_move(leading: Leading) -> None:
+    leading.begin()
+    leading.go_on()
+    leading.bench.apply(MarkReady(leading.part, (Shard(3, 7),)))
+    leading.bench.apply(BuildIndexes((leading.part,)))
+    build = leading.index(leading.part).build
+    leading.bench.apply(MarkFailed(leading.part, build, "no such function"))
+    leading.go_on()
+    assert (leading.states, leading.reason) == (["failed"], "no such function")
+
+
+def test_a_copy_that_lies_elsewhere_by_now_is_not_moved(leading: Leading) -> None:
+    leading.begin()
+    leading.bench.apply(CancelRebalance(leading.bench.state.rebalances()[0].id))
+    leading.go_on()
+    master = leading.index(leading.index_id).slices[0].master
+    leading.bench.apply(BeginRebalance((PlannedMove(leading.index_id, 0, master, 3),)))
+    other = 3 - master
+    leading.put(replace(leading.index(leading.index_id), slices=(Slice(0, other),)))
+    leading.go_on()
+    assert leading.states == ["failed"]
+    assert "is not where" in leading.reason
+
+
+def test_a_cancelled_rebalance_finishes_what_serves_and_gives_up_the_rest() -> None:
+    leading = Leading(slices=3)
+    leading.begin(3)
+    leading.go_on()
+    leading.build(leading.part)
+    leading.go_on()
+    leading.bench.apply(CancelRebalance(leading.bench.state.rebalances()[0].id))
+    leading.go_on()
+    assert leading.states == ["catchup", "cancelled", "cancelled"]
+    leading.mono_ms += DRAIN_MS
+    leading.go_on()
+    leading.go_on()
+    assert leading.states == ["done", "cancelled", "cancelled"]
+    assert leading.bench.state.rebalances()[0].state == "cancelled"
+
+
+def test_an_index_that_is_dropped_ends_its_moves_and_its_parts_go(leading: Leading) -> None:
+    leading.begin()
+    leading.go_on()
+    part = leading.part
+    leading.bench.apply(DropIndex(leading.index_id))
+    wanted = leading.wants()
+    assert DropPart(part) in wanted
+    leading.bench.apply(wanted[0])
+    leading.bench.apply(ForgetIndex(leading.index_id))
+    leading.go_on()
+    assert (leading.states, leading.reason) == (["failed"], "the index was dropped")
+    leading.bench.apply(ForgetIndex(part))
+    assert leading.wants() == []
