@@ -14,8 +14,7 @@ from fastapi import FastAPI, Query
 from starlette.responses import Response
 
 from coordinator import codec
-from coordinator.core.catalog.loads import Load
-from coordinator.core.catalog.rebalance_plan import AwayError, Known, plan_rebalance
+from coordinator.core.catalog.rebalance_plan import AwayError
 from coordinator.core.catalog.rebalances import describe_move, describe_rebalance
 from coordinator.core.catalog.state import StateContext
 from coordinator.core.consensus.build_progress import Progress
@@ -27,6 +26,7 @@ from coordinator.http.errors import ApiError, json_response
 from coordinator.http.execution import IdempotencyKey, Principal, execute
 from coordinator.http.history import Settle
 from coordinator.http.shared import APPLIED_CAS, Consistency, read_answer, read_aside
+from coordinator.node.repairs import planned
 from coordinator.node.shell import Shell
 
 
@@ -107,14 +107,8 @@ def _command(
     unknown = sorted(set(body.drain) - set(registered))
     if unknown:
         raise ApiError("invalid_request", f"drain: there is no indexer {unknown[0]}")
-    indexers = [
-        Known(number, info.zone, node.peers.indexer_alive(number))
-        for number, info in sorted(registered.items())
-    ]
     try:
-        command, plan = plan_rebalance(
-            node.state, indexers, _loads(shell), frozenset(body.drain), body.max_moves
-        )
+        command, plan = planned(node, frozenset(body.drain), body.max_moves)
     except AwayError as error:
         text = f"{error}, and hold copies: wait for them, or drain them"
         details = {"indexers": [str(indexer) for indexer in error.indexers]}
@@ -124,15 +118,6 @@ def _command(
         for one in plan.impossible
     ]
     return command, impossible
-
-
-def _loads(shell: Shell) -> dict[tuple[int, int, int], Load]:
-    """Return what the copies weigh, as the indexers say."""
-    return {
-        (one.index_id, one.slice, indexer): Load(one.entries, one.bytes, one.mutations)
-        for indexer, told in list(shell.node.peers.loads.items())
-        for one in told.loads
-    }
 
 
 def _named(body: models.RebalanceBody) -> tuple[commands.PlannedMove, ...]:

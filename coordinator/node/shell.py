@@ -56,6 +56,7 @@ from coordinator.language.ddl_commands import read_command
 from coordinator.language.examiner import Examiner
 from coordinator.node.history import History
 from coordinator.node.metrics import NodeMetrics, SubscriptionMetrics
+from coordinator.node.repairs import Repairs
 from coordinator.node.retention import Retention
 from coordinator.node.stage_timer import Stages
 from coordinator.node.store import Store, StoreError
@@ -142,6 +143,7 @@ class Shell:
             dead_letter=self._dead_letter_unreadable,
             failed=self._reader_failed,
         )
+        self._repairs = Repairs(node, self.ask, lambda: self.now().mono_ms)
         self.metrics.registry.register(SubscriptionMetrics(self.subscriptions.rows))
         self._keeping_copy = False
         self.examiner = Examiner()
@@ -231,6 +233,8 @@ class Shell:
             self._plain.serve()
             self._keep_copy()
             self._let_go_of_history()
+            if self._repairs.is_due():
+                self._spawn(self._repairs.run())
             if self._fold is not None and self._fold.failure:
                 log.error("the Faust application crashed: %s", self._fold.failure)
                 self._stop(EXIT_FAILED)

@@ -234,3 +234,27 @@ def test_an_index_that_is_dropped_while_it_moves_is_gone_everywhere(plane: Logge
 
     wait_until(released, "its storage is released", MOVED_S)
     is_well(plane)
+
+
+def test_copies_of_an_indexer_that_is_lost_are_made_anew(plane: LoggedPlane) -> None:
+    """And when it comes back, it has nothing of them any more."""
+    indexctl(plane, "rebalance", "--wait", "--timeout", "100")
+    source, _ = free(plane, "by_city", 0)
+    with plane.cluster.client() as client:
+        before = len(client.list_rebalances()["rebalances"])
+        client.put_config("repair", {"after_s": 4})
+        plane.cluster.indexers[source].kill()
+
+        def repaired() -> bool:
+            found = client.list_rebalances()["rebalances"]
+            return len(found) > before and found[0]["state"] == "done"
+
+        wait_until(repaired, "the copies are made anew", 2 * MOVED_S)
+        client.put_config("repair", {"after_s": 0})
+    assert plane.index("by_city")["topology"]["slices"][0]["master"] != source
+    wait_until(lambda: are_scanned(plane), "every slice answers", MOVED_S)
+    is_well(plane)
+    plane.cluster.indexers[source].start()
+    wait_until(lambda: allocated(plane, source) == 0, "it has released everything", MOVED_S)
+    indexctl(plane, "rebalance", "--wait", "--timeout", "100")
+    is_well(plane)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from coordinator.core.catalog import alter
+from coordinator.core.catalog import alter, repair_settings
 from coordinator.core.catalog.builds import BUILD_DECIDERS, begin_build, named
 from coordinator.core.catalog.decisions import (
     Accepted,
@@ -638,11 +638,13 @@ def _put_setting(state: StateContext, request: Request, given: Circumstances) ->
 
 def _invalid_setting(command: PutSetting) -> str:
     """Say what is wrong with a value that the cluster itself reads, or return an empty text."""
-    if timestamp_settings.is_setting(command.name):
-        try:
+    try:
+        if timestamp_settings.is_setting(command.name):
             timestamp_settings.parse(command.value_json)
-        except ValueError as error:
-            return f"{command.name}: {str(error)[:PROBLEM_LENGTH_MAX]}"
+        elif command.name == repair_settings.NAME:
+            repair_settings.parse(command.value_json)
+    except ValueError as error:
+        return f"{command.name}: {str(error)[:PROBLEM_LENGTH_MAX]}"
     return ""
 
 

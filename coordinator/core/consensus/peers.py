@@ -93,9 +93,12 @@ class Peers:
 
     def indexer_lost(self, number: int) -> bool:
         """Tell whether an indexer was silent for so long that nobody waits for it any more."""
+        return self.silent_ms(number) > self._config.lost_indexer_ms
+
+    def silent_ms(self, number: int) -> int:
+        """Return for how long nothing was heard of an indexer: while this node has listened."""
         peer = self.indexers.get(number)
-        silent_ms = self.clock_ms - (peer.heard_ms if peer is not None else 0)
-        return silent_ms > self._config.lost_indexer_ms
+        return self.clock_ms - (peer.heard_ms if peer is not None else 0)
 
     def application_of(self, bucket: str) -> Peer | None:
         """Return the living application that computes a bucket's timestamps, None if none does."""
