@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
 
 from coordinator.core.keys.topology import topology_of
 from coordinator.core.model.entities import Index
@@ -39,7 +41,7 @@ class RouteError(Exception):
 def route(index: Index) -> Route:
     """Return the route of an index. Raises RouteError."""
     try:
-        evaluate = compile_index(index)
+        evaluate = _evaluator_of(replace(index, **NOT_OF_THE_KEY))
         topology = topology_of(index)
     except (ExpressionError, ValueError) as error:
         raise RouteError(str(error)) from error
@@ -54,6 +56,37 @@ def route(index: Index) -> Route:
         tuple(piece.number for piece in index.slices),
         tuple(frozenset(piece.hosts) for piece in index.slices),
     )
+
+
+NOT_OF_THE_KEY: dict[str, Any] = {
+    "id": 0,
+    "name": "",
+    "bucket": "",
+    "using": "",
+    "defer_build": False,
+    "state": "",
+    "reason": None,
+    "slices": (),
+    "request": "",
+    "created_ms": 0,
+    "shards": (),
+    "build": 0,
+    "partitioning": "",
+    "bounds_json": "",
+    "request_fingerprint": 0,
+    "by_topic": False,
+    "replaces": 0,
+    "part_of": 0,
+    "nodes": (),
+}
+"""What of an index its keys do not depend on."""
+
+
+@lru_cache(maxsize=4_096)
+def _evaluator_of(index: Index) -> Evaluator:
+    """Return the evaluator of a definition: indexes that have the same one, as an index and its
+    parts do, share it."""
+    return compile_index(index)
 
 
 class Routes:

@@ -200,7 +200,8 @@ class Router:
         for lane in self._lanes:
             lane.buffers = {indexer: [] for indexer in sorted(hosts)}
             adds = {indexer: buffer.append for indexer, buffer in lane.buffers.items()}
-            lane.rows = tuple(_row(route, place, adds) for place, route in enumerate(self._routes))
+            rows = [_row(route, place, adds) for place, route in enumerate(self._routes)]
+            lane.rows = _grouped(rows)
 
     # -- frames ------------------------------------------------------------------------------
 
@@ -281,9 +282,10 @@ class Router:
             if not live and not says_absent:
                 continue
             name = document_id.decode("utf-8", "replace") if live else ""
+            evaluated, key = None, None
             for index_id, place, evaluate, place_of, numbers, here, elsewhere, everywhere in rows:
-                key = None
-                if live:
+                if live and evaluate is not evaluated:
+                    evaluated, key = evaluate, None
                     try:
                         key = evaluate(name, document)
                         if key is not None and len(key) > KEY_BYTES_MAX:
@@ -506,6 +508,17 @@ def _row(route: Route, place: int, adds: dict[int, Add]) -> Row:
         tuple(of(everyone - hosts) for hosts in route.hosts),
         of(everyone),
     )
+
+
+def _grouped(rows: Iterable[Row]) -> tuple[Row, ...]:
+    """Return rows in an order in which those with the same evaluator follow each other.
+
+    An index and its parts have the same keys: each document is evaluated once for all of them.
+    """
+    groups: dict[Evaluator, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.evaluate, []).append(row)
+    return tuple(row for group in groups.values() for row in group)
 
 
 def _parts(items: Sequence[bytes], bytes_max: int) -> Iterator[tuple[bytes, bool]]:

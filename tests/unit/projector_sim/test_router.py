@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import chain
 from typing import Any
 
@@ -33,7 +33,7 @@ from coordinator.core.keys.key_versions import (
     unpack,
 )
 from coordinator.core.keys.topology import topology_of
-from coordinator.core.model.entities import BACKFILL, Index, Slice
+from coordinator.core.model.entities import BACKFILL, NOWHERE, Index, Slice
 from coordinator.core.model.stream_records import (
     ConnectionClosed,
     FailoverBranch,
@@ -45,7 +45,7 @@ from coordinator.core.model.stream_records import (
 )
 from coordinator.language.expressions import compile_index
 from projector_sim.projector.connection_runs import Run
-from projector_sim.projector.evaluation_plan import Route, RouteError, Routes, route
+from projector_sim.projector.evaluation_plan import NOT_OF_THE_KEY, Route, RouteError, Routes, route
 from projector_sim.projector.kv_client import split
 from projector_sim.projector.router import GARBAGE, RECORD_BYTES_MAX, FrameError, Router, _parts
 from projector_sim.protocol import frames
@@ -570,6 +570,42 @@ def test_frames_come_out_however_the_bytes_are_cut(
 def test_a_frame_of_an_impossible_size_is_refused(size: int) -> None:
     with pytest.raises(ValueError, match="a frame of"):
         split(bytearray(), HEAD.pack(size, 2))
+
+
+def test_parts_of_an_index_are_evaluated_once_and_each_tells_its_own_hosts() -> None:
+    """The index has slices 0 and 2 on indexer 1, its part slice 1 on indexer 3."""
+    whole = an_index(4, slices=(Slice(0, 1), Slice(1, NOWHERE), Slice(2, 1)))
+    part = replace(
+        whole, id=9, part_of=4, slices=(Slice(0, NOWHERE), Slice(1, 3), Slice(2, NOWHERE))
+    )
+    assert route(whole).evaluate is route(part).evaluate
+    assert route(replace(whole, where="b > 1")).evaluate is not route(part).evaluate
+    here = Given(whole, ONE, part)
+    here.begin(0)
+    seen: set[int] = set()
+    for seqno in range(1, 40):
+        document = {"a": seqno}
+        key = compile_index(whole)("d", document)
+        assert key is not None
+        number = topology_of(whole).get_partition(key).number
+        seen.add(number)
+        here.mutate(0, (seqno, "d", document))
+        places = {0: 1, 2: 3}
+        for place, indexer in places.items():
+            (item,) = [i for i in here.items(indexer) if (i.seqno, i.place) == (seqno, place)]
+            is_there = (number == 1) == (place == 2)
+            assert item.kind == (UPSERT if is_there else ABSENT)
+            assert item.slice == (number if is_there else NO_SLICE)
+            assert item.payload == (key if is_there else b"")
+    assert seen == {0, 1, 2}
+    here.mutate(0, (40, "d", None))
+    kinds = [i.kind for indexer in (1, 3) for i in here.items(indexer) if i.seqno == 40]
+    assert set(kinds) == {ABSENT}
+
+
+def test_keys_depend_on_the_definition_alone() -> None:
+    of_the_key = {field.name for field in fields(Index)} - NOT_OF_THE_KEY.keys()
+    assert of_the_key == {"expressions", "where", "primary"}
 
 
 def test_a_route_is_made_once_while_nothing_changes_that_it_rests_on() -> None:
