@@ -25,6 +25,7 @@ from benchmarks import (
     failover,
     fold,
     history,
+    moves,
     planning,
     rollback,
     size,
@@ -52,6 +53,7 @@ ALL = (
     "scan",
     "maintenance",
     "rollback",
+    "moves",
     "catch_up",
     "freshness",
     "idle",
@@ -60,7 +62,16 @@ ALL = (
     "growth",
     "archive",
 )
-ALONE = ("fold", "size", "simulator", "planning", "failover_with_outcomes", "archive", "rollback")
+ALONE = (
+    "fold",
+    "size",
+    "simulator",
+    "planning",
+    "failover_with_outcomes",
+    "archive",
+    "rollback",
+    "moves",
+)
 """These need no cluster, or one of their own."""
 
 DATA_PLANE: dict[str, Callable[[data_plane.DataPlane], Any]] = {
@@ -128,6 +139,8 @@ def main() -> int:
         _data_plane(seen, wanted)
     if "rollback" in wanted:
         _show(seen, "rollback", rollback.rollback)
+    if "moves" in wanted:
+        _show(seen, "moves", moves.moves)
     if set(wanted) & set(TIMESTAMPS):
         with timestamps.broker() as servers:
             for name, measure in TIMESTAMPS.items():
