@@ -58,7 +58,7 @@ class Traffic:
         chance = random.Random(1)
         while not stopping.is_set():
             low = chance.uniform(0, 900)
-            asked = {"scan": {"range": {"from": [low]}}, "limit": 10}
+            asked = {"scan": {"range": {"low": [low]}}, "limit": 10}
             began = time.perf_counter()
             try:
                 self._plane.scan(BY_PRICE, asked, node)
