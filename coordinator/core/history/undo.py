@@ -160,7 +160,7 @@ def _renamed(then: StateContext, now: StateContext) -> dict[int, Step]:
     that is being altered.
     """
     waiting: dict[int, tuple[Versioned, Versioned, Index]] = {}
-    for index, _ in now.indexes():
+    for index, _ in _indexes(now):
         old, new = then.get(index.key), now.get(index.key)
         before = old.entity if old else None
         if old is None or new is None or not isinstance(before, Index):
@@ -168,7 +168,7 @@ def _renamed(then: StateContext, now: StateContext) -> dict[int, Step]:
         stands = not any(one.is_unfinished or one.state == DROPPING for one in (before, index))
         if stands and before.name != index.name and index.id not in now.replacements:
             waiting[index.id] = (new, old, before)
-    gone = {index.id for index, _ in now.indexes() if not _was_there(then, index)}
+    gone = {index.id for index, _ in _indexes(now) if not _was_there(then, index)}
     found: dict[int, Step] = {}
     while free := [i for i in waiting if _is_free(now, waiting[i][2], gone | found.keys())]:
         for index_id in free:
@@ -177,6 +177,11 @@ def _renamed(then: StateContext, now: StateContext) -> dict[int, Step]:
             comparison = Comparison(key=before.key, cas=new.cas)
             found[index_id] = Step(before.key, new, old, rename, comparison)
     return found
+
+
+def _indexes(state: StateContext) -> list[tuple[Index, Cas]]:
+    """Return every index with its CAS, with all of its copies, wherever they were moved."""
+    return [(state.whole(index), cas) for index, cas in state.indexes()]
 
 
 def _was_there(then: StateContext, index: Index) -> bool:
@@ -197,7 +202,7 @@ def _dropped(then: StateContext, now: StateContext, renamed: Collection[int]) ->
     What is to replace one that is dropped goes with it.
     """
     gone: set[int] = set()
-    for index, cas in sorted(now.indexes(), key=lambda pair: pair[0].replaces):
+    for index, cas in sorted(_indexes(now), key=lambda pair: pair[0].replaces):
         held = now.get(index.key)
         if index.state == DROPPING or index.id in renamed or index.replaces in gone:
             continue
@@ -212,7 +217,7 @@ def _created(then: StateContext, now: StateContext, renamed: Collection[int]) ->
 
     An ALTER that was under way is not taken up.
     """
-    for index, _ in then.indexes():
+    for index, _ in _indexes(then):
         held = then.get(index.key)
         if index.is_unfinished or index.state == DROPPING or index.id in renamed:
             continue
@@ -237,7 +242,7 @@ def _has_alike(state: StateContext, index: Index) -> bool:
     other = held.entity if held else None
     if not isinstance(other, Index):
         return False
-    return other.id == index.id or _built_like(other) == _built_like(index)
+    return other.id == index.id or _built_like(state.whole(other)) == _built_like(index)
 
 
 def _built_like(index: Index) -> CreateIndex:
@@ -261,11 +266,11 @@ def definition_of(index: Index) -> CreateIndex:
     )
 
 
-def _has_fewer_replicas(there: Versioned, index: Index) -> bool:
+def _has_fewer_replicas(state: StateContext, there: Versioned, index: Index) -> bool:
     now = there.entity
     if not isinstance(now, Index) or now.state == DROPPING:
         return False
-    return replicas_of(now) < replicas_of(index)
+    return replicas_of(state.whole(now)) < replicas_of(index)
 
 
 def _kept(then: StateContext, now: StateContext) -> Iterator[Kept]:
@@ -280,9 +285,9 @@ def _kept(then: StateContext, now: StateContext) -> Iterator[Kept]:
             old, new = then.get(key), now.get(key)
             if (old.value if old else None) != (new.value if new else None):
                 yield Kept(key, "an undo leaves topics and subscriptions as they are")
-    for index, _ in then.indexes():
+    for index, _ in _indexes(then):
         there = now.get(index.key)
-        if there is not None and _has_fewer_replicas(there, index):
+        if there is not None and _has_fewer_replicas(now, there, index):
             yield Kept(index.key, "its replicas were taken away since: alter it to add some")
         if index.state == READY and index.defer_build and there is not None:
             built = there.entity

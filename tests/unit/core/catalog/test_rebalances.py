@@ -16,11 +16,13 @@ from coordinator.core.catalog.rebalances import (
     leaving_of,
 )
 from coordinator.core.catalog.state import recomputed_digest, restore
+from coordinator.core.history.undo import plan_undo
 from coordinator.core.model.commands import (
     AlterIndex,
     BeginRebalance,
     BuildIndexes,
     CancelRebalance,
+    CreateIndex,
     DropIndex,
     DropPart,
     ForgetIndex,
@@ -415,3 +417,20 @@ def test_a_move_is_described_as_clients_see_it(built: Bench) -> None:
         "reason": None,
     }
     assert by_id(built, built.index().id).state == MAINTENANCE
+
+
+def test_an_undo_does_not_move_copies_back_and_makes_a_dropped_index_with_all_of_them(
+    built: Bench,
+) -> None:
+    before = built.state
+    moved(built, 0, source=2)
+    moved(built, 1, source=built.index().slices[1].replicas[0])
+    assert [len(piece.replicas) for piece in built.index().slices] == [0, 0]
+    plan = plan_undo(before, built.state, ())
+    assert (plan.steps, plan.kept) == ((), ())
+    then = built.state
+    built.apply(DropIndex(built.index().id))
+    (step_back,) = plan_undo(then, built.state, ()).steps
+    created = step_back.operation
+    assert isinstance(created, CreateIndex)
+    assert (created.slices, created.replicas) == (2, 1)
