@@ -105,6 +105,9 @@ class Connection:
             if to is not None:
                 return "rollback", vbucket, frames.rollback(vbucket, to)
         self.at[vbucket] = seqno
+        if seqno == high:
+            # Where nothing changes, nothing else would tell that this is the end of a snapshot.
+            self._pending[vbucket] = seqno
         if wanted.until is not None:
             self._until[vbucket] = wanted.until
         return "begin", vbucket, frames.begin(vbucket, log[0].vbuuid, seqno, log)

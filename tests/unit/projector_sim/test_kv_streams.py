@@ -289,6 +289,25 @@ def test_who_is_up_to_date_gets_what_is_written_without_a_look_at_the_disk() -> 
     played(scenario)
 
 
+def test_who_is_up_to_date_is_told_so_though_nothing_is_written() -> None:
+    """Else nobody could tell that what he holds is the end of a snapshot."""
+
+    async def scenario(world: World) -> None:
+        world.write(KEYS)
+        high = world.bucket.high_seqnos()
+        wanted = [Wanted(v, world.vbuuid(v), high[v]) for v in range(2)]
+        for options in ({}, {"current": True}):
+            sink = Sink()
+            live = world.connect(0, wanted, sink, **options)
+            await until(lambda sink=sink: bool(sink.of(Sync)))  # type: ignore[misc]
+            found = {pair for frame in sink.of(Sync) for pair in frame.seqnos}  # type: ignore[attr-defined]
+            assert found == {(v, high[v]) for v in range(2)}
+            assert live.task is not None
+            live.task.cancel()
+
+    played(scenario)
+
+
 def test_the_vbuckets_of_other_nodes_end_at_once_as_moved() -> None:
     async def scenario(world: World) -> None:
         sink = Sink()
