@@ -69,7 +69,7 @@ def drain(
         left = [move for move in found["moves"] if move["state"] == "failed"]
         if begun["impossible"] or (wait and left):
             first = [*begun["impossible"], *left][0]
-            what = f"slice {first['slice']} of index {first['index']}"
+            what = f"slice {first['slice']} of {_name(first, _names(client))}"
             why = first.get("reason") or first["why"]
             raise CommandError("drain_incomplete", f"{what} stays where it is: {why}")
 
@@ -78,6 +78,7 @@ def rebalances(session: Session) -> None:
     """Show the last rebalances, newest first, and the moves of the one that runs."""
     with session.connect() as client:
         found = client.list_rebalances(consistency="linearizable")
+        names = {} if session.json else _names(client)
     if session.json:
         print_json(found)
         return
@@ -97,7 +98,7 @@ def rebalances(session: Session) -> None:
     running = [row for row in rows if row["state"] not in OVER]
     if running:
         typer.echo("")
-        _print_moves(running[0]["moves"])
+        _print_moves(running[0]["moves"], names)
 
 
 def _took(row: dict[str, Any]) -> str:
@@ -122,31 +123,44 @@ def _tell(
     if wait:
         states = _states(client, found, session.timeout_s)
         quiet = session.json or not sys.stderr.isatty()
-        found = _silently(states) if quiet else _with_bars(states)
+        found = _silently(states) if quiet else _with_bars(states, _names(client))
     if session.json:
         print_json({**begun, "rebalance": found})
         return found
     if not found["moves"]:
         typer.echo("nothing to move: the load is balanced")
         return found
-    _print_moves(found["moves"])
+    names = _names(client)
+    _print_moves(found["moves"], names)
     for indexer, before in found["load_before"].items():
         after = found["load_after"].get(indexer, 0.0)
         typer.echo(f"indexer {indexer}: {before:.1%} of the load, then {after:.1%}")
     for one in begun.get("impossible", ()):
-        text = f"slice {one['slice']} of index {one['index']} cannot move: {one['why']}"
+        text = f"slice {one['slice']} of {_name(one, names)} cannot move: {one['why']}"
         typer.echo(plain(text), err=True)
     if found["id"] is not None:
         typer.echo(f"rebalance {found['id']}: {found['state']}")
     return found
 
 
-def _print_moves(moves: list[dict[str, Any]]) -> None:
+def _names(client: "Client") -> dict[str, str]:
+    """Return what the indexes are called, by id."""
+    indexes = client.list_indexes(consistency="local")["indexes"]
+    return {index["id"]: f"{index['bucket']}.{index['name']}" for index in indexes}
+
+
+def _name(move: dict[str, Any], names: dict[str, str]) -> str:
+    """Return what the index of a move is called; its id, if it is gone."""
+    index_id: str = move["index"]
+    return names.get(index_id, index_id)
+
+
+def _print_moves(moves: list[dict[str, Any]], names: dict[str, str]) -> None:
     print_table(
         ["index", "slice#", "from", "to", "bytes#", "state", "why"],
         [
             [
-                *(move["index"], move["slice"], move["from"] or "", move["to"]),
+                *(_name(move, names), move["slice"], move["from"] or "", move["to"]),
                 *(f"{move['bytes']:,}", _state(move), move["reason"] or move["why"] or ""),
             ]
             for move in moves
@@ -181,7 +195,7 @@ def _silently(states: Iterator[dict[str, Any]]) -> dict[str, Any]:
     return deque(states, maxlen=1)[0]
 
 
-def _with_bars(states: Iterator[dict[str, Any]]) -> dict[str, Any]:
+def _with_bars(states: Iterator[dict[str, Any]], names: dict[str, str]) -> dict[str, Any]:
     """Show a bar for each move while it is carried out."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
@@ -197,7 +211,7 @@ def _with_bars(states: Iterator[dict[str, Any]]) -> dict[str, Any]:
         for last in states:
             for number, move in enumerate(last["moves"]):
                 if number not in tasks:
-                    name = f"index {move['index']} slice {move['slice']} to {move['to']}"
+                    name = f"{_name(move, names)} slice {move['slice']} to {move['to']}"
                     tasks[number] = bars.add_task(name, total=100, how="")
                 bars.update(tasks[number], completed=_percent(move), how=_state(move))
     return last

@@ -27,6 +27,9 @@ MOVE: dict[str, Any] = {
 }
 
 
+INDEX = {"id": "1099511630848", "bucket": "travel", "name": "by_city"}
+
+
 def a_rebalance(state: str = "running", *moves: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {
         "id": "9",
@@ -60,6 +63,8 @@ class Script:
     def answered(self, request: Request) -> Answer:
         if request.path == "/v1/members":
             return Answer(200, {"master": 1, "members": []})
+        if request.path == "/v1/indexes":
+            return Answer(200, {"indexes": [INDEX], "cas": 9})
         body = json.loads(request.body) if request.body else None
         self.asked.append((request.method, request.path, body))
         answer = self.left.pop(0) if len(self.left) > 1 else self.left[0]
@@ -83,7 +88,7 @@ def test_a_dry_run_shows_what_would_move_and_why(node: Node) -> None:
         ("POST", "/v1/rebalance", {"drain": [], "dry_run": True, "max_moves": 5})
     ]
     for text in (
-        "1099511630848",
+        "travel.by_city",
         "123,456",
         "indexer 2 is drained",
         "50.0% of the load, then 0.0%",
@@ -133,7 +138,7 @@ def test_a_drain_that_cannot_be_completed_says_what_stays_and_why(node: Node) ->
     Script(node, (200, begun(a_rebalance("running", MOVE), stays)))
     result = run("drain", "2")
     assert result.exit_code == Exit.CONFLICT
-    assert "slice 0 of index 7 stays where it is: 2 copies need 2 indexers" in result.output
+    assert "slice 0 of 7 stays where it is: 2 copies need 2 indexers" in result.output
 
 
 def test_a_move_that_has_failed_fails_a_drain_that_waits(node: Node) -> None:

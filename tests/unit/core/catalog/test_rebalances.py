@@ -137,6 +137,7 @@ def test_a_copy_moves_by_a_part_and_some_indexer_serves_it_at_each_moment(built:
     assert (part.part_of, part.state, part.hosts) == (index.id, "init", {3})
     assert [piece.serving for piece in part.slices] == [(3,), ()]
     assert hosts(built) == {1, 2}, "what is being built serves nobody"
+    assert dict(built.state.names) == {("travel", "by_city"): index.id}
     build(built, part.id)
     assert hosts(built) == {1, 2, 3}
     step(built, MOVE_CATCHUP)
