@@ -590,6 +590,7 @@ _COMMON: dict[type, tuple[str, ...]] = {
     records.ClusterReformed: ("digest",),
     records.IndexerRegistered: (),
     records.ProjectorRegistered: (),
+    records.ServiceRemoved: (),
     records.ReadBarrier: (),
     records.ProposalAnswered: (),
     records.JoinRequested: ("digest",),

@@ -718,12 +718,36 @@ def _joined(value: Any) -> Any:
     return ", ".join(map(str, value)) if isinstance(value, list) else value
 
 
+REMOVE = "remove"
+Removing = Annotated[
+    str | None, typer.Argument(metavar="[remove ID]", help="Leave out to show them.")
+]
+RemovedId = Annotated[int | None, typer.Argument(metavar="", hidden=True)]
+
+
+def _is_removal(action: str | None, number: int | None) -> bool:
+    """Tell whether one is to be removed. CommandError `usage`: neither that, nor nothing."""
+    if action is None:
+        return False
+    if action != REMOVE or number is None:
+        raise CommandError("usage", f"only `{REMOVE} ID` may follow, or nothing")
+    return True
+
+
 @command(app, "indexers")
-def indexers(session: Session) -> None:
-    """Show the indexers, with their slices and bytes."""
+def indexers(session: Session, action: Removing = None, number: RemovedId = None) -> None:
+    """Show the indexers, with their slices and bytes; or remove one that is gone.
+
+    `indexctl indexers remove 2` makes the cluster forget indexer 2. It must be stopped, and hold
+    nothing: drain it before. Started again, it is back.
+    """
     from coordinator.cli import status as view
 
     with session.connect() as client:
+        if _is_removal(action, number):
+            assert number is not None
+            _removed(session, client.remove_indexer(number))
+            return
         body = client.indexers()
     if session.json:
         print_json(body)
@@ -731,10 +755,25 @@ def indexers(session: Session) -> None:
     view.show_indexers(body["indexers"])
 
 
+def _removed(session: Session, answer: dict[str, Any]) -> None:
+    if session.json:
+        print_json(answer)
+    else:
+        typer.echo(f"{answer['kind']} {answer['id']} is removed")
+
+
 @command(app, "projectors")
-def projectors(session: Session) -> None:
-    """Show the projectors."""
+def projectors(session: Session, action: Removing = None, number: RemovedId = None) -> None:
+    """Show the projectors; or remove one that is gone.
+
+    `indexctl projectors remove 1` makes the cluster forget projector 1, which must be stopped.
+    Started again, it is back.
+    """
     with session.connect() as client:
+        if _is_removal(action, number):
+            assert number is not None
+            _removed(session, client.remove_projector(number))
+            return
         body = client.projectors()
     if session.json:
         print_json(body)

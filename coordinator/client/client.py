@@ -697,6 +697,22 @@ class _Api(Generic[R]):
         """Answer `{"indexers"}`, with load and liveness."""
         return self._run(_plan_read("/v1/indexers"))
 
+    def remove_indexer(self, indexer: int, request_id: str | None = None) -> R:
+        """Remove an indexer that is stopped and holds nothing; answer `{"kind", "id"}`.
+
+        Raises CoordinatorError `indexer_not_found`, `indexer_alive`, `indexer_in_use`.
+        """
+        path = f"/v1/indexers/{indexer}"
+        return self._run(_plan_write("DELETE", path, _NOTHING, None, request_id))
+
+    def remove_projector(self, projector: int, request_id: str | None = None) -> R:
+        """Remove a projector that is stopped; answer `{"kind", "id"}`.
+
+        Raises CoordinatorError `projector_not_found`, `projector_alive`.
+        """
+        path = f"/v1/projectors/{projector}"
+        return self._run(_plan_write("DELETE", path, _NOTHING, None, request_id))
+
     def rebalance(
         self,
         *,

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from coordinator.core.consensus import inputs
 from coordinator.core.model import commands
+from coordinator.core.model.records import INDEXER, PROJECTOR
 from coordinator.core.model.types import Epoch
 from coordinator.http import models, views
 from coordinator.http.errors import json_response, raise_unless_ok
@@ -83,6 +84,16 @@ def add_membership(app: FastAPI, shell: Shell) -> None:
     async def leave(node: int, x_principal: Principal = None) -> Response:
         """Take a replica out of the cluster. It joins again when it is started again."""
         return await ask(commands.Leave(node), x_principal)
+
+    @app.delete("/v1/indexers/{indexer}", response_model=models.RemovedAnswer)
+    async def remove_indexer(indexer: int, x_principal: Principal = None) -> Response:
+        """Remove an indexer that is stopped and holds nothing. Started again, it is back."""
+        return await ask(commands.RemoveService(INDEXER, indexer), x_principal)
+
+    @app.delete("/v1/projectors/{projector}", response_model=models.RemovedAnswer)
+    async def remove_projector(projector: int, x_principal: Principal = None) -> Response:
+        """Remove a projector that is stopped. Started again, it is back."""
+        return await ask(commands.RemoveService(PROJECTOR, projector), x_principal)
 
     @app.get("/v1/indexers")
     async def get_indexers() -> Response:

@@ -623,6 +623,13 @@ class RollbacksAnswer(BaseModel):
     cas: Cas
 
 
+class RemovedAnswer(BaseModel):
+    """What was removed: `kind` is indexer or projector."""
+
+    kind: str
+    id: int
+
+
 Id = Annotated[int, Field(ge=0, lt=2**63)]
 
 

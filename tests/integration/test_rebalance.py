@@ -109,6 +109,13 @@ def allocated(plane: LoggedPlane, indexer: int) -> int:
     return next(int(row["allocated"]) for row in rows if row["id"] == indexer)
 
 
+def known(plane: LoggedPlane) -> set[int]:
+    """Return the indexers that are registered."""
+    node = plane.cluster.running()[0]
+    rows = plane.cluster.get(node, "/v1/indexers")["indexers"]
+    return {row["id"] for row in rows if row["registered"]}
+
+
 def indexctl(plane: LoggedPlane, *args: str) -> str:
     """Run a command against the cluster; return what it printed."""
     entry = "from coordinator.cli.entry import main; main()"
@@ -254,7 +261,10 @@ def test_copies_of_an_indexer_that_is_lost_are_made_anew(plane: LoggedPlane) -> 
     assert plane.index("by_city")["topology"]["slices"][0]["master"] != source
     wait_until(lambda: are_scanned(plane), "every slice answers", MOVED_S)
     is_well(plane)
+    indexctl(plane, "indexers", "remove", str(source))
+    assert source not in known(plane)
     plane.cluster.indexers[source].start()
+    wait_until(lambda: source in known(plane), "it is registered again", MOVED_S)
     wait_until(lambda: allocated(plane, source) == 0, "it has released everything", MOVED_S)
     indexctl(plane, "rebalance", "--wait", "--timeout", "100")
     is_well(plane)

@@ -1161,8 +1161,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "an-operator-hears-ok-for-anothers-request",
         "coordinator/core/leader/membership.py",
-        "ClusterReformed) and record.epoch == self._epoch",
-        "ClusterReformed)",
+        "isinstance(record, asked) and record.epoch == self._epoch",
+        "isinstance(record, asked)",
         "tests/unit/core/leader/test_membership.py",
     ),
     Mutant(

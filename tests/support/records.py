@@ -205,6 +205,7 @@ ONE_OF_EACH: list[Any] = [
         at_ms=5,
     ),
     records.ProjectorRegistered(3, 0, 1, "x", 5),
+    records.ServiceRemoved(3, "indexer", 250, "who", 5),
     records.ReadBarrier(3, 2**62),
     records.ProposalAnswered(1, 2, TXN, 40, "refused", "disk"),
     records.JoinRequested(2, 1, "x", 12, BIG),

@@ -38,6 +38,9 @@ from coordinator.core.model.authority_state import (
     TransactionStatus,
 )
 from coordinator.core.model.records import (
+    INDEXER,
+    PROJECTOR,
+    SERVICES,
     AuthoritySnapshot,
     ClusterFormed,
     ClusterReformed,
@@ -52,6 +55,7 @@ from coordinator.core.model.records import (
     OutcomesSeparated,
     ProjectorRegistered,
     ReadBarrier,
+    ServiceRemoved,
     SnapshotKept,
     TransactionCommitted,
     TransactionProposed,
@@ -426,6 +430,22 @@ def _projector_registered(
     return AuthorityUpdate(replace(state, projectors=state.projectors.set(record.projector, info)))
 
 
+def _service_removed(
+    state: AuthorityState, offset: Offset, record: ServiceRemoved
+) -> AuthorityUpdate:
+    void = _of_another_epoch(state, record.epoch)
+    if not void and record.kind not in SERVICES:
+        void = f"there are no services of kind {record.kind!r}"
+    if void:
+        return AuthorityUpdate(state, void)
+    indexers, projectors, number = state.indexers, state.projectors, record.number
+    if record.kind == INDEXER and number in indexers:
+        state = replace(state, indexers=indexers.delete(number))
+    if record.kind == PROJECTOR and number in projectors:
+        state = replace(state, projectors=projectors.delete(number))
+    return AuthorityUpdate(state)
+
+
 def impossible_id(number: int) -> str:
     """Say why no indexer or projector has this number, or return an empty text."""
     return "" if 0 <= number <= SERVICE_ID_MAX else f"ids range from 0 to {SERVICE_ID_MAX}"
@@ -486,6 +506,7 @@ FOLDS: dict[type, Callable[[AuthorityState, Offset, Any], AuthorityUpdate]] = {
     ClusterReformed: _reformed,
     IndexerRegistered: _registered,
     ProjectorRegistered: _projector_registered,
+    ServiceRemoved: _service_removed,
     ReadBarrier: _barrier,
     Unreadable: _unreadable,
 }

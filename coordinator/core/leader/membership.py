@@ -18,9 +18,19 @@ from coordinator.core.consensus.separation import separation
 from coordinator.core.consensus.signals import AwaitSuccessor, Result
 from coordinator.core.consensus.view import NodeView, authority_of
 from coordinator.core.model.authority_state import AuthorityState
-from coordinator.core.model.commands import OK, Leave, Outcome, Reform, StepDown, refused, unknown
+from coordinator.core.model.commands import (
+    OK,
+    Leave,
+    Outcome,
+    Reform,
+    RemoveService,
+    StepDown,
+    refused,
+    unknown,
+)
 from coordinator.core.model.ports import EntityCodec
 from coordinator.core.model.records import (
+    INDEXER,
     AuthoritySnapshot,
     ClusterReformed,
     CommitRecord,
@@ -34,6 +44,7 @@ from coordinator.core.model.records import (
     OutcomesForgotten,
     ProjectorHeartbeat,
     ProjectorRegistered,
+    ServiceRemoved,
 )
 from coordinator.core.model.types import Cas, Epoch
 
@@ -221,10 +232,14 @@ class Membership:
         if isinstance(record, MemberLeft):
             self._gone.add((record.node, record.incarnation))
             self.joiners.pop(record.node, None)
-        own = isinstance(record, MemberLeft | ClusterReformed) and record.epoch == self._epoch
+        asked = MemberLeft | ClusterReformed | ServiceRemoved
+        own = isinstance(record, asked) and record.epoch == self._epoch
         found: list[Result] = []
         if self._requests and own:
-            found = _tell(self._requests.pop(0), Outcome(OK, answer=authority.shape))
+            answer = authority.shape
+            if isinstance(record, ServiceRemoved):
+                answer = {"kind": record.kind, "id": record.number}
+            found = _tell(self._requests.pop(0), Outcome(OK, answer=answer))
         members = authority.members
         self.joiners = {
             n: j
@@ -240,12 +255,17 @@ class Membership:
         command, authority = event.command, authority_of(view)
         if isinstance(command, StepDown):
             return self.step_down(view, event)
+        if isinstance(command, RemoveService):
+            return self._queue(event)
         named = (command.node,) if isinstance(command, Leave) else command.forget
         code, why = "member_not_found", authorities.not_in_roster(authority, named)
         if not why and isinstance(command, Leave) and authority.open is None:
             code, why = "leave_impossible", _why_not_leave(authority, command.node)
         if why:
             return _tell(event, refused(code, why))
+        return self._queue(event)
+
+    def _queue(self, event: MembershipRequested) -> list[Result]:
         if len(self._requests) >= REQUESTS_MAX:
             return _tell(event, unknown("overloaded", "too many operators wait: retry"))
         self._requests.append(event)
@@ -275,6 +295,12 @@ class Membership:
             wall_ms = view.now.wall_ms
             left = MemberLeft(self._epoch, command.node, incarnation, event.principal, wall_ms)
             return left, "leave_impossible", _why_not_leave(authority, command.node)
+        if isinstance(command, RemoveService):
+            wall_ms = view.now.wall_ms
+            removed = ServiceRemoved(
+                self._epoch, command.kind, command.number, event.principal, wall_ms
+            )
+            return (removed, *_why_not_remove(view, command))
         assert isinstance(command, Reform)
         reformed = reform_record(view, event, self._epoch)
         return reformed, "reform_impossible", authorities.why_not_reform(authority, reformed)
@@ -346,6 +372,22 @@ def _why_not_leave(authority: AuthorityState, node: int) -> str:
     elif not why and node in authority.eligible and len(heirs) < authority.minimum:
         why = f"only nodes {heirs} of the others have accepted {authority.last_txn} yet"
     return why
+
+
+def _why_not_remove(view: NodeView, command: RemoveService) -> tuple[str, str]:
+    """Return a code, and why a service had better not be removed now: an empty text, if it may."""
+    authority, peers, number = authority_of(view), view.peers, command.number
+    is_indexer = command.kind == INDEXER
+    known = number in (authority.indexers if is_indexer else authority.projectors)
+    heard = peers.indexers.get(number) if is_indexer else peers.projectors.get(number)
+    name = f"{command.kind} {number}"
+    if not known:
+        return f"{command.kind}_not_found", f"there is no {name}"
+    if peers.alive(heard):
+        return f"{command.kind}_alive", f"{name} is alive: stop it first"
+    if is_indexer and view.state.load.get(number, 0):
+        return "indexer_in_use", f"{name} has copies of slices: drain it first"
+    return "", ""
 
 
 def _why_no_successor(view: NodeView, wanted: int, others: list[int]) -> str:

@@ -399,7 +399,15 @@ class Reform:
     reason: str = ""
 
 
-MembershipCommand = StepDown | Leave | Reform
+@dataclass(frozen=True, slots=True)
+class RemoveService:
+    """Remove an indexer or a projector (`kind`) that is gone."""
+
+    kind: str
+    number: int
+
+
+MembershipCommand = StepDown | Leave | Reform | RemoveService
 
 
 @dataclass(frozen=True, slots=True)

@@ -252,6 +252,20 @@ class ProjectorRegistered:
     at_ms: int
 
 
+INDEXER, PROJECTOR = SERVICES = ("indexer", "projector")
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceRemoved:
+    """An operator removes an indexer or a projector that is gone: nobody waits for it any more."""
+
+    epoch: Epoch
+    kind: str
+    number: int
+    principal: str
+    at_ms: int
+
+
 @dataclass(frozen=True, slots=True)
 class ReadBarrier:
     """Says nothing: whoever reads it back has read all that came before it."""
@@ -284,6 +298,7 @@ CommitRecord = (
     | ClusterReformed
     | IndexerRegistered
     | ProjectorRegistered
+    | ServiceRemoved
     | ReadBarrier
     | Unreadable
 )

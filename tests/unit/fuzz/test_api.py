@@ -160,6 +160,7 @@ OPERATIONS = [
     *("POST /v1/members/step-down", "POST /v1/members/reform", "POST /v1/members/{node}/leave"),
     *("GET /v1/indexers", "GET /v1/projectors", "POST /v1/scan", "GET /v1/stability"),
     "GET /v1/rollbacks",
+    *("DELETE /v1/indexers/{indexer}", "DELETE /v1/projectors/{projector}"),
     *("POST /v1/rebalance", "GET /v1/rebalance", "DELETE /v1/rebalance/{rebalance_id}"),
     *("GET /v1/stability/{bucket}", "GET /v1/restart/{bucket}", "GET /livez", "GET /readyz"),
     *("GET /metrics", "GET /v1/history", "GET /v1/diff", "GET /v1/watch"),

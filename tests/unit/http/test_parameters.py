@@ -106,6 +106,8 @@ CALLS: dict[str, Callable[[Client], Any]] = {
     "list_config": lambda c: c.list_config(**FRESH),
     "indexers": lambda c: c.indexers(),
     "projectors": lambda c: c.projectors(),
+    "remove_indexer": lambda c: c.remove_indexer(1),
+    "remove_projector": lambda c: c.remove_projector(1),
     "list_rebalances": lambda c: c.list_rebalances(**FRESH),
     "rebalance": lambda c: c.rebalance(drain=[1], max_moves=2, dry_run=True),
     "named moves": lambda c: c.rebalance(

@@ -17,12 +17,14 @@ from coordinator.core.consensus.authority import (
 from coordinator.core.model.authority_state import AuthorityState, Member, OpenTransaction
 from coordinator.core.model.records import (
     ClusterReformed,
+    IndexerRegistered,
     MasterClaimed,
     MasterResigned,
     MemberAdmitted,
     MemberLeft,
     Mutation,
     ProjectorRegistered,
+    ServiceRemoved,
     SnapshotKept,
     TransactionCommitted,
     TransactionProposed,
@@ -162,6 +164,21 @@ def test_projectors_have_ids_from_0_to_250() -> None:
     assert folded(STATE, record).projectors[250].address == "x"
     assert fold(STATE, 100, replace(record, projector=251)).void
     assert fold(STATE, 100, replace(record, epoch=3)).void
+
+
+def test_a_service_that_is_removed_is_forgotten_until_it_registers_again() -> None:
+    projector, indexer = (
+        ProjectorRegistered(4, 2, 1, "x", 0),
+        IndexerRegistered(4, 2, 1, "y", "", 0),
+    )
+    both = folded(folded(STATE, projector), indexer)
+    without = folded(both, ServiceRemoved(4, "indexer", 2, "who", 0))
+    assert (set(without.indexers), set(without.projectors)) == (set(), {2})
+    assert folded(without, indexer) == both
+    assert folded(without, ServiceRemoved(4, "indexer", 2, "who", 0)) == without
+    assert set(folded(both, ServiceRemoved(4, "projector", 2, "who", 0)).projectors) == set()
+    assert fold(both, 100, ServiceRemoved(3, "indexer", 2, "who", 0)).void
+    assert fold(both, 100, ServiceRemoved(4, "node", 2, "who", 0)).void
 
 
 # -- claims, verdicts, admissions: each rule by a record that breaks it alone ---------------------

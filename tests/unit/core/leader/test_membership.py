@@ -19,8 +19,16 @@ from coordinator.core.leader.membership import (
     Membership,
     _why_not_leave,
 )
-from coordinator.core.model.commands import OK, Leave, Outcome, Reform, StepDown, refused
-from coordinator.core.model.records import JoinRequested, MemberLeft
+from coordinator.core.model.commands import (
+    OK,
+    Leave,
+    Outcome,
+    Reform,
+    RemoveService,
+    StepDown,
+    refused,
+)
+from coordinator.core.model.records import JoinRequested, MemberLeft, ServiceRemoved
 
 TIMEOUT_MS = 1_500
 
@@ -193,3 +201,55 @@ def test_a_master_that_is_idle_looks_for_old_outcomes_now_and_then() -> None:
         given.view.now.mono_ms += 500
         given.membership._forgotten(given.view)
     assert looked == [10_000 + FORGET_PAUSE_MS, 10_000 + 2 * FORGET_PAUSE_MS]
+
+
+# -- indexers and projectors that are gone -------------------------------------------------------
+
+
+def removing(
+    kind: str = "indexer", *, is_alive: bool = False, load: int = 0, number: int = 2
+) -> tuple[Given, MembershipRequested, Any]:
+    """Ask for the removal of a service; return what is written, or what is answered."""
+    given = Given(2, 1)
+    view = given.view
+    view.authority.indexers, view.authority.projectors = {2: object()}, {2: object()}
+    view.authority.outcomes_apart = True
+    view.peers.indexers = view.peers.projectors = {2: object()}
+    view.peers.alive = lambda peer: is_alive
+    view.state = SimpleNamespace(load={2: load})
+    event = MembershipRequested(17, 99, RemoveService(kind, number), "operator")
+    assert given.membership.requested(view, event) == []
+    return given, event, given.membership._next_granted(view)
+
+
+@pytest.mark.parametrize("kind", ["indexer", "projector"])
+def test_a_service_that_is_gone_is_removed_and_its_operator_hears(kind: str) -> None:
+    given, event, (record, told) = removing(kind)
+    assert (record, told) == (ServiceRemoved(3, kind, 2, "operator", 5), [])
+    assert given.membership.changed(given.view, ServiceRemoved(2, kind, 2, "", 5)) == []
+    assert given.membership.changed(given.view, record) == [
+        Reply(event.token, Outcome(OK, answer={"kind": kind, "id": 2}))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("terms", "code"),
+    [
+        ({"is_alive": True}, "indexer_alive"),
+        ({"is_alive": True, "kind": "projector"}, "projector_alive"),
+        ({"load": 1}, "indexer_in_use"),
+        ({"number": 3}, "indexer_not_found"),
+        ({"number": 3, "kind": "projector"}, "projector_not_found"),
+    ],
+)
+def test_a_service_that_is_needed_or_is_not_there_is_not_removed(
+    terms: dict[str, Any], code: str
+) -> None:
+    _, _, (record, [reply]) = removing(**terms)
+    assert record is None
+    assert (reply.token, reply.outcome.code) == (17, code)
+
+
+def test_a_projector_is_removed_whatever_an_indexer_of_its_number_holds() -> None:
+    _, _, (record, _) = removing("projector", load=5)
+    assert record is not None
