@@ -169,7 +169,9 @@ def _in_short(rebalance: Rebalance) -> dict[str, str]:
 def _problem_of(state: StateContext, planned: PlannedMove, alive: set[int]) -> str:
     """Say why a copy cannot move as planned, or return an empty text."""
     index = _index(state, planned.index)
-    if index is None or index.state == DROPPING or planned.slice not in range(len(index.slices)):
+    if index is None or index.part_of or index.state == DROPPING:
+        return f"there is no index {planned.index}"
+    if planned.slice not in range(len(index.slices)):
         return f"there is no slice {planned.slice} of an index {planned.index}"
     if planned.source != NOWHERE and not _holder(state, index, planned.slice, planned.source):
         return f"indexer {planned.source} has no slice {planned.slice} of index {index.id}"

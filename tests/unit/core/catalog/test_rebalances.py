@@ -266,6 +266,15 @@ def test_a_move_that_cannot_be_is_refused(built: Bench, move: dict[str, int], wh
     assert what in decision.outcome.message
 
 
+def test_a_part_is_no_index_whose_copies_move(built: Bench) -> None:
+    """A part of a part would answer no scan, and the copy that it takes over would be lost."""
+    part = moved(built)
+    decision = built.decide(BeginRebalance((PlannedMove(part, 0, 3, 1),)))
+    assert isinstance(decision, Unchanged)
+    assert decision.outcome.code == "rebalance_outdated"
+    assert f"no index {part}" in decision.outcome.message
+
+
 def test_a_copy_moves_once_in_a_rebalance(built: Bench) -> None:
     twice = BeginRebalance((planned(built), planned(built)))
     assert built.refusal(twice) == "invalid_request"
