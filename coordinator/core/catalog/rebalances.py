@@ -391,8 +391,8 @@ def _part(state: StateContext, move: Move) -> Index | None:
 
 
 def _holder(state: StateContext, index: Index, number: int, indexer: int) -> Index | None:
-    """Return what has the copy of a slice that an indexer serves: the index, or a part of it."""
-    for holder in state.holders_of(index):
+    """Return what has an indexer's copy of a slice: the index, or a part of it."""
+    for holder in state.keepers_of(index):
         if indexer in holder.slices[number].serving:
             return holder
     return None

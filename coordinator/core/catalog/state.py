@@ -18,6 +18,7 @@ from coordinator.core.model import digest as digests
 from coordinator.core.model.entities import (
     DROPPING,
     MAINTENANCE,
+    MOVE_PENDING,
     READY,
     REBALANCE_CANCELLED,
     REBALANCE_CANCELLING,
@@ -123,9 +124,21 @@ class StateContext(NamedTuple):
         parts = [part for part in self.parts_of(index.id) if part.state == MAINTENANCE]
         return [*reversed(parts), index]
 
+    def keepers_of(self, index: Index) -> list[Index]:
+        """Return what has copies that answer scans, or will again when they are built anew: the
+        newest part first, the index last. A part that has yet to take over is none."""
+        parts = [part for part in self.parts_of(index.id) if part.state != DROPPING]
+        if not all(part.state == MAINTENANCE for part in parts):
+            running = (one for one in self.rebalances() if not one.is_over)
+            moves = (move for one in running for move in one.moves)
+            coming = {move.part for move in moves if move.state == MOVE_PENDING}
+            parts = [p for p in parts if p.state == MAINTENANCE or p.id not in coming]
+        return [*reversed(parts), index]
+
     def whole(self, index: Index) -> Index:
-        """Return an index with all copies of its slices that answer scans, whoever holds them."""
-        holders = self.holders_of(index)
+        """Return an index with all copies of its slices, whoever holds them: not those that leave,
+        or that have yet to take over."""
+        holders = self.keepers_of(index)
         if len(holders) == 1 and not index.has_leaving_copies:
             return index
         return replace(

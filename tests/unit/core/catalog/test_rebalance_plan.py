@@ -66,6 +66,14 @@ def test_a_part_counts_where_it_is() -> None:
     assert target == 3
 
 
+@pytest.mark.parametrize("state", ["pending", "error"])
+def test_so_does_one_that_is_built_anew(state: str) -> None:
+    whole = an_index(1, Slice(0, NOWHERE))
+    part = replace(an_index(9, Slice(0, 2), part_of=1), state=state)
+    [(index, number, source, _)] = moves(a_state(whole, part), drain=(2,))
+    assert (index, number, source) == (1, 0, 2)
+
+
 @pytest.mark.parametrize("state", ["init", "dropping"])
 def test_an_index_that_comes_or_goes_is_left_alone(state: str) -> None:
     index = replace(an_index(1, Slice(0, 1)), state=state)

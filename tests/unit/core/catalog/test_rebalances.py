@@ -29,6 +29,7 @@ from coordinator.core.model.commands import (
     MarkBuilt,
     MarkReady,
     MarkRouted,
+    MoveShards,
     PlannedMove,
     ReleaseCopies,
     StepMove,
@@ -244,6 +245,23 @@ def test_a_target_that_refuses_the_storage_ends_the_part_only(built: Bench) -> N
     built.apply(UndoIndex(the_move(built).part, "indexer 3: the disk is full"))
     step(built, MOVE_FAILED)
     assert hosts(built) == {1, 2}
+
+
+def test_a_part_that_is_built_anew_is_a_copy_still_and_can_move_on(built: Bench) -> None:
+    """Its indexer may have lost the storage, and then be lost itself."""
+    part = moved(built)
+    built.apply(MoveShards(part, (Shard(3, 8),)))
+    assert by_id(built, part).state == "pending"
+    assert hosts(built) == {2, 3}
+    second = built.apply(AlterIndex(index_id=built.index().id, where="size > 1"))
+    after = second.changes[0].entity
+    assert isinstance(after, Index)
+    assert [len(piece.replicas) for piece in after.slices] == [1, 1]
+    built.apply(UndoIndex(after.id, "no"))
+    built.apply(ForgetIndex(after.id))
+    moved(built, 0, 3, 1)
+    assert hosts(built) == {1, 2}
+    assert built.state.index_by_id(part) is None
 
 
 # -- asking -----------------------------------------------------------------------------------
