@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
+from coordinator.core.catalog.builds import begin_build
 from coordinator.core.catalog.decisions import (
     Accepted,
     Change,
@@ -42,6 +43,7 @@ from coordinator.core.model.commands import (
     refused,
 )
 from coordinator.core.model.entities import (
+    BACKFILL,
     DROPPING,
     ERROR,
     INIT,
@@ -54,6 +56,7 @@ from coordinator.core.model.entities import (
     MOVE_START,
     MOVES,
     NOWHERE,
+    PENDING,
     READY,
     REBALANCE_CANCELLED,
     REBALANCE_CANCELLING,
@@ -82,6 +85,10 @@ REASON_MAX = 500
 
 UNBUILT = (READY, ERROR)
 """In these states an index has no entries: its copies move at once."""
+
+BUILDING = (PENDING, BACKFILL)
+"""Of an index that is being built, a copy whose indexer is lost moves at once: the build, which
+would wait for that for ever, begins anew."""
 
 
 def describe_rebalance(rebalance: Rebalance) -> dict[str, Any]:
@@ -282,15 +289,15 @@ def finish_move(state: StateContext, move: Move, given: Circumstances) -> Step:
     if index is None:
         return None
     if move.state == MOVE_START:
-        return _move_unbuilt(state, move, index)
+        return _move_unbuilt(state, move, index, given)
     return None if move.source in leaving_of(state, index, move.slice) else (move.part, ())
 
 
-def _move_unbuilt(state: StateContext, move: Move, index: Index) -> Step:
+def _move_unbuilt(state: StateContext, move: Move, index: Index, given: Circumstances) -> Step:
     """Let another indexer hold a copy of an index that has no entries: it will allocate it."""
     at = index.slices[move.slice]
-    is_there = move.source == NOWHERE or move.source in at.serving
-    if index.state not in UNBUILT or not is_there or not may_begin(state, move):
+    is_possible = moves_at_once(index, move) and may_begin(state, move)
+    if index.state not in (*UNBUILT, *BUILDING) or not is_possible:
         return None
     hosts = tuple(move.target if host == move.source else host for host in at.serving)
     hosts = (*hosts, move.target) if move.source == NOWHERE else hosts
@@ -298,7 +305,14 @@ def _move_unbuilt(state: StateContext, move: Move, index: Index) -> Step:
         piece.on(hosts, piece.leaving) if piece is at else piece for piece in index.slices
     )
     after = _with_its_shards(replace(index, slices=slices))
+    if index.state in BUILDING:
+        after = begin_build(after, given)
     return 0, (Change("MoveEnded", index.key, after),)
+
+
+def moves_at_once(index: Index, move: Move) -> bool:
+    """Tell whether a copy is one of the index itself, or one more: no part has it."""
+    return move.source == NOWHERE or move.source in index.slices[move.slice].serving
 
 
 def give_up(state: StateContext, move: Move, given: Circumstances) -> Step:

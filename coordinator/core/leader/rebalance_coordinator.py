@@ -11,7 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from coordinator.core.catalog.rebalances import UNBUILT, leaving_of, may_begin
+from coordinator.core.catalog.rebalances import (
+    BUILDING,
+    UNBUILT,
+    leaving_of,
+    may_begin,
+    moves_at_once,
+)
 from coordinator.core.consensus.signals import Want
 from coordinator.core.consensus.view import NodeView
 from coordinator.core.model.commands import DropPart, ReleaseCopies, StepMove
@@ -91,7 +97,7 @@ class RebalanceCoordinator:
         if rebalance.state == REBALANCE_CANCELLING and move.state != MOVE_CATCHUP:
             return StepMove(*place, MOVE_CANCELLED)
         if move.state == MOVE_START:
-            return self._begin(view, place, move, index, has_room)
+            return self._begin(view, rebalance, place, move, index, has_room)
         part = _index(view, move.part)
         if move.state == MOVE_PENDING:
             return self.tend(view, place, move, part)
@@ -99,18 +105,30 @@ class RebalanceCoordinator:
         return StepMove(*place, MOVE_DONE) if is_gone else None
 
     def _begin(
-        self, view: NodeView, place: Place, move: Move, index: Index, has_room: bool
+        self,
+        view: NodeView,
+        rebalance: Rebalance,
+        place: Place,
+        move: Move,
+        index: Index,
+        has_room: bool,
     ) -> StepMove | None:
         if not view.peers.indexer_alive(move.target):
             return _lost(view, place, move)
         rollback = view.state.rollback(index.bucket)
         if not has_room or (rollback is not None and not rollback.is_over):
             return None
+        if index.state in BUILDING:
+            return _beside_a_build(view, rebalance, place, move, index)
         if index.state != MAINTENANCE and index.state not in UNBUILT:
             return None
         if not may_begin(view.state, move):
             return StepMove(*place, MOVE_FAILED, "the copy is not where it was planned to be")
-        return StepMove(*place, MOVE_PENDING if index.state == MAINTENANCE else MOVE_DONE)
+        if index.state == MAINTENANCE:
+            return StepMove(*place, MOVE_PENDING)
+        if not moves_at_once(index, move):
+            return StepMove(*place, MOVE_FAILED, "its index is not built: build it first")
+        return StepMove(*place, MOVE_DONE)
 
     def tend(self, view: NodeView, place: Place, move: Move, part: Index | None) -> StepMove | None:
         """Look how far the part is that is built at the target."""
@@ -122,6 +140,25 @@ class RebalanceCoordinator:
         if not view.peers.indexer_alive(move.target):
             return _lost(view, place, move)
         return None
+
+
+def _beside_a_build(
+    view: NodeView, rebalance: Rebalance, place: Place, move: Move, index: Index
+) -> StepMove | None:
+    """Wait for an index that is being built, unless its build waits for indexers that are lost.
+
+    What lies on these moves at once. All else could wait for ever, and nothing else would move.
+    """
+    lost = {h for piece in index.slices for h in piece.serving if view.peers.indexer_lost(h)}
+    if not lost:
+        return None
+    if move.source in lost and moves_at_once(index, move) and may_begin(view.state, move):
+        return StepMove(*place, MOVE_DONE)
+    of_index = (one for one in rebalance.moves if one.index == index.id)
+    if any(one.state == MOVE_START and one.source in lost for one in of_index if one != move):
+        return None
+    text = f"its index is being built, and indexer {min(lost)} is lost, which takes part in that"
+    return StepMove(*place, MOVE_FAILED, text)
 
 
 def _lost(view: NodeView, place: Place, move: Move) -> StepMove | None:

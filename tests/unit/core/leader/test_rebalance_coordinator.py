@@ -179,6 +179,60 @@ def test_an_index_that_is_being_built_is_waited_for(leading: Leading) -> None:
     assert leading.states == ["pending"]
 
 
+def test_what_a_lost_indexer_was_to_build_is_built_elsewhere() -> None:
+    """Otherwise neither the build nor the rebalance would ever end."""
+    leading = Leading(slices=2)
+    gone, left = (piece.master for piece in leading.index(leading.index_id).slices)
+    moves = (PlannedMove(leading.index_id, 1, left, 3), PlannedMove(leading.index_id, 0, gone, 3))
+    leading.bench.apply(BeginRebalance(moves))
+    leading.bench.apply(MoveShards(leading.index_id, (Shard(left, 9),)))
+    build = leading.index(leading.index_id).build
+    leading.alive.discard(gone)
+    assert leading.wants() == [], "it may come back"
+    leading.lost.add(gone)
+    leading.go_on()
+    assert leading.states == ["start", "done"]
+    index = leading.index(leading.index_id)
+    assert (index.hosts, index.state) == ({left, 3}, "pending")
+    assert index.build > build
+    leading.bench.apply(MarkRouted(index.id, index.build))
+    leading.bench.apply(MarkBuilt(index.id, index.build))
+    leading.go_on()
+    assert leading.states == ["pending", "done"]
+
+
+def test_a_build_that_waits_for_a_lost_indexer_is_not_waited_for() -> None:
+    leading = Leading(slices=2)
+    gone, left = (piece.master for piece in leading.index(leading.index_id).slices)
+    leading.bench.apply(BeginRebalance((PlannedMove(leading.index_id, 1, left, 3),)))
+    leading.bench.apply(MoveShards(leading.index_id, (Shard(left, 9),)))
+    leading.lost.add(gone)
+    leading.go_on()
+    assert leading.states == ["failed"]
+    assert f"indexer {gone} is lost" in leading.reason
+
+
+def test_a_copy_in_a_part_of_an_index_that_cannot_be_built_is_not_moved() -> None:
+    leading = Leading(slices=2)
+    leading.begin()
+    leading.go_on()
+    leading.build(leading.part)
+    leading.go_on()
+    leading.wants()
+    leading.mono_ms += DRAIN_MS
+    leading.go_on()
+    leading.go_on()
+    assert leading.states == ["done"]
+    master = leading.index(leading.index_id).slices[1].master
+    leading.bench.apply(MoveShards(leading.index_id, (Shard(master, 9),)))
+    build = leading.index(leading.index_id).build
+    leading.bench.apply(MarkFailed(leading.index_id, build, "no such function"))
+    leading.bench.apply(BeginRebalance((PlannedMove(leading.index_id, 0, 3, 1),)))
+    leading.go_on()
+    assert leading.states == ["failed"]
+    assert "build it first" in leading.reason
+
+
 def test_a_bucket_that_rolls_back_is_waited_for(leading: Leading) -> None:
     leading.begin()
     number = 0
