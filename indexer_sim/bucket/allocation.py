@@ -5,7 +5,7 @@ indexer that missed ten changes reaches the same result as one that saw them all
 
 Invariants:
 
-- After the actions exactly the wanted slices are there.
+- After the actions exactly the wanted slices are there; a copy that leaves is not made again.
 - An index is answered only while it waits for answers, or while its shard here is another one than
   in the state; with "allocated" or "released" only if that is so.
 - Nothing is done or answered before the log was read to its end: until then it may be out of date.
@@ -148,8 +148,9 @@ class AllocationPlanner:
             want = wanted(index, self.indexer)
             if have - want:
                 releases.append(Release(index_id, have - want))
-            if index is not None and want - have and index_id not in self.refusals:
-                allocations.append(Allocate(index, want - have))
+            lacks = want & needed(index, self.indexer) - have
+            if index is not None and lacks and index_id not in self.refusals:
+                allocations.append(Allocate(index, lacks))
         return releases + allocations
 
     def replies(self) -> list[Reply]:
@@ -170,7 +171,7 @@ class AllocationPlanner:
         have = self.held.get(index.id, NONE)
         if index.state == INIT and index.id in self.refusals:
             return Reply(index.id, REFUSED, self.refusals[index.id], numbers)
-        if have >= set(numbers) and (index.state == INIT or self._has_moved(index)):
+        if have >= needed(index, self.indexer) and (index.state == INIT or self._has_moved(index)):
             return Reply(index.id, ALLOCATED, "", numbers, self.shards.get(index.id, 0))
         if index.state == DROPPING and not have:
             return Reply(index.id, RELEASED, "", numbers)
@@ -182,6 +183,11 @@ def wanted(index: Index | None, indexer: int) -> Slices:
     if index is None or index.state == DROPPING:
         return NONE
     return frozenset(index.slices_on(indexer))
+
+
+def needed(index: Index | None, indexer: int) -> Slices:
+    """Return the slices of `index` that are made if they are not there: none that leave."""
+    return frozenset(index.needed_on(indexer)) if index is not None else NONE
 
 
 def action_id(action: Action) -> int:

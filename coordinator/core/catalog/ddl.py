@@ -570,7 +570,8 @@ def _move_shards(state: StateContext, request: Request, given: Circumstances) ->
     after = replace(index, shards=tuple(shards[i] for i in sorted(shards)))
     if after == index:
         return Unchanged(Outcome("ok"))
-    if index.state in (PENDING, BACKFILL, MAINTENANCE):
+    is_needed = any(index.needed_on(s.indexer) for s in set(after.shards) - set(index.shards))
+    if is_needed and index.state in (PENDING, BACKFILL, MAINTENANCE):
         after = begin_build(after, given)  # What the other storage held is lost.
     return Accepted((Change("ShardsMoved", index.key, after),), {})
 

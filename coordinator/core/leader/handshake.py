@@ -65,9 +65,9 @@ def compare(state: StateContext, indexer: int, cas: Cas, holdings: Iterable[Hold
         if at > cas or index.state in (INIT, DROPPING):
             continue
         found = held.get(index.id)
-        if found is None or not set(wanted) <= set(found.slices):
+        if not set(index.needed_on(indexer)) <= set(found.slices if found else ()):
             missing.append(index.id)
-        elif found.shard != index.shard_on(indexer):
+        elif found is not None and found.shard != index.shard_on(indexer):
             moved.append((index.id, Shard(indexer, found.shard)))
     unknown = tuple(sorted(set(held) - hosted))
     orphans, unclear = (unknown, ()) if cas >= state.cas else ((), unknown)

@@ -157,6 +157,10 @@ class Index:
         """The numbers of the slices that `indexer` holds, as master or replica."""
         return tuple(piece.number for piece in self.slices if indexer in piece.hosts)
 
+    def needed_on(self, indexer: int) -> tuple[int, ...]:
+        """The numbers of those that it must hold: if a copy that is leaving is lost, it is gone."""
+        return tuple(piece.number for piece in self.slices if indexer in piece.serving)
+
 
 @dataclass(frozen=True, slots=True)
 class Bucket:

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.core.model.entities import DROPPING, INDEX_STATES, INIT, READY, Index, Slice
+from coordinator.core.model.entities import (
+    DROPPING,
+    INDEX_STATES,
+    INIT,
+    MAINTENANCE,
+    READY,
+    Index,
+    Slice,
+)
 from indexer_sim.bucket.allocation import (
     Allocate,
     AllocationPlanner,
@@ -123,6 +131,16 @@ def test_storage_exists_in_every_state_but_dropping(state: str) -> None:
     index = an_index(1, state)
     assert a_desk(index).plan() == [Allocate(index, frozenset({0}))]
     assert a_desk(index, held={1: frozenset({0})}).plan() == []
+
+
+def test_a_copy_that_leaves_is_kept_but_not_made_again() -> None:
+    """Made again, it would be another shard: the slices beside it would begin from nothing."""
+    pieces = (Slice(0, 2, leaving=(INDEXER,)), Slice(1, INDEXER))
+    index = an_index(1, MAINTENANCE, pieces)
+    whole, rest = frozenset({0, 1}), frozenset({1})
+    for held, planned in ((whole, []), (rest, []), (frozenset[int](), [Allocate(index, rest)])):
+        planner = a_desk(index, held={1: held} if held else {})
+        assert planner.plan() == planned
 
 
 def test_an_answer_is_repeated_until_the_state_moves_on() -> None:

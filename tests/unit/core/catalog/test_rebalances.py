@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from coordinator.codec import encode
 from coordinator.core.catalog.decisions import Unchanged
 from coordinator.core.catalog.placement import Candidate
 from coordinator.core.catalog.rebalances import (
@@ -15,7 +16,7 @@ from coordinator.core.catalog.rebalances import (
     describe_move,
     leaving_of,
 )
-from coordinator.core.catalog.state import recomputed_digest, restore
+from coordinator.core.catalog.state import evolve, recomputed_digest, restore
 from coordinator.core.history.undo import plan_undo
 from coordinator.core.model.commands import (
     AlterIndex,
@@ -52,6 +53,8 @@ from coordinator.core.model.entities import (
     Shard,
     Slice,
 )
+from coordinator.core.model.records import Mutation
+from coordinator.core.model.types import Cas
 from tests.support.catalog_bench import CREATE, Bench
 
 
@@ -60,6 +63,12 @@ def by_id(bench: Bench, index_id: int) -> Index:
     assert held is not None
     assert isinstance(held.entity, Index)
     return held.entity
+
+
+def put(bench: Bench, index: Index) -> None:
+    """Let an index be like this."""
+    mutation = Mutation("EntityRewritten", index.key, encode(index), index)
+    bench.state = evolve(bench.state, [(mutation, Cas(bench.state.cas + 1))])
 
 
 def build(bench: Bench, index_id: int) -> None:
@@ -177,6 +186,21 @@ def test_all_copies_may_move_away_and_the_index_stays(bench: Bench) -> None:
     assert (bench.index().hosts, bench.index().shards) == (frozenset(), ())
     assert hosts(bench) == {2}
     assert dict(bench.state.load) == {2: 1}
+
+
+def test_an_index_is_not_built_anew_for_a_copy_that_leaves(built: Bench) -> None:
+    index_id = built.index().id
+    begin(built, planned(built, 1, 2))
+    step(built, MOVE_PENDING)
+    build(built, the_move(built).part)
+    step(built, MOVE_CATCHUP)
+    begun = by_id(built, index_id).build
+    built.apply(MoveShards(index_id, (Shard(2, 9),)))
+    assert by_id(built, index_id).build > begun, "another slice is on that indexer, too"
+    slices = tuple(piece.on((1,), (2,)) for piece in by_id(built, index_id).slices)
+    put(built, replace(by_id(built, index_id), slices=slices, state=MAINTENANCE))
+    built.apply(MoveShards(index_id, (Shard(2, 10),)))
+    assert by_id(built, index_id).state == MAINTENANCE
 
 
 def test_another_copy_can_be_made(built: Bench) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.core.catalog import state as states
 from coordinator.core.catalog.state import StateContext, Versioned
 from coordinator.core.leader.handshake import ROUNDS_BEFORE_REREAD, Handshakes, compare, moved_shard
-from coordinator.core.model.entities import DROPPING, INIT, READY, Index, Shard
+from coordinator.core.model.entities import DROPPING, INIT, READY, Index, Shard, Slice
 from coordinator.core.model.records import (
     Holding,
     HoldingsReported,
@@ -41,6 +43,14 @@ def test_holding_what_the_state_says_is_no_difference() -> None:
 def test_a_lost_or_partial_index_is_missing() -> None:
     state = a_state(an_index(7), an_index(8))
     assert compare(state, INDEXER, state.cas, [held(8, slices=(0,))]).missing == (7, 8)
+
+
+def test_a_copy_that_leaves_may_be_gone() -> None:
+    index = replace(an_index(7), slices=(Slice(0, 9, leaving=(INDEXER,)), Slice(1, INDEXER)))
+    state = a_state(index)
+    assert not compare(state, INDEXER, state.cas, [held(7, slices=(0, 1))])
+    assert not compare(state, INDEXER, state.cas, [held(7, slices=(1,))])
+    assert compare(state, INDEXER, state.cas, []).missing == (7,)
 
 
 def test_storage_that_was_allocated_again_has_moved() -> None:
