@@ -306,13 +306,24 @@ class Bucket:
             self.database.empty(begin, end)
 
     def forget_places(self, batch: Any, index_id: int, numbers: Slices) -> None:
-        """Delete from the back-index what lies in these slices of an index."""
+        """Delete from the back-index what lies in these slices of an index.
+
+        Where older items of these documents may still come, they leave tombstones.
+        """
         begin, end = under(back_prefix(index_id))
+        guarded = self.tracker.guards(index_id)
         while found := self.database.some(begin, end, PLACES_AT_ONCE):
             for key, value in found:
-                if BACK_HEAD.unpack_from(value)[1] in numbers:
-                    batch.delete(key)
+                seqno, piece = BACK_HEAD.unpack_from(value)
+                if piece not in numbers:
+                    continue
+                batch.delete(key)
+                if guarded:
+                    document = key[len(back_prefix(index_id)) :]
+                    batch.put(tombstone_prefix(index_id) + document, SEQNO.pack(seqno))
             begin = found[-1][0] + b"\x00"
+        if guarded:
+            self.tracker.indexes[index_id].tombstones = True
 
     # -- entries -----------------------------------------------------------------------------
 

@@ -807,6 +807,10 @@ class Tracker:
             self.indexes[index_id].tombstones = False
         return found
 
+    def guards(self, index_id: int) -> bool:
+        """Tell whether a document that goes from an index must leave a tombstone."""
+        return not self.indexes[index_id].state.complete or bool(self.gaps())
+
     def gaps(self) -> list[int]:
         """Return the vbuckets that must be caught up, ascending."""
         return [vbucket for vbucket in self._in(*CATCHING_UP) if self._is_held(vbucket)]

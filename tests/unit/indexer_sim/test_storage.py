@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rocksdict import WriteBatch
 
+from coordinator.core.model.types import Seqno
 from indexer_sim.bucket.database import StorageError
 from indexer_sim.bucket.entries import entries_prefix
 from indexer_sim.bucket.names import bucket_name, folder_name
@@ -22,6 +23,7 @@ from indexer_sim.bucket.storage import (
     RESERVE,
     Storage,
 )
+from indexer_sim.bucket.tracker import Change
 from tests.conftest import examples
 from tests.support.limits import file_size_limit
 
@@ -127,6 +129,24 @@ def test_release_gives_the_space_back_and_leaves_the_others(tmp_path: Path) -> N
         assert list((tmp_path / BUCKETS).iterdir()) == []
         assert storage.size_bytes() == 0
         storage.release(2, ONE)
+
+
+def test_what_was_in_a_released_slice_does_not_come_back_with_an_older_item(
+    tmp_path: Path,
+) -> None:
+    """A backfill may send an older state of a document after maintenance has sent the newer one."""
+    with opened(tmp_path) as storage:
+        storage.know("b", 1)
+        storage.allocate("b", 1, TWO, b"")
+        bucket = storage._buckets["b"]
+        assert not bucket.tracker.indexes[1].state.complete
+        for seqno, piece in ((Seqno(9), 0), (Seqno(5), 1)):
+            if piece:
+                storage.release(1, ONE)
+            bucket.apply([Change(1, b"d", seqno, piece, b"k", True, False, 0)], {0: seqno})
+        assert bucket.database.scan(entries_prefix(1, 1)) == []
+        bucket.apply([Change(1, b"d", Seqno(10), 1, b"k", True, False, 0)], {0: 10})
+        assert len(bucket.database.scan(entries_prefix(1, 1))) == 1
 
 
 steps = st.lists(
