@@ -102,7 +102,7 @@ def _build_indexes(state: StateContext, request: Request, given: Circumstances) 
 def _begun(
     state: StateContext, request: Request, given: Circumstances, indexes: Iterable[Index]
 ) -> Decision:
-    """Begin what is not being built, or built, already."""
+    """Begin what is not being built, or built, already; so with the parts that failed."""
     changes: list[Change] = []
     after: list[Index] = []
     for index in indexes:
@@ -110,6 +110,9 @@ def _begun(
             index = begin_build(index, given)
             changes.append(Change("BuildRequested", index.key, index))
         after.append(index)
+        failed = (part for part in state.parts_of(index.id) if part.state == ERROR)
+        parts = [begin_build(part, given) for part in failed]
+        changes += (Change("BuildRequested", part.key, part) for part in parts)
     answer = {"indexes": [describe_index(state.whole(index)) for index in after]}
     if not changes:
         return Unchanged(Outcome("ok", answer=answer))

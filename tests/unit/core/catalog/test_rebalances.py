@@ -28,6 +28,7 @@ from coordinator.core.model.commands import (
     DropPart,
     ForgetIndex,
     MarkBuilt,
+    MarkFailed,
     MarkReady,
     MarkRouted,
     MoveShards,
@@ -71,12 +72,13 @@ def put(bench: Bench, index: Index) -> None:
     bench.state = evolve(bench.state, [(mutation, Cas(bench.state.cas + 1))])
 
 
-def build(bench: Bench, index_id: int) -> None:
-    """Have an index, or a part of one, built to its end."""
+def build(bench: Bench, named: int, part: int = 0) -> None:
+    """Have an index, or a part of one, built to its end; or the part, by the name of the index."""
+    index_id = part or named
     if by_id(bench, index_id).state == "init":
         hosts = sorted(by_id(bench, index_id).hosts)
         bench.apply(MarkReady(index_id, tuple(Shard(host, 7) for host in hosts)))
-    bench.apply(BuildIndexes((index_id,)))
+    bench.apply(BuildIndexes((named,)))
     number = by_id(bench, index_id).build
     bench.apply(MarkRouted(index_id, number))
     bench.apply(MarkBuilt(index_id, number))
@@ -286,6 +288,16 @@ def test_a_part_that_is_built_anew_is_a_copy_still_and_can_move_on(built: Bench)
     moved(built, 0, 3, 1)
     assert hosts(built) == {1, 2}
     assert built.state.index_by_id(part) is None
+
+
+def test_a_part_whose_build_has_failed_is_built_with_its_index(built: Bench) -> None:
+    """Clients do not see it: they could not name it."""
+    part = moved(built)
+    built.apply(MoveShards(part, (Shard(3, 8),)))
+    built.apply(MarkFailed(part, by_id(built, part).build, "other vbuckets"))
+    build(built, built.index().id, part)
+    assert by_id(built, part).state == MAINTENANCE
+    assert built.index().state == MAINTENANCE
 
 
 # -- asking -----------------------------------------------------------------------------------
