@@ -72,6 +72,17 @@ def drain(
             what = f"slice {first['slice']} of {_name(first, _names(client))}"
             why = first.get("reason") or first["why"]
             raise CommandError("drain_incomplete", f"{what} stays where it is: {why}")
+        if wait and not dry_run:
+            _check_emptied(client, indexer)
+
+
+def _check_emptied(client: "Client", drained: list[int]) -> None:
+    """One rebalance moves so much only, somebody may cancel it, and what is made or leaves while
+    it is planned is in no plan. Raises CommandError."""
+    for row in client.indexers()["indexers"]:
+        if row["id"] in drained and row["slices"]:
+            text = f"indexer {row['id']} still has {row['slices']} slices: drain it again"
+            raise CommandError("drain_incomplete", text)
 
 
 def rebalances(session: Session) -> None:

@@ -150,6 +150,19 @@ def test_a_move_that_has_failed_fails_a_drain_that_waits(node: Node) -> None:
     assert "the disk is full" in result.output
 
 
+@pytest.mark.parametrize(("slices", "code"), [(0, Exit.OK), (44, Exit.CONFLICT)])
+def test_a_drain_that_waits_ends_well_only_if_nothing_is_left(
+    node: Node, slices: int, code: Exit
+) -> None:
+    """More copies than one rebalance moves are not in its plan, and not impossible either."""
+    done = a_rebalance("done", {**MOVE, "state": "done"})
+    rows = [{"id": 2, "slices": slices}, {"id": 3, "slices": 5}]
+    Script(node, (200, begun(done)), (200, {"indexers": rows}))
+    result = run("drain", "2", "--wait")
+    assert result.exit_code == code, result.output
+    assert ("indexer 2 still has 44 slices" in result.output) == bool(slices)
+
+
 def test_the_last_rebalances_are_listed_with_the_moves_of_the_one_that_runs(node: Node) -> None:
     rows = [a_rebalance("running", MOVE), a_rebalance("done", {**MOVE, "state": "done"}, id="5")]
     Script(node, (200, {"rebalances": rows, "cas": 9}))
