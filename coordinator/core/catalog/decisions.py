@@ -12,7 +12,7 @@ from typing import Any
 
 from coordinator.core.catalog.loads import SLICE, Reported, borne
 from coordinator.core.catalog.outcomes import RememberedOutcome
-from coordinator.core.catalog.placement import Candidate, Impossible, place
+from coordinator.core.catalog.placement import MISSING_MAX, Candidate, Impossible, place
 from coordinator.core.catalog.state import StateContext, Versioned
 from coordinator.core.model import json_text
 from coordinator.core.model.commands import OK, CreateIndex, Outcome, Request, refused
@@ -242,7 +242,13 @@ def placed(
     candidates = takers(state, given)
     indexers = (candidate.id for candidate in candidates)
     load = borne(indexers, state.load, given.extra_load, given.reported)
-    return place(slices, replicas, wanted, candidates, load, SLICE)
+    found = place(slices, replicas, wanted, candidates, load, SLICE)
+    emptied = sorted({one.id for one in given.indexers} - {one.id for one in candidates})
+    if not isinstance(found, Impossible) or not emptied:
+        return found
+    named = emptied[:MISSING_MAX]
+    text = f"{found.message}; indexers {named} are drained, until another rebalance is begun"
+    return Impossible(text, {**found.details, "drained": named})
 
 
 def index_in(state: StateContext, index_id: int, *states: str) -> Index | None:

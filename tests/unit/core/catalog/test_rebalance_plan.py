@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from coordinator.core.catalog.decisions import Unchanged
 from coordinator.core.catalog.loads import Load
 from coordinator.core.catalog.rebalance_plan import AwayError, Known, plan_rebalance
 from coordinator.core.catalog.state import StateContext, evolve
@@ -126,6 +127,15 @@ def test_nothing_new_is_put_where_the_last_rebalance_empties(state: str, is_avoi
     bench.apply(CREATE)
     assert (bench.index().slices[0].master == 1) != is_avoided
     assert bench.state.drained == ({1} if is_avoided else set())
+
+
+def test_who_asks_for_a_drained_indexer_is_told_so() -> None:
+    bench = Bench()
+    bench.apply(BeginRebalance((), (2,)))
+    decision = bench.decide(replace(CREATE, nodes=(2,)))
+    assert isinstance(decision, Unchanged)
+    assert "indexers [2] are drained" in decision.outcome.message
+    assert decision.outcome.details["drained"] == [2]
 
 
 def test_the_next_rebalance_uses_it_again() -> None:
