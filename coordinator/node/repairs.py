@@ -25,6 +25,9 @@ from coordinator.core.node import Node
 Ask = Callable[[Callable[[int], inputs.Input]], Awaitable[Outcome]]
 
 LOOK_S = 2.0
+PLAN_S = 60.0
+"""So long after a plan by which nothing moves no other is made: it may take all of a core."""
+
 RETRY_MS = 300_000
 """So long after a rebalance has ended nothing is repaired: what it could not move will not move."""
 
@@ -68,24 +71,26 @@ class Repairs:
     async def run(self) -> None:
         """Look once."""
         self._is_running = True
+        pause_s = LOOK_S
         try:
-            await self._look()
+            pause_s = await self._look()
         finally:
             self._is_running = False
-            self._due_s = time.monotonic() + LOOK_S
+            self._due_s = time.monotonic() + pause_s
 
-    async def _look(self) -> None:
+    async def _look(self) -> float:
+        """Begin what is needed; return after how long to look again."""
         state = self._node.state
         lost = self.lost(state, time.time_ns() // 1_000_000)
         if not lost:
-            return
+            return LOOK_S
         drain = sorted({*lost, *state.drained})[:DRAIN_MAX]
         try:
             command, _ = await asyncio.to_thread(planned, self._node, drain, MOVES_MAX)
         except AwayError:
-            return  # Somebody else is away, and not for so long yet.
+            return PLAN_S  # Somebody else is away, and not for so long yet.
         if not command.moves:
-            return
+            return PLAN_S
 
         def make(token: int) -> inputs.Input:
             deadline_ms = self._now_ms() + DEADLINE_MS
@@ -96,6 +101,7 @@ class Repairs:
         outcome = await self._ask(make)
         if outcome.status == "ok":
             log.info("indexers %s are lost: %d copies are made anew", lost, len(command.moves))
+        return LOOK_S
 
     def lost(self, state: StateContext, wall_ms: int) -> list[int]:
         """Return the indexers whose copies are to be made anew now."""

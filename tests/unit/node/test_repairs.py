@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from coordinator.core.catalog.state import StateContext, evolve
+from coordinator.core.model.commands import BeginRebalance
 from coordinator.core.model.entities import (
     MAINTENANCE,
     NOWHERE,
@@ -18,7 +20,8 @@ from coordinator.core.model.entities import (
     Slice,
 )
 from coordinator.core.model.records import Mutation
-from coordinator.node.repairs import RETRY_MS, Repairs
+from coordinator.node import repairs
+from coordinator.node.repairs import LOOK_S, PLAN_S, RETRY_MS, Repairs
 from tests.support.indexes import make_index
 
 WALL_MS = 10**12
@@ -73,3 +76,28 @@ def over(state: str, ended_ms: int, *drain: int) -> Rebalance:
 )
 def test_a_repair_waits_for_what_was_done_last(rebalance: Rebalance, found: list[int]) -> None:
     assert lost(a_state(rebalance, after_s=1), {1: 5, 2: 5}) == found
+
+
+def test_where_nothing_can_be_moved_no_plan_is_made_again_and_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A plan of a large cluster takes a second, and its copies may have nowhere to go for days."""
+    made: list[list[int]] = []
+
+    def plan(node: Any, drain: list[int], moves_max: int) -> tuple[BeginRebalance, None]:
+        made.append(drain)
+        return BeginRebalance(()), None
+
+    monkeypatch.setattr(repairs, "planned", plan)
+    peers = SimpleNamespace(silent_ms=lambda number: 10**9 * (number == 1))
+    master = SimpleNamespace(active=True)
+    node: Any = SimpleNamespace(peers=peers, state=a_state(), master=master)
+    looking = Repairs(node, None, lambda: 0)  # type: ignore[arg-type]
+    clock_s = 1_000.0
+    clock = SimpleNamespace(monotonic=lambda: clock_s, time_ns=lambda: WALL_MS * 10**6)
+    monkeypatch.setattr(repairs, "time", clock)
+    for _ in range(100):
+        clock_s += LOOK_S
+        if looking.is_due():
+            asyncio.run(looking.run())
+    assert len(made) <= 1 + 100 * LOOK_S / PLAN_S
