@@ -37,7 +37,9 @@ PRINCIPAL = "coordinator"
 log = logging.getLogger("coordinator")
 
 
-def planned(node: Node, drain: Collection[int], moves_max: int) -> tuple[BeginRebalance, Plan]:
+def planned(
+    node: Node, drain: Collection[int], moves_max: int, left_alone: Collection[int] = ()
+) -> tuple[BeginRebalance, Plan]:
     """Return the rebalance of the cluster as a node knows it. Raises AwayError."""
     registered = node.authority.indexers if node.authority is not None else {}
     peers = node.peers
@@ -50,7 +52,7 @@ def planned(node: Node, drain: Collection[int], moves_max: int) -> tuple[BeginRe
         for indexer, told in [*peers.loads.items()]
         for one in told.loads
     }
-    return plan_rebalance(node.state, indexers, loads, drain, moves_max)
+    return plan_rebalance(node.state, indexers, loads, drain, moves_max, left_alone)
 
 
 class Repairs:
@@ -86,7 +88,9 @@ class Repairs:
             return LOOK_S
         drain = sorted({*lost, *state.drained})[:DRAIN_MAX]
         try:
-            command, _ = await asyncio.to_thread(planned, self._node, drain, MOVES_MAX)
+            alive = self._node.peers.indexer_alive
+            away = {i for i in self.left_alone(state).difference(drain) if not alive(i)}
+            command, _ = await asyncio.to_thread(planned, self._node, drain, MOVES_MAX, away)
         except AwayError:
             return PLAN_S  # Somebody else is away, and not for so long yet.
         if not command.moves:
@@ -116,9 +120,14 @@ class Repairs:
             return found
         if not newest.is_over or 0 <= wall_ms - newest.ended_ms < RETRY_MS:
             return []
-        if newest.state == REBALANCE_CANCELLED:
-            found = [i for i in found if i not in newest.drain]  # Somebody did not want that.
-        return found
+        unwanted = self.left_alone(state)
+        return [i for i in found if i not in unwanted]
+
+    def left_alone(self, state: StateContext) -> frozenset[int]:
+        """Return the indexers that the last rebalance was to empty, which somebody did not want."""
+        known = state.rebalances()
+        is_cancelled = bool(known) and known[0].state == REBALANCE_CANCELLED
+        return frozenset(known[0].drain if is_cancelled else ())
 
 
 def holders(state: StateContext) -> set[int]:

@@ -46,14 +46,15 @@ def plan_rebalance(
     loads: Loads,
     drain: Collection[int],
     moves_max: int,
+    left_alone: Collection[int] = (),
 ) -> tuple[BeginRebalance, Plan]:
     """Return the rebalance that balances the load, and empties the indexers of `drain`.
 
-    Raises AwayError.
+    Slices with a copy on an indexer that is `left_alone` stay where they are. Raises AwayError.
     """
     known = tuple(indexers)
     alive = {one.id for one in known if one.is_alive}
-    pieces = list(_pieces(state, loads))
+    pieces = [one for one in _pieces(state, loads) if set(one.hosts).isdisjoint(left_alone)]
     away = {host for piece in pieces for host in piece.hosts} - alive - set(drain)
     if away:
         raise AwayError(away)

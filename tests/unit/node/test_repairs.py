@@ -84,12 +84,14 @@ def test_where_nothing_can_be_moved_no_plan_is_made_again_and_again(
     """A plan of a large cluster takes a second, and its copies may have nowhere to go for days."""
     made: list[list[int]] = []
 
-    def plan(node: Any, drain: list[int], moves_max: int) -> tuple[BeginRebalance, None]:
+    def plan(node: Any, drain: list[int], *more: Any) -> tuple[BeginRebalance, None]:
         made.append(drain)
         return BeginRebalance(()), None
 
     monkeypatch.setattr(repairs, "planned", plan)
-    peers = SimpleNamespace(silent_ms=lambda number: 10**9 * (number == 1))
+    peers = SimpleNamespace(
+        silent_ms=lambda number: 10**9 * (number == 1), indexer_alive=lambda number: number != 1
+    )
     master = SimpleNamespace(active=True)
     node: Any = SimpleNamespace(peers=peers, state=a_state(), master=master)
     looking = Repairs(node, None, lambda: 0)  # type: ignore[arg-type]
@@ -101,3 +103,23 @@ def test_where_nothing_can_be_moved_no_plan_is_made_again_and_again(
         if looking.is_due():
             asyncio.run(looking.run())
     assert len(made) <= 1 + 100 * LOOK_S / PLAN_S
+
+
+def test_who_was_not_to_be_repaired_does_not_hold_up_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[tuple[Any, ...]] = []
+
+    def plan(node: Any, *asked: Any) -> tuple[BeginRebalance, None]:
+        made.append(asked)
+        return BeginRebalance(()), None
+
+    monkeypatch.setattr(repairs, "planned", plan)
+    other = replace(INDEX, id=2, slices=(Slice(0, 3),))
+    state = a_state(other, over("cancelled", RETRY_MS, 1, 4))
+    peers = SimpleNamespace(silent_ms=lambda _: 10**9, indexer_alive=lambda number: number == 4)
+    node: Any = SimpleNamespace(peers=peers, state=state)
+    looking = Repairs(node, None, lambda: 0)  # type: ignore[arg-type]
+    monkeypatch.setattr(repairs.time, "time_ns", lambda: WALL_MS * 10**6)
+    asyncio.run(looking.run())
+    assert made == [([2, 3], repairs.MOVES_MAX, {1})]

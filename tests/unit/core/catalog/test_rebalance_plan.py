@@ -104,6 +104,17 @@ def test_an_indexer_that_is_away_is_waited_for_or_drained() -> None:
     assert moves(a_state(an_index(1, Slice(0, 2)), an_index(2, Slice(0, 3))), *away) == []
 
 
+def test_or_its_slices_are_left_alone() -> None:
+    """Somebody has cancelled the repair of 1: so the loss of 2 can be repaired nevertheless."""
+    state = a_state(an_index(1, Slice(0, 1)), an_index(2, Slice(0, 2)))
+    known = [*(Known(n, "", is_alive=False) for n in (1, 2)), THREE[2]]
+    with pytest.raises(AwayError):
+        plan_rebalance(state, known, {}, {2}, 100)
+    command, _ = plan_rebalance(state, known, {}, {2}, 100, left_alone={1})
+    [move] = command.moves
+    assert (move.index, move.source, move.target) == (2, 2, 3)
+
+
 def test_copies_of_a_slice_lie_in_different_zones() -> None:
     zones = tuple(Known(n, zone, is_alive=True) for n, zone in ((1, "a"), (2, "a"), (3, "b")))
     found = moves(a_state(an_index(1, Slice(0, 1, (2,)))), *zones)
