@@ -21,13 +21,16 @@ from coordinator.client.errors import CoordinatorError
 TABLES = """
 CREATE TABLE IF NOT EXISTS entities (key TEXT PRIMARY KEY, cas INTEGER, value TEXT);
 CREATE TABLE IF NOT EXISTS position (one INTEGER PRIMARY KEY CHECK (one = 1), cas INTEGER);
-CREATE VIEW IF NOT EXISTS slices AS
+DROP VIEW IF EXISTS slices;
+CREATE VIEW slices AS
     SELECT json_extract(held.value, '$.bucket') AS bucket,
         json_extract(held.value, '$.name') AS name,
         json_extract(slice.value, '$.slice') AS slice,
         json_extract(slice.value, '$.master') AS indexer
     FROM entities AS held, json_each(held.value, '$.topology.slices') AS slice
-    WHERE held.key LIKE 'index/%';
+    WHERE held.key LIKE 'index/%' AND indexer <> -1
+        AND (json_extract(held.value, '$.part_of') IS NULL
+            OR json_extract(held.value, '$.state') = 'maintenance');
 """
 
 Event = dict[str, Any]
