@@ -370,6 +370,8 @@ def _release_copies(state: StateContext, request: Request, given: Circumstances)
     index = _index(state, command.index_id)
     if index is None or index.state == DROPPING or not index.has_leaving_copies:
         return Unchanged(Outcome("ok"))
+    if command.slices and command.slices != index.slices:
+        return Unchanged(Outcome("ok"))  # Another copy leaves since: it has scans.
     slices = tuple(piece.on(piece.serving) for piece in index.slices)
     after = _with_its_shards(replace(index, slices=slices))
     if index.part_of and not after.hosts:

@@ -84,7 +84,7 @@ class RebalanceCoordinator:
             if known is None or known[0] != slices:
                 known = self._leaving_ms[index_id] = (slices, now_ms)
             if now_ms - known[1] >= view.config.drain_ms:
-                found.append(Want(f"copies/{index_id}", ReleaseCopies(index_id)))
+                found.append(Want(f"copies/{index_id}", ReleaseCopies(index_id, slices)))
         return found
 
     def _next(

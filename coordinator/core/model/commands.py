@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from coordinator.core.model.entities import HASH, Shard
+from coordinator.core.model.entities import HASH, Shard, Slice
 from coordinator.core.model.types import Cas, Epoch, Offset
 
 
@@ -276,9 +276,10 @@ class StepMove:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseCopies:
-    """The copies of an index that are leaving go."""
+    """The copies of an index that are leaving go, if its slices are still these (empty: any)."""
 
     index_id: int
+    slices: tuple[Slice, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from coordinator.codec import encode
+from coordinator.core.catalog.decisions import Unchanged
 from coordinator.core.catalog.placement import Candidate
 from coordinator.core.catalog.state import evolve
 from coordinator.core.leader.rebalance_coordinator import AT_ONCE, RebalanceCoordinator
@@ -104,6 +105,9 @@ class Leading:
         moves = (PlannedMove(self.index_id, n, pieces[n].master, 3) for n in range(slices))
         self.bench.apply(BeginRebalance(tuple(moves)))
 
+    def release(self) -> ReleaseCopies:
+        return ReleaseCopies(self.index_id, self.index(self.index_id).slices)
+
     @property
     def states(self) -> list[str]:
         return [move.state for move in self.bench.state.rebalances()[0].moves]
@@ -134,10 +138,34 @@ def test_a_move_takes_its_steps_as_soon_as_each_can_be_taken(leading: Leading) -
     leading.mono_ms += DRAIN_MS - 1
     assert leading.wants() == []
     leading.mono_ms += 1
-    assert leading.go_on() == [ReleaseCopies(leading.index_id)]
+    release = leading.release()
+    assert leading.go_on() == [release]
     leading.go_on()
     assert leading.states == ["done"]
     assert leading.wants() == []
+
+
+def test_a_copy_that_began_to_leave_since_has_all_its_time() -> None:
+    """A command may wait while another step of the same index is committed."""
+    leading = Leading(slices=2)
+    leading.begin(2)
+    leading.go_on()
+    leading.go_on()
+    first, second = (move.part for move in leading.bench.state.rebalances()[0].moves)
+    leading.build(first)
+    leading.go_on()
+    leading.wants()
+    leading.mono_ms += DRAIN_MS
+    (late,) = leading.wants()
+    assert late == leading.release()
+    leading.build(second)
+    leading.bench.apply(StepMove(leading.bench.state.rebalances()[0].id, 1, "catchup"))
+    before = leading.index(leading.index_id)
+    assert isinstance(leading.bench.decide(late), Unchanged)
+    assert [len(piece.leaving) for piece in before.slices] == [1, 1]
+    assert leading.wants() == []
+    leading.mono_ms += DRAIN_MS
+    assert leading.wants() == [leading.release()]
 
 
 def test_a_new_master_gives_scans_all_their_time_again(leading: Leading) -> None:
@@ -150,7 +178,7 @@ def test_a_new_master_gives_scans_all_their_time_again(leading: Leading) -> None
     leading.coordinator = RebalanceCoordinator()
     assert leading.wants() == []
     leading.mono_ms += DRAIN_MS
-    assert leading.wants() == [ReleaseCopies(leading.index_id)]
+    assert leading.wants() == [leading.release()]
 
 
 def test_so_many_parts_are_built_at_once() -> None:
