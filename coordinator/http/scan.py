@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -211,11 +211,17 @@ async def _has_moved_on(shell: Shell, body: ScanBody, asked: Asked) -> bool:
                 return True
         same = state.named_by_id(asked.index.id)
         index = same.entity if same is not None else None
-        if isinstance(index, Index) and tuple(state.holders_of(index)) != asked.holders:
-            return True
+        if isinstance(index, Index) and index.state != DROPPING:
+            if _places(state.holders_of(index)) != _places(asked.holders):
+                return True
         if time.monotonic() >= until_s:
             return False
         await asyncio.sleep(ARRIVAL_PAUSE_S)
+
+
+def _places(holders: Iterable[Index]) -> list[tuple[Any, ...]]:
+    """Return where the copies of slices are, and what they are called there."""
+    return [(one.id, one.build, one.slices, one.shards) for one in holders]
 
 
 async def _arrived(shell: Shell, asked: Asked) -> None:
