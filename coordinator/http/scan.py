@@ -211,9 +211,12 @@ async def _has_moved_on(shell: Shell, body: ScanBody, asked: Asked) -> bool:
                 return True
         same = state.named_by_id(asked.index.id)
         index = same.entity if same is not None else None
-        if isinstance(index, Index) and index.state != DROPPING:
-            if _places(state.holders_of(index)) != _places(asked.holders):
-                return True
+        if (
+            isinstance(index, Index)
+            and index.state != DROPPING
+            and _places(state.holders_of(index)) != _places(asked.holders)
+        ):
+            return True
         if time.monotonic() >= until_s:
             return False
         await asyncio.sleep(ARRIVAL_PAUSE_S)
