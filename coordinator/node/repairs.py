@@ -29,7 +29,7 @@ PLAN_S = 60.0
 """So long after a plan by which nothing moves no other is made: it may take all of a core."""
 
 RETRY_MS = 300_000
-"""So long after a rebalance has ended nothing is repaired: what it could not move will not move."""
+"""So long after a rebalance that was to empty an indexer it is not tried again."""
 
 DEADLINE_MS = 15_000
 PRINCIPAL = "coordinator"
@@ -118,8 +118,10 @@ class Repairs:
         found = [i for i in silent if i in holders(state)]
         if newest is None:
             return found
-        if not newest.is_over or 0 <= wall_ms - newest.ended_ms < RETRY_MS:
+        if not newest.is_over:
             return []
+        if 0 <= wall_ms - newest.ended_ms < RETRY_MS:
+            found = [i for i in found if i not in newest.drain]
         unwanted = self.left_alone(state)
         return [i for i in found if i not in unwanted]
 

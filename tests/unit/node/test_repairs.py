@@ -68,7 +68,8 @@ def over(state: str, ended_ms: int, *drain: int) -> Rebalance:
     [
         pytest.param(over("running", 0, 1), [], id="one goes on"),
         pytest.param(over("cancelling", 0, 1), [], id="one is being cancelled"),
-        pytest.param(over("done", RETRY_MS - 1, 1), [], id="one has just ended"),
+        pytest.param(over("done", RETRY_MS - 1, 1), [2], id="one has just ended"),
+        pytest.param(over("done", RETRY_MS - 1), [1, 2], id="another one has just ended"),
         pytest.param(over("done", RETRY_MS, 1), [1, 2], id="one has ended a while ago"),
         pytest.param(over("cancelled", RETRY_MS, 1), [2], id="somebody did not want that"),
         pytest.param(over("done", -5_000, 1), [1, 2], id="a clock went back"),
