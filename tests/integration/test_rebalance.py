@@ -257,7 +257,11 @@ def test_copies_of_an_indexer_that_is_lost_are_made_anew(plane: LoggedPlane) -> 
             found = client.list_rebalances()["rebalances"]
             return len(found) > before and found[0]["state"] == "done"
 
-        wait_until(repaired, "the copies are made anew", 2 * MOVED_S)
+        try:
+            wait_until(repaired, "the copies are made anew", 2 * MOVED_S)
+        except AssertionError as error:
+            newest = client.list_rebalances()["rebalances"][0]
+            raise AssertionError(f"{error}: {newest}") from None
         client.put_config("repair", {"after_s": 0})
     assert plane.index("by_city")["topology"]["slices"][0]["master"] != source
     wait_until(lambda: are_scanned(plane), "every slice answers", MOVED_S)

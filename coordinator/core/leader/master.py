@@ -16,6 +16,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 from coordinator.core.catalog.state import StateContext
 from coordinator.core.consensus import authority as authorities
@@ -343,7 +344,7 @@ class Master:
         if _is_lost(found):
             return found
         timeout_ms = view.config.ddl_timeout_ms
-        for due in self.prepares.overdue(now, timeout_ms, view.peers.indexer_lost):
+        for due in self.prepares.overdue(now, timeout_ms, partial(_is_gone, view)):
             self._want_due(due)
         found += self.requests.expire(now, _why_late(view))
         found += self.expire_enlisted(view)
@@ -448,6 +449,13 @@ class Master:
 
 def _is_lost(results: Iterable[Result]) -> bool:
     return any(isinstance(result, LoseMastership) for result in results)
+
+
+def _is_gone(view: NodeView, indexer: int) -> bool:
+    """Tell whether an indexer is lost, or is being emptied and not there."""
+    peers = view.peers
+    is_emptied = indexer in view.state.drained and not peers.indexer_alive(indexer)
+    return is_emptied or peers.indexer_lost(indexer)
 
 
 def _why_late(view: NodeView) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from coordinator.core.leader.prepare import Prepares
-from coordinator.core.model.records import ALLOCATED, REFUSED, SliceAnswered
+from coordinator.core.model.commands import ForgetIndex, UndoIndex
+from coordinator.core.model.records import ALLOCATED, REFUSED, RELEASED, SliceAnswered
 from tests.support.indexes import make_index
 
 
@@ -13,3 +14,14 @@ def test_who_hosts_nothing_of_an_index_neither_refuses_nor_allocates_it() -> Non
     due = prepares.count(SliceAnswered(1, 5, 1, ALLOCATED, "", (0,), 7))
     assert due is not None
     assert [shard.indexer for shard in due.shards] == [1]
+
+
+def test_who_is_lost_is_not_waited_for_where_an_index_is_dropped_and_else_he_is() -> None:
+    dropped = Prepares([make_index(1, 1, 2, state="dropping")], 0)
+    assert dropped.overdue(5, 10, lambda indexer: False) == []
+    assert dropped.count(SliceAnswered(1, 5, 1, RELEASED, "", (0,), 0)) is None
+    assert dropped.overdue(5, 10, lambda indexer: indexer == 2) == [ForgetIndex(1)]
+    made = Prepares([make_index(1, 1, 2, state="init")], 0)
+    assert made.overdue(5, 10, lambda indexer: True) == []
+    (undone,) = made.overdue(11, 10, lambda indexer: True)
+    assert isinstance(undone, UndoIndex)
