@@ -134,6 +134,9 @@ def _begin_rebalance(state: StateContext, request: Request, given: Circumstances
         text = f"rebalance {running[0].id} is under way: wait for it, or cancel it"
         return Unchanged(refused("rebalance_running", text, id=str(running[0].id)))
     alive = {candidate.id for candidate in given.indexers}
+    if command.drain and alive <= set(command.drain):
+        text = "no indexer that is alive would be left: drain fewer"
+        return Unchanged(refused("invalid_request", text))
     for planned in command.moves:
         if problem := _problem_of(state, planned, alive):
             return Unchanged(refused("rebalance_outdated", f"{problem}: plan again"))

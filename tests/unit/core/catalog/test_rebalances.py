@@ -356,6 +356,12 @@ def test_a_rebalance_has_bounds(built: Bench) -> None:
     assert built.refusal(BeginRebalance((), tuple(range(65)))) == "value_too_large"
 
 
+def test_some_indexer_is_left_by_a_drain(built: Bench) -> None:
+    assert built.refusal(BeginRebalance((), (1, 2, 3))) == "invalid_request"
+    assert built.refusal(BeginRebalance((), (1, 2, 3, 9))) == "invalid_request"
+    assert begin(built, drain=(1, 2)).drain == (1, 2)
+
+
 def test_of_rebalances_that_are_over_the_last_ones_are_kept(built: Bench) -> None:
     first = begin(built)
     for _ in range(KNOWN_MAX - 1):
