@@ -256,11 +256,11 @@ MUTANTS: list[tuple[Plant, Worlds, int, set[str]]] = [
     (
         t.a_transaction_is_answered_at_its_first_index,
         transacting,
-        9,
+        13,
         {"acknowledged-is-effective-once"},
     ),
     (t.an_undo_creates_another_index, transacting, 32, {"an-undo-leads-back"}),
-    (t.a_comparison_is_decided_apart, busy(transacting), 8, {"a-transaction-is-whole"}),
+    (t.a_comparison_is_decided_apart, busy(transacting), 48, {"a-transaction-is-whole"}),
     (s.the_end_of_a_subscription_is_not_seen, subscribing, 20, {"nothing-comes-after-the-end"}),
     (
         s.an_end_that_no_filter_fits_is_not_handed_over,
@@ -278,7 +278,7 @@ MUTANTS: list[tuple[Plant, Worlds, int, set[str]]] = [
     (
         s.deliveries_are_counted_for_each_topic_alone,
         busy(subscribing),
-        44,
+        120,
         {"deliveries-have-a-bound"},
     ),
     (
@@ -296,7 +296,7 @@ MUTANTS: list[tuple[Plant, Worlds, int, set[str]]] = [
     (
         s.a_subscription_has_the_number_of_the_one_before_it,
         subscribing,
-        14,
+        16,
         {"a-subscription-brings-each-change-once"},
     ),
     (
@@ -308,14 +308,14 @@ MUTANTS: list[tuple[Plant, Worlds, int, set[str]]] = [
     (s.an_id_is_taken_twice, subscribing, 0, {"a-subscriber-id-is-taken-once"}),
     (x.an_index_is_replaced_before_the_other_is_built, altering, 3, {"a-switch-loses-nothing"}),
     (x.an_index_that_is_replaced_stays, altering, 3, {"a-name-has-one-index"}),
-    (x.a_drop_forgets_what_is_to_replace, altering, 25, {"a-name-has-one-index"}),
+    (x.a_drop_forgets_what_is_to_replace, altering, 45, {"a-name-has-one-index"}),
     (x.a_promised_name_is_given_away, altering, 3, {"a-name-has-one-index"}),
     (x.an_alter_is_answered_at_ready, altering, 3, {"acknowledged-is-effective-once"}),
     (x.a_repeat_does_not_wait_for_the_build, altering, 14, {"refused-never-takes-effect"}),
     (
         x.an_alter_that_fails_takes_the_old_index_along,
         altering,
-        7,
+        29,
         {"a-switch-loses-nothing"},
     ),
     (r.ready_without_every_indexer, anywhere, 0, {"ready-needs-every-indexer"}),
