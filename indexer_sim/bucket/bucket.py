@@ -503,6 +503,7 @@ class Bucket:
                 if guarded:
                     put(tombstone_prefix(index_id) + document, SEQNO.pack(seqno))
                     deleted[at] = seqno
+                    self.tracker.indexes[index_id].tombstones = True
             held[at] = after
             if logged and before is not after:
                 undo(made(Undo, (vbucket, seqno, index_id, document, before, after)))

@@ -43,6 +43,13 @@ def test_copies_take_over_in_many_worlds() -> None:
     assert sum(world.moves.taken_over > 0 for world in worlds) >= 4
 
 
+@pytest.mark.parametrize(
+    "seed", [pytest.param(4_232_626, id="an older item of a slice that has been released")]
+)
+def test_worlds_that_have_shown_a_fault_hold(seed: int) -> None:
+    MovingWorld(seed).run()
+
+
 SERVED = {"each-slice-has-its-copies"}
 
 MUTANTS: list[tuple[Plant, tuple[str, ...], int, set[str]]] = [
