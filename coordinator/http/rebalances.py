@@ -6,7 +6,6 @@ it. Whoever decides looks again whether each move is still possible.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -15,11 +14,11 @@ from starlette.responses import Response
 
 from coordinator import codec
 from coordinator.core.catalog.rebalance_plan import AwayError
-from coordinator.core.catalog.rebalances import describe_move, describe_rebalance
+from coordinator.core.catalog.rebalances import begun, describe_rebalance
 from coordinator.core.catalog.state import StateContext
 from coordinator.core.consensus.build_progress import Progress
 from coordinator.core.model import commands
-from coordinator.core.model.entities import MOVE_PENDING, NOWHERE, Index, Move, Rebalance
+from coordinator.core.model.entities import MOVE_PENDING, NOWHERE, Move, Rebalance
 from coordinator.http import models, views
 from coordinator.http.aside import VIEWS
 from coordinator.http.errors import ApiError, json_response
@@ -154,42 +153,33 @@ def _answer(
 
 
 def _planned(command: commands.BeginRebalance) -> dict[str, Any]:
-    moves = (
-        Move(
-            index=one.index,
-            slice=one.slice,
-            source=one.source,
-            target=one.target,
-            bytes=one.bytes,
-            why=one.why,
-        )
-        for one in command.moves
+    """Return a rebalance that nobody has begun."""
+    rebalance = Rebalance(
+        id=0,
+        state="planned",
+        moves=tuple(map(begun, command.moves)),
+        began_ms=0,
+        drain=command.drain,
+        load_before_json=command.load_before_json,
+        load_after_json=command.load_after_json,
     )
-    return {
-        "id": None,
-        "state": "planned",
-        "drain": [str(indexer) for indexer in command.drain],
-        "began_ms": None,
-        "ended_ms": None,
-        "moves": [{**describe_move(move), "progress": None} for move in moves],
-        "load_before": json.loads(command.load_before_json),
-        "load_after": json.loads(command.load_after_json),
-    }
+    shown = describe_rebalance(rebalance)
+    moves = [{**move, "progress": None} for move in shown["moves"]]
+    return {**shown, "id": None, "began_ms": None, "moves": moves}
 
 
 def _shown(
     state: StateContext, one: Rebalance, progress: Mapping[tuple[int, int], Progress]
 ) -> dict[str, Any]:
-    moves = [
-        {**describe_move(move), "progress": _progress(state, move, progress)} for move in one.moves
-    ]
-    return {**describe_rebalance(one), "moves": moves}
+    shown = describe_rebalance(one)
+    for move, row in zip(one.moves, shown["moves"], strict=True):
+        row["progress"] = _progress(state, move, progress)
+    return shown
 
 
 def _progress(
     state: StateContext, move: Move, progress: Mapping[tuple[int, int], Progress]
 ) -> dict[str, Any] | None:
     """Return how far the part is that is built at the target; None: it is not being built."""
-    held = state.index_by_id(move.part) if move.state == MOVE_PENDING else None
-    part = held.entity if held is not None else None
-    return views.progress_of(part, progress) if isinstance(part, Index) else None
+    part = state.find_index(move.part) if move.state == MOVE_PENDING else None
+    return views.progress_of(part, progress) if part is not None else None

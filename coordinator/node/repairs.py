@@ -115,7 +115,8 @@ class Repairs:
             return []
         known = state.rebalances()
         newest = known[0] if known else None
-        found = [i for i in silent if i in holders(state)]
+        holding = holders(state)
+        found = [i for i in silent if i in holding]
         if newest is None:
             return found
         if not newest.is_over:

@@ -304,7 +304,7 @@ ONE_OF_EACH: list[Any] = [
         state="cancelling",
         moves=(
             Move(index=1, slice=2, source=-1, target=250, bytes=2**40, part=3, reason="no room"),
-            Move(index=1, slice=3, source=4, target=5, bytes=0, state="done", since_ms=9),
+            Move(index=1, slice=3, source=4, target=5, bytes=0, state="done"),
         ),
         began_ms=5,
         drain=(4, 250),

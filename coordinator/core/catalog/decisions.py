@@ -253,9 +253,8 @@ def placed(
 
 def index_in(state: StateContext, index_id: int, *states: str) -> Index | None:
     """Return the index if it is there, in one of these states."""
-    held = state.index_by_id(index_id)
-    index = held.entity if held else None
-    return index if isinstance(index, Index) and index.state in states else None
+    index = state.find_index(index_id)
+    return index if index is not None and index.state in states else None
 
 
 def describe_gone(index_id: int, request: Request) -> dict[str, Any]:

@@ -145,18 +145,7 @@ def _begin_rebalance(state: StateContext, request: Request, given: Circumstances
     rebalance = Rebalance(
         id=given.fresh_id,
         state=REBALANCE_RUNNING if command.moves else REBALANCE_DONE,
-        moves=tuple(
-            Move(
-                index=one.index,
-                slice=one.slice,
-                source=one.source,
-                target=one.target,
-                bytes=one.bytes,
-                why=one.why[:REASON_MAX],
-                since_ms=given.wall_ms,
-            )
-            for one in command.moves
-        ),
+        moves=tuple(map(begun, command.moves)),
         drain=command.drain,
         began_ms=given.wall_ms,
         ended_ms=0 if command.moves else given.wall_ms,
@@ -171,14 +160,26 @@ def _begin_rebalance(state: StateContext, request: Request, given: Circumstances
     return accepted(request, changes, {"rebalance": _in_short(rebalance)})
 
 
+def begun(planned: PlannedMove) -> Move:
+    """Return a move as it begins."""
+    return Move(
+        index=planned.index,
+        slice=planned.slice,
+        source=planned.source,
+        target=planned.target,
+        bytes=planned.bytes,
+        why=planned.why[:REASON_MAX],
+    )
+
+
 def _in_short(rebalance: Rebalance) -> dict[str, str]:
     """Return what is remembered of a rebalance as an answer: the moves are in the state."""
     return {"id": str(rebalance.id), "state": rebalance.state}
 
 
-def _problem_of(state: StateContext, planned: PlannedMove, alive: set[int]) -> str:
+def _problem_of(state: StateContext, planned: Move | PlannedMove, alive: set[int]) -> str:
     """Say why a copy cannot move as planned, or return an empty text."""
-    index = _index(state, planned.index)
+    index = state.find_index(planned.index)
     if index is None or index.part_of or index.state == DROPPING:
         return f"there is no index {planned.index}"
     if planned.slice not in range(len(index.slices)):
@@ -229,13 +230,7 @@ def _step_move(state: StateContext, request: Request, given: Circumstances) -> D
     if step is None:
         return Unchanged(Outcome("ok"))
     part, changes = step
-    after = replace(
-        move,
-        state=command.to,
-        part=part,
-        reason=command.reason[:REASON_MAX],
-        since_ms=given.wall_ms,
-    )
+    after = replace(move, state=command.to, part=part, reason=command.reason[:REASON_MAX])
     whole = _ended(_with(held, command.move, after), given)
     return Accepted((*changes, Change(_EVENTS[command.to], whole.key, whole)), {})
 
@@ -246,7 +241,7 @@ Step = tuple[int, tuple[Change, ...]] | None
 
 def begin_move(state: StateContext, move: Move, given: Circumstances) -> Step:
     """Propose the part at the target."""
-    index = _index(state, move.index)
+    index = state.find_index(move.index)
     if index is None or index.state != MAINTENANCE or not may_begin(state, move):
         return None
     part = replace(
@@ -273,7 +268,7 @@ def begin_move(state: StateContext, move: Move, given: Circumstances) -> Step:
 
 def take_over(state: StateContext, move: Move, given: Circumstances) -> Step:
     """The part is complete, and answers scans: the copy at the source leaves."""
-    index, part = _index(state, move.index), _part(state, move)
+    index, part = state.find_index(move.index), _part(state, move)
     if index is None or part is None or part.state != MAINTENANCE:
         return None
     holder = _holder(state, index, move.slice, move.source)
@@ -288,7 +283,7 @@ def take_over(state: StateContext, move: Move, given: Circumstances) -> Step:
 
 def finish_move(state: StateContext, move: Move, given: Circumstances) -> Step:
     """The copy at the source has gone."""
-    index = _index(state, move.index)
+    index = state.find_index(move.index)
     if index is None:
         return None
     if move.state == MOVE_START:
@@ -344,12 +339,10 @@ _EVENTS = {
 
 def may_begin(state: StateContext, move: Move | PlannedMove) -> bool:
     """Tell whether a copy can still move as planned, and its index take another part."""
-    index = _index(state, move.index)
+    index = state.find_index(move.index)
     if index is None or len(state.parts.get(index.id, ())) >= PARTS_MAX:
         return False
-    alive = {move.target}
-    planned = PlannedMove(move.index, move.slice, move.source, move.target)
-    return not _problem_of(state, planned, alive)
+    return not _problem_of(state, move, {move.target})
 
 
 def _with(rebalance: Rebalance, place: int, move: Move) -> Rebalance:
@@ -370,7 +363,7 @@ def _release_copies(state: StateContext, request: Request, given: Circumstances)
     """Let the copies go that are leaving; a part that has no other goes as a whole."""
     command = request.command
     assert isinstance(command, ReleaseCopies)
-    index = _index(state, command.index_id)
+    index = state.find_index(command.index_id)
     if index is None or index.state == DROPPING or not index.has_leaving_copies:
         return Unchanged(Outcome("ok"))
     if command.slices and command.slices != index.slices:
@@ -387,10 +380,10 @@ def _drop_part(state: StateContext, request: Request, given: Circumstances) -> D
     """Drop a part of an index that is gone, or going."""
     command = request.command
     assert isinstance(command, DropPart)
-    part = _index(state, command.index_id)
+    part = state.find_index(command.index_id)
     if part is None or not part.part_of or part.state == DROPPING:
         return Unchanged(Outcome("ok"))
-    whole = _index(state, part.part_of)
+    whole = state.find_index(part.part_of)
     if whole is not None and whole.state != DROPPING:
         return Unchanged(Outcome("ok"))
     gone = moved(part, DROPPING, f"index {part.part_of} was dropped")
@@ -400,13 +393,8 @@ def _drop_part(state: StateContext, request: Request, given: Circumstances) -> D
 # -- who holds what ------------------------------------------------------------------------------
 
 
-def _index(state: StateContext, index_id: int) -> Index | None:
-    held = state.index_by_id(index_id)
-    return held.entity if held is not None and isinstance(held.entity, Index) else None
-
-
 def _part(state: StateContext, move: Move) -> Index | None:
-    return _index(state, move.part) if move.part else None
+    return state.find_index(move.part) if move.part else None
 
 
 def _holder(state: StateContext, index: Index, number: int, indexer: int) -> Index | None:

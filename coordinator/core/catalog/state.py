@@ -67,9 +67,8 @@ class StateContext(NamedTuple):
     finds an index in INIT, or one that is to replace another, by the request that makes it;
     `replacements` finds the latter by the index that it replaces, and `claims` by the name that it
     takes then. Until then it holds no name. `parts` finds the parts of an index, `leaving` has the
-    indexes of which copies are leaving. `size` is what
-    all entities weigh, in bytes. All of it follows from `entities`, and is kept so that nobody has
-    to look at them all.
+    indexes of which copies are leaving. `size` is what all entities weigh, in bytes. All of it
+    follows from `entities`, and is kept so that nobody has to look at them all.
 
     Large because each thing that somebody looks up is one method.
     """
@@ -99,11 +98,16 @@ class StateContext(NamedTuple):
     def index_by_id(self, index_id: int) -> Versioned | None:
         return self.entities.get(index_key(index_id))
 
+    def find_index(self, index_id: int) -> Index | None:
+        """Return an index, or a part of one, if it is there."""
+        held = self.index_by_id(index_id)
+        entity = held.entity if held else None
+        return entity if isinstance(entity, Index) else None
+
     def named_by_id(self, index_id: int) -> Versioned | None:
         """Return an index that clients may name by its id: a part is none."""
-        held = self.index_by_id(index_id)
-        index = held.entity if held else None
-        return None if isinstance(index, Index) and index.part_of else held
+        index = self.find_index(index_id)
+        return None if index is not None and index.part_of else self.index_by_id(index_id)
 
     def index_named(self, bucket: str, name: str) -> Versioned | None:
         found = self.names.get((bucket, name))
@@ -116,8 +120,8 @@ class StateContext(NamedTuple):
 
     def parts_of(self, index_id: int) -> list[Index]:
         """Return what holds copies of slices of an index that were moved, or move: oldest first."""
-        held = (self.index_by_id(part) for part in sorted(self.parts.get(index_id, ())))
-        return [v.entity for v in held if v is not None and isinstance(v.entity, Index)]
+        found = (self.find_index(part) for part in sorted(self.parts.get(index_id, ())))
+        return [part for part in found if part is not None]
 
     def holders_of(self, index: Index) -> list[Index]:
         """Return what scans of an index are answered from: the newest part first, itself last."""

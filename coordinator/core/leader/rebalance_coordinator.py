@@ -78,7 +78,7 @@ class RebalanceCoordinator:
             del self._leaving_ms[index_id]
         found: list[Want] = []
         for index_id in state.leaving:
-            index = _index(view, index_id)
+            index = view.state.find_index(index_id)
             slices = index.slices if index is not None else ()
             known = self._leaving_ms.get(index_id)
             if known is None or known[0] != slices:
@@ -91,14 +91,14 @@ class RebalanceCoordinator:
         self, view: NodeView, rebalance: Rebalance, place: Place, move: Move, has_room: bool
     ) -> StepMove | None:
         """Return the next step of a move, if one is due."""
-        index = _index(view, move.index)
+        index = view.state.find_index(move.index)
         if index is None or index.state == DROPPING:
             return StepMove(*place, MOVE_FAILED, "the index was dropped")
         if rebalance.state == REBALANCE_CANCELLING and move.state != MOVE_CATCHUP:
             return StepMove(*place, MOVE_CANCELLED)
         if move.state == MOVE_START:
             return self._begin(view, rebalance, place, move, index, has_room)
-        part = _index(view, move.part)
+        part = view.state.find_index(move.part)
         if move.state == MOVE_PENDING:
             return self.tend(view, place, move, part)
         is_gone = move.source not in leaving_of(view.state, index, move.slice)
@@ -168,17 +168,12 @@ def _lost(view: NodeView, place: Place, move: Move) -> StepMove | None:
     return StepMove(*place, MOVE_FAILED, f"indexer {move.target} is not alive")
 
 
-def _index(view: NodeView, index_id: int) -> Index | None:
-    held = view.state.index_by_id(index_id)
-    return held.entity if held is not None and isinstance(held.entity, Index) else None
-
-
 def orphans(view: NodeView) -> Iterator[int]:
     """Yield the parts of indexes that are gone, or going, but for those that go already."""
     for index_id, parts in view.state.parts.items():
-        whole = _index(view, index_id)
+        whole = view.state.find_index(index_id)
         if whole is None or whole.state == DROPPING:
             for number in sorted(parts):
-                part = _index(view, number)
+                part = view.state.find_index(number)
                 if part is not None and part.state != DROPPING:
                     yield number

@@ -242,8 +242,7 @@ class Move:
     """One copy of a slice goes from one indexer to another (seed: Rebalance).
 
     `source` is NOWHERE if another copy is made. `part` is what is built at the target, 0 before
-    that. `since_ms` is when it got into its state; `why` it was planned, and the `reason` why it
-    failed, are for people.
+    that. `why` it was planned, and the `reason` why it failed, are for people.
     """
 
     index: int
@@ -254,7 +253,6 @@ class Move:
     state: str = MOVE_START
     part: int = 0
     reason: str = ""
-    since_ms: int = 0
     why: str = ""
 
     @property
