@@ -37,6 +37,7 @@ from coordinator.core.model.records import DdlReply, Event
 from coordinator.embedded.children import READY, TIMESTAMPS, timestamps_argv
 from coordinator.embedded.ports import LOOPBACK
 from coordinator.embedded.processes import end, spawn
+from coordinator.kafka.history_archive import GONE
 from coordinator.kafka.log_reader import read_events
 from coordinator.kafka.readers import consumer
 from coordinator.kafka.topics import (
@@ -611,11 +612,18 @@ def _unmount(folder: Path) -> None:
 
 
 def read_partition(servers: str, topic: str, partition: int = 0) -> list[Message]:
-    """Return all committed records of a partition, up to its last stable offset."""
+    """Return all committed records of a partition, up to its last stable offset.
+
+    What leaves the topic while it is read is not among them.
+    """
     reader = consumer(servers, "test", **{"enable.partition.eof": True})
-    try:
+
+    def assign() -> None:
         low, _ = reader.get_watermark_offsets(TopicPartition(topic, partition), 10.0)
         reader.assign([TopicPartition(topic, partition, low)])
+
+    try:
+        assign()
         found: list[Message] = []
         end_s = time.monotonic() + DEADLINE_S
         while True:
@@ -626,6 +634,9 @@ def read_partition(servers: str, topic: str, partition: int = 0) -> list[Message
                     found.append(message)
                 elif error.code() == KafkaError._PARTITION_EOF:
                     return found
+                elif error.code() in GONE:
+                    found.clear()
+                    assign()
     finally:
         reader.close()
 

@@ -44,7 +44,11 @@ def test_copies_take_over_in_many_worlds() -> None:
 
 
 @pytest.mark.parametrize(
-    "seed", [pytest.param(4_232_626, id="an older item of a slice that has been released")]
+    "seed",
+    [
+        pytest.param(4_232_626, id="an older item of a slice that has been released"),
+        pytest.param(1_219_580, id="a rollback between two messages of one mutation"),
+    ],
 )
 def test_worlds_that_have_shown_a_fault_hold(seed: int) -> None:
     MovingWorld(seed).run()

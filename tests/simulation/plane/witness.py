@@ -362,7 +362,8 @@ class Witness(Actor):
                 index, mark = self._promised(index_id, tracked), tracked.marks.get(number)
                 if index is None or not tracked.state.complete or mark is None:
                     continue
-                if progress.seqno < max(progress.floor, mark.done):
+                # Below these, there may be more than that.
+                if progress.seqno < max(progress.floor, progress.partial, mark.done):
                     continue
                 kept += 1
                 where = (
