@@ -11,10 +11,10 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Collection
 
-from coordinator.core.catalog import repair_settings
 from coordinator.core.catalog.loads import Load
 from coordinator.core.catalog.planning import Plan
 from coordinator.core.catalog.rebalance_plan import AwayError, Known, plan_rebalance
+from coordinator.core.catalog.rebalance_settings import repair_in
 from coordinator.core.catalog.rebalances import DRAIN_MAX, MOVES_MAX
 from coordinator.core.catalog.state import StateContext
 from coordinator.core.consensus import inputs
@@ -109,7 +109,7 @@ class Repairs:
 
     def lost(self, state: StateContext, wall_ms: int) -> list[int]:
         """Return the indexers whose copies are to be made anew now."""
-        after_ms = repair_settings.settings_in(state).after_s * 1_000
+        after_ms = repair_in(state).after_s * 1_000
         silent = [i for i in sorted(state.load) if self._node.peers.silent_ms(i) > after_ms]
         if not after_ms or not silent:
             return []

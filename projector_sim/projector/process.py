@@ -22,8 +22,15 @@ from dataclasses import dataclass, field
 from confluent_kafka import Message
 
 from coordinator import codec
+from coordinator.core.catalog.rebalance_settings import (
+    REBALANCE,
+    RebalanceSettings,
+    parse_rebalance,
+)
+from coordinator.core.model.entities import Entity, Setting, setting_key
 from coordinator.core.model.records import ProjectorHeartbeat
 from coordinator.core.model.stream_records import (
+    BACKFILL,
     CATCHUP,
     MAINTENANCE,
     CatchUpRequested,
@@ -44,6 +51,7 @@ from projector_sim.projector.connection_runs import Run
 from projector_sim.projector.data_sink import DataSink
 from projector_sim.projector.evaluation_plan import Route, Routes
 from projector_sim.projector.kv_client import KvOrders, KvStream, KvWatch
+from projector_sim.projector.pace import Pace
 from projector_sim.projector.router import GARBAGE, FrameError, Router
 from projector_sim.projector.state_follower import Follower, Read, Started
 from projector_sim.projector.stream_planner import (
@@ -104,6 +112,12 @@ class Line:
     flushed_s: float = 0.0
     waits: bool = False
     """Something may wait to be sent."""
+    pace: Pace = field(default_factory=Pace)
+
+    @property
+    def is_of_moves(self) -> bool:
+        """Tell whether only copies that move are filled by it."""
+        return self.run.kind == BACKFILL and all(i.part_of for i in self.run.carried.values())
 
     @property
     def due_s(self) -> float:
@@ -159,6 +173,7 @@ class Projector:
         self._status_log = StatusLog(f"projector {options.projector}")
         self._inbox: deque[Note] = deque()
         self._lines: list[Line] = []
+        self._moving = RebalanceSettings()
         self._sink = DataSink(
             options.bootstrap_servers, options.cluster, stopping, self._send_heartbeat_if_due
         )
@@ -224,10 +239,11 @@ class Projector:
 
     def _idle_s(self) -> float:
         due = min((line.due_s for line in self._lines if line.waits), default=self._beat_due_s)
-        due = min(due, self._beat_due_s)
+        due, now = min(due, self._beat_due_s), time.monotonic()
+        due = min([due, *(line.pace.due_s for line in self._lines if line.pace.due_s > now)])
         if self._dirty:
             due = min(due, self._planned_s + PLAN_PERIOD_S)
-        return max(0.0, due - time.monotonic())
+        return max(0.0, due - now)
 
     def _stop(self) -> None:
         """End all streams, within the time that a stop may take."""
@@ -290,6 +306,8 @@ class Projector:
         if kind == "index" and not name.isdecimal():
             raise SchemaError("bad_body", f"{mutation.key} names no index")
         self.planner.observe(mutation.key, entity)
+        if mutation.key == setting_key(REBALANCE):
+            self._moving = _moving(entity)
         if kind == "index" and entity is None:
             self.routes.forget(int(name))
 
@@ -388,6 +406,8 @@ class Projector:
         busy = False
         for line in tuple(self._lines):
             turn_s = TURN_S if line.run.kind == MAINTENANCE else 0.0
+            if line.pace.due_s > time.monotonic():
+                continue
             try:
                 busy |= self._drain(line, time.monotonic() + turn_s)
             except FrameError as error:
@@ -404,7 +424,7 @@ class Projector:
         took = False
         while (frames := stream.poll()) is not None:
             took = line.waits = True
-            refused = len(line.run.refused)
+            refused, before = len(line.run.refused), router.documents
             for kind, body in frames:
                 if kind == Kind.CLOSE:
                     continue
@@ -415,7 +435,9 @@ class Projector:
             if len(line.run.refused) > refused:
                 self._roll_back(line.run, tuple(line.run.refused)[refused:])
             now = time.monotonic()
-            if now >= until_s or now >= line.due_s:
+            per_s = self._moving.documents_per_s if line.is_of_moves else 0
+            line.pace.took(router.documents - before, per_s, now)
+            if now >= until_s or now >= line.due_s or line.pace.due_s > now:
                 break
         if line.waits and time.monotonic() >= line.due_s:
             router.flush()
@@ -498,6 +520,14 @@ class Projector:
     def errors(self) -> Counter[int]:
         """Return how many documents could not be evaluated, by index."""
         return sum((line.router.errors for line in self._lines), self.counters.errors.copy())
+
+
+def _moving(entity: Entity | None) -> RebalanceSettings:
+    """Return how copies move, as a setting says."""
+    try:
+        return parse_rebalance(entity.value_json if isinstance(entity, Setting) else "{}")
+    except ValueError:
+        return RebalanceSettings()
 
 
 def _mono_ms() -> int:

@@ -29,6 +29,7 @@ from coordinator.core.model.entities import (
     PENDING,
     Bucket,
     Index,
+    Setting,
     Slice,
 )
 from coordinator.core.model.records import BucketSeen
@@ -262,6 +263,20 @@ def test_a_build_that_is_begun_anew_has_a_pass_of_its_own(
     assert not items.held[1, 1, 1].done.keys() & items.held[1, 1, 2].done.keys() or (
         len({record.connection for record in items.of("backfill")}) > 1
     )
+
+
+def test_a_copy_that_moves_is_filled_no_faster_than_a_setting_says(
+    state: State, store: Store, start: Start, beats: Beats, items: Items
+) -> None:
+    count, per_s = 8_000, 4_000
+    store.load(documents(0, count))
+    state.write(Setting("rebalance", f'{{"documents_per_s": {per_s}}}'))
+    part = an_index(2, part_of=1)
+    begin(state, start, beats, an_index(1, MAINTENANCE), part)
+    items.built(part)
+    at = [record.at_ms for record in items.of("backfill") if 2 in record.indexes]
+    assert max(at) - min(at) >= 1_000 * count / per_s / 2
+    items.agree(part, store)
 
 
 def test_a_vbucket_that_moves_is_streamed_by_its_new_owner(

@@ -96,6 +96,19 @@ def test_a_slice_moves_while_it_is_written_and_scanned(plane: LoggedPlane) -> No
     is_well(plane)
 
 
+def test_slices_that_move_to_one_indexer_are_one_part(plane: LoggedPlane) -> None:
+    chance = random.Random(12)
+    pieces = plane.index("by_city")["topology"]["slices"]
+    hosts = [{piece["master"], *piece["replicas"]} for piece in pieces]
+    target = next(i for i in plane.cluster.indexers if not any(i in h for h in hosts[:2]))
+    moves = [("by_city", n, pieces[n]["master"], target) for n in (0, 1)]
+    with plane.being_written(lambda: some_change(chance, DOCUMENTS)):
+        found = ended(plane, rebalance(plane, *moves))
+    assert [move["state"] for move in found["moves"]] == ["done", "done"], found
+    assert len({move["part"] for move in found["moves"]}) == 1
+    is_well(plane)
+
+
 def on(plane: LoggedPlane, indexer: int) -> int:
     """Return how many slices an indexer holds, as it says itself."""
     node = plane.cluster.running()[0]

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from coordinator.core.catalog import alter, repair_settings
+from coordinator.core.catalog import alter, rebalance_settings
 from coordinator.core.catalog.builds import BUILD_DECIDERS, begin_build, named
 from coordinator.core.catalog.decisions import (
     Accepted,
@@ -642,8 +642,8 @@ def _invalid_setting(command: PutSetting) -> str:
     try:
         if timestamp_settings.is_setting(command.name):
             timestamp_settings.parse(command.value_json)
-        elif command.name == repair_settings.NAME:
-            repair_settings.parse(command.value_json)
+        elif parse := rebalance_settings.PARSERS.get(command.name):
+            parse(command.value_json)
     except ValueError as error:
         return f"{command.name}: {str(error)[:PROBLEM_LENGTH_MAX]}"
     return ""

@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from coordinator.core.catalog.loads import NOTHING as NOTHING_TOLD
 from coordinator.core.catalog.loads import SLICE, Reported, borne
 from coordinator.core.catalog.outcomes import RememberedOutcome
 from coordinator.core.catalog.placement import MISSING_MAX, Candidate, Impossible, place
+from coordinator.core.catalog.rebalance_settings import REBALANCE, rebalance_in
 from coordinator.core.catalog.state import StateContext, Versioned
 from coordinator.core.model import json_text
 from coordinator.core.model.commands import OK, CreateIndex, Outcome, Request, refused
@@ -99,9 +101,18 @@ class Circumstances:
 
 
 def takers(state: StateContext, given: Circumstances) -> list[Candidate]:
-    """Return the indexers that take the slices of new indexes: none that is emptied."""
-    drained = state.drained
-    return [candidate for candidate in given.indexers if candidate.id not in drained]
+    """Return the indexers that take the slices of new indexes: none that is emptied, or full."""
+    drained, settings = state.drained, rebalance_in(state)
+
+    def is_full(indexer: int) -> bool:
+        capacity = settings.capacity_of(indexer)
+        return 0 < capacity <= given.reported.get(indexer, NOTHING_TOLD).load.bytes
+
+    return [
+        candidate
+        for candidate in given.indexers
+        if candidate.id not in drained and not is_full(candidate.id)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,12 +254,19 @@ def placed(
     indexers = (candidate.id for candidate in candidates)
     load = borne(indexers, state.load, given.extra_load, given.reported)
     found = place(slices, replicas, wanted, candidates, load, SLICE)
-    emptied = sorted({one.id for one in given.indexers} - {one.id for one in candidates})
-    if not isinstance(found, Impossible) or not emptied:
+    passed_over = {one.id for one in given.indexers} - {one.id for one in candidates}
+    if not isinstance(found, Impossible) or not passed_over:
         return found
-    named = emptied[:MISSING_MAX]
-    text = f"{found.message}; indexers {named} are drained, until another rebalance is begun"
-    return Impossible(text, {**found.details, "drained": named})
+    emptied = sorted(passed_over & state.drained)[:MISSING_MAX]
+    full = sorted(passed_over - state.drained)[:MISSING_MAX]
+    text, details = found.message, dict(found.details)
+    if emptied:
+        text += f"; indexers {emptied} are drained, until another rebalance is begun"
+        details["drained"] = emptied
+    if full:
+        text += f"; indexers {full} hold as much as the setting {REBALANCE} allows"
+        details["full"] = full
+    return Impossible(text, details)
 
 
 def index_in(state: StateContext, index_id: int, *states: str) -> Index | None:

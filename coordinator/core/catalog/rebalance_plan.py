@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from coordinator.core.catalog.layouts import Machine, Piece
 from coordinator.core.catalog.loads import Load
-from coordinator.core.catalog.planning import Plan, plan
-from coordinator.core.catalog.rebalances import leaving_of
+from coordinator.core.catalog.planning import Move as PlanMove
+from coordinator.core.catalog.planning import Plan, Unplaced, plan
+from coordinator.core.catalog.rebalance_settings import rebalance_in
+from coordinator.core.catalog.rebalances import PARTS_MAX, leaving_of
 from coordinator.core.catalog.state import StateContext
 from coordinator.core.model.commands import BeginRebalance, PlannedMove
 from coordinator.core.model.entities import DROPPING, INIT, NOWHERE, Index
@@ -22,6 +25,9 @@ Loads = Mapping[tuple[int, int, int], Load]
 """What copies weigh: by the index or part that holds one, the slice, and the indexer."""
 
 SHARE_DIGITS = 4
+
+PARTS = "parts"
+"""The rule that an index has so many parts at most."""
 
 
 class Known(NamedTuple):
@@ -52,18 +58,18 @@ def plan_rebalance(
 
     Slices with a copy on an indexer that is `left_alone` stay where they are. Raises AwayError.
     """
-    known = tuple(indexers)
+    known, settings = tuple(indexers), rebalance_in(state)
     alive = {one.id for one in known if one.is_alive}
     pieces = [one for one in _pieces(state, loads) if set(one.hosts).isdisjoint(left_alone)]
     away = {host for piece in pieces for host in piece.hosts} - alive - set(drain)
     if away:
         raise AwayError(away)
     machines = [
-        Machine(one.id, one.zone, takes=one.id not in drain)
+        Machine(one.id, one.zone, settings.capacity_of(one.id), takes=one.id not in drain)
         for one in known
         if one.is_alive or one.id in drain
     ]
-    found = plan(pieces, machines, moves_max)
+    found = _within_parts(state, plan(pieces, machines, moves_max))
     moves = tuple(
         PlannedMove(
             index=move.index,
@@ -80,6 +86,28 @@ def plan_rebalance(
         moves, tuple(sorted(drain)), _shares(found.load_before), _shares(found.load_after)
     )
     return command, found
+
+
+def _within_parts(state: StateContext, found: Plan) -> Plan:
+    """Leave out what would give an index more parts than it may have, and say so."""
+    room: dict[int, int] = {}
+    ways: set[tuple[int, int | None]] = set()
+    moves: list[PlanMove] = []
+    left_out: list[Unplaced] = []
+    for move in found.moves:
+        left = room.setdefault(move.index, PARTS_MAX - len(state.parts.get(move.index, ())))
+        way = (move.index, move.target)
+        if move.target is not None and way not in ways:
+            if not left:
+                text = f"{move.why}, but index {move.index} has {PARTS_MAX} parts: rebuild it"
+                left_out.append(Unplaced(move.index, move.slice, PARTS, text))
+                continue
+            room[move.index] -= 1
+            ways.add(way)
+        moves.append(move)
+    if not left_out:
+        return found
+    return replace(found, moves=tuple(moves), impossible=(*found.impossible, *left_out))
 
 
 def _pieces(state: StateContext, loads: Loads) -> Iterable[Piece]:

@@ -3,7 +3,7 @@
 Pure, like `ddl`, of which this is a part. A copy moves by a *part*: an index of its own, which has
 this copy only, is built at the target as any index is, and answers scans of the index that it is a
 part of. Then the copy at the source goes. So at each moment some indexer has all of a slice, and
-what is there is exact, whoever dies.
+what is there is exact, whoever dies. Copies of one index that move to one indexer are one part.
 
     start     planned
     pending   the part is being built at the target; the source serves
@@ -16,7 +16,7 @@ What the master waits for between two steps, `leader.rebalance_coordinator` know
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -75,7 +75,7 @@ MOVES_MAX = 256
 DRAIN_MAX = 64
 """So many indexers one rebalance empties."""
 
-PARTS_MAX = 64
+PARTS_MAX = 256
 """So many parts an index has: each of them is told of each mutation."""
 
 KNOWN_MAX = 32
@@ -223,34 +223,65 @@ def _step_move(state: StateContext, request: Request, given: Circumstances) -> D
     held = state.rebalance(command.rebalance)
     if held is None or held.is_over or command.move not in range(len(held.moves)):
         return Unchanged(Outcome("ok"))
-    move = held.moves[command.move]
-    if command.to not in MOVES[move.state]:
+    if command.to not in MOVES[held.moves[command.move].state]:
         return Unchanged(Outcome("ok"))
-    step = STEPS[command.to](state, move, given)
+    places = _together(state, held, command)
+    step = STEPS[command.to](state, [held.moves[place] for place in places], given)
     if step is None:
         return Unchanged(Outcome("ok"))
     part, changes = step
-    after = replace(move, state=command.to, part=part, reason=command.reason[:REASON_MAX])
-    whole = _ended(_with(held, command.move, after), given)
+    reason = command.reason[:REASON_MAX]
+    moves = tuple(
+        replace(move, state=command.to, part=part, reason=reason) if place in places else move
+        for place, move in enumerate(held.moves)
+    )
+    whole = _ended(replace(held, moves=moves), given)
     return Accepted((*changes, Change(_EVENTS[command.to], whole.key, whole)), {})
 
 
+def _together(state: StateContext, rebalance: Rebalance, command: StepMove) -> list[int]:
+    """Return the places of the moves that take a step as one: those that are, or become, one part.
+
+    The first of them is the one that the command names.
+    """
+    move = rebalance.moves[command.move]
+    found = [command.move]
+    if MOVE_PENDING in (move.state, command.to):
+        found += [
+            place
+            for place, one in enumerate(rebalance.moves)
+            if one is not move
+            and goes_with(one, move)
+            and (one.state == MOVE_PENDING or may_begin(state, one))
+        ]
+    return found
+
+
+def goes_with(one: Move, other: Move) -> bool:
+    """Tell whether two moves are one part, or become one when they begin."""
+    if one.state != other.state or one.state not in (MOVE_START, MOVE_PENDING):
+        return False
+    return (one.index, one.target, one.part) == (other.index, other.target, other.part)
+
+
 Step = tuple[int, tuple[Change, ...]] | None
-"""The part of a move after a step, with the changes beside; None: the step does not follow."""
+"""The part of moves after a step, with the changes beside; None: the step does not follow."""
 
 
-def begin_move(state: StateContext, move: Move, given: Circumstances) -> Step:
+def begin_move(state: StateContext, moves: Sequence[Move], given: Circumstances) -> Step:
     """Propose the part at the target."""
+    move = moves[0]
     index = state.find_index(move.index)
     if index is None or index.state != MAINTENANCE or not may_begin(state, move):
         return None
+    numbers = {one.slice for one in moves}
     part = replace(
         index,
         id=given.fresh_id,
         state=INIT,
         reason=None,
         slices=tuple(
-            Slice(piece.number, move.target if piece.number == move.slice else NOWHERE)
+            Slice(piece.number, move.target if piece.number in numbers else NOWHERE)
             for piece in index.slices
         ),
         request="",
@@ -266,23 +297,28 @@ def begin_move(state: StateContext, move: Move, given: Circumstances) -> Step:
     return part.id, (Change("MoveBegun", part.key, part),)
 
 
-def take_over(state: StateContext, move: Move, given: Circumstances) -> Step:
-    """The part is complete, and answers scans: the copy at the source leaves."""
-    index, part = state.find_index(move.index), _part(state, move)
+def take_over(state: StateContext, moves: Sequence[Move], given: Circumstances) -> Step:
+    """The part is complete, and answers scans: the copies at the sources leave."""
+    index, part = state.find_index(moves[0].index), _part(state, moves[0])
     if index is None or part is None or part.state != MAINTENANCE:
         return None
-    holder = _holder(state, index, move.slice, move.source)
-    if holder is None:
-        return move.part, ()
-    slices = tuple(
-        piece.left_by(move.source) if piece.number == move.slice else piece
-        for piece in holder.slices
-    )
-    return move.part, (Change("MoveBuilt", holder.key, replace(holder, slices=slices)),)
+    left: dict[int, Index] = {}
+    for move in moves:
+        found = _holder(state, index, move.slice, move.source)
+        if found is None:
+            continue
+        holder = left.get(found.id, found)
+        slices = tuple(
+            piece.left_by(move.source) if piece.number == move.slice else piece
+            for piece in holder.slices
+        )
+        left[found.id] = replace(holder, slices=slices)
+    return part.id, tuple(Change("MoveBuilt", holder.key, holder) for holder in left.values())
 
 
-def finish_move(state: StateContext, move: Move, given: Circumstances) -> Step:
+def finish_move(state: StateContext, moves: Sequence[Move], given: Circumstances) -> Step:
     """The copy at the source has gone."""
+    (move,) = moves
     index = state.find_index(move.index)
     if index is None:
         return None
@@ -313,14 +349,14 @@ def moves_at_once(index: Index, move: Move) -> bool:
     return move.source == NOWHERE or move.source in index.slices[move.slice].serving
 
 
-def give_up(state: StateContext, move: Move, given: Circumstances) -> Step:
-    part = _part(state, move)
+def give_up(state: StateContext, moves: Sequence[Move], given: Circumstances) -> Step:
+    named, part = moves[0].part, _part(state, moves[0])
     if part is None or part.state == DROPPING:
-        return move.part, ()
-    return move.part, (Change("MoveFailed", part.key, moved(part, DROPPING, "it is not moved")),)
+        return named, ()
+    return named, (Change("MoveFailed", part.key, moved(part, DROPPING, "it is not moved")),)
 
 
-STEPS: dict[str, Callable[[StateContext, Move, Circumstances], Step]] = {
+STEPS: dict[str, Callable[[StateContext, Sequence[Move], Circumstances], Step]] = {
     MOVE_PENDING: begin_move,
     MOVE_CATCHUP: take_over,
     MOVE_DONE: finish_move,
@@ -343,11 +379,6 @@ def may_begin(state: StateContext, move: Move | PlannedMove) -> bool:
     if index is None or len(state.parts.get(index.id, ())) >= PARTS_MAX:
         return False
     return not _problem_of(state, move, {move.target})
-
-
-def _with(rebalance: Rebalance, place: int, move: Move) -> Rebalance:
-    moves = rebalance.moves
-    return replace(rebalance, moves=(*moves[:place], move, *moves[place + 1 :]))
 
 
 def _ended(rebalance: Rebalance, given: Circumstances) -> Rebalance:

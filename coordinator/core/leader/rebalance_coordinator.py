@@ -9,11 +9,14 @@ rebalance".
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
+from coordinator.core.catalog.rebalance_settings import rebalance_in
 from coordinator.core.catalog.rebalances import (
     BUILDING,
     UNBUILT,
+    goes_with,
     leaving_of,
     may_begin,
     moves_at_once,
@@ -38,10 +41,6 @@ from coordinator.core.model.entities import (
     Slice,
 )
 
-AT_ONCE = 8
-"""So many parts are built at once: the backfills of a bucket share one stream, and no more indexers
-than these are kept busy."""
-
 Place = tuple[int, int]
 """A move: its rebalance, and where it stands in that."""
 
@@ -60,14 +59,18 @@ class RebalanceCoordinator:
         for rebalance in view.state.rebalances():
             if rebalance.is_over:
                 continue
-            running = sum(move.state == MOVE_PENDING for move in rebalance.moves)
+            building, at_once = _building(view, rebalance), rebalance_in(view.state).parts
+            led: list[Move] = []
             for number, move in enumerate(rebalance.moves):
-                if move.is_over:
+                if move.is_over or any(goes_with(move, one) for one in led):
                     continue
                 place = (rebalance.id, number)
-                step = self._next(view, rebalance, place, move, running < AT_ONCE)
+                bucket = _bucket(view, move)
+                step = self._next(view, rebalance, place, move, building[bucket] < at_once)
                 if step is not None:
-                    running += step.to == MOVE_PENDING
+                    building[bucket] += step.to == MOVE_PENDING
+                    if MOVE_PENDING in (move.state, step.to):
+                        led.append(move)
                     found.append(Want(f"move/{rebalance.id}/{number}", step))
         return found
 
@@ -140,6 +143,21 @@ class RebalanceCoordinator:
         if not view.peers.indexer_alive(move.target):
             return _lost(view, place, move)
         return None
+
+
+def _building(view: NodeView, rebalance: Rebalance) -> Counter[str]:
+    """Return how many parts are being built, by bucket.
+
+    The backfills of a bucket share one stream. Buckets do not wait for one another: one of them may
+    have no projector.
+    """
+    parts = {m.part: _bucket(view, m) for m in rebalance.moves if m.state == MOVE_PENDING}
+    return Counter(parts.values())
+
+
+def _bucket(view: NodeView, move: Move) -> str:
+    index = view.state.find_index(move.index)
+    return index.bucket if index is not None else ""
 
 
 def _beside_a_build(

@@ -24,12 +24,12 @@ Patch = pytest.MonkeyPatch
 
 
 def a_copy_takes_over_before_it_is_built(patch: Patch) -> None:
-    def hasty(state: Any, move: Any, given: Any) -> Any:
-        held = state.index_by_id(move.part)
-        whole = state.index_by_id(move.index)
+    def hasty(state: Any, moves: Any, given: Any) -> Any:
+        held = state.index_by_id(moves[0].part)
+        whole = state.index_by_id(moves[0].index)
         if held is None or whole is None:
             return None
-        return known(_with(state, replace(held.entity, state=MAINTENANCE)), move, given)
+        return known(_with(state, replace(held.entity, state=MAINTENANCE)), moves, given)
 
     known = rebalances.take_over
     patch.setitem(rebalances.STEPS, MOVE_CATCHUP, hasty)
@@ -59,24 +59,24 @@ def what_is_released_stays_in_the_back_index(patch: Patch) -> None:
 
 def a_move_that_is_given_up_keeps_its_part(patch: Patch) -> None:
     for to in (MOVE_CANCELLED, MOVE_FAILED):
-        patch.setitem(rebalances.STEPS, to, lambda state, move, given: (move.part, ()))
+        patch.setitem(rebalances.STEPS, to, lambda state, moves, given: (moves[0].part, ()))
 
 
 def the_source_leaves_twice(patch: Patch) -> None:
     """Another copy of the slice leaves with it."""
     known = rebalances.take_over
 
-    def generous(state: Any, move: Any, given: Any) -> Any:
-        found = known(state, move, given)
+    def generous(state: Any, moves: Any, given: Any) -> Any:
+        found = known(state, moves, given)
         if not found or not found[1]:
             return found
         holder = found[1][0].entity
         slices = tuple(
-            piece.on((), piece.hosts) if piece.number == move.slice else piece
+            piece.on((), piece.hosts) if piece.number == moves[0].slice else piece
             for piece in holder.slices
         )
         after = replace(holder, slices=slices)
-        return found[0], (Change("MoveBuilt", after.key, after),)
+        return found[0], (Change("MoveBuilt", after.key, after), *found[1][1:])
 
     patch.setitem(rebalances.STEPS, MOVE_CATCHUP, generous)
 
@@ -84,12 +84,12 @@ def the_source_leaves_twice(patch: Patch) -> None:
 def a_part_has_all_copies_of_its_index(patch: Patch) -> None:
     known = rebalances.begin_move
 
-    def copied(state: Any, move: Any, given: Any) -> Any:
-        found = known(state, move, given)
+    def copied(state: Any, moves: Any, given: Any) -> Any:
+        found = known(state, moves, given)
         if found is None:
             return None
         part = found[1][0].entity
-        whole = state.index_by_id(move.index).entity
+        whole = state.index_by_id(moves[0].index).entity
         after = replace(part, slices=tuple(replace(s, leaving=()) for s in whole.slices))
         return found[0], (Change("MoveBegun", after.key, after),)
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from coordinator.core.catalog import rebalance_plan
 from coordinator.core.catalog.decisions import Unchanged
-from coordinator.core.catalog.loads import Load
+from coordinator.core.catalog.loads import Load, Reported
 from coordinator.core.catalog.rebalance_plan import AwayError, Known, plan_rebalance
 from coordinator.core.catalog.state import StateContext, evolve
-from coordinator.core.model.commands import BeginRebalance, CreateIndex
-from coordinator.core.model.entities import MAINTENANCE, NOWHERE, Index, Rebalance, Slice
+from coordinator.core.model.commands import BeginRebalance, CreateIndex, PutSetting
+from coordinator.core.model.entities import MAINTENANCE, NOWHERE, Index, Rebalance, Setting, Slice
 from coordinator.core.model.records import Mutation
 from tests.support.catalog_bench import CREATE, Bench
 from tests.support.indexes import make_index
@@ -21,7 +22,7 @@ from tests.support.indexes import make_index
 THREE = tuple(Known(number, "", is_alive=True) for number in (1, 2, 3))
 
 
-def a_state(*entities: Index | Rebalance) -> StateContext:
+def a_state(*entities: Index | Rebalance | Setting) -> StateContext:
     changes: Any = [(Mutation("Changed", e.key, b"", e), cas) for cas, e in enumerate(entities, 1)]
     return evolve(StateContext(), changes)
 
@@ -149,6 +150,18 @@ def test_who_asks_for_a_drained_indexer_is_told_so() -> None:
     assert decision.outcome.details["drained"] == [2]
 
 
+def test_nothing_new_is_put_on_an_indexer_that_is_full() -> None:
+    bench = Bench()
+    bench.reported = {1: Reported(1, Load(1, 50, 0)), 2: Reported(1, Load(9, 900, 0))}
+    bench.apply(PutSetting("rebalance", '{"capacity_bytes": {"1": 50}}'))
+    bench.apply(CREATE)
+    assert bench.index().slices[0].master == 2
+    decision = bench.decide(replace(CREATE, name="other", nodes=(1,)))
+    assert isinstance(decision, Unchanged)
+    assert "the setting rebalance" in decision.outcome.message
+    assert decision.outcome.details["full"] == [1]
+
+
 def test_the_next_rebalance_uses_it_again() -> None:
     bench = Bench()
     bench.state = a_state(a_drained("done"))
@@ -160,3 +173,26 @@ def test_an_index_remembers_the_indexers_that_it_names() -> None:
     bench = Bench()
     bench.apply(CreateIndex(name="i", bucket="b", expressions=("x",), nodes=(2, 1, 2)))
     assert bench.index().nodes == (1, 2)
+
+
+def test_an_index_gets_no_more_parts_than_it_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rebalance_plan, "PARTS_MAX", 2)
+    whole = an_index(1, Slice(0, 1), Slice(1, 1), Slice(2, NOWHERE))
+    part = an_index(9, *(Slice(n, NOWHERE) for n in (0, 1)), Slice(2, 1), part_of=1)
+    state = a_state(whole, part)
+    command, plan = plan_rebalance(state, THREE, {}, {1}, 100)
+    targets = {move.target for move in command.moves}
+    assert (len(targets), len(command.moves)) == (1, 2 if len(plan.impossible) == 1 else 1)
+    assert {(one.index, one.rule) for one in plan.impossible} == {(1, "parts")}
+    assert len(command.moves) + len(plan.impossible) == 3
+
+
+def test_the_setting_rebalance_bounds_what_an_indexer_holds() -> None:
+    heavy = Load(100, 1_000, 0)
+    index = an_index(1, Slice(0, 1), Slice(1, 1), Slice(2, 1))
+    setting = Setting("rebalance", '{"capacity_bytes": {"*": 1500, "3": 900}}')
+    state = a_state(index, setting)
+    loads = {(1, n, 1): heavy for n in range(3)}
+    command, plan = plan_rebalance(state, THREE, loads, set(), 100)
+    assert [move.target for move in command.moves] == [2]
+    assert {one.rule for one in plan.impossible} == {"capacity"}

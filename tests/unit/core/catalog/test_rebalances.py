@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from coordinator.codec import encode
+from coordinator.core.catalog import rebalances
 from coordinator.core.catalog.decisions import Unchanged
 from coordinator.core.catalog.placement import Candidate
 from coordinator.core.catalog.rebalances import (
     KNOWN_MAX,
     MOVES_MAX,
-    PARTS_MAX,
     describe_move,
     leaving_of,
 )
@@ -373,7 +373,8 @@ def test_of_rebalances_that_are_over_the_last_ones_are_kept(built: Bench) -> Non
 
 
 def test_a_rebalance_is_cancelled_once_and_ends_when_its_moves_have(built: Bench) -> None:
-    rebalance = begin(built, planned(built), planned(built, 1))
+    built.indexers.append(Candidate(4, ""))
+    rebalance = begin(built, planned(built), planned(built, 1, target=4))
     step(built, MOVE_PENDING)
     built.apply(CancelRebalance(rebalance.id))
     assert isinstance(built.decide(CancelRebalance(rebalance.id)), Unchanged)
@@ -448,16 +449,18 @@ def test_an_answer_shows_where_the_copies_are_now(built: Bench) -> None:
     assert {first["master"], *first["replicas"]} == {2, 3}
 
 
-def test_an_index_takes_so_many_parts(built: Bench) -> None:
+def test_an_index_takes_so_many_parts(built: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    most = 3
+    monkeypatch.setattr(rebalances, "PARTS_MAX", most)
     index = built.index()
-    built.indexers = [Candidate(number, "") for number in range(1, PARTS_MAX + 5)]
-    for target in range(3, PARTS_MAX + 3):
+    built.indexers = [Candidate(number, "") for number in range(1, most + 5)]
+    for target in range(3, most + 3):
         begin(built, planned(built, 0, NOWHERE, target))
         step(built, MOVE_PENDING)
         build(built, the_move(built).part)
         step(built, MOVE_CATCHUP, MOVE_DONE)
-    assert len(built.state.parts_of(index.id)) == PARTS_MAX
-    begin(built, planned(built, 1, NOWHERE, PARTS_MAX + 3))
+    assert len(built.state.parts_of(index.id)) == most
+    begin(built, planned(built, 1, NOWHERE, most + 3))
     assert changes_nothing(built, MOVE_PENDING)
 
 

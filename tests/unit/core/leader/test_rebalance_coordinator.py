@@ -11,8 +11,9 @@ import pytest
 from coordinator.codec import encode
 from coordinator.core.catalog.decisions import Unchanged
 from coordinator.core.catalog.placement import Candidate
+from coordinator.core.catalog.rebalance_settings import RebalanceSettings
 from coordinator.core.catalog.state import evolve
-from coordinator.core.leader.rebalance_coordinator import AT_ONCE, RebalanceCoordinator
+from coordinator.core.leader.rebalance_coordinator import RebalanceCoordinator
 from coordinator.core.model.commands import (
     BeginRebalance,
     BuildIndexes,
@@ -28,6 +29,7 @@ from coordinator.core.model.commands import (
     MoveRollback,
     MoveShards,
     PlannedMove,
+    PutSetting,
     ReleaseCopies,
     StepMove,
     UndoIndex,
@@ -38,6 +40,7 @@ from coordinator.core.model.types import Cas, Instant
 from tests.support.catalog_bench import CREATE, Bench
 
 DRAIN_MS = 10_000
+AT_ONCE = RebalanceSettings().parts
 
 
 class Leading:
@@ -53,7 +56,8 @@ class Leading:
         self.bench.apply(replace(CREATE, slices=slices))
         self.index_id = self.bench.index().id
         self.build(self.index_id)
-        self.bench.indexers.append(Candidate(3, ""))
+        self.bench.indexers += [Candidate(number, "") for number in range(3, 3 + max(1, slices))]
+        self.alive |= {candidate.id for candidate in self.bench.indexers}
 
     @property
     def view(self) -> Any:
@@ -100,9 +104,12 @@ class Leading:
         self.bench.apply(MarkRouted(index_id, number))
         self.bench.apply(MarkBuilt(index_id, number))
 
-    def begin(self, slices: int = 1) -> None:
-        pieces = self.bench.index().slices
-        moves = (PlannedMove(self.index_id, n, pieces[n].master, 3) for n in range(slices))
+    def begin(self, slices: int = 1, *, apart: bool = False) -> None:
+        """Let slices move to indexer 3; `apart`: each to another one."""
+        pieces = self.index(self.index_id).slices
+        moves = (
+            PlannedMove(self.index_id, n, pieces[n].master, 3 + n * apart) for n in range(slices)
+        )
         self.bench.apply(BeginRebalance(tuple(moves)))
 
     def release(self) -> ReleaseCopies:
@@ -148,8 +155,7 @@ def test_a_move_takes_its_steps_as_soon_as_each_can_be_taken(leading: Leading) -
 def test_a_copy_that_began_to_leave_since_has_all_its_time() -> None:
     """A command may wait while another step of the same index is committed."""
     leading = Leading(slices=2)
-    leading.begin(2)
-    leading.go_on()
+    leading.begin(2, apart=True)
     leading.go_on()
     first, second = (move.part for move in leading.bench.state.rebalances()[0].moves)
     leading.build(first)
@@ -183,7 +189,7 @@ def test_a_new_master_gives_scans_all_their_time_again(leading: Leading) -> None
 
 def test_so_many_parts_are_built_at_once() -> None:
     leading = Leading(slices=AT_ONCE + 2)
-    leading.begin(AT_ONCE + 2)
+    leading.begin(AT_ONCE + 2, apart=True)
     steps = [c for c in leading.wants() if isinstance(c, StepMove)]
     assert [step.move for step in steps] == list(range(AT_ONCE))
     leading.go_on()
@@ -192,6 +198,74 @@ def test_so_many_parts_are_built_at_once() -> None:
     leading.go_on()
     leading.go_on()
     assert leading.states == ["catchup", *["pending"] * AT_ONCE, "start"]
+
+
+def test_a_setting_says_how_many() -> None:
+    leading = Leading(slices=3)
+    leading.begin(3, apart=True)
+    leading.bench.apply(PutSetting("rebalance", '{"parts": 2}'))
+    assert len(leading.wants()) == 2
+
+
+def test_a_bucket_whose_parts_are_never_built_holds_up_no_other() -> None:
+    """Perhaps no projector streams it."""
+    leading = Leading(slices=AT_ONCE)
+    leading.bench.apply(replace(CREATE, name="by_code", bucket="codes"))
+    (other,) = (one for one, _ in leading.bench.state.indexes() if one.bucket == "codes")
+    leading.build(other.id)
+    pieces = leading.index(leading.index_id).slices
+    moves = [PlannedMove(leading.index_id, n, pieces[n].master, 3 + n) for n in range(AT_ONCE)]
+    moves.append(PlannedMove(other.id, 0, other.slices[0].master, 4))
+    leading.bench.apply(BeginRebalance(tuple(moves)))
+    leading.go_on()
+    assert leading.states == ["pending"] * (AT_ONCE + 1)
+    parts = {move.part for move in leading.bench.state.rebalances()[0].moves}
+    assert len(parts) == AT_ONCE + 1
+
+
+def test_copies_of_an_index_that_move_to_one_indexer_are_one_part() -> None:
+    leading = Leading(slices=3)
+    leading.begin(3)
+    assert len(leading.go_on()) == 1
+    moves = leading.bench.state.rebalances()[0].moves
+    assert {move.part for move in moves} == {leading.part}
+    part = leading.index(leading.part)
+    assert [piece.serving for piece in part.slices] == [(3,)] * 3
+    leading.build(leading.part)
+    assert len(leading.go_on()) == 1
+    assert leading.states == ["catchup"] * 3
+    assert [len(p.leaving) for p in leading.index(leading.index_id).slices] == [1, 1, 1]
+    leading.wants()
+    leading.mono_ms += DRAIN_MS
+    leading.go_on()
+    leading.go_on()
+    assert leading.states == ["done"] * 3
+    whole = leading.bench.state.whole(leading.index(leading.index_id))
+    assert [piece.serving for piece in whole.slices] == [(3,)] * 3
+
+
+def test_they_are_given_up_as_one() -> None:
+    leading = Leading(slices=2)
+    leading.begin(2)
+    leading.go_on()
+    leading.lost.add(3)
+    leading.alive.discard(3)
+    assert len(leading.go_on()) == 1
+    assert leading.states == ["failed"] * 2
+    assert leading.index(leading.part).state == "dropping"
+
+
+def test_a_copy_that_lies_elsewhere_by_now_is_left_out_of_the_part() -> None:
+    leading = Leading(slices=2)
+    leading.begin(2)
+    index = leading.index(leading.index_id)
+    gone = 3 - index.slices[1].master
+    leading.put(replace(index, slices=(index.slices[0], Slice(1, gone))))
+    leading.go_on()
+    assert leading.states == ["pending", "start"]
+    assert [piece.serving for piece in leading.index(leading.part).slices] == [(3,), ()]
+    leading.go_on()
+    assert leading.states == ["pending", "failed"]
 
 
 def test_an_index_that_is_being_built_is_waited_for(leading: Leading) -> None:
@@ -327,7 +401,7 @@ def test_a_copy_that_lies_elsewhere_by_now_is_not_moved(leading: Leading) -> Non
 
 def test_a_cancelled_rebalance_finishes_what_serves_and_gives_up_the_rest() -> None:
     leading = Leading(slices=3)
-    leading.begin(3)
+    leading.begin(3, apart=True)
     leading.go_on()
     leading.build(leading.part)
     leading.go_on()
