@@ -41,6 +41,7 @@ from coordinator.kafka.topics import (
     HISTORY,
     RESTART_REQUEST,
     STATECONTEXT,
+    STREAM_END,
     topic_name,
     transactional_id,
 )
@@ -71,6 +72,9 @@ Feed = Callable[[inputs.Input], None]
 log = logging.getLogger(__name__)
 
 
+OF_PLAIN = (COMMIT, ACKS, HEARTBEAT, RESTART_REQUEST, STREAM_END)
+
+
 class PlainProducer:
     """Sends records whose loss the protocol survives; feeds failures of appends to the node.
 
@@ -97,9 +101,7 @@ class PlainProducer:
                 bootstrap_servers, **{"enable.idempotence": True, "message.timeout.ms": 5_000}
             )
         )
-        self._topics = {
-            name: topic_name(cluster, name) for name in (COMMIT, ACKS, HEARTBEAT, RESTART_REQUEST)
-        }
+        self._topics = {name: topic_name(cluster, name) for name in OF_PLAIN}
 
     def append(self, effect: effects.Append) -> None:
         """Send a plain record to `commit`."""
@@ -122,6 +124,11 @@ class PlainProducer:
     def ask(self, effect: effects.Ask) -> None:
         record = effect.record
         self._send(RESTART_REQUEST, codec.encode(record), key=record.bucket.encode())
+
+    def close_connection(self, effect: effects.CloseConnection) -> None:
+        """Say it where the projector would: its records of a whole connection go to partition 0."""
+        record = effect.record
+        self._send(STREAM_END, codec.encode(record), key=record.bucket.encode())
 
     def send_dead_letter(self, effect: effects.SendDeadLetter) -> None:
         self._dead_letters.add(effect.dead_letter)

@@ -638,6 +638,9 @@ class Shell:
     def _ask(self, effect: effects.Ask) -> None:
         self._plain.ask(effect)
 
+    def _close_connection(self, effect: effects.CloseConnection) -> None:
+        self._plain.close_connection(effect)
+
     def _send_dead_letter(self, effect: effects.SendDeadLetter) -> None:
         self._plain.send_dead_letter(effect)
 
@@ -741,6 +744,7 @@ CARRY_OUT: dict[type, Callable[[Shell, Any], None]] = {
     effects.Publish: Shell._publish,
     effects.Reply: Shell._reply,
     effects.Ask: Shell._ask,
+    effects.CloseConnection: Shell._close_connection,
     effects.SendDeadLetter: Shell._send_dead_letter,
     effects.Note: Shell._note,
     effects.Halt: Shell._halt,

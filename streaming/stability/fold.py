@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.core.model.stream_records import (
+    ORDINAL_MAX,
     ConnectionClosed,
     FailoverLog,
     HwHeartbeat,
@@ -49,7 +50,7 @@ from coordinator.core.timestamps.settings import TimestampSettings
 from streaming.stability.announcements import Announcer, Output
 from streaming.stability.limits import Limits
 from streaming.stability.ownership import Ownership
-from streaming.stability.positions import ORDINAL_MAX, Positions, Syncs, sound
+from streaming.stability.positions import Positions, Syncs, sound
 from streaming.stability.turns import Said, Turn, in_turn, joined, named
 from streaming.stability.validation import Control, fault
 from streaming.stability.vbuckets import Vbuckets

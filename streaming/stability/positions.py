@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.core.model.stream_records import SEQNO_REGRESSED, STREAM_REFUSED
+from coordinator.core.model.stream_records import ORDINAL_MAX, SEQNO_REGRESSED, STREAM_REFUSED
 from coordinator.core.model.types import Seqno, Vbuuid
 from coordinator.core.model.vectors import Numbers
 from coordinator.core.timestamps.algorithms import Logs, Succession, succession
@@ -29,7 +29,6 @@ from streaming.stability.grouping import firsts, grouped
 from streaming.stability.ownership import Ownership, Refusal
 
 EARLY_PER_VBUCKET_MAX = 4
-ORDINAL_MAX = 2**62 - 1
 
 
 class Syncs(NamedTuple):

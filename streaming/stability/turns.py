@@ -19,12 +19,13 @@ from numpy.typing import NDArray
 
 from coordinator.core.model.stream_records import (
     MAINTENANCE,
+    ORDINAL_MAX,
     ConnectionClosed,
     StreamBegin,
     StreamEnd,
 )
 from coordinator.core.timestamps.bucket_state import Array
-from streaming.stability.positions import ORDINAL_MAX, Syncs
+from streaming.stability.positions import Syncs
 
 Turn = StreamBegin | StreamEnd | ConnectionClosed
 """What may change the owner of a vbucket."""

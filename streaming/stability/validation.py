@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from coordinator.core.model.stream_records import (
+    ORDINAL_MAX,
     ConnectionClosed,
     FailoverLog,
     HwHeartbeat,
@@ -11,7 +12,6 @@ from coordinator.core.model.stream_records import (
     StreamBegin,
     StreamEnd,
 )
-from streaming.stability.positions import ORDINAL_MAX
 
 BRANCHES_MAX = 64
 U64_MAX = 2**64 - 1

@@ -20,7 +20,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 VBUCKETS = 32
 DOCUMENTS = 400
-SPECS: tuple[Spec, ...] = (BY_CITY, BY_NAME, HIGH)
+BY_PAIR = replace(BY_CITY, name="by_pair", options={"slices": 2})
+SPECS: tuple[Spec, ...] = (BY_CITY, BY_NAME, HIGH, BY_PAIR)
 LIMITS = {"period_ms": 300, "sync_missing_ms": 60_000}
 MOVED_S = 60.0
 ADVANCE_S = 30.0
@@ -98,14 +99,14 @@ def test_a_slice_moves_while_it_is_written_and_scanned(plane: LoggedPlane) -> No
 
 def test_slices_that_move_to_one_indexer_are_one_part(plane: LoggedPlane) -> None:
     chance = random.Random(12)
-    pieces = plane.index("by_city")["topology"]["slices"]
-    hosts = [{piece["master"], *piece["replicas"]} for piece in pieces]
-    target = next(i for i in plane.cluster.indexers if not any(i in h for h in hosts[:2]))
-    moves = [("by_city", n, pieces[n]["master"], target) for n in (0, 1)]
+    masters = [piece["master"] for piece in plane.index("by_pair")["topology"]["slices"]]
+    target = next(i for i in plane.cluster.indexers if i not in masters)
+    moves = [("by_pair", number, master, target) for number, master in enumerate(masters)]
     with plane.being_written(lambda: some_change(chance, DOCUMENTS)):
         found = ended(plane, rebalance(plane, *moves))
     assert [move["state"] for move in found["moves"]] == ["done", "done"], found
     assert len({move["part"] for move in found["moves"]}) == 1
+    assert [p["master"] for p in plane.index("by_pair")["topology"]["slices"]] == [target] * 2
     is_well(plane)
 
 
@@ -280,7 +281,7 @@ def test_copies_of_an_indexer_that_is_lost_are_made_anew(plane: LoggedPlane) -> 
     wait_until(lambda: are_scanned(plane), "every slice answers", MOVED_S)
     is_well(plane)
     indexctl(plane, "indexers", "remove", str(source))
-    assert source not in known(plane)
+    wait_until(lambda: source not in known(plane), "it is forgotten")
     plane.cluster.indexers[source].start()
     wait_until(lambda: source in known(plane), "it is registered again", MOVED_S)
     wait_until(lambda: allocated(plane, source) == 0, "it has released everything", MOVED_S)

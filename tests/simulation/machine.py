@@ -462,6 +462,9 @@ class Machine(Actor):
         if application is not None and self._sends("restart-request", 0.0):
             self.clock.at(5, application.asked, effect.record)
 
+    def _do_close_connection(self, effect: fx.CloseConnection) -> None:
+        """Whoever computes timestamps here does it from the store: it needs no connections."""
+
     def _sends(self, topic: str, probability: float) -> bool:
         return not (self.mute or topic in self.cut_topics or self.loses(probability))
 
@@ -656,6 +659,7 @@ EFFECTS: dict[type, Callable[[Machine, Any], None]] = {
     fx.Answer: Machine._do_answer,
     fx.Beat: Machine._do_beat,
     fx.Ask: Machine._do_ask,
+    fx.CloseConnection: Machine._do_close_connection,
     fx.Save: Machine._do_save,
     fx.Probe: Machine._do_probe,
     fx.Examine: lambda machine, e: machine.clock.at(machine.clock.delay(), machine._examine, e),

@@ -21,7 +21,11 @@ from coordinator.core.model.records import (
     Event,
     Heartbeat,
 )
-from coordinator.core.model.stream_records import PromotionRequested, RestartRequested
+from coordinator.core.model.stream_records import (
+    ConnectionClosed,
+    PromotionRequested,
+    RestartRequested,
+)
 from coordinator.core.model.types import Cas, Offset
 
 
@@ -59,6 +63,13 @@ class Ask:
     """Send a question to `restart-request`; one that is lost is not repeated."""
 
     record: RestartRequested | PromotionRequested
+
+
+@dataclass(frozen=True, slots=True)
+class CloseConnection:
+    """Say on `stream-end` that a connection is closed; if it is lost, it is said again."""
+
+    record: ConnectionClosed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,6 +262,7 @@ Effect = (
     | Answer
     | Beat
     | Ask
+    | CloseConnection
     | Save
     | Probe
     | Examine

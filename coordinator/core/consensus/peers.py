@@ -51,11 +51,14 @@ class PeersView(Protocol):
     def loads(self) -> Mapping[int, SliceLoads]: ...
     @property
     def reported(self) -> Mapping[int, Reported]: ...
+    @property
+    def applications(self) -> Mapping[BucketShard, Peer]: ...
     def alive(self, peer: Peer | None) -> bool: ...
     def application_of(self, bucket: str) -> Peer | None: ...
     def node_alive(self, number: int) -> bool: ...
     def indexer_alive(self, number: int) -> bool: ...
     def indexer_lost(self, number: int) -> bool: ...
+    def projector_silent_ms(self, number: int) -> int: ...
 
 
 class Peers:
@@ -97,7 +100,13 @@ class Peers:
 
     def silent_ms(self, number: int) -> int:
         """Return for how long nothing was heard of an indexer: while this node has listened."""
-        peer = self.indexers.get(number)
+        return self._silent_ms(self.indexers.get(number))
+
+    def projector_silent_ms(self, number: int) -> int:
+        """Likewise of a projector."""
+        return self._silent_ms(self.projectors.get(number))
+
+    def _silent_ms(self, peer: Peer | None) -> int:
         return self.clock_ms - (peer.heard_ms if peer is not None else 0)
 
     def application_of(self, bucket: str) -> Peer | None:

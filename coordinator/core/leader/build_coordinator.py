@@ -19,6 +19,7 @@ from coordinator.core.catalog.decisions import index_in
 from coordinator.core.catalog.state import StateContext
 from coordinator.core.consensus.signals import Result, Want
 from coordinator.core.consensus.view import NodeView, authority_of
+from coordinator.core.leader.lapsed_projectors import LapsedProjectors
 from coordinator.core.leader.prepare import REASON_LENGTH_MAX
 from coordinator.core.leader.rollback_coordinator import Heard, RollbackCoordinator
 from coordinator.core.leader.stream_restart import StreamRestart
@@ -100,6 +101,7 @@ class BuildCoordinator:
         """Buckets of which something was heard that may tell of a loss, since it was looked at."""
         self.restarting = StreamRestart(epoch)
         self.rolling_back = RollbackCoordinator()
+        self._lapsed = LapsedProjectors()
 
     # -- what is heard -----------------------------------------------------------------------
 
@@ -165,7 +167,7 @@ class BuildCoordinator:
     def tick(self, view: NodeView) -> list[Result]:
         """Take every step of a build, and renew every stream, for which all is there."""
         projectors, state = _projectors(view), view.state
-        found: list[Result] = [*self._roll_back(view)]
+        found: list[Result] = [*self._roll_back(view), *self._lapsed.tick(view)]
         if not projectors:
             return found
         unbuilt = _unbuilt(view)
@@ -241,6 +243,13 @@ class BuildCoordinator:
         for bucket, (number, waiting) in self._waiting(state, projectors).items():
             why = f"for projectors {', '.join(str(projector) for projector, _ in waiting)}"
             found[bucket] = Renewal(number, tuple(waiting), why, _answered(state, bucket))
+        numbers = {bucket: _sources(state, bucket)[1] for bucket in self._lapsed.buckets}
+        for bucket, returned in self._lapsed.returned(projectors, numbers).items():
+            why = "connections were closed for projectors that had lapsed"
+            fresh = Renewal(_sources(state, bucket)[0], (), why, _answered(state, bucket))
+            renewal = found.get(bucket) or fresh
+            ids = tuple(sorted({*renewal.projectors, *returned}))
+            found[bucket] = renewal._replace(projectors=ids)
         told_of = {
             bucket: told
             for bucket in view.timestamps

@@ -14,6 +14,10 @@ from coordinator.core.model.types import Seqno, Vbuuid
 MAINTENANCE, BACKFILL, CATCHUP = STREAM_KINDS = ("maintenance", "backfill", "catch-up")
 
 
+ORDINAL_MAX = 2**62 - 1
+"""No record of a connection has a higher ordinal: this one closes it after whatever came."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamBegin:
     """A vbucket's stream begins on a connection, after this seqno of this branch."""

@@ -1,0 +1,96 @@
+"""Connections of projectors that have lapsed: the master says that they are closed.
+
+Pure. A projector that was killed sends no END, so its vbuckets would have an owner for as long as
+the application on Spark waits. The master knows from that application which connections own
+vbuckets. If a projector has lapsed, the master closes its connections in its place, by a
+`ConnectionClosed` on `stream-end`; it repeats that while the application names them as owners.
+
+A projector that was only paused goes on with a connection that does not count any more. So when it
+is heard again under the same generation, its streams are renewed. A new master does not know of
+that; the streams are renewed then when the application misses their SYNCs. Source: seed 003, "UPR
+connection coordination".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from coordinator.core.consensus.effects import CloseConnection
+from coordinator.core.consensus.view import NodeView, authority_of
+from coordinator.core.model.records import ProjectorHeartbeat, StreamOwner
+from coordinator.core.model.stream_records import MAINTENANCE, ORDINAL_MAX, ConnectionClosed
+
+REPEAT_MS = 2_000
+REASON = "the projector has lapsed"
+
+ProcessId = tuple[int, int]
+"""A process: its number and its incarnation."""
+
+
+class LapsedProjectors:
+    """The part of a master that closes connections in the place of those who cannot."""
+
+    def __init__(self) -> None:
+        self._told_ms: dict[StreamOwner, int] = {}
+        """When it was last said that a connection is closed, on the monotonic clock."""
+
+    def tick(self, view: NodeView) -> list[CloseConnection]:
+        """Return which connections are to be closed now."""
+        lapsed = _lapsed(view)
+        if not lapsed:
+            return []
+        found: list[CloseConnection] = []
+        for owner in _owners(view):
+            last_ms = self._told_ms.get(owner)
+            is_told = last_ms is not None and view.now.mono_ms - last_ms < REPEAT_MS
+            if owner.projector in lapsed and not is_told:
+                self._told_ms[owner] = view.now.mono_ms
+                found.append(CloseConnection(_closed(owner, view.now.wall_ms)))
+        return found
+
+    def returned(
+        self,
+        projectors: Iterable[ProjectorHeartbeat],
+        numbers: Mapping[str, Mapping[ProcessId, int]],
+    ) -> dict[str, tuple[ProcessId, ...]]:
+        """Return, by bucket, the projectors that stream on connections that were closed for them.
+
+        `numbers` has the present generation of each process that streams a bucket.
+        """
+        alive = {beat.projector: (beat.projector, beat.incarnation) for beat in projectors}
+        found: dict[str, set[ProcessId]] = {}
+        for owner in list(self._told_ms):
+            process = alive.get(owner.projector)
+            if process is None:
+                continue
+            if numbers.get(owner.bucket, {}).get(process) == owner.number:
+                found.setdefault(owner.bucket, set()).add(process)
+            else:
+                del self._told_ms[owner]
+        return {bucket: tuple(sorted(ids)) for bucket, ids in found.items()}
+
+    @property
+    def buckets(self) -> set[str]:
+        """The buckets of which connections were closed."""
+        return {owner.bucket for owner in self._told_ms}
+
+
+def _lapsed(view: NodeView) -> set[int]:
+    peers = view.peers
+    return {
+        number
+        for number in authority_of(view).projectors
+        if peers.projector_silent_ms(number) > view.config.liveness_ms
+    }
+
+
+def _owners(view: NodeView) -> Iterator[StreamOwner]:
+    for application in view.peers.applications.values():
+        if view.peers.alive(application):
+            yield from application.beat.owners
+
+
+def _closed(owner: StreamOwner, at_ms: int) -> ConnectionClosed:
+    return ConnectionClosed(
+        owner.bucket, MAINTENANCE, owner.projector, owner.connection, ORDINAL_MAX, REASON, at_ms
+    )
