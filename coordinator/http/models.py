@@ -502,6 +502,8 @@ class IndexerLagModel(BaseModel):
     behind: int
     branched: int
     has_snapshot: bool
+    snapshot: str | None
+    persisted: str | None
 
 
 class LagModel(BaseModel):

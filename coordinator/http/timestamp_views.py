@@ -19,7 +19,7 @@ from coordinator.core.model.stream_records import (
     StabilityTimestamp,
 )
 from coordinator.core.model.vectors import Vector
-from coordinator.core.timestamps.board import BucketBoard, lag, total
+from coordinator.core.timestamps.board import BucketBoard, IndexerLag, lag, total
 
 SUM = re.compile(r"[0-9]{1,40}")
 """A sum of seqnos: nobody has so many vbuckets that it has more digits, and Python reads no number
@@ -68,7 +68,7 @@ def _header(record: StabilityTimestamp, now_ms: int) -> dict[str, Any]:
     vector = Vector.from_bytes(record.vbuuids, record.seqnos)
     return {
         **_when(record.number, record.at_ms, now_ms),
-        "digest": f"{vector.digest():016x}",
+        "digest": _hash(vector.digest()),
         "seqnos": total(vector.seqnos),
     }
 
@@ -118,8 +118,21 @@ def _lag(
         "high": found.high,
         "seqnos": found.seqnos,
         "ms": found.ms,
-        "indexers": [row._asdict() for row in found.indexers],
+        "indexers": [_indexer(row) for row in found.indexers],
     }
+
+
+def _indexer(row: IndexerLag) -> dict[str, Any]:
+    return {
+        **row._asdict(),
+        "snapshot": _hash(row.snapshot) if row.snapshot else None,
+        "persisted": _hash(row.persisted) if row.persisted else None,
+    }
+
+
+def _hash(digest: int) -> str:
+    """Return the hash of a vector as all answers have it."""
+    return f"{digest:016x}"
 
 
 def stability(record: StabilityTimestamp, now_ms: int) -> dict[str, Any]:
@@ -128,7 +141,7 @@ def stability(record: StabilityTimestamp, now_ms: int) -> dict[str, Any]:
     return {
         "bucket": record.bucket,
         **_when(record.number, record.at_ms, now_ms),
-        "digest": f"{vector.digest():016x}",
+        "digest": _hash(vector.digest()),
         "vbuckets": places(range(len(vector)), vector),
     }
 
@@ -140,7 +153,7 @@ def published(record: StabilityTimestamp) -> dict[str, Any]:
         "bucket": record.bucket,
         "number": record.number,
         "at_ms": record.at_ms,
-        "hash": f"{digest:016x}",
+        "hash": _hash(digest),
     }
 
 

@@ -11,6 +11,7 @@ import os
 import shutil
 import struct
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,6 +119,13 @@ class Checkpoints:
     def discard(self) -> None:
         """Delete all of them."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def about(checkpoint: Path) -> About | None:
+    """Return of what a checkpoint is; None if it does not say so any more."""
+    with suppress(OSError, ValueError, struct.error):
+        return About.unpack((checkpoint / ABOUT).read_bytes())
+    return None
 
 
 def copy(checkpoint: Path, target: Path) -> None:

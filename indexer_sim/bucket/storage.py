@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import shutil
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from rocksdict import WriteBatch
 
 from indexer_sim.bucket.allocation import NONE, Slices
 from indexer_sim.bucket.bucket import Bucket
-from indexer_sim.bucket.checkpoints import Checkpoints, copy
+from indexer_sim.bucket.checkpoints import Checkpoints, about, copy
 from indexer_sim.bucket.database import WRITE_BUFFER_BYTES, Database, StorageError, refusal
 from indexer_sim.bucket.names import bucket_name, folder_name
 from indexer_sim.bucket.reserve import Reserve
@@ -156,6 +156,7 @@ class Storage:
                 if not bucket.damaged:
                     bucket.load()
                     if bucket.slices:
+                        _know(bucket, self.checkpoints(bucket).found())
                         return
             except StorageError as error:
                 if error.code != "damaged":
@@ -175,6 +176,7 @@ class Storage:
             except (OSError, StorageError):
                 continue
             if bucket.slices:
+                _know(bucket, [checkpoint])
                 self.recovered.append(f"{bucket.name} from checkpoint {int(checkpoint.name)}")
                 return
         self._discard(bucket)
@@ -346,3 +348,10 @@ class Storage:
         self._meta.write(batch, sync=bool(changes or self._unsaved_rollbacks))
         self._unsaved.clear()
         self._unsaved_rollbacks.clear()
+
+
+def _know(bucket: Bucket, checkpoints: Sequence[Path]) -> None:
+    """Note of what there is a checkpoint: after a restart nobody has made one yet."""
+    found = (about(checkpoint) for checkpoint in checkpoints)
+    newest = next((one for one in found if one is not None), None)
+    bucket.last_persistence = newest.vector.digest() if newest is not None else 0

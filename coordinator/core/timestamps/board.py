@@ -174,7 +174,8 @@ class IndexerLag(NamedTuple):
 
     `ahead` is what it has applied beyond the timestamp, `behind` what it lacks of it; vbuckets in
     which it is on another branch are only counted, in `branched`. `has_snapshot`: the timestamp is
-    the last one at which it took a snapshot.
+    the last one at which it took a snapshot. `snapshot` is the hash of that one, and `persisted`
+    that of the one of which it keeps a checkpoint on disk; 0 for none.
     """
 
     indexer: int
@@ -182,6 +183,8 @@ class IndexerLag(NamedTuple):
     behind: int
     branched: int
     has_snapshot: bool
+    snapshot: int
+    persisted: int
 
 
 class Lag(NamedTuple):
@@ -222,7 +225,8 @@ def lag(timestamp: StabilityTimestamp | None, watermarks: Sequence[HwHeartbeat])
         ahead = _above(held.seqnos, stable.seqnos, same)
         behind = _above(stable.seqnos, held.seqnos, same)
         branched, at_it = int(np.count_nonzero(~same)), beat.last_stability == digest
-        rows.append(IndexerLag(beat.indexer, total(ahead), total(behind), branched, at_it))
+        hashes = (beat.last_stability, beat.last_persistence)
+        rows.append(IndexerLag(beat.indexer, total(ahead), total(behind), branched, at_it, *hashes))
         furthest, beyond = np.maximum(furthest, held.seqnos), np.maximum(beyond, ahead)
     seqnos = total(beyond)
     late_ms = max(beat.at_ms for beat in beats) - (timestamp.at_ms if timestamp else 0)

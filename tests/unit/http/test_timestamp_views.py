@@ -107,7 +107,9 @@ def test_buckets_are_shown_with_and_without_what_is_known_of_them() -> None:
     assert first["began_again"] == {"number": 40, "at_ms": 9_500, "age_ms": 500}
     assert first["projectors"] == [{"projector": 0, "number": 5}, {"projector": 1, "number": 6}]
     assert (first["lag"]["high"], first["lag"]["seqnos"]) == (TOP, 0)
-    assert [row["has_snapshot"] for row in first["lag"]["indexers"]] == [True]
+    lags = first["lag"]["indexers"]
+    assert [(r["has_snapshot"], r["snapshot"]) for r in lags] == [(True, f"{digest:016x}")]
+    assert [row["persisted"] for row in lags] == [None]
     assert first["current"] == {"seqnos": 2**70, "at_ms": 9_200, "age_ms": 800}
     owner = {"connection": str(2**62), "projector": 1, "number": 6, "vbuckets": 2}
     assert first["owners"] == [owner]

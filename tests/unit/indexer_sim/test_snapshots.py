@@ -615,8 +615,30 @@ def test_a_damaged_bucket_is_made_from_its_checkpoint_and_goes_back(
     again.close()
 
 
+def test_of_what_there_is_a_checkpoint_is_known_after_a_restart(
+    storage: Storage, fed: Feeder
+) -> None:
+    persisted = fed.bucket.last_persistence
+    assert persisted
+    storage.close()
+    again = Storage(storage.folder, "indexer 1 of cluster demo")
+    fed.storage = again
+    assert fed.bucket.last_persistence == persisted
+    newest, *_ = again.checkpoints(fed.bucket).found()
+    again.close()
+    (newest / "about").write_bytes(b"?")
+    third = Storage(storage.folder, "indexer 1 of cluster demo")
+    fed.storage = third
+    assert fed.bucket.last_persistence == 0
+    third.close()
+
+
 def test_the_newest_checkpoint_that_can_be_read_counts(storage: Storage, fed: Feeder) -> None:
+    persisted = fed.bucket.last_persistence
+    fed.sync()
+    fed.stable()
     storage.make_checkpoint(fed.bucket)
+    assert fed.bucket.last_persistence != persisted
     newest, _ = storage.checkpoints(fed.bucket).found()
     folder = fed.bucket.database.folder
     storage.close()
@@ -625,6 +647,7 @@ def test_the_newest_checkpoint_that_can_be_read_counts(storage: Storage, fed: Fe
     again = Storage(storage.folder, "indexer 1 of cluster demo")
     fed.storage = again
     assert {entry[-2:] for entry in fed.read()} == {b"d0", b"d1"}
+    assert fed.bucket.last_persistence == persisted
     again.close()
 
 

@@ -277,14 +277,14 @@ def test_a_lag_counts_what_the_furthest_indexer_has_beyond_the_timestamp() -> No
     second = hw(2, [(7, 12), (7, 21), (0, 0)], 6_500)
     found = lag(timestamp, [second, first])
     assert found is not None
-    assert found.indexers == ((1, 9, 2, 0, True), (2, 3, 0, 0, False))
+    assert found.indexers == ((1, 9, 2, 0, True, digest, 0), (2, 3, 0, 0, False, 0, 0))
     assert (found.high, found.seqnos, found.ms) == (15 + 21 + 4, 5 + 1 + 4, 1_500)
 
 
 def test_positions_of_other_branches_are_counted_and_not_compared() -> None:
     found = lag(stable(1, 10, 10), [hw(1, [(8, 15), (8, 5)])])
     assert found is not None
-    assert found.indexers == ((1, 0, 0, 2, False),)
+    assert found.indexers == ((1, 0, 0, 2, False, 0, 0),)
     assert (found.seqnos, found.ms) == (0, 0)
 
 
