@@ -49,7 +49,7 @@ Nodes = Annotated[list[Indexer], Field(max_length=INDEXERS_MAX)]
 
 class CreateIndexBody(BaseModel):
     """The definition of an index. With `partitioning` `range`, `bounds` holds the lowest key of
-    each slice but the first, and gives the number of slices."""
+    each partition but the first; there are as many slices as partitions, or a multiple."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 

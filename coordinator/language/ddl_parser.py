@@ -13,8 +13,8 @@
 `IF [NOT] EXISTS` may also follow the name, as in N1QL. Statements end with `;`. Comments are
 `-- …` and `/* … */`. Names may be quoted with backticks or double quotes, doubled inside; a
 string has single quotes. The keys of WITH are `slices`, `replicas`, `nodes`, `defer_build`, and
-`partitioning` (`hash` or `range`) with, for ranges, `bounds`: the lowest key of each slice but the
-first. ALTER leaves as it is what it does not name. BUILD without names is of all indexes of the
+`partitioning` (`hash` or `range`) with, for ranges, `bounds`: the lowest key of each partition but
+the first. ALTER leaves as it is what it does not name. BUILD without names is of all indexes of the
 bucket that were deferred.
 
 How a script is read:

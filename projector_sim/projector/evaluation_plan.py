@@ -48,13 +48,14 @@ def route(index: Index) -> Route:
     except Exception as error:
         # Whatever it is: an index must not stop the others.
         raise RouteError(f"{type(error).__name__}: {error}") from error
-    get_partition = topology.get_partition
+    slice_of, replicas = topology.slice_of, topology.get_replicas()
+    shards = [[topology.shard_of(replica, one) for replica in replicas] for one in index.slices]
     return Route(
         index,
         evaluate,
-        (lambda key: get_partition(key).number) if len(index.slices) > 1 else None,
+        (lambda key: slice_of(key).number) if len(index.slices) > 1 else None,
         tuple(piece.number for piece in index.slices),
-        tuple(frozenset(piece.hosts) for piece in index.slices),
+        tuple(frozenset(shard.indexer for shard in some if shard) for some in shards),
     )
 
 

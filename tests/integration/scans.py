@@ -219,7 +219,7 @@ class Fleet:
         of_host: dict[int, list[tuple[int, bytes]]] = {}
         for key, document in rows:
             raw = order.encode(key)
-            piece = topology.get_partition(raw).slice
+            piece = topology.slice_of(raw)
             for host in piece.hosts:
                 of_host.setdefault(host, []).append((piece.number, raw + document.encode()))
         for host, entries in of_host.items():

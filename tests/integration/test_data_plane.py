@@ -28,7 +28,7 @@ BY_COUNTRY = Spec(
     "by_country",
     ("country",),
     lambda name, d: (get(d, "country"),),
-    options={"slices": 3, "partitioning": "range", "bounds": [["F"], ["R"]]},
+    options={"slices": 6, "partitioning": "range", "bounds": [["F"], ["R"]]},
 )
 SPECS = (PRIMARY, BY_CITY, BY_NAME, HIGH, BY_COUNTRY)
 

@@ -35,6 +35,7 @@ from coordinator.core.catalog.decisions import (
 )
 from coordinator.core.catalog.placement import Impossible
 from coordinator.core.catalog.state import StateContext, Versioned
+from coordinator.core.model import json_text
 from coordinator.core.model.commands import AlterIndex, CreateIndex, Outcome, Request, refused
 from coordinator.core.model.entities import (
     DROPPING,
@@ -171,14 +172,17 @@ def exists(index: Index, cas: int) -> Outcome:
 def definition_after(index: Index, command: AlterIndex) -> CreateIndex:
     """Return what would create the index as it is asked for.
 
-    An index that is to be hashed has no bounds; with new bounds, these give the slices.
+    An index that is to be hashed has no bounds; with new bounds, each partition has as many slices
+    as before.
     """
     partitioning = _or(command.partitioning, index.partitioning)
     bounds = index.bounds_json if partitioning == index.partitioning else "[]"
     bounds = _or(command.bounds_json, bounds)
     slices = len(index.slices)
     if partitioning == RANGE and command.bounds_json is not None:
-        slices = 0
+        slices = (
+            len(index.slices) // max(1, partitions_of(index)) * _partitions(command.bounds_json)
+        )
     where = None if command.drops_where else _or(command.where, index.where)
     return CreateIndex(
         name=_or(command.new_name, index.name),
@@ -194,6 +198,21 @@ def definition_after(index: Index, command: AlterIndex) -> CreateIndex:
         partitioning=partitioning,
         bounds_json=bounds,
     )
+
+
+def partitions_of(index: Index) -> int:
+    """Return how many partitions the keys of an index have."""
+    is_ranged = index.partitioning == RANGE
+    return _partitions(index.bounds_json) if is_ranged else len(index.slices)
+
+
+def _partitions(bounds_json: str) -> int:
+    """Return how many partitions bounds make; 0 if they are none."""
+    try:
+        bounds = json_text.parse(bounds_json)
+    except ValueError:
+        return 0
+    return len(bounds) + 1 if isinstance(bounds, list) else 0
 
 
 def _or(given: T | None, known: T) -> T:
@@ -215,7 +234,7 @@ def plan_alter(
     whole = state.whole(index)
     after = definition_after(whole, command)
     bounds = json.loads(after.bounds_json)
-    count = len(bounds) + 1 if after.partitioning == RANGE else after.slices
+    count = after.slices or _partitions(after.bounds_json)
     target = replace(
         index,
         name=after.name,

@@ -455,8 +455,11 @@ def _invalid_partitioning(command: CreateIndex) -> str:
         return str(error)
     if (command.partitioning == RANGE) != bool(bounds):
         return "range partitioning needs bounds, and nothing else has them"
-    if bounds and _slices(command) != bounds + 1:
-        return f"{bounds} bounds make {bounds + 1} slices, not {command.slices}"
+    if bounds and _slices(command) % (bounds + 1):
+        return (
+            f"{bounds} bounds make {bounds + 1} partitions, each with as many slices as the others:"
+            f" {command.slices} slices cannot be divided so"
+        )
     return ""
 
 

@@ -110,12 +110,12 @@ def slices_of(index: Index, cover: Cover) -> tuple[int, ...]:
     """Return the numbers of the slices that can have what a scan covers, in the index's order."""
     topology = topology_of(index)
     if cover.key is not None:
-        return (topology.get_partition(cover.key).slice.number,)
-    pieces = index.slices
-    if isinstance(topology, RangeTopology):
-        first = bisect_right(topology.bounds, cover.bounds.begin)
-        pieces = pieces[first : bisect_left(topology.bounds, cover.bounds.end) + 1]
-    return tuple(piece.number for piece in pieces)
+        return (topology.slice_of(cover.key).number,)
+    if not isinstance(topology, RangeTopology):
+        return tuple(piece.number for piece in index.slices)
+    first = bisect_right(topology.bounds, cover.bounds.begin)
+    partitions = topology.partitions[first : bisect_left(topology.bounds, cover.bounds.end) + 1]
+    return tuple(piece.number for partition in partitions for piece in partition.slices)
 
 
 # -- entries -------------------------------------------------------------------------------------

@@ -1,12 +1,15 @@
 """Where a key of an index lives: its partition, and the shard that holds a replica of that.
 
-The seed's `TopologyProvider`. Each slice of an index is one partition of its keys. Replica 0 is
-the masters of all slices; replica k is the k-th host of each, the master being the 0th. A
-`key_version` is an encoded key: `KeyOrder.encode`, which the index's evaluator yields.
+The seed's `TopologyProvider`. A partition has one slice, or several among which its keys are
+spread. Replica 0 is the masters of all slices; replica k is the k-th host of each, the master being
+the 0th. A `key_version` is an encoded key: `KeyOrder.encode`, which the index's evaluator yields.
 
-`HashTopology`   CRC-32 of the encoded key, scaled down to the number of slices. Equal values have
-                 equal bytes, so 1 and 1.0 live together. This is for ever: entries lie by it
-`RangeTopology`  the lowest key of each slice but the first; a bound may be the beginning of a key
+`HashTopology`   each slice is a partition. CRC-32 of the encoded key, scaled down to their number.
+                 Equal values have equal bytes, so 1 and 1.0 live together. This is for ever:
+                 entries lie by it
+`RangeTopology`  the lowest key of each partition but the first; a bound may be the beginning of a
+                 key. If there are more slices than partitions, each partition has as many as the
+                 others, one after the other, and the hash says in which of them a key is
 
 Pure. A provider is of one index as it stands: make it anew when the index changes.
 """
@@ -14,6 +17,7 @@ Pure. A provider is of one index as it stands: make it anew when the index chang
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 from zlib import crc32
@@ -30,10 +34,10 @@ BOUNDS_MAX = 255
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A part of an index's keys, and the slice that is it."""
+    """A part of an index's keys, and the slices that hold them."""
 
     number: int
-    slice: Slice
+    slices: tuple[Slice, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,44 +55,63 @@ class TopologyProvider(Protocol):
         ...
 
     def get_replicas(self) -> list[Replica]:
-        """Return the copies of the index, the masters' first."""
+        """Return the copies of the index, the masters' first, those that are leaving last.
+
+        One of which some slices have no copy has fewer than the others.
+        """
         ...
 
-    def locate_key(self, replica: Replica, key_version: bytes) -> tuple[Shard, Slice]:
-        """Return where this copy has the key: the storage (number 0: not allocated yet)."""
+    def locate_key(self, replica: Replica, key_version: bytes) -> tuple[Shard, Slice] | None:
+        """Return where this copy has the key: the storage (number 0: not allocated yet).
+
+        None: this copy lacks the slice.
+        """
+        ...
+
+    def slice_of(self, key_version: bytes) -> Slice:
+        """Return the only slice in which this key can be."""
+        ...
+
+    def shard_of(self, replica: Replica, piece: Slice) -> Shard | None:
+        """Return where this copy has a slice; None: it lacks it."""
         ...
 
 
 class _Topology:
-    """What both providers share: partitions and replicas of an index."""
+    """What both providers share: slices and replicas of an index."""
 
     def __init__(self, index: Index) -> None:
-        self.partitions = tuple(
-            Partition(number, piece) for number, piece in enumerate(index.slices)
-        )
-        copies = min(len(piece.hosts) for piece in index.slices)
-        self._replicas = [Replica(number) for number in range(copies)]
+        self.slices = index.slices
+        self._replicas = [Replica(n) for n in range(max(len(one.hosts) for one in index.slices))]
         self._shards = [
             [Shard(host, index.shard_on(host)) for host in piece.hosts] for piece in index.slices
         ]
 
-    def get_partition(self, key_version: bytes) -> Partition:
+    def slice_of(self, key_version: bytes) -> Slice:
         raise NotImplementedError
 
     def get_replicas(self) -> list[Replica]:
         return list(self._replicas)
 
-    def locate_key(self, replica: Replica, key_version: bytes) -> tuple[Shard, Slice]:
-        partition = self.get_partition(key_version)
-        return self._shards[partition.number][replica.number], partition.slice
+    def shard_of(self, replica: Replica, piece: Slice) -> Shard | None:
+        shards = self._shards[piece.number]
+        return shards[replica.number] if replica.number < len(shards) else None
+
+    def locate_key(self, replica: Replica, key_version: bytes) -> tuple[Shard, Slice] | None:
+        piece = self.slice_of(key_version)
+        shard = self.shard_of(replica, piece)
+        return (shard, piece) if shard is not None else None
 
 
 class HashTopology(_Topology):
     """Keys spread evenly, wherever they come from: a scan of a range asks every slice."""
 
     def get_partition(self, key_version: bytes) -> Partition:
-        partitions = self.partitions
-        return partitions[crc32(key_version) * len(partitions) >> HASH_BITS]
+        piece = self.slice_of(key_version)
+        return Partition(piece.number, (piece,))
+
+    def slice_of(self, key_version: bytes) -> Slice:
+        return _spread(key_version, self.slices)
 
 
 class RangeTopology(_Topology):
@@ -97,11 +120,24 @@ class RangeTopology(_Topology):
     def __init__(self, index: Index) -> None:
         super().__init__(index)
         self.bounds = read_bounds(index.bounds_json, order_of(index))
-        if len(self.bounds) + 1 != len(self.partitions):
-            raise ValueError(f"{len(self.bounds)} bounds for {len(self.partitions)} slices")
+        each, odd = divmod(len(self.slices), len(self.bounds) + 1)
+        if odd or not each:
+            raise ValueError(f"{len(self.bounds)} bounds for {len(self.slices)} slices")
+        self.partitions = tuple(
+            Partition(number, self.slices[number * each : (number + 1) * each])
+            for number in range(len(self.bounds) + 1)
+        )
 
     def get_partition(self, key_version: bytes) -> Partition:
         return self.partitions[bisect_right(self.bounds, key_version)]
+
+    def slice_of(self, key_version: bytes) -> Slice:
+        return _spread(key_version, self.get_partition(key_version).slices)
+
+
+def _spread(key_version: bytes, slices: Sequence[Slice]) -> Slice:
+    """Return the slice of a key among some: always the same of as many."""
+    return slices[crc32(key_version) * len(slices) >> HASH_BITS]
 
 
 def topology_of(index: Index) -> TopologyProvider:

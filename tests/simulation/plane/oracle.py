@@ -86,7 +86,7 @@ class Oracle:
         if key is None:
             return None
         encoded = order_of(index).encode(key)
-        return topology_of(index).get_partition(encoded).slice.number, encoded
+        return topology_of(index).slice_of(encoded).number, encoded
 
     def all(self, index: Index, state: Iterable[Mutation], host: int) -> dict[bytes, Entry]:
         """Return what a host of an index must hold of the documents of a state."""

@@ -144,7 +144,7 @@ def test_each_host_has_one_item_of_each_mutation_and_index() -> None:
     here.mutate(6, (1, "d", document))
     key = compile_index(TWO)("d", document)
     assert key is not None
-    piece = topology_of(TWO).get_partition(key).slice
+    piece = topology_of(TWO).slice_of(key)
     for indexer in (1, 2, 3):
         items = here.items(indexer, UPSERT, ABSENT)
         assert [item.place for item in items] == [
@@ -333,7 +333,7 @@ def test_who_applies_the_items_has_what_the_documents_say(
             wanted = {}
             for name, document in truth.items():
                 key = None if document is None else evaluate(name, document)
-                if key is not None and topology.get_partition(key).slice == piece:
+                if key is not None and topology.slice_of(key) == piece:
                     wanted[name] = key
             for host in piece.hosts:
                 assert held[host, index.id, piece.number] == wanted
@@ -587,7 +587,7 @@ def test_parts_of_an_index_are_evaluated_once_and_each_tells_its_own_hosts() -> 
         document = {"a": seqno}
         key = compile_index(whole)("d", document)
         assert key is not None
-        number = topology_of(whole).get_partition(key).number
+        number = topology_of(whole).slice_of(key).number
         seen.add(number)
         here.mutate(0, (seqno, "d", document))
         places = {0: 1, 2: 3}

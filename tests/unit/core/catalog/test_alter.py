@@ -285,6 +285,15 @@ def test_new_bounds_say_how_many_slices_there_are(bench: Bench) -> None:
     assert len(second(bench).slices) == 3
 
 
+def test_each_partition_keeps_as_many_slices_as_it_had(bench: Bench) -> None:
+    bench.apply(replace(CREATE, partitioning="range", bounds_json='[["F"]]', slices=4))
+    make_ready(bench, bench.index())
+    assert bench.refusal(alter(bench, slices=5)) == "invalid_request"
+    assert bench.refusal(alter(bench, bounds_json="[")) == "invalid_request"
+    bench.apply(alter(bench, bounds_json='[["F"],["M"]]'))
+    assert len(second(bench).slices) == 6
+
+
 def test_a_dry_run_shows_the_index_as_it_would_be(replicated: Bench) -> None:
     decision = replicated.decide(alter(replicated, dry_run=True, new_name="x", where="TRUE"))
     assert isinstance(decision, Unchanged)

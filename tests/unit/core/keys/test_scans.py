@@ -177,13 +177,13 @@ def test_a_slice_that_is_left_out_has_nothing_that_is_covered(
     found: Any, scan: Any, size: int, bounds: list[Any]
 ) -> None:
     ascending = sorted({MIXED.encode(bound): bound for bound in bounds}.items())
-    ranged = an_index(RANGE, len(ascending) + 1, [bound for _, bound in ascending])
+    ranged = an_index(RANGE, size * (len(ascending) + 1), [bound for _, bound in ascending])
     cover = cover_of(scan, MIXED)
     for index in (an_index(HASH, size, []), ranged):
         topology = topology_of(index)
         asked = slices_of(index, cover)
         for key, document in found:
-            home = topology.get_partition(MIXED.encode(key)).slice.number
+            home = topology.slice_of(MIXED.encode(key)).number
             assert home in asked or entry(key, document, MIXED) not in cover.bounds
 
 
@@ -200,6 +200,9 @@ def test_only_the_slices_that_can_have_it_are_asked() -> None:
     assert asked({"range": {"low": [12], "high": [20], "include_high": False}}) == (1,)
     assert asked({"range": {"high": [3]}}) == (0,)
     assert asked({"starts_with": "a"}) == (3,)
+    several = an_index(RANGE, 4, [[10]], "x")
+    assert slices_of(several, cover_of({"range": {"high": [3]}}, order)) == (0, 1)
+    assert len(slices_of(several, cover_of({"equals": [20]}, order))) == 1
     hashed = an_index(HASH, 4, [], "x")
     assert len(slices_of(hashed, cover_of({"equals": [20]}, order))) == 1
     assert len(slices_of(hashed, cover_of({"range": {"low": [20], "high": [20]}}, order))) == 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -15,7 +16,7 @@ from coordinator.core.keys.collation import encode_key
 from coordinator.core.keys.key_order import KeyOrder, order_of
 from coordinator.core.keys.key_versions import KEY_BYTES_MAX
 from coordinator.core.keys.topology import HashTopology, read_bounds, topology_of
-from coordinator.core.model.entities import Shard
+from coordinator.core.model.entities import NOWHERE, Shard, Slice
 from tests.conftest import examples
 from tests.support.keys import keys, order, scalars
 from tests.support.ranged_indexes import index
@@ -50,12 +51,15 @@ def test_every_copy_has_a_key_once_in_the_slice_of_its_partition(key: Any, slice
     topology = topology_of(index(slices, 2))
     raw = encode_key(key)
     partition = topology.get_partition(raw)
-    assert partition.slice == index(slices, 2).slices[partition.number]
+    assert partition.slices == (topology.slice_of(raw),)
+    assert partition.slices == (index(slices, 2).slices[partition.number],)
     replicas = topology.get_replicas()
     assert [replica.number for replica in replicas] == [0, 1, 2]
     for replica in replicas:
-        shard, piece = topology.locate_key(replica, raw)
-        assert piece == partition.slice
+        located = topology.locate_key(replica, raw)
+        assert located is not None
+        shard, piece = located
+        assert (piece,) == partition.slices
         assert shard.indexer == piece.hosts[replica.number]
         assert shard.number == 100 * piece.number + replica.number
 
@@ -63,7 +67,46 @@ def test_every_copy_has_a_key_once_in_the_slice_of_its_partition(key: Any, slice
 def test_storage_that_is_not_allocated_has_number_0() -> None:
     topology = topology_of(index(shards=()))
     [replica] = topology.get_replicas()
-    assert topology.locate_key(replica, b"\x03")[0] == Shard(0, 0)
+    located = topology.locate_key(replica, b"\x03")
+    assert located is not None
+    assert located[0] == Shard(0, 0)
+
+
+def test_a_slice_may_have_fewer_copies_than_the_others() -> None:
+    """One that is leaving is the last of them."""
+    slices = (Slice(0, 1, (2,), (3,)), Slice(1, 4), Slice(2, NOWHERE))
+    topology = topology_of(replace(index(3), slices=slices, shards=()))
+    replicas = topology.get_replicas()
+    found = [[topology.shard_of(replica, piece) for replica in replicas] for piece in slices]
+    assert found == [
+        [Shard(1, 0), Shard(2, 0), Shard(3, 0)],
+        [Shard(4, 0), None, None],
+        [None, None, None],
+    ]
+    raw = next(k for k in (encode_key([n]) for n in range(99)) if topology.slice_of(k).number == 1)
+    assert topology.locate_key(replicas[0], raw) == (Shard(4, 0), slices[1])
+    assert topology.locate_key(replicas[1], raw) is None
+
+
+@given(keys, st.integers(1, 4), st.lists(scalars, max_size=3))
+def test_a_partition_may_have_several_slices_and_a_key_is_in_one(
+    key: Any, each: int, some: list[Any]
+) -> None:
+    bounds = [b for _, b in sorted({encode_key([bound]): [bound] for bound in some}.items())]
+    whole = index(each * (len(bounds) + 1), bounds=bounds)
+    topology, raw = topology_of(whole), encode_key(key)
+    alone = topology_of(index(len(bounds) + 1, bounds=bounds)).get_partition(raw)
+    partition = topology.get_partition(raw)
+    assert partition.number == alone.number
+    assert [p.number for p in partition.slices] == [each * alone.number + n for n in range(each)]
+    assert topology.slice_of(raw) in partition.slices
+
+
+def test_the_keys_of_a_partition_are_spread_over_its_slices() -> None:
+    topology = topology_of(index(6, bounds=[[100]]))
+    found = Counter(topology.slice_of(encode_key([n])).number for n in range(100))
+    assert set(found) == {0, 1, 2}
+    assert max(found.values()) < 60
 
 
 @given(st.lists(st.lists(scalars, min_size=1, max_size=2), max_size=4), keys)
@@ -116,6 +159,8 @@ def test_bounds_that_make_no_ranges_are_refused(text: str, message: str) -> None
 def test_a_topology_needs_a_slice_for_each_range() -> None:
     with pytest.raises(ValueError, match="2 bounds for 2 slices"):
         topology_of(index(2, bounds=[[1], [2]]))
+    with pytest.raises(ValueError, match="1 bounds for 3 slices"):
+        topology_of(index(3, bounds=[[1]]))
 
 
 def test_hash_is_what_an_index_has_unless_it_says_range() -> None:
