@@ -92,8 +92,8 @@ class Index:
     """An index definition with its topology (seed: IndexDefinition and IndexTopology).
 
     `partitioning` says how keys are spread over the slices: `hash`, or `range` with `bounds_json`,
-    the lowest key of every partition but the first. `build` is another number for each time that it is
-    begun to be built, ascending; 0 before that. `request` made it; its outcome is recorded where
+    the lowest key of every partition but the first. `build` is another number for each time that it
+    is begun to be built, ascending; 0 before that. `request` made it; its outcome is recorded where
     `request_fingerprint` is not 0, and told on `ddl-replies` where it came `by_topic`. `replaces`
     is the index whose place it takes once it is as far as that one; 0 for all others.
 
