@@ -328,12 +328,20 @@ class Bucket:
     # -- entries -----------------------------------------------------------------------------
 
     def begin_builds(self, builds: Mapping[int, int]) -> None:
-        """These indexes begin from nothing, under other builds. Raises StorageError."""
+        """These indexes begin from nothing, under other builds. Raises StorageError.
+
+        A rollback waits for them no longer: somebody else waits for the build, which may fail.
+        """
         self.timeline.forget(builds)
         for index_id, build in builds.items():
             self.tracker.begin_build(index_id, build)
+        is_recovering = self._recovering is not None
+        if self._recovering is not None:
+            self._recovering -= builds.keys()
         self.publish()
         batch = WriteBatch(raw_mode=True)
+        if is_recovering:
+            batch.put(ROLLBACK, pack_rollback(self.rolled_back, self._recovering))
         for index_id in builds:
             erase(batch, index_id)
             self.sizes.forget(index_id)

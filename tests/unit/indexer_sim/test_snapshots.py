@@ -446,6 +446,22 @@ def test_another_loss_before_all_has_come_again_is_recovered_from_as_well(
     assert (feeder.bucket.rolled_back, feeder.bucket.published.recovering) == (6, False)
 
 
+def test_a_rollback_does_not_wait_for_an_index_that_somebody_has_built_anew(
+    storage: Storage,
+) -> None:
+    """That build may end in an error, and the bucket would recover for ever."""
+    feeder = Feeder(storage)
+    feeder.mutate(b"d0", 3)
+    feeder.bucket.roll_back(a_rollback({0: 0}, number=5))
+    feeder.bucket.begin_builds({INDEX: 2})
+    feeder.apply(MAINTENANCE, 9, *(begin(v, 0, NEWER, [0]) for v in range(VBUCKETS)), number=7)
+    assert not feeder.bucket.published.states[INDEX].complete
+    assert (feeder.bucket.rolled_back, feeder.bucket.published.recovering) == (5, False)
+    feeder.bucket.stale = True
+    feeder.storage.reload(feeder.bucket)
+    assert (feeder.bucket.rolled_back, feeder.bucket.published.recovering) == (5, False)
+
+
 def test_no_snapshot_is_made_at_a_timestamp_of_a_branch_that_has_lost_more(
     storage: Storage,
 ) -> None:
