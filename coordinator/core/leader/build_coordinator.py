@@ -36,6 +36,7 @@ from coordinator.core.model.entities import (
     MAINTENANCE,
     PENDING,
     READY,
+    ROLLBACK_STARTED,
     STREAMED,
     Bucket,
     Index,
@@ -161,6 +162,11 @@ class BuildCoordinator:
         if len(strange) >= STRANGE_MAX:
             del self._logs[strange[0]]
             self._newest.pop(strange[0], None)
+
+    def is_computing(self, view: NodeView) -> bool:
+        """Tell whether timestamps are being computed: who takes part must not change meanwhile."""
+        begun = any(one.state == ROLLBACK_STARTED for one in view.state.rollbacks())
+        return begun or self.restarting.is_asking(view)
 
     # -- what is due -------------------------------------------------------------------------
 

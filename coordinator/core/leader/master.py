@@ -300,8 +300,8 @@ class Master:
         if self.committer.attempt is not None:
             found = self.committer.advance(view)
         elif self.active and not self.committer.is_writing:
-            may_register = not self.building.restarting.is_asking(view)
-            due = self.membership.due(view, is_idle=self._is_idle, may_register=may_register)
+            is_computing = partial(self.building.is_computing, view)
+            due = self.membership.due(view, is_idle=self._is_idle, is_computing=is_computing)
             found = due.results
             if due.records:
                 found += self.committer.write(view, due.records)

@@ -7,6 +7,7 @@ only once the master has read it back.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from coordinator.core.consensus import authority as authorities
@@ -126,13 +127,13 @@ class Membership:
 
     # -- what is due -------------------------------------------------------------------------
 
-    def due(self, view: NodeView, *, is_idle: bool, may_register: bool) -> Due:
+    def due(self, view: NodeView, *, is_idle: bool, is_computing: Callable[[], bool]) -> Due:
         """Return the snapshot, or the resignation, or what an operator asks for, or all the rest.
 
         A snapshot goes alone: it counts only where it equals the fold, and the state is copied at
         its CAS. Expiries go first: that of a node's last incarnation must not end the one that is
-        admitted. While a restart timestamp is awaited, which rests on the indexers that take part,
-        none is registered. A master that is idle forgets outcomes.
+        admitted. While timestamps are computed, which rest on the indexers that take part, none is
+        registered. A master that is idle forgets outcomes.
         """
         authority, copies = authority_of(view), self._copies
         if not authority.outcomes_apart:
@@ -145,10 +146,11 @@ class Membership:
         requested, results = self._next_granted(view)
         if requested is not None:
             return Due([requested], results)
+        has_newcomers = bool(self._indexers or self._projectors)
         records = [
             *self._lapsed(view),
             *self._admissions(view),
-            *(self._registrations(view) if may_register else ()),
+            *(self._registrations(view) if has_newcomers and not is_computing() else ()),
             *copies.kept_by(self._epoch),
             *(self._forgotten(view) if is_idle else ()),
         ]

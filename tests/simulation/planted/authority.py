@@ -218,7 +218,7 @@ def resignation_inside_a_transaction(patch: Patch) -> None:
         found = requested(self, view, event)
         if self.membership.resigning is None or self.committer.attempt is None:
             return found
-        records, told = self.membership.due(view, is_idle=False, may_register=False)
+        records, told = self.membership.due(view, is_idle=False, is_computing=lambda: True)
         return [*found, *told, *self.committer.write(view, records)]
 
     patch.setattr(Master, "membership_requested", hasty)

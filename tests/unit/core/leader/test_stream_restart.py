@@ -17,8 +17,11 @@ from coordinator.core.leader.stream_restart import StreamRestart
 from coordinator.core.model.entities import (
     MAINTENANCE,
     PENDING,
+    ROLLBACK_STARTED,
+    ROLLBACK_STATES,
     Bucket,
     Index,
+    Rollback,
     Source,
     Stream,
 )
@@ -32,7 +35,7 @@ from coordinator.core.model.stream_records import (
     RestartRequested,
     RestartTimestamp,
 )
-from coordinator.core.model.types import Instant, Seqno, Vbuuid
+from coordinator.core.model.types import Cas, Instant, Seqno, Vbuuid
 from coordinator.core.model.vectors import Vector
 from coordinator.core.timestamps.board import EMPTY, fold
 from tests.support.indexes import make_index, make_indexer_beat, make_watermarks
@@ -185,9 +188,20 @@ def test_no_indexer_is_registered_while_an_answer_is_awaited(view: Any) -> None:
     copies: Any = SimpleNamespace(is_due=lambda view: False, kept_by=lambda epoch: [])
     membership = Membership(view, 3, Codec(), copies)
     membership.indexer_heard(view, beat)
-    assert membership.due(view, is_idle=False, may_register=False).records == []
-    [record] = membership.due(view, is_idle=False, may_register=True).records
+    assert membership.due(view, is_idle=False, is_computing=lambda: True).records == []
+    [record] = membership.due(view, is_idle=False, is_computing=lambda: False).records
     assert isinstance(record, IndexerRegistered)
+
+
+@pytest.mark.parametrize("state", ROLLBACK_STATES)
+def test_who_takes_part_does_not_change_while_a_rollback_is_computed(view: Any, state: str) -> None:
+    building = a_building(view, live=(1,))
+    assert not building.is_computing(view)
+    rollback = Rollback(
+        bucket="travel", number=5, state=state, vbuckets=(0,), reason="", began_ms=1
+    )
+    view.state = evolve(view.state, [(Mutation("Changed", rollback.key, b"", rollback), Cas(9))])
+    assert building.is_computing(view) == (state == ROLLBACK_STARTED)
 
 
 def test_what_is_answered_counts_and_not_only_what_is_held_here(
