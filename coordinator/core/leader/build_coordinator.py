@@ -163,6 +163,14 @@ class BuildCoordinator:
             del self._logs[strange[0]]
             self._newest.pop(strange[0], None)
 
+    def has_heard(self, view: NodeView) -> bool:
+        """Tell whether it is known how far indexers are, and which histories vbuckets have."""
+        for bucket in self._streamed(view.state):
+            heard = self._heard(view, bucket)
+            if not heard.everybody or (heard.beats and len(heard.logs) < heard.vbuckets):
+                return False
+        return True
+
     def is_computing(self, view: NodeView) -> bool:
         """Tell whether timestamps are being computed: who takes part must not change meanwhile."""
         begun = any(one.state == ROLLBACK_STARTED for one in view.state.rollbacks())

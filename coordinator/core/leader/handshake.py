@@ -94,6 +94,8 @@ class Handshake:
     rounds: int = 0
     asked_cas: Cas = Cas(0)
     agreed: bool = False
+    has_reported: bool = False
+    """It has said once what it holds, whatever that is."""
     difference: Comparison = field(default_factory=Comparison)
     parts: dict[int, HoldingsReported] = field(default_factory=dict)
 
@@ -148,6 +150,7 @@ class Handshakes:
         held.difference = compare(state, report.indexer, report.cas, holdings)
         held.parts = {}
         held.round = 0
+        held.has_reported = True
         difference = held.difference
         held.agreed = not difference and not difference.unclear and report.cas >= held.asked_cas
         return difference

@@ -35,6 +35,7 @@ from coordinator.core.consensus.signals import LoseMastership, Result, Want
 from coordinator.core.consensus.view import NodeView, Tokens, authority_of
 from coordinator.core.leader.build_coordinator import BuildCoordinator
 from coordinator.core.leader.committer import Committer
+from coordinator.core.leader.first_handshakes import FirstHandshakes, waits_for_them
 from coordinator.core.leader.group_commit import GroupCommit
 from coordinator.core.leader.handshake import Handshakes, moved_shard
 from coordinator.core.leader.membership import Membership
@@ -77,6 +78,9 @@ from coordinator.core.model.types import Epoch, Offset, TxnId
 
 RECOVERING, ACTIVE = "recovering", "active"
 
+HANDSHAKES = -1
+"""In the place of an index: what is parked under it waits for the first handshakes."""
+
 
 class Master:
     """What a node does while it is master of `epoch`.
@@ -103,6 +107,7 @@ class Master:
         self.barriers = ReadBarriers(epoch, tokens)
         self.membership = Membership(view, epoch, codec, copies)
         self.handshakes = Handshakes(epoch, view.config.handshake_ms)
+        self.first_handshakes = FirstHandshakes()
         self.prepares = Prepares(view.state.in_phase(INIT, DROPPING), view.now.mono_ms)
         self.building = BuildCoordinator(epoch)
         self.rebalancing = RebalanceCoordinator()
@@ -157,6 +162,9 @@ class Master:
     def begin(self, view: NodeView) -> list[Result]:
         """Have the end of `statecontext` read: a predecessor may have left strays there."""
         cas = view.state.cas
+        for indexer in authority_of(view).indexers:
+            if view.peers.indexer_alive(indexer):
+                self.handshakes.note(view.peers.indexers[indexer].beat, view.now.mono_ms)
         return [
             Note(f"master of epoch {self.epoch}, at CAS {cas}"),
             ReadTail(self._tail_token, cas),
@@ -179,7 +187,14 @@ class Master:
             if isinstance(v.entity, Consumed)
         )
         self._taken = dict(positions)
-        return [*found, ReadDdl(tuple(positions))]
+        return [*found, *self.take_ddl(view)]
+
+    def take_ddl(self, view: NodeView) -> list[Result]:
+        """Take DDL from when the first handshakes are over."""
+        if not self.active or not self.first_handshakes.look(view, self.handshakes, self.building):
+            return []
+        self.requests.unpark(HANDSHAKES)
+        return [ReadDdl(tuple(sorted(self._taken.items())))]
 
     # -- what comes in -----------------------------------------------------------------------
 
@@ -195,7 +210,8 @@ class Master:
         if adds and view.outcomes.size_bytes >= view.config.outcomes_bytes_max:
             text = "the outcomes of too many requests are kept: retry later"
             return [Reply(request.token, unknown("overloaded", text))]
-        return self.requests.requested(view.config, request)
+        waits = not self.first_handshakes.are_over and waits_for_them(request.command)
+        return self.requests.requested(view.config, request, HANDSHAKES if waits else None)
 
     def commands_read(self, requests: Iterable[Request]) -> None:
         """Queue commands from the `ddl` topic, each position once, whoever reads it twice."""
@@ -351,8 +367,10 @@ class Master:
         found += self.barriers.expire(now)
         if self.active:
             found += [Beat(asked) for asked in self.handshakes.due(now, view.state.cas)]
-            found += self._enter_wants(self.building.tick(view))
-            found += self._enter_wants(self.rebalancing.tick(view))
+            found += self.take_ddl(view)
+            if self.first_handshakes.are_over:
+                found += self._enter_wants(self.building.tick(view))
+                found += self._enter_wants(self.rebalancing.tick(view))
             found += self._enter_wants(self.scrubbing.tick(view, self._quiet_at))
             found += self._copies.trim(view)
         return found + self.barriers.tick(view)

@@ -80,13 +80,18 @@ class RequestTable:
 
     # -- what comes in -----------------------------------------------------------------------
 
-    def requested(self, config: NodeConfig, request: Request) -> list[Result]:
-        """Queue a caller's command; the queue has bounds, and says so."""
+    def requested(
+        self, config: NodeConfig, request: Request, waits_for: int | None = None
+    ) -> list[Result]:
+        """Queue a caller's command, or park it; the queue has bounds, and says so."""
         if self.callers >= config.queue_max or self.queue.size_bytes > config.queue_bytes_max:
             overloaded = unknown("overloaded", "too many commands wait: retry")
             return [Reply(request.token, overloaded)]
         self.callers += 1
-        self.queue.append(request)
+        if waits_for is None:
+            self.queue.append(request)
+        else:
+            self.park(waits_for, request)
         return []
 
     def want(self, key: str, command: Command) -> None:

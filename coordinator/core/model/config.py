@@ -11,7 +11,8 @@ class NodeConfig:
 
     Where nothing was read for `pulse_ms`, a node writes a barrier, to see that its reading goes
     on; one that stays unread for `stall_ms` makes it look for what has stopped. An indexer's
-    holdings are asked for every `handshake_ms` until they agree with the state.
+    holdings are asked for every `handshake_ms` until they agree with the state. A new master waits
+    for all that it has to hear for `first_handshakes_ms`, at most, before it takes DDL.
 
     Streams that some projectors wait for are renewed after `stream_hold_ms`, for all who wait by
     then; an indexer that does not say what it holds is waited for no longer than
@@ -54,6 +55,7 @@ class NodeConfig:
     pulse_ms: int = 2_000
     stall_ms: int = 10_000
     handshake_ms: int = 1_000
+    first_handshakes_ms: int = 1_000
     stream_hold_ms: int = 300
     stream_timeout_ms: int = 5_000
     restart_wait_ms: int = 2_000

@@ -139,10 +139,10 @@ def dropped_index_keeps_its_name(patch: Patch) -> None:
 
 
 def one_partition_of_ddl_is_read_twice(patch: Patch) -> None:
-    tail_read = Master.tail_read
+    take_ddl = Master.take_ddl
 
-    def forgetful(self: Master, view: NodeView, event: Any) -> list[Result]:
-        found = tail_read(self, view, event)
+    def forgetful(self: Master, view: NodeView) -> list[Result]:
+        found = take_ddl(self, view)
         for number, result in enumerate(found):
             if isinstance(result, ReadDdl):
                 kept = tuple(pair for pair in result.consumed if pair[0] != 1)
@@ -150,4 +150,4 @@ def one_partition_of_ddl_is_read_twice(patch: Patch) -> None:
                 self._taken.pop(1, None)
         return found
 
-    patch.setattr(Master, "tail_read", forgetful)
+    patch.setattr(Master, "take_ddl", forgetful)
