@@ -10,6 +10,7 @@ from tests.simulation.conftest import BASE, BATCH, ENOUGH, PLANE_SEEDS, portion
 from tests.simulation.kernel.runs import SeedReport, hold
 from tests.simulation.plane.faults import ACTIONS, STORE_LOSES
 from tests.simulation.plane.losing import LosingWorld
+from tests.simulation.plane.world import AT_ONCE
 from tests.simulation.planted import rollbacks as r
 from tests.simulation.planted.search import cases, search
 
@@ -43,7 +44,7 @@ def test_the_run_met_every_fault() -> None:
     ],
 )
 def test_worlds_that_have_shown_a_fault_hold(seed: int) -> None:
-    LosingWorld(seed).run()
+    LosingWorld(seed, **AT_ONCE).run()
 
 
 WRONG = {

@@ -10,6 +10,7 @@ from tests.simulation.conftest import BASE, BATCH, ENOUGH, PLANE_SEEDS, portion
 from tests.simulation.kernel.runs import SeedReport, hold
 from tests.simulation.plane.faults import ACTIONS, STORE_LOSES
 from tests.simulation.plane.moving import MovingWorld
+from tests.simulation.plane.world import AT_ONCE
 from tests.simulation.planted import moves as m
 from tests.simulation.planted.search import cases, search
 
@@ -51,7 +52,7 @@ def test_copies_take_over_in_many_worlds() -> None:
     ],
 )
 def test_worlds_that_have_shown_a_fault_hold(seed: int) -> None:
-    MovingWorld(seed).run()
+    MovingWorld(seed, **AT_ONCE).run()
 
 
 SERVED = {"each-slice-has-its-copies"}

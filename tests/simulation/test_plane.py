@@ -13,7 +13,7 @@ from indexer_sim.bucket.tracker import Tracker
 from tests.simulation.conftest import BASE, BATCH, ENOUGH, PLANE_SEEDS, portion
 from tests.simulation.kernel.runs import SeedReport, ends_in_processes, hold
 from tests.simulation.plane.faults import ACTIONS
-from tests.simulation.plane.world import PlaneWorld
+from tests.simulation.plane.world import AT_ONCE, PlaneWorld
 from tests.simulation.planted import streams as s
 from tests.simulation.planted.search import cases, search
 
@@ -63,12 +63,12 @@ def test_a_build_ends_though_retention_took_what_an_indexer_was_sent_of_it(
     nothing else is sent of these vbuckets, only who asks learns that something is missing. The
     first two worlds found that, before there were more faults; the others show it without the rule.
     """
-    PlaneWorld(seed, focus=faults).run()
+    PlaneWorld(seed, focus=faults, **AT_ONCE).run()
 
 
 def test_a_stream_that_began_under_a_number_that_nobody_takes_any_more_begins_again() -> None:
     """A projector reads the state late, and gets back vbuckets that another had meanwhile."""
-    PlaneWorld(8590164).run()
+    PlaneWorld(8590164, **AT_ONCE).run()
 
 
 TAKEN_OVER = "stray_events", "projector_paused", "projector_replaced", "vbuckets_moved"
@@ -76,7 +76,7 @@ TAKEN_OVER = "stray_events", "projector_paused", "projector_replaced", "vbuckets
 
 def test_of_two_streams_under_one_number_the_one_that_owns_the_vbucket_goes_on() -> None:
     """What the other one sent while it owned it arrives last."""
-    PlaneWorld(772312, focus=(*TAKEN_OVER, "master_crashes")).run()
+    PlaneWorld(772312, focus=(*TAKEN_OVER, "master_crashes"), **AT_ONCE).run()
 
 
 def test_a_build_ends_though_a_stream_began_anew_below_where_it_was_attached() -> None:
@@ -114,7 +114,7 @@ def test_a_build_ends_though_a_stream_began_anew_below_where_it_was_attached() -
 
 def test_a_moment_before_a_seqno_of_which_only_a_part_is_here_is_not_told_after_a_restart() -> None:
     """A power cut has kept the first of two records of a mutation."""
-    PlaneWorld(725726424).run()
+    PlaneWorld(725726424, **AT_ONCE).run()
 
 
 CLAIMS = {"hw-holds-what-it-claims", "snapshots-are-exact"}
@@ -155,9 +155,10 @@ def test_a_planted_bug_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plant(monkeypatch)
+    more = AT_ONCE if plant is s.what_indexers_ignore_goes_on else {}
     search(
         plant.__name__,
-        lambda number: PlaneWorld(number, focus=faults).run(),
+        lambda number: PlaneWorld(number, focus=faults, **more).run(),
         first,
         WORLDS_MAX,
         names,

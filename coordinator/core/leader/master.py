@@ -162,9 +162,10 @@ class Master:
     def begin(self, view: NodeView) -> list[Result]:
         """Have the end of `statecontext` read: a predecessor may have left strays there."""
         cas = view.state.cas
-        for indexer in authority_of(view).indexers:
-            if view.peers.indexer_alive(indexer):
-                self.handshakes.note(view.peers.indexers[indexer].beat, view.now.mono_ms)
+        if view.config.first_handshakes_ms:
+            for indexer in authority_of(view).indexers:
+                if view.peers.indexer_alive(indexer):
+                    self.handshakes.note(view.peers.indexers[indexer].beat, view.now.mono_ms)
         return [
             Note(f"master of epoch {self.epoch}, at CAS {cas}"),
             ReadTail(self._tail_token, cas),

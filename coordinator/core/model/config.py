@@ -12,7 +12,8 @@ class NodeConfig:
     Where nothing was read for `pulse_ms`, a node writes a barrier, to see that its reading goes
     on; one that stays unread for `stall_ms` makes it look for what has stopped. An indexer's
     holdings are asked for every `handshake_ms` until they agree with the state. A new master waits
-    for all that it has to hear for `first_handshakes_ms`, at most, before it takes DDL.
+    for all that it has to hear for `first_handshakes_ms`, at most, before it takes DDL; with 0 for
+    nothing.
 
     Streams that some projectors wait for are renewed after `stream_hold_ms`, for all who wait by
     then; an indexer that does not say what it holds is waited for no longer than

@@ -28,6 +28,10 @@ INDEXERS = 3
 LIKELY = 0.25
 
 
+AT_ONCE: dict[str, Any] = {"first_handshakes_ms": 0}
+"""New masters wait for nobody. Worlds that are kept were found so, and show what they showed."""
+
+
 class PlaneWorld(Cluster):
     """All of it."""
 
