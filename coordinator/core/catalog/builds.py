@@ -87,6 +87,8 @@ def _build_indexes(state: StateContext, request: Request, given: Circumstances) 
     missing = [held for held in found if isinstance(held, str)]
     indexes = [h.entity for h in found if not isinstance(h, str) and isinstance(h.entity, Index)]
     missing += [str(i.id) for i in indexes if i.state == DROPPING]
+    if not request.key:
+        missing += [str(i.id) for i in indexes if i.part_of]  # Only the master knows of parts.
     if missing:
         return Unchanged(refused("index_not_found", f"there is no index {missing[0][:300]}"))
     for index in indexes:

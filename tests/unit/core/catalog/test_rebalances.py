@@ -78,7 +78,7 @@ def build(bench: Bench, named: int, part: int = 0) -> None:
     if by_id(bench, index_id).state == "init":
         hosts = sorted(by_id(bench, index_id).hosts)
         bench.apply(MarkReady(index_id, tuple(Shard(host, 7) for host in hosts)))
-    bench.apply(BuildIndexes((named,)))
+    bench.apply(BuildIndexes((named,)), key="build")
     number = by_id(bench, index_id).build
     bench.apply(MarkRouted(index_id, number))
     bench.apply(MarkBuilt(index_id, number))
@@ -404,6 +404,7 @@ def test_a_part_has_no_name_and_clients_cannot_touch_it(built: Bench) -> None:
     assert dict(built.state.names) == {("travel", "by_city"): index.id}
     assert built.state.named_by_id(part) is None
     assert built.refusal(DropIndex(part)) == "index_not_found"
+    assert built.refusal(BuildIndexes((part,))) == "index_not_found"
     assert built.refusal(AlterIndex(index_id=part, new_name="other")) == "index_not_found"
 
 

@@ -99,7 +99,7 @@ class Leading:
         self.rebuild(index_id)
 
     def rebuild(self, index_id: int) -> None:
-        self.bench.apply(BuildIndexes((index_id,)))
+        self.bench.apply(BuildIndexes((index_id,)), key="build")
         number = self.index(index_id).build
         self.bench.apply(MarkRouted(index_id, number))
         self.bench.apply(MarkBuilt(index_id, number))
@@ -379,7 +379,7 @@ def test_a_part_whose_build_fails_fails_the_move(leading: Leading) -> None:
     leading.begin()
     leading.go_on()
     leading.bench.apply(MarkReady(leading.part, (Shard(3, 7),)))
-    leading.bench.apply(BuildIndexes((leading.part,)))
+    leading.bench.apply(BuildIndexes((leading.part,)), key="build")
     build = leading.index(leading.part).build
     leading.bench.apply(MarkFailed(leading.part, build, "no such function"))
     leading.go_on()
