@@ -5,7 +5,7 @@ Pure. Each is a JSON object; a field that is left out keeps its default.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -58,13 +58,13 @@ class RebalanceSettings:
 
 def parse_repair(value_json: str) -> RepairSettings:
     """Return what the setting `repair` says. ValueError: says what is wrong with it."""
-    given = _object(value_json, (AFTER_S,))
+    given = json_text.parse_fields(value_json, (AFTER_S,))
     return RepairSettings(_number(given, AFTER_S, RepairSettings().after_s, 0, AFTER_S_MAX))
 
 
 def parse_rebalance(value_json: str) -> RebalanceSettings:
     """Return what the setting `rebalance` says. ValueError: says what is wrong with it."""
-    given = _object(value_json, (PARTS, DOCUMENTS_PER_S, CAPACITY_BYTES))
+    given = json_text.parse_fields(value_json, (PARTS, DOCUMENTS_PER_S, CAPACITY_BYTES))
     default = RebalanceSettings()
     return RebalanceSettings(
         _number(given, PARTS, default.parts, 1, PARTS_MAX),
@@ -95,19 +95,6 @@ def rebalance_in(state: StateContext) -> RebalanceSettings:
 def _text(state: StateContext, name: str) -> str:
     held = state.setting(name)
     return held.entity.value_json if held and isinstance(held.entity, Setting) else "{}"
-
-
-def _object(value_json: str, names: Collection[str]) -> dict[str, Any]:
-    try:
-        given = json_text.parse(value_json)
-    except ValueError as error:
-        raise ValueError(f"no JSON: {error}") from error
-    if not isinstance(given, dict):
-        raise ValueError("a JSON object belongs here")
-    odd = sorted(given.keys() - set(names))
-    if odd:
-        raise ValueError(f"there is no field {odd[0]!r}; there is {', '.join(names)}")
-    return given
 
 
 def _number(given: Mapping[str, Any], name: str, default: int, least: int, most: int) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -76,6 +77,23 @@ def parse(text: str | bytes, depth_max: int = DEPTH_MAX) -> Any:
     check_shape(raw, depth_max)
     parse_float = _finite if _MAYBE_INFINITE.search(raw) else None
     return json.loads(text, parse_constant=_refuse_constant, parse_float=parse_float)
+
+
+def parse_fields(text: str, names: Collection[str]) -> dict[str, Any]:
+    """Return the object that a text is, with some of the fields `names`.
+
+    ValueError: says what is wrong, in words for who wrote it.
+    """
+    try:
+        given = parse(text)
+    except ValueError as error:
+        raise ValueError(f"no JSON: {error}") from error
+    if not isinstance(given, dict):
+        raise ValueError("a JSON object belongs here")
+    odd = sorted(given.keys() - set(names))
+    if odd:
+        raise ValueError(f"there is no field {odd[0]!r}; there are {', '.join(names)}")
+    return given
 
 
 def shown(text: str) -> Any:

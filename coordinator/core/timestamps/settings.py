@@ -39,15 +39,8 @@ NAMES = tuple(field.name for field in fields(TimestampSettings))
 
 def parse(value_json: str, base: TimestampSettings = DEFAULTS) -> TimestampSettings:
     """Return `base` with the fields that a setting has. ValueError: says what is wrong."""
-    try:
-        given = json_text.parse(value_json)
-    except ValueError as error:
-        raise ValueError(f"no JSON: {error}") from error
-    if not isinstance(given, dict):
-        raise ValueError("a JSON object belongs here")
+    given = json_text.parse_fields(value_json, NAMES)
     for name, value in given.items():
-        if name not in NAMES:
-            raise ValueError(f"there is no field {name!r}; there are {', '.join(NAMES)}")
         _check(name, value)
     return replace(base, **given)
 
