@@ -20,6 +20,8 @@ from benchmarks.commit import quantile_ms
 from benchmarks.data_plane import BUCKET, BY_CITY, BY_PRICE, Caller, DataPlane, blocks
 
 DOCUMENTS = int(os.environ.get("BENCH_MOVES_DOCUMENTS", "1000000"))
+DOCUMENTS_PER_S = int(os.environ.get("BENCH_MOVES_DOCUMENTS_PER_S", "0"))
+"""What a projector may stream for copies that move; 0: as much as it can."""
 BASELINE_S = 10.0
 SCANNERS = 2
 WRITE_LINES, WRITE_PAUSE_S = 25, 0.05
@@ -88,12 +90,15 @@ def moves() -> dict[str, Any]:
     with cluster(projectors=2) as running:
         plane = DataPlane(running, DOCUMENTS)
         built = plane.build()
+        pace = {"documents_per_s": DOCUMENTS_PER_S}
+        Caller(running.master).json("PUT", "/v1/config/rebalance", pace)
         quiet = _under_traffic(plane, lambda: time.sleep(BASELINE_S))
         moved = _under_traffic(plane, lambda: _move(plane))
         emptied = _under_traffic(plane, lambda: _drain(plane))
         entries = plane.count(BY_PRICE)
     return {
         "documents": DOCUMENTS,
+        "documents_per_s": DOCUMENTS_PER_S,
         "build_s": built["seconds"],
         "quiet": quiet,
         "one_slice": {

@@ -307,9 +307,15 @@ class Projector:
             raise SchemaError("bad_body", f"{mutation.key} names no index")
         self.planner.observe(mutation.key, entity)
         if mutation.key == setting_key(REBALANCE):
-            self._moving = _moving(entity)
+            self.slow_down(_moving(entity))
         if kind == "index" and entity is None:
             self.routes.forget(int(name))
+
+    def slow_down(self, settings: RebalanceSettings) -> None:
+        """Read as fast as these settings say from now on; a pause that is on ends."""
+        self._moving = settings
+        for line in self._lines:
+            line.pace = Pace()
 
     def _note_indexer(self, record: object) -> None:
         if isinstance(record, HwHeartbeat):
@@ -406,8 +412,6 @@ class Projector:
         busy = False
         for line in tuple(self._lines):
             turn_s = TURN_S if line.run.kind == MAINTENANCE else 0.0
-            if line.pace.due_s > time.monotonic():
-                continue
             try:
                 busy |= self._drain(line, time.monotonic() + turn_s)
             except FrameError as error:
@@ -422,7 +426,7 @@ class Projector:
         """Turn frames into items for a while; tell whether there were any. Raises FrameError."""
         stream, router = line.stream, line.router
         took = False
-        while (frames := stream.poll()) is not None:
+        while line.pace.due_s <= time.monotonic() and (frames := stream.poll()) is not None:
             took = line.waits = True
             refused, before = len(line.run.refused), router.documents
             for kind, body in frames:

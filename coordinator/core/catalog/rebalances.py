@@ -78,6 +78,11 @@ DRAIN_MAX = 64
 PARTS_MAX = 256
 """So many parts an index has: each of them is told of each mutation."""
 
+PART_BYTES_MAX = 256 * 1024
+HOLDER_BYTES = 2 * 1024
+"""The copies that one part takes over are held by indexes that weigh so much together at most; one
+may weigh more alone. Each counts for so much more: a transaction has 256 changes."""
+
 KNOWN_MAX = 32
 """So many rebalances that are over are kept."""
 
@@ -245,15 +250,39 @@ def _together(state: StateContext, rebalance: Rebalance, command: StepMove) -> l
     The first of them is the one that the command names.
     """
     move = rebalance.moves[command.move]
-    found = [command.move]
-    if MOVE_PENDING in (move.state, command.to):
-        found += [
-            place
-            for place, one in enumerate(rebalance.moves)
-            if one is not move
-            and goes_with(one, move)
-            and (one.state == MOVE_PENDING or may_begin(state, one))
-        ]
+    if MOVE_PENDING not in (move.state, command.to):
+        return [command.move]
+    others = [
+        place
+        for place, one in enumerate(rebalance.moves)
+        if one is not move and goes_with(one, move)
+    ]
+    if move.state == MOVE_PENDING:
+        return [command.move, *others]
+    return _within_bounds(state, rebalance, [command.move, *others])
+
+
+def _within_bounds(state: StateContext, rebalance: Rebalance, places: list[int]) -> list[int]:
+    """Leave out what cannot begin, and what would make the take-over too large a transaction.
+
+    It changes each holder of a copy that leaves, and each has the definition of the index.
+    """
+    left = PART_BYTES_MAX
+    found, holders = places[:1], set[int]()
+    for place in places:
+        move = rebalance.moves[place]
+        index = state.find_index(move.index)
+        if index is None or not may_begin(state, move):
+            continue
+        holder = _holder(state, index, move.slice, move.source)
+        if holder is not None and holder.id not in holders:
+            holders.add(holder.id)
+            held = state.index_by_id(holder.id)
+            left -= HOLDER_BYTES + (len(held.value) if held is not None else 0)
+            if left < 0 and len(holders) > 1:
+                break
+        if place != places[0]:
+            found.append(place)
     return found
 
 

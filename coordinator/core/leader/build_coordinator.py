@@ -69,17 +69,22 @@ ProcessId = tuple[int, int]
 """A process: its number and its incarnation."""
 
 
+Hosts = list[tuple[int, bool]]
+"""Live indexers that may hold something of a bucket, and whether they are sure to."""
+
+
 class Renewal(NamedTuple):
     """A renewal of a bucket's streams.
 
     `number` is the generation that it replaces, `projectors` stream from then on, and `restart` is
-    the number of the last record on `restart` that it acts on.
+    the number of the last record on `restart` that it acts on. `is_spaced`: not again at once.
     """
 
     number: int
     projectors: tuple[ProcessId, ...]
     why: str
     restart: int
+    is_spaced: bool = False
 
     def command(self, bucket: str, vector: tuple[bytes, bytes]) -> RenewStream:
         return RenewStream(
@@ -165,8 +170,8 @@ class BuildCoordinator:
 
     def has_heard(self, view: NodeView) -> bool:
         """Tell whether it is known how far indexers are, and which histories vbuckets have."""
-        for bucket in self._streamed(view.state):
-            heard = self._heard(view, bucket)
+        for bucket, hosts in _hosts_by_bucket(view).items():
+            heard = self._heard(view, bucket, hosts)
             if not heard.everybody or (heard.beats and len(heard.logs) < heard.vbuckets):
                 return False
         return True
@@ -205,12 +210,12 @@ class BuildCoordinator:
                 found += self.rolling_back.tick(view, bucket, self._heard(view, bucket))
         return found
 
-    def _heard(self, view: NodeView, bucket: str) -> Heard:
+    def _heard(self, view: NodeView, bucket: str, hosts: Hosts | None = None) -> Heard:
         """Return what the live indexers of a bucket hold, and the histories of its vbuckets."""
         vbuckets = _vbuckets(view.state, bucket)
         beats: dict[int, HwHeartbeat] = {}
         everybody = True
-        for indexer, must_say in _hosts(view, bucket):
+        for indexer, must_say in _hosts(view, bucket) if hosts is None else hosts:
             record = self._beat(view, bucket, indexer, vbuckets)
             if record is not None:
                 beats[indexer] = record
@@ -246,7 +251,7 @@ class BuildCoordinator:
             found += asked
             if vector is not None:
                 found.append(Want(f"stream/{bucket}", renewal.command(bucket, vector)))
-                if renewal.restart > _answered(view.state, bucket):
+                if renewal.is_spaced:
                     self.restarting.renewed(view, bucket)
         return found
 
@@ -259,11 +264,13 @@ class BuildCoordinator:
             found[bucket] = Renewal(number, tuple(waiting), why, _answered(state, bucket))
         numbers = {bucket: _sources(state, bucket)[1] for bucket in self._lapsed.buckets}
         for bucket, returned in self._lapsed.returned(projectors, numbers).items():
+            if self.restarting.is_quiet(view, bucket):
+                continue
             why = "connections were closed for projectors that had lapsed"
             fresh = Renewal(_sources(state, bucket)[0], (), why, _answered(state, bucket))
             renewal = found.get(bucket) or fresh
             ids = tuple(sorted({*renewal.projectors, *returned}))
-            found[bucket] = renewal._replace(projectors=ids)
+            found[bucket] = renewal._replace(projectors=ids, is_spaced=True)
         told_of = {
             bucket: told
             for bucket in view.timestamps
@@ -282,7 +289,9 @@ class BuildCoordinator:
             renewal = found.get(bucket) or Renewal(number, (), told.reason, 0)
             ids = tuple(sorted({*renewal.projectors, *(lost & sources.keys())}))
             if ids:
-                found[bucket] = renewal._replace(projectors=ids, restart=told.number)
+                found[bucket] = renewal._replace(
+                    projectors=ids, restart=told.number, is_spaced=True
+                )
         return found
 
     def _streamed(self, state: StateContext) -> frozenset[str]:
@@ -437,12 +446,24 @@ def _vbuckets(state: StateContext, bucket: str) -> int:
     return held.entity.vbuckets
 
 
-def _hosts(view: NodeView, bucket: str) -> list[tuple[int, bool]]:
-    """Return the live indexers that may hold something, and whether they are sure to."""
-    sure: dict[int, bool] = {}
+def _hosts(view: NodeView, bucket: str) -> Hosts:
+    """Return the live indexers that may hold something of a bucket."""
+    indexes = (one for one in view.state.in_phase(*STREAMED) if one.bucket == bucket)
+    return _hosts_of(view, indexes)
+
+
+def _hosts_by_bucket(view: NodeView) -> dict[str, Hosts]:
+    """Return the same of all buckets, with one look at each index."""
+    found: dict[str, list[Index]] = {}
     for index in view.state.in_phase(*STREAMED):
-        if index.bucket == bucket:
-            for host in index.hosts:
-                certain = index.state in (BACKFILL, MAINTENANCE)
-                sure[host] = sure.get(host, False) or certain
+        found.setdefault(index.bucket, []).append(index)
+    return {bucket: _hosts_of(view, indexes) for bucket, indexes in found.items()}
+
+
+def _hosts_of(view: NodeView, indexes: Iterable[Index]) -> Hosts:
+    sure: dict[int, bool] = {}
+    for index in indexes:
+        for host in index.hosts:
+            certain = index.state in (BACKFILL, MAINTENANCE)
+            sure[host] = sure.get(host, False) or certain
     return [(host, sure[host]) for host in sorted(sure) if view.peers.indexer_alive(host)]

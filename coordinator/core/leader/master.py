@@ -78,9 +78,6 @@ from coordinator.core.model.types import Epoch, Offset, TxnId
 
 RECOVERING, ACTIVE = "recovering", "active"
 
-HANDSHAKES = -1
-"""In the place of an index: what is parked under it waits for the first handshakes."""
-
 
 class Master:
     """What a node does while it is master of `epoch`.
@@ -194,7 +191,7 @@ class Master:
         """Take DDL from when the first handshakes are over."""
         if not self.active or not self.first_handshakes.look(view, self.handshakes, self.building):
             return []
-        self.requests.unpark(HANDSHAKES)
+        self.requests.let_in()
         return [ReadDdl(tuple(sorted(self._taken.items())))]
 
     # -- what comes in -----------------------------------------------------------------------
@@ -211,8 +208,8 @@ class Master:
         if adds and view.outcomes.size_bytes >= view.config.outcomes_bytes_max:
             text = "the outcomes of too many requests are kept: retry later"
             return [Reply(request.token, unknown("overloaded", text))]
-        waits = not self.first_handshakes.are_over and waits_for_them(request.command)
-        return self.requests.requested(view.config, request, HANDSHAKES if waits else None)
+        is_early = not self.first_handshakes.are_over and waits_for_them(request.command)
+        return self.requests.requested(view.config, request, is_early=is_early)
 
     def commands_read(self, requests: Iterable[Request]) -> None:
         """Queue commands from the `ddl` topic, each position once, whoever reads it twice."""

@@ -65,6 +65,8 @@ class RequestTable:
 
     def __init__(self) -> None:
         self.queue = CommandQueue()
+        self.early = CommandQueue()
+        """Those that wait until the master knows what they rest on."""
         self.upkeep: dict[str, Request] = {}
         self.parked: dict[int, list[Request]] = {}
         """By the index whose creation they wait for."""
@@ -81,18 +83,21 @@ class RequestTable:
     # -- what comes in -----------------------------------------------------------------------
 
     def requested(
-        self, config: NodeConfig, request: Request, waits_for: int | None = None
+        self, config: NodeConfig, request: Request, *, is_early: bool = False
     ) -> list[Result]:
-        """Queue a caller's command, or park it; the queue has bounds, and says so."""
-        if self.callers >= config.queue_max or self.queue.size_bytes > config.queue_bytes_max:
+        """Queue a caller's command; the queue has bounds, and says so."""
+        size_bytes = self.queue.size_bytes + self.early.size_bytes
+        if self.callers >= config.queue_max or size_bytes > config.queue_bytes_max:
             overloaded = unknown("overloaded", "too many commands wait: retry")
             return [Reply(request.token, overloaded)]
         self.callers += 1
-        if waits_for is None:
-            self.queue.append(request)
-        else:
-            self.park(waits_for, request)
+        (self.early if is_early else self.queue).append(request)
         return []
+
+    def let_in(self) -> None:
+        """What the early ones have waited for is known: they come first."""
+        self.queue.push_front(self.early)
+        self.early.clear()
 
     def want(self, key: str, command: Command) -> None:
         """Enter a command of the master's own into the next group, once."""
@@ -196,7 +201,7 @@ class RequestTable:
 
     def expire(self, now_ms: int, why: str) -> list[Result]:
         """Tell callers whose deadline has passed that the fate of their request is unknown."""
-        late = self.queue.take_late(now_ms)
+        late = [*self.early.take_late(now_ms), *self.queue.take_late(now_ms)]
         table = self.parked
         for number, requests in list(table.items()):
             late += [r for r in requests if r.token and r.deadline_ms <= now_ms]
@@ -223,10 +228,12 @@ class RequestTable:
     def depose(self, answer: Outcome) -> list[Result]:
         """Answer everybody of whom nothing was proposed with this, and creators with what is."""
         found: list[Result] = []
-        for request in (*self.queue, *(r for rs in self.parked.values() for r in rs)):
+        parked = (request for waiting in self.parked.values() for request in waiting)
+        for request in (*self.early, *self.queue, *parked):
             found += self.reply(request, answer)
         for creator in self._creators():
             found += self.reply(creator.request, UNDER_WAY)
+        self.early.clear()
         self.queue.clear()
         self.parked.clear()
         self.creators.clear()

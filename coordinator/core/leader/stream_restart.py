@@ -92,9 +92,14 @@ class StreamRestart:
                 projectors.add(enquiry.projector)
                 if enquiry.number > number:
                     number, reason = enquiry.number, enquiry.reason
-        if number == answered or view.now.mono_ms < self._quiet_until_ms.get(bucket, 0):
+        if number == answered or self.is_quiet(view, bucket):
             return None
         return Told(number, frozenset(projectors), reason)
+
+    def is_quiet(self, view: NodeView, bucket: str) -> bool:
+        """Tell whether a bucket's streams were renewed so lately that they are not renewed again
+        for what is told."""
+        return view.now.mono_ms < self._quiet_until_ms.get(bucket, 0)
 
     def renewed(self, view: NodeView, bucket: str) -> None:
         """Note that a bucket's streams are renewed for what was told: not again at once."""

@@ -19,7 +19,8 @@ class NodeConfig:
     then; an indexer that does not say what it holds is waited for no longer than
     `stream_timeout_ms`. The application that computes timestamps is given `restart_wait_ms` to
     answer; what it tells of its own accord makes a bucket's streams begin again at most every
-    `restart_pause_ms`.
+    `restart_pause_ms`. Of a projector that was silent for `lapsed_projector_ms` the master closes
+    the connections.
 
     A copy of a slice that has moved is kept at its source for `drain_ms`, for the scans that it
     still has. An indexer that was silent for `lost_indexer_ms` is lost: nothing moves there, and
@@ -61,6 +62,7 @@ class NodeConfig:
     stream_timeout_ms: int = 5_000
     restart_wait_ms: int = 2_000
     restart_pause_ms: int = 10_000
+    lapsed_projector_ms: int = 5_000
     drain_ms: int = 10_000
     lost_indexer_ms: int = 300_000
     queue_max: int = 4_096

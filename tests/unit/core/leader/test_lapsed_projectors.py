@@ -11,7 +11,7 @@ from coordinator.core.model.records import StreamOwner
 from coordinator.core.model.stream_records import MAINTENANCE, ORDINAL_MAX, ConnectionClosed
 from coordinator.core.model.types import Instant
 
-LIVENESS_MS = 2_000
+LAPSED_MS = 2_000
 FIRST = StreamOwner("travel", 71, 0, 5, 512)
 SECOND = StreamOwner("travel", 72, 1, 5, 512)
 
@@ -22,7 +22,7 @@ class View:
     def __init__(self, *owners: StreamOwner) -> None:
         self.silent = {0: 0, 1: 0}
         self.applies = True
-        self.config = SimpleNamespace(liveness_ms=LIVENESS_MS)
+        self.config = SimpleNamespace(lapsed_projector_ms=LAPSED_MS)
         self.now = Instant(mono_ms=1_000, wall_ms=50)
         self.authority = SimpleNamespace(projectors={0: None, 1: None})
         beat = SimpleNamespace(owners=owners)
@@ -47,9 +47,9 @@ def beat(projector: int, incarnation: int = 9) -> Any:
 def test_what_a_projector_owns_that_has_lapsed_is_closed() -> None:
     view: Any = View(FIRST, SECOND)
     lapsed = LapsedProjectors()
-    view.silent[1] = LIVENESS_MS
+    view.silent[1] = LAPSED_MS
     assert lapsed.tick(view) == []
-    view.silent[1] = LIVENESS_MS + 1
+    view.silent[1] = LAPSED_MS + 1
     record = ConnectionClosed(
         "travel", MAINTENANCE, 1, 72, ORDINAL_MAX, "the projector has lapsed", 50
     )
@@ -59,7 +59,7 @@ def test_what_a_projector_owns_that_has_lapsed_is_closed() -> None:
 def test_it_is_said_again_while_it_owns_something_and_not_more_often() -> None:
     view: Any = View(SECOND)
     lapsed = LapsedProjectors()
-    view.silent[1] = LIVENESS_MS + 1
+    view.silent[1] = LAPSED_MS + 1
     assert closed(lapsed, view) == [72]
     view.advance(REPEAT_MS - 1)
     assert closed(lapsed, view) == []
@@ -72,7 +72,7 @@ def test_it_is_said_again_while_it_owns_something_and_not_more_often() -> None:
 
 def test_an_application_that_is_away_says_nothing_of_owners() -> None:
     view: Any = View(SECOND)
-    view.silent[1] = LIVENESS_MS + 1
+    view.silent[1] = LAPSED_MS + 1
     view.applies = False
     assert LapsedProjectors().tick(view) == []
 
@@ -82,7 +82,7 @@ def test_one_that_was_only_paused_streams_anew() -> None:
     lapsed = LapsedProjectors()
     numbers = {"travel": {(0, 9): 5, (1, 9): 5}}
     assert lapsed.returned([beat(0), beat(1)], numbers) == {}
-    view.silent[1] = LIVENESS_MS + 1
+    view.silent[1] = LAPSED_MS + 1
     lapsed.tick(view)
     assert lapsed.returned([beat(0)], numbers) == {}, "it is away"
     assert lapsed.returned([beat(0), beat(1)], numbers) == {"travel": ((1, 9),)}
@@ -96,7 +96,7 @@ def test_one_that_was_only_paused_streams_anew() -> None:
 def test_one_that_was_restarted_has_a_generation_of_its_own() -> None:
     view: Any = View(SECOND)
     lapsed = LapsedProjectors()
-    view.silent[1] = LIVENESS_MS + 1
+    view.silent[1] = LAPSED_MS + 1
     lapsed.tick(view)
     numbers = {"travel": {(1, 9): 5}}
     assert lapsed.returned([beat(1, incarnation=10)], numbers) == {}

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from coordinator.codec import encode
+from coordinator.core.catalog import rebalances
 from coordinator.core.catalog.decisions import Unchanged
 from coordinator.core.catalog.placement import Candidate
 from coordinator.core.catalog.rebalance_settings import RebalanceSettings
+from coordinator.core.catalog.rebalances import HOLDER_BYTES
 from coordinator.core.catalog.state import evolve
 from coordinator.core.leader.rebalance_coordinator import RebalanceCoordinator
 from coordinator.core.model.commands import (
@@ -266,6 +268,35 @@ def test_a_copy_that_lies_elsewhere_by_now_is_left_out_of_the_part() -> None:
     assert [piece.serving for piece in leading.index(leading.part).slices] == [(3,), ()]
     leading.go_on()
     assert leading.states == ["pending", "failed"]
+
+
+def test_no_more_copies_are_one_part_than_one_transaction_can_take_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each copy that leaves is held by an index with a whole definition."""
+    leading = Leading(slices=4)
+    apart = [PlannedMove(leading.index_id, n, 1 + n % 2, 3 + n) for n in range(4)]
+    leading.bench.apply(BeginRebalance(tuple(apart)))
+    leading.go_on()
+    for move in leading.bench.state.rebalances()[0].moves:
+        leading.build(move.part)
+    for _ in range(3):
+        leading.go_on()
+        leading.wants()
+        leading.mono_ms += DRAIN_MS
+    leading.go_on()
+    assert leading.states == ["done"] * 4
+    held = leading.bench.state.index_by_id(leading.part)
+    assert held is not None
+    monkeypatch.setattr(rebalances, "PART_BYTES_MAX", 2 * (len(held.value) + HOLDER_BYTES) + 50)
+    together = [PlannedMove(leading.index_id, n, 3 + n, 1) for n in range(4)]
+    leading.bench.apply(BeginRebalance(tuple(together)))
+    leading.go_on()
+    assert leading.states == ["pending", "pending", "start", "start"]
+    leading.go_on()
+    assert leading.states == ["pending"] * 4
+    parts = [move.part for move in leading.bench.state.rebalances()[0].moves]
+    assert parts[0] == parts[1] != parts[2] == parts[3]
 
 
 def test_an_index_that_is_being_built_is_waited_for(leading: Leading) -> None:

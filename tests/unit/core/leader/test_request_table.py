@@ -114,6 +114,29 @@ def test_commands_are_taken_up_to_a_bound_of_bytes() -> None:
         assert table.callers == 1 + taken
 
 
+def test_those_that_come_early_count_and_come_first_when_they_are_let_in() -> None:
+    table, config = RequestTable(), replace(CONFIG, queue_bytes_max=2 * weight(a_request()))
+    late = a_request("late", token=9)
+    for token in (1, 2, 3):
+        assert table.requested(config, a_request(token=token), is_early=True) == []
+    assert table.requested(config, late, is_early=True) == [Reply(9, OVERLOADED)]
+    assert table.requested(config, late) == [Reply(9, OVERLOADED)]
+    assert len(table.queue) == 0
+    table.let_in()
+    assert [request.token for request in table.queue] == [1, 2, 3]
+    assert table.requested(config, late) == [Reply(9, OVERLOADED)]
+
+
+def test_those_that_come_early_are_told_at_their_deadline_and_when_the_master_changes() -> None:
+    table = RequestTable()
+    table.requested(CONFIG, a_request(token=1, deadline_ms=5), is_early=True)
+    table.requested(CONFIG, a_request(token=2, deadline_ms=50), is_early=True)
+    assert table.expire(10, LATE) == [Reply(1, unknown("timeout", LATE))]
+    assert table.depose(UNDER_WAY) == [Reply(2, UNDER_WAY)]
+    table.let_in()
+    assert len(table.queue) == table.callers == 0
+
+
 def test_nothing_is_read_from_the_topic_while_much_waits() -> None:
     table = RequestTable()
     for number in range(BACKLOG_MAX):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from coordinator.codec import Codec
 from coordinator.core.catalog.state import StateContext, evolve
 from coordinator.core.consensus.effects import Ask
+from coordinator.core.consensus.signals import Want
 from coordinator.core.leader import build_coordinator as builds
 from coordinator.core.leader.build_coordinator import BuildCoordinator
 from coordinator.core.leader.membership import Membership
@@ -29,6 +31,7 @@ from coordinator.core.model.records import (
     IndexerRegistered,
     Mutation,
     StreamAwaited,
+    StreamOwner,
 )
 from coordinator.core.model.stream_records import (
     FailoverBranch,
@@ -191,6 +194,32 @@ def test_no_indexer_is_registered_while_an_answer_is_awaited(view: Any) -> None:
     assert membership.due(view, is_idle=False, is_computing=lambda: True).records == []
     [record] = membership.due(view, is_idle=False, is_computing=lambda: False).records
     assert isinstance(record, IndexerRegistered)
+
+
+def test_a_projector_that_lapses_often_has_its_streams_renewed_with_pauses(view: Any) -> None:
+    building = a_building(view, make_index(1, 1, state=MAINTENANCE), live=(1,))
+    says(view, building, 1, HELD)
+    stream = Stream("travel", 5, (Source(0, 9, 5),), b"", b"", "")
+    view.state = evolve(view.state, [(Mutation("Changed", stream.key, b"", stream), Cas(9))])
+    owner = StreamOwner("travel", 71, 0, 5, 2)
+    projector = SimpleNamespace(projector=0, incarnation=9, waiting=(), buckets=())
+    view.authority = SimpleNamespace(projectors={0: SimpleNamespace(incarnation=9)})
+    view.config.lapsed_projector_ms, view.config.stream_hold_ms = 5_000, 0
+    view.config.stream_timeout_ms = 5_000
+    application = SimpleNamespace(beat=SimpleNamespace(owners=(owner,)))
+    view.peers.applications = {"0/1": application}
+    view.peers.projectors = {0: SimpleNamespace(beat=projector)}
+    view.peers.application_of = lambda bucket: None
+    wanted: list[int] = []
+    for _ in range(300):
+        silent = view.now.mono_ms % 6_000
+        view.peers.projector_silent_ms = lambda number, ms=silent: ms
+        view.peers.alive = lambda peer, ms=silent: peer is application or ms < 1_000
+        if any(isinstance(one, Want) for one in building.tick(view)):
+            wanted.append(view.now.mono_ms)
+        view.advance(200)
+    assert 2 <= len(wanted) <= 60_000 // view.config.restart_pause_ms + 1
+    assert all(after - before >= 10_000 for before, after in itertools.pairwise(wanted))
 
 
 @pytest.mark.parametrize("state", ROLLBACK_STATES)
