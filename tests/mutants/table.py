@@ -498,15 +498,15 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "the-queue-has-no-bound-of-bytes",
         "coordinator/core/leader/request_table.py",
-        "if self.callers >= config.queue_max or self.queue.size_bytes > config.queue_bytes_max:",
+        "if self.callers >= config.queue_max or size_bytes > config.queue_bytes_max:",
         "if self.callers >= config.queue_max:",
         LONE,
     ),
     Mutant(
         "the-queue-has-no-bound-of-callers",
         "coordinator/core/leader/request_table.py",
-        "if self.callers >= config.queue_max or self.queue.size_bytes > config.queue_bytes_max:",
-        "if self.queue.size_bytes > config.queue_bytes_max:",
+        "if self.callers >= config.queue_max or size_bytes > config.queue_bytes_max:",
+        "if size_bytes > config.queue_bytes_max:",
         LONE,
     ),
     Mutant(
@@ -3552,8 +3552,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a-part-takes-copies-that-are-elsewhere-by-now",
         "coordinator/core/catalog/rebalances.py",
-        "and (one.state == MOVE_PENDING or may_begin(state, one))",
-        "and True",
+        "if index is None or not may_begin(state, move):\n            continue",
+        "if index is None:\n            continue",
         "tests/unit/core/leader/test_rebalance_coordinator.py",
     ),
     Mutant(
