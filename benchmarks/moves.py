@@ -20,7 +20,7 @@ from benchmarks.commit import quantile_ms
 from benchmarks.data_plane import BUCKET, BY_CITY, BY_PRICE, Caller, DataPlane, blocks
 
 DOCUMENTS = int(os.environ.get("BENCH_MOVES_DOCUMENTS", "1000000"))
-DOCUMENTS_PER_S = int(os.environ.get("BENCH_MOVES_DOCUMENTS_PER_S", "0"))
+DOCUMENTS_PER_S = int(os.environ.get("BENCH_MOVES_DOCUMENTS_PER_S", "4000"))
 """What a projector may stream for copies that move; 0: as much as it can."""
 BASELINE_S = 10.0
 SCANNERS = 2

@@ -47,7 +47,7 @@ class RebalanceSettings:
     """
 
     parts: int = 8
-    documents_per_s: int = 0
+    documents_per_s: int = 4_000
     capacity_bytes: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
     def capacity_of(self, indexer: int) -> int:

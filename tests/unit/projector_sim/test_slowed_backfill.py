@@ -94,6 +94,6 @@ def test_it_hears_that_a_connection_is_over(projector: Any, line: Any) -> None:
 
 def test_another_setting_counts_at_once(projector: Any, line: Any) -> None:
     turns(projector, 0.05)
-    projector.slow_down(RebalanceSettings())
+    projector.slow_down(RebalanceSettings(documents_per_s=0))
     projector._feed()
     assert line.router.documents > PIECE

@@ -59,10 +59,10 @@ def test_without_it_or_with_one_that_cannot_be_read_the_default_holds() -> None:
 @pytest.mark.parametrize(
     ("value", "parts", "documents_per_s", "capacities"),
     [
-        ("{}", 8, 0, {}),
+        ("{}", 8, 4_000, {}),
         ('{"parts": 2, "documents_per_s": 500}', 2, 500, {}),
-        ('{"capacity_bytes": {"*": 100, "3": 0, "0": 7}}', 8, 0, {1: 100, 3: 0, 0: 7}),
-        ('{"capacity_bytes": {"250": 5}}', 8, 0, {250: 5, 1: 0}),
+        ('{"capacity_bytes": {"*": 100, "3": 0, "0": 7}}', 8, 4_000, {1: 100, 3: 0, 0: 7}),
+        ('{"capacity_bytes": {"250": 5}, "documents_per_s": 0}', 8, 0, {250: 5, 1: 0}),
     ],
 )
 def test_a_setting_says_how_copies_move(
