@@ -15,6 +15,7 @@ connection coordination".
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from coordinator.core.consensus.effects import CloseConnection
 from coordinator.core.consensus.view import NodeView, authority_of
@@ -33,7 +34,8 @@ class LapsedProjectors:
 
     def __init__(self) -> None:
         self._told_ms: dict[StreamOwner, int] = {}
-        """When it was last said that a connection is closed, on the monotonic clock."""
+        """When it was last said that a connection is closed, on the monotonic clock; how many
+        vbuckets it has does not count here."""
 
     def tick(self, view: NodeView) -> list[CloseConnection]:
         """Return which connections are to be closed now."""
@@ -42,10 +44,11 @@ class LapsedProjectors:
             return []
         found: list[CloseConnection] = []
         for owner in _owners(view):
-            last_ms = self._told_ms.get(owner)
+            named = replace(owner, vbuckets=0)
+            last_ms = self._told_ms.get(named)
             is_told = last_ms is not None and view.now.mono_ms - last_ms < REPEAT_MS
             if owner.projector in lapsed and not is_told:
-                self._told_ms[owner] = view.now.mono_ms
+                self._told_ms[named] = view.now.mono_ms
                 found.append(CloseConnection(_closed(owner, view.now.wall_ms)))
         return found
 

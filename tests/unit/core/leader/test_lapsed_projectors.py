@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -63,6 +64,8 @@ def test_it_is_said_again_while_it_owns_something_and_not_more_often() -> None:
     assert closed(lapsed, view) == [72]
     view.advance(REPEAT_MS - 1)
     assert closed(lapsed, view) == []
+    view.peers.applications["0/1"].beat.owners = (replace(SECOND, vbuckets=511),)
+    assert closed(lapsed, view) == [], "some of its vbuckets have another owner by now"
     view.advance(1)
     assert closed(lapsed, view) == [72]
     view.peers.applications = {}
