@@ -439,7 +439,8 @@ class Projector:
             if len(line.run.refused) > refused:
                 self._roll_back(line.run, tuple(line.run.refused)[refused:])
             now = time.monotonic()
-            per_s = self._moving.documents_per_s if line.is_of_moves else 0
+            is_slow = line.is_of_moves and not self.planner.keeps_others_waiting(line.run)
+            per_s = self._moving.documents_per_s if is_slow else 0
             line.pace.took(router.documents - before, per_s, now)
             if now >= until_s or now >= line.due_s or line.pace.due_s > now:
                 break

@@ -13,7 +13,9 @@ import pytest
 from coordinator.core.catalog.rebalance_settings import RebalanceSettings
 from coordinator.core.model.stream_records import BACKFILL
 from projector_sim.projector.process import FLUSH_BACKFILL_S, Line, Projector
+from projector_sim.projector.stream_planner import StreamPlanner
 from projector_sim.protocol.frames import Kind
+from tests.support.indexes import make_index
 
 PIECE = 300
 """So many documents one piece of what is read has."""
@@ -48,7 +50,7 @@ class Router:
 @pytest.fixture
 def line() -> Any:
     run: Any = SimpleNamespace(
-        kind=BACKFILL, carried={1: SimpleNamespace(part_of=9)}, refused={}, heard_ms=0
+        bucket="b", kind=BACKFILL, carried={1: make_index(1, 1, part_of=9)}, refused={}, heard_ms=0
     )
     stream: Any = Stream()
     router: Any = Router()
@@ -63,6 +65,7 @@ def projector(line: Line) -> Any:
     made._moving = RebalanceSettings(documents_per_s=100)
     made._dirty, made._planned_s, made._beat_due_s = False, 0.0, time.monotonic() + 3_600
     made._wake = threading.Event()
+    made.planner = StreamPlanner(0, 1, lambda: 1, lambda index: "")
     return made
 
 
@@ -97,3 +100,13 @@ def test_another_setting_counts_at_once(projector: Any, line: Any) -> None:
     projector.slow_down(RebalanceSettings(documents_per_s=0))
     projector._feed()
     assert line.router.documents > PIECE
+
+
+@pytest.mark.parametrize("is_part", [False, True])
+def test_a_new_index_of_the_bucket_does_not_wait_for_it(
+    projector: Any, line: Any, is_part: bool
+) -> None:
+    index = make_index(2, 1, bucket="b", state="backfill", part_of=9 * is_part)
+    projector.planner.observe(index.key, index)
+    turns(projector, 0.3)
+    assert (line.router.documents > PIECE) != is_part
