@@ -25,9 +25,9 @@ from coordinator import codec
 from coordinator.core.catalog.rebalance_settings import (
     REBALANCE,
     RebalanceSettings,
-    parse_rebalance,
+    rebalance_of,
 )
-from coordinator.core.model.entities import Entity, Setting, setting_key
+from coordinator.core.model.entities import setting_key
 from coordinator.core.model.records import ProjectorHeartbeat
 from coordinator.core.model.stream_records import (
     BACKFILL,
@@ -307,7 +307,7 @@ class Projector:
             raise SchemaError("bad_body", f"{mutation.key} names no index")
         self.planner.observe(mutation.key, entity)
         if mutation.key == setting_key(REBALANCE):
-            self.slow_down(_moving(entity))
+            self.slow_down(rebalance_of(entity))
         if kind == "index" and entity is None:
             self.routes.forget(int(name))
 
@@ -525,14 +525,6 @@ class Projector:
     def errors(self) -> Counter[int]:
         """Return how many documents could not be evaluated, by index."""
         return sum((line.router.errors for line in self._lines), self.counters.errors.copy())
-
-
-def _moving(entity: Entity | None) -> RebalanceSettings:
-    """Return how copies move, as a setting says."""
-    try:
-        return parse_rebalance(entity.value_json if isinstance(entity, Setting) else "{}")
-    except ValueError:
-        return RebalanceSettings()
 
 
 def _mono_ms() -> int:

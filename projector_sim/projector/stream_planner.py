@@ -240,16 +240,6 @@ class StreamPlanner:
 
     # -- what is heard -----------------------------------------------------------------------
 
-    def keeps_others_waiting(self, run: Run) -> bool:
-        """Tell whether an index that is no part waits until this backfill is over."""
-        return any(
-            index.bucket == run.bucket
-            and index.state == BACKFILL
-            and not index.part_of
-            and index.id not in run.carried
-            for index in self.indexes.values()
-        )
-
     def observe(self, key: str, entity: Entity | None) -> None:
         """Note the latest state of an entity, None if it is gone."""
         self._unseen.discard(key)
@@ -720,6 +710,16 @@ class StreamPlanner:
                     backfill.sent_under[vbucket] = run.number
                     backfill.sent_ms = now_ms
                     backfill.sent += run.until[vbucket]
+
+    def keeps_others_waiting(self, run: Run) -> bool:
+        """Tell whether an index that is no part waits until this backfill is over."""
+        return any(
+            index.bucket == run.bucket
+            and index.state == BACKFILL
+            and not index.part_of
+            and index.id not in run.carried
+            for index in self.indexes.values()
+        )
 
     def progress(self) -> tuple[BackfillProgress, ...]:
         """Return how far backfills have got, in seqnos."""

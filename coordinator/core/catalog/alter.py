@@ -181,7 +181,7 @@ def definition_after(index: Index, command: AlterIndex) -> CreateIndex:
     slices = len(index.slices)
     if partitioning == RANGE and command.bounds_json is not None:
         slices = (
-            len(index.slices) // max(1, partitions_of(index)) * _partitions(command.bounds_json)
+            len(index.slices) // max(1, _partitions_of(index)) * _partitions(command.bounds_json)
         )
     where = None if command.drops_where else _or(command.where, index.where)
     return CreateIndex(
@@ -200,7 +200,7 @@ def definition_after(index: Index, command: AlterIndex) -> CreateIndex:
     )
 
 
-def partitions_of(index: Index) -> int:
+def _partitions_of(index: Index) -> int:
     """Return how many partitions the keys of an index have."""
     is_ranged = index.partitioning == RANGE
     return _partitions(index.bounds_json) if is_ranged else len(index.slices)

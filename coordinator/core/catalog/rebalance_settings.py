@@ -12,7 +12,7 @@ from typing import Any
 
 from coordinator.core.catalog.state import StateContext
 from coordinator.core.model import json_text
-from coordinator.core.model.entities import Setting
+from coordinator.core.model.entities import Entity, Setting
 
 REPAIR = "repair"
 REBALANCE = "rebalance"
@@ -79,22 +79,31 @@ PARSERS = {REPAIR: parse_repair, REBALANCE: parse_rebalance}
 def repair_in(state: StateContext) -> RepairSettings:
     """Return what holds in a state; what cannot be read is the default."""
     try:
-        return parse_repair(_text(state, REPAIR))
+        return parse_repair(_text(_entity(state, REPAIR)))
     except ValueError:
         return RepairSettings()
 
 
 def rebalance_in(state: StateContext) -> RebalanceSettings:
-    """Return what holds in a state; what cannot be read is the default."""
+    """Return what holds in a state."""
+    return rebalance_of(_entity(state, REBALANCE))
+
+
+def rebalance_of(setting: Entity | None) -> RebalanceSettings:
+    """Return what a setting says; what cannot be read, or is none, is the default."""
     try:
-        return parse_rebalance(_text(state, REBALANCE))
+        return parse_rebalance(_text(setting))
     except ValueError:
         return RebalanceSettings()
 
 
-def _text(state: StateContext, name: str) -> str:
+def _entity(state: StateContext, name: str) -> Entity | None:
     held = state.setting(name)
-    return held.entity.value_json if held and isinstance(held.entity, Setting) else "{}"
+    return held.entity if held is not None else None
+
+
+def _text(setting: Entity | None) -> str:
+    return setting.value_json if isinstance(setting, Setting) else "{}"
 
 
 def _number(given: Mapping[str, Any], name: str, default: int, least: int, most: int) -> int:
