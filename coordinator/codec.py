@@ -622,6 +622,7 @@ _NESTED: dict[type, dict[str, type]] = {
     entities.Rebalance: {"moves": entities.Move},
     records.ProjectorHeartbeat: {
         "buckets": records.BucketSeen,
+        "topics": records.TopicSeen,
         "waiting": records.StreamAwaited,
         "backfills": records.BackfillProgress,
     },

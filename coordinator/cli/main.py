@@ -15,6 +15,7 @@ import typer
 from coordinator.cli import (
     alter,
     backup,
+    buckets,
     data,
     history,
     members,
@@ -790,6 +791,7 @@ def projectors(session: Session, action: Removing = None, number: RemovedId = No
 
 app.add_typer(members.app, name="members")
 app.add_typer(topics.app, name="topics")
+app.add_typer(buckets.app, name="buckets")
 members.add_step_down(app)
 alter.add_to(app)
 data.add_to(app)

@@ -196,16 +196,30 @@ def _consistency(text: str | None, at_least: str | None) -> Any:
             text = f"--at-least takes a file, or JSON as {{…}}; {at_least[:100]}: {reason}"
             raise CommandError("usage", text) from error
     vector = _value(at_least)
-    places = vector.get("vbuckets", vector) if isinstance(vector, dict) else None
-    if not (isinstance(places, dict) and all(map(_is_place, places, places.values()))):
-        raise CommandError("usage", '--at-least is JSON: {"vbuckets": {"7": [vbuuid, seqno], …}}')
-    required = {"at_least": {"vbuckets": places}}
+    required = {"at_least": _positions(vector)}
     return {"consistent": 0, **required} if mode == "consistent" else required
+
+
+def _positions(given: Any) -> dict[str, Any]:
+    """Return positions in vbuckets, or offsets in the partitions of a topic. CommandError."""
+    if isinstance(given, dict) and given.keys() == {"offsets"}:
+        offsets = given["offsets"]
+        if isinstance(offsets, dict) and all(map(_is_offset, offsets, offsets.values())):
+            return given
+    places = given.get("vbuckets", given) if isinstance(given, dict) else None
+    if isinstance(places, dict) and all(map(_is_place, places, places.values())):
+        return {"vbuckets": places}
+    text = '--at-least is JSON: {"vbuckets": {"7": [vbuuid, seqno], …}}, or {"offsets": {"7": 41}}'
+    raise CommandError("usage", text)
 
 
 def _is_place(vbucket: str, place: Any) -> bool:
     """Tell whether this is the number of a vbucket with a vbuuid and a seqno."""
     return vbucket.isdecimal() and isinstance(place, list) and len(place) == 2
+
+
+def _is_offset(partition: str, offset: Any) -> bool:
+    return partition.isdecimal() and isinstance(offset, int)
 
 
 def _resolve(client: "Client", index: str, bucket: str | None) -> tuple[dict[str, Any], list[str]]:

@@ -871,6 +871,49 @@ class _Api(Generic[R]):
         path = _config_path(key)
         return self._run(_plan_write("DELETE", path, _NOTHING, expected_cas, request_id))
 
+    def add_bucket(
+        self,
+        name: str,
+        *,
+        topic: str,
+        format: str = "json",
+        registry: str | None = None,
+        request_id: str | None = None,
+    ) -> R:
+        """Add a bucket whose documents are the records of a Kafka topic.
+
+        `format` is `json`, `avro`, `debezium-json` or `debezium-avro`; `registry` is the URL of the
+        schema registry, for Avro. Answers `{"bucket", "cas", "txn"}`. Raises CoordinatorError
+        `bucket_exists`, `kafka_topic_not_found` and `kafka_topic_unfit`.
+        """
+        source = {"topic": topic, "format": format, "registry": registry}
+        body = {"name": name, "source": source}
+        return self._run(_plan_write("POST", "/v1/buckets", body, None, request_id))
+
+    def buckets(self, *, consistency: Consistency | None = None, at_least: int | None = None) -> R:
+        """Answer `{"buckets", "cas"}`; of a topic each tells what its `projectors` say."""
+        return self._run(_plan_read("/v1/buckets", {}, consistency, at_least))
+
+    def bucket(
+        self,
+        name: str,
+        *,
+        consistency: Consistency | None = None,
+        at_least: int | None = None,
+    ) -> R:
+        """Answer `{"bucket", "cas"}`. Raises CoordinatorError `bucket_not_found`."""
+        return self._run(_plan_read(_bucket_path(name), {}, consistency, at_least))
+
+    def remove_bucket(
+        self, name: str, expected_cas: int | None = None, request_id: str | None = None
+    ) -> R:
+        """Remove a bucket of a topic; answer `{"bucket", "cas", "txn"}`.
+
+        Raises CoordinatorError `bucket_in_use` if it has indexes.
+        """
+        path = _bucket_path(name)
+        return self._run(_plan_write("DELETE", path, _NOTHING, expected_cas, request_id))
+
     def add_topic(self, name: str, request_id: str | None = None, **filters: Filter) -> R:
         """Add a topic: a named selection of the changes that match the filters of `history`.
 
@@ -987,13 +1030,17 @@ class _Api(Generic[R]):
 _NOTHING = object()
 _FRESH = (
     *("/v1/state", "/v1/indexes", "/v1/config", "/v1/topology", "/v1/history"),
-    *("/v1/diff", "/v1/topics", "/v1/rollbacks"),
+    *("/v1/diff", "/v1/topics", "/v1/rollbacks", "/v1/buckets"),
 )
 """What `at_least` is for."""
 
 
 def _index_path(index_id: str | int) -> str:
     return f"/v1/indexes/{_segment(str(index_id))}"
+
+
+def _bucket_path(name: str) -> str:
+    return f"/v1/buckets/{_segment(name)}"
 
 
 def _config_path(key: str) -> str:

@@ -24,7 +24,7 @@ class CoordinatorError(Exception):
 
 
 class NotFoundError(CoordinatorError):
-    """There is no such index, setting, topic or subscription."""
+    """There is no such index, bucket, setting, topic or subscription."""
 
 
 class ConflictError(CoordinatorError):
@@ -42,12 +42,16 @@ _CLASSES: dict[str, type[CoordinatorError]] = {
     "index_not_found": NotFoundError,
     "config_not_found": NotFoundError,
     "topic_not_found": NotFoundError,
+    "bucket_not_found": NotFoundError,
+    "kafka_topic_not_found": NotFoundError,
     "subscription_not_found": NotFoundError,
     "rebalance_not_found": NotFoundError,
     "indexer_not_found": NotFoundError,
     "projector_not_found": NotFoundError,
     "index_exists": ConflictError,
     "topic_exists": ConflictError,
+    "bucket_exists": ConflictError,
+    "bucket_in_use": ConflictError,
     "topic_in_use": ConflictError,
     "subscriber_exists": ConflictError,
     "index_altering": ConflictError,

@@ -27,6 +27,7 @@ from coordinator.core.model.types import CAS_MAX
 from coordinator.http import models, views
 from coordinator.http.answers import BoundedAnswers
 from coordinator.http.aside import READS, VIEWS, Turns
+from coordinator.http.buckets import add_buckets
 from coordinator.http.encoding import Raw, encoded
 from coordinator.http.errors import ApiError, error_response, json_response, raise_unless_ok
 from coordinator.http.execution import (
@@ -95,6 +96,7 @@ def build_app(shell: Shell, allowed_hosts: Iterable[str] = ()) -> FastAPI:
     add_undo(app, shell, settle)
     add_watch(app, shell, settle)
     add_topics(app, shell, settle)
+    add_buckets(app, shell, settle)
     _add_health(app, shell)
     return app
 

@@ -102,3 +102,9 @@ that the last one that waits is answered well before its deadline."""
 
 HISTORY = Aside("history", 32)
 """Reads the past, which takes up to some seconds a piece."""
+
+BUCKETS = Aside("buckets", 16)
+"""Asks Kafka about topics."""
+
+POSITIONS = Aside("positions", 128)
+"""Asks Kafka which branches the partitions of topics are on, some milliseconds each."""

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import orjson
+from confluent_kafka import KafkaException
 from fastapi import FastAPI
 from prometheus_client import Histogram
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
@@ -38,11 +39,12 @@ from coordinator.core.model.types import Cas
 from coordinator.core.model.vectors import Places
 from coordinator.core.timestamps import board as boards
 from coordinator.http import views
-from coordinator.http.aside import BODIES
+from coordinator.http.aside import BODIES, POSITIONS
 from coordinator.http.calls import Calls
 from coordinator.http.errors import ApiError
 from coordinator.http.scatter import Asked, ScanFailed, ScanResult, Scatter, aside
 from coordinator.http.shared import APPLIED_CAS, explained
+from coordinator.kafka.document_topics import TopicError
 from coordinator.node.shell import Shell
 
 LIMIT_MAX = 10_000
@@ -71,14 +73,26 @@ SCAN_SECONDS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.25, 0.
 
 Text = Annotated[str, Field(max_length=256)]
 Number = Annotated[int, Field(ge=0, lt=2**64)]
+Offset = Annotated[int, Field(ge=0, lt=2**63 - 1)]
+Vbucket = Annotated[int, Field(ge=0, lt=2**16)]
 
 
 class VectorModel(BaseModel):
-    """For some vbuckets, by number: a vbuuid (the branch) and a seqno."""
+    """For some vbuckets, by number: a vbuuid (the branch) and a seqno. Or, for a bucket of a Kafka
+    topic, for some partitions the offset of a record: that, and all before it."""
 
     model_config = ConfigDict(extra="forbid")
 
-    vbuckets: dict[Annotated[int, Field(ge=0, lt=2**16)], tuple[Number, Number]]
+    vbuckets: dict[Vbucket, tuple[Number, Number]] = Field(default_factory=dict)
+    offsets: dict[Vbucket, Offset] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _is_one_of_them(self) -> Self:
+        if not self.model_fields_set:
+            raise ValueError("vbuckets, or offsets")
+        if self.vbuckets and self.offsets:
+            raise ValueError("either vbuckets or offsets")
+        return self
 
 
 class FreshModel(BaseModel):
@@ -170,6 +184,7 @@ def add_scans(app: FastAPI, shell: Shell) -> None:
         if running > SCANS_MAX:
             raise ApiError("overloaded", f"{SCANS_MAX} scans run already: retry")
         began = time.monotonic()
+        body = await _with_positions(shell, body)
         plan = await _plan(shell, body, began)
         try:
             try:
@@ -192,6 +207,32 @@ def add_scans(app: FastAPI, shell: Shell) -> None:
         scatter = Scatter(calls=calls, asked=plan.asked, address=address)
         async with _hurrying(shell, body, plan.asked):
             return await (scatter.count() if body.count else scatter.rows())
+
+
+async def _with_positions(shell: Shell, body: ScanBody) -> ScanBody:
+    """Return a scan that names positions where it named offsets of a topic. Raises ApiError."""
+    wanted = _wanted(body)
+    if wanted is None or wanted.at_least is None or not wanted.at_least.offsets:
+        return body
+    offsets = wanted.at_least.offsets
+    name = _index(shell, body).bucket
+    held = shell.node.state.bucket(name)
+    bucket = held.entity if held is not None else None
+    if not isinstance(bucket, Bucket) or not bucket.topic:
+        text = f"bucket {name} is of the key-value store: it has vbuckets, and no offsets"
+        raise ApiError("invalid_request", text)
+    if (last := max(offsets)) >= bucket.vbuckets:
+        text = f"topic {bucket.topic} has {bucket.vbuckets} partitions, and no {last}"
+        raise ApiError("invalid_request", text)
+    topic, partitions = bucket.topic, sorted(offsets)
+    try:
+        branches = await POSITIONS.run(lambda: shell.positions.branches(topic, partitions))
+    except (KafkaException, TopicError) as error:
+        raise ApiError("unavailable", f"topic {topic} cannot be asked: {error}") from error
+    places = {p: (int(branches[p]), offset + 1) for p, offset in offsets.items()}
+    at_least = VectorModel(vbuckets=places)
+    fresh = FreshModel(consistent=wanted.consistent, at_least=at_least)
+    return body.model_copy(update={"consistency": fresh})
 
 
 async def _has_moved_on(shell: Shell, body: ScanBody, asked: Asked) -> bool:

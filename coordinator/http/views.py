@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from coordinator.core.catalog.buckets import describe_bucket
 from coordinator.core.catalog.decisions import describe_index
 from coordinator.core.catalog.state import StateContext, Versioned
 from coordinator.core.consensus.build_progress import Progress
@@ -32,7 +33,8 @@ def state(node: int, authority: AuthorityState | None, context: StateContext) ->
             str(index.id): _index(context.whole(index), cas) for index, cas in context.indexes()
         },
         "buckets": {
-            v.entity.name: {"vbuckets": v.entity.vbuckets, "cas": v.cas}
+            v.entity.name: {n: one for n, one in describe_bucket(v.entity).items() if n != "name"}
+            | {"cas": v.cas}
             for v in context.of_kind("bucket")
             if isinstance(v.entity, Bucket)
         },

@@ -194,7 +194,12 @@ class DeadLetters:
         where = (str(message.topic()), int(message.partition() or 0), offset)
         value = message.value()
         at_ms = time.time_ns() // 1_000_000
-        letter = DeadLetter(*where, reason, value if isinstance(value, bytes) else b"", at_ms)
+        self.add_foreign(
+            DeadLetter(*where, reason, value if isinstance(value, bytes) else b"", at_ms)
+        )
+
+    def add_foreign(self, letter: DeadLetter) -> None:
+        """Take a letter about a topic with its full name, of the cluster or of others."""
         self._wait(bounded(letter))
 
     def send(self, producer: Producer) -> None:

@@ -32,6 +32,7 @@ from coordinator.core.model.types import Cas, Instant, Offset
 from coordinator.core.node import Node
 from coordinator.kafka.agents import Folds
 from coordinator.kafka.archive_segments import ArchiveError
+from coordinator.kafka.document_topics import TopicFacts, examined
 from coordinator.kafka.history_archive import HistoryArchive
 from coordinator.kafka.history_log import HistoryLog
 from coordinator.kafka.history_retention import HistoryRetention
@@ -61,6 +62,7 @@ from coordinator.node.retention import Retention
 from coordinator.node.stage_timer import Stages
 from coordinator.node.store import Store, StoreError
 from coordinator.node.subscriptions import Subscriptions
+from coordinator.node.topic_positions import TopicPositions
 from coordinator.node.watchdog import Watchdog
 
 log = logging.getLogger("coordinator")
@@ -133,6 +135,7 @@ class Shell:
         self.retention = self._retention_of(archive, history_retention_ms)
         self.metrics.retention = self.retention
         self.stability_log = StabilityLog(bootstrap_servers, cluster)
+        self.positions = TopicPositions(bootstrap_servers)
         self.subscriptions = Subscriptions(
             bootstrap_servers,
             cluster,
@@ -157,6 +160,10 @@ class Shell:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._turns = 0
         self._watchdog: Watchdog | None = None
+
+    def examine_topic(self, topic: str) -> TopicFacts:
+        """Return a topic that can be a bucket, in any thread. Raises KafkaRefusal."""
+        return examined(self._servers, self._cluster, topic)
 
     def _archive_in(self, folder: Path | None) -> HistoryArchive | None:
         def cluster_id() -> str:
@@ -279,6 +286,7 @@ class Shell:
         await self.subscriptions.close()
         await asyncio.to_thread(self.history.close)
         await asyncio.to_thread(self.stability_log.close)
+        self.positions.close()
         await asyncio.to_thread(self.examiner.close)
         for reader in self._readers:
             await asyncio.to_thread(reader.stop)

@@ -1,10 +1,10 @@
-"""The shell of a projector: streams of the key-value store in, items and control records out.
+"""The shell of a projector: streams of documents in, items and control records out.
 
 It decides nothing: `stream_planner` does, and `router` turns frames into items. One thread owns
-both. Other threads only read, from Kafka (`state_follower`) and from the store (`kv_client`), and
-pass on what they read. Invariant: no record of a connection is left out silently. If Kafka refuses
-a record, the connections end, and their buckets wait for a new generation of streams. A projector
-has no folder: a new process begins with what the log says.
+both. Other threads only read, from Kafka (`state_follower`) and from where the documents come from
+(`projector_sim.sources`), and pass on what they read. Invariant: no record of a connection is left
+out silently. If Kafka refuses a record, the connections end, and their buckets wait for a new
+generation of streams. A projector has no folder: a new process begins with what the log says.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
 
 from confluent_kafka import Message
 
@@ -34,7 +36,6 @@ from coordinator.core.model.stream_records import (
     CATCHUP,
     MAINTENANCE,
     CatchUpRequested,
-    FailoverBranch,
     FailoverLog,
     HwHeartbeat,
     IndexRouted,
@@ -50,7 +51,6 @@ from coordinator.runtime.threads import ThreadEndedError, Threads
 from projector_sim.projector.connection_runs import Run
 from projector_sim.projector.data_sink import DataSink
 from projector_sim.projector.evaluation_plan import Route, Routes
-from projector_sim.projector.kv_client import KvOrders, KvStream, KvWatch
 from projector_sim.projector.pace import Pace
 from projector_sim.projector.router import GARBAGE, FrameError, Router
 from projector_sim.projector.state_follower import Follower, Read, Started
@@ -58,14 +58,18 @@ from projector_sim.projector.stream_planner import (
     Action,
     Carry,
     Close,
-    KvBucket,
     MakeBucket,
     Open,
     Probe,
     StreamPlanner,
 )
 from projector_sim.protocol.frames import Kind
+from projector_sim.protocol.source import Logs, Source, SourceBucket, SourceStream
+from projector_sim.sources.kv_source import KvSource
 from schemas.registry import SchemaError
+
+if TYPE_CHECKING:
+    from projector_sim.sources.topic_source import TopicSource
 
 FLUSH_S = {MAINTENANCE: 0.01, CATCHUP: 0.02}
 FLUSH_BACKFILL_S = 0.1
@@ -106,7 +110,7 @@ class Line:
     """A running connection: its frames, and the router that turns them into records."""
 
     run: Run
-    stream: KvStream
+    stream: SourceStream
     router: Router
     flush_s: float
     flushed_s: float = 0.0
@@ -137,7 +141,14 @@ class Counters:
 class KvSeen:
     """What the key-value store has, None while it is away."""
 
-    buckets: dict[str, KvBucket] | None
+    buckets: dict[str, SourceBucket] | None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicsSeen:
+    """The buckets whose topics are there."""
+
+    buckets: Mapping[str, SourceBucket]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,14 +156,14 @@ class LogsFetched:
     """The failover logs of a bucket were looked up."""
 
     bucket: str
-    logs: dict[int, tuple[FailoverBranch, ...]]
+    logs: Logs
 
 
-Note = Started | Read | KvSeen | LogsFetched
+Note = Started | Read | KvSeen | TopicsSeen | LogsFetched
 
 
 class Projector:
-    """A projector between a key-value store and a Kafka cluster that may come and go.
+    """A projector between sources of documents and a Kafka cluster that may come and go.
 
     Large because it puts all parts of a projector together and takes them apart again.
     """
@@ -186,11 +197,16 @@ class Projector:
             self._status_log,
             self._threads,
         )
-        self._orders = KvOrders(options.kv, self._status_log, stopping, self._threads)
-        self._watch = KvWatch(
-            *(options.kv, options.projector, lambda kv: self._hand_over(KvSeen(kv))),
-            *(stopping, self._threads),
+        self._kv = (
+            KvSource(
+                *(options.kv, options.projector, options.sync_ms),
+                lambda kv: self._hand_over(KvSeen(kv)),
+                *(self._status_log, stopping, self._threads),
+            )
+            if options.kv
+            else None
         )
+        self._topics: TopicSource | None = None
         self._dirty = True
         self._planned_s = 0.0
         self._served_s = 0.0
@@ -247,12 +263,16 @@ class Projector:
 
     def _stop(self) -> None:
         """End all streams, within the time that a stop may take."""
-        self._watch.close()
+        for source in (self._kv, self._topics):
+            if source is not None:
+                source.close()
         for line in tuple(self._lines):
             self._finish(line, "the projector stops")
         self._report()
         self._sink.finish(FLUSH_TIMEOUT_S)
         self._follower.join(FLUSH_TIMEOUT_S / 2)
+        if self._topics is not None:
+            self._topics.join(FLUSH_TIMEOUT_S)
 
     # -- what is heard -----------------------------------------------------------------------
 
@@ -264,6 +284,8 @@ class Projector:
                 self._note_records(note)
             elif isinstance(note, KvSeen):
                 self._note_store(note)
+            elif isinstance(note, TopicsSeen):
+                self.planner.see_topics(note.buckets)
             elif isinstance(note, LogsFetched):
                 for vbucket, branches in note.logs.items():
                     record = FailoverLog(note.bucket, vbucket, branches, wall_ms())
@@ -288,6 +310,7 @@ class Projector:
                 self._dead_letter(message, f"{type(error).__name__}: {error}")
         if read.at_end and not self.planner.complete:
             self.planner.caught_up()
+            self._follow_topics()
 
     def _dead_letter(self, message: Message, reason: str) -> None:
         self._follower.dead_letter(message, reason)
@@ -306,10 +329,37 @@ class Projector:
         if kind == "index" and not name.isdecimal():
             raise SchemaError("bad_body", f"{mutation.key} names no index")
         self.planner.observe(mutation.key, entity)
+        if kind == "bucket" and self.planner.complete:
+            self._follow_topics()
         if mutation.key == setting_key(REBALANCE):
             self.slow_down(rebalance_of(entity))
         if kind == "index" and entity is None:
             self.routes.forget(int(name))
+
+    def _follow_topics(self) -> None:
+        """Follow the topics that have the documents of a bucket; without any, nothing is needed."""
+        buckets = {n: b for n, b in self.planner.buckets.items() if b.topic}
+        if self._topics is None:
+            if not buckets:
+                return
+            from projector_sim.sources.topic_source import TopicSource
+
+            self._topics = TopicSource(
+                *(self.options.bootstrap_servers, self.options.cluster, self.options.sync_ms),
+                lambda topics: self._hand_over(TopicsSeen(topics)),
+                self._follower.add_dead_letter,
+                *(self._status_log, self._stopping, self._threads),
+            )
+        self._topics.follow(buckets)
+
+    def _source_of(self, bucket: str) -> Source | None:
+        return self._topics if self.planner.is_of_topic(bucket) else self._kv
+
+    def _garbage_of(self, bucket: str) -> Callable[[int, int, bytes], None] | None:
+        topics = self._topics
+        if topics is None or not self.planner.is_of_topic(bucket):
+            return None
+        return partial(topics.note_garbage, bucket)
 
     def slow_down(self, settings: RebalanceSettings) -> None:
         """Read as fast as these settings say from now on; a pause that is on ends."""
@@ -324,8 +374,9 @@ class Projector:
             self.planner.request(record)
 
     def _note_store(self, seen: KvSeen) -> None:
+        assert self._kv is not None
         if seen.buckets is None:
-            self._status_log.problem("the key-value store", self._watch.trouble)
+            self._status_log.problem("the key-value store", self._kv.trouble)
         else:
             self._status_log.resolved("the key-value store")
         self.planner.see(seen.buckets)
@@ -350,7 +401,8 @@ class Projector:
 
     def _carry_out(self, action: Action) -> None:
         if isinstance(action, MakeBucket):
-            self._orders.make_bucket(action.name, action.vbuckets)
+            if self._kv is not None:
+                self._kv.make_bucket(action.name, action.vbuckets)
         elif isinstance(action, Open):
             self._open(action.run)
         else:
@@ -375,10 +427,11 @@ class Projector:
             self.options.projector,
             STREAM_PARTITIONS,
             wall_ms,
+            garbage=self._garbage_of(run.bucket),
         )
-        stream = KvStream(
-            self.options.kv, run, self.options.projector, self.options.sync_ms, self._wake.set
-        )
+        source = self._source_of(run.bucket)
+        assert source is not None
+        stream = source.open(run, self._wake.set)
         flush_s = FLUSH_S.get(run.kind, FLUSH_BACKFILL_S)
         self._lines.append(Line(run, stream, router, flush_s))
         self._lines.sort(key=lambda line: PRIORITY.get(line.run.kind, 2))
@@ -456,9 +509,11 @@ class Projector:
             f"{run.kind} of {run.bucket}: {len(vbuckets)} vbuckets ({named}) have lost what was "
             "asked for, and are not streamed: they need a rollback"
         )
-        self._orders.fetch_logs(
-            run.bucket, vbuckets, lambda logs: self._hand_over(LogsFetched(run.bucket, logs))
-        )
+        source = self._source_of(run.bucket)
+        if source is not None:
+            source.fetch_logs(
+                run.bucket, vbuckets, lambda logs: self._hand_over(LogsFetched(run.bucket, logs))
+            )
 
     def _break_off(self, line: Line, reason: str) -> None:
         """Note that a connection has ended by itself."""
@@ -497,6 +552,7 @@ class Projector:
                 buckets=self.planner.seen(),
                 waiting=self.planner.waiting(_mono_ms()),
                 backfills=self.planner.progress(),
+                topics=self._topics.status() if self._topics is not None else (),
             )
         )
 
@@ -550,7 +606,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.projector,
         arguments.cluster,
         kafka_of(arguments),
-        arguments.kv.rstrip("/"),
+        (arguments.kv or "").rstrip("/"),
         arguments.heartbeat_ms,
         arguments.sync_ms,
         arguments.repeat_ms,
@@ -576,7 +632,9 @@ def parser() -> argparse.ArgumentParser:
         help="number of this projector, and of the node of the key-value store that it streams",
     )
     add_cluster(found)
-    found.add_argument("--kv", required=True, help="URL of the key-value store")
+    found.add_argument(
+        "--kv", help="URL of the key-value store (none: buckets are of Kafka topics only)"
+    )
     found.add_argument(
         "--heartbeat-ms", type=within(10, 60_000), default=500, help="period of heartbeats (500)"
     )

@@ -130,11 +130,14 @@ class Router:
         partitions: int,
         wall_ms: Callable[[], int],
         record_bytes_max: int = RECORD_BYTES_MAX,
+        garbage: Callable[[int, int, bytes], None] | None = None,
     ) -> None:
+        """`garbage` is told of each document that is no JSON: vbucket, seqno and text."""
         self.run = run
         self._record_bytes_max = record_bytes_max
         self.errors: Counter[int] = Counter()
         self.documents = 0
+        self._garbage = garbage
         self._sink = sink
         self._projector = projector
         self._partitions = partitions
@@ -218,6 +221,8 @@ class Router:
     def _begin(self, body: bytes) -> None:
         vbucket, vbuuid, seqno, _ = BEGIN_HEAD.unpack_from(body)
         run = self.run
+        if self._over_soon:
+            self.flush()  # It may be this vbucket that has ended, and goes on.
         run.vbuuids[vbucket], run.positions[vbucket] = vbuuid, seqno
         run.ended.pop(vbucket, None)
         log = tuple(FailoverBranch(*b) for b in BRANCH.iter_unpack(body[BEGIN_HEAD.size :]))
@@ -279,6 +284,8 @@ class Router:
                 except ValueError:
                     errors[GARBAGE] += 1
                     live = 0
+                    if self._garbage is not None:
+                        self._garbage(vbucket, seqno, body[middle:at])
             if not live and not says_absent:
                 continue
             name = document_id.decode("utf-8", "replace") if live else ""

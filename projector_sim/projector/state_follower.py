@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from confluent_kafka import OFFSET_END, KafkaException, Message, TopicPartition
 
-from coordinator.core.model.records import AckRecord, Heartbeat
+from coordinator.core.model.records import AckRecord, DeadLetter, Heartbeat
 from coordinator.kafka.producers import DeadLetters
 from coordinator.kafka.state_follower import PAUSE_S, Link, StatusLog
 from coordinator.kafka.topics import (
@@ -87,6 +87,10 @@ class Follower:
     def dead_letter(self, message: Message, reason: str) -> None:
         """Make a record that cannot be used a dead letter."""
         self._dead_letters.add_message(message, reason)
+
+    def add_dead_letter(self, letter: DeadLetter) -> None:
+        """Send a dead letter about somebody else's topic. Any thread may."""
+        self._dead_letters.add_foreign(letter)
 
     def join(self, timeout_s: float) -> None:
         self._thread.join(timeout_s)

@@ -42,6 +42,7 @@ from coordinator.core.model.stream_records import CATCHUP, CatchUpRequested, HwH
 from coordinator.core.model.stream_records import MAINTENANCE as MAINTENANCE_KIND
 from coordinator.core.model.vectors import Vector
 from projector_sim.projector.connection_runs import Run
+from projector_sim.protocol.source import SourceBucket
 
 BEGIN_TIMEOUT_MS = 5_000
 """So long after the last one a vbucket that was asked for does not begin any more."""
@@ -65,14 +66,6 @@ it, as its branch is another one, must not keep its projector busy."""
 
 Build = tuple[int, int]
 """An index and the number of its build."""
-
-
-@dataclass(frozen=True, slots=True)
-class KvBucket:
-    """A bucket as the key-value store has it: how many vbuckets, and which this node owns."""
-
-    vbuckets: int
-    owned: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +215,8 @@ class StreamPlanner:
         self.buckets: dict[str, Bucket] = {}
         self.streams: dict[str, Stream] = {}
         self.rollbacks: dict[str, Rollback] = {}
-        self.kv: Mapping[str, KvBucket] | None = None
+        self.kv: Mapping[str, SourceBucket] | None = None
+        self.topics: Mapping[str, SourceBucket] = {}
         self.maintenance: dict[str, Run] = {}
         self.passes: dict[str, Run] = {}
         self.catchups: list[Run] = []
@@ -275,13 +269,27 @@ class StreamPlanner:
         for key in tuple(self._unseen):
             self.observe(key, None)
 
-    def see(self, kv: Mapping[str, KvBucket] | None) -> None:
+    def see(self, kv: Mapping[str, SourceBucket] | None) -> None:
         """Note what the key-value store has; None: it is out of reach."""
         self.kv = kv
+        if kv is not None:
+            self._note_departed(kv, of_topics=False)
+
+    def see_topics(self, topics: Mapping[str, SourceBucket]) -> None:
+        """Note the buckets whose topics are there."""
+        self.topics = topics
+        self._note_departed(topics, of_topics=True)
+
+    def _note_departed(self, found: Mapping[str, SourceBucket], *, of_topics: bool) -> None:
         for name, run in self.maintenance.items():
-            if kv is not None:
-                owned = kv[name].owned if name in kv else frozenset()
+            if self.is_of_topic(name) == of_topics:
+                owned = found[name].owned if name in found else frozenset()
                 run.departed.update(v for v in run.vbuckets if v not in owned)
+
+    def is_of_topic(self, bucket: str) -> bool:
+        """Tell whether the documents of a bucket are in a Kafka topic."""
+        entity = self.buckets.get(bucket)
+        return entity is not None and bool(entity.topic)
 
     def note_heartbeat(self, record: HwHeartbeat) -> None:
         """Note what an indexer has."""
@@ -355,13 +363,19 @@ class StreamPlanner:
                 return source
         return None
 
-    def _kv(self, bucket: str) -> KvBucket | None:
+    def _seen_bucket(self, bucket: str) -> SourceBucket | None:
         """Return a bucket that is there, and as the state says."""
-        found = self.kv.get(bucket) if self.kv else None
+        found = self._found(bucket)
         entity = self.buckets.get(bucket)
         if found is not None and entity is not None and entity.vbuckets != found.vbuckets:
             return None
         return found
+
+    def _found(self, bucket: str) -> SourceBucket | None:
+        """Return a bucket as its source has it."""
+        if self.is_of_topic(bucket):
+            return self.topics.get(bucket)
+        return self.kv.get(bucket) if self.kv else None
 
     def _may(self, bucket: str, now_ms: int) -> bool:
         """Tell whether enough time has passed since a connection brought nothing."""
@@ -375,9 +389,18 @@ class StreamPlanner:
         if not streamed:
             return [] if run is None else [self._close(run, "no index", now_ms)]
         entity = self.buckets.get(bucket)
-        if self.kv is not None and bucket not in self.kv and entity is not None:
+        if (
+            entity is not None
+            and not entity.topic
+            and self.kv is not None
+            and bucket not in self.kv
+        ):
             return [MakeBucket(bucket, entity.vbuckets)]
-        kv, source, stream = self._kv(bucket), self._source(bucket), self.streams.get(bucket)
+        kv, source, stream = (
+            self._seen_bucket(bucket),
+            self._source(bucket),
+            self.streams.get(bucket),
+        )
         if kv is not None and source is not None and stream is not None and kv.owned:
             is_newest = source.number == stream.number > self._used.get(bucket, 0)
             if is_newest and self._may(bucket, now_ms):
@@ -388,7 +411,7 @@ class StreamPlanner:
         return [] if run is None else self._recarry(run, streamed)
 
     def _open_maintenance(
-        self, stream: Stream, kv: KvBucket, streamed: dict[int, Index], now_ms: int
+        self, stream: Stream, kv: SourceBucket, streamed: dict[int, Index], now_ms: int
     ) -> Open:
         self._used[stream.bucket] = stream.number
         vbuckets = tuple(sorted(kv.owned))
@@ -431,7 +454,7 @@ class StreamPlanner:
         self._take_out(run, now_ms)
         return Close(run, reason)
 
-    def lacking(self, bucket: str, kv: KvBucket, now_ms: int) -> set[int]:
+    def lacking(self, bucket: str, kv: SourceBucket, now_ms: int) -> set[int]:
         """Return the vbuckets that are owned and not streamed, nor about to be."""
         run = self.maintenance.get(bucket)
         if run is None:
@@ -470,7 +493,7 @@ class StreamPlanner:
         """Return the buckets that need a new generation of streams here."""
         found: list[StreamAwaited] = []
         for bucket in self.names() if self.complete else ():
-            kv, source = self._kv(bucket), self._source(bucket)
+            kv, source = self._seen_bucket(bucket), self._source(bucket)
             number = source.number if source else 0
             if kv is None or not self._may(bucket, now_ms) or not self.streamed(bucket):
                 continue
@@ -493,16 +516,21 @@ class StreamPlanner:
         return found
 
     def _mismatch(self, bucket: str) -> str:
-        entity, found = self.buckets.get(bucket), (self.kv or {}).get(bucket)
+        entity, found = self.buckets.get(bucket), self._found(bucket)
         if entity is None or found is None or entity.vbuckets == found.vbuckets:
             return ""
+        if entity.topic:
+            return (
+                f"topic {entity.topic} has {found.vbuckets} partitions now, "
+                f"bucket {bucket} was added with {entity.vbuckets}"
+            )
         return (
             f"the key-value store has {found.vbuckets} vbuckets of bucket {bucket}, "
             f"the coordinator {entity.vbuckets}"
         )
 
     def _is_carried(self, index: Index) -> bool:
-        kv = self._kv(index.bucket)
+        kv = self._seen_bucket(index.bucket)
         if kv is None:
             return False
         run = self.maintenance.get(index.bucket)
@@ -573,7 +601,7 @@ class StreamPlanner:
         if now_ms < self._looked_ms.get(source.bucket, 0) + LOOK_MS:
             return []
         self._looked_ms[source.bucket] = now_ms
-        kv = self._kv(source.bucket)
+        kv = self._seen_bucket(source.bucket)
         count = kv.vbuckets if kv is not None else 0
         whole = ((1 << count) - 1).to_bytes(-(-count // 8), "little")
         again: dict[int, set[int]] = {}

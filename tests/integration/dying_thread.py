@@ -13,8 +13,8 @@ from indexer_sim.pipeline.progress_reporter import ProgressReporter
 from indexer_sim.scans.api import ScanServer
 from projector_sim.kv import server as kv_server
 from projector_sim.projector import process as projector_process
-from projector_sim.projector.kv_client import KvOrders, KvWatch
 from projector_sim.projector.state_follower import Follower
+from projector_sim.sources.kv_source import KvOrders, KvWatch
 
 PARTS: dict[str, tuple[Any, str, Callable[[list[str]], int]]] = {
     "mutations": (MutationReader, "_run", indexer.main),

@@ -15,22 +15,17 @@ from hypothesis import strategies as st
 from coordinator.kafka.topics import STREAM_BEGIN, STREAM_PARTITIONS
 from tests.integration.cluster import Child, Cluster, wait_until
 from tests.integration.data_plane import DataPlane, assert_rows
+from tests.integration.some_documents import (
+    PRIMARY,
+    SPECS,
+    some_documents,
+)
 from tests.integration.travel_specs import BY_CITY, BY_NAME, HIGH
-from tests.support.oracle import Document, Spec, get, rows
+from tests.support.oracle import rows
 
 pytestmark = pytest.mark.integration
 
 VBUCKETS = 32
-
-
-PRIMARY = Spec("#primary", (), lambda name, d: (name,))
-BY_COUNTRY = Spec(
-    "by_country",
-    ("country",),
-    lambda name, d: (get(d, "country"),),
-    options={"slices": 6, "partitioning": "range", "bounds": [["F"], ["R"]]},
-)
-SPECS = (PRIMARY, BY_CITY, BY_NAME, HIGH, BY_COUNTRY)
 
 
 @pytest.fixture(scope="module")
@@ -40,25 +35,6 @@ def plant(broker: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clu
     servers = broker.bootstrap_servers
     with Cluster(folder, servers, nodes=1, indexers=3, projectors=2) as running:
         yield running.start()
-
-
-def a_document(chance: random.Random) -> Document:
-    """Return a document of the kinds that there are: whole, with holes, and of odd types."""
-    odd: list[Any] = [None, True, 5, -2.5, "", "Zürich", [1, "a"], {"a": 1}]
-    document: dict[str, Any] = {"country": chance.choice("ABFGRSZ"), "city": chance.choice("xyz")}
-    document["name"] = f"Port {chance.randrange(50)}"
-    document["elevation"] = chance.randrange(-100, 14_000)
-    for field in list(document):
-        dice = chance.random()
-        if dice < 0.05:
-            del document[field]
-        elif dice < 0.15:
-            document[field] = chance.choice(odd)
-    return document if chance.random() < 0.98 else chance.choice(odd)
-
-
-def some_documents(chance: random.Random, count: int, of: int) -> dict[str, Document]:
-    return {f"d{chance.randrange(of)}": a_document(chance) for _ in range(count)}
 
 
 def test_indexes_are_built_together_in_one_pass_and_kept_up_to_date(plant: Cluster) -> None:

@@ -69,7 +69,7 @@ from tests.integration.projectors import (
 
 pytestmark = pytest.mark.integration
 
-STOP_S = 5.0
+STOP_S = 15.0
 CITIES = ("Athens", "Berlin", "Cairo", "Delhi", "Essen")
 Start = Callable[..., ProjectorProcess]
 

@@ -281,7 +281,7 @@ def _begin_before_end(plane: LoggedPlane) -> Afterwards:
 
     What ends late is silent till then, for longer than its limit.
     """
-    return _handed_over(plane, "end", 5_000, source=1, ends_first=False)
+    return _handed_over(plane, "end", 8_000, source=1, ends_first=False)
 
 
 def _handed_over(

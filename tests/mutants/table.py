@@ -555,8 +555,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a-drop-overtakes-a-creation",
         DDL,
-        "keys.add(name_key(command.bucket, command.name))\n            if state.bucket",
-        "if state.bucket",
+        "keys.add(name_key(command.bucket, command.name))\n            if buckets.may",
+        "if buckets.may",
         LONE,
     ),
     Mutant(

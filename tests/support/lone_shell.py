@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,6 +18,8 @@ from coordinator.core.model.records import Event
 from coordinator.core.model.subscription_records import SubscriptionRecord
 from coordinator.core.model.types import Instant
 from coordinator.http.app import build_app
+from coordinator.kafka.document_topics import TopicError, TopicFacts
+from coordinator.kafka.errors import KafkaRefusal
 from coordinator.kafka.stability_log import TimestampPage
 from coordinator.language.examiner import Definition, Examiner
 from coordinator.node.history import History
@@ -35,6 +37,13 @@ class NoTimestamps:
 
     def page(self, bucket: str, **asked: Any) -> TimestampPage:
         return TimestampPage((), None)
+
+
+class NoPositions:
+    """Kafka is away."""
+
+    def branches(self, topic: str, partitions: Sequence[int]) -> dict[int, int]:
+        raise TopicError("topic_unavailable", f"{topic} has no leader")
 
 
 class LoneBook(PositionBook):
@@ -130,6 +139,7 @@ class LoneShell:
             failed=lambda reason: None,
         )
         self.subscriptions.book = LoneBook("", "lone", lambda *_: None, lambda _: None)
+        self.positions: Any = NoPositions()
         self.retention = None
         self.has_read = lambda name: True
         self._callers: dict[int, asyncio.Future[Outcome]] = {}
@@ -138,6 +148,12 @@ class LoneShell:
 
     def _events(self) -> list[Event]:
         return [event for _, event in self.lone.topic]
+
+    def examine_topic(self, topic: str) -> TopicFacts:
+        """Kafka has every topic but those that begin with `no`."""
+        if topic.startswith("no"):
+            raise KafkaRefusal("kafka_topic_not_found", f"Kafka has no topic {topic}")
+        return TopicFacts(topic, "id", 2)
 
     def now(self) -> Instant:
         return self.lone.now

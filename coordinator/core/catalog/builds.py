@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from coordinator.core.catalog.buckets import is_of_topic
 from coordinator.core.catalog.decisions import (
     Accepted,
     Change,
@@ -150,7 +151,7 @@ def _adopt_bucket(state: StateContext, request: Request, given: Circumstances) -
     command = request.command
     assert isinstance(command, AdoptBucket)
     held = state.bucket(command.name)
-    if held is None or state.stream(command.name) is not None:
+    if held is None or is_of_topic(held) or state.stream(command.name) is not None:
         return Unchanged(Outcome("ok"))
     adopted = Bucket(command.name, command.vbuckets)
     if adopted == held.entity:

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from coordinator.core.catalog import alter, rebalance_settings
+from coordinator.core.catalog import alter, buckets, rebalance_settings
+from coordinator.core.catalog.buckets import BUCKET_DECIDERS
 from coordinator.core.catalog.builds import BUILD_DECIDERS, begin_build, named
 from coordinator.core.catalog.decisions import (
     Accepted,
@@ -50,6 +51,7 @@ from coordinator.core.keys.key_order import PRIMARY, order_of_expressions
 from coordinator.core.keys.topology import read_bounds
 from coordinator.core.model import json_text
 from coordinator.core.model.commands import (
+    AddBucket,
     AdoptBucket,
     AlterIndex,
     BeginRebalance,
@@ -70,6 +72,7 @@ from coordinator.core.model.commands import (
     Outcome,
     PutSetting,
     ReleaseCopies,
+    RemoveBucket,
     RenewStream,
     Request,
     RewriteEntities,
@@ -150,7 +153,7 @@ def footprint(state: StateContext, command: Command, request_id: str = "") -> fr
     match command:
         case CreateIndex():
             keys.add(name_key(command.bucket, command.name))
-            if state.bucket(command.bucket) is None:
+            if buckets.may_change(state, command.bucket):
                 keys.add(bucket_key(command.bucket))
         case DropIndex():
             found = _dropped(state, command)
@@ -190,8 +193,9 @@ def footprint(state: StateContext, command: Command, request_id: str = "") -> fr
             keys.add(rebalance_key(command.rebalance))
         case StepMove():
             keys |= {rebalance_key(command.rebalance)} | keys_of_move(state, command)
-        case AdoptBucket():
+        case AdoptBucket() | AddBucket() | RemoveBucket():
             keys |= {stream_key(command.name), bucket_key(command.name)}
+            keys.add(rollback_key(command.name))
         case MarkReady():
             held = state.index_by_id(command.index_id)
             keys |= _keys_of_ready(state, held) if held else {index_key(command.index_id)}
@@ -704,6 +708,7 @@ DECIDERS: dict[type, Callable[[StateContext, Request, Circumstances], Decision]]
     **ROLLBACK_DECIDERS,
     **REBALANCE_DECIDERS,
     **SUBSCRIPTION_DECIDERS,
+    **BUCKET_DECIDERS,
     MarkBuilt: _mark_built,
     MarkFailed: _mark_failed,
 }

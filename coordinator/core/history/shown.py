@@ -11,6 +11,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
+from coordinator.core.catalog.buckets import describe_bucket
 from coordinator.core.catalog.decisions import describe_index
 from coordinator.core.catalog.rebalances import describe_rebalance
 from coordinator.core.catalog.rollbacks import describe_rollback
@@ -114,7 +115,9 @@ def _described(entity: Entity | None) -> dict[str, Any] | None:
             return describe_topic(entity)
         case Subscription():
             return describe_subscription(entity)
-        case Bucket() | Consumed():
+        case Bucket():
+            return describe_bucket(entity)
+        case Consumed():
             return asdict(entity)
         case _:
             return {}

@@ -418,7 +418,7 @@ def _misfits(state: StateContext, projectors: Iterable[ProjectorHeartbeat]) -> d
     for seen in (bucket for beat in projectors for bucket in beat.buckets):
         held = state.bucket(seen.name)
         entity = held.entity if held else None
-        fits = not isinstance(entity, Bucket) or entity.vbuckets == seen.vbuckets
+        fits = not isinstance(entity, Bucket) or entity.topic or entity.vbuckets == seen.vbuckets
         if not fits and state.stream(seen.name) is None:
             found[seen.name] = seen.vbuckets
     return found

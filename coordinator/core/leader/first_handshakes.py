@@ -12,6 +12,7 @@ from coordinator.core.consensus.view import NodeView, authority_of
 from coordinator.core.leader.build_coordinator import BuildCoordinator
 from coordinator.core.leader.handshake import Handshakes
 from coordinator.core.model.commands import (
+    AddBucket,
     AddTopic,
     Command,
     DeleteSetting,
@@ -22,7 +23,9 @@ from coordinator.core.model.commands import (
     Unsubscribe,
 )
 
-WITHOUT_THEM = (PutSetting, DeleteSetting, AddTopic, RemoveTopic, Subscribe, Unsubscribe)
+WITHOUT_THEM = (
+    *(PutSetting, DeleteSetting, AddBucket, AddTopic, RemoveTopic, Subscribe, Unsubscribe),
+)
 
 
 class FirstHandshakes:

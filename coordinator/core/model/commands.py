@@ -90,6 +90,24 @@ class DeleteSetting:
 
 
 @dataclass(frozen=True, slots=True)
+class AddBucket:
+    """Add a bucket whose documents are in a Kafka topic of so many partitions."""
+
+    name: str
+    topic: str
+    partitions: int
+    format: str
+    registry: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveBucket:
+    """Remove a bucket that was added, and that no index is of. Its topic stays as it is."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class AddTopic:
     """Add a topic to subscribe to; the filters are a JSON object."""
 
@@ -361,6 +379,8 @@ Command = (
     | RewriteEntities
     | SkipRecord
     | Transact
+    | AddBucket
+    | RemoveBucket
     | AddTopic
     | RemoveTopic
     | Subscribe
@@ -474,6 +494,9 @@ def _weight(command: Command) -> int:
         return REQUEST_BYTES + named + sum(map(len, texts))
     if isinstance(command, SkipRecord):
         return REQUEST_BYTES + len(command.value)
+    if isinstance(command, AddBucket):
+        texts = (command.name, command.topic, command.format, command.registry)
+        return REQUEST_BYTES + sum(map(len, texts))
     if isinstance(command, AddTopic | Subscribe):
         return REQUEST_BYTES + len(command.filter_json)
     if isinstance(command, BuildIndexes):

@@ -162,12 +162,24 @@ class Index:
         return tuple(piece.number for piece in self.slices if indexer in piece.serving)
 
 
+DOCUMENT_FORMATS = ("json", "avro", "debezium-json", "debezium-avro")
+"""What the records of a topic may be, whose documents are a bucket."""
+
+
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """A bucket of the key-value store and its number of vbuckets."""
+    """A bucket and its number of vbuckets.
+
+    Its documents are in the key-value store, or in the Kafka topic `topic`: then its vbuckets are
+    the partitions, `format` is one of `DOCUMENT_FORMATS`, and `registry` the URL of the schema
+    registry, where the format has one.
+    """
 
     name: str
     vbuckets: int
+    topic: str = ""
+    format: str = ""
+    registry: str = ""
 
     @property
     def key(self) -> str:

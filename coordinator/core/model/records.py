@@ -456,6 +456,17 @@ class BucketSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class TopicSeen:
+    """A bucket whose documents are in a topic, at one projector: how many partitions are its to
+    read, how many records were no documents, and what is wrong with the topic, if anything is."""
+
+    name: str
+    owned: int
+    unreadable: int
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class StreamAwaited:
     """A bucket that a projector cannot stream under this number of its own (0: it has none)."""
 
@@ -490,6 +501,7 @@ class ProjectorHeartbeat:
     buckets: tuple[BucketSeen, ...] = ()
     waiting: tuple[StreamAwaited, ...] = ()
     backfills: tuple[BackfillProgress, ...] = ()
+    topics: tuple[TopicSeen, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

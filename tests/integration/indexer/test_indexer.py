@@ -65,7 +65,7 @@ from tests.integration.indexer_process import (
 
 pytestmark = pytest.mark.integration
 
-STOP_S = 5.0
+STOP_S = 15.0
 
 
 @pytest.fixture

@@ -26,9 +26,9 @@ from projector_sim.projector.stream_planner import (
     Action,
     Carry,
     Close,
-    KvBucket,
     Open,
     Probe,
+    SourceBucket,
     StreamPlanner,
 )
 from projector_sim.protocol.frames import Kind
@@ -106,7 +106,7 @@ class ProjectorProcess:
 
     def see(self) -> None:
         """The store tells who owns what."""
-        seen: dict[str, KvBucket] = self.world.store.seen_by(self.number)
+        seen: dict[str, SourceBucket] = self.world.store.seen_by(self.number)
         self.hear("", seen)
 
     def read_state(self) -> None:

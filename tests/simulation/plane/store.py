@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from projector_sim.kv.vbuckets import spread, vbucket_of
 from projector_sim.projector.connection_runs import Run
-from projector_sim.projector.stream_planner import KvBucket
+from projector_sim.projector.stream_planner import SourceBucket
 from projector_sim.protocol import frames
 from projector_sim.protocol.failover import Branch, FailoverLog, branched, rollback_seqno
 from projector_sim.protocol.frames import Reason
@@ -98,10 +98,10 @@ class Store(Actor):
             if connection.run.bucket == bucket and vbucket.number in connection.at:
                 connection.wake()
 
-    def seen_by(self, node: int) -> dict[str, KvBucket]:
+    def seen_by(self, node: int) -> dict[str, SourceBucket]:
         """Return what a projector is told of the buckets."""
         return {
-            name: KvBucket(len(vs), frozenset(v.number for v in vs if v.owner == node))
+            name: SourceBucket(len(vs), frozenset(v.number for v in vs if v.owner == node))
             for name, vs in self.buckets.items()
         }
 

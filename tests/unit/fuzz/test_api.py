@@ -165,6 +165,8 @@ OPERATIONS = [
     *("GET /v1/stability/{bucket}", "GET /v1/restart/{bucket}", "GET /livez", "GET /readyz"),
     *("GET /metrics", "GET /v1/history", "GET /v1/diff", "GET /v1/watch"),
     "GET /v1/stability/{bucket}/history",
+    *("POST /v1/buckets", "GET /v1/buckets"),
+    *("GET /v1/buckets/{bucket}", "DELETE /v1/buckets/{bucket}"),
     *("POST /v1/topics", "GET /v1/topics", "GET /v1/topics/{topic}", "DELETE /v1/topics/{topic}"),
     "POST /v1/topics/{topic}/subscriptions",
     "GET /v1/topics/{topic}/subscriptions",

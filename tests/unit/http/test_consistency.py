@@ -31,6 +31,8 @@ READS = {
     "/v1/history": ("/v1/history",),
     "/v1/rollbacks": ("/v1/rollbacks",),
     "/v1/rebalance": ("/v1/rebalance",),
+    "/v1/buckets": ("/v1/buckets",),
+    "/v1/buckets/{bucket}": ("/v1/buckets/orders",),
     "/v1/topics": ("/v1/topics",),
     "/v1/topics/{topic}": ("/v1/topics/t",),
     "/v1/topics/{topic}/subscriptions": ("/v1/topics/t/subscriptions",),
@@ -67,6 +69,9 @@ def ask(
                     put = await http.put("/v1/config/x", content="1")
                     assert put.status_code == SUCCESS
                     await subscribed(http)
+                    bucket = {"name": "orders", "source": {"topic": "orders"}}
+                    made = await http.post("/v1/buckets", json=bucket)
+                    assert made.status_code == CREATED, made.text
                 if "INDEX" in path:
                     full = path.replace("INDEX", await written(http))
                 await check(lambda query: http.get(with_query(full, query)))
@@ -148,8 +153,12 @@ def test_a_read_waits_for_the_cas_that_it_asks_for(path: str) -> None:
     ask(shell, path, check)
 
 
+OF_SOMETHING = ("INDEX", "/x", "/topics/", "/buckets/")
+"""In the paths of what only a master has been given."""
+
+
 @pytest.mark.parametrize(
-    "path", [path for path in PATHS if not any(one in path for one in ("INDEX", "/x", "/topics/"))]
+    "path", [path for path in PATHS if not any(one in path for one in OF_SOMETHING)]
 )
 def test_who_is_not_master_answers_no_linearizable_read(path: str) -> None:
     lone = LoneNode()

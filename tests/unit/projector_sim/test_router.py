@@ -46,11 +46,11 @@ from coordinator.core.model.stream_records import (
 from coordinator.language.expressions import compile_index
 from projector_sim.projector.connection_runs import Run
 from projector_sim.projector.evaluation_plan import NOT_OF_THE_KEY, Route, RouteError, Routes, route
-from projector_sim.projector.kv_client import split
 from projector_sim.projector.router import GARBAGE, RECORD_BYTES_MAX, FrameError, Router, _parts
 from projector_sim.protocol import frames
 from projector_sim.protocol.failover import Branch
 from projector_sim.protocol.frames import HEAD, Kind, Reason
+from projector_sim.sources.kv_source import split
 from tests.conftest import examples
 from tests.support.projected_indexes import an_index
 

@@ -43,10 +43,10 @@ from projector_sim.projector.stream_planner import (
     Action,
     Carry,
     Close,
-    KvBucket,
     MakeBucket,
     Open,
     Probe,
+    SourceBucket,
     StreamPlanner,
 )
 from tests.support.indexes import make_watermarks
@@ -75,7 +75,7 @@ class Given:
             self.planner.observe(entity.key, entity)
 
     def own(self, owned: frozenset[int], vbuckets: int = VBUCKETS) -> None:
-        self.planner.see({"b": KvBucket(vbuckets, owned)})
+        self.planner.see({"b": SourceBucket(vbuckets, owned)})
 
     def renew(self, number: int, mine: int | None = None, life: int = LIFE, **more: Any) -> None:
         """The master commits a generation, in which this life has its own number."""

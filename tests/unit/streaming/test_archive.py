@@ -65,7 +65,8 @@ def test_an_event_becomes_a_row_of_its_day_and_kind() -> None:
     assert (found.kind, found.cas) == ("bucket", 42)
     assert found.at_utc == datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)
     assert (found.txn_epoch, found.txn_seq, found.request) == (3, 4, "r-1")
-    assert json.loads(found.value or "") == {"name": "travel", "vbuckets": 64}
+    value = json.loads(found.value or "")
+    assert (value["name"], value["vbuckets"]) == ("travel", 64)
 
 
 def test_a_drop_has_no_value_and_the_kind_of_its_key() -> None:

@@ -1,9 +1,8 @@
-"""The key-value store as a projector sees it: streams and metadata, over HTTP.
+"""The key-value store as a source: streams and metadata, over HTTP.
 
-A `KvStream` is one connection, with a thread that reads it and cuts it into frames. Its queue is
-bounded: if a projector is slow, TCP holds the store back (back-pressure). A `KvWatch` follows which
-buckets there are, and who owns which vbuckets. Orders that may take long have a thread of their
-own.
+A `KvStream` is one connection, with a thread that reads it and cuts it into frames. If a projector
+is slow, TCP holds the store back (back-pressure). A `KvWatch` follows which buckets there are, and
+who owns which vbuckets. Orders that may take long have a thread of their own.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from coordinator.core.model.stream_records import FailoverBranch
 from coordinator.core.model.types import Seqno, Vbuuid
 from coordinator.kafka.state_follower import StatusLog
 from coordinator.runtime.threads import Threads
-from projector_sim.projector.connection_runs import Run
-from projector_sim.projector.stream_planner import KvBucket
-from projector_sim.protocol.frames import HEAD, Kind
+from projector_sim.protocol.frames import HEAD
+from projector_sim.protocol.source import Frame, Logs, SourceBucket, StreamRequest
+from projector_sim.sources.queued_stream import QueuedStream
 
 CONNECT_TIMEOUT_S = 2.0
 CALL_TIMEOUT_S = 5.0
@@ -33,10 +32,7 @@ WATCH_TIMEOUT_S = 6.0
 """The store says something every two seconds."""
 
 PAUSE_S = 0.3
-BATCHES_MAX = 16
 FRAME_BYTES_MAX = 64 * 1024 * 1024
-
-Frame = tuple[int, bytes]
 
 
 def split(rest: bytearray, data: bytes) -> list[Frame]:
@@ -58,76 +54,71 @@ def split(rest: bytearray, data: bytes) -> list[Frame]:
     return frames
 
 
-def asked(run: Run, node: int, sync_ms: int) -> dict[str, Any]:
+def asked(request: StreamRequest, node: int, sync_ms: int) -> dict[str, Any]:
     """Return the request for a connection."""
     body: dict[str, Any] = {
-        "bucket": run.bucket,
+        "bucket": request.bucket,
         "node": node,
-        "kind": run.kind.replace("-", ""),
-        "connection": str(run.connection),
-        "vbuckets": list(run.vbuckets),
-        "current": run.starts is None,
+        "kind": request.kind.replace("-", ""),
+        "connection": str(request.connection),
+        "vbuckets": list(request.vbuckets),
+        "current": request.starts is None,
         "sync_ms": sync_ms,
     }
-    if run.starts is not None:
-        body["vbuuids"] = [str(run.starts[v][0]) for v in run.vbuckets]
-        body["seqnos"] = [str(run.starts[v][1]) for v in run.vbuckets]
-    if run.until:
-        body["until"] = [str(run.until[v]) for v in run.vbuckets]
+    if request.starts is not None:
+        body["vbuuids"] = [str(request.starts[v][0]) for v in request.vbuckets]
+        body["seqnos"] = [str(request.starts[v][1]) for v in request.vbuckets]
+    if request.until:
+        body["until"] = [str(request.until[v]) for v in request.vbuckets]
     return body
 
 
-class KvStream:
-    """One connection; `take` returns the frames that have come, until `is_over`."""
+class KvSource:
+    """The store: a `Source` that also makes buckets."""
 
     def __init__(
-        self, kv: str, run: Run, node: int, sync_ms: int, wake: Callable[[], None]
+        self,
+        kv: str,
+        node: int,
+        sync_ms: int,
+        seen: Callable[[dict[str, SourceBucket] | None], None],
+        status_log: StatusLog,
+        stopping: threading.Event,
+        threads: Threads,
     ) -> None:
-        self.run = run
-        self.reason = ""
-        self._url = f"{kv}/v1/streams"
-        self._body = asked(run, node, sync_ms)
-        self._wake = wake
-        self._batches: queue.Queue[list[Frame]] = queue.Queue(BATCHES_MAX)
-        self._stopping = threading.Event()
-        self._ended = threading.Event()
-        self._response: httpx.Response | None = None
-        self._thread = threading.Thread(
-            target=self._run, name=f"{run.kind} {run.bucket}", daemon=True
-        )
-        self._thread.start()
-
-    def poll(self) -> list[Frame] | None:
-        """Return the frames of one piece, None if nothing has come."""
-        try:
-            return self._batches.get_nowait()
-        except queue.Empty:
-            return None
+        """`seen` is called with what the store has, and with None when it is away."""
+        self._place = (kv, node, sync_ms)
+        self._orders = KvOrders(kv, status_log, stopping, threads)
+        self._watch = KvWatch(kv, node, seen, stopping, threads)
+        self.make_bucket = self._orders.make_bucket
+        self.fetch_logs = self._orders.fetch_logs
+        self.close = self._watch.close
 
     @property
-    def is_over(self) -> bool:
-        """Tell whether nothing more will come; then `reason` says why."""
-        return self._ended.is_set() and self._batches.empty()
+    def trouble(self) -> str:
+        """Why it is away."""
+        return self._watch.trouble
+
+    def open(self, request: StreamRequest, wake: Callable[[], None]) -> KvStream:
+        return KvStream(*self._place, request, wake)
+
+
+class KvStream(QueuedStream):
+    """One connection to the store."""
+
+    def __init__(
+        self, kv: str, node: int, sync_ms: int, request: StreamRequest, wake: Callable[[], None]
+    ) -> None:
+        self._url = f"{kv}/v1/streams"
+        self._body = asked(request, node, sync_ms)
+        self._response: httpx.Response | None = None
+        super().__init__(f"{request.kind} {request.bucket}", wake)
 
     def close(self) -> None:
-        """Break the connection off; does not wait."""
-        self._stopping.set()
+        super().close()
         response = self._response
         if response is not None:
             _shut_down(response)
-
-    def _run(self) -> None:
-        try:
-            self._read()
-        except (httpx.HTTPError, OSError, ValueError) as error:
-            self.reason = self.reason or f"{type(error).__name__}: {error}"
-        except BaseException as error:
-            # A response that is closed while it is read: whatever the client makes of that. Nobody
-            # else would hear of it: who reads the frames is told, and asks for what is missing.
-            self.reason = self.reason or repr(error)
-        finally:
-            self._ended.set()
-            self._wake()
 
     def _read(self) -> None:
         timeout = httpx.Timeout(CALL_TIMEOUT_S, connect=CONNECT_TIMEOUT_S, read=None)
@@ -149,29 +140,15 @@ class KvStream:
                     return
         self.reason = self.reason or "the store ended it"
 
-    def _put(self, frames: list[Frame]) -> bool:
-        """Wait for room, and add frames; False: nobody wants them any more."""
-        kind, body = frames[-1]
-        if kind == Kind.CLOSE:
-            self.reason = body.decode("utf-8", "replace") or "closed by the store"
-        while not self._stopping.is_set():
-            try:
-                self._batches.put(frames, timeout=0.2)
-            except queue.Full:
-                continue
-            self._wake()
-            return True
-        return False
-
 
 class KvWatch:
-    """Follows what the store has; hands over {bucket: KvBucket}, or None while it is away."""
+    """Follows what the store has; hands over {bucket: SourceBucket}, or None while it is away."""
 
     def __init__(
         self,
         kv: str,
         node: int,
-        seen: Callable[[dict[str, KvBucket] | None], None],
+        seen: Callable[[dict[str, SourceBucket] | None], None],
         stopping: threading.Event,
         threads: Threads,
     ) -> None:
@@ -204,7 +181,7 @@ class KvWatch:
     def _follow(self, client: httpx.Client) -> None:
         """Look again at all whose version has changed, for as long as the watch lasts."""
         versions: dict[str, Any] = {}
-        known: dict[str, KvBucket] = {}
+        known: dict[str, SourceBucket] = {}
         first = True
         for said in self._lines(client):
             found = said["buckets"]
@@ -230,11 +207,11 @@ class KvWatch:
                 if line:
                     yield json.loads(line)
 
-    def _look(self, client: httpx.Client, bucket: str) -> KvBucket:
+    def _look(self, client: httpx.Client, bucket: str) -> SourceBucket:
         said = client.get(f"{_path(bucket)}/vbuckets").raise_for_status().json()
         owners = said["owners"]
         owned = frozenset(v for v, owner in enumerate(owners) if owner == self._node)
-        return KvBucket(len(owners), owned)
+        return SourceBucket(len(owners), owned)
 
 
 class KvOrders:
@@ -269,7 +246,7 @@ class KvOrders:
         self,
         bucket: str,
         vbuckets: Sequence[int],
-        done: Callable[[dict[int, tuple[FailoverBranch, ...]]], None],
+        done: Callable[[Logs], None],
     ) -> None:
         """Have the failover logs of vbuckets looked up."""
 

@@ -1,0 +1,111 @@
+"""Topics that are not the cluster's own: those whose records are the documents of a bucket.
+
+A bucket is all documents that there are. So its topic must keep the last record of each key: it is
+compacted, or kept for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
+
+from coordinator.kafka.address import client_settings
+from coordinator.kafka.errors import KafkaRefusal
+from coordinator.kafka.topics import is_own
+
+TIMEOUT_S = 10.0
+DELETE_RETENTION_MS = 24 * 3_600_000
+"""What Kafka has, unless a topic says otherwise."""
+
+
+class TopicError(Exception):
+    """A topic cannot be read as the source of a bucket."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class TopicFacts:
+    """A topic: made anew under the same name, it has another id."""
+
+    topic: str
+    id: str
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cleaning:
+    """What Kafka removes from a topic: `is_compacted`, older records of a key, and deletions after
+    `delete_retention_ms`; `is_truncated`, whatever is too old, or too much."""
+
+    is_compacted: bool
+    is_truncated: bool
+    delete_retention_ms: int
+
+
+class DocumentTopics:
+    """Asks Kafka about topics; every call waits for its answer. Threads may share it."""
+
+    def __init__(self, bootstrap_servers: str) -> None:
+        self.admin = AdminClient({**client_settings(bootstrap_servers), "log_level": 2})
+
+    def facts(self, topics: Iterable[str]) -> dict[str, TopicFacts]:
+        """Return those of these topics that are there. Raises KafkaException."""
+        names = sorted(set(topics))
+        found: dict[str, TopicFacts] = {}
+        if not names:
+            return found
+        asked = self.admin.describe_topics(TopicCollection(names), request_timeout=TIMEOUT_S)
+        for name, future in asked.items():
+            try:
+                said = future.result(TIMEOUT_S)
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    raise
+                continue
+            found[name] = TopicFacts(name, str(said.topic_id), len(said.partitions))
+        return found
+
+    def cleaning(self, topic: str) -> Cleaning:
+        """Return what Kafka removes from a topic. Raises KafkaException."""
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        asked = self.admin.describe_configs([resource], request_timeout=TIMEOUT_S)
+        said = {name: one.value for name, one in asked[resource].result(TIMEOUT_S).items()}
+        policies = said["cleanup.policy"].split(",")
+        is_bounded = any(int(said[name]) >= 0 for name in ("retention.ms", "retention.bytes"))
+        return Cleaning(
+            is_compacted="compact" in policies,
+            is_truncated="delete" in policies and is_bounded,
+            delete_retention_ms=int(said.get("delete.retention.ms", DELETE_RETENTION_MS)),
+        )
+
+
+def examined(bootstrap_servers: str, cluster: str, topic: str) -> TopicFacts:
+    """Return a topic that can be a bucket.
+
+    Raises KafkaRefusal `kafka_topic_not_found`, `kafka_topic_unfit` and `kafka_unreachable`.
+    """
+    if is_own(cluster, topic):
+        raise KafkaRefusal("kafka_topic_unfit", f"{topic} is a topic of the cluster itself")
+    topics = DocumentTopics(bootstrap_servers)
+    try:
+        facts = topics.facts([topic]).get(topic)
+        if facts is None:
+            raise KafkaRefusal("kafka_topic_not_found", f"Kafka has no topic {topic}")
+        cleaning = topics.cleaning(topic)
+    except KafkaException as error:
+        text = f"Kafka does not say what topic {topic} is: {error.args[0].str()}"
+        raise KafkaRefusal("kafka_unreachable", text) from error
+    if cleaning.is_truncated:
+        text = (
+            f"topic {topic} forgets documents: Kafka deletes what is old. "
+            "Have it compacted (cleanup.policy=compact), or kept for ever (retention.ms=-1, "
+            "retention.bytes=-1)"
+        )
+        raise KafkaRefusal("kafka_topic_unfit", text)
+    return facts

@@ -1,0 +1,297 @@
+"""What Kafka says of the partitions of a topic whose documents are a bucket: bounds and history.
+
+The history of a partition is that of its leader epochs: each leader begins one, where its log ended
+when it began to lead. Who has read further in an epoch than that has read what was lost since (an
+unclean election). No client for Python asks for where epochs end (`OffsetForLeaderEpoch`), so that
+one request is here; all others are confluent-kafka's. Source: KIP-101, KIP-320.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Any, ClassVar, TypeVar
+
+from aiokafka.client import AIOKafkaClient
+from aiokafka.errors import for_code
+from aiokafka.protocol.api import Request, RequestStruct, Response
+from aiokafka.protocol.types import Array, Int16, Int32, Int64, Schema, String
+from aiokafka.structs import TopicPartition as Place
+from confluent_kafka import IsolationLevel, TopicPartition
+from confluent_kafka.admin import OffsetSpec
+
+from coordinator.core.model.types import Vbuuid
+from coordinator.kafka.address import aiokafka_settings
+from coordinator.kafka.document_topics import TIMEOUT_S, DocumentTopics, TopicError, TopicFacts
+
+T = TypeVar("T")
+
+PAUSE_S = 0.2
+EPOCHS_MAX = 25
+"""Older ones are not asked for: who has read up to one of them begins anew."""
+
+EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """A leader epoch and the offset that it began at."""
+
+    number: int
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """A partition: its first offset, its last stable one, its end, and its epochs, newest first.
+
+    An epoch without a record is left out: Kafka forgets it when the next one begins.
+    """
+
+    low: int
+    stable: int
+    end: int
+    epochs: tuple[Epoch, ...]
+
+    def up_to(self, epoch: int) -> History:
+        """Return what it was before any later epoch."""
+        later = [e.start for e in self.epochs if e.number > epoch]
+        end = min([self.end, *later])
+        known = tuple(e for e in self.epochs if e.number <= epoch)
+        return History(self.low, min(self.stable, end), end, known)
+
+
+def vbuuid_of(topic_id: str, partition: int, epoch: int) -> Vbuuid:
+    """Return the name of a branch: that of a leader epoch of one partition of one topic."""
+    text = f"{topic_id}/{partition}/{epoch}".encode()
+    return Vbuuid(int.from_bytes(blake2b(text, digest_size=8).digest(), "big") or 1)
+
+
+class _EpochEndsResponse(Response):  # type: ignore[misc]
+    API_KEY: ClassVar[int] = 23
+    API_VERSION: ClassVar[int] = 3
+    SCHEMA = Schema(
+        ("throttle_time_ms", Int32),
+        (
+            "topics",
+            Array(
+                ("topic", String("utf-8")),
+                (
+                    "partitions",
+                    Array(
+                        ("error_code", Int16),
+                        ("partition", Int32),
+                        ("leader_epoch", Int32),
+                        ("end_offset", Int64),
+                    ),
+                ),
+            ),
+        ),
+    )
+
+
+class _EpochEndsRequestV3(RequestStruct):  # type: ignore[misc]
+    API_KEY = 23
+    API_VERSION = 3
+    RESPONSE_TYPE = _EpochEndsResponse
+    SCHEMA = Schema(
+        ("replica_id", Int32),
+        (
+            "topics",
+            Array(
+                ("topic", String("utf-8")),
+                (
+                    "partitions",
+                    Array(
+                        ("partition", Int32),
+                        ("current_leader_epoch", Int32),
+                        ("leader_epoch", Int32),
+                    ),
+                ),
+            ),
+        ),
+    )
+
+
+class _EpochEndsRequest(Request[_EpochEndsRequestV3]):  # type: ignore[misc]
+    """Asks where epochs end: of a consumer (-1), whatever the leader's own epoch is (-1)."""
+
+    API_KEY = 23
+
+    def __init__(self, topic: str, epochs: Mapping[int, int]) -> None:
+        self._topics = [(topic, [(p, -1, epoch) for p, epoch in sorted(epochs.items())])]
+
+    def build(self, request_struct_class: type[_EpochEndsRequestV3]) -> _EpochEndsRequestV3:
+        return request_struct_class(-1, self._topics)
+
+
+class TopicHistories(DocumentTopics):
+    """Asks about partitions, too."""
+
+    def __init__(self, bootstrap_servers: str) -> None:
+        super().__init__(bootstrap_servers)
+        self._epoch_ends = _EpochEnds(bootstrap_servers)
+
+    def close(self) -> None:
+        self._epoch_ends.close()
+
+    def histories(
+        self, facts: TopicFacts, partitions: Sequence[int], timeout_s: float = TIMEOUT_S
+    ) -> dict[int, History]:
+        """Return the history of each of these partitions.
+
+        Waits, until `timeout_s`, for those that are without a leader. Raises TopicError
+        `topic_unavailable`.
+        """
+        return self._patiently(facts, timeout_s, lambda: self._histories(facts, partitions))
+
+    def _patiently(self, facts: TopicFacts, timeout_s: float, ask: Callable[[], T]) -> T:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                return ask()
+            except Exception as error:
+                if time.monotonic() + PAUSE_S >= deadline:
+                    text = f"topic {facts.topic}: {type(error).__name__}: {error}"
+                    raise TopicError("topic_unavailable", text) from error
+                time.sleep(PAUSE_S)
+
+    def _histories(self, facts: TopicFacts, partitions: Sequence[int]) -> dict[int, History]:
+        lows = self._offsets(facts.topic, partitions, EARLIEST)
+        stable = self._offsets(facts.topic, partitions, LATEST)
+        newest = {p: epoch for p, (_, epoch) in stable.items()}
+        ends = self._epoch_ends.of(facts.topic, newest)
+        found = {
+            p: History(lows[p][0], stable[p][0], max(ends[p][1], stable[p][0]), ())
+            for p in partitions
+        }
+        return {
+            p: replace(found[p], epochs=_with_records(epochs, found[p].end))
+            for p, epochs in self._epochs(facts, newest, lows).items()
+        }
+
+    def _epochs(
+        self, facts: TopicFacts, newest: Mapping[int, int], lows: Mapping[int, tuple[int, int]]
+    ) -> dict[int, tuple[Epoch, ...]]:
+        """Return the epochs of each partition: one begins where the one before it ends."""
+        found: dict[int, list[Epoch]] = {p: [] for p in newest}
+        left = dict(newest)
+        while left:
+            older = {p: number - 1 for p, number in left.items() if number > 0}
+            answers = self._epoch_ends.of(facts.topic, older) if older else {}
+            for p, number in tuple(left.items()):
+                before, start = answers.get(p, (-1, lows[p][0]))
+                found[p].append(Epoch(number, start))
+                if before < 0 or start <= lows[p][0] or len(found[p]) >= EPOCHS_MAX:
+                    del left[p]
+                else:
+                    left[p] = before
+        return {p: tuple(epochs) for p, epochs in found.items()}
+
+    def branches(self, facts: TopicFacts, partitions: Sequence[int]) -> dict[int, Vbuuid]:
+        """Return the branch of the last record of each partition. Raises TopicError."""
+        return self._patiently(facts, TIMEOUT_S, lambda: self._branches(facts, partitions))
+
+    def _branches(self, facts: TopicFacts, partitions: Sequence[int]) -> dict[int, Vbuuid]:
+        newest = self._offsets(facts.topic, partitions, LATEST)
+        older = {p: epoch - 1 for p, (_, epoch) in newest.items() if epoch > 0}
+        before = self._epoch_ends.of(facts.topic, older) if older else {}
+        found = {}
+        for p, (end, epoch) in newest.items():
+            epoch_before, begun = before.get(p, (-1, 0))
+            has_records = epoch_before < 0 or begun == 0 or begun < end
+            found[p] = vbuuid_of(facts.id, p, epoch if has_records else epoch_before)
+        return found
+
+    def first_since(self, topic: str, partitions: Sequence[int], at_ms: int) -> dict[int, int]:
+        """Return the first offset of each partition that is not older; none: its last stable one.
+
+        Raises KafkaException.
+        """
+        found = self._offsets(topic, partitions, OffsetSpec.for_timestamp(at_ms))
+        missing = [p for p, (offset, _) in found.items() if offset < 0]
+        ends = self._offsets(topic, missing, LATEST) if missing else {}
+        return {p: ends[p][0] if p in ends else offset for p, (offset, _) in found.items()}
+
+    def _offsets(
+        self, topic: str, partitions: Sequence[int], spec: OffsetSpec
+    ) -> dict[int, tuple[int, int]]:
+        """Return an offset of each partition and its leader epoch. Raises KafkaException."""
+        asked = self.admin.list_offsets(
+            {TopicPartition(topic, p): spec for p in partitions},
+            isolation_level=IsolationLevel.READ_COMMITTED,
+            request_timeout=TIMEOUT_S,
+        )
+        answers = {place.partition: future.result(TIMEOUT_S) for place, future in asked.items()}
+        return {p: (said.offset, max(0, said.leader_epoch or 0)) for p, said in answers.items()}
+
+
+def _with_records(epochs: tuple[Epoch, ...], end: int) -> tuple[Epoch, ...]:
+    return tuple(epoch for epoch in epochs if epoch.start < end) or epochs[:1]
+
+
+class _EpochEnds:
+    """Asks for the ends of epochs, in a loop and a thread of its own."""
+
+    def __init__(self, bootstrap_servers: str) -> None:
+        self._servers = bootstrap_servers
+        self._client: AIOKafkaClient | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._making = threading.Lock()
+
+    def of(self, topic: str, epochs: Mapping[int, int]) -> dict[int, tuple[int, int]]:
+        """Return, by partition, the last epoch up to the one asked for, and where it ends."""
+        return self._run(self._ask(topic, epochs))
+
+    def close(self) -> None:
+        with self._making:
+            if self._loop is not None:
+                asyncio.run_coroutine_threadsafe(self._close(), self._loop)
+                self._loop = None
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        with self._making:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(
+                    target=self._loop.run_forever, name="epoch-ends", daemon=True
+                ).start()
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(TIMEOUT_S)
+
+    async def _close(self) -> None:
+        if self._client is not None:
+            await self._client.close()
+        asyncio.get_running_loop().stop()
+
+    async def _connected(self) -> AIOKafkaClient:
+        if self._client is None:
+            client = AIOKafkaClient(
+                bootstrap_servers=str(self._servers), **aiokafka_settings(self._servers)
+            )
+            await client.bootstrap()
+            self._client = client
+        return self._client
+
+    async def _ask(self, topic: str, epochs: Mapping[int, int]) -> dict[int, tuple[int, int]]:
+        client = await self._connected()
+        await client.add_topic(topic)
+        leaders = {p: client.cluster.leader_for_partition(Place(topic, p)) for p in epochs}
+        if any(leader is None or leader < 0 for leader in leaders.values()):
+            await client.force_metadata_update()
+            raise TopicError("topic_unavailable", f"a partition of {topic} has no leader")
+        found: dict[int, tuple[int, int]] = {}
+        for leader in sorted(set(leaders.values())):
+            asked = {p: epoch for p, epoch in epochs.items() if leaders[p] == leader}
+            said = await client.send(leader, _EpochEndsRequest(topic, asked))
+            for _, answers in said.topics:
+                for error_code, partition, epoch, end in answers:
+                    if error_code:
+                        await client.force_metadata_update()
+                        raise for_code(error_code)(f"partition {partition} of {topic}")
+                    found[partition] = (epoch, end)
+        return found

@@ -1,0 +1,1 @@
+"""Where documents come from: the key-value store, and Kafka topics."""

@@ -1,0 +1,303 @@
+"""Records of a topic as documents: what a format takes for the id, the document and its deletion.
+
+Formats: `json` (Couchbase's connector with raw JSON writes it, too), `avro` with a schema registry,
+and Debezium's change events in both. A record that is no document in its format raises
+`RecordError`; whoever reads goes on with the next one. Pure, but for the registry.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import io
+import json
+import struct
+import uuid
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any, NamedTuple, Protocol
+
+import fastavro
+import fastavro._read_py
+import orjson
+
+from coordinator.core.catalog.buckets import needs_registry
+from coordinator.core.keys.key_versions import DOCUMENT_ID_BYTES_MAX
+from coordinator.core.model.entities import DOCUMENT_FORMATS
+
+MAGIC = struct.Struct(">bI")
+"""What comes before an Avro datum: a zero, and the id of its schema."""
+
+DEEPER_MAX = 256
+
+
+class RecordError(ValueError):
+    """A record is no document; `code` says what is wrong with it."""
+
+    def __init__(self, code: str, message: str, id: bytes = b"") -> None:
+        """`id`: of the document, where that much can be read."""
+        super().__init__(message)
+        self.code = code
+        self.id = id
+
+
+class Document(NamedTuple):
+    """A document as JSON, or with `body` None its deletion."""
+
+    id: bytes
+    body: bytes | None
+
+
+class Schemas(Protocol):
+    """Where the schemas of Avro data are."""
+
+    def get(self, number: int) -> AvroSchema:
+        """Return a schema. RecordError: there is none."""
+        ...
+
+
+class AvroSchema(NamedTuple):
+    """A schema as fastavro has parsed it; `is_recursive`: it may contain itself."""
+
+    parsed: Any
+    is_recursive: bool
+
+
+Decoder = Callable[[bytes | None, bytes | None], Document | None]
+"""Turns key and value of a record into a document; None: it is about none. Raises RecordError."""
+
+
+def decoder_of(format_name: str, schemas: Schemas | None = None) -> Decoder:
+    """Return the decoder of a format. Raises ValueError: there is no such format."""
+    if format_name not in DOCUMENT_FORMATS:
+        raise ValueError(f"there is no format {format_name!r}")
+    if not needs_registry(format_name):
+        return _json if format_name == "json" else _debezium(_loaded)
+    assert schemas is not None
+    known = schemas
+
+    def datum(text: bytes) -> Any:
+        return read_avro(text, known)
+
+    return _avro(datum) if format_name == "avro" else _debezium(datum)
+
+
+# -- plain documents -----------------------------------------------------------------------------
+
+
+def _json(key: bytes | None, value: bytes | None) -> Document:
+    """The value is the document: whether it is JSON at all shows when it is evaluated."""
+    return Document(_text_id(key), value)
+
+
+def _avro(datum: Callable[[bytes], Any]) -> Decoder:
+    def decode(key: bytes | None, value: bytes | None) -> Document:
+        is_datum = key is not None and len(key) > MAGIC.size and key[0] == 0
+        id = _id_of(datum(key)) if key is not None and is_datum else _text_id(key)
+        if value is None:
+            return Document(id, None)
+        try:
+            return Document(id, _dumped(datum(value)))
+        except RecordError as error:
+            raise RecordError(error.code, str(error), id) from error
+
+    return decode
+
+
+def _text_id(key: bytes | None) -> bytes:
+    if not key:
+        raise RecordError("no_key", "the record has no key, and so the document no id")
+    if len(key) > DOCUMENT_ID_BYTES_MAX:
+        text = f"the key has {len(key)} bytes; a document's id has at most {DOCUMENT_ID_BYTES_MAX}"
+        raise RecordError("key_too_long", text)
+    try:
+        key.decode()
+    except UnicodeDecodeError as error:
+        raise RecordError("bad_key", f"the key is no UTF-8: {error}") from error
+    return key
+
+
+# -- Debezium ------------------------------------------------------------------------------------
+
+READ_OPERATIONS = frozenset("cur")
+DELETED, MESSAGE = "d", "m"
+
+
+def _debezium(datum: Callable[[bytes], Any]) -> Decoder:
+    def decode(key: bytes | None, value: bytes | None) -> Document | None:
+        if key is None and value is not None and _operation(datum(value)) == MESSAGE:
+            return None
+        if not key:
+            raise RecordError("no_key", "the record has no key: its table has no primary key")
+        id = _id_of(_payload(datum(key)))
+        if value is None:
+            return Document(id, None)
+        try:
+            return Document(id, _after(_payload(datum(value))))
+        except RecordError as error:
+            raise RecordError(error.code, str(error), id) from error
+
+    return decode
+
+
+def _operation(event: Any) -> Any:
+    payload = _payload(event)
+    return payload.get("op") if isinstance(payload, dict) else None
+
+
+def _payload(datum: Any) -> Any:
+    """Return what a datum says, without the schema that JSON may have beside it."""
+    if isinstance(datum, dict) and datum.keys() == {"schema", "payload"}:
+        return datum["payload"]
+    return datum
+
+
+def _after(event: Any) -> bytes | None:
+    """Return the document after a change event, None if it was deleted."""
+    if not isinstance(event, dict) or "op" not in event:
+        raise RecordError("no_event", "the value is no change event: it has no `op`")
+    operation = event["op"]
+    if operation == DELETED:
+        return None
+    if operation not in READ_OPERATIONS:
+        raise RecordError("unknown_operation", f"a change event of the kind {operation!r}")
+    after = event.get("after")
+    if isinstance(after, str):
+        # MongoDB's documents come as a text.
+        after = _loaded(after.encode())
+    if not isinstance(after, dict):
+        raise RecordError("no_document", f"a change event {operation!r} without the row after it")
+    return _dumped(after)
+
+
+def _id_of(key: Any) -> bytes:
+    """Return the id for a key: that of its one field, or all of it as JSON."""
+    if isinstance(key, dict) and len(key) == 1:
+        (key,) = key.values()
+    text = key if isinstance(key, str) else _dumped(key).decode()
+    return _text_id(text.encode())
+
+
+# -- JSON and Avro -------------------------------------------------------------------------------
+
+
+def _loaded(text: bytes) -> Any:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise RecordError("bad_json", f"that is no JSON: {error}") from error
+
+
+def read_avro(text: bytes, schemas: Schemas) -> Any:
+    """Return the datum that a record has, as Avro with the id of its schema in front."""
+    if len(text) < MAGIC.size:
+        raise RecordError("bad_avro", f"{len(text)} bytes are no Avro with the id of a schema")
+    magic, number = MAGIC.unpack_from(text)
+    if magic != 0:
+        raise RecordError(
+            "bad_avro", "the first byte is not the zero of a schema registry's format"
+        )
+    schema = schemas.get(number)
+    # The compiled reader has no bound on depth: only a schema within itself goes deep.
+    read = (
+        fastavro._read_py.schemaless_reader if schema.is_recursive else fastavro.schemaless_reader
+    )
+    left = io.BytesIO(text[MAGIC.size :])
+    try:
+        datum = read(left, schema.parsed, None)
+    except Exception as error:
+        problem = f"no datum of schema {number}: {type(error).__name__}: {error}"
+        raise RecordError("bad_avro", problem) from error
+    if left.read(1):
+        raise RecordError("bad_avro", f"something comes after the datum of schema {number}")
+    return datum
+
+
+def _dumped(datum: Any) -> bytes:
+    try:
+        return orjson.dumps(datum, default=_as_json, option=orjson.OPT_PASSTHROUGH_DATETIME)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RecordError("bad_document", f"that cannot be JSON: {error}") from error
+
+
+def _as_json(value: Any) -> Any:
+    """Return what Avro has and JSON has not, as Kafka's own JSON has it."""
+    if isinstance(value, Decimal):
+        return _number(value)
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, datetime.datetime | datetime.date | datetime.time):
+        return value.isoformat()
+    if isinstance(value, datetime.timedelta):
+        return value.total_seconds()
+    if isinstance(value, uuid.UUID):
+        return str(value)
+    raise TypeError(f"a {type(value).__name__}")
+
+
+def _number(value: Decimal) -> int | float | str:
+    """Return a decimal as a number where that has all its digits, else as a text."""
+    if value == value.to_integral_value() and abs(value) < 2**63:
+        return int(value)
+    number = float(value)
+    return number if Decimal(repr(number)) == value else str(value)
+
+
+# -- schemas -------------------------------------------------------------------------------------
+
+
+def parse_avro(text: str, named: dict[str, Any]) -> AvroSchema:
+    """Return a schema that its data can be read by; `named` has those that it refers to.
+
+    RecordError: it is none, or one whose data could be without end.
+    """
+    try:
+        plain = json.loads(text)
+        parsed = fastavro.parse_schema(plain, named_schemas=dict(named))
+    except Exception as error:
+        problem = f"the registry's schema cannot be read: {type(error).__name__}: {error}"
+        raise RecordError("bad_schema", problem) from error
+    looked = _Look(named)
+    looked.at(parsed, ())
+    return AvroSchema(parsed, looked.is_recursive)
+
+
+class _Look:
+    """Goes through a schema: does it contain itself, or lists of what takes no bytes?"""
+
+    def __init__(self, named: dict[str, Any]) -> None:
+        self.is_recursive = False
+        self._named = dict(named)
+
+    def at(self, schema: Any, inside: tuple[str, ...]) -> bool:
+        """Look at a part; return whether a value of it takes at least one byte."""
+        if len(inside) > DEEPER_MAX:
+            raise RecordError("bad_schema", f"the schema is nested deeper than {DEEPER_MAX}")
+        if isinstance(schema, list):
+            for one in schema:
+                self.at(one, (*inside, ""))
+            return True
+        if isinstance(schema, str):
+            return self._by_name(schema, inside)
+        kind = schema["type"]
+        if kind in ("record", "error"):
+            name = schema["name"]
+            self._named[name] = schema
+            weighs = [self.at(field["type"], (*inside, name)) for field in schema["fields"]]
+            return any(weighs)
+        if kind in ("array", "map"):
+            part = schema["items" if kind == "array" else "values"]
+            if not self.at(part, (*inside, "")) and kind == "array":
+                raise RecordError("bad_schema", "the schema has an array of what takes no bytes")
+            return True
+        if kind in ("enum", "fixed"):
+            self._named[schema["name"]] = schema
+            return bool(kind == "enum" or schema["size"] > 0)
+        return self.at(kind, (*inside, ""))
+
+    def _by_name(self, name: str, inside: tuple[str, ...]) -> bool:
+        if name in inside:
+            self.is_recursive = True
+            return True
+        named = self._named.get(name)
+        return name != "null" if named is None else self.at(named, (*inside, ""))

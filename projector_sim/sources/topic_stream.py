@@ -1,0 +1,327 @@
+"""One connection to a topic: the mutations of some partitions, as frames.
+
+A partition is a vbucket, and the seqno of a record its offset and one. A branch is a leader epoch:
+where a record has a newer one, the vbucket goes on under a new branch, and END and BEGIN say so. A
+partition that has lost what was read of it ends: whoever asks for it again is told to roll back.
+
+Where Kafka removes older records of a key, a record that is not there may have been replaced by one
+that is still to come. So snapshots end only where all records have been read that there are; where
+nothing is removed, after each portion.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from coordinator.core.model.types import Seqno, Vbuuid
+from coordinator.kafka.document_topics import Cleaning, TopicFacts
+from coordinator.kafka.errors import passes_by_itself
+from coordinator.kafka.readers import consumer
+from coordinator.kafka.topic_histories import History, TopicHistories, vbuuid_of
+from projector_sim.protocol import frames
+from projector_sim.protocol.failover import BRANCHES_MAX, Branch, FailoverLog, rollback_seqno
+from projector_sim.protocol.frames import Kind, Reason
+from projector_sim.protocol.source import Frame, StreamRequest
+from projector_sim.sources.queued_stream import QueuedStream
+from projector_sim.sources.topic_records import Decoder, RecordError
+
+POLL_S = 0.1
+BATCH_MAX = 2_000
+FETCH_KBYTES = 8_192
+FRAME_BYTES = 256 * 1024
+HEAD_SIZE = frames.HEAD.size
+
+LOST = frozenset(
+    {
+        KafkaError._LOG_TRUNCATION,
+        KafkaError._AUTO_OFFSET_RESET,
+        KafkaError.OFFSET_OUT_OF_RANGE,
+    }
+)
+GONE = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION})
+
+
+def failover_log_of(topic_id: str, partition: int, history: History) -> FailoverLog:
+    """Return the epochs of a partition as a failover log; a seqno is an offset and one."""
+    return tuple(
+        Branch(vbuuid_of(topic_id, partition, epoch.number), Seqno(epoch.start))
+        for epoch in history.epochs[:BRANCHES_MAX]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPlace:
+    """The topic that a stream reads, and how."""
+
+    servers: str
+    group: str
+    facts: TopicFacts
+    cleaning: Cleaning
+    histories: TopicHistories
+
+
+@dataclass(slots=True, kw_only=True)
+class _Partition:
+    """How far a partition was read: `at` is the seqno of the last record, `reached` of what is
+    behind it and has none, if that was told; `epoch` and `vbuuid` are of the branch."""
+
+    at: int
+    reached: int
+    epoch: int
+    vbuuid: Vbuuid
+    until: int | None
+    waits: list[bytes] = field(default_factory=list)
+    size: int = 0
+    is_at_end: bool = False
+
+
+class TopicStream(QueuedStream):
+    """One connection to a topic; `unreadable` is told of each record that is no document."""
+
+    def __init__(
+        self,
+        place: TopicPlace,
+        request: StreamRequest,
+        decoder: Callable[[Callable[[float], bool]], Decoder],
+        owned: Callable[[], frozenset[int]],
+        unreadable: Callable[[Message, RecordError], None],
+        sync_ms: int,
+        wake: Callable[[], None],
+    ) -> None:
+        """`decoder` makes the decoder, given what waits for so long and tells whether to give up;
+        `owned` returns the partitions that may be read at present."""
+        self._place = place
+        self._request = request
+        self._make_decoder = decoder
+        self._owned = owned
+        self._unreadable = unreadable
+        self._sync_s = sync_ms / 1000
+        self._synced_s = 0.0
+        self._pending: dict[int, int] = {}
+        """Ends of snapshots to tell of."""
+        self._partitions: dict[int, _Partition] = {}
+        self._out: list[Frame] = []
+        super().__init__(f"{request.kind} {request.bucket}", wake)
+
+    # -- the beginning -----------------------------------------------------------------------
+
+    def _read(self) -> None:
+        decode = self._make_decoder(self._stopping.wait)
+        self._begin_all()
+        if not self._flush() or not self._partitions:
+            return
+        place = self._place
+        reader = consumer(
+            place.servers,
+            place.group,
+            **{"enable.partition.eof": True, "queued.max.messages.kbytes": FETCH_KBYTES},
+        )
+        try:
+            topic = place.facts.topic
+            starts = [TopicPartition(topic, p, one.at) for p, one in self._partitions.items()]
+            reader.assign(starts)
+            self._follow(reader, decode)
+        finally:
+            reader.close()
+
+    def _begin_all(self) -> None:
+        request, place = self._request, self._place
+        owned = self._owned()
+        mine = [p for p in request.vbuckets if p in owned]
+        histories = place.histories.histories(place.facts, mine) if mine else {}
+        since = self._kept_since(mine)
+        for p in request.vbuckets:
+            vbuuid, seqno = request.starts[p] if request.starts is not None else (0, 0)
+            if p not in histories:
+                self._emit(frames.end(p, Seqno(seqno), Reason.MOVED))
+                continue
+            history = histories[p]
+            log = failover_log_of(place.facts.id, p, history)
+            if request.starts is None:
+                seqno = history.stable
+            elif (to := self._rolls_back(history, log, vbuuid, seqno, since.get(p))) is not None:
+                self._emit(frames.rollback(p, to))
+                continue
+            self._begin(p, history, log, max(seqno, history.low))
+
+    def _kept_since(self, partitions: list[int]) -> dict[int, int]:
+        """Return from where on no deletion has been forgotten, where Kafka forgets them."""
+        place, starts = self._place, self._request.starts
+        begun = [p for p in partitions if starts is not None and starts[p][1]]
+        if not begun or not place.cleaning.is_compacted:
+            return {}
+        at_ms = int(time.time() * 1000) - place.cleaning.delete_retention_ms
+        return place.histories.first_since(place.facts.topic, begun, max(0, at_ms))
+
+    def _rolls_back(
+        self, history: History, log: FailoverLog, vbuuid: int, seqno: int, since: int | None
+    ) -> Seqno | None:
+        """Return to where one who has this position must go back; None: nowhere."""
+        to = rollback_seqno(log, Seqno(history.end), Vbuuid(vbuuid), Seqno(seqno))
+        if to is None and 0 < seqno < max(history.low, since or 0):
+            return Seqno(0)  # What was deleted since may be forgotten.
+        return Seqno(0) if to is not None and to < history.low else to
+
+    def _begin(self, p: int, history: History, log: FailoverLog, seqno: int) -> None:
+        """Begin one partition, or begin it again on another branch."""
+        until = self._request.until.get(p)
+        vbuuid = log[0].vbuuid
+        self._emit(frames.begin(p, vbuuid, Seqno(seqno), log))
+        self._partitions[p] = _Partition(
+            at=seqno, reached=seqno, epoch=history.epochs[0].number, vbuuid=vbuuid, until=until
+        )
+        if until is not None and seqno >= until:
+            self._end(p, Reason.DONE)
+
+    # -- what follows ------------------------------------------------------------------------
+
+    def _follow(self, reader: Consumer, decode: Decoder) -> None:
+        read = set(self._partitions)
+        while self._partitions and not self._stopping.is_set():
+            first = reader.poll(self._patience_s())
+            if first is not None:
+                for message in (first, *reader.consume(BATCH_MAX, 0)):
+                    self._take(message, decode)
+            for p in tuple(self._partitions):
+                self._end_portion(p)
+            for p in self._partitions.keys() - self._owned():
+                self._end(p, Reason.MOVED)
+            if self._pending and time.monotonic() >= self._synced_s + self._sync_s:
+                self._sync()
+            over = read - self._partitions.keys()
+            if over:
+                topic = self._place.facts.topic
+                reader.incremental_unassign([TopicPartition(topic, p) for p in over])
+                read -= over
+            if not self._flush():
+                return
+        self.reason = self.reason or "all that was asked for was sent"
+
+    def _patience_s(self) -> float:
+        if not self._pending:
+            return POLL_S
+        return min(POLL_S, max(0.0, self._synced_s + self._sync_s - time.monotonic()))
+
+    def _take(self, message: Message, decode: Decoder) -> None:
+        """Take one record, or what the client says instead of one."""
+        p = message.partition()
+        partition = self._partitions.get(p) if p is not None else None
+        error = message.error()
+        if error is not None:
+            self._hear(error, p, message.offset())
+            return
+        if p is None or partition is None:
+            return
+        epoch, offset = message.leader_epoch(), message.offset()
+        assert offset is not None
+        if epoch is not None and epoch > partition.epoch:
+            self._branch(p, partition, epoch)
+            partition = self._partitions.get(p)
+            if partition is None:
+                return
+        self._add(partition, message, offset + 1, decode)
+        partition.at = partition.reached = offset + 1
+        partition.is_at_end = False
+        if partition.size >= FRAME_BYTES:
+            self._emit_mutations(p, partition)
+
+    def _add(self, partition: _Partition, message: Message, seqno: int, decode: Decoder) -> None:
+        """Add the mutation that a record is; one that is no document is its deletion."""
+        key, value = message.key(), message.value()
+        try:
+            found = decode(_bytes(key), _bytes(value))
+            id, body = found if found is not None else (b"", None)
+        except RecordError as error:
+            self._unreadable(message, error)
+            id, body = error.id, None
+        if id:
+            packed = frames.pack_mutation(Seqno(seqno), id, body)
+            partition.waits.append(packed)
+            partition.size += len(packed)
+
+    def _hear(self, error: KafkaError, p: int | None, offset: int | None) -> None:
+        """Hear what the client says. Raises KafkaException: the connection cannot go on."""
+        code = error.code()
+        partition = self._partitions.get(p) if p is not None else None
+        if code == KafkaError._PARTITION_EOF:
+            if partition is not None:
+                partition.is_at_end = True
+                partition.reached = max(partition.reached, offset or 0)
+        elif code in LOST:
+            if p is not None and partition is not None:
+                self._end(p, Reason.CRASHED)
+        elif code in GONE:
+            for one in tuple(self._partitions):
+                self._end(one, Reason.DROPPED)
+        elif not passes_by_itself(error):
+            raise KafkaException(error)
+
+    def _branch(self, p: int, partition: _Partition, epoch: int) -> None:
+        """Another leader has written: go on under its branch, if it has all that was read."""
+        place = self._place
+        history = place.histories.histories(place.facts, [p])[p].up_to(epoch)
+        log = failover_log_of(place.facts.id, p, history)
+        at, end = Seqno(partition.at), Seqno(history.end)
+        has_changed = not history.epochs or history.epochs[0].number != epoch
+        if has_changed or rollback_seqno(log, end, partition.vbuuid, at) is not None:
+            self._end(p, Reason.CRASHED)
+            return
+        self._emit_mutations(p, partition)
+        if self._pending.pop(p, None) is not None:
+            self._emit(frames.sync([(p, partition.at)]))
+        self._emit(frames.end(p, Seqno(partition.at), Reason.MOVED))
+        self._begin(p, history, log, partition.at)
+
+    # -- what is told ------------------------------------------------------------------------
+
+    def _end_portion(self, p: int) -> None:
+        """Send what there is of a partition; tell of the end of a snapshot where this is one."""
+        partition = self._partitions[p]
+        had_any = bool(partition.waits)
+        self._emit_mutations(p, partition)
+        is_end = partition.is_at_end or (had_any and not self._place.cleaning.is_compacted)
+        if not is_end:
+            return
+        partition.is_at_end = False
+        self._pending[p] = partition.at
+        if partition.until is not None and partition.reached >= partition.until:
+            partition.at = max(partition.at, partition.until)
+            self._end(p, Reason.DONE)
+
+    def _emit_mutations(self, p: int, partition: _Partition) -> None:
+        if partition.waits:
+            # A snapshot's end that was not told of yet is none any more.
+            self._pending.pop(p, None)
+            head = frames.mutations_head(p, partition.size)
+            self._out.append((Kind.MUTATIONS, head[HEAD_SIZE:] + b"".join(partition.waits)))
+            partition.waits, partition.size = [], 0
+
+    def _end(self, p: int, reason: Reason) -> None:
+        partition = self._partitions[p]
+        self._emit_mutations(p, partition)
+        if self._pending.pop(p, None) is not None and reason != Reason.DONE:
+            self._emit(frames.sync([(p, partition.at)]))
+        del self._partitions[p]
+        self._emit(frames.end(p, Seqno(partition.at), reason))
+
+    def _sync(self) -> None:
+        """Tell at which ends of snapshots the partitions are."""
+        self._synced_s = time.monotonic()
+        pending, self._pending = self._pending, {}
+        self._emit(frames.sync(pending.items()))
+
+    def _emit(self, frame: bytes) -> None:
+        self._out.append((frame[HEAD_SIZE - 1], frame[HEAD_SIZE:]))
+
+    def _flush(self) -> bool:
+        """Hand over what has come together; False: nobody wants it any more."""
+        out, self._out = self._out, []
+        return not out or self._put(out)
+
+
+def _bytes(text: str | bytes | None) -> bytes | None:
+    return text.encode() if isinstance(text, str) else text
