@@ -47,7 +47,7 @@ test: java quick ## Everything: the quick checks, then tests with a real broker 
 	exit $$(( tests || failed ))
 
 test: LATER := $(SEEDED) $(PLANES)
-test: export SIMULATION_SEEDS ?= 700
+test: export SIMULATION_SEEDS ?= 400
 test: export HYPOTHESIS_PROFILE ?= thorough
 quick: $(STAMP) ## Under a minute: lint, types, import rules, unit tests, simulator
 	@echo "lint, format, types, imports, unit tests, simulator"
