@@ -68,7 +68,13 @@ class SchemaRegistry:
     def _fetch(self, number: int) -> AvroSchema:
         said = self._ask(f"/schemas/ids/{number}", f"schema {number}")
         named: dict[str, Any] = {}
-        self._refer(said, named, [0])
+        try:
+            self._refer(said, named, [0])
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, RecordError):
+                raise
+            text = f"what schema {number} refers to cannot be read: {error!r}"
+            raise RecordError("bad_schema", text) from error
         return parse_avro(_text_of(said), named)
 
     def _refer(self, said: dict[str, Any], named: dict[str, Any], count: list[int]) -> None:

@@ -119,7 +119,7 @@ def _text_id(key: bytes | None) -> bytes:
 
 # -- Debezium ------------------------------------------------------------------------------------
 
-READ_OPERATIONS = frozenset("cur")
+READ_OPERATIONS = ("c", "u", "r")
 DELETED, MESSAGE = "d", "m"
 
 
@@ -160,7 +160,7 @@ def _after(event: Any) -> bytes | None:
     if operation == DELETED:
         return None
     if operation not in READ_OPERATIONS:
-        raise RecordError("unknown_operation", f"a change event of the kind {operation!r}")
+        raise RecordError("unknown_operation", f"a change event of the kind {operation!r:.40}")
     after = event.get("after")
     if isinstance(after, str):
         # MongoDB's documents come as a text.

@@ -27,6 +27,7 @@ from projector_sim.protocol.failover import BRANCHES_MAX, Branch, FailoverLog, r
 from projector_sim.protocol.frames import Kind, Reason
 from projector_sim.protocol.source import Frame, StreamRequest
 from projector_sim.sources.queued_stream import QueuedStream
+from projector_sim.sources.schema_registry import RegistryClosed
 from projector_sim.sources.topic_records import Decoder, RecordError
 
 POLL_S = 0.1
@@ -238,6 +239,13 @@ class TopicStream(QueuedStream):
         except RecordError as error:
             self._unreadable(message, error)
             id, body = error.id, None
+        except RegistryClosed:
+            raise
+        except Exception as error:
+            # Whatever a record does to who reads it: others follow.
+            text = f"{type(error).__name__}: {error}"
+            self._unreadable(message, RecordError("bad_record", text))
+            return
         if id:
             packed = frames.pack_mutation(Seqno(seqno), id, body)
             partition.waits.append(packed)
