@@ -31,7 +31,7 @@ from coordinator.kafka.document_topics import TIMEOUT_S, DocumentTopics, TopicEr
 T = TypeVar("T")
 
 PAUSE_S = 0.2
-EPOCHS_MAX = 25
+EPOCHS_MAX = 50
 """Older ones are not asked for: who has read up to one of them begins anew."""
 
 EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
@@ -50,13 +50,26 @@ class Epoch:
 class History:
     """A partition: its first offset, its last stable one, its end, and its epochs, newest first.
 
-    An epoch without a record is left out: Kafka forgets it when the next one begins.
+    Kafka forgets an epoch that is left without a record, be it that it never had one, or that they
+    are lost.
     """
 
     low: int
     stable: int
     end: int
     epochs: tuple[Epoch, ...]
+
+    def branches(self) -> list[Epoch]:
+        """Return all epochs up to the newest, also those that Kafka has forgotten: these have no
+        record of their own any more, and end where the next one begins."""
+        found: list[Epoch] = []
+        for known in self.epochs:
+            while found and found[-1].number > known.number + 1:
+                found.append(Epoch(found[-1].number - 1, found[-1].start))
+            found.append(known)
+        while found and found[-1].number > 0 and found[-1].start > self.low:
+            found.append(Epoch(found[-1].number - 1, found[-1].start))
+        return found[:EPOCHS_MAX]
 
     def up_to(self, epoch: int) -> History:
         """Return what it was before any later epoch."""
@@ -171,7 +184,7 @@ class TopicHistories(DocumentTopics):
             for p in partitions
         }
         return {
-            p: replace(found[p], epochs=_with_records(epochs, found[p].end))
+            p: replace(found[p], epochs=epochs)
             for p, epochs in self._epochs(facts, newest, lows).items()
         }
 
@@ -193,20 +206,11 @@ class TopicHistories(DocumentTopics):
                     left[p] = before
         return {p: tuple(epochs) for p, epochs in found.items()}
 
-    def branches(self, facts: TopicFacts, partitions: Sequence[int]) -> dict[int, Vbuuid]:
-        """Return the branch of the last record of each partition. Raises TopicError."""
-        return self._patiently(facts, TIMEOUT_S, lambda: self._branches(facts, partitions))
-
-    def _branches(self, facts: TopicFacts, partitions: Sequence[int]) -> dict[int, Vbuuid]:
-        newest = self._offsets(facts.topic, partitions, LATEST)
-        older = {p: epoch - 1 for p, (_, epoch) in newest.items() if epoch > 0}
-        before = self._epoch_ends.of(facts.topic, older) if older else {}
-        found = {}
-        for p, (end, epoch) in newest.items():
-            epoch_before, begun = before.get(p, (-1, 0))
-            has_records = epoch_before < 0 or begun == 0 or begun < end
-            found[p] = vbuuid_of(facts.id, p, epoch if has_records else epoch_before)
-        return found
+    def newest(self, facts: TopicFacts, partitions: Sequence[int]) -> dict[int, int]:
+        """Return the newest epoch of each partition. Raises KafkaException."""
+        return {
+            p: epoch for p, (_, epoch) in self._offsets(facts.topic, partitions, LATEST).items()
+        }
 
     def first_since(self, topic: str, partitions: Sequence[int], at_ms: int) -> dict[int, int]:
         """Return the first offset of each partition that is not older; none: its last stable one.
@@ -229,10 +233,6 @@ class TopicHistories(DocumentTopics):
         )
         answers = {place.partition: future.result(TIMEOUT_S) for place, future in asked.items()}
         return {p: (said.offset, max(0, said.leader_epoch or 0)) for p, said in answers.items()}
-
-
-def _with_records(epochs: tuple[Epoch, ...], end: int) -> tuple[Epoch, ...]:
-    return tuple(epoch for epoch in epochs if epoch.start < end) or epochs[:1]
 
 
 class _EpochEnds:

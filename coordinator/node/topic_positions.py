@@ -8,13 +8,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from coordinator.core.model.types import Vbuuid
 from coordinator.kafka.document_topics import TopicError, TopicFacts
-
-if TYPE_CHECKING:
-    from coordinator.kafka.topic_histories import TopicHistories
+from coordinator.kafka.topic_histories import TopicHistories, vbuuid_of
 
 KNOWN_S = 1.0
 """So long it is not asked again which topic has a name."""
@@ -30,20 +27,20 @@ class TopicPositions:
         self._known: dict[str, tuple[float, TopicFacts]] = {}
 
     def branches(self, topic: str, partitions: Sequence[int]) -> dict[int, Vbuuid]:
-        """Return the branch of the last record of each partition.
+        """Return the branch that each partition is on.
 
         Raises KafkaException, TopicError `topic_unavailable`.
         """
         kafka = self._connected()
-        return kafka.branches(self._facts(kafka, topic), partitions)
+        facts = self._facts(kafka, topic)
+        newest = kafka.newest(facts, partitions)
+        return {p: vbuuid_of(facts.id, p, epoch) for p, epoch in newest.items()}
 
     def close(self) -> None:
         if self._kafka is not None:
             self._kafka.close()
 
     def _connected(self) -> TopicHistories:
-        from coordinator.kafka.topic_histories import TopicHistories
-
         with self._making:
             if self._kafka is None:
                 self._kafka = TopicHistories(self._servers)

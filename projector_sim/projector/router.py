@@ -130,13 +130,18 @@ class Router:
         partitions: int,
         wall_ms: Callable[[], int],
         record_bytes_max: int = RECORD_BYTES_MAX,
+        repeats: bool = False,
         garbage: Callable[[int, int, bytes], None] | None = None,
     ) -> None:
-        """`garbage` is told of each document that is no JSON: vbucket, seqno and text."""
+        """`repeats`: its source may send older mutations of a document, too, before the last one.
+
+        `garbage` is told of each document that is no JSON: vbucket, seqno and text.
+        """
         self.run = run
         self._record_bytes_max = record_bytes_max
         self.errors: Counter[int] = Counter()
         self.documents = 0
+        self._repeats = repeats
         self._garbage = garbage
         self._sink = sink
         self._projector = projector
@@ -264,7 +269,7 @@ class Router:
         partition = vbucket % self._partitions
         lane = self._lanes[partition]
         rows = self._rows_of(vbucket, lane)
-        says_absent = self.run.kind != BACKFILL
+        says_absent = self.run.kind != BACKFILL or self._repeats
         unpack, entry_size, end = MUTATION.unpack_from, MUTATION.size, len(body)
         loads, pack_head, errors = orjson.loads, HEAD.pack, self.errors
         size, limit = lane.size, FLUSH_BYTES

@@ -6,10 +6,12 @@ deals the partitions out, and takes those of a projector that has died away from
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from functools import partial
 
@@ -67,11 +69,14 @@ class TopicSource:
         self._pass_on_unreadable = unreadable
         self._status_log = status_log
         self._stopping = stopping
+        logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
         self._kafka = TopicHistories(bootstrap_servers)
         self._orders = ThreadPoolExecutor(1, "topic-orders")
         self._buckets: Mapping[str, Bucket] = {}
         self._topics: dict[str, tuple[TopicFacts, Cleaning]] = {}
         self._dealt: dict[str, frozenset[int]] = {}
+        self._is_dealt_anew = False
+        """What comes next is all that this member has."""
         self._told: dict[str, SourceBucket] = {}
         self._problems: dict[str, str] = {}
         self._unreadable: Counter[str] = Counter()
@@ -220,25 +225,29 @@ class TopicSource:
                 due_s -= POLL_S
                 if due_s <= 0 or self._changed.is_set():
                     due_s = LOOK_S
-                    self._look()
+                    self._look_if_possible()
                 self._tell()
         finally:
-            self._dealt = {}
+            self._is_dealt_anew = True
             with suppress(KafkaException, RuntimeError):
                 member.close()
-            self._tell()
+        self._dealt = {}
+        self._tell()
 
     def _subscribe(self, member: Consumer, subscribed: list[str]) -> list[str]:
         wanted = sorted({bucket.topic for bucket in self._buckets.values()})
         if wanted != subscribed:
             member.subscribe(
-                wanted, on_assign=self._assign, on_revoke=self._revoke, on_lost=self._revoke
+                wanted, on_assign=self._assign, on_revoke=self._revoke, on_lost=self._lose
             )
         return wanted
 
     def _assign(self, member: Consumer, places: list[TopicPartition]) -> None:
         member.incremental_assign(places)
         member.pause(places)
+        if self._is_dealt_anew:
+            self._is_dealt_anew = False
+            self._dealt = {}
         for place in places:
             mine = self._dealt.get(place.topic, frozenset())
             self._dealt[place.topic] = mine | {place.partition}
@@ -251,12 +260,30 @@ class TopicSource:
             member.incremental_unassign(places)
         self._tell()
 
+    def _lose(self, member: Consumer, places: list[TopicPartition]) -> None:
+        """The group does not count on this member any more: Kafka was away, say.
+
+        What it had is read on until all is dealt out anew. If another reads it, too, meanwhile,
+        both send the same.
+        """
+        self._is_dealt_anew = True
+        with suppress(KafkaException):
+            member.incremental_unassign(places)
+
     def _hear(self, error: KafkaError) -> None:
         if error.code() in (KafkaError._PARTITION_EOF, KafkaError.UNKNOWN_TOPIC_OR_PART):
             return
         if error.fatal():
             raise KafkaException(error)
         self._status_log.problem("topics", error.str())
+
+    def _look_if_possible(self) -> None:
+        try:
+            self._look()
+        except (KafkaException, FutureTimeoutError) as error:
+            said = error.args[0] if error.args else "no answer"
+            text = said.str() if isinstance(said, KafkaError) else str(said)
+            self._status_log.problem("topics", text)
 
     def _look(self) -> None:
         """Look which topics there are, and whether they are what they were."""

@@ -23,7 +23,7 @@ from coordinator.kafka.errors import passes_by_itself
 from coordinator.kafka.readers import consumer
 from coordinator.kafka.topic_histories import History, TopicHistories, vbuuid_of
 from projector_sim.protocol import frames
-from projector_sim.protocol.failover import BRANCHES_MAX, Branch, FailoverLog, rollback_seqno
+from projector_sim.protocol.failover import Branch, FailoverLog, rollback_seqno
 from projector_sim.protocol.frames import Kind, Reason
 from projector_sim.protocol.source import Frame, StreamRequest
 from projector_sim.sources.queued_stream import QueuedStream
@@ -31,6 +31,9 @@ from projector_sim.sources.schema_registry import RegistryClosed
 from projector_sim.sources.topic_records import Decoder, RecordError
 
 POLL_S = 0.1
+LOOK_S = 2.0
+"""So often it is looked who leads."""
+
 BATCH_MAX = 2_000
 FETCH_KBYTES = 8_192
 FRAME_BYTES = 256 * 1024
@@ -50,7 +53,7 @@ def failover_log_of(topic_id: str, partition: int, history: History) -> Failover
     """Return the epochs of a partition as a failover log; a seqno is an offset and one."""
     return tuple(
         Branch(vbuuid_of(topic_id, partition, epoch.number), Seqno(epoch.start))
-        for epoch in history.epochs[:BRANCHES_MAX]
+        for epoch in history.branches()
     )
 
 
@@ -102,9 +105,12 @@ class TopicStream(QueuedStream):
         self._unreadable = unreadable
         self._sync_s = sync_ms / 1000
         self._synced_s = 0.0
+        self._looked_s = time.monotonic()
         self._pending: dict[int, int] = {}
         """Ends of snapshots to tell of."""
         self._partitions: dict[int, _Partition] = {}
+        self._offsets: dict[int, int] = {}
+        """Where each begins; older records may be gone, with all that they meant."""
         self._out: list[Frame] = []
         super().__init__(f"{request.kind} {request.bucket}", wake)
 
@@ -123,7 +129,7 @@ class TopicStream(QueuedStream):
         )
         try:
             topic = place.facts.topic
-            starts = [TopicPartition(topic, p, one.at) for p, one in self._partitions.items()]
+            starts = [TopicPartition(topic, p, self._offsets[p]) for p in self._partitions]
             reader.assign(starts)
             self._follow(reader, decode)
         finally:
@@ -147,7 +153,8 @@ class TopicStream(QueuedStream):
             elif (to := self._rolls_back(history, log, vbuuid, seqno, since.get(p))) is not None:
                 self._emit(frames.rollback(p, to))
                 continue
-            self._begin(p, history, log, max(seqno, history.low))
+            self._begin(p, history, log, seqno)
+            self._offsets[p] = max(seqno, history.low)
 
     def _kept_since(self, partitions: list[int]) -> dict[int, int]:
         """Return from where on no deletion has been forgotten, where Kafka forgets them."""
@@ -191,6 +198,7 @@ class TopicStream(QueuedStream):
                 self._end_portion(p)
             for p in self._partitions.keys() - self._owned():
                 self._end(p, Reason.MOVED)
+            self._look_for_leaders()
             if self._pending and time.monotonic() >= self._synced_s + self._sync_s:
                 self._sync()
             over = read - self._partitions.keys()
@@ -267,6 +275,23 @@ class TopicStream(QueuedStream):
                 self._end(one, Reason.DROPPED)
         elif not passes_by_itself(error):
             raise KafkaException(error)
+
+    def _look_for_leaders(self) -> None:
+        """Go over to the branches of new leaders also where nothing is written.
+
+        Kafka forgets an epoch without records in the end, and whoever was on it would begin anew.
+        """
+        if self._request.until or time.monotonic() < self._looked_s + LOOK_S:
+            return
+        self._looked_s = time.monotonic()
+        try:
+            newest = self._place.histories.newest(self._place.facts, sorted(self._partitions))
+        except (KafkaException, TimeoutError):
+            return  # Kafka is away.
+        for p, epoch in newest.items():
+            partition = self._partitions[p]
+            if epoch > partition.epoch:
+                self._branch(p, partition, epoch)
 
     def _branch(self, p: int, partition: _Partition, epoch: int) -> None:
         """Another leader has written: go on under its branch, if it has all that was read."""

@@ -82,7 +82,7 @@ class TopicPlane(DataPlane):
         return {
             str(p): [vbuuid_of(facts.id, p, one.epochs[0].number), one.stable]
             for p, one in histories.items()
-            if one.stable
+            if one.end
         }
 
     def owners(self) -> dict[int, int]:
