@@ -7,6 +7,7 @@ must not load Kafka, Faust, RocksDB or the SQL parser.
 import json
 import re
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,6 +50,15 @@ if TYPE_CHECKING:
     from coordinator.client.client import Client, Consistency
 
 DATA_DIR = Path(".indexctl")
+
+
+class Example(StrEnum):
+    """What a new cluster can have."""
+
+    TRAVEL = "travel"
+    ORDERS = "orders"
+    NONE = "none"
+
 
 app = typer.Typer(
     name="indexctl",
@@ -102,11 +112,15 @@ def run(
         ),
     ] = 2,
     example: Annotated[
-        bool,
+        Example,
         typer.Option(
-            "--example/--no-example", help="Load the airports of the world into a new store."
+            help="What a new cluster has: the airports of the world in its store (travel), or the "
+            "orders of a shop in a Kafka topic (orders).",
         ),
-    ] = True,
+    ] = Example.TRAVEL,
+    no_example: Annotated[
+        bool, typer.Option("--no-example", help="The same as --example none.")
+    ] = False,
     timestamps: Annotated[
         bool,
         typer.Option(
@@ -211,8 +225,7 @@ def run(
     """Run a whole cluster in the foreground, until Ctrl-C.
 
     Starts Kafka, a key-value store, the coordinator nodes, indexers, projectors and the Spark
-    application that computes stability timestamps, each in its own process. Loads the airports of
-    the world into the store.
+    application that computes stability timestamps, each in its own process. Loads the example.
 
     Ctrl-C stops all of them and keeps the data. A second Ctrl-C kills what still runs.
     `indexctl reset` deletes the data.
@@ -224,7 +237,7 @@ def run(
         nodes=nodes,
         indexers=indexers,
         projectors=projectors,
-        example=example,
+        example=(Example.NONE if no_example else example).value,
         timestamps=timestamps,
         spark_master=spark_master,
         archive=archive,

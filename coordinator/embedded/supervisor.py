@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 HTTP_PORT = 8600
 BROKERS_MAX = 5
 EXAMPLE = "examples/travel.sql"
+TRAVEL, ORDERS = "travel", "orders"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +38,8 @@ class RunOptions:
     indexers: int = 3
     projectors: int = 2
     """Each streams one node of the key-value store; without any, there is no store."""
-    example: bool = True
-    """Load the airports into the store, if they are not there."""
+    example: str = TRAVEL
+    """What is loaded, if it is not there: airports into the store, or orders into a topic."""
     timestamps: bool = True
     """Start the application on Spark that computes timestamps, if there are projectors."""
     spark_master: str = "local[2]"
@@ -249,7 +250,7 @@ def _run_locked(options: RunOptions, data_dir: Path, lock: FileLock, began: floa
         brokers=members,
         prepare=prepare,
         summary=summary,
-        finish=lambda: load_example(options) if options.example and options.projectors else None,
+        finish=lambda: load_example(options, external or _address_of(brokers)),
         start_timeout_s=options.start_timeout_s,
     )
     return supervise(plan, began=began)
@@ -400,8 +401,15 @@ def child_specs(
     return specs
 
 
-def load_example(options: RunOptions) -> None:
-    """Load the example into the store; a cluster without it is a good one, too."""
+def load_example(options: RunOptions, bootstrap_servers: str) -> None:
+    """Load the example; a cluster without it is a good one, too."""
+    if options.projectors and options.example == TRAVEL:
+        _load_airports(options)
+    elif options.projectors and options.example == ORDERS:
+        _load_orders(options, bootstrap_servers)
+
+
+def _load_airports(options: RunOptions) -> None:
     import httpx
 
     from coordinator.embedded import example
@@ -416,11 +424,32 @@ def load_example(options: RunOptions) -> None:
             print_line(f"loaded {written:,} airports into the bucket {example.BUCKET!r}")
 
 
+def _load_orders(options: RunOptions, bootstrap_servers: str) -> None:
+    from confluent_kafka import KafkaException
+
+    from coordinator.client.errors import CoordinatorError
+    from coordinator.embedded import orders_example
+    from coordinator.embedded.supervision import print_line
+
+    try:
+        written = orders_example.load(bootstrap_servers, _urls(options), options.copies)
+    except (KafkaException, CoordinatorError) as error:
+        print_line(f"the orders were not loaded: {error}")
+    else:
+        if written:
+            name = orders_example.NAME
+            print_line(f"wrote {written:,} orders to the topic {name!r}, which is a bucket now")
+
+
+def _urls(options: RunOptions) -> list[str]:
+    return [f"http://{LOOPBACK}:{port}" for port in options.http_ports]
+
+
 def summary_text(
     options: RunOptions, data_dir: Path, bootstrap_servers: str, seconds: float
 ) -> str:
     """Return what is printed once all is ready: where everything is, and what to try."""
-    urls = [f"http://{LOOPBACK}:{port}" for port in options.http_ports]
+    urls = _urls(options)
     where = "started here" if options.bootstrap_servers is None else "existing"
     if options.brokers > 1:
         where += f", {options.copies} replicas of each topic"
@@ -436,8 +465,15 @@ def summary_text(
     ]
     if options.http_port != HTTP_PORT:
         lines.append(f"  export INDEXCTL_URL={shlex.quote(','.join(urls))}")
-    lines.append(f"  indexctl apply {EXAMPLE}")
-    if options.projectors and options.example:
+    if options.projectors and options.example == ORDERS:
+        lines += [
+            "  indexctl create 'CREATE INDEX by_city ON orders(country, city, total DESC)'",
+            "  indexctl scan orders.by_city --prefix CH --prefix Bern",
+            f"  python examples/orders.py {bootstrap_servers}",
+        ]
+    else:
+        lines.append(f"  indexctl apply {EXAMPLE}")
+    if options.projectors and options.example == TRAVEL:
         lines += [
             "  indexctl build --bucket travel --wait",
             "  indexctl scan travel.by_city --prefix '\"IS\"'",

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from coordinator.client.errors import ConflictError, CoordinatorError, NotFoundError
+from coordinator.embedded import orders_example
 from coordinator.kafka.topics import DEAD_LETTER
 from tests.integration.cluster import DEADLINE_S, Cluster, wait_until
 from tests.integration.some_documents import SPECS, some_documents
@@ -19,6 +25,7 @@ from tests.integration.travel_specs import BY_CITY
 pytestmark = pytest.mark.integration
 
 PARTITIONS = 6
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +39,7 @@ def plant(broker: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clu
 
 def test_indexes_of_a_topic_are_built_and_kept_up_to_date(plant: Cluster) -> None:
     chance = random.Random(1)
-    plane = TopicPlane(plant, "orders", PARTITIONS)
+    plane = TopicPlane(plant, "journeys", PARTITIONS)
     plane.write(some_documents(chance, 2_000, 1_500))
     plane.create(*SPECS)
     plane.agrees()
@@ -202,3 +209,31 @@ def test_topics_that_are_not_there_or_the_clusters_own_are_refused(plant: Cluste
             client.add_bucket("none", topic="no-such-topic")
         with pytest.raises(CoordinatorError, match="kafka_topic_unfit"):
             client.add_bucket("none", topic=plant.topic(DEAD_LETTER))
+
+
+def test_the_example_of_orders_is_loaded_once_and_each_write_is_seen(plant: Cluster) -> None:
+    admin = AdminClient({"bootstrap.servers": plant.servers, "log_level": 2})
+    try:
+        assert orders_example.load(plant.servers, plant.urls, 1) == orders_example.ORDERS
+        assert orders_example.load(plant.servers, plant.urls, 1) == 0
+        done = subprocess.run(
+            [sys.executable, str(EXAMPLES / "orders.py"), plant.servers],
+            env={**os.environ, "INDEXCTL_URL": ",".join(plant.urls)},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=4 * DEADLINE_S,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("and see") == 5
+        with plant.client() as client:
+            definition = {"name": "by_city", "bucket": "orders"}
+            index = client.create_index({**definition, "expressions": ["country", "city"]})["index"]
+            client.wait_until(index["id"], "maintenance")
+            body = {"bucket": "orders", "name": "by_city", "count": True}
+            for city in ("Bern", "Chur"):
+                scan = {"equals": ["CH", city]}
+                wanted = sum(order["city"] == city for _, order in orders_example.orders())
+                assert client.scan(**body, scan=scan)["count"] == wanted
+    finally:
+        admin.delete_topics([orders_example.NAME])[orders_example.NAME].result(DEADLINE_S)

@@ -819,7 +819,7 @@ def test_run_passes_its_options_on_and_ends_with_its_code(supervisor):
     assert indexctl("run", *given.split()).exit_code == 7
     assert indexctl("run").exit_code == 7
     chosen = {"nodes": 5, "indexers": 2, "http_port": 9000, "data_dir": Path("/d")}
-    chosen |= {"projectors": 4, "example": False, "bootstrap_servers": None}
+    chosen |= {"projectors": 4, "example": "none", "bootstrap_servers": None}
     chosen |= {"cluster": "c", "durable": False, "allowed_hosts": ("proxy.example", "10.0.0.1")}
     chosen |= {"timestamps": False, "spark_master": "local[2]", "archive": True}
     assert seen[0] == {
