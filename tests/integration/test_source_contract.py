@@ -1,0 +1,367 @@
+"""The contract of a source, kept by the key-value store and by Kafka topics alike, both real."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import secrets
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from coordinator.core.model.entities import Bucket
+from coordinator.core.model.stream_records import BACKFILL, MAINTENANCE
+from coordinator.kafka.state_follower import StatusLog
+from coordinator.runtime.threads import Threads
+from projector_sim.protocol import frames
+from projector_sim.protocol.frames import HEAD, Decoder, Reason
+from projector_sim.protocol.source import Logs, Source, SourceBucket, SourceStream
+from projector_sim.sources.kv_source import KvSource
+from projector_sim.sources.topic_source import TopicSource
+from tests.integration.cluster import wait_until
+from tests.integration.kv import KvProcess
+
+pytestmark = pytest.mark.integration
+
+VBUCKETS = 4
+ALL = tuple(range(VBUCKETS))
+SYNC_MS = 20
+NOWHERE = 0xDEAD
+
+connections = itertools.count(1)
+
+
+@dataclass
+class Asked:
+    """A request for a stream."""
+
+    bucket: str
+    kind: str = MAINTENANCE
+    vbuckets: tuple[int, ...] = ALL
+    starts: Mapping[int, tuple[int, int]] | None = None
+    until: Mapping[int, int] = field(default_factory=dict)
+    connection: int = field(default_factory=lambda: next(connections))
+
+
+class Bench:
+    """A source, and a writer beside it."""
+
+    def __init__(self) -> None:
+        self.stopping = threading.Event()
+        self.seen: Mapping[str, SourceBucket] = {}
+        self.source: Source
+        self.threads = Threads(self.stopping.set)
+        self.log = StatusLog("bench")
+
+    def see(self, found: Mapping[str, SourceBucket] | None) -> None:
+        self.seen = found or {}
+
+    def make(self, bucket: str) -> None:
+        raise NotImplementedError
+
+    def write(self, bucket: str, changes: Mapping[str, Any]) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self.stopping.set()
+        self.source.close()
+
+    def owned(self, bucket: str) -> None:
+        """Wait until this source owns all of a bucket."""
+        whole = SourceBucket(VBUCKETS, frozenset(ALL))
+        wait_until(lambda: self.seen.get(bucket) == whole, f"{bucket} is owned")
+
+
+class KvBench(Bench):
+    def __init__(self, store: KvProcess) -> None:
+        super().__init__()
+        self.store = store
+        self.source = KvSource(
+            *(store.url, 0, SYNC_MS, self.see, self.log, self.stopping, self.threads)
+        )
+
+    def make(self, bucket: str) -> None:
+        self.store.ask("PUT", f"/buckets/{bucket}", {"vbuckets": VBUCKETS, "nodes": [0]})
+        self.owned(bucket)
+
+    def write(self, bucket: str, changes: Mapping[str, Any]) -> None:
+        lines: list[dict[str, Any]] = [
+            {"id": name, "deleted": True} if document is None else {"id": name, "doc": document}
+            for name, document in changes.items()
+        ]
+        self.store.load(bucket, *lines)
+
+
+class TopicBench(Bench):
+    def __init__(self, servers: str) -> None:
+        super().__init__()
+        self.settings = {"bootstrap.servers": servers, "log_level": 2}
+        self.buckets: dict[str, Bucket] = {}
+        self.letters: list[Any] = []
+        cluster = f"c{secrets.token_hex(4)}"
+        self.prefix = f"{cluster}-documents"
+        self.topics = TopicSource(
+            *(servers, cluster, SYNC_MS, self.see, self.letters.append),
+            *(self.log, self.stopping, self.threads),
+        )
+        self.source = self.topics
+
+    def make(self, bucket: str) -> None:
+        topic = f"{self.prefix}-{bucket}"
+        wanted = NewTopic(topic, VBUCKETS, 1, config={"cleanup.policy": "compact"})
+        admin = AdminClient(self.settings)
+        admin.create_topics([wanted])[topic].result(30)
+        self.buckets[bucket] = Bucket(bucket, VBUCKETS, topic, "json")
+        self.topics.follow(self.buckets)
+        self.owned(bucket)
+
+    def write(self, bucket: str, changes: Mapping[str, Any]) -> None:
+        producer = Producer({**self.settings, "acks": "all"})
+        for name, document in changes.items():
+            text = None if document is None else json.dumps(document)
+            producer.produce(self.buckets[bucket].topic, text, name)
+        assert producer.flush(30) == 0
+
+    def close(self) -> None:
+        super().close()
+        self.topics.join(10)
+
+
+@pytest.fixture(scope="module", params=["key-value store", "topics"])
+def bench(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Bench]:
+    if request.param == "topics":
+        made: Bench = TopicBench(request.getfixturevalue("broker").bootstrap_servers)
+        yield made
+        made.close()
+        return
+    with KvProcess(Path(tmp_path_factory.mktemp("kv")) / "store", nodes=2) as store:
+        made = KvBench(store)
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def bucket(bench: Bench) -> str:
+    name = f"b{secrets.token_hex(4)}"
+    bench.make(name)
+    return name
+
+
+class Reading:
+    """What a stream brings; the laws that hold for each are checked while it is read."""
+
+    def __init__(self, stream: SourceStream) -> None:
+        self.stream = stream
+        self.begun: dict[int, frames.Begin] = {}
+        self.rolled_back: dict[int, int] = {}
+        self.ended: dict[int, frames.End] = {}
+        self.synced: dict[int, int] = {}
+        self.at: dict[int, int] = {}
+        self.documents: dict[int, dict[bytes, bytes | None]] = defaultdict(dict)
+        self.decoder = Decoder()
+
+    def read(self, until: Callable[[], object], what: str) -> None:
+        deadline = time.monotonic() + 30
+        while not until():
+            assert time.monotonic() < deadline, f"not in time: {what}"
+            taken = self.stream.poll()
+            if taken is None:
+                assert not self.stream.is_over, f"{what}: over ({self.stream.reason})"
+                time.sleep(0.002)
+                continue
+            for kind, body in taken:
+                for frame in self.decoder.feed(HEAD.pack(len(body) + 1, kind) + body):
+                    self.take(frame)
+
+    def take(self, frame: Any) -> None:
+        if isinstance(frame, frames.Begin):
+            assert frame.vbucket not in self.ended
+            self.begun[frame.vbucket] = frame
+            self.at[frame.vbucket] = frame.seqno
+            assert frame.failover_log[0].vbuuid == frame.vbuuid
+            seqnos = [branch.seqno for branch in frame.failover_log]
+            assert seqnos == sorted(seqnos, reverse=True)
+        elif isinstance(frame, frames.Mutated):
+            assert frame.seqno > self.at[frame.vbucket], "seqnos ascend"
+            self.at[frame.vbucket] = frame.seqno
+            self.documents[frame.vbucket][frame.key] = frame.document
+        elif isinstance(frame, frames.Sync):
+            for vbucket, seqno in frame.seqnos:
+                assert seqno == self.at[vbucket], "the end of a snapshot is where the vbucket is"
+                self.synced[vbucket] = seqno
+        elif isinstance(frame, frames.End):
+            assert frame.vbucket not in self.ended
+            self.ended[frame.vbucket] = frame
+            self.at.pop(frame.vbucket, None)
+        elif isinstance(frame, frames.Rollback):
+            self.rolled_back[frame.vbucket] = frame.seqno
+
+    @property
+    def held(self) -> dict[str, Any]:
+        return {
+            key.decode(): json.loads(document)
+            for one in self.documents.values()
+            for key, document in one.items()
+            if document is not None
+        }
+
+    def has_begun(self) -> None:
+        self.read(lambda: self.begun.keys() == set(ALL), "all have begun")
+
+    def has(self, wanted: Mapping[str, Any]) -> None:
+        self.read(lambda: self.held == wanted, "all documents are here")
+
+
+@pytest.fixture
+def opened(bench: Bench) -> Iterator[Callable[..., Reading]]:
+    streams: list[SourceStream] = []
+
+    def open_(bucket: str, **asked: Any) -> Reading:
+        stream = bench.source.open(Asked(bucket, **asked), lambda: None)
+        streams.append(stream)
+        return Reading(stream)
+
+    yield open_
+    for stream in streams:
+        stream.close()
+        wait_until(lambda stream=stream: drained(stream), "a closed stream is over")
+
+
+def drained(stream: SourceStream) -> bool:
+    while stream.poll() is not None:
+        pass
+    return stream.is_over
+
+
+def some(chance: random.Random, count: int = 200) -> dict[str, Any]:
+    return {f"d{chance.randrange(150)}": {"n": chance.randrange(1_000)} for _ in range(count)}
+
+
+def from_zero(reading: Reading) -> dict[int, tuple[int, int]]:
+    return {v: (int(one.vbuuid), 0) for v, one in reading.begun.items()}
+
+
+def test_what_is_written_comes_with_ends_of_snapshots(
+    bench: Bench, bucket: str, opened: Callable[..., Reading]
+) -> None:
+    chance = random.Random(1)
+    reading = opened(bucket)
+    reading.has_begun()
+    wanted: dict[str, Any] = {}
+    for _ in range(5):
+        changes = some(chance)
+        bench.write(bucket, changes)
+        wanted |= changes
+        gone = dict.fromkeys(chance.sample(sorted(wanted), 10))
+        bench.write(bucket, gone)
+        wanted = {name: doc for name, doc in wanted.items() if name not in gone}
+        reading.has(wanted)
+        reading.read(lambda: reading.synced.items() >= reading.at.items(), "each is told of")
+
+
+def test_who_begins_with_what_comes_next_gets_nothing_older(
+    bench: Bench, bucket: str, opened: Callable[..., Reading]
+) -> None:
+    bench.write(bucket, {f"old{n}": {"n": n} for n in range(100)})
+    reading = opened(bucket)
+    reading.has_begun()
+    reading.read(lambda: len(reading.synced) == VBUCKETS, "where it begins is a snapshot's end")
+    bench.write(bucket, {"new": {"n": 1}})
+    reading.has({"new": {"n": 1}})
+
+
+def test_a_stream_ends_at_a_snapshot_at_or_after_what_was_asked(
+    bench: Bench, bucket: str, opened: Callable[..., Reading]
+) -> None:
+    chance = random.Random(2)
+    written = some(chance, 500)
+    bench.write(bucket, written)
+    newest = opened(bucket)
+    newest.has_begun()
+    until = {v: int(one.seqno) for v, one in newest.begun.items()}
+    for goal in (until, {v: seqno // 2 for v, seqno in until.items()}, dict.fromkeys(ALL, 0)):
+        asked = {"kind": BACKFILL, "starts": from_zero(newest), "until": goal}
+        reading = opened(bucket, **asked)
+        reading.read(lambda reading=reading: len(reading.ended) == VBUCKETS, "all have ended")
+        assert {one.reason for one in reading.ended.values()} == {Reason.DONE}
+        assert all(one.seqno >= goal[v] for v, one in reading.ended.items())
+        if goal is until:
+            assert reading.held == written
+
+
+def test_who_goes_on_misses_nothing(
+    bench: Bench, bucket: str, opened: Callable[..., Reading]
+) -> None:
+    chance = random.Random(3)
+    first = some(chance)
+    bench.write(bucket, first)
+    reading = opened(bucket)
+    reading.has_begun()
+    starts = {v: (int(one.vbuuid), int(one.seqno)) for v, one in reading.begun.items()}
+    later = {f"later{n}": {"n": n} for n in range(50)}
+    bench.write(bucket, later)
+    again = opened(bucket, starts=starts)
+    again.has(later)
+
+
+def test_who_was_on_a_branch_that_nobody_knows_goes_back_to_nothing(
+    bench: Bench, bucket: str, opened: Callable[..., Reading]
+) -> None:
+    bench.write(bucket, {f"d{n}": {"n": n} for n in range(100)})
+    reading = opened(bucket, starts=dict.fromkeys(ALL, (NOWHERE, 5)))
+    reading.read(lambda: reading.rolled_back.keys() == set(ALL), "all are refused")
+    assert set(reading.rolled_back.values()) == {0}
+
+
+def test_who_has_read_more_than_there_is_goes_back_to_what_there_is(
+    bench: Bench, bucket: str, opened: Callable[..., Reading]
+) -> None:
+    bench.write(bucket, {f"d{n}": {"n": n} for n in range(100)})
+    newest = opened(bucket)
+    newest.has_begun()
+    beyond = {v: (int(one.vbuuid), int(one.seqno) + 7) for v, one in newest.begun.items()}
+    reading = opened(bucket, starts=beyond)
+    reading.read(lambda: reading.rolled_back.keys() == set(ALL), "all are refused")
+    assert reading.rolled_back == {v: int(one.seqno) for v, one in newest.begun.items()}
+
+
+def test_failover_logs_are_those_of_the_streams(
+    bench: Bench, bucket: str, opened: Callable[..., Reading]
+) -> None:
+    bench.write(bucket, {"d": {"n": 1}})
+    reading = opened(bucket)
+    reading.has_begun()
+    found: list[Logs] = []
+    bench.source.fetch_logs(bucket, ALL, found.append)
+    wait_until(lambda: found, "the logs are here")
+    wanted = {
+        v: [(int(b.vbuuid), int(b.seqno)) for b in one.failover_log]
+        for v, one in reading.begun.items()
+    }
+    told = {v: [(int(b.vbuuid), int(b.seqno)) for b in log] for v, log in found[0].items()}
+    assert told == wanted
+
+
+def test_who_reads_slowly_holds_the_source_back_and_gets_all(
+    bench: Bench, bucket: str, opened: Callable[..., Reading]
+) -> None:
+    newest = opened(bucket)
+    newest.has_begun()
+    reading = opened(bucket, starts=from_zero(newest))
+    reading.has_begun()
+    large = {f"d{n}": {"text": "x" * 10_000, "n": n} for n in range(1_000)}
+    bench.write(bucket, large)
+    time_to_fill = time.monotonic() + 1
+    wait_until(lambda: time.monotonic() > time_to_fill, "the queue is full")
+    reading.has(large)
