@@ -36,14 +36,20 @@ class Calls:
     def __init__(self) -> None:
         self._session: aiohttp.ClientSession | None = None
 
-    async def post(self, url: str, body: bytes, timeout_s: float) -> Reply:
-        """Return what is answered to something that may be repeated. Raises Silent."""
+    async def post(
+        self, url: str, body: bytes, timeout_s: float, *, is_last: bool = False
+    ) -> Reply:
+        """Return what is answered to something that may be repeated. Raises Silent.
+
+        Who does not accept a connection soon is given up, unless nobody else is left to ask.
+        """
         if self._session is None:
             connector = aiohttp.TCPConnector(
                 limit=CONNECTIONS_MAX, keepalive_timeout=KEEP_S, use_dns_cache=False
             )
             self._session = aiohttp.ClientSession(connector=connector, auto_decompress=False)
-        timeout = aiohttp.ClientTimeout(timeout_s, connect=min(timeout_s, CONNECT_TIMEOUT_S))
+        connect_s = timeout_s if is_last else min(timeout_s, CONNECT_TIMEOUT_S)
+        timeout = aiohttp.ClientTimeout(timeout_s, connect=connect_s)
         try:
             try:
                 return await self._post(self._session, url, body, timeout)

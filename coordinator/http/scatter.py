@@ -245,8 +245,10 @@ class Scatter:
             return Refusal("unreachable", "not alive")
         patience_s = self._patience_s(part)
         body = self._body(copy, part, count, patience_s)
+        is_last = any(len(self._candidates(piece)) == 1 for piece in part.slices)
+        where, timeout_s = f"{url}/v1/slices/scan", patience_s + GRACE_S
         try:
-            answer = await self.calls.post(f"{url}/v1/slices/scan", body, patience_s + GRACE_S)
+            answer = await self.calls.post(where, body, timeout_s, is_last=is_last)
         except Silent as silent:
             return Refusal("unreachable", str(silent))
         raw = answer.content

@@ -23,7 +23,9 @@ class Refusing(Calls):
         super().__init__()
         self._codes = codes
 
-    async def post(self, url: str, body: bytes, timeout_s: float) -> Reply:
+    async def post(
+        self, url: str, body: bytes, timeout_s: float, *, is_last: bool = False
+    ) -> Reply:
         error = {"error": {"code": self._codes[url.split("/")[2]], "message": "no"}}
         return Reply(503, "application/json", json.dumps(error).encode())
 
