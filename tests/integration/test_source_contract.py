@@ -169,6 +169,8 @@ class Reading:
         self.synced: dict[int, int] = {}
         self.at: dict[int, int] = {}
         self.documents: dict[int, dict[bytes, bytes | None]] = defaultdict(dict)
+        self.whole: dict[int, int] = {}
+        """No snapshot ends before these."""
         self.decoder = Decoder()
 
     def read(self, until: Callable[[], object], what: str) -> None:
@@ -199,6 +201,7 @@ class Reading:
         elif isinstance(frame, frames.Sync):
             for vbucket, seqno in frame.seqnos:
                 assert seqno == self.at[vbucket], "the end of a snapshot is where the vbucket is"
+                assert seqno >= self.whole.get(vbucket, 0)
                 self.synced[vbucket] = seqno
         elif isinstance(frame, frames.End):
             assert frame.vbucket not in self.ended
@@ -279,6 +282,20 @@ def test_who_begins_with_what_comes_next_gets_nothing_older(
     reading.read(lambda: len(reading.synced) == VBUCKETS, "where it begins is a snapshot's end")
     bench.write(bucket, {"new": {"n": 1}})
     reading.has({"new": {"n": 1}})
+
+
+def test_no_snapshot_ends_before_all_that_there_was_has_come(
+    bench: Bench, bucket: str, opened: Callable[..., Reading]
+) -> None:
+    """An older mutation may be gone whose document comes later: what is before is none."""
+    written = {f"d{n}": {"n": n, "text": "x" * 200} for n in range(12_000)}
+    bench.write(bucket, written)
+    newest = opened(bucket)
+    newest.has_begun()
+    reading = opened(bucket, starts=from_zero(newest))
+    reading.whole = {v: int(one.seqno) for v, one in newest.begun.items()}
+    reading.has(written)
+    reading.read(lambda: reading.synced.items() >= reading.at.items(), "each is told of")
 
 
 def test_a_stream_ends_at_a_snapshot_at_or_after_what_was_asked(

@@ -36,6 +36,12 @@ SCRUBBER = "coordinator/core/consensus/scrubber.py"
 PRODUCERS, TOPICS = "coordinator/kafka/producers.py", "coordinator/kafka/topics.py"
 SOURCES, SHELL = "coordinator/kafka/state_sources.py", "coordinator/node/shell.py"
 FAUST = "coordinator/kafka/faust_transport.py"
+EPOCHS = "coordinator/kafka/topic_histories.py"
+ROUTER = "projector_sim/projector/router.py"
+PLANNER = "projector_sim/projector/stream_planner.py"
+TOPIC_STREAM = "projector_sim/sources/topic_stream.py"
+TOPIC_RECORDS = "projector_sim/sources/topic_records.py"
+TOPIC_BUCKETS = "coordinator/core/catalog/buckets.py"
 
 RETENTION, ARCHIVE = (
     "coordinator/kafka/history_retention.py",
@@ -3730,5 +3736,96 @@ MUTANTS: tuple[Mutant, ...] = (
         "0 <= wall_ms - newest.ended_ms < RETRY_MS",
         "False",
         "tests/unit/node/test_repairs.py",
+    ),
+    Mutant(
+        "what-kafka-has-forgotten-is-no-branch",
+        EPOCHS,
+        "while found and found[-1].number > known.number + 1:",
+        "while False:",
+        "tests/unit/kafka/test_topic_histories.py",
+    ),
+    Mutant(
+        "a-lost-epoch-ends-where-the-one-before-it-began",
+        EPOCHS,
+        "found[-1].start))\n            found.append(known)",
+        "known.start))\n            found.append(known)",
+        "tests/unit/kafka/test_topic_histories.py",
+    ),
+    Mutant(
+        "a-topic-made-anew-is-the-same",
+        EPOCHS,
+        'text = f"{topic_id}/{partition}/{epoch}".encode()',
+        'text = f"{partition}/{epoch}".encode()',
+        "tests/unit/kafka/test_topic_histories.py",
+    ),
+    Mutant(
+        "an-older-document-of-a-log-stays-in-the-index",
+        ROUTER,
+        "self.run.kind != BACKFILL or self._repeats",
+        "self.run.kind != BACKFILL",
+        "tests/unit/projector_sim/test_router.py",
+    ),
+    Mutant(
+        "a-new-branch-begins-before-the-old-one-has-ended",
+        ROUTER,
+        "        if self._over_soon:\n            self.flush()",
+        "        if False:\n            self.flush()",
+        "tests/unit/projector_sim/test_router.py",
+    ),
+    Mutant(
+        "the-store-is-asked-to-make-a-topics-bucket",
+        PLANNER,
+        "return entity is not None and bool(entity.topic)",
+        "return False",
+        "tests/unit/projector_sim/test_stream_planner.py",
+    ),
+    Mutant(
+        "a-bucket-goes-with-its-indexes",
+        TOPIC_BUCKETS,
+        "    if names:\n",
+        "    if False:\n",
+        "tests/unit/core/catalog/test_buckets.py",
+    ),
+    Mutant(
+        "a-bucket-may-go-beside-its-first-index",
+        TOPIC_BUCKETS,
+        "return held is None or is_of_topic(held)",
+        "return held is None",
+        "tests/unit/core/catalog/test_buckets.py",
+    ),
+    Mutant(
+        "something-after-a-datum-is-passed-over",
+        TOPIC_RECORDS,
+        "    if left.read(1):",
+        "    if False:",
+        "tests/unit/projector_sim/test_topic_records.py",
+    ),
+    Mutant(
+        "an-array-of-nothing-may-be-without-end",
+        TOPIC_RECORDS,
+        'if not self.at(part, (*inside, "")) and kind == "array":',
+        'if not self.at(part, (*inside, "")) and False:',
+        "tests/unit/projector_sim/test_topic_records.py",
+    ),
+    Mutant(
+        "a-compacted-topic-has-snapshots-anywhere",
+        TOPIC_STREAM,
+        "(had_any and not self._place.cleaning.is_compacted)",
+        "had_any",
+        "tests/integration/test_source_contract.py",
+    ),
+    Mutant(
+        "a-stream-ends-before-a-snapshot-does",
+        TOPIC_STREAM,
+        "partition.reached >= partition.until:",
+        "partition.reached >= 0:",
+        "tests/integration/test_source_contract.py",
+    ),
+    Mutant(
+        "a-lost-end-is-nobodys-concern",
+        TOPIC_STREAM,
+        "elif (to := self._rolls_back(history, log, vbuuid, seqno, since.get(p))) is not None:",
+        "elif (to := self._rolls_back(history, log, vbuuid, seqno, since.get(p))) is False:",
+        "tests/integration/test_source_contract.py",
     ),
 )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from itertools import chain
+from types import MappingProxyType
 from typing import Any
 
 import orjson
@@ -84,7 +85,13 @@ class Sink:
 class Given:
     """A router of one connection."""
 
-    def __init__(self, *indexes: Index, kind: str = "maintenance", **more: Any) -> None:
+    def __init__(
+        self,
+        *indexes: Index,
+        kind: str = "maintenance",
+        options: Mapping[str, Any] = MappingProxyType({}),
+        **more: Any,
+    ) -> None:
         self.run = Run(
             bucket="b",
             kind=kind,
@@ -96,7 +103,9 @@ class Given:
         )
         self.sink = Sink()
         routes = [route(index) for index in indexes]
-        self.router = Router(self.run, routes, self.sink, PROJECTOR, PARTITIONS, lambda: 1)
+        self.router = Router(
+            self.run, routes, self.sink, PROJECTOR, PARTITIONS, lambda: 1, **options
+        )
 
     def feed(self, data: bytes) -> None:
         for kind, body in split(bytearray(), data):
@@ -181,6 +190,45 @@ def test_a_backfill_says_nothing_of_what_is_absent() -> None:
     here.mutate(0, (1, "a", None), (2, "b", {"c": 1}), (3, "c", {"b": 1}), (4, "d", b"no"))
     found = [said(i) for indexer in (1, 2, 3) for i in here.items(indexer, UPSERT, ABSENT)]
     assert {(kind, name) for kind, _, _, name, _ in found} == {(UPSERT, "c")}
+
+
+def test_a_backfill_of_a_log_says_what_became_of_an_older_document() -> None:
+    """A source that sends older mutations first: the last one may have no key any more."""
+    here = Given(ONE, kind="backfill", options={"repeats": True})
+    here.begin(6)
+    here.mutate(6, (1, "d", {"a": "x", "b": 4}), (2, "d", {}), (3, "e", None))
+    assert [(i.kind, i.seqno) for i in here.items(1, UPSERT, ABSENT)] == [
+        (UPSERT, 1),
+        (ABSENT, 2),
+        (ABSENT, 3),
+    ]
+
+
+def test_a_vbucket_that_goes_on_under_another_branch_ends_before_it_begins_again() -> None:
+    here = Given(ONE)
+    here.begin(6)
+    here.mutate(6, (1, "d", {"a": "x", "b": 4}))
+    here.feed(frames.end(6, 1, Reason.MOVED))
+    log = (Branch(BRANCH + 1, 1), Branch(BRANCH, 0))
+    here.feed(frames.begin(6, BRANCH + 1, 1, log))
+    told = [r for r in here.sink.records if isinstance(r, StreamBegin | StreamEnd)]
+    kinds = [(type(r).__name__, r.vbuuid, r.seqno) for r in told]
+    assert kinds == [
+        ("StreamBegin", BRANCH, 0),
+        ("StreamEnd", BRANCH, 1),
+        ("StreamBegin", BRANCH + 1, 1),
+    ]
+    assert [r.ordinal for r in told] == sorted(r.ordinal for r in told)
+    assert here.run.positions == {6: 1}
+    assert not here.run.ended
+
+
+def test_documents_that_are_no_json_are_told_with_their_places() -> None:
+    told: list[tuple[int, int, bytes]] = []
+    here = Given(ONE, options={"garbage": lambda *place: told.append(place)})
+    here.begin(6)
+    here.mutate(6, (7, "d", b"{"), (8, "e", {"a": "x", "b": 4}))
+    assert told == [(6, 7, b"{")]
 
 
 def test_an_evaluation_that_fails_is_counted_and_stops_nothing() -> None:

@@ -780,3 +780,58 @@ def test_a_catch_up_ends_with_the_last_index() -> None:
     actions: list[Action] = given.plan()
     assert Close(run, "no index") in actions
     assert given.planner.catchups == []
+
+
+# -- buckets of topics -----------------------------------------------------------------------------
+
+
+def of_topic(*indexes: Index) -> Given:
+    """A desk whose bucket is a topic's; the store is there, and has none of that name."""
+    here = Given(*indexes)
+    here.observe(Bucket("b", VBUCKETS, "orders", "json"))
+    here.planner.see({})
+    here.planner.see_topics({"b": SourceBucket(VBUCKETS, OWNED)})
+    return here
+
+
+def test_a_bucket_of_a_topic_is_streamed_as_the_group_has_dealt_it() -> None:
+    here = of_topic(an_index(1))
+    run = here.streaming()
+    assert set(run.vbuckets) == OWNED
+    here.planner.see_topics({"b": SourceBucket(VBUCKETS, frozenset())})
+    assert run.departed == OWNED
+
+
+def test_the_store_makes_no_bucket_for_a_topic_and_ends_none_of_its_streams() -> None:
+    here = of_topic(an_index(1))
+    run = here.streaming()
+    here.planner.see({"b": SourceBucket(VBUCKETS, frozenset())})
+    assert not run.departed
+    here.planner.see(None)
+    assert not here.plan(Close)
+    here.planner.see_topics({})
+    here.planner.see({})
+    assert not here.plan(MakeBucket)
+
+
+def test_a_topic_that_is_away_is_waited_for() -> None:
+    here = of_topic(an_index(1))
+    here.renew(1)
+    here.planner.see_topics({})
+    assert not here.plan(Open)
+    here.planner.see_topics({"b": SourceBucket(VBUCKETS, OWNED)})
+    assert here.plan(Open)
+
+
+def test_a_topic_with_another_number_of_partitions_is_no_bucket_any_more() -> None:
+    here = of_topic(an_index(1, PENDING))
+    here.planner.see_topics({"b": SourceBucket(VBUCKETS + 1, OWNED)})
+    ((_, reason),) = here.planner.routed()
+    assert "topic orders" in reason
+    here.renew(1)
+    assert not here.plan(Open)
+
+
+def test_only_buckets_of_the_store_are_told_as_such() -> None:
+    here = of_topic(an_index(1))
+    assert here.planner.seen() == ()
