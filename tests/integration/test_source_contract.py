@@ -382,3 +382,18 @@ def test_who_reads_slowly_holds_the_source_back_and_gets_all(
     time_to_fill = time.monotonic() + 1
     wait_until(lambda: time.monotonic() > time_to_fill, "the queue is full")
     reading.has(large)
+
+
+def test_a_stream_does_not_end_before_it_has_come_to_what_was_asked(
+    bench: Bench, bucket: str, opened: Callable[..., Reading]
+) -> None:
+    bench.write(bucket, {f"d{n}": {"n": n} for n in range(40)})
+    newest = opened(bucket)
+    newest.has_begun()
+    until = {v: int(one.seqno) + 1 for v, one in newest.begun.items()}
+    reading = opened(bucket, kind=BACKFILL, starts=from_zero(newest), until=until)
+    reading.read(lambda: len(reading.synced) == VBUCKETS, "all that there is was sent")
+    assert not reading.ended
+    bench.write(bucket, {f"more{n}": {"n": n} for n in range(40)})
+    reading.read(lambda: len(reading.ended) == VBUCKETS, "all have ended")
+    assert all(one.seqno >= until[v] for v, one in reading.ended.items())
