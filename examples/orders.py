@@ -36,10 +36,10 @@ def write(producer: Producer, name: str, order: dict[str, Any]) -> dict[int, int
 
 
 def main(kafka: str) -> None:
-    producer = Producer({"bootstrap.servers": kafka, "acks": "all"})
     with Client() as client:
         index = client.create_index({**INDEX, "if_not_exists": True})["index"]
         client.wait_until(index["id"], "maintenance")
+        producer = Producer({"bootstrap.servers": kafka, "acks": "all"})
         for number in range(1, 6):
             order = {"customer": "you", "total": 1_000 * number, "state": "open"}
             place = write(producer, f"yours-{number}", order)

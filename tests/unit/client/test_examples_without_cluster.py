@@ -31,6 +31,7 @@ COMMANDS = {
     "auditor": ["5"],
     "kafka_watch": [NOBODY, "a-cluster", "FILE"],
     "lock": ["nightly", "ada"],
+    "orders": [NOBODY],
     "publish_ddl": [NOBODY],
     "topology_copy": ["FILE"],
 }
