@@ -49,6 +49,7 @@ from coordinator.runtime.private_files import keep_private
 from coordinator.runtime.signals import ignore_stops, on_stop
 from coordinator.runtime.threads import ThreadEndedError, Threads
 from projector_sim.projector.connection_runs import Run
+from projector_sim.projector.credits import Credit
 from projector_sim.projector.data_sink import DataSink
 from projector_sim.projector.evaluation_plan import Route, Routes
 from projector_sim.projector.pace import Pace
@@ -117,6 +118,7 @@ class Line:
     waits: bool = False
     """Something may wait to be sent."""
     pace: Pace = field(default_factory=Pace)
+    credit: Credit = field(default_factory=Credit)
 
     @property
     def is_of_moves(self) -> bool:
@@ -369,7 +371,7 @@ class Projector:
 
     def _note_indexer(self, record: object) -> None:
         if isinstance(record, HwHeartbeat):
-            self.planner.note_heartbeat(record)
+            self.planner.note_heartbeat(record, _mono_ms())
         elif isinstance(record, CatchUpRequested):
             self.planner.request(record)
 
@@ -480,7 +482,7 @@ class Projector:
         """Turn frames into items for a while; tell whether there were any. Raises FrameError."""
         stream, router = line.stream, line.router
         took = False
-        while line.pace.due_s <= time.monotonic() and (frames := stream.poll()) is not None:
+        while self._may_read(line) and (frames := stream.poll()) is not None:
             took = line.waits = True
             refused, before = len(line.run.refused), router.documents
             for kind, body in frames:
@@ -496,12 +498,34 @@ class Projector:
             is_slow = line.is_of_moves and not self.planner.keeps_others_waiting(line.run)
             per_s = self._moving.documents_per_s if is_slow else 0
             line.pace.took(router.documents - before, per_s, now)
+            if line.run.kind != MAINTENANCE and line.credit.spend(router.sent_bytes):
+                self._mark(line)
             if now >= until_s or now >= line.due_s or line.pace.due_s > now:
                 break
         if line.waits and time.monotonic() >= line.due_s:
             router.flush()
             line.flushed_s, line.waits = time.monotonic(), False
         return took
+
+    def _may_read(self, line: Line) -> bool:
+        """Tell whether more may be sent: not too fast, and not too far ahead of the indexers."""
+        credit = line.credit
+        if credit.is_spent:
+            source = self.planner.maintenance.get(line.run.bucket)
+            read = self.planner.read_by_hosts(line.run, _mono_ms())
+            credit.settle(source.connection if source is not None else 0, read, _mono_ms())
+        return line.pace.due_s <= time.monotonic() and not credit.is_spent
+
+    def _mark(self, line: Line) -> None:
+        """Have all hosts tell when they have read what was sent so far."""
+        source = self.planner.maintenance.get(line.run.bucket)
+        beside = next((one for one in self._lines if one.run is source), None)
+        if source is None or beside is None:
+            line.credit.clear()
+            return
+        line.router.flush()
+        line.credit.mark(source.connection, source.ordinal, _mono_ms())
+        beside.router.probe()
 
     def _roll_back(self, run: Run, vbuckets: tuple[int, ...]) -> None:
         """Say that vbuckets are not streamed, and have their histories looked up."""

@@ -141,6 +141,7 @@ class Router:
         self._record_bytes_max = record_bytes_max
         self.errors: Counter[int] = Counter()
         self.documents = 0
+        self.sent_bytes = 0
         self._repeats = repeats
         self._garbage = garbage
         self._sink = sink
@@ -458,6 +459,7 @@ class Router:
         """Hand a record to the sink; it has the next ordinal, and names the one before it."""
         run = self.run
         run.ordinal += 1
+        self.sent_bytes += len(items)
         record = KeyVersions(
             bucket=run.bucket,
             kind=run.kind,

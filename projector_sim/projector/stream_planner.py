@@ -57,6 +57,9 @@ time that a new number was of no use."""
 PAUSE_MS, PAUSE_MS_MAX = 250, 10_000
 """After a connection that brought nothing, doubled each time."""
 
+SILENT_MS = 5_000
+"""Who is not heard for so long is not waited for."""
+
 LOOK_MS = 1_000
 """So often it is looked whether hosts lack something that was sent to all of them."""
 
@@ -226,6 +229,7 @@ class StreamPlanner:
         self._unseen: set[str] = set()
         self._used: dict[str, int] = {}
         self._heard: dict[tuple[str, int], Host] = {}
+        self._heard_ms: dict[tuple[str, int], int] = {}
         self._backfills: dict[Build, _Backfill] = {}
         self._looked_ms: dict[str, int] = {}
         self._patience: dict[str, _Patience] = {}
@@ -291,8 +295,9 @@ class StreamPlanner:
         entity = self.buckets.get(bucket)
         return entity is not None and bool(entity.topic)
 
-    def note_heartbeat(self, record: HwHeartbeat) -> None:
+    def note_heartbeat(self, record: HwHeartbeat, now_ms: int = 0) -> None:
         """Note what an indexer has."""
+        self._heard_ms[record.bucket, record.indexer] = now_ms
         done = {(b.index_id, b.build): b.done for b in record.builds}
         read = {(r.projector, r.connection): r.ordinals for r in record.read}
         taken = {(t.number, t.projector): t.vbuckets for t in record.taken}
@@ -738,6 +743,24 @@ class StreamPlanner:
                     backfill.sent_under[vbucket] = run.number
                     backfill.sent_ms = now_ms
                     backfill.sent += run.until[vbucket]
+
+    def read_by_hosts(self, run: Run, now_ms: int) -> int | None:
+        """Return up to which ordinal of maintenance all hosts of a connection have read, wherever
+        they read least; None: nobody is heard who has anything to read."""
+        source = self.maintenance.get(run.bucket)
+        if source is None:
+            return None
+        connection = (self.projector, source.connection)
+        hosts = {run.indexer} if run.indexer is not None else set[int | None]()
+        for index in run.carried.values() if not hosts else ():
+            hosts |= index.hosts
+        found: list[int] = []
+        for host in hosts:
+            heard = self._heard.get((run.bucket, host or 0))
+            if heard is None or now_ms - self._heard_ms[run.bucket, host or 0] >= SILENT_MS:
+                continue
+            found.append(min(heard.read.get(connection, (0,))))
+        return min(found, default=None)
 
     def keeps_others_waiting(self, run: Run) -> bool:
         """Tell whether an index that is no part waits until this backfill is over."""

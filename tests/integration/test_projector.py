@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -12,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -36,6 +39,7 @@ from coordinator.core.model.records import BucketSeen
 from coordinator.core.model.stream_records import (
     CatchUpRequested,
     ConnectionClosed,
+    ConnectionRead,
     FailoverLog,
     IndexRouted,
     StreamBegin,
@@ -46,12 +50,15 @@ from coordinator.core.model.vectors import Vector
 from coordinator.embedded.broker import Broker
 from coordinator.kafka.topics import (
     ACKS,
+    HW,
     MESSAGE_BYTES_MAX,
     MUTATIONS,
+    STREAM_PARTITIONS,
     STREAM_REQUEST,
     topic_name,
 )
 from projector_sim.kv.store import KvStore
+from projector_sim.projector.credits import PATIENCE_MS, WINDOW_BYTES
 from projector_sim.projector.router import RECORD_BYTES_MAX
 from tests.integration.indexer_process import Cluster, Listener, until
 from tests.integration.projectors import (
@@ -66,6 +73,7 @@ from tests.integration.projectors import (
     Store,
     an_index,
 )
+from tests.support.indexes import make_watermarks
 
 pytestmark = pytest.mark.integration
 
@@ -588,3 +596,58 @@ def test_whatever_happens_the_items_are_those_of_the_documents(
                 f"index {index.id} agrees",
                 lambda i=index: master.serve() or items.do_agree(i, store),
             )
+
+
+class Readers:
+    """Says of both indexers, again and again, how far they have read maintenance."""
+
+    def __init__(self, cluster: Cluster, items: Items) -> None:
+        self.ordinal = 0
+        self._items = items
+        self._topic = topic_name(cluster.name, HW)
+        self._producer = Producer({"bootstrap.servers": cluster.bootstrap_servers})
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Readers:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        nothing = Vector((), ()).to_bytes()
+        while not self._over.wait(0.1):
+            known = {r.connection for r in self._items.of("maintenance")}
+            ordinals = (self.ordinal,) * STREAM_PARTITIONS
+            read = tuple(ConnectionRead(0, one, ordinals) for one in known)
+            for indexer in (1, 2):
+                record = make_watermarks(indexer, nothing, bucket=BUCKET, read=read)
+                self._producer.produce(self._topic, codec.encode(record), BUCKET)
+            self._producer.flush(1)
+
+
+def test_a_backfill_does_not_run_ahead_of_its_indexers(
+    cluster: Cluster, state: State, store: Store, start: Start, beats: Beats, items: Items
+) -> None:
+    large = "x" * 2_000
+    for first in range(0, 24_000, 1_000):
+        store.load((f"d{n}", {"city": f"{large}{n}"}) for n in range(first, first + 1_000))
+    index = an_index(1)
+
+    def sent() -> int:
+        items.poll()
+        return sum(len(record.items) for record in items.of("backfill"))
+
+    with Readers(cluster, items) as readers:
+        begin(state, start, beats, index)
+        until("the window is spent", lambda: sent() >= WINDOW_BYTES)
+        ends = time.monotonic() + PATIENCE_MS / 2_000
+        until("it has had the time to send more", lambda: sent() and time.monotonic() > ends)
+        assert sent() < 1.5 * WINDOW_BYTES
+        readers.ordinal = 2**40
+        items.built(index)
+    assert sent() > 2.5 * WINDOW_BYTES
+    items.agree(index, store)

@@ -3828,4 +3828,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "elif (to := self._rolls_back(history, log, vbuuid, seqno, since.get(p))) is False:",
         "tests/integration/test_source_contract.py",
     ),
+    Mutant(
+        "a-window-is-never-spent",
+        "projector_sim/projector/credits.py",
+        "return self._on_its_way >= self._window and bool(self._marks)",
+        "return False",
+        "tests/unit/projector_sim/test_credits.py",
+    ),
+    Mutant(
+        "a-backfill-runs-ahead-of-its-indexers",
+        "projector_sim/projector/process.py",
+        "<= time.monotonic() and not credit.is_spent",
+        "<= time.monotonic()",
+        "tests/integration/test_projector.py",
+    ),
 )

@@ -38,7 +38,7 @@ class Router:
     """Counts."""
 
     def __init__(self) -> None:
-        self.documents = self.flushed = 0
+        self.documents = self.flushed = self.sent_bytes = 0
 
     def route(self, kind: int, body: bytes) -> None:
         self.documents += PIECE

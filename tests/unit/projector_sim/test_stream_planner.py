@@ -40,6 +40,7 @@ from projector_sim.projector.stream_planner import (
     LISTEN_MS,
     LOOK_MS,
     PAUSE_MS,
+    SILENT_MS,
     Action,
     Carry,
     Close,
@@ -835,3 +836,25 @@ def test_a_topic_with_another_number_of_partitions_is_no_bucket_any_more() -> No
 def test_only_buckets_of_the_store_are_told_as_such() -> None:
     here = of_topic(an_index(1))
     assert here.planner.seen() == ()
+
+
+# -- how far hosts have read ----------------------------------------------------------------------
+
+
+def test_a_backfill_waits_for_the_host_that_has_read_least() -> None:
+    given = Given(an_index())
+    run = given.streaming()
+    assert given.planner.read_by_hosts(run, given.now) is None
+    for indexer, read in ((1, 9), (2, 5)):
+        given.hw(indexer, 0, read=read)
+    assert given.planner.read_by_hosts(run, 0) == 5
+    assert given.planner.read_by_hosts(run, SILENT_MS - 1) == 5
+
+
+def test_who_is_not_heard_is_not_waited_for() -> None:
+    given = Given(an_index())
+    run = given.streaming()
+    given.hw(1, 0, read=9)
+    assert given.planner.read_by_hosts(run, SILENT_MS) is None
+    del given.planner.maintenance["b"]
+    assert given.planner.read_by_hosts(run, 0) is None

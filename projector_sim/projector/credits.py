@@ -1,0 +1,82 @@
+"""How much of a backfill is on its way to indexers that have not read it yet. Pure.
+
+An indexer reads each partition in order: backfills, and maintenance behind them. So whoever has
+read a maintenance record has read all of the backfill that was sent before it. A *mark* is the
+ordinal that maintenance had when a step of the backfill had been sent; whatever has a higher one
+came later. A backfill whose window is spent waits until its hosts have read the oldest mark.
+
+Without this, a backfill runs ahead of its indexers for as long as Kafka takes it. In the end Kafka
+deletes what was not read yet, and the backfill begins anew, for ever.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+WINDOW_BYTES = 16 * 1024 * 1024
+"""So much may be on its way, about; a fourth of it is a step."""
+
+PATIENCE_MS = 10_000
+"""A mark that is older counts as read: a host that reads nothing must not stop the others."""
+
+
+class Mark(NamedTuple):
+    """All of `size` bytes was sent before maintenance had a higher ordinal than this."""
+
+    ordinal: int
+    size: int
+    since_ms: int
+
+
+class Credit:
+    """The window of one backfill or catch-up."""
+
+    def __init__(self, window_bytes: int = WINDOW_BYTES) -> None:
+        self._window = window_bytes
+        self._step = window_bytes // 4
+        self._total = 0
+        self._on_its_way = 0
+        self._unmarked = 0
+        self._marks: deque[Mark] = deque()
+        self._connection = 0
+
+    def spend(self, total_bytes: int) -> bool:
+        """Note how much was sent in all; tell whether a mark is due."""
+        more = total_bytes - self._total
+        self._total = total_bytes
+        self._on_its_way += more
+        self._unmarked += more
+        return self._unmarked >= self._step
+
+    def mark(self, connection: int, ordinal: int, now_ms: int) -> None:
+        """Note the ordinal of the maintenance connection, behind which a record comes now."""
+        self._follow(connection)
+        self._marks.append(Mark(ordinal, self._unmarked, now_ms))
+        self._unmarked = 0
+
+    def settle(self, connection: int, read: int | None, now_ms: int) -> None:
+        """Note up to which ordinal all hosts have read maintenance; None: there are none."""
+        self._follow(connection)
+        while self._marks and (
+            read is None
+            or self._marks[0].ordinal < read
+            or now_ms - self._marks[0].since_ms >= PATIENCE_MS
+        ):
+            self._on_its_way -= self._marks.popleft().size
+
+    def _follow(self, connection: int) -> None:
+        """Marks in another connection mean nothing: nobody tells of them any more."""
+        if connection != self._connection:
+            self._connection = connection
+            self._on_its_way = self._unmarked
+            self._marks.clear()
+
+    def clear(self) -> None:
+        """Take all for read: it is not known any more."""
+        self._on_its_way = self._unmarked = 0
+        self._marks.clear()
+
+    @property
+    def is_spent(self) -> bool:
+        return self._on_its_way >= self._window and bool(self._marks)
