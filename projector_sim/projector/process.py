@@ -106,7 +106,7 @@ class Options:
     repeat_ms: int = 20_000
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Line:
     """A running connection: its frames, and the router that turns them into records."""
 
@@ -436,7 +436,8 @@ class Projector:
         assert source is not None
         stream = source.open(run, self._wake.set)
         flush_s = FLUSH_S.get(run.kind, FLUSH_BACKFILL_S)
-        self._lines.append(Line(run, stream, router, flush_s))
+        line = Line(run=run, stream=stream, router=router, flush_s=flush_s)
+        self._lines.append(line)
         self._lines.sort(key=lambda line: PRIORITY.get(line.run.kind, 2))
         self._status_log.info(
             f"{run.kind} of {run.bucket}: {len(run.vbuckets)} vbuckets, "

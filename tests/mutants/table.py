@@ -3635,8 +3635,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a-backfill-for-moves-is-not-slowed-down",
         "projector_sim/projector/process.py",
-        "while line.pace.due_s <= time.monotonic() and (frames",
-        "while (frames",
+        "return line.pace.due_s <= time.monotonic() and",
+        "return",
         "tests/unit/projector_sim/test_slowed_backfill.py",
     ),
     Mutant(

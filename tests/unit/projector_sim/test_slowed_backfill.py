@@ -54,7 +54,8 @@ def line() -> Any:
     )
     stream: Any = Stream()
     router: Any = Router()
-    return Line(run, stream, router, FLUSH_BACKFILL_S, time.monotonic())
+    now_s = time.monotonic()
+    return Line(run=run, stream=stream, router=router, flush_s=FLUSH_BACKFILL_S, flushed_s=now_s)
 
 
 @pytest.fixture
