@@ -126,7 +126,7 @@ def test_a_consistent_scan_shows_every_slice_exactly_at_the_timestamp(plant: Clu
     plane = DataPlane(plant, "stable", VBUCKETS)
     plane.write(some_documents(chance, 800, 1_000))
     plane.create(*SPECS)
-    body = {"bucket": "stable", "name": "by_name", "consistency": "consistent", "timeout_ms": 300}
+    body = {"bucket": "stable", "name": "by_name", "consistency": "consistent", "timeout_ms": 2_000}
     answer = plant.ask(1, "POST", "/v1/scan", json=body)
     assert answer.json()["error"]["code"] == "no_stability_timestamp", answer.text
     for number in (1, 2, 3):
