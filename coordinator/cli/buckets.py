@@ -48,7 +48,8 @@ def add(
     with session.connect() as client:
         answer = client.add_bucket(name, topic=topic, format=format, registry=registry)
     count = answer["bucket"]["vbuckets"]
-    text = f"added bucket {plain(name)}: {count} partitions of topic {plain(topic)}"
+    noun = "partition" if count == 1 else "partitions"
+    text = f"added bucket {plain(name)}: {count} {noun} of topic {plain(topic)}"
     _tell(session, answer, f"{text} (CAS {answer['cas']})")
 
 

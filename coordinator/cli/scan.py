@@ -88,7 +88,8 @@ def scan(
         str | None,
         typer.Option(
             metavar="FILE|JSON",
-            help='Positions to include, as {"VBUCKET": ["VBUUID", "SEQNO"], …}.',
+            help='Positions to include, as {"VBUCKET": ["VBUUID", "SEQNO"], …}, or of a Kafka '
+            'topic as {"offsets": {"PARTITION": OFFSET, …}}.',
         ),
     ] = None,
     after: Annotated[

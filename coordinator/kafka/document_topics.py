@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
+from coordinator.core.model.names import KAFKA_TOPIC
 from coordinator.kafka.address import client_settings
 from coordinator.kafka.errors import KafkaRefusal
 from coordinator.kafka.topics import is_own
@@ -88,8 +89,11 @@ class DocumentTopics:
 def examined(bootstrap_servers: str, cluster: str, topic: str) -> TopicFacts:
     """Return a topic that can be a bucket.
 
-    Raises KafkaRefusal `kafka_topic_not_found`, `kafka_topic_unfit` and `kafka_unreachable`.
+    Raises KafkaRefusal `invalid_request`, `kafka_topic_not_found`, `kafka_topic_unfit` and
+    `kafka_unreachable`.
     """
+    if not KAFKA_TOPIC.fullmatch(topic):
+        raise KafkaRefusal("invalid_request", f"topic {topic[:40]!r}: Kafka takes no such name")
     if is_own(cluster, topic):
         raise KafkaRefusal("kafka_topic_unfit", f"{topic} is a topic of the cluster itself")
     topics = DocumentTopics(bootstrap_servers)

@@ -20,8 +20,7 @@ from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import for_code
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.types import Array, Int16, Int32, Int64, Schema, String
-from aiokafka.structs import TopicPartition as Place
-from confluent_kafka import IsolationLevel, TopicPartition
+from confluent_kafka import IsolationLevel, TopicCollection, TopicPartition
 from confluent_kafka.admin import OffsetSpec
 
 from coordinator.core.model.types import Vbuuid
@@ -178,25 +177,30 @@ class TopicHistories(DocumentTopics):
         lows = self._offsets(facts.topic, partitions, EARLIEST)
         stable = self._offsets(facts.topic, partitions, LATEST)
         newest = {p: epoch for p, (_, epoch) in stable.items()}
-        ends = self._epoch_ends.of(facts.topic, newest)
+        leaders = self._leaders(facts.topic, partitions)
+        ends = self._epoch_ends.of(facts.topic, newest, leaders)
         found = {
             p: History(lows[p][0], stable[p][0], max(ends[p][1], stable[p][0]), ())
             for p in partitions
         }
         return {
             p: replace(found[p], epochs=epochs)
-            for p, epochs in self._epochs(facts, newest, lows).items()
+            for p, epochs in self._epochs(facts, newest, lows, leaders).items()
         }
 
     def _epochs(
-        self, facts: TopicFacts, newest: Mapping[int, int], lows: Mapping[int, tuple[int, int]]
+        self,
+        facts: TopicFacts,
+        newest: Mapping[int, int],
+        lows: Mapping[int, tuple[int, int]],
+        leaders: Mapping[int, int],
     ) -> dict[int, tuple[Epoch, ...]]:
         """Return the epochs of each partition: one begins where the one before it ends."""
         found: dict[int, list[Epoch]] = {p: [] for p in newest}
         left = dict(newest)
         while left:
             older = {p: number - 1 for p, number in left.items() if number > 0}
-            answers = self._epoch_ends.of(facts.topic, older) if older else {}
+            answers = self._epoch_ends.of(facts.topic, older, leaders) if older else {}
             for p, number in tuple(left.items()):
                 before, start = answers.get(p, (-1, lows[p][0]))
                 found[p].append(Epoch(number, start))
@@ -205,6 +209,15 @@ class TopicHistories(DocumentTopics):
                 else:
                     left[p] = before
         return {p: tuple(epochs) for p, epochs in found.items()}
+
+    def _leaders(self, topic: str, partitions: Sequence[int]) -> dict[int, int]:
+        """Return who leads each partition. Raises TopicError, KafkaException."""
+        asked = self.admin.describe_topics(TopicCollection([topic]), request_timeout=TIMEOUT_S)
+        said = asked[topic].result(TIMEOUT_S)
+        found = {one.id: one.leader for one in said.partitions}
+        if any(found.get(p) is None for p in partitions):
+            raise TopicError("topic_unavailable", f"a partition of {topic} has no leader")
+        return {p: found[p].id for p in partitions}
 
     def newest(self, facts: TopicFacts, partitions: Sequence[int]) -> dict[int, int]:
         """Return the newest epoch of each partition. Raises KafkaException."""
@@ -244,9 +257,15 @@ class _EpochEnds:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._making = threading.Lock()
 
-    def of(self, topic: str, epochs: Mapping[int, int]) -> dict[int, tuple[int, int]]:
-        """Return, by partition, the last epoch up to the one asked for, and where it ends."""
-        return self._run(self._ask(topic, epochs))
+    def of(
+        self, topic: str, epochs: Mapping[int, int], leaders: Mapping[int, int]
+    ) -> dict[int, tuple[int, int]]:
+        """Return, by partition, the last epoch up to the one asked for, and where it ends.
+
+        `leaders` are the brokers to ask. The client of this must not ask for them: where brokers
+        make topics by themselves, it would make one that was deleted.
+        """
+        return self._run(self._ask(topic, epochs, leaders))
 
     def close(self) -> None:
         with self._making:
@@ -277,15 +296,14 @@ class _EpochEnds:
             self._client = client
         return self._client
 
-    async def _ask(self, topic: str, epochs: Mapping[int, int]) -> dict[int, tuple[int, int]]:
+    async def _ask(
+        self, topic: str, epochs: Mapping[int, int], leaders: Mapping[int, int]
+    ) -> dict[int, tuple[int, int]]:
         client = await self._connected()
-        await client.add_topic(topic)
-        leaders = {p: client.cluster.leader_for_partition(Place(topic, p)) for p in epochs}
-        if any(leader is None or leader < 0 for leader in leaders.values()):
+        if any(client.cluster.broker_metadata(leaders[p]) is None for p in epochs):
             await client.force_metadata_update()
-            raise TopicError("topic_unavailable", f"a partition of {topic} has no leader")
         found: dict[int, tuple[int, int]] = {}
-        for leader in sorted(set(leaders.values())):
+        for leader in sorted({leaders[p] for p in epochs}):
             asked = {p: epoch for p, epoch in epochs.items() if leaders[p] == leader}
             said = await client.send(leader, _EpochEndsRequest(topic, asked))
             for _, answers in said.topics:

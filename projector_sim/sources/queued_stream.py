@@ -70,3 +70,19 @@ class QueuedStream:
             self._wake()
             return True
         return False
+
+
+class EndedStream:
+    """A `SourceStream` that could not begin."""
+
+    def __init__(self, reason: str, wake: Callable[[], None]) -> None:
+        self.reason = reason
+        self.is_over = True
+        wake()
+
+    def poll(self) -> list[Frame] | None:
+        """Return None: nothing will come."""
+        return None
+
+    def close(self) -> None:
+        """There is nothing to break off."""

@@ -6,6 +6,8 @@ can be read without it, and nothing is wrong with the records.
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
@@ -20,6 +22,16 @@ ANSWER_BYTES_MAX = 4 * 1024 * 1024
 REFERENCES_MAX = 100
 TYPE = "application/vnd.schemaregistry.v1+json"
 UNKNOWN = 404
+UNKNOWN_CODES = (40401, 40402, 40403)
+"""What a registry says of a subject, a version or a schema that it has not. Any other 404 is of
+somebody who is no registry."""
+
+DENIALS = 4
+REFUSED_S = 30.0
+"""So long it is not asked again for what it has not, or what cannot be read."""
+
+REFUSED_MAX = 1_000
+PROBLEM_LENGTH_MAX = 300
 
 
 class RegistryClosed(Exception):
@@ -42,12 +54,13 @@ class SchemaRegistry:
             base_url=url.rstrip("/"),
             timeout=TIMEOUT_S,
             trust_env=False,
-            headers={"Accept": f"{TYPE}, application/json"},
+            headers={"Accept": f"{TYPE}, application/json", "Accept-Encoding": "identity"},
         )
         self._wait = wait
         self._problem = problem
         self._resolved = resolved
-        self._known: dict[int, AvroSchema | RecordError] = {}
+        self._known: dict[int, AvroSchema] = {}
+        self._refused: dict[int, tuple[float, RecordError]] = {}
 
     def close(self) -> None:
         self._client.close()
@@ -55,27 +68,32 @@ class SchemaRegistry:
     def get(self, number: int) -> AvroSchema:
         """Return a schema. RecordError: there is none; RegistryClosed: nobody waits any more."""
         known = self._known.get(number)
-        if known is None:
+        if known is not None:
+            return known
+        until_s, refusal = self._refused.get(number, (0.0, None))
+        if refusal is None or time.monotonic() >= until_s:
             try:
-                known = self._fetch(number)
+                found = self._known[number] = self._fetch(number)
             except RecordError as error:
-                known = error
-            self._known[number] = known
-        if isinstance(known, RecordError):
-            raise RecordError(known.code, str(known))
-        return known
+                if len(self._refused) >= REFUSED_MAX:
+                    self._refused.clear()
+                self._refused[number] = (time.monotonic() + REFUSED_S, error)
+                refusal = error
+            else:
+                return found
+        raise RecordError(refusal.code, str(refusal))
 
     def _fetch(self, number: int) -> AvroSchema:
         said = self._ask(f"/schemas/ids/{number}", f"schema {number}")
         named: dict[str, Any] = {}
         try:
             self._refer(said, named, [0])
-        except (KeyError, TypeError, ValueError) as error:
-            if isinstance(error, RecordError):
-                raise
-            text = f"what schema {number} refers to cannot be read: {error!r}"
+            return parse_avro(_text_of(said), named)
+        except (RecordError, RegistryClosed):
+            raise
+        except Exception as error:
+            text = f"schema {number}, or what it refers to, cannot be read: {error!r:.200}"
             raise RecordError("bad_schema", text) from error
-        return parse_avro(_text_of(said), named)
 
     def _refer(self, said: dict[str, Any], named: dict[str, Any], count: list[int]) -> None:
         """Fetch what a schema refers to, before it: those again may refer to others."""
@@ -91,36 +109,52 @@ class SchemaRegistry:
                 named[reference["name"]] = parse_avro(_text_of(found), named).parsed
 
     def _ask(self, path: str, what: str) -> dict[str, Any]:
-        """Ask until there is an answer."""
+        """Ask until there is an answer.
+
+        A registry may learn late of a schema that another of its nodes has given out: that it has
+        none is believed when it has said so several times.
+        """
+        denials = 0
         while True:
             try:
-                with self._client.stream("GET", path) as answer:
-                    body = _bounded(answer)
-                    if answer.status_code == UNKNOWN:
+                status, body = self._answer(path)
+                said = json.loads(body)
+                if status == UNKNOWN and said.get("error_code") in UNKNOWN_CODES:
+                    denials += 1
+                    if denials > DENIALS:
                         raise RecordError("unknown_schema", f"the registry has no {what}")
-                    answer.raise_for_status()
-                    said = httpx.Response(200, content=body).json()
-                if not isinstance(said, dict):
+                    problem = f"it has no {what}"
+                elif status != httpx.codes.OK:
+                    problem = f"{what}: HTTP {status}"
+                elif isinstance(said, dict):
+                    self._resolved()
+                    return said
+                else:
                     raise RecordError("bad_schema", f"the registry's answer about {what} is none")
-            except (httpx.HTTPError, ValueError, OSError) as error:
-                if isinstance(error, RecordError):
-                    raise
-                self._problem(f"{what}: {type(error).__name__}: {error}")
-                if self._wait(PAUSE_S):
-                    raise RegistryClosed from error
-            else:
+            except RecordError:
                 self._resolved()
-                return said
+                raise
+            except Exception as error:
+                problem = f"{what}: {type(error).__name__}: {error}"
+            self._problem(problem[:PROBLEM_LENGTH_MAX])
+            if self._wait(PAUSE_S):
+                raise RegistryClosed(problem)
 
-
-def _bounded(answer: httpx.Response) -> bytes:
-    body = bytearray()
-    for part in answer.iter_bytes():
-        body += part
-        if len(body) > ANSWER_BYTES_MAX:
-            text = f"a schema of more than {ANSWER_BYTES_MAX} bytes"
-            raise RecordError("bad_schema", text)
-    return bytes(body)
+    def _answer(self, path: str) -> tuple[int, bytes]:
+        """Return the status and the body of an answer, as it comes and within one deadline."""
+        until_s = time.monotonic() + TIMEOUT_S
+        with self._client.stream("GET", path) as answer:
+            if answer.headers.get("Content-Encoding", "identity") != "identity":
+                raise ValueError("an encoding that was not asked for")
+            body = bytearray()
+            for part in answer.iter_raw():
+                body += part
+                if len(body) > ANSWER_BYTES_MAX:
+                    text = f"a schema of more than {ANSWER_BYTES_MAX} bytes"
+                    raise RecordError("bad_schema", text)
+                if time.monotonic() >= until_s:
+                    raise TimeoutError(f"no whole answer within {TIMEOUT_S:g} s")
+            return answer.status_code, bytes(body)
 
 
 def _text_of(said: dict[str, Any]) -> str:

@@ -14,11 +14,12 @@ import json
 import struct
 import uuid
 from collections.abc import Callable
-from decimal import Decimal
+from decimal import Context, Decimal
 from typing import Any, NamedTuple, Protocol
 
 import fastavro
 import fastavro._read_py
+import fastavro.read
 import orjson
 
 from coordinator.core.catalog.buckets import needs_registry
@@ -29,6 +30,15 @@ MAGIC = struct.Struct(">bI")
 """What comes before an Avro datum: a zero, and the id of its schema."""
 
 DEEPER_MAX = 256
+VALUES_MAX = 100_000
+VALUES_PER_BYTE_MAX = 4
+"""A record of one byte could be very many values otherwise, and take all memory."""
+
+DECIMAL_BYTES_MAX = 64
+DOCUMENT_BYTES_MAX = 16 * 1024 * 1024
+PROBLEM_LENGTH_MAX = 300
+WHOLE_MAX = 2**53
+"""Beyond that a number of JSON may have been another one."""
 
 
 class RecordError(ValueError):
@@ -125,8 +135,12 @@ DELETED, MESSAGE = "d", "m"
 
 def _debezium(datum: Callable[[bytes], Any]) -> Decoder:
     def decode(key: bytes | None, value: bytes | None) -> Document | None:
-        if key is None and value is not None and _operation(datum(value)) == MESSAGE:
-            return None
+        if key is None and value is not None:
+            operation = _operation(datum(value))
+            if operation == MESSAGE:
+                return None
+            if operation not in (*READ_OPERATIONS, DELETED):
+                _after(_payload(datum(value)))
         if not key:
             raise RecordError("no_key", "the record has no key: its table has no primary key")
         id = _id_of(_payload(datum(key)))
@@ -147,7 +161,8 @@ def _operation(event: Any) -> Any:
 
 def _payload(datum: Any) -> Any:
     """Return what a datum says, without the schema that JSON may have beside it."""
-    if isinstance(datum, dict) and datum.keys() == {"schema", "payload"}:
+    is_wrapped = isinstance(datum, dict) and datum.keys() == {"schema", "payload"}
+    if is_wrapped and isinstance(datum["schema"], dict) and "type" in datum["schema"]:
         return datum["payload"]
     return datum
 
@@ -174,6 +189,9 @@ def _id_of(key: Any) -> bytes:
     """Return the id for a key: that of its one field, or all of it as JSON."""
     if isinstance(key, dict) and len(key) == 1:
         (key,) = key.values()
+    parts = key.values() if isinstance(key, dict) else (key,)
+    if any(isinstance(part, float) and abs(part) >= WHOLE_MAX for part in parts):
+        raise RecordError("bad_key", "the key has a number beyond what JSON tells apart")
     text = key if isinstance(key, str) else _dumped(key).decode()
     return _text_id(text.encode())
 
@@ -215,9 +233,12 @@ def read_avro(text: bytes, schemas: Schemas) -> Any:
 
 def _dumped(datum: Any) -> bytes:
     try:
-        return orjson.dumps(datum, default=_as_json, option=orjson.OPT_PASSTHROUGH_DATETIME)
+        text = orjson.dumps(datum, default=_as_json, option=orjson.OPT_PASSTHROUGH_DATETIME)
     except (TypeError, ValueError, RecursionError) as error:
         raise RecordError("bad_document", f"that cannot be JSON: {error}") from error
+    if len(text) > DOCUMENT_BYTES_MAX:
+        raise RecordError("bad_document", f"as JSON it has {len(text)} bytes")
+    return text
 
 
 def _as_json(value: Any) -> Any:
@@ -249,55 +270,98 @@ def _number(value: Decimal) -> int | float | str:
 def parse_avro(text: str, named: dict[str, Any]) -> AvroSchema:
     """Return a schema that its data can be read by; `named` has those that it refers to.
 
-    RecordError: it is none, or one whose data could be without end.
+    RecordError: it is none, or one of which a few bytes could be very many values.
     """
     try:
         plain = json.loads(text)
         parsed = fastavro.parse_schema(plain, named_schemas=dict(named))
+        looked = _Look(named)
+        weight = looked.at(parsed, 0)
+    except RecordError:
+        raise
     except Exception as error:
         problem = f"the registry's schema cannot be read: {type(error).__name__}: {error}"
-        raise RecordError("bad_schema", problem) from error
-    looked = _Look(named)
-    looked.at(parsed, ())
+        raise RecordError("bad_schema", problem[:PROBLEM_LENGTH_MAX]) from error
+    if weight.values > VALUES_MAX:
+        raise RecordError("bad_schema", f"a datum of the schema has over {VALUES_MAX} values")
     return AvroSchema(parsed, looked.is_recursive)
 
 
+class _Weight(NamedTuple):
+    """What a datum takes: bytes at least, and values (of one element of each list)."""
+
+    bytes: int
+    values: int
+
+
 class _Look:
-    """Goes through a schema: does it contain itself, or lists of what takes no bytes?"""
+    """Goes through a schema: does it contain itself, and lists of what takes next to no bytes?
+
+    Each name is looked at once: a schema may mention it very often.
+    """
 
     def __init__(self, named: dict[str, Any]) -> None:
         self.is_recursive = False
-        self._named = dict(named)
+        self._schemas = dict(named)
+        self._weights: dict[str, _Weight | None] = {}
+        """None while it is being looked at."""
 
-    def at(self, schema: Any, inside: tuple[str, ...]) -> bool:
-        """Look at a part; return whether a value of it takes at least one byte."""
-        if len(inside) > DEEPER_MAX:
+    def at(self, schema: Any, depth: int) -> _Weight:
+        """Return what a datum of a part takes. RecordError: more than is good."""
+        if depth > DEEPER_MAX:
             raise RecordError("bad_schema", f"the schema is nested deeper than {DEEPER_MAX}")
         if isinstance(schema, list):
-            for one in schema:
-                self.at(one, (*inside, ""))
-            return True
+            parts = [self.at(one, depth + 1) for one in schema] or [_Weight(0, 1)]
+            return _Weight(1 + min(p.bytes for p in parts), max(p.values for p in parts))
         if isinstance(schema, str):
-            return self._by_name(schema, inside)
+            return self._named(schema, depth)
         kind = schema["type"]
         if kind in ("record", "error"):
             name = schema["name"]
-            self._named[name] = schema
-            weighs = [self.at(field["type"], (*inside, name)) for field in schema["fields"]]
-            return any(weighs)
+            self._weights[name] = None
+            parts = [self.at(field["type"], depth + 1) for field in schema["fields"]]
+            found = _Weight(sum(p.bytes for p in parts), 1 + sum(p.values for p in parts))
+            self._weights[name] = found
+            return found
         if kind in ("array", "map"):
-            part = schema["items" if kind == "array" else "values"]
-            if not self.at(part, (*inside, "")) and kind == "array":
-                raise RecordError("bad_schema", "the schema has an array of what takes no bytes")
-            return True
+            part = self.at(schema["items" if kind == "array" else "values"], depth + 1)
+            per_item = part.bytes + (kind == "map")
+            if part.values > VALUES_PER_BYTE_MAX * per_item:
+                text = "the schema has lists of what takes next to no bytes"
+                raise RecordError("bad_schema", text)
+            return _Weight(1, 1 + part.values)
         if kind in ("enum", "fixed"):
-            self._named[schema["name"]] = schema
-            return bool(kind == "enum" or schema["size"] > 0)
-        return self.at(kind, (*inside, ""))
+            found = _Weight(1 if kind == "enum" else int(schema["size"]), 1)
+            self._weights[schema["name"]] = found
+            return found
+        return self.at(kind, depth + 1)
 
-    def _by_name(self, name: str, inside: tuple[str, ...]) -> bool:
-        if name in inside:
-            self.is_recursive = True
-            return True
-        named = self._named.get(name)
-        return name != "null" if named is None else self.at(named, (*inside, ""))
+    def _named(self, name: str, depth: int) -> _Weight:
+        if name in self._weights:
+            known = self._weights[name]
+            if known is None:
+                self.is_recursive = True
+                return _Weight(1, 1)
+            return known
+        if name in self._schemas:
+            return self.at(self._schemas[name], depth + 1)
+        return _Weight(0 if name == "null" else 1, 1)
+
+
+# -- decimals --------------------------------------------------------------------------------------
+
+
+def _read_decimal(data: bytes, schema: Any = None, _: Any = None) -> Decimal:
+    """Return a decimal; to read a very long one would hold up everybody for minutes."""
+    if len(data) > DECIMAL_BYTES_MAX:
+        raise ValueError(f"a decimal of {len(data)} bytes; at most {DECIMAL_BYTES_MAX}")
+    unscaled = int.from_bytes(data, "big", signed=True)
+    scale = int((schema or {}).get("scale", 0))
+    return Decimal(unscaled).scaleb(-scale, LARGE)
+
+
+LARGE = Context(prec=3 * DECIMAL_BYTES_MAX)
+
+for _readers in (fastavro.read.LOGICAL_READERS, vars(fastavro._read_py)["LOGICAL_READERS"]):
+    for _name in ("bytes-decimal", "fixed-decimal"):
+        _readers[_name] = _read_decimal

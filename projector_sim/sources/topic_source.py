@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +28,8 @@ from coordinator.kafka.readers import consumer
 from coordinator.kafka.state_follower import StatusLog, wall_ms
 from coordinator.kafka.topic_histories import TopicHistories
 from coordinator.runtime.threads import Threads
-from projector_sim.protocol.source import Logs, SourceBucket, StreamRequest
+from projector_sim.protocol.source import Logs, SourceBucket, SourceStream, StreamRequest
+from projector_sim.sources.queued_stream import EndedStream
 from projector_sim.sources.schema_registry import SchemaRegistry
 from projector_sim.sources.topic_records import Decoder, RecordError, decoder_of
 from projector_sim.sources.topic_stream import TopicPlace, TopicStream, failover_log_of
@@ -36,8 +38,16 @@ POLL_S = 0.2
 LOOK_S = 1.0
 PAUSE_S = 0.5
 CLOSE_S = 1.0
+CLEANED_S = 5.0
+"""So often it is looked what Kafka removes from the topics."""
+
 SESSION_MS = 6_000
 """The partitions of a projector that is silent for so long are dealt out anew."""
+
+FORGOTTEN = (
+    "read on from before what Kafka keeps of deletions (delete.retention.ms): some may have been "
+    "missed; drop the bucket's indexes and create them again"
+)
 
 Seen = Mapping[str, SourceBucket]
 
@@ -79,6 +89,11 @@ class TopicSource:
         """What comes next is all that this member has."""
         self._told: dict[str, SourceBucket] = {}
         self._problems: dict[str, str] = {}
+        self._troubles: dict[str, str] = {}
+        """What is wrong with schema registries, by bucket."""
+        self._forgotten: set[str] = set()
+        """Buckets of which deletions may have been missed."""
+        self._cleaned_s = 0.0
         self._unreadable: Counter[str] = Counter()
         self._changed = threading.Event()
         self._thread = threads.start("topics", self._run, stopping)
@@ -88,16 +103,20 @@ class TopicSource:
         self._buckets = dict(buckets)
         self._changed.set()
 
-    def open(self, request: StreamRequest, wake: Callable[[], None]) -> TopicStream:
-        bucket = self._buckets[request.bucket]
-        facts, cleaning = self._topics[bucket.topic]
+    def open(self, request: StreamRequest, wake: Callable[[], None]) -> SourceStream:
+        bucket = self._buckets.get(request.bucket)
+        known = self._topics.get(bucket.topic) if bucket is not None else None
+        if bucket is None or known is None:
+            return EndedStream(f"there is no topic of bucket {request.bucket}", wake)
+        facts, cleaning = known
         place = TopicPlace(self._servers, self._group, facts, cleaning, self._kafka)
         return TopicStream(
             place,
             request,
             partial(self._decoder, bucket),
-            partial(self._owned, bucket.name, facts),
+            partial(self._owned, bucket, known),
             partial(self._note_unreadable, bucket.name),
+            partial(self._note_forgotten, bucket.name),
             self._sync_ms,
             wake,
         )
@@ -106,7 +125,11 @@ class TopicSource:
         self, bucket: str, vbuckets: Sequence[int], done: Callable[[Logs], None]
     ) -> None:
         def order() -> None:
-            facts, _ = self._topics[self._buckets[bucket].topic]
+            entity = self._buckets.get(bucket)
+            known = self._topics.get(entity.topic) if entity is not None else None
+            if known is None:
+                return
+            facts, _ = known
             about = f"the history of {facts.topic}"
             try:
                 histories = self._kafka.histories(facts, vbuckets)
@@ -127,10 +150,14 @@ class TopicSource:
                 name,
                 len(self._owned_of(bucket)),
                 self._unreadable[name],
-                self._problems.get(name, ""),
+                self._problem(name),
             )
             for name, bucket in sorted(self._buckets.items())
         )
+
+    def _problem(self, name: str) -> str:
+        known = self._problems.get(name) or self._troubles.get(name, "")
+        return known or (FORGOTTEN if name in self._forgotten else "")
 
     def close(self) -> None:
         self._changed.set()
@@ -146,24 +173,36 @@ class TopicSource:
         if not needs_registry(bucket.format):
             return decoder_of(bucket.format)
         about = f"the schema registry of {bucket.name}"
-        registry = SchemaRegistry(
-            bucket.registry,
-            wait,
-            partial(self._status_log.problem, about),
-            partial(self._status_log.resolved, about),
-        )
-        return decoder_of(bucket.format, registry)
 
-    def _owned(self, name: str, facts: TopicFacts) -> frozenset[int]:
-        """Return which partitions a stream may read; of a topic made anew it is another stream."""
-        bucket = self._buckets.get(name)
-        known = self._topics.get(facts.topic)
-        if bucket is None or bucket.topic != facts.topic or known is None or known[0] != facts:
+        def problem(text: str) -> None:
+            self._troubles[bucket.name] = f"the schema registry: {text}"
+            self._status_log.problem(about, text)
+
+        def resolved() -> None:
+            self._troubles.pop(bucket.name, None)
+            self._status_log.resolved(about)
+
+        return decoder_of(bucket.format, SchemaRegistry(bucket.registry, wait, problem, resolved))
+
+    def _owned(self, bucket: Bucket, known: tuple[TopicFacts, Cleaning]) -> frozenset[int]:
+        """Return which partitions a stream may read. It is another stream for a topic that was made
+        anew or is cleaned in another way, and for a bucket that was added again."""
+        is_same = self._buckets.get(bucket.name) == bucket
+        if not is_same or self._topics.get(bucket.topic) != known:
             return frozenset()
         return self._owned_of(bucket)
 
     def _owned_of(self, bucket: Bucket) -> frozenset[int]:
-        return self._dealt.get(bucket.topic, frozenset())
+        """Return what the group has dealt: it may know of partitions that are not there now."""
+        known = self._topics.get(bucket.topic)
+        there = range(known[0].partitions) if known is not None else ()
+        return self._dealt.get(bucket.topic, frozenset()) & frozenset(there)
+
+    def _note_forgotten(self, name: str, partition: int) -> None:
+        """Hear that deletions in a partition may have been missed, and say so until the end."""
+        if name not in self._forgotten:
+            self._status_log.info(f"bucket {name}, partition {partition}: {FORGOTTEN}")
+        self._forgotten.add(name)
 
     def _note_unreadable(self, name: str, message: Message, error: RecordError) -> None:
         self._unreadable[name] += 1
@@ -288,17 +327,23 @@ class TopicSource:
     def _look(self) -> None:
         """Look which topics there are, and whether they are what they were."""
         buckets = self._buckets
+        is_due = time.monotonic() >= self._cleaned_s + CLEANED_S
+        if is_due:
+            self._cleaned_s = time.monotonic()
         facts = self._kafka.facts(bucket.topic for bucket in buckets.values())
         known: dict[str, tuple[TopicFacts, Cleaning]] = {}
         for topic, fact in facts.items():
             held = self._topics.get(topic)
-            is_same = held is not None and held[0] == fact
-            known[topic] = held if held and is_same else (fact, self._kafka.cleaning(topic))
+            if held is not None and held[0] == fact and not is_due:
+                known[topic] = held
+            else:
+                known[topic] = (fact, self._kafka.cleaning(topic))
+        self._troubles = {n: t for n, t in self._troubles.items() if n in buckets}
         self._topics = known
         self._problems = {
-            name: f"there is no topic {bucket.topic}"
+            name: problem
             for name, bucket in buckets.items()
-            if bucket.topic not in known
+            if (problem := _problem_of(bucket, known.get(bucket.topic)))
         }
         self._status_log.resolved("topics")
 
@@ -312,3 +357,16 @@ class TopicSource:
         if found != self._told:
             self._told = found
             self._seen(found)
+
+
+def _problem_of(bucket: Bucket, known: tuple[TopicFacts, Cleaning] | None) -> str:
+    """Return why a bucket's topic cannot be read, if it cannot."""
+    if known is None:
+        return f"there is no topic {bucket.topic}"
+    if known[1].is_truncated:
+        return f"topic {bucket.topic} forgets documents: Kafka deletes what is old"
+    partitions = known[0].partitions
+    if partitions != bucket.vbuckets:
+        text = f"topic {bucket.topic} has {partitions} partitions now"
+        return f"{text}, the bucket was added with {bucket.vbuckets}"
+    return ""

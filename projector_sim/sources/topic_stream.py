@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -84,7 +85,11 @@ class _Partition:
 
 
 class TopicStream(QueuedStream):
-    """One connection to a topic; `unreadable` is told of each record that is no document."""
+    """One connection to a topic; `unreadable` is told of each record that is no document.
+
+    Large because each thing that Kafka says of a partition is one method, and all of them end, or
+    go on with, the same streams.
+    """
 
     def __init__(
         self,
@@ -93,16 +98,19 @@ class TopicStream(QueuedStream):
         decoder: Callable[[Callable[[float], bool]], Decoder],
         owned: Callable[[], frozenset[int]],
         unreadable: Callable[[Message, RecordError], None],
+        forgotten: Callable[[int], None],
         sync_ms: int,
         wake: Callable[[], None],
     ) -> None:
         """`decoder` makes the decoder, given what waits for so long and tells whether to give up;
-        `owned` returns the partitions that may be read at present."""
+        `owned` returns the partitions that may be read at present; `forgotten` is told of one of
+        which deletions may be forgotten that came after the position that was asked for."""
         self._place = place
         self._request = request
         self._make_decoder = decoder
         self._owned = owned
         self._unreadable = unreadable
+        self._forgotten = forgotten
         self._sync_s = sync_ms / 1000
         self._synced_s = 0.0
         self._looked_s = time.monotonic()
@@ -150,9 +158,11 @@ class TopicStream(QueuedStream):
             log = failover_log_of(place.facts.id, p, history)
             if request.starts is None:
                 seqno = history.stable
-            elif (to := self._rolls_back(history, log, vbuuid, seqno, since.get(p))) is not None:
+            elif (to := self._rolls_back(history, log, vbuuid, seqno)) is not None:
                 self._emit(frames.rollback(p, to))
                 continue
+            if self._has_forgotten(history, seqno, since.get(p)):
+                self._forgotten(p)
             self._begin(p, history, log, seqno)
             self._offsets[p] = max(seqno, history.low)
 
@@ -165,13 +175,15 @@ class TopicStream(QueuedStream):
         at_ms = int(time.time() * 1000) - place.cleaning.delete_retention_ms
         return place.histories.first_since(place.facts.topic, begun, max(0, at_ms))
 
+    def _has_forgotten(self, history: History, seqno: int, since: int | None) -> bool:
+        """Tell whether something that was deleted after this position may be forgotten by now."""
+        return 0 < seqno < max(history.low, min(since or 0, history.stable))
+
     def _rolls_back(
-        self, history: History, log: FailoverLog, vbuuid: int, seqno: int, since: int | None
+        self, history: History, log: FailoverLog, vbuuid: int, seqno: int
     ) -> Seqno | None:
         """Return to where one who has this position must go back; None: nowhere."""
         to = rollback_seqno(log, Seqno(history.end), Vbuuid(vbuuid), Seqno(seqno))
-        if to is None and 0 < seqno < max(history.low, since or 0):
-            return Seqno(0)  # What was deleted since may be forgotten.
         return Seqno(0) if to is not None and to < history.low else to
 
     def _begin(self, p: int, history: History, log: FailoverLog, seqno: int) -> None:
@@ -195,6 +207,7 @@ class TopicStream(QueuedStream):
                 for message in (first, *reader.consume(BATCH_MAX, 0)):
                     self._take(message, decode)
             for p in tuple(self._partitions):
+                self._note_end(reader, p)
                 self._end_portion(p)
             for p in self._partitions.keys() - self._owned():
                 self._end(p, Reason.MOVED)
@@ -209,6 +222,17 @@ class TopicStream(QueuedStream):
             if not self._flush():
                 return
         self.reason = self.reason or "all that was asked for was sent"
+
+    def _note_end(self, reader: Consumer, p: int) -> None:
+        """Note that a partition was read to its end, as of when Kafka was last asked.
+
+        While something is written all the time, Kafka's client never says so.
+        """
+        partition = self._partitions[p]
+        if partition.waits and not partition.is_at_end:
+            place = TopicPartition(self._place.facts.topic, p)
+            _, end = reader.get_watermark_offsets(place, cached=True) or (0, -1)
+            partition.is_at_end = end == partition.at
 
     def _patience_s(self) -> float:
         if not self._pending:
@@ -253,7 +277,7 @@ class TopicStream(QueuedStream):
             # Whatever a record does to who reads it: others follow.
             text = f"{type(error).__name__}: {error}"
             self._unreadable(message, RecordError("bad_record", text))
-            return
+            id, body = _id_in(key, decode), None
         if id:
             packed = frames.pack_mutation(Seqno(seqno), id, body)
             partition.waits.append(packed)
@@ -283,6 +307,8 @@ class TopicStream(QueuedStream):
         """
         if self._request.until or time.monotonic() < self._looked_s + LOOK_S:
             return
+        if not self._partitions:
+            return
         self._looked_s = time.monotonic()
         try:
             newest = self._place.histories.newest(self._place.facts, sorted(self._partitions))
@@ -292,6 +318,9 @@ class TopicStream(QueuedStream):
             partition = self._partitions[p]
             if epoch > partition.epoch:
                 self._branch(p, partition, epoch)
+            elif partition.reached > partition.at and not partition.waits:
+                # What ends transactions, and what was aborted, is no record: it is passed.
+                partition.at = self._pending[p] = partition.reached
 
     def _branch(self, p: int, partition: _Partition, epoch: int) -> None:
         """Another leader has written: go on under its branch, if it has all that was read."""
@@ -354,6 +383,14 @@ class TopicStream(QueuedStream):
         """Hand over what has come together; False: nobody wants it any more."""
         out, self._out = self._out, []
         return not out or self._put(out)
+
+
+def _id_in(key: str | bytes | None, decode: Decoder) -> bytes:
+    """Return the id that a key says, empty if it says none."""
+    with suppress(Exception):
+        found = decode(_bytes(key), None)
+        return found.id if found is not None else b""
+    return b""
 
 
 def _bytes(text: str | bytes | None) -> bytes | None:

@@ -7,6 +7,7 @@ add: the first index of it makes it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -34,6 +35,10 @@ from coordinator.core.model.names import KAFKA_TOPIC, NAME_RULE, is_name
 PARTITIONS_MAX = 1_024
 TOPIC_BUCKETS_MAX = 256
 REGISTRY_LENGTH_MAX = 1_024
+HOST_LENGTH_MAX = 253
+URL = re.compile(r"[A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=%]+")
+"""What a URL may consist of."""
+
 INDEXES_NAMED = 5
 
 
@@ -115,8 +120,13 @@ def _invalid_registry(url: str) -> str:
         return f"a registry's URL has at most {REGISTRY_LENGTH_MAX} characters"
     try:
         found = urlsplit(url)
+        port = found.port
     except ValueError:
         return f"registry {url[:40]!r}: that is no URL"
+    if not URL.fullmatch(url) or port == 0 or len(found.hostname or "") > HOST_LENGTH_MAX:
+        return f"registry {url[:40]!r}: that is no URL"
+    if found.query or found.fragment:
+        return "a registry's URL has no query and no fragment"
     if found.scheme not in ("http", "https") or not found.hostname:
         return f"registry {url[:40]!r}: a URL that begins with http:// or https://"
     if "@" in found.netloc:

@@ -59,6 +59,9 @@ INT_MAX = 2**64
 SIGNIFICANT_BITS = sys.float_info.mant_dig
 FLOAT_BITS_MAX = sys.float_info.max_exp
 
+NESTED_MAX = 512
+"""So deep an array or an object of a key may be: answers are JSON, and written with less."""
+
 TURNED = bytes(range(255, -1, -1))
 """Maps each byte to its complement, for `bytes.translate`."""
 
@@ -104,19 +107,27 @@ def encode(value: Any) -> bytes:
 
 
 def _nested(parts: list[bytes], value: Any) -> None:
-    """Append the encoding of an array or object. No recursion: JSON may be nested deeply."""
+    """Append the encoding of an array or object. No recursion: JSON may be nested deeply.
+
+    ValueError: so deeply that an answer with it could not be written.
+    """
     waiting: list[Any] = [value]
+    depths = [0]
     while waiting:
-        value = waiting.pop()
+        value, depth = waiting.pop(), depths.pop()
+        if depth > NESTED_MAX:
+            raise ValueError(f"nested deeper than {NESTED_MAX}")
         if type(value) is list:
             parts.append(ARRAY)
             waiting.append(_CLOSE)
             waiting.extend(reversed(value))
+            depths.extend([depth + 1] * (1 + len(value)))
         elif type(value) is dict:
             names = sorted(value)
             parts.append(OBJECT + SIZE.pack(len(names)))
             parts.extend(map(_text, names))
             waiting.extend(value[name] for name in reversed(names))
+            depths.extend([depth + 1] * len(names))
         elif value is _CLOSE:
             parts.append(END)
         else:

@@ -12,6 +12,7 @@ import pytest
 
 from projector_sim.sources.schema_registry import (
     ANSWER_BYTES_MAX,
+    DENIALS,
     RegistryClosed,
     SchemaRegistry,
 )
@@ -27,6 +28,7 @@ class Registry(BaseHTTPRequestHandler):
 
     answers: ClassVar[dict[str, list[tuple[int, Any]]]] = {}
     asked: ClassVar[list[str]] = []
+    encoding: ClassVar[str] = ""
 
     def do_GET(self) -> None:
         self.asked.append(self.path)
@@ -36,6 +38,8 @@ class Registry(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", "application/vnd.schemaregistry.v1+json")
         self.send_header("Content-Length", str(len(content)))
+        if self.encoding:
+            self.send_header("Content-Encoding", self.encoding)
         self.end_headers()
         self.wfile.write(content)
 
@@ -45,7 +49,7 @@ class Registry(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    Registry.answers, Registry.asked = {}, []
+    Registry.answers, Registry.asked, Registry.encoding = {}, [], ""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Registry)
     thread = Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
@@ -58,7 +62,7 @@ def url() -> Iterator[str]:
 class Known(SchemaRegistry):
     """A registry, and what was said of it; it is given up after so many waits."""
 
-    def __init__(self, url: str, patience: int = 3) -> None:
+    def __init__(self, url: str, patience: int = 8) -> None:
         self.said: list[str] = []
         self.left = patience
         super().__init__(url, self.waited, self.said.append, lambda: self.said.append("well"))
@@ -112,7 +116,32 @@ def test_a_schema_that_nobody_can_read_is_so_for_each_record(
         with pytest.raises(RecordError) as caught:
             registry.get(9)
         assert caught.value.code == code
-    assert Registry.asked.count("/schemas/ids/9") == 1
+    assert Registry.asked.count("/schemas/ids/9") <= 1 + DENIALS
+    registry.close()
+
+
+def test_that_a_registry_lacks_a_schema_is_believed_after_a_while_only(url: str) -> None:
+    lacks = (404, {"error_code": 40403})
+    Registry.answers["/schemas/ids/7"] = [lacks, lacks, (200, {"schema": json.dumps(PLACE)})]
+    registry = Known(url)
+    assert registry.get(7).parsed["name"] == "Place"
+    registry.close()
+
+
+def test_a_404_of_who_is_no_registry_is_waited_for(url: str) -> None:
+    good = (200, {"schema": json.dumps(PLACE)})
+    Registry.answers["/schemas/ids/7"] = [(404, b"<html>"), *[(404, {})] * 6, good]
+    registry = Known(url)
+    assert registry.get(7).parsed["name"] == "Place"
+    registry.close()
+
+
+def test_an_answer_that_is_packed_is_not_unpacked(url: str) -> None:
+    Registry.encoding = "gzip"
+    Registry.answers["/schemas/ids/7"] = [(200, {"schema": json.dumps(PLACE)})]
+    registry = Known(url, patience=2)
+    with pytest.raises(RegistryClosed, match="encoding"):
+        registry.get(7)
     registry.close()
 
 
@@ -141,5 +170,5 @@ def test_who_is_not_waited_for_any_more_gives_up() -> None:
     registry = Known("http://127.0.0.1:9")
     with pytest.raises(RegistryClosed):
         registry.get(7)
-    assert len(registry.said) == 4
+    assert len(registry.said) == 9
     registry.close()

@@ -156,7 +156,8 @@ def test_a_decimal_is_a_number_if_that_has_all_its_digits(price: str, shown: Any
     [
         ({"id": 1004}, b"1004"),
         ({"id": "a-7"}, b"a-7"),
-        ({"schema": {}, "payload": {"id": 5}}, b"5"),
+        ({"schema": {"type": "struct"}, "payload": {"id": 5}}, b"5"),
+        ({"schema": "a", "payload": "b"}, b'{"schema":"a","payload":"b"}'),
         ({"a": 1, "b": "x"}, b'{"a":1,"b":"x"}'),
         ("plain", b"plain"),
         ({"id": '{"$oid": "5f"}'}, b'{"$oid": "5f"}'),
@@ -209,7 +210,10 @@ def test_change_events_in_avro() -> None:
         ("avro", b"k", struct.pack(">bI", 0, 99), "unknown_schema"),
         ("avro", b"k", struct.pack(">bI", 0, 1), "bad_avro"),
         ("avro", b"k", REGISTERED.datum(1, {"city": "a", "people": 1}) + b"x", "bad_avro"),
-        ("debezium-json", None, b"{}", "no_key"),
+        ("debezium-json", None, b"{}", "no_event"),
+        ("debezium-json", None, event("c", {}), "no_key"),
+        ("debezium-json", None, event("t", None), "unknown_operation"),
+        ("debezium-json", b'{"id":18446744073709551616}', None, "bad_key"),
         ("debezium-json", b"{", b"{}", "bad_json"),
         ("debezium-json", b'{"id":1}', b"{", "bad_json"),
         ("debezium-json", b'{"id":1}', b"[]", "no_event"),
@@ -271,6 +275,38 @@ def test_a_schema_whose_data_could_be_without_end_is_refused(schema: Any) -> Non
         return
     with pytest.raises(RecordError, match="schema"):
         parse_avro(json.dumps(schema), {})
+
+
+def test_a_long_decimal_is_refused_at_once() -> None:
+    raw = b"\x00" + b"\x7f" * 200_000
+    size = io.BytesIO()
+    fastavro.schemaless_writer(size, "bytes", raw)
+    schema = {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2}
+    one = Registered({"type": "record", "name": "R", "fields": [{"name": "d", "type": schema}]})
+    value = struct.pack(">bI", 0, 1) + size.getvalue()
+    with pytest.raises(RecordError, match="a decimal of"):
+        decoder_of("avro", one)(b"k", value)
+
+
+def test_a_schema_that_mentions_a_name_very_often_is_looked_at_once() -> None:
+    """Each level mentions the one below it twice: 2 ** 60 records, if each was looked at."""
+    fields: list[Any] = [{"name": "a", "type": "int"}]
+    schema: Any = {"type": "record", "name": "L0", "fields": fields}
+    for level in range(1, 60):
+        pair = [{"name": "a", "type": schema}, {"name": "b", "type": f"L{level - 1}"}]
+        schema = {"type": "record", "name": f"L{level}", "fields": pair}
+    with pytest.raises(RecordError, match="values"):
+        parse_avro(json.dumps(schema), {})
+
+
+def test_a_list_of_many_values_that_take_next_to_nothing_is_refused() -> None:
+    nulls = [{"name": f"f{n}", "type": "null"} for n in range(200)]
+    item = {"type": "record", "name": "I", "fields": [{"name": "n", "type": "int"}, *nulls]}
+    with pytest.raises(RecordError, match="next to no bytes"):
+        parse_avro(json.dumps({"type": "array", "items": item}), {})
+    fields = [{"name": f"f{n}", "type": ["null", "string"]} for n in range(200)]
+    item = {"type": "record", "name": "I", "fields": fields}
+    parse_avro(json.dumps({"type": "array", "items": item}), {})
 
 
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000])
