@@ -105,6 +105,7 @@ class TopicBench(Bench):
     def __init__(self, servers: str) -> None:
         super().__init__()
         self.settings = {"bootstrap.servers": servers, "log_level": 2}
+        self.producer = Producer({**self.settings, "acks": "all"})
         self.buckets: dict[str, Bucket] = {}
         self.letters: list[Any] = []
         cluster = f"c{secrets.token_hex(4)}"
@@ -125,11 +126,10 @@ class TopicBench(Bench):
         self.owned(bucket)
 
     def write(self, bucket: str, changes: Mapping[str, Any]) -> None:
-        producer = Producer({**self.settings, "acks": "all"})
         for name, document in changes.items():
             text = None if document is None else json.dumps(document)
-            producer.produce(self.buckets[bucket].topic, text, name)
-        assert producer.flush(30) == 0
+            self.producer.produce(self.buckets[bucket].topic, text, name)
+        assert self.producer.flush(30) == 0
 
     def close(self) -> None:
         super().close()
@@ -396,4 +396,31 @@ def test_a_stream_does_not_end_before_it_has_come_to_what_was_asked(
     assert not reading.ended
     bench.write(bucket, {f"more{n}": {"n": n} for n in range(40)})
     reading.read(lambda: len(reading.ended) == VBUCKETS, "all have ended")
+    assert all(one.seqno >= until[v] for v, one in reading.ended.items())
+
+
+def test_snapshots_end_also_where_something_is_written_all_the_time(
+    bench: Bench, bucket: str, opened: Callable[..., Reading]
+) -> None:
+    bench.write(bucket, {f"d{n}": {"n": n} for n in range(40)})
+    newest = opened(bucket)
+    newest.has_begun()
+    until = {v: int(one.seqno) for v, one in newest.begun.items()}
+    over = threading.Event()
+
+    def load() -> None:
+        for number in itertools.count():
+            if over.wait(0.02):
+                return
+            bench.write(bucket, {"load": {"n": number}})
+
+    writer = threading.Thread(target=load)
+    writer.start()
+    try:
+        newest.read(lambda: len(newest.synced) == VBUCKETS, "all are told of")
+        reading = opened(bucket, kind=BACKFILL, starts=from_zero(newest), until=until)
+        reading.read(lambda: len(reading.ended) == VBUCKETS, "all have ended")
+    finally:
+        over.set()
+        writer.join()
     assert all(one.seqno >= until[v] for v, one in reading.ended.items())

@@ -3842,4 +3842,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "<= time.monotonic()",
         "tests/integration/test_projector.py",
     ),
+    Mutant(
+        "one-404-is-the-end-of-a-document",
+        "projector_sim/sources/schema_registry.py",
+        "if denials > DENIALS:",
+        "if denials:",
+        "tests/unit/projector_sim/test_schema_registry.py",
+    ),
+    Mutant(
+        "a-decimal-may-be-of-any-length",
+        TOPIC_RECORDS,
+        "    if len(data) > DECIMAL_BYTES_MAX:",
+        "    if False:",
+        "tests/unit/projector_sim/test_topic_records.py",
+    ),
 )
