@@ -20,7 +20,7 @@ SEEDS = int(os.environ.get("SIMULATION_SEEDS", "300"))
 BATCH = 50
 
 ENOUGH_FOR_EACH = 150
-ENOUGH_FOR_PAIRS = 700
+ENOUGH_FOR_PAIRS = 400
 
 MET = SeedReport()
 """What all seeds of this run met together."""
