@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from coordinator.cli.output import plain, print_fields, print_json, print_table
-from coordinator.cli.session import Session, command
+from coordinator.cli.session import Session, command, tell
 
 app = typer.Typer(
     help="List the buckets; add Kafka topics as buckets, and remove them.",
@@ -50,7 +50,7 @@ def add(
     count = answer["bucket"]["vbuckets"]
     noun = "partition" if count == 1 else "partitions"
     text = f"added bucket {plain(name)}: {count} {noun} of topic {plain(topic)}"
-    _tell(session, answer, f"{text} (CAS {answer['cas']})")
+    tell(session, answer, f"{text} (CAS {answer['cas']})")
 
 
 @command(app, "show", no_args_is_help=True)
@@ -90,7 +90,7 @@ def remove(session: Session, name: Name) -> None:
     """Remove a bucket of a topic that has no indexes. The topic stays as it is."""
     with session.connect() as client:
         answer = client.remove_bucket(name)
-    _tell(session, answer, f"removed bucket {plain(name)} (CAS {answer['cas']})")
+    tell(session, answer, f"removed bucket {plain(name)} (CAS {answer['cas']})")
 
 
 def _row(bucket: dict[str, Any]) -> list[Any]:
@@ -106,10 +106,3 @@ def _row(bucket: dict[str, Any]) -> list[Any]:
         sum(p["unreadable"] for p in readers) if source else "",
         ", ".join(problems) or ("no projector reads it" if source and not readers else ""),
     ]
-
-
-def _tell(session: Session, answer: dict[str, Any], text: str) -> None:
-    if session.json:
-        print_json(answer)
-    else:
-        typer.echo(text)

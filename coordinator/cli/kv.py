@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from coordinator.cli.output import CommandError, plain, print_json, print_table
-from coordinator.cli.session import Session, command
+from coordinator.cli.session import Session, command, tell
 
 app = typer.Typer(
     help="Show the key-value store, move vbuckets, and inject faults.", no_args_is_help=True
@@ -113,7 +113,7 @@ def move(
     if (vbuckets is None) == (count is None):
         raise CommandError("usage", "name either --vbuckets, or a --count of them")
     answer = _post(session, kv, "buckets", bucket, "move", body=body)
-    _tell(session, answer, f"moved {len(answer['moved'])} vbuckets of {bucket} to node {to}")
+    tell(session, answer, plain(f"moved {len(answer['moved'])} vbuckets of {bucket} to node {to}"))
 
 
 @command(app, "crash")
@@ -131,7 +131,7 @@ def crash(
     body = {"lose": lose, "bucket": bucket, "vbuckets": parse_vbuckets(vbuckets)}
     answer = _post(session, kv, "nodes", node, "crash", body=body)
     broken, lost = answer["connections"], answer["lost"]
-    _tell(session, answer, f"node {node}: {broken} connections broken, {lost} mutations lost")
+    tell(session, answer, plain(f"node {node}: {broken} connections broken, {lost} mutations lost"))
 
 
 @command(app, "close")
@@ -145,7 +145,7 @@ def close(
 
     with connect(session, kv) as store:
         answer = store.delete("connections", connection)
-    _tell(session, answer, f"closed {connection}")
+    tell(session, answer, plain(f"closed {connection}"))
 
 
 @command(app, "fault")
@@ -176,7 +176,7 @@ def fault(
         "stream": stream,
     }
     answer = _post(session, kv, "faults", body=body)
-    _tell(session, answer, f"fault {answer['id']}: {action} {kind}")
+    tell(session, answer, plain(f"fault {answer['id']}: {action} {kind}"))
 
 
 @command(app, "faults")
@@ -193,7 +193,7 @@ def faults(
         if clear or remove is not None:
             path = ("faults",) if clear else ("faults", remove or 0)
             answer = store.delete(*path)
-            _tell(session, answer, f"removed {answer['removed']} faults")
+            tell(session, answer, plain(f"removed {answer['removed']} faults"))
             return
         body = store.get("faults")
     if session.json:
@@ -212,13 +212,6 @@ def _post(session: Session, kv: str | None, *path: str | int, body: dict[str, An
 
     with connect(session, kv) as store:
         return store.post(*path, body=body)
-
-
-def _tell(session: Session, answer: Any, text: str) -> None:
-    if session.json:
-        print_json(answer)
-    else:
-        typer.echo(plain(text))
 
 
 def parse_vbuckets(text: str | None) -> list[int] | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.cli.output import fail
+from coordinator.cli.output import fail, print_json
 
 if TYPE_CHECKING:
     from coordinator.client.client import Client
@@ -159,3 +159,11 @@ def _details_of(error: Exception) -> dict[str, Any]:
     if isinstance(details, dict):
         return details
     return {key: getattr(error, key) for key in ("line", "column") if hasattr(error, key)}
+
+
+def tell(session: Session, answer: Any, text: str) -> None:
+    """Print what a command was answered: a line for people, or the whole of it as JSON."""
+    if session.json:
+        print_json(answer)
+    else:
+        typer.echo(text)

@@ -20,7 +20,7 @@ from coordinator.cli.history import (
     seen,
 )
 from coordinator.cli.output import console, plain, print_json, print_table
-from coordinator.cli.session import Session, command
+from coordinator.cli.session import Session, command, tell
 
 if TYPE_CHECKING:
     from coordinator.client.client import Client
@@ -78,7 +78,7 @@ def add(
             state=state,
             principal=principal,
         )
-    _tell(session, answer, f"added topic {plain(name)} (CAS {answer['cas']})")
+    tell(session, answer, f"added topic {plain(name)} (CAS {answer['cas']})")
 
 
 @command(app, "remove", no_args_is_help=True)
@@ -92,7 +92,7 @@ def remove(
     """Remove a topic. One that has subscriptions is kept, unless --with-subscriptions is given."""
     with session.connect() as client:
         answer = client.remove_topic(name, with_subscriptions=with_subscriptions)
-    _tell(session, answer, f"removed topic {plain(name)} (CAS {answer['cas']})")
+    tell(session, answer, f"removed topic {plain(name)} (CAS {answer['cas']})")
 
 
 @command(app, "subscribe", no_args_is_help=True)
@@ -155,7 +155,7 @@ def subscribe(
             principal=principal,
         )
     made = answer["subscription"]
-    _tell(
+    tell(
         session,
         answer,
         f"subscribed {plain(subscriber)} to {plain(topic)}, to the changes above CAS "
@@ -169,7 +169,7 @@ def unsubscribe(session: Session, topic: Topic, subscriber: Subscriber) -> None:
     with session.connect() as client:
         answer = client.unsubscribe(topic, subscriber)
     text = f"unsubscribed {plain(subscriber)} from {plain(topic)} (CAS {answer['cas']})"
-    _tell(session, answer, text)
+    tell(session, answer, text)
 
 
 @command(app, "subscribers", no_args_is_help=True)
@@ -250,14 +250,7 @@ def ack(
     """Acknowledge all changes up to a CAS. A lower CAS than before changes nothing."""
     with session.connect() as client:
         answer = client.acknowledge(topic, subscriber, cas)
-    _tell(session, answer, f"{plain(subscriber)} has all up to CAS {answer['acknowledged']}")
-
-
-def _tell(session: Session, answer: dict[str, Any], text: str) -> None:
-    if session.json:
-        print_json(answer)
-    else:
-        typer.echo(text)
+    tell(session, answer, f"{plain(subscriber)} has all up to CAS {answer['acknowledged']}")
 
 
 def _shown(filters: dict[str, list[Any]]) -> str:

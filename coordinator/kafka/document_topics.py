@@ -7,7 +7,9 @@ compacted, or kept for ever.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
@@ -16,6 +18,8 @@ from coordinator.core.model.names import KAFKA_TOPIC
 from coordinator.kafka.address import client_settings
 from coordinator.kafka.errors import KafkaRefusal
 from coordinator.kafka.topics import is_own
+
+T = TypeVar("T")
 
 TIMEOUT_S = 10.0
 DELETE_RETENTION_MS = 24 * 3_600_000
@@ -49,6 +53,15 @@ class Cleaning:
     delete_retention_ms: int
 
 
+def answer_of(asked: Future[T]) -> T:
+    """Return what Kafka answers. Raises KafkaException, also if it does not answer at all."""
+    try:
+        return asked.result(2 * TIMEOUT_S)
+    except TimeoutError:
+        said = "nobody answers"
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT, said)) from None
+
+
 class DocumentTopics:
     """Asks Kafka about topics; every call waits for its answer. Threads may share it."""
 
@@ -64,7 +77,7 @@ class DocumentTopics:
         asked = self.admin.describe_topics(TopicCollection(names), request_timeout=TIMEOUT_S)
         for name, future in asked.items():
             try:
-                said = future.result(TIMEOUT_S)
+                said = answer_of(future)
             except KafkaException as error:
                 if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                     raise
@@ -76,7 +89,7 @@ class DocumentTopics:
         """Return what Kafka removes from a topic. Raises KafkaException."""
         resource = ConfigResource(ResourceType.TOPIC, topic)
         asked = self.admin.describe_configs([resource], request_timeout=TIMEOUT_S)
-        said = {name: one.value for name, one in asked[resource].result(TIMEOUT_S).items()}
+        said = {name: one.value for name, one in answer_of(asked[resource]).items()}
         policies = said["cleanup.policy"].split(",")
         is_bounded = any(int(said[name]) >= 0 for name in ("retention.ms", "retention.bytes"))
         return Cleaning(

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, ClassVar, TypeVar
@@ -22,10 +21,17 @@ from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.types import Array, Int16, Int32, Int64, Schema, String
 from confluent_kafka import IsolationLevel, TopicCollection, TopicPartition
 from confluent_kafka.admin import OffsetSpec
+from tenacity import Retrying, stop_before_delay, wait_fixed
 
 from coordinator.core.model.types import Vbuuid
 from coordinator.kafka.address import aiokafka_settings
-from coordinator.kafka.document_topics import TIMEOUT_S, DocumentTopics, TopicError, TopicFacts
+from coordinator.kafka.document_topics import (
+    TIMEOUT_S,
+    DocumentTopics,
+    TopicError,
+    TopicFacts,
+    answer_of,
+)
 
 T = TypeVar("T")
 
@@ -160,18 +166,14 @@ class TopicHistories(DocumentTopics):
         Waits, until `timeout_s`, for those that are without a leader. Raises TopicError
         `topic_unavailable`.
         """
-        return self._patiently(facts, timeout_s, lambda: self._histories(facts, partitions))
-
-    def _patiently(self, facts: TopicFacts, timeout_s: float, ask: Callable[[], T]) -> T:
-        deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                return ask()
-            except Exception as error:
-                if time.monotonic() + PAUSE_S >= deadline:
-                    text = f"topic {facts.topic}: {type(error).__name__}: {error}"
-                    raise TopicError("topic_unavailable", text) from error
-                time.sleep(PAUSE_S)
+        attempts = Retrying(
+            wait=wait_fixed(PAUSE_S), stop=stop_before_delay(timeout_s), reraise=True
+        )
+        try:
+            return attempts(self._histories, facts, partitions)
+        except Exception as error:
+            text = f"topic {facts.topic}: {type(error).__name__}: {error}"
+            raise TopicError("topic_unavailable", text) from error
 
     def _histories(self, facts: TopicFacts, partitions: Sequence[int]) -> dict[int, History]:
         lows = self._offsets(facts.topic, partitions, EARLIEST)
@@ -213,7 +215,7 @@ class TopicHistories(DocumentTopics):
     def _leaders(self, topic: str, partitions: Sequence[int]) -> dict[int, int]:
         """Return who leads each partition. Raises TopicError, KafkaException."""
         asked = self.admin.describe_topics(TopicCollection([topic]), request_timeout=TIMEOUT_S)
-        said = asked[topic].result(TIMEOUT_S)
+        said = answer_of(asked[topic])
         found = {one.id: one.leader for one in said.partitions}
         if any(found.get(p) is None for p in partitions):
             raise TopicError("topic_unavailable", f"a partition of {topic} has no leader")
@@ -244,7 +246,7 @@ class TopicHistories(DocumentTopics):
             isolation_level=IsolationLevel.READ_COMMITTED,
             request_timeout=TIMEOUT_S,
         )
-        answers = {place.partition: future.result(TIMEOUT_S) for place, future in asked.items()}
+        answers = {place.partition: answer_of(future) for place, future in asked.items()}
         return {p: (said.offset, max(0, said.leader_epoch or 0)) for p, said in answers.items()}
 
 

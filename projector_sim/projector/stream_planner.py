@@ -42,7 +42,7 @@ from coordinator.core.model.stream_records import CATCHUP, CatchUpRequested, HwH
 from coordinator.core.model.stream_records import MAINTENANCE as MAINTENANCE_KIND
 from coordinator.core.model.vectors import Vector
 from projector_sim.projector.connection_runs import Run
-from projector_sim.protocol.source import SourceBucket
+from projector_sim.protocol.source import SourceBucket, mismatch
 
 BEGIN_TIMEOUT_MS = 5_000
 """So long after the last one a vbucket that was asked for does not begin any more."""
@@ -368,13 +368,9 @@ class StreamPlanner:
                 return source
         return None
 
-    def _seen_bucket(self, bucket: str) -> SourceBucket | None:
+    def _fitting(self, bucket: str) -> SourceBucket | None:
         """Return a bucket that is there, and as the state says."""
-        found = self._found(bucket)
-        entity = self.buckets.get(bucket)
-        if found is not None and entity is not None and entity.vbuckets != found.vbuckets:
-            return None
-        return found
+        return None if self._mismatch(bucket) else self._found(bucket)
 
     def _found(self, bucket: str) -> SourceBucket | None:
         """Return a bucket as its source has it."""
@@ -401,25 +397,21 @@ class StreamPlanner:
             and bucket not in self.kv
         ):
             return [MakeBucket(bucket, entity.vbuckets)]
-        kv, source, stream = (
-            self._seen_bucket(bucket),
-            self._source(bucket),
-            self.streams.get(bucket),
-        )
-        if kv is not None and source is not None and stream is not None and kv.owned:
+        here, source, stream = self._fitting(bucket), self._source(bucket), self.streams.get(bucket)
+        if here is not None and source is not None and stream is not None and here.owned:
             is_newest = source.number == stream.number > self._used.get(bucket, 0)
             if is_newest and self._may(bucket, now_ms):
                 actions: list[Action] = []
                 if run is not None:
                     actions.append(self._close(run, "replaced", now_ms))
-                return [*actions, self._open_maintenance(stream, kv, streamed, now_ms)]
+                return [*actions, self._open_maintenance(stream, here, streamed, now_ms)]
         return [] if run is None else self._recarry(run, streamed)
 
     def _open_maintenance(
-        self, stream: Stream, kv: SourceBucket, streamed: dict[int, Index], now_ms: int
+        self, stream: Stream, here: SourceBucket, streamed: dict[int, Index], now_ms: int
     ) -> Open:
         self._used[stream.bucket] = stream.number
-        vbuckets = tuple(sorted(kv.owned))
+        vbuckets = tuple(sorted(here.owned))
         starts: dict[int, tuple[int, int]] | None = None
         if stream.seqnos:
             vector = Vector.from_bytes(stream.vbuuids, stream.seqnos)
@@ -459,17 +451,17 @@ class StreamPlanner:
         self._take_out(run, now_ms)
         return Close(run, reason)
 
-    def lacking(self, bucket: str, kv: SourceBucket, now_ms: int) -> set[int]:
+    def lacking(self, bucket: str, there: SourceBucket, now_ms: int) -> set[int]:
         """Return the vbuckets that are owned and not streamed, nor about to be."""
         run = self.maintenance.get(bucket)
         if run is None:
-            return set(kv.owned)
+            return set(there.owned)
         here = set(run.positions)
         if now_ms - run.heard_ms < BEGIN_TIMEOUT_MS:
             # Of those that were refused, too: who holds what was lost goes back first.
             here |= set(run.vbuckets) - run.ended.keys()
         here -= run.departed
-        return set(kv.owned) - here or self._ignored(run, here & kv.owned, now_ms)
+        return set(there.owned) - here or self._ignored(run, here & there.owned, now_ms)
 
     def _ignored(self, run: Run, vbuckets: set[int], now_ms: int) -> set[int]:
         """Return the vbuckets that are streamed here and that an indexer takes from another.
@@ -498,11 +490,11 @@ class StreamPlanner:
         """Return the buckets that need a new generation of streams here."""
         found: list[StreamAwaited] = []
         for bucket in self.names() if self.complete else ():
-            kv, source = self._seen_bucket(bucket), self._source(bucket)
+            there, source = self._fitting(bucket), self._source(bucket)
             number = source.number if source else 0
-            if kv is None or not self._may(bucket, now_ms) or not self.streamed(bucket):
+            if there is None or not self._may(bucket, now_ms) or not self.streamed(bucket):
                 continue
-            if self.lacking(bucket, kv, now_ms):
+            if self.lacking(bucket, there, now_ms):
                 found.append(StreamAwaited(bucket, number))
         return tuple(found)
 
@@ -522,28 +514,18 @@ class StreamPlanner:
 
     def _mismatch(self, bucket: str) -> str:
         entity, found = self.buckets.get(bucket), self._found(bucket)
-        if entity is None or found is None or entity.vbuckets == found.vbuckets:
-            return ""
-        if entity.topic:
-            return (
-                f"topic {entity.topic} has {found.vbuckets} partitions now, "
-                f"bucket {bucket} was added with {entity.vbuckets}"
-            )
-        return (
-            f"the key-value store has {found.vbuckets} vbuckets of bucket {bucket}, "
-            f"the coordinator {entity.vbuckets}"
-        )
+        return mismatch(entity, found.vbuckets) if entity is not None and found is not None else ""
 
     def _is_carried(self, index: Index) -> bool:
-        kv = self._seen_bucket(index.bucket)
-        if kv is None:
+        there = self._fitting(index.bucket)
+        if there is None:
             return False
         run = self.maintenance.get(index.bucket)
         if run is None:
-            return not kv.owned
+            return not there.owned
         carried = run.carried.get(index.id)
         begun = run.positions.keys() - run.departed
-        return carried is not None and carried.build == index.build and kv.owned <= begun
+        return carried is not None and carried.build == index.build and there.owned <= begun
 
     def seen(self) -> tuple[BucketSeen, ...]:
         """Return the buckets of the key-value store."""
@@ -606,8 +588,8 @@ class StreamPlanner:
         if now_ms < self._looked_ms.get(source.bucket, 0) + LOOK_MS:
             return []
         self._looked_ms[source.bucket] = now_ms
-        kv = self._seen_bucket(source.bucket)
-        count = kv.vbuckets if kv is not None else 0
+        there = self._fitting(source.bucket)
+        count = there.vbuckets if there is not None else 0
         whole = ((1 << count) - 1).to_bytes(-(-count // 8), "little")
         again: dict[int, set[int]] = {}
         waits = False
@@ -751,15 +733,14 @@ class StreamPlanner:
         if source is None:
             return None
         connection = (self.projector, source.connection)
-        hosts = {run.indexer} if run.indexer is not None else set[int | None]()
-        for index in run.carried.values() if not hosts else ():
-            hosts |= index.hosts
+        hosts = frozenset().union(*(index.hosts for index in run.carried.values()))
+        if run.indexer is not None:
+            hosts &= {run.indexer}
         found: list[int] = []
         for host in hosts:
-            heard = self._heard.get((run.bucket, host or 0))
-            if heard is None or now_ms - self._heard_ms[run.bucket, host or 0] >= SILENT_MS:
-                continue
-            found.append(min(heard.read.get(connection, (0,))))
+            heard = self._heard.get((run.bucket, host))
+            if heard is not None and now_ms - self._heard_ms[run.bucket, host] < SILENT_MS:
+                found.append(min(heard.read.get(connection, (0,))))
         return min(found, default=None)
 
     def keeps_others_waiting(self, run: Run) -> bool:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from coordinator.core.model.entities import Bucket
 from coordinator.core.model.stream_records import FailoverBranch
 
 Frame = tuple[int, bytes]
@@ -34,6 +35,21 @@ class SourceBucket:
 
     vbuckets: int
     owned: frozenset[int]
+
+
+def mismatch(bucket: Bucket, vbuckets: int) -> str:
+    """Say that a source has another number of vbuckets than the coordinator, if it has."""
+    if bucket.vbuckets == vbuckets:
+        return ""
+    if bucket.topic:
+        return (
+            f"topic {bucket.topic} has {vbuckets} partitions now, "
+            f"bucket {bucket.name} was added with {bucket.vbuckets}"
+        )
+    return (
+        f"the key-value store has {vbuckets} vbuckets of bucket {bucket.name}, "
+        f"the coordinator {bucket.vbuckets}"
+    )
 
 
 class StreamRequest(Protocol):

@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from functools import partial
 
@@ -28,7 +27,7 @@ from coordinator.kafka.readers import consumer
 from coordinator.kafka.state_follower import StatusLog, wall_ms
 from coordinator.kafka.topic_histories import TopicHistories
 from coordinator.runtime.threads import Threads
-from projector_sim.protocol.source import Logs, SourceBucket, SourceStream, StreamRequest
+from projector_sim.protocol.source import Logs, SourceBucket, SourceStream, StreamRequest, mismatch
 from projector_sim.sources.queued_stream import EndedStream
 from projector_sim.sources.schema_registry import SchemaRegistry
 from projector_sim.sources.topic_records import Decoder, RecordError, decoder_of
@@ -37,7 +36,6 @@ from projector_sim.sources.topic_stream import TopicPlace, TopicStream, failover
 POLL_S = 0.2
 LOOK_S = 1.0
 PAUSE_S = 0.5
-CLOSE_S = 1.0
 CLEANED_S = 5.0
 """So often it is looked what Kafka removes from the topics."""
 
@@ -205,17 +203,16 @@ class TopicSource:
         self._forgotten.add(name)
 
     def _note_unreadable(self, name: str, message: Message, error: RecordError) -> None:
-        self._unreadable[name] += 1
         offset, value = message.offset(), message.value()
         text = value.encode() if isinstance(value, str) else value or b""
         self._bury(name, message.partition() or 0, offset or 0, f"{error.code}: {error}", text)
 
     def note_garbage(self, name: str, vbucket: int, seqno: int, text: bytes) -> None:
         """Hear that the document with this seqno is no JSON."""
-        self._unreadable[name] += 1
         self._bury(name, vbucket, seqno - 1, "bad_json: the document is no JSON", text)
 
     def _bury(self, name: str, partition: int, offset: int, reason: str, text: bytes) -> None:
+        self._unreadable[name] += 1
         bucket = self._buckets.get(name)
         topic = bucket.topic if bucket is not None else name
         self._pass_on_unreadable(
@@ -228,10 +225,8 @@ class TopicSource:
         while not self._stopping.is_set():
             try:
                 self._follow_all()
-            except (KafkaException, TopicError) as error:
-                said = error.args[0]
-                text = said.str() if isinstance(said, KafkaError) else str(error)
-                self._status_log.problem("topics", text)
+            except KafkaException as error:
+                self._status_log.problem("topics", error.args[0].str())
                 self._stopping.wait(PAUSE_S)
         self._kafka.close()
 
@@ -256,14 +251,15 @@ class TopicSource:
             subscribed: list[str] = []
             due_s = 0.0
             while self._buckets and not self._stopping.is_set():
-                self._changed.clear()
+                if self._changed.is_set():
+                    self._changed.clear()
+                    due_s = 0.0
                 subscribed = self._subscribe(member, subscribed)
                 message = member.poll(POLL_S)
                 if message is not None and (error := message.error()) is not None:
                     self._hear(error)
-                due_s -= POLL_S
-                if due_s <= 0 or self._changed.is_set():
-                    due_s = LOOK_S
+                if time.monotonic() >= due_s:
+                    due_s = time.monotonic() + LOOK_S
                     self._look_if_possible()
                 self._tell()
         finally:
@@ -319,10 +315,8 @@ class TopicSource:
     def _look_if_possible(self) -> None:
         try:
             self._look()
-        except (KafkaException, FutureTimeoutError) as error:
-            said = error.args[0] if error.args else "no answer"
-            text = said.str() if isinstance(said, KafkaError) else str(said)
-            self._status_log.problem("topics", text)
+        except KafkaException as error:
+            self._status_log.problem("topics", error.args[0].str())
 
     def _look(self) -> None:
         """Look which topics there are, and whether they are what they were."""
@@ -365,8 +359,4 @@ def _problem_of(bucket: Bucket, known: tuple[TopicFacts, Cleaning] | None) -> st
         return f"there is no topic {bucket.topic}"
     if known[1].is_truncated:
         return f"topic {bucket.topic} forgets documents: Kafka deletes what is old"
-    partitions = known[0].partitions
-    if partitions != bucket.vbuckets:
-        text = f"topic {bucket.topic} has {partitions} partitions now"
-        return f"{text}, the bucket was added with {bucket.vbuckets}"
-    return ""
+    return mismatch(bucket, known[0].partitions)

@@ -12,7 +12,7 @@ nothing is removed, after each portion.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -252,7 +252,7 @@ class TopicStream(QueuedStream):
         epoch, offset = message.leader_epoch(), message.offset()
         assert offset is not None
         if epoch is not None and epoch > partition.epoch:
-            self._branch(p, partition, epoch)
+            self._branch({p: epoch})
             partition = self._partitions.get(p)
             if partition is None:
                 return
@@ -312,21 +312,28 @@ class TopicStream(QueuedStream):
         self._looked_s = time.monotonic()
         try:
             newest = self._place.histories.newest(self._place.facts, sorted(self._partitions))
-        except (KafkaException, TimeoutError):
+        except KafkaException:
             return  # Kafka is away.
-        for p, epoch in newest.items():
+        led = {p: epoch for p, epoch in newest.items() if epoch > self._partitions[p].epoch}
+        self._branch(led)
+        for p in newest.keys() - led.keys():
             partition = self._partitions[p]
-            if epoch > partition.epoch:
-                self._branch(p, partition, epoch)
-            elif partition.reached > partition.at and not partition.waits:
+            if partition.reached > partition.at and not partition.waits:
                 # What ends transactions, and what was aborted, is no record: it is passed.
                 partition.at = self._pending[p] = partition.reached
 
-    def _branch(self, p: int, partition: _Partition, epoch: int) -> None:
-        """Another leader has written: go on under its branch, if it has all that was read."""
-        place = self._place
-        history = place.histories.histories(place.facts, [p])[p].up_to(epoch)
-        log = failover_log_of(place.facts.id, p, history)
+    def _branch(self, led: Mapping[int, int]) -> None:
+        """Other leaders have begun these epochs: go on under their branches, where they have all
+        that was read."""
+        if led:
+            place = self._place
+            found = place.histories.histories(place.facts, sorted(led))
+            for p, epoch in led.items():
+                self._go_over(p, epoch, found[p].up_to(epoch))
+
+    def _go_over(self, p: int, epoch: int, history: History) -> None:
+        partition = self._partitions[p]
+        log = failover_log_of(self._place.facts.id, p, history)
         at, end = Seqno(partition.at), Seqno(history.end)
         has_changed = not history.epochs or history.epochs[0].number != epoch
         if has_changed or rollback_seqno(log, end, partition.vbuuid, at) is not None:

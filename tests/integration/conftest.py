@@ -58,6 +58,15 @@ def cluster(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield running.start()
 
 
+@pytest.fixture(scope="module")
+def plant(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One node, three indexers and two projectors with their store, that the tests of a module
+    share: of each module that has no other plant of its own."""
+    folder = tmp_path_factory.mktemp("plant")
+    with Cluster(folder, broker.bootstrap_servers, nodes=1, indexers=3, projectors=2) as running:
+        yield running.start()
+
+
 @pytest.fixture
 def make_cluster(
     broker: Broker, tmp_path_factory: pytest.TempPathFactory

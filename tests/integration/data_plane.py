@@ -92,6 +92,12 @@ class DataPlane:
         if build:
             self.built(*(s.name for s in specs))
 
+    def events(self, kind: str) -> list[str]:
+        """Return what the history tells of one kind of entities of this bucket, oldest first."""
+        path = f"/v1/history?kind={kind}&bucket={self.bucket}&limit=1000"
+        found = self.cluster.get(self.cluster.running()[0], path)["events"]
+        return [one["event"] for one in found]
+
     def drop(self, name: str) -> None:
         """Drop an index."""
         del self.specs[name]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,15 +26,6 @@ from tests.support.oracle import rows
 pytestmark = pytest.mark.integration
 
 VBUCKETS = 32
-
-
-@pytest.fixture(scope="module")
-def plant(broker: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """One node, three indexers and two projectors, that the tests of this module share."""
-    folder = tmp_path_factory.mktemp("plant")
-    servers = broker.bootstrap_servers
-    with Cluster(folder, servers, nodes=1, indexers=3, projectors=2) as running:
-        yield running.start()
 
 
 def test_indexes_are_built_together_in_one_pass_and_kept_up_to_date(plant: Cluster) -> None:

@@ -60,9 +60,7 @@ def lose(plane: LoggedPlane, node: int = 0, count: int = 2, **more: Any) -> None
 
 def steps(plane: LoggedPlane) -> list[str]:
     """Return the events of the rollbacks of a bucket, the oldest first."""
-    node = plane.cluster.running()[0]
-    found = plane.cluster.get(node, f"/v1/history?kind=rollback&bucket={plane.bucket}")
-    return [change["event"] for change in found["events"]]
+    return plane.events("rollback")
 
 
 def ended(plane: LoggedPlane, before: int) -> None:

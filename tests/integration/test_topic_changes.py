@@ -50,12 +50,6 @@ def documents(first: int, count: int) -> dict[str, Any]:
     return {f"d{n}": {"country": "CH", "city": f"c{n}"} for n in range(first, first + count)}
 
 
-def events_of(plane: TopicPlane, kind: str) -> list[str]:
-    node = plane.cluster.running()[0]
-    path = f"/v1/history?kind={kind}&bucket={plane.bucket}&limit=1000"
-    return [one["event"] for one in plane.cluster.get(node, path)["events"]]
-
-
 @contextmanager
 def asleep(plant: Cluster) -> Iterator[None]:
     """The projector sleeps meanwhile, and hears of all of it at once."""
@@ -81,7 +75,7 @@ def test_who_was_away_for_longer_than_deletions_are_kept_goes_on_and_it_is_told(
     plant.projectors[0].start()
     follows(plane)
     wait_until(lambda: "deletions" in problem(plant, "away"), "the problem is told")
-    assert len(events_of(plane, "stream")) < 10, "streams are not renewed again and again"
+    assert len(plane.events("stream")) < 10, "streams are not renewed again and again"
 
 
 def problem(plant: Cluster, bucket: str) -> str:

@@ -57,12 +57,6 @@ def plane(own: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Top
         yield made
 
 
-def events_of(plane: TopicPlane, kind: str) -> list[str]:
-    node = plane.cluster.running()[0]
-    path = f"/v1/history?kind={kind}&bucket={plane.bucket}&limit=1000"
-    return [one["event"] for one in plane.cluster.get(node, path)["events"]]
-
-
 def is_scanned(plane: TopicPlane) -> bool:
     body = {"bucket": plane.bucket, "name": BY_CITY.name, "count": True}
     return plane.cluster.ask(plane.cluster.running()[0], "POST", "/v1/scan", json=body).is_success
@@ -107,15 +101,15 @@ def reread(plane: TopicPlane) -> dict[str, Document]:
 
 def test_a_leader_that_has_everything_stops_nothing(own: Broker, plane: TopicPlane) -> None:
     chance = random.Random(2)
-    renewed = events_of(plane, "stream")
+    renewed = plane.events("stream")
     for _ in range(3):
         own.stop()
         own.start()
         plane.write(some_documents(chance, 50, 300))
         wait_until(lambda: is_scanned(plane), "the indexers are heard again", 2 * DEADLINE_S)
         plane.agrees()
-    assert events_of(plane, "stream") == renewed
-    assert events_of(plane, "rollback") == []
+    assert plane.events("stream") == renewed
+    assert plane.events("rollback") == []
 
 
 @pytest.mark.parametrize("is_overtaken", [False, True])
@@ -125,7 +119,7 @@ def test_what_the_log_has_lost_is_taken_back(
     """Also where the log has grown past the lost positions before anybody looks at it."""
     chance = random.Random(3)
     projector = plane.cluster.projectors[0]
-    before = events_of(plane, "rollback").count("RollbackEnded")
+    before = plane.events("rollback").count("RollbackEnded")
     if is_overtaken:
         projector.kill()
     own.kill()
@@ -139,7 +133,7 @@ def test_what_the_log_has_lost_is_taken_back(
         plane.write(some_documents(chance, 5, 300))
 
     def has_gone_back() -> bool:
-        return events_of(plane, "rollback").count("RollbackEnded") > before
+        return plane.events("rollback").count("RollbackEnded") > before
 
     wait_until(has_gone_back, "the bucket has gone back", 120)
     wait_until(lambda: is_scanned(plane), "the indexers are heard again", 2 * DEADLINE_S)

@@ -7,7 +7,6 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +25,6 @@ pytestmark = pytest.mark.integration
 
 PARTITIONS = 6
 EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-@pytest.fixture(scope="module")
-def plant(broker: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """One node, three indexers and two projectors, that the tests of this module share."""
-    folder = tmp_path_factory.mktemp("topics")
-    servers = broker.bootstrap_servers
-    with Cluster(folder, servers, nodes=1, indexers=3, projectors=2) as running:
-        yield running.start()
 
 
 def test_indexes_of_a_topic_are_built_and_kept_up_to_date(plant: Cluster) -> None:

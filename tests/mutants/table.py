@@ -40,6 +40,7 @@ EPOCHS = "coordinator/kafka/topic_histories.py"
 ROUTER = "projector_sim/projector/router.py"
 PLANNER = "projector_sim/projector/stream_planner.py"
 TOPIC_STREAM = "projector_sim/sources/topic_stream.py"
+TOPIC_SOURCE = "projector_sim/sources/topic_source.py"
 TOPIC_RECORDS = "projector_sim/sources/topic_records.py"
 TOPIC_BUCKETS = "coordinator/core/catalog/buckets.py"
 
@@ -1440,8 +1441,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a-stream-that-indexers-ignore-goes-on",
         "projector_sim/projector/stream_planner.py",
-        "return set(kv.owned) - here or self._ignored(run, here & kv.owned, now_ms)",
-        "return set(kv.owned) - here",
+        "return set(there.owned) - here or self._ignored(run, here & there.owned, now_ms)",
+        "return set(there.owned) - here",
         "tests/unit/projector_sim/test_stream_planner.py",
     ),
     Mutant(
@@ -3855,5 +3856,26 @@ MUTANTS: tuple[Mutant, ...] = (
         "    if len(data) > DECIMAL_BYTES_MAX:",
         "    if False:",
         "tests/unit/projector_sim/test_topic_records.py",
+    ),
+    Mutant(
+        "a-stream-outlives-its-bucket",
+        TOPIC_SOURCE,
+        "is_same = self._buckets.get(bucket.name) == bucket",
+        "is_same = bucket.name in self._buckets",
+        "tests/integration/test_topic_changes.py",
+    ),
+    Mutant(
+        "partitions-that-are-gone-are-owned",
+        TOPIC_SOURCE,
+        "self._dealt.get(bucket.topic, frozenset()) & frozenset(there)",
+        "self._dealt.get(bucket.topic, frozenset())",
+        "tests/integration/test_topic_changes.py",
+    ),
+    Mutant(
+        "a-topic-under-load-has-no-snapshots",
+        TOPIC_STREAM,
+        "partition.is_at_end = end == partition.at",
+        "pass",
+        "tests/integration/test_source_contract.py",
     ),
 )

@@ -111,23 +111,20 @@ def _nested(parts: list[bytes], value: Any) -> None:
 
     ValueError: so deeply that an answer with it could not be written.
     """
-    waiting: list[Any] = [value]
-    depths = [0]
+    waiting: list[tuple[Any, int]] = [(value, 0)]
     while waiting:
-        value, depth = waiting.pop(), depths.pop()
+        value, depth = waiting.pop()
         if depth > NESTED_MAX:
             raise ValueError(f"nested deeper than {NESTED_MAX}")
         if type(value) is list:
             parts.append(ARRAY)
-            waiting.append(_CLOSE)
-            waiting.extend(reversed(value))
-            depths.extend([depth + 1] * (1 + len(value)))
+            waiting.append((_CLOSE, depth))
+            waiting.extend((one, depth + 1) for one in reversed(value))
         elif type(value) is dict:
             names = sorted(value)
             parts.append(OBJECT + SIZE.pack(len(names)))
             parts.extend(map(_text, names))
-            waiting.extend(value[name] for name in reversed(names))
-            depths.extend([depth + 1] * len(names))
+            waiting.extend((value[name], depth + 1) for name in reversed(names))
         elif value is _CLOSE:
             parts.append(END)
         else:
