@@ -21,15 +21,18 @@ import pytest
 from coordinator.core.model.stream_records import StreamBegin, StreamEnd
 from coordinator.kafka.topics import RESTART, STREAM_BEGIN, STREAM_END
 from tests.integration.cluster import Cluster, wait_until
+from tests.integration.data_plane import assert_rows
 from tests.integration.logged_plane import (
     LoggedPlane,
     loaded_plane,
     some_change,
     stable_plant,
 )
+from tests.integration.some_documents import some_documents
 from tests.integration.streaming import jvm_of
+from tests.integration.topic_plane import TopicPlane
 from tests.integration.travel_specs import BY_CITY, BY_NAME, HIGH
-from tests.support.oracle import Spec
+from tests.support.oracle import Spec, rows
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -172,6 +175,20 @@ def test_a_vector_that_cannot_be_had_is_refused(
     assert got.status_code == answer, got.text
     codes = {504: "timestamp_not_reached", 400: "invalid_request", 200: None}
     assert got.json().get("error", {}).get("code") == codes[answer]
+
+
+def test_a_topic_is_scanned_exactly_at_a_timestamp_that_has_what_was_written(
+    plant: Cluster,
+) -> None:
+    chance = random.Random(11)
+    plane = TopicPlane(plant, "journeys", 4)
+    plane.create(BY_CITY)
+    for _ in range(5):
+        plane.write(some_documents(chance, 60, 100))
+        offsets = {p: seqno - 1 for p, (_, seqno) in plane.vector().items()}
+        at = {"consistent": 0, "at_least": {"offsets": offsets}}
+        found = plane.scan(BY_CITY.name, consistency=at)
+        assert_rows(found, rows(BY_CITY, plane.documents()), "a consistent scan")
 
 
 def test_the_algorithm_of_a_bucket_may_be_changed_while_it_runs(
