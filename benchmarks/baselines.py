@@ -21,7 +21,7 @@ from rocksdict import WriteBatch
 
 from coordinator.core.model.entities import READY, Index, Slice
 from indexer_sim.bucket.database import Database
-from indexer_sim.bucket.entries import SEQNO, back_prefix, entries_prefix, pack_back
+from indexer_sim.bucket.entries import BACK, NOTHING, entries_prefix, pack_back
 from projector_sim.kv.generator import Generator
 from projector_sim.kv.vbuckets import VBUCKETS, vbucket_of
 from projector_sim.projector.evaluation_plan import Route, route
@@ -81,21 +81,23 @@ def records_of(specs: Sequence[IndexSpec], generator: Generator) -> Iterator[tup
     changes = generator.load()
     while block := list(islice(changes, BLOCK)):
         records: Records = []
+        entries = 0
         for key, value, _ in block:
             document = orjson.loads(value or b"")
             vbucket = vbucket_of(key, VBUCKETS)
             seqnos[vbucket] += 1
+            places: list[bytes] = []
             for number, found in enumerate(routes, 1):
                 entry = found.evaluate(key.decode(), document)
                 if entry is None:
                     continue
                 piece = 0 if found.place_of is None else found.place_of(entry)
-                place = entries_prefix(number, piece) + entry + key
-                records.append((place, SEQNO.pack(seqnos[vbucket])))
-                records.append(
-                    (back_prefix(number) + key, pack_back(seqnos[vbucket], piece, entry))
-                )
-        yield len(records) // 2, records
+                records.append((entries_prefix(number, piece) + entry + key, NOTHING))
+                places.append(pack_back(number, seqnos[vbucket], piece, entry))
+            entries += len(places)
+            if places:
+                records.append((BACK + key, b"".join(places)))
+        yield entries, records
 
 
 def bulk_write(specs: Sequence[IndexSpec], generator: Generator) -> dict[str, Any]:

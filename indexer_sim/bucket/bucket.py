@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,18 +24,19 @@ from rocksdict import WriteBatch
 
 from coordinator.core.model.entities import Rollback
 from coordinator.core.model.stream_records import BuildProgress, ConnectionRead, GenerationTaken
-from coordinator.core.model.types import Seqno
 from coordinator.core.model.vectors import Vector
 from coordinator.kafka.topics import STREAM_PARTITIONS
 from indexer_sim.bucket.allocation import NONE, Slices
+from indexer_sim.bucket.back_index import BackIndex
 from indexer_sim.bucket.chains import Chain
 from indexer_sim.bucket.checkpoints import About
-from indexer_sim.bucket.database import Database
+from indexer_sim.bucket.database import Database, StorageError
 from indexer_sim.bucket.entries import (
-    BACK_HEAD,
     CHAIN,
     CHAIN_KEY,
     CHAIN_VALUE,
+    FORMAT,
+    FORMAT_VALUE,
     INDEX_KEY,
     MARK,
     MARK_KEY,
@@ -45,7 +46,6 @@ from indexer_sim.bucket.entries import (
     OFFSET_VALUE,
     PROGRESS,
     ROLLBACK,
-    SEQNO,
     SHARD,
     SIZE,
     SLICE,
@@ -53,22 +53,20 @@ from indexer_sim.bucket.entries import (
     STATE,
     TOPIC,
     State,
-    back_prefix,
     contents_of,
-    entries_prefix,
     pack_rollback,
     pack_state,
     slice_range,
     tombstone_prefix,
     under,
-    unpack_back,
     unpack_offset,
     unpack_rollback,
     unpack_state,
 )
 from indexer_sim.bucket.progress import VbucketProgress
-from indexer_sim.bucket.sizes import Sizes, Tally
-from indexer_sim.bucket.snapshots import Stable, Timeline, Undo, Wanted
+from indexer_sim.bucket.settlement import Settlement
+from indexer_sim.bucket.sizes import Sizes
+from indexer_sim.bucket.snapshots import Stable, Timeline, Wanted
 from indexer_sim.bucket.tracker import Change, Mark, Tracker
 
 SHARD_BITS = 48
@@ -122,6 +120,7 @@ class Bucket:
         self.tracker = Tracker(vbuckets, partitions)
         self.published = Published()
         self.sizes = Sizes()
+        self.back_index = BackIndex()
         self.size_bytes = 0
         """What the database takes, as it was looked up last."""
         self.timeline = Timeline()
@@ -150,6 +149,9 @@ class Bucket:
         for key, _ in self.database.scan(SLICE):
             index_id, number = SLICE_KEY.unpack(key[len(SLICE) :])
             found.setdefault(index_id, set()).add(number)
+        formats = [value for _, value in self.database.scan(FORMAT)]
+        if found and formats != [FORMAT_VALUE]:
+            raise StorageError("damaged", f"{self.name} is of a format that is not read any more")
         shards = {
             INDEX_KEY.unpack(key[len(SHARD) :])[0]: INDEX_KEY.unpack(value)[0]
             for key, value in self.database.scan(SHARD)
@@ -164,7 +166,8 @@ class Bucket:
         for _, value in self.database.scan(ROLLBACK):
             self.rolled_back, self._recovering = unpack_rollback(value)
         tracker = self._load_tracker(found)
-        self.sizes = self._load_sizes(found)
+        self.sizes = self._load_sizes()
+        self.back_index.load(self.database)
         self.slices = {index_id: frozenset(numbers) for index_id, numbers in found.items()}
         self.shards, self.tracker = shards, tracker
         self.offsets, self.written_offsets = offsets, dict(offsets)
@@ -196,19 +199,11 @@ class Bucket:
             tracker.chains.load(partition, (connection[0], connection[1]), chain)
         return tracker
 
-    def _load_sizes(self, indexes: Mapping[int, Any]) -> Sizes:
-        """Load how large slices are; what an older version has written is counted."""
+    def _load_sizes(self) -> Sizes:
         sizes = Sizes()
         for key, value in self.database.scan(SIZE):
             index_id, number = SLICE_KEY.unpack(key[len(SIZE) :])
             sizes.load((index_id, number), value)
-        known = {place for place, _ in sizes.all()}
-        for index_id, numbers in indexes.items():
-            for number in numbers:
-                if (index_id, number) not in known:
-                    entries, size = self.database.extent(slice_range(index_id, number))
-                    own = len(entries_prefix(index_id, number))
-                    sizes.count((index_id, number), entries, size - own * entries)
         return sizes
 
     def know(self, vbuckets: int) -> None:
@@ -220,12 +215,7 @@ class Bucket:
     def publish(self) -> None:
         """Let others know what there is now."""
         tracker = self.tracker
-        states = {i: tracked.state for i, tracked in tracker.indexes.items()}
-        builds = tuple(
-            BuildProgress(index_id, state.build, tracker.done_bits(index_id))
-            for index_id, state in sorted(states.items())
-            if state.build
-        )
+        states, builds = tracker.states(), tracker.builds()
         gaps, branched = tuple(tracker.gaps()), tuple(tracker.branched())
         read, taken = tracker.chains.read(tracker.partitions), tracker.taken()
         self._recover(states, bool(gaps or branched))
@@ -260,8 +250,8 @@ class Bucket:
         """
         shard = 1 + secrets.randbits(SHARD_BITS)
         batch = WriteBatch(raw_mode=True)
-        if index_id in self.slices:
-            erase(batch, index_id)
+        batch.put(FORMAT, FORMAT_VALUE)
+        self._erase(batch, index_id)
         batch.put(SHARD + INDEX_KEY.pack(index_id), INDEX_KEY.pack(shard))
         for number in numbers:
             batch.put(SLICE + SLICE_KEY.pack(index_id, number), definition)
@@ -286,12 +276,13 @@ class Bucket:
             ranges = [slice_range(index_id, number) for number in sorted(numbers)]
             for begin, end in ranges:
                 batch.delete_range(begin, end)
-            self.forget_places(batch, index_id, numbers)
+            self.back_index.is_unswept(batch)
             for number in numbers:
                 batch.delete(SIZE + SLICE_KEY.pack(index_id, number))
         else:
             ranges = list(contents_of(index_id))
-            erase(batch, index_id)
+            _empty(batch, index_id)
+            self.back_index.end(batch, index_id)
             batch.delete(SHARD + INDEX_KEY.pack(index_id))
         self.write(batch, sync=True)
         self.sizes.forget(index_id, numbers)
@@ -305,27 +296,12 @@ class Bucket:
         for begin, end in ranges:
             self.database.empty(begin, end)
 
-    def forget_places(self, batch: Any, index_id: int, numbers: Slices) -> None:
-        """Delete from the back-index what lies in these slices of an index.
-
-        Where older items of these documents may still come, they leave tombstones.
-        """
-        begin, end = under(back_prefix(index_id))
-        guarded = self.tracker.guards(index_id)
-        while found := self.database.some(begin, end, PLACES_AT_ONCE):
-            for key, value in found:
-                seqno, piece = BACK_HEAD.unpack_from(value)
-                if piece not in numbers:
-                    continue
-                batch.delete(key)
-                if guarded:
-                    document = key[len(back_prefix(index_id)) :]
-                    batch.put(tombstone_prefix(index_id) + document, SEQNO.pack(seqno))
-            begin = found[-1][0] + b"\x00"
-        if guarded:
-            self.tracker.indexes[index_id].tombstones = True
-
     # -- entries -----------------------------------------------------------------------------
+
+    def _erase(self, batch: Any, index_id: int) -> None:
+        """Delete all that builds have put into an index, which goes on under another life."""
+        _empty(batch, index_id)
+        self.back_index.renew(batch, index_id)
 
     def begin_builds(self, builds: Mapping[int, int]) -> None:
         """These indexes begin from nothing, under other builds. Raises StorageError.
@@ -343,7 +319,7 @@ class Bucket:
         if is_recovering:
             batch.put(ROLLBACK, pack_rollback(self.rolled_back, self._recovering))
         for index_id in builds:
-            erase(batch, index_id)
+            self._erase(batch, index_id)
             self.sizes.forget(index_id)
         self._put_tracker(batch)
         self.write(batch, sync=False)
@@ -366,10 +342,10 @@ class Bucket:
             stable, undone = way if way is not None else (None, [])
             whole = self.indexes_whole_at(stable)
             back = [change for change in undone if change.index_id in whole]
-            put_back(batch, back, self.slices, self.sizes)
             for index_id in tracker.indexes.keys() - whole:
-                erase(batch, index_id)
+                self._erase(batch, index_id)
                 self.sizes.forget(index_id)
+            self._settlement().put_back(batch, back)
             self.sizes.put(batch)
             tracker.go_back(stable.vector if stable is not None else None, whole)
             self.timeline.go_back(stable)
@@ -411,7 +387,7 @@ class Bucket:
         `epochs` are the leader epochs of what lies before these offsets.
         """
         batch = WriteBatch(raw_mode=True)
-        undone = self._settle(batch, changes) if changes else []
+        undone = self._settlement().settle(batch, changes) if changes else []
         self.sizes.put(batch)
         for index_id in self.tracker.swept():
             batch.delete_range(*under(tombstone_prefix(index_id)))
@@ -427,6 +403,17 @@ class Bucket:
         self.publish()
         self.timeline.add(undone)
         self.snap()
+
+    def _settlement(self) -> Settlement:
+        return Settlement(self.database, self.back_index, self.slices, self.sizes, self.tracker)
+
+    def sweep(self) -> None:
+        """Take some out of the back-index that does not count. Raises StorageError."""
+        batch = WriteBatch(raw_mode=True)
+        tracker = self.tracker
+        for index_id in self.back_index.sweep(batch, self.database, self.slices, tracker.guards):
+            tracker.tombstoned.add(index_id)
+        self.write(batch, sync=False)
 
     def snap(self) -> None:
         """Make the snapshots that can be made now."""
@@ -460,77 +447,6 @@ class Bucket:
             return About(0, self.published.vector)
         changes = tuple(self.timeline.changes_since(newest.number))
         return About(newest.number, newest.vector, changes)
-
-    def _settle(self, batch: Any, changes: Sequence[Change]) -> list[Undo]:
-        """Compare changes with what is held, and put what is newer into the batch."""
-        prefixes = {index_id: back_prefix(index_id) for index_id in self.tracker.indexes}
-        keys = [prefixes[change[0]] + change[1] for change in changes]
-        held: dict[bytes, bytes | None] = dict(zip(keys, self.database.get_all(keys), strict=True))
-        deleted = self._tombstones(changes)
-        tallies: dict[tuple[int, int], Tally] = {}
-        undone: list[Undo] = []
-        put, delete, head, size = batch.put, batch.delete, BACK_HEAD, BACK_HEAD.size
-        made, undo = tuple.__new__, undone.append
-        here = self.slices
-        for at, change in zip(keys, changes, strict=True):
-            index_id, document, seqno, piece, key, guarded, logged, vbucket = change
-            if piece not in here[index_id]:
-                piece = -1  # Whoever sent it did not know yet that the slice has gone from here.
-            before = held[at]
-            if before is not None:
-                old_seqno, old_piece = head.unpack_from(before)
-                if seqno <= old_seqno:
-                    continue
-            if deleted and seqno <= deleted.get(at, 0):
-                continue
-            moves = before is None or piece != old_piece or key != before[size:]
-            if before is not None and moves:
-                tally = tallies.get((index_id, old_piece))
-                if tally is None:
-                    tally = tallies[index_id, old_piece] = Tally(index_id, old_piece)
-                tally.entries -= 1
-                tally.contents -= len(before) - size + len(document)
-                tally.changes += piece < 0
-                delete(tally.prefix + before[size:] + document)
-            if piece >= 0:
-                tally = tallies.get((index_id, piece))
-                if tally is None:
-                    tally = tallies[index_id, piece] = Tally(index_id, piece)
-                prefix = tally.prefix
-                tally.changes += 1
-                if moves:
-                    tally.entries += 1
-                    tally.contents += len(key) + len(document)
-                after: bytes | None = head.pack(seqno, piece) + key
-                put(prefix + key + document, SEQNO.pack(seqno))
-                put(at, after)
-            else:
-                after = None
-                if before is not None:
-                    delete(at)
-                if guarded:
-                    put(tombstone_prefix(index_id) + document, SEQNO.pack(seqno))
-                    deleted[at] = seqno
-                    self.tracker.indexes[index_id].tombstones = True
-            held[at] = after
-            if logged and before is not after:
-                undo(made(Undo, (vbucket, seqno, index_id, document, before, after)))
-        for place, tally in tallies.items():
-            self.sizes.count(place, tally.entries, tally.contents, tally.changes)
-        return undone
-
-    def _tombstones(self, changes: Sequence[Change]) -> dict[bytes, int]:
-        """Return the tombstones of the documents of changes, by their keys in the back-index."""
-        perhaps = {i for i, tracked in self.tracker.indexes.items() if tracked.tombstones}
-        asked = [(c.index_id, c.document) for c in changes if c.guarded and c.index_id in perhaps]
-        if not asked:
-            return {}
-        values = self.database.get_all([tombstone_prefix(i) + d for i, d in asked])
-        return {
-            back_prefix(index_id) + document: SEQNO.unpack(value)[0]
-            for (index_id, document), value in zip(asked, values, strict=True)
-            if value is not None
-        }
 
     def _put_tracker(self, batch: Any) -> None:
         """Put what changed of the tracker into a batch; it counts as written."""
@@ -566,38 +482,8 @@ def put_offsets(batch: Any, offsets: Mapping[int, int], epochs: Mapping[int, int
         batch.put(OFFSET + NUMBER_KEY.pack(partition), value)
 
 
-def put_back(
-    batch: Any, changes: Iterable[Undo], slices: Mapping[int, Slices], sizes: Sizes
-) -> None:
-    """Undo changes, which are in order: each document is where it was before the first one.
-
-    If that slice is not among the `slices` of its index any more, it is nowhere.
-    """
-    first: dict[tuple[int, bytes], Undo] = {}
-    last: dict[tuple[int, bytes], Undo] = {}
-    for change in changes:
-        place = change.index_id, change.document
-        first.setdefault(place, change)
-        last[place] = change
-    for place, change in last.items():
-        index_id, document = place
-        back = back_prefix(index_id) + document
-        if change.after is not None:
-            _, piece, key = unpack_back(change.after)
-            batch.delete(entries_prefix(index_id, piece) + key + document)
-            sizes.count((index_id, piece), -1, -len(key) - len(document))
-        before = first[place].before
-        seqno, piece, key = unpack_back(before) if before is not None else (Seqno(0), -1, b"")
-        if before is None or piece not in slices[index_id]:
-            batch.delete(back)
-        else:
-            batch.put(entries_prefix(index_id, piece) + key + document, SEQNO.pack(seqno))
-            batch.put(back, before)
-            sizes.count((index_id, piece), 1, len(key) + len(document))
-
-
-def erase(batch: Any, index_id: int) -> None:
-    """Delete all that builds have put into an index."""
+def _empty(batch: Any, index_id: int) -> None:
+    """Delete all of an index that lies in ranges of its own."""
     for begin, end in contents_of(index_id):
         batch.delete_range(begin, end)
     batch.delete(STATE + INDEX_KEY.pack(index_id))

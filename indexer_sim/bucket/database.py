@@ -134,19 +134,6 @@ class Database(rocksdb.Database):
         except Exception as error:
             raise unusable(error, self.folder) from error
 
-    def extent(self, place: tuple[bytes, bytes]) -> tuple[int, int]:
-        """Return how many keys there are in a range, and their bytes. Raises StorageError."""
-        db = self.opened()
-        count = size = 0
-        try:
-            for key in db.keys(from_key=place[0]):
-                if key >= place[1]:  # type: ignore[operator]
-                    break
-                count, size = count + 1, size + len(key)  # type: ignore[arg-type]
-        except Exception as error:
-            raise unusable(error, self.folder) from error
-        return count, size
-
     def empty(self, begin: bytes, end: bytes) -> None:
         """Give back the space of deleted keys in [begin, end). Raises StorageError."""
         db = self.opened()

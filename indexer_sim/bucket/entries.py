@@ -2,8 +2,13 @@
 
     m   index, slice                    definition: the slice is allocated
     s   index                           shard: which life of the index's storage this is
-    d   index, slice, key, document     seqno: an entry, in the order of the keys
-    b   index, document                 seqno, slice, key: where the document's one entry is
+    d   index, slice, key, document     -: an entry, in the order of the keys
+    b   document                        for each index that the document is in: the index's life,
+                                        size of the key, seqno, slice, key (`back_index`)
+    f   index                           the life of the index
+    g   -                               the last life that was given
+    w   -                               the back-index has what does not count: it is to be swept
+    z   -                               the format: another one is not read
     t   index, document                 seqno: the document was in no slice then (tombstone)
     n   index, slice                    how many entries, and their bytes (`sizes`)
     x   index                           build, and whether all of it is here
@@ -17,8 +22,8 @@
                                         indexes that have not recovered from it
 
 Numbers are big-endian. For each (index, document) there is at most one of `d`, and exactly one
-`b` where there is a `d`: both change in one batch. All that belongs to an index lies in a few
-ranges (`ranges_of`), so that it can be deleted without reading it.
+entry in `b` where there is a `d`: both change in one batch. All that belongs to an index lies in a
+few ranges (`contents_of`), or counts in one life of it only: so it is deleted without reading it.
 """
 
 from __future__ import annotations
@@ -33,6 +38,11 @@ SLICE, SHARD, DATA, SIZE = b"m", b"s", b"d", b"n"
 BACK, TOMBSTONE = b"b", b"t"
 STATE, MARK, PROGRESS, OFFSET, CHAIN, TOPIC = b"x", b"a", b"v", b"o", b"c", b"l"
 ROLLBACK = b"r"
+LIFE, LIVES, UNSWEPT, FORMAT = b"f", b"g", b"w", b"z"
+FORMAT_VALUE = b"2"
+"""In the first one each index had a back-index of its own. What is of another is built anew."""
+
+NOTHING = b""
 NO_EPOCH = -1
 """The leader epoch where none is known."""
 
@@ -41,7 +51,8 @@ SLICE_KEY = struct.Struct(">QI")
 MARK_KEY = struct.Struct(">QH")
 NUMBER_KEY = struct.Struct(">H")
 SEQNO = struct.Struct(">Q")
-BACK_HEAD = struct.Struct(">QI")
+BACK_HEAD = struct.Struct(">IHQI")
+LIFE_VALUE = struct.Struct(">I")
 OFFSET_VALUE = struct.Struct(">qi")
 OLD_OFFSET_VALUE = struct.Struct(">q")
 STATE_VALUE = struct.Struct(">q?")
@@ -93,24 +104,20 @@ def entries_prefix(index_id: int, piece: int) -> bytes:
     return DATA + SLICE_KEY.pack(index_id, piece)
 
 
-def back_prefix(index_id: int) -> bytes:
-    """Return what the keys of an index's back-index begin with; a document's id follows."""
-    return BACK + INDEX_KEY.pack(index_id)
-
-
 def tombstone_prefix(index_id: int) -> bytes:
     """Return what the keys of an index's tombstones begin with; a document's id follows."""
     return TOMBSTONE + INDEX_KEY.pack(index_id)
 
 
-def pack_back(seqno: Seqno, piece: int, key: bytes) -> bytes:
-    return BACK_HEAD.pack(seqno, piece) + key
+def pack_back(life: int, seqno: int, piece: int, key: bytes) -> bytes:
+    """Return an entry of the back-index."""
+    return BACK_HEAD.pack(life, len(key), seqno, piece) + key
 
 
-def unpack_back(raw: bytes) -> tuple[int, int, bytes]:
-    """Return seqno, slice and encoded key."""
-    seqno, piece = BACK_HEAD.unpack_from(raw)
-    return seqno, piece, raw[BACK_HEAD.size :]
+def unpack_back(entry: bytes) -> tuple[Seqno, int, bytes]:
+    """Return seqno, slice and encoded key of an entry of the back-index."""
+    _, _, seqno, piece = BACK_HEAD.unpack_from(entry)
+    return seqno, piece, entry[BACK_HEAD.size :]
 
 
 class Range(NamedTuple):
@@ -132,6 +139,6 @@ def slice_range(index_id: int, piece: int) -> Range:
 
 
 def contents_of(index_id: int) -> tuple[Range, ...]:
-    """Return where everything lies that a build has put into an index, but for `x`."""
+    """Return where everything lies that a build has put into an index, but for `x` and `b`."""
     number = INDEX_KEY.pack(index_id)
-    return tuple(under(prefix + number) for prefix in (DATA, BACK, TOMBSTONE, MARK, SIZE))
+    return tuple(under(prefix + number) for prefix in (DATA, TOMBSTONE, MARK, SIZE))

@@ -1,6 +1,6 @@
 """How large the slices of a bucket are: counted with each change, written in the same batch.
 
-Nothing is ever scanned for it, but for what an older version has written: once, when it is loaded.
+Nothing is ever scanned for it.
 The applier counts; values are never changed in place, so that other threads may read them.
 """
 
@@ -11,20 +11,18 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from indexer_sim.bucket.entries import (
-    BACK,
     BACK_HEAD,
     DATA,
-    INDEX_KEY,
-    SEQNO,
     SIZE,
     SLICE_KEY,
     entries_prefix,
 )
 
 SIZE_VALUE = struct.Struct(">qq")
-FIXED_BYTES = len(DATA) + SLICE_KEY.size + SEQNO.size + len(BACK) + INDEX_KEY.size + BACK_HEAD.size
-"""What an entry and its place in the back-index take, but for its key and its document's id, which
-are in both."""
+FIXED_BYTES = len(DATA) + SLICE_KEY.size + BACK_HEAD.size
+"""What an entry and its place in the back-index take, but for its key, which is in both, and its
+document's id. The id is in the back-index once, however many indexes there are: that is not
+counted."""
 
 Place = tuple[int, int]
 """An index and the number of a slice."""
@@ -63,12 +61,13 @@ class Sizes:
         self._sizes[place] = Size(*SIZE_VALUE.unpack(raw))
 
     def count(self, place: Place, entries: int, contents: int, changes: int = 0) -> None:
-        """There are so many entries more, or fewer; `contents` are the bytes of keys and ids.
+        """There are so many entries more, or fewer; `contents` are the bytes of keys and ids: of
+        each entry those of its key twice.
 
         `changes` are those that led to this.
         """
         before = self._sizes.get(place, NOTHING)
-        more = 2 * contents + FIXED_BYTES * entries
+        more = contents + FIXED_BYTES * entries
         self._sizes[place] = Size(
             max(0, before.entries + entries),
             max(0, before.bytes + more),

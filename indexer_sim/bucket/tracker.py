@@ -39,21 +39,25 @@ another branch than that of the high watermark is `branched`, and nothing of it 
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from coordinator.core.keys.key_versions import (
-    ABSENT,
     ATTACH,
     BEGIN,
+    DOCUMENT,
     END,
     HISTORY,
+    NO_SLICE,
+    OF_MUTATIONS,
     SYNC,
+    UPSERT,
     VBUUID,
     Item,
+    Placed,
     begun,
     branches,
 )
@@ -62,6 +66,7 @@ from coordinator.core.model.stream_records import (
     BACKFILL,
     CATCHUP,
     MAINTENANCE,
+    BuildProgress,
     FailoverBranch,
     GenerationTaken,
     KeyVersions,
@@ -97,28 +102,65 @@ NEVER = Seqno(2**64 - 1)
 BOUNDARIES_MAX = 256
 """So many ends of snapshots of a vbucket are remembered."""
 
+LISTED_MAX = 64
+"""So many different lists of indexes are remembered: there are few connections at a time."""
+
 TAKEN_MAX = 512
 """So many generations are told of, the newest: each projector has one, as a rule."""
 
 MARK_RECORD = struct.Struct(">QQQiq")
 
 
-class Change(NamedTuple):
-    """The new place of a document in an index; `piece` -1: it is in no slice that is held here.
+class Scope(NamedTuple):
+    """The indexes for which a mutation counts.
 
-    Applied only if `seqno` is above what is held of the document. `guarded`: a deletion must leave
-    a tombstone. `logged`: the change can be undone, for a snapshot at a seqno between high
-    watermarks.
+    Of those `logged` its change can be undone, for a snapshot at a seqno between high watermarks.
+    Of those `guarded` older items may still come: where the document is not, a tombstone must be.
     """
 
-    index_id: int
+    logged: frozenset[int]
+    guarded: frozenset[int]
+
+
+NO_INDEX: frozenset[int] = frozenset()
+
+
+class Change(NamedTuple):
+    """The new places of a document, by the places of the indexes among `indexes`.
+
+    They count for the indexes of the scope, and for an index only if `seqno` is above what is held
+    of the document there. `others`: in the other indexes of the scope the document is not.
+    """
+
     document: bytes
     seqno: Seqno
-    piece: int
-    key: bytes
-    guarded: bool
-    logged: bool
     vbucket: int
+    placed: tuple[Placed, ...]
+    others: bool
+    scope: Scope
+    indexes: Sequence[int]
+
+
+class Listed(NamedTuple):
+    """What a record lists: each index, None if that build is not held, and which are newer."""
+
+    known: Sequence[tuple[int, Tracked | None]]
+    newer: dict[int, int]
+
+
+class Carried(NamedTuple):
+    """The indexes that a connection carries in one vbucket, by what a mutation of it is to them.
+
+    `indexes` and `builds` are those of its records. What comes above all that is held is `new`;
+    what is held by those that are done is new to the others alone, `unbuilt`; and of what is
+    above, but where older items may follow, nothing can be undone: `unordered`.
+    """
+
+    indexes: tuple[int, ...]
+    builds: tuple[int, ...]
+    new: Scope
+    unbuilt: Scope
+    unordered: Scope
 
 
 @dataclass(slots=True)
@@ -151,14 +193,13 @@ class Mark:
 
 @dataclass(slots=True)
 class Tracked:
-    """An index that has slices here. `tombstones`: there may be some.
+    """An index that has slices here.
 
     `done` has a bit for each vbucket in which the build is complete; None: it has to be computed.
     """
 
     state: State = field(default_factory=State)
     marks: dict[int, Mark] = field(default_factory=dict)
-    tombstones: bool = False
     done: bytes | None = None
 
     def is_complete(self, vbuckets: int) -> bool:
@@ -195,6 +236,8 @@ class Tracker:
         self.partitions = partitions
         self.progress: dict[int, VbucketProgress] = {}
         self.indexes: dict[int, Tracked] = {}
+        self.tombstoned: set[int] = set()
+        """The indexes that may have tombstones."""
         self.chains = Chains()
         """How far connections are here."""
         self.dirty = Dirty()
@@ -207,6 +250,14 @@ class Tracker:
         self._vbuuids = np.zeros(vbuckets, np.uint64)
         self._seqnos = np.zeros(vbuckets, np.uint64)
         self._taken: tuple[GenerationTaken, ...] | None = None
+        self._states: Mapping[int, State] | None = None
+        self._builds: tuple[BuildProgress, ...] | None = None
+        self._listed: dict[tuple[tuple[int, ...], tuple[int, ...]], Listed] = {}
+        """By what records list: ids of indexes, and their builds."""
+        self._carried: dict[int, Carried] = {}
+        """By vbucket, what the last records of it carried, while no mark of it has changed."""
+        self._scopes: dict[tuple[frozenset[int], frozenset[int]], Carried] = {}
+        """The same by what is done and what is not: one for all vbuckets that are alike."""
 
     # -- what was written before -------------------------------------------------------------
 
@@ -219,22 +270,35 @@ class Tracker:
 
     def load_mark(self, index_id: int, vbucket: int, mark: Mark) -> None:
         self.indexes[index_id].marks[vbucket] = mark
+        self.look_up_again()
 
-    def load_state(self, index_id: int, state: State, tombstones: bool) -> None:
+    def load_state(self, index_id: int, state: State, has_tombstones: bool) -> None:
         self.indexes[index_id].state = state
-        self.indexes[index_id].tombstones = tombstones
+        if has_tombstones:
+            self.tombstoned.add(index_id)
+        self.look_up_again()
 
     # -- which indexes there are -------------------------------------------------------------
 
     def hold(self, index_id: int) -> None:
         """An index has storage here, which is empty."""
         self.indexes[index_id] = Tracked()
+        self.look_up_again()
 
     def forget(self, index_id: int) -> None:
         """An index has no storage here any more, or has lost all that was in it."""
         self.indexes.pop(index_id, None)
+        self.tombstoned.discard(index_id)
+        self.look_up_again()
         self.dirty.states.discard(index_id)
         self.dirty.marks = {mark for mark in self.dirty.marks if mark[0] != index_id}
+
+    def look_up_again(self) -> None:
+        """Other indexes are held, or other builds of them."""
+        self._listed.clear()
+        self._carried.clear()
+        self._scopes.clear()
+        self._states = self._builds = None
 
     def know(self, vbuckets: int) -> None:
         """The bucket has this many vbuckets."""
@@ -242,7 +306,7 @@ class Tracker:
             self.vbuckets = vbuckets
             self._vbuuids = np.zeros(vbuckets, np.uint64)
             self._seqnos = np.zeros(vbuckets, np.uint64)
-            self._taken = None
+            self._taken = self._builds = None
             for vbucket, progress in self.progress.items():
                 self._note(vbucket, progress)
             for index_id in self.indexes:
@@ -253,11 +317,24 @@ class Tracker:
 
         The master commits a build before anybody can send items for it, and numbers only ascend.
         """
-        found: dict[int, int] = {}
-        for index_id, build in zip(record.indexes, record.builds, strict=True):
-            tracked = self.indexes.get(index_id)
-            if tracked is not None and build > tracked.state.build:
-                found[index_id] = build
+        return self._listed_by(record).newer
+
+    def _listed_by(self, record: KeyVersions) -> Listed:
+        """Look up what a record lists: most records list the same."""
+        at = record.indexes, record.builds
+        found = self._listed.get(at)
+        if found is None:
+            known: list[tuple[int, Tracked | None]] = []
+            newer: dict[int, int] = {}
+            for index_id, build in zip(*at, strict=True):
+                tracked = self.indexes.get(index_id)
+                held = tracked is not None and tracked.state.build == build
+                known.append((index_id, tracked if held else None))
+                if tracked is not None and build > tracked.state.build:
+                    newer[index_id] = build
+            if len(self._listed) >= LISTED_MAX:
+                self._listed.clear()
+            found = self._listed[at] = Listed(known, newer)
         return found
 
     def begin_build(self, index_id: int, build: int) -> None:
@@ -278,11 +355,7 @@ class Tracker:
             return []
         if followed == AFTER_A_HOLE:
             self._miss(record, partition)
-        known: list[tuple[int, Tracked | None]] = []
-        for index_id, build in zip(record.indexes, record.builds, strict=True):
-            tracked = self.indexes.get(index_id)
-            held = tracked is not None and tracked.state.build == build
-            known.append((index_id, tracked if held else None))
+        known = self._listed_by(record).known
         changes: list[Change] = []
         if record.kind == MAINTENANCE:
             self._maintain(record, known, items, changes)
@@ -333,51 +406,70 @@ class Tracker:
         """Take items of a maintenance connection. The high watermark moves when a seqno is over."""
         vbucket, seqno = -1, Seqno(0)
         progress: VbucketProgress | None = None
-        made, append = tuple.__new__, changes.append
-        for kind, at, number, which, piece, document, payload in items:
-            if kind > ABSENT:
+        carried: Carried | None = None
+        made, append, indexes = tuple.__new__, changes.append, record.indexes
+        for item in items:
+            kind, at, number, which, piece, document, payload, placed = item
+            if kind not in OF_MUTATIONS:
                 if progress is not None:
                     self._moved(vbucket, progress, seqno)
-                self._control(record, known, Item(kind, at, number, which, payload=payload))
+                self._control(record, known, item)
                 vbucket, progress = -1, None
                 continue
             if at != vbucket:
                 if progress is not None:
                     self._moved(vbucket, progress, seqno)
                 vbucket, progress = at, self._owned(record, known, at, number)
+                carried = self._carries(record, at) if progress is not None else None
             elif number != seqno and progress is not None and progress.condition == WHOLE:
                 progress.seqno = seqno if seqno > progress.seqno else progress.seqno
             seqno = number
-            index_id, tracked = known[which]
-            if progress is None or tracked is None or progress.condition == BRANCHED:
+            if carried is None or progress is None or progress.condition == BRANCHED:
                 continue
-            mark = tracked.marks.get(vbucket)
-            if mark is None:
-                continue
-            whole = progress.condition == WHOLE
-            if mark.done == NEVER:
-                guarded = True
-            elif number <= progress.seqno:
-                continue
+            if number <= progress.seqno:
+                scope = carried.unbuilt
+            elif progress.condition == WHOLE and number > progress.floor:
+                scope = carried.new
             else:
                 # Up to the floor, a catch-up may have brought what the owner has still to send.
-                guarded = not whole or number <= progress.floor
-                if guarded and number > progress.floor:
+                scope = carried.unordered
+                if carried.new.logged and number > progress.floor:
                     progress.floor = number
-            if kind == ABSENT:
-                piece = -1
-                tracked.tombstones = tracked.tombstones or guarded
-            append(
-                made(
-                    Change,
-                    (index_id, document, number, piece, payload, guarded, not guarded, vbucket),
-                )
-            )
+            if not (scope.logged or scope.guarded):
+                continue
+            if kind < DOCUMENT:
+                placed = ((which, piece if kind == UPSERT else NO_SLICE, payload),)
+            others = kind == DOCUMENT
+            append(made(Change, (document, number, vbucket, placed, others, scope, indexes)))
         if progress is not None:
             if record.continued:
                 # What is still to come of the last seqno must not be counted as held.
                 progress.partial, seqno = seqno, Seqno(seqno - 1)
             self._moved(vbucket, progress, seqno)
+
+    def _carries(self, record: KeyVersions, vbucket: int) -> Carried:
+        """Return what the indexes of a record are to a vbucket; most are what they were before."""
+        known = self._carried.get(vbucket)
+        if known is not None and (known.indexes, known.builds) == (record.indexes, record.builds):
+            return known
+        done: set[int] = set()
+        building: set[int] = set()
+        for index_id, tracked in self._listed_by(record).known:
+            mark = tracked.marks.get(vbucket) if tracked is not None else None
+            if mark is not None:
+                (building if mark.done == NEVER else done).add(index_id)
+        at = frozenset(done), frozenset(building)
+        found = self._scopes.get(at)
+        if found is None or (found.indexes, found.builds) != (record.indexes, record.builds):
+            found = self._scopes[at] = Carried(
+                record.indexes,
+                record.builds,
+                new=Scope(*at),
+                unbuilt=Scope(NO_INDEX, at[1]),
+                unordered=Scope(NO_INDEX, at[0] | at[1]),
+            )
+        self._carried[vbucket] = found
+        return found
 
     def _owned(
         self,
@@ -597,37 +689,59 @@ class Tracker:
         """Take items of a connection that ends."""
         connection = (record.projector, record.connection)
         is_backfill = record.kind == BACKFILL
-        made, append = tuple.__new__, changes.append
-        for kind, vbucket, number, which, piece, document, payload in items:
-            if kind > ABSENT:
-                item = Item(kind, vbucket, number, which, payload=payload)
+        made, append, indexes = tuple.__new__, changes.append, record.indexes
+        vbucket, guarded, scope = -1, NO_INDEX, Scope(NO_INDEX, NO_INDEX)
+        for item in items:
+            kind, at, number, which, piece, document, payload, placed = item
+            if kind not in OF_MUTATIONS:
                 if is_backfill:
                     self._backfill_control(connection, known, item)
                 else:
                     self._catchup_control(connection, known, item)
+                vbucket = -1
                 continue
-            index_id, tracked = known[which]
-            if tracked is None or (mark := tracked.marks.get(vbucket)) is None:
+            if at != vbucket:
+                vbucket = at
+                guarded = self._filled(connection, known, at, is_backfill)
+                scope = Scope(NO_INDEX, guarded)
+            if not guarded:
                 continue
             progress = self.progress[vbucket]
-            if is_backfill:
-                if mark.done != NEVER or mark.source != connection:
-                    continue
-                if number > progress.seqno and number > progress.floor:
-                    progress.floor = number
-                    self.dirty.progress.add(vbucket)
-            else:
-                if progress.catchup != connection or progress.condition not in CATCHING_UP:
-                    continue
-                if number <= progress.seqno:
-                    continue  # It is here, and what has become of it since may be, too.
-                if number > progress.floor:
-                    progress.floor = number
-                    self.dirty.progress.add(vbucket)
-            if kind == ABSENT:
-                piece = -1
-                tracked.tombstones = True
-            append(made(Change, (index_id, document, number, piece, payload, True, False, vbucket)))
+            if not is_backfill and number <= progress.seqno:
+                continue  # It is here, and what has become of it since may be, too.
+            if kind < DOCUMENT:
+                placed = ((which, piece if kind == UPSERT else NO_SLICE, payload),)
+            others = kind == DOCUMENT
+            if not others and not any(indexes[place[0]] in guarded for place in placed):
+                continue
+            if number > progress.seqno and number > progress.floor:
+                progress.floor = number
+                self.dirty.progress.add(vbucket)
+            append(made(Change, (document, number, vbucket, placed, others, scope, indexes)))
+
+    def _filled(
+        self,
+        connection: Connection,
+        known: Sequence[tuple[int, Tracked | None]],
+        vbucket: int,
+        is_backfill: bool,
+    ) -> frozenset[int]:
+        """Return the indexes of which a connection that ends fills a vbucket."""
+        progress = self.progress.get(vbucket)
+        if progress is None:
+            return NO_INDEX
+        if not is_backfill and (
+            progress.catchup != connection or progress.condition not in CATCHING_UP
+        ):
+            return NO_INDEX
+        found: set[int] = set()
+        for index_id, tracked in known:
+            mark = tracked.marks.get(vbucket) if tracked is not None else None
+            if mark is None:
+                continue
+            if not is_backfill or (mark.done == NEVER and mark.source == connection):
+                found.add(index_id)
+        return frozenset(found)
 
     def _backfill_control(
         self, connection: Connection, known: Sequence[tuple[int, Tracked | None]], item: Item
@@ -789,6 +903,8 @@ class Tracker:
     def _marked(self, index_id: int, vbucket: int) -> None:
         self.dirty.marks.add((index_id, vbucket))
         self.indexes[index_id].done = None
+        self._carried.pop(vbucket, None)
+        self._builds = None
 
     def _complete(self, index_id: int) -> None:
         """Note whether all of an index is here."""
@@ -796,15 +912,15 @@ class Tracker:
         complete = tracked.is_complete(self.vbuckets)
         if complete != tracked.state.complete:
             tracked.state = tracked.state._replace(complete=complete)
+            self._states = None
             self.dirty.states.add(index_id)
 
     def swept(self) -> list[int]:
         """Return the indexes whose tombstones nobody needs any more; they are taken for gone."""
-        if self.gaps():
+        if not self.tombstoned or self.gaps():
             return []
-        found = [i for i, t in self.indexes.items() if t.tombstones and t.state.complete]
-        for index_id in found:
-            self.indexes[index_id].tombstones = False
+        found = [i for i in self.tombstoned if self.indexes[i].state.complete]
+        self.tombstoned.difference_update(found)
         return found
 
     def guards(self, index_id: int) -> bool:
@@ -848,6 +964,22 @@ class Tracker:
     def covers(self, vector: Vector) -> bool:
         """Tell whether no high watermark is below that of a vector, whatever the branches."""
         return bool(np.all(self._seqnos >= vector.seqnos))
+
+    def states(self) -> Mapping[int, State]:
+        """Return the state of each index: another mapping only if one has changed."""
+        if self._states is None:
+            self._states = {i: tracked.state for i, tracked in self.indexes.items()}
+        return self._states
+
+    def builds(self) -> tuple[BuildProgress, ...]:
+        """Return how far each build is."""
+        if self._builds is None:
+            self._builds = tuple(
+                BuildProgress(index_id, tracked.state.build, self.done_bits(index_id))
+                for index_id, tracked in sorted(self.indexes.items())
+                if tracked.state.build
+            )
+        return self._builds
 
     def done_bits(self, index_id: int) -> bytes:
         """Return a bit for each vbucket of which all of an index is here, and goes on to come."""

@@ -100,6 +100,8 @@ class Applier:
             self.obey()
             if taken:
                 self.apply(taken)
+            while self.sweep() and not (self._queue.waiting or self._stopping.is_set()):
+                pass
             if time.monotonic() >= self._positions_due_s:
                 self._positions_due_s = time.monotonic() + POSITIONS_PERIOD_S
                 self._write_positions()
@@ -152,6 +154,13 @@ class Applier:
                 if self._storage.epoch == epoch:
                     ahead = {p: o for p, o in positions.items() if o > bucket.offsets.get(p, 0)}
                     bucket.stand(ahead, epochs)
+
+    def sweep(self) -> bool:
+        """Take a little out of back-indexes that does not count; tell whether there is more."""
+        for bucket in self._storage.buckets():
+            if not bucket.back_index.is_swept:
+                self._until_done(bucket.name, self._storage.epoch, Bucket.sweep)
+        return any(not bucket.back_index.is_swept for bucket in self._storage.buckets())
 
     def _follow(self, topic: str, epoch: int) -> None:
         """Note which topic is read, where a bucket does not know it yet."""

@@ -34,7 +34,9 @@ from coordinator.core.keys.key_versions import (
     ABSENT,
     ATTACH,
     BEGIN,
+    DOCUMENT,
     HISTORY,
+    UPSERT,
     VBUUID,
     Item,
     begun,
@@ -229,7 +231,8 @@ def read_record(value: bytes) -> tuple[KeyVersions, list[Item]]:
     items = list(unpack(record.items))
     places = len(record.indexes)
     for item in items:
-        if item[0] > ABSENT or item[3] >= places:
+        # Places ascend: the last one is the largest.
+        if item[0] < DOCUMENT or (item[7] and item[7][-1][0] >= places):
             _check(item, places)
     return record, items
 
@@ -250,7 +253,7 @@ def read_stability(value: bytes) -> Stability | None:
 
 def _check(item: Item, places: int) -> None:
     """Refuse an item that does not fit its record. ValueError."""
-    if item.place >= places and item.kind in (*range(ABSENT + 1), ATTACH):
+    if item.kind >= DOCUMENT or (item.place >= places and item.kind in (UPSERT, ABSENT, ATTACH)):
         raise ValueError("an item of no index")
     if item.kind == BEGIN and any(place >= places for place in begun(item)[1]):
         raise ValueError("a BEGIN of no index")

@@ -4,8 +4,9 @@ It has, for each index, the registry of its subscribers: pairs of a partition of
 indexer. Invariants:
 
 - Items leave in the order of the stream.
-- Each indexer that hosts a slice of an index gets exactly one item of each mutation and index. A
-  backfill leaves out absent documents.
+- Each indexer gets one item of each mutation, which tells where the document is in all indexes that
+  it hosts. What does not fit into one item, and a mutation of which only some of these indexes are
+  sent, takes one for each index. A backfill leaves out absent documents.
 - Everything that a SYNC or an END covers was passed to the sink before it.
 - Each record names the one before it on its partition and for its indexer, and says if items of its
   last seqno follow in the next one. So a reader knows when a record is missing, and when a seqno is
@@ -18,25 +19,28 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import orjson
 
 from coordinator.core.keys.key_versions import (
-    ABSENT,
+    DOCUMENT,
     END,
-    HEAD,
     KEY_BYTES_MAX,
+    MUTATION_HEAD,
     NO_SLICE,
+    PLACED_HEAD,
+    PLACES,
     SYNC,
-    UPSERT,
     Item,
+    Placed,
     attach,
     begin,
     history,
     is_of_one_mutation,
     pack,
+    unpack_placed,
 )
 from coordinator.core.model.stream_records import (
     BACKFILL,
@@ -61,9 +65,12 @@ FLUSH_BYTES = 64 * 1024
 RECORD_BYTES_MAX = 512 * 1024
 """So many bytes of items one record holds at most; the items of one mutation may be several.
 
-A mutation has an item for each index, of up to 4 KiB and more: with many indexes they fit into no
-message (`MESSAGE_BYTES_MAX`). Half a MiB also fits into `dead-letter`, which takes 1 MiB.
+A mutation has a key of up to 4 KiB in each index: with many indexes they fit into no message
+(`MESSAGE_BYTES_MAX`). Half a MiB also fits into `dead-letter`, which takes 1 MiB.
 """
+
+ITEM_BYTES_MAX = 64 * 1024
+"""So many bytes the places of one item have at most, about."""
 
 VBUCKET = struct.Struct(">H")
 BEGIN_HEAD = struct.Struct(">HQQH")
@@ -73,8 +80,6 @@ END_BODY = struct.Struct(">HQB")
 
 GARBAGE = 0
 """The index under which documents that are no JSON are counted."""
-
-Add = Callable[[bytes], None]
 
 
 class Sink(Protocol):
@@ -87,26 +92,42 @@ class Sink(Protocol):
     ) -> None: ...
 
 
+class Host:
+    """What goes to one indexer on one partition; `indexes` are those that it hosts, in order."""
+
+    __slots__ = ("buffer", "builds", "indexes", "parts", "place")
+
+    def __init__(self, indexes: tuple[int, ...], builds: tuple[int, ...]) -> None:
+        self.indexes = indexes
+        self.builds = builds
+        self.place = {index_id: place for place, index_id in enumerate(indexes)}
+        self.buffer: list[bytes] = []
+        """Items that wait."""
+        self.parts: list[bytes] = []
+        """Where the document is that is being evaluated, packed: each place by itself."""
+
+
+Target = tuple[Callable[[bytes], None], int]
+"""How a host is given a part, and the place of the index in its list."""
+
+
 class Row(NamedTuple):
-    """An index on one partition; the three last hold, by place of a slice, who is to be told."""
+    """An index on one partition; `targets` has, by place of a slice, who holds the slice."""
 
     index_id: int
-    place: int
     evaluate: Evaluator
     place_of: Callable[[bytes], int] | None
     numbers: tuple[int, ...]
-    here: tuple[tuple[Add, ...], ...]
-    elsewhere: tuple[tuple[Add, ...], ...]
-    everywhere: tuple[Add, ...]
+    targets: tuple[tuple[Target, ...], ...]
 
 
 class Lane:
     """What goes to one partition: the items for each indexer, and how many bytes at most."""
 
-    __slots__ = ("buffers", "rows", "size")
+    __slots__ = ("hosts", "rows", "size")
 
     def __init__(self) -> None:
-        self.buffers: dict[int, list[bytes]] = {}
+        self.hosts: dict[int, Host] = {}
         self.rows: tuple[Row, ...] = ()
         self.size = 0
 
@@ -139,6 +160,7 @@ class Router:
         """
         self.run = run
         self._record_bytes_max = record_bytes_max
+        self._item_bytes_max = min(ITEM_BYTES_MAX, record_bytes_max)
         self.errors: Counter[int] = Counter()
         self.documents = 0
         self.sent_bytes = 0
@@ -150,9 +172,7 @@ class Router:
         self._wall_ms = wall_ms
         self._previous: dict[tuple[int, int], int] = {}
         """The ordinal of the last record for each partition and indexer."""
-        self._indexes: tuple[int, ...] = ()
-        self._builds: tuple[int, ...] = ()
-        self._routes: tuple[Route, ...] = ()
+        self._routes: dict[int, Route] = {}
         self._over_soon: list[tuple[int, int, str]] = []
         self._synced: dict[int, int] = {}
         self._said: set[int] = set()
@@ -181,36 +201,41 @@ class Router:
         self.flush()
         self._lay(routes)
         for index_id in attached:
-            place = self._indexes.index(index_id)
-            hosts = self._routes[place].indexers
+            hosts = self._routes[index_id].indexers
             for vbucket, seqno in self.run.positions.items():
                 if vbuckets is not None and vbucket not in vbuckets:
                     continue
                 lane = self._lanes[vbucket % self._partitions]
-                item = self.run.histories[vbucket] + pack(
-                    attach(vbucket, seqno, self.run.vbuuids[vbucket], place)
-                )
-                for indexer in hosts & lane.buffers.keys():
-                    lane.buffers[indexer].append(item)
-                lane.size += len(item)
+                vbuuid, size = self.run.vbuuids[vbucket], 0
+                for indexer in hosts & lane.hosts.keys():
+                    host = lane.hosts[indexer]
+                    item = pack(attach(vbucket, seqno, vbuuid, host.place[index_id]))
+                    host.buffer.append(self.run.histories[vbucket] + item)
+                    size = len(host.buffer[-1])
+                lane.size += size
                 if lane.size > FLUSH_BYTES:
                     self._flush(vbucket % self._partitions)
         self.flush()
 
     def _lay(self, routes: Iterable[Route]) -> None:
         """Lay the plan out for each partition; nothing may wait in the lanes."""
-        self._routes = tuple(routes)
-        self._indexes = tuple(route.index.id for route in self._routes)
-        self._builds = tuple(self.run.carried[index_id].build for index_id in self._indexes)
+        ordered = _grouped(routes)
+        self._routes = {route.index.id: route for route in ordered}
         only = self.run.indexer
-        hosts = frozenset().union(*(route.indexers for route in self._routes))
+        hosts = frozenset().union(*(route.indexers for route in ordered))
         if only is not None:
             hosts &= {only}
+        lists = {
+            indexer: tuple(r.index.id for r in ordered if indexer in r.indexers)
+            for indexer in sorted(hosts)
+        }
+        builds = {
+            indexer: tuple(self.run.carried[index_id].build for index_id in indexes)
+            for indexer, indexes in lists.items()
+        }
         for lane in self._lanes:
-            lane.buffers = {indexer: [] for indexer in sorted(hosts)}
-            adds = {indexer: buffer.append for indexer, buffer in lane.buffers.items()}
-            rows = [_row(route, place, adds) for place, route in enumerate(self._routes)]
-            lane.rows = _grouped(rows)
+            lane.hosts = {i: Host(indexes, builds[i]) for i, indexes in lists.items()}
+            lane.rows = tuple(_row(route, lane.hosts) for route in ordered)
 
     # -- frames ------------------------------------------------------------------------------
 
@@ -240,13 +265,14 @@ class Router:
         if run.kind == MAINTENANCE:
             self.failover_log(vbucket, log)
         lane = self._lanes[vbucket % self._partitions]
-        rows = self._rows_of(vbucket, lane)
-        for indexer, buffer in lane.buffers.items():
-            places = [row.place for row in rows if indexer in self._routes[row.place].indexers]
+        rows, size = self._rows_of(vbucket, lane), 0
+        for host in lane.hosts.values():
+            places = [host.place[row.index_id] for row in rows if row.index_id in host.place]
             if places:
                 item = run.histories[vbucket] + pack(begin(vbucket, seqno, vbuuid, places))
-                buffer.append(item)
-                lane.size += len(item)
+                host.buffer.append(item)
+                size = max(size, len(item))
+        lane.size += size
         if lane.size > FLUSH_BYTES:
             self._flush(vbucket % self._partitions)
 
@@ -271,8 +297,12 @@ class Router:
         lane = self._lanes[partition]
         rows = self._rows_of(vbucket, lane)
         says_absent = self.run.kind != BACKFILL or self._repeats
+        kind = DOCUMENT if says_absent else PLACES
+        singly = says_absent and vbucket in self.run.shares
+        hosts = tuple(lane.hosts.values())
         unpack, entry_size, end = MUTATION.unpack_from, MUTATION.size, len(body)
-        loads, pack_head, errors = orjson.loads, HEAD.pack, self.errors
+        loads, pack_head, pack_place = orjson.loads, MUTATION_HEAD.pack, PLACED_HEAD.pack
+        errors, item_bytes_max = self.errors, self._item_bytes_max
         size, limit = lane.size, FLUSH_BYTES
         at, count, seqno = VBUCKET.size, 0, 0
         while at < end:
@@ -283,55 +313,49 @@ class Router:
             if at > end:
                 raise FrameError("mutations that are cut off")
             count += 1
-            document: Any = None
             if live:
                 try:
-                    document = loads(body[middle:at])
+                    document: Any = loads(body[middle:at])
                 except ValueError:
                     errors[GARBAGE] += 1
                     live = 0
                     if self._garbage is not None:
                         self._garbage(vbucket, seqno, body[middle:at])
-            if not live and not says_absent:
-                continue
-            name = document_id.decode("utf-8", "replace") if live else ""
-            evaluated, key = None, None
-            for index_id, place, evaluate, place_of, numbers, here, elsewhere, everywhere in rows:
-                if live and evaluate is not evaluated:
-                    evaluated, key = evaluate, None
-                    try:
-                        key = evaluate(name, document)
-                        if key is not None and len(key) > KEY_BYTES_MAX:
+            if live:
+                name = document_id.decode("utf-8", "replace")
+                evaluated, key = None, None
+                for index_id, evaluate, place_of, numbers, targets in rows:
+                    if evaluate is not evaluated:
+                        evaluated, key = evaluate, None
+                        try:
+                            key = evaluate(name, document)
+                            if key is not None and len(key) > KEY_BYTES_MAX:
+                                errors[index_id] += 1
+                                key = None
+                        except Exception:
+                            # Whatever it is: a document must not stop the others.
                             errors[index_id] += 1
-                            key = None
-                    except Exception:
-                        # Whatever it is: a document must not stop the others.
-                        errors[index_id] += 1
-                if key is None:
-                    if says_absent:
-                        item = (
-                            pack_head(ABSENT, vbucket, seqno, place, NO_SLICE, id_size, 0)
-                            + document_id
-                        )
-                        size += len(item)
-                        for add in everywhere:
-                            add(item)
+                    if key is None:
+                        continue
+                    which = 0 if place_of is None else place_of(key)
+                    for add, place in targets[which]:
+                        add(pack_place(place, numbers[which], len(key)) + key)
+            most = 0
+            for host in hosts:
+                parts = host.parts
+                if not parts and not says_absent:
                     continue
-                which = 0 if place_of is None else place_of(key)
-                item = (
-                    pack_head(UPSERT, vbucket, seqno, place, numbers[which], id_size, len(key))
-                    + document_id
-                    + key
-                )
-                size += len(item)
-                for add in here[which]:
-                    add(item)
-                if says_absent and elsewhere[which]:
-                    item = (
-                        pack_head(ABSENT, vbucket, seqno, place, NO_SLICE, id_size, 0) + document_id
-                    )
-                    for add in elsewhere[which]:
-                        add(item)
+                places = b"".join(parts)
+                if singly or len(places) > item_bytes_max:
+                    most = max(most, self._singly(host, rows, vbucket, seqno, document_id))
+                else:
+                    head = pack_head(kind, vbucket, seqno, len(parts), id_size, len(places))
+                    item = head + document_id + places
+                    host.buffer.append(item)
+                    if len(item) > most:
+                        most = len(item)
+                parts.clear()
+            size += most
             if size > limit:
                 lane.size = size
                 self._flush(partition)
@@ -340,6 +364,26 @@ class Router:
         self.documents += count
         if count:
             self.run.positions[vbucket] = Seqno(seqno)
+
+    def _singly(
+        self, host: Host, rows: Sequence[Row], vbucket: int, seqno: int, document_id: bytes
+    ) -> int:
+        """Append items of a mutation that name each index that is told of it; return their bytes.
+
+        They are as many as it takes, and together say what one DOCUMENT does.
+        """
+        places = b"".join(host.parts)
+        there = {placed[0]: placed for placed in unpack_placed(places, len(host.parts))}
+        told = [host.place[row.index_id] for row in rows if row.index_id in host.place]
+        if self.run.kind == BACKFILL and not self._repeats:
+            told = [place for place in told if place in there]
+        size = 0
+        wanted = [there.get(place, (place, NO_SLICE, b"")) for place in told]
+        for some in _cut(wanted, self._item_bytes_max):
+            item = pack(Item(PLACES, vbucket, Seqno(seqno), document=document_id, placed=some))
+            host.buffer.append(item)
+            size += len(item)
+        return size
 
     def _sync(self, body: bytes) -> None:
         """Say how far vbuckets have come: to the indexers in line, and to everybody."""
@@ -380,8 +424,8 @@ class Router:
         """
         self.flush()
         for partition, lane in enumerate(self._lanes):
-            for indexer in lane.buffers:
-                self._send(partition, indexer, b"")
+            for indexer, host in lane.hosts.items():
+                self._send(partition, indexer, host, b"")
 
     def _end(self, body: bytes) -> None:
         vbucket, seqno, reason = END_BODY.unpack_from(body)
@@ -416,8 +460,8 @@ class Router:
         if lost:
             for lane in self._lanes:
                 lane.size = 0
-                for buffer in lane.buffers.values():
-                    buffer.clear()
+                for host in lane.hosts.values():
+                    host.buffer.clear()
         for vbucket, seqno in sorted(self.run.positions.items()):
             self._over(vbucket, seqno, "closed")
         self.flush()
@@ -445,17 +489,19 @@ class Router:
         lane = self._lanes[partition]
         is_large = lane.size > self._record_bytes_max
         lane.size = 0
-        for indexer, buffer in lane.buffers.items():
-            if not buffer:
+        for indexer, host in lane.hosts.items():
+            if not host.buffer:
                 continue
             if is_large:
-                for items, continued in _parts(buffer, self._record_bytes_max):
-                    self._send(partition, indexer, items, continued=continued)
+                for items, continued in _parts(host.buffer, self._record_bytes_max):
+                    self._send(partition, indexer, host, items, continued=continued)
             else:
-                self._send(partition, indexer, b"".join(buffer))
-            buffer.clear()
+                self._send(partition, indexer, host, b"".join(host.buffer))
+            host.buffer.clear()
 
-    def _send(self, partition: int, indexer: int, items: bytes, *, continued: bool = False) -> None:
+    def _send(
+        self, partition: int, indexer: int, host: Host, items: bytes, *, continued: bool = False
+    ) -> None:
         """Hand a record to the sink; it has the next ordinal, and names the one before it."""
         run = self.run
         run.ordinal += 1
@@ -467,8 +513,8 @@ class Router:
             connection=run.connection,
             ordinal=run.ordinal,
             number=run.number,
-            indexes=self._indexes,
-            builds=self._builds,
+            indexes=host.indexes,
+            builds=host.builds,
             items=items,
             at_ms=self._wall_ms(),
             previous=self._previous.get((partition, indexer), 0),
@@ -480,11 +526,10 @@ class Router:
     def _to_all(self, item: bytes, vbucket: int) -> None:
         """Append an item for each indexer that hosts anything of what this vbucket is sent of."""
         lane = self._lanes[vbucket % self._partitions]
-        places = [row.place for row in self._rows_of(vbucket, lane)]
-        told = frozenset().union(*(self._routes[place].indexers for place in places))
-        for indexer, buffer in lane.buffers.items():
-            if indexer in told:
-                buffer.append(item)
+        share = self.run.shares.get(vbucket)
+        for host in lane.hosts.values():
+            if share is None or not share.isdisjoint(host.place):
+                host.buffer.append(item)
         lane.size += len(item)
         if lane.size > FLUSH_BYTES:
             self._flush(vbucket % self._partitions)
@@ -505,34 +550,42 @@ class Router:
         self._sink.control(vbucket, record)
 
 
-def _row(route: Route, place: int, adds: dict[int, Add]) -> Row:
-    """Return the row of an index for who is told of it: those that `adds` knows."""
-
-    def of(indexers: Iterable[int]) -> tuple[Add, ...]:
-        return tuple(adds[indexer] for indexer in sorted(indexers) if indexer in adds)
-
-    everyone = route.indexers
-    return Row(
-        route.index.id,
-        place,
-        route.evaluate,
-        route.place_of,
-        route.numbers,
-        tuple(of(hosts) for hosts in route.hosts),
-        tuple(of(everyone - hosts) for hosts in route.hosts),
-        of(everyone),
+def _row(route: Route, hosts: Mapping[int, Host]) -> Row:
+    """Return the row of an index for who is told of it: those of `hosts`."""
+    targets = tuple(
+        tuple(
+            (hosts[indexer].parts.append, hosts[indexer].place[route.index.id])
+            for indexer in sorted(there)
+            if indexer in hosts
+        )
+        for there in route.hosts
     )
+    return Row(route.index.id, route.evaluate, route.place_of, route.numbers, targets)
 
 
-def _grouped(rows: Iterable[Row]) -> tuple[Row, ...]:
-    """Return rows in an order in which those with the same evaluator follow each other.
+def _grouped(routes: Iterable[Route]) -> tuple[Route, ...]:
+    """Return routes in an order in which those with the same evaluator follow each other.
 
     An index and its parts have the same keys: each document is evaluated once for all of them.
     """
-    groups: dict[Evaluator, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(row.evaluate, []).append(row)
-    return tuple(row for group in groups.values() for row in group)
+    groups: dict[Evaluator, list[Route]] = {}
+    for route in routes:
+        groups.setdefault(route.evaluate, []).append(route)
+    return tuple(route for group in groups.values() for route in group)
+
+
+def _cut(placed: Iterable[Placed], bytes_max: int) -> Iterator[tuple[Placed, ...]]:
+    """Yield places in groups that each fit into an item."""
+    part: list[Placed] = []
+    size = 0
+    for one in placed:
+        if part and size + len(one[2]) > bytes_max:
+            yield tuple(part)
+            part, size = [], 0
+        part.append(one)
+        size += len(one[2]) + PLACED_HEAD.size
+    if part:
+        yield tuple(part)
 
 
 def _parts(items: Sequence[bytes], bytes_max: int) -> Iterator[tuple[bytes, bool]]:

@@ -23,10 +23,10 @@ from confluent_kafka import TopicPartition
 
 from coordinator import codec
 from coordinator.core.keys.key_versions import (
-    ABSENT,
     ATTACH,
     BEGIN,
     END,
+    OF_MUTATIONS,
     SYNC,
     UPSERT,
     begun,
@@ -51,6 +51,7 @@ from coordinator.language.expressions import compile_index
 from tests.integration.cluster import LINES
 from tests.integration.indexer_process import DEADLINE_S, Cluster, until
 from tests.support.indexes import make_index
+from tests.support.items import told
 
 BUCKET = "travel"
 VBUCKETS = 16
@@ -239,14 +240,15 @@ class Items:
             if record.kind == MAINTENANCE:
                 before = self.reached.get((indexer, vbucket), (0, 0))[1]
                 self.reached[indexer, vbucket] = self._branch[vbucket], max(seqno, before)
-            if item.kind in (UPSERT, ABSENT):
-                held = self.held[(indexer, *builds[item.place])]
-                document = item.document.decode()
-                if seqno > held.documents.get(document, (0,))[0]:
-                    key = item.payload if item.kind == UPSERT else None
-                    held.documents[document] = (seqno, item.slice, key)
-                if record.kind != MAINTENANCE:
-                    assert item.kind == UPSERT or record.kind == "catch-up"
+            if item.kind in OF_MUTATIONS:
+                for one in told(item, record.indexes):
+                    held = self.held[(indexer, *builds[one.place])]
+                    document = one.document.decode()
+                    if seqno > held.documents.get(document, (0,))[0]:
+                        key = one.payload if one.kind == UPSERT else None
+                        held.documents[document] = (seqno, one.slice, key)
+                    if record.kind != MAINTENANCE:
+                        assert one.kind == UPSERT or record.kind == "catch-up"
             elif item.kind == ATTACH:
                 self.held[(indexer, *builds[item.place])].attached.setdefault(vbucket, seqno)
             elif item.kind == SYNC:

@@ -24,7 +24,7 @@ from confluent_kafka.admin import (
 )
 
 from coordinator import codec
-from coordinator.core.keys.key_versions import ABSENT, BEGIN, END, UPSERT, unpack
+from coordinator.core.keys.key_versions import BEGIN, DOCUMENT, END, unpack
 from coordinator.core.model.entities import (
     BACKFILL,
     DROPPING,
@@ -230,9 +230,7 @@ def test_a_projector_that_is_killed_in_a_backfill_does_it_again(
 def until_some(items: Items, kind: str) -> None:
     def some() -> bool:
         items.poll()
-        return any(
-            item.kind == UPSERT for record in items.of(kind) for item in unpack(record.items)
-        )
+        return any(item.placed for record in items.of(kind) for item in unpack(record.items))
 
     until(f"items of a {kind}", some)
 
@@ -348,10 +346,11 @@ def test_an_indexer_that_lacks_something_has_it_streamed_again(
     until("the catch-up ends", is_caught_up)
     sent = [item for record in items.of("catch-up") for item in unpack(record.items)]
     wanted = [d for d in store.documents().values() if d["vbucket"] < 4]
-    assert {i.document.decode() for i in sent if i.kind in (UPSERT, ABSENT)} >= {
+    assert {i.document.decode() for i in sent if i.kind == DOCUMENT} >= {
         line["id"] for line in wanted
     }
-    assert {i.slice for i in sent if i.kind == UPSERT} == {1}, "for the one indexer only"
+    slices = {piece for item in sent for _, piece, _ in item.placed}
+    assert slices == {1}, "for the one indexer only"
 
 
 def test_what_cannot_be_routed_is_answered_with_the_reason(

@@ -272,13 +272,13 @@ MUTANTS: list[tuple[Plant, Worlds, int, set[str]]] = [
     (
         s.a_topic_and_its_subscriptions_are_decided_apart,
         busy(subscribing),
-        14,
+        43,
         {"a-subscription-has-a-topic"},
     ),
     (
         s.deliveries_are_counted_for_each_topic_alone,
         busy(subscribing),
-        106,
+        49,
         {"deliveries-have-a-bound"},
     ),
     (
@@ -339,7 +339,7 @@ MUTANTS: list[tuple[Plant, Worlds, int, set[str]]] = [
     (
         b.answer_about_an_older_build_counts,
         focus("indexer_loses_storage", "slow_network"),
-        35,
+        19,
         {"built-needs-every-indexer", "what-takes-scans-was-built"},
     ),
     (b.renewal_does_not_say_what_it_answers, anywhere, 14, {"converges"}),

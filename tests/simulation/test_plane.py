@@ -136,8 +136,8 @@ MUTANTS: list[tuple[Plant, tuple[str, ...], int, set[str]]] = [
     (s.offsets_are_written_first, ("indexer_crashes_in_a_write",), 9, CLAIMS),
     (s.what_retention_took_is_not_missed, ("away_for_retention",), 0, CLAIMS),
     (s.what_a_build_lacks_is_not_sent_again, LOST_BUILDS, 2, {"converges"}),
-    (s.what_is_missing_of_a_connection_is_not_noticed, ("records_lost",), 10, CLAIMS),
-    (s.part_of_a_seqno_counts_for_all_of_it, ("projector_killed",), 2, CLAIMS),
+    (s.what_is_missing_of_a_connection_is_not_noticed, ("records_lost",), 9, CLAIMS),
+    (s.part_of_a_seqno_counts_for_all_of_it, ("projector_killed",), 6, CLAIMS),
     (s.older_build_is_kept, ("indexer_loses_storage",), 0, CLAIMS),
 ]
 """A mutant, the faults of worlds that can show it (none: any), one that does, who may name it."""

@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections import Counter
 
 from indexer_sim.bucket.bucket import Bucket
-from indexer_sim.bucket.entries import BACK, DATA, INDEX_KEY, SLICE_KEY, unpack_back
+from indexer_sim.bucket.entries import BACK, DATA, SLICE_KEY, unpack_back
 
 
 def scanned(bucket: Bucket) -> dict[tuple[int, int], tuple[int, int]]:
-    """Return the entries of each slice, and the bytes of these and of their back-index."""
+    """Return the entries of each slice, and the bytes of these and of their places in
+    the back-index."""
     entries: Counter[tuple[int, int]] = Counter()
     sizes: Counter[tuple[int, int]] = Counter()
     for key, value in bucket.database.scan(DATA):
         index_id, piece = SLICE_KEY.unpack_from(key, len(DATA))
         entries[index_id, piece] += 1
         sizes[index_id, piece] += len(key) + len(value)
-    for key, value in bucket.database.scan(BACK):
-        (index_id,) = INDEX_KEY.unpack_from(key, len(BACK))
-        _, piece, _ = unpack_back(value)
-        sizes[index_id, piece] += len(key) + len(value)
+    for _, value in bucket.database.scan(BACK):
+        for index_id, entry in bucket.back_index.read(value).items():
+            _, piece, _ = unpack_back(entry)
+            if piece in bucket.slices[index_id]:
+                sizes[index_id, piece] += len(entry)
     return {place: (entries[place], sizes[place]) for place in sizes}
 
 

@@ -1,7 +1,7 @@
 """A bucket's database in memory: batches are atomic; without sync they may be lost, as a suffix.
 
 `Batch` and `Shards` stand in for what `indexer_sim.bucket.bucket` takes from elsewhere: `installed`
-puts them there for as long as a world runs.
+puts them there for as long as a world runs. There few documents are swept at once.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from indexer_sim.bucket import back_index
 from indexer_sim.bucket import bucket as bucket_module
 from indexer_sim.bucket.database import StorageError
 from tests.simulation.kernel.disk import Disk
 
 UNSYNCED_MAX = 20
+SWEPT_AT_ONCE = 3
 
 
 class Crashed(BaseException):
@@ -50,12 +52,14 @@ class Shards:
 @contextmanager
 def installed() -> Iterator[None]:
     """Let buckets write batches that can be read, and number their shards."""
-    before = bucket_module.WriteBatch, bucket_module.secrets
+    before = bucket_module.WriteBatch, bucket_module.secrets, back_index.SWEPT_AT_ONCE
     bucket_module.WriteBatch, bucket_module.secrets = Batch, Shards()  # type: ignore
+    back_index.SWEPT_AT_ONCE = SWEPT_AT_ONCE
     try:
         yield
     finally:
-        bucket_module.WriteBatch, bucket_module.secrets = before  # type: ignore
+        bucket_module.WriteBatch, bucket_module.secrets = before[:2]  # type: ignore
+        back_index.SWEPT_AT_ONCE = before[2]
 
 
 class MemoryDatabase(Disk[dict[bytes, bytes], Batch]):
@@ -82,10 +86,6 @@ class MemoryDatabase(Disk[dict[bytes, bytes], Batch]):
 
     def holds(self, place: tuple[bytes, bytes]) -> bool:
         return any(place[0] <= key < place[1] for key in self.newest)
-
-    def extent(self, place: tuple[bytes, bytes]) -> tuple[int, int]:
-        found = [len(key) for key in self.newest if place[0] <= key < place[1]]
-        return len(found), sum(found)
 
     def empty(self, begin: bytes, end: bytes) -> None:
         """Nothing is to be given back."""

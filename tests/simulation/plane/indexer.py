@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from coordinator.core.model.entities import Bucket, Index, Rollback
 from coordinator.core.model.records import Holding, HoldingsRequested
 from coordinator.core.model.stream_records import (
-    BuildProgress,
     CatchUpRequested,
     StabilityTimestamp,
 )
@@ -35,6 +34,9 @@ if TYPE_CHECKING:
     from tests.simulation.plane.world import PlaneWorld
 
 PERIOD_MS = 250
+SWEEP_EACH = 4
+"""In each so many periods, back-indexes are swept a little."""
+
 REQUEST_MS = 1_000
 BATCHES = (1, 5, 30)
 NEVER_S = 1e9
@@ -227,6 +229,8 @@ class IndexerProcess:
             self._act()
         if world.clock.hit(0.05):
             self.applier._write_positions()
+        if world.clock.now // PERIOD_MS % SWEEP_EACH == self.number % SWEEP_EACH:
+            self.applier.sweep()
         for bucket in self.storage.buckets():
             if bucket.vbuckets and not bucket.stale:
                 self._tell(bucket)
@@ -258,16 +262,11 @@ class IndexerProcess:
 
     def _say_held(self, bucket: Storage) -> None:
         tracker = bucket.tracker
-        builds = tuple(
-            BuildProgress(index_id, tracked.state.build, tracker.done_bits(index_id))
-            for index_id, tracked in sorted(tracker.indexes.items())
-            if tracked.state.build
-        )
         self.shell.say_held(
             bucket.name,
             tracker.vector(),
             tuple(sorted(tracker.indexes)),
-            builds=builds,
+            builds=tracker.builds(),
             read=tracker.chains.read(tracker.partitions),
             taken=tracker.taken(),
             branched=tuple(tracker.branched()),
@@ -287,6 +286,7 @@ class IndexerProcess:
             and not self.planner.open
             and self.reader.is_at_the_end
             and not any(map(_lacks_something, self.storage.buckets()))
+            and all(bucket.back_index.is_swept for bucket in self.storage.buckets())
         )
 
     def stands(self) -> str:

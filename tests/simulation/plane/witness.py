@@ -32,8 +32,8 @@ from indexer_sim.bucket.entries import (
     BACK,
     DATA,
     INDEX_KEY,
+    LIFE,
     MARK,
-    SEQNO,
     SLICE,
     SLICE_KEY,
     TOMBSTONE,
@@ -300,22 +300,22 @@ class Witness(Actor):
     def _contents(self, process: IndexerProcess, bucket: Bucket) -> Contents:
         """Return what a database holds; each entry is there once, and known as it is."""
         data = process.shell.disks[bucket.name].newest
-        entries: set[tuple[int, int, bytes, int]] = set()
-        known: set[tuple[int, int, bytes, int]] = set()
+        entries: set[tuple[int, int, bytes]] = set()
+        known: set[tuple[int, int, bytes]] = set()
         found: Contents = {index_id: {} for index_id in bucket.tracker.indexes}
-        head = 1 + INDEX_KEY.size
         for raw, value in data.items():
             kind = raw[:1]
             if kind == DATA:
                 index_id, piece = SLICE_KEY.unpack_from(raw, 1)
                 rest = raw[1 + SLICE_KEY.size :]
-                entries.add((index_id, piece, rest, SEQNO.unpack(value)[0]))
+                entries.add((index_id, piece, rest))
             elif kind == BACK:
-                (index_id,) = INDEX_KEY.unpack_from(raw, 1)
-                document = raw[head:]
-                seqno, piece, key = unpack_back(value)
-                known.add((index_id, piece, key + document, seqno))
-                found.setdefault(index_id, {})[document] = Entry(seqno, piece, key)
+                document = raw[1:]
+                for index_id, entry in bucket.back_index.read(value).items():
+                    seqno, piece, key = unpack_back(entry)
+                    if piece in bucket.slices[index_id]:
+                        known.add((index_id, piece, key + document))
+                        found[index_id][document] = Entry(seqno, piece, key)
         require(
             entries == known,
             "no-entry-is-doubled",
@@ -448,9 +448,17 @@ class Witness(Actor):
     def _check_rest(self, process: IndexerProcess, bucket: Bucket) -> None:
         """Nothing is left of what was dropped, nor of what was only for a build."""
         data = process.shell.disks[bucket.name].newest
-        for raw in data:
+        for raw, value in data.items():
             kind = raw[:1]
-            if kind in (DATA, BACK, TOMBSTONE, MARK, SLICE):
+            if kind == BACK:
+                entries = bucket.back_index.read(value)
+                require(
+                    sum(map(len, entries.values())) == len(value)
+                    and all(unpack_back(e)[1] in bucket.slices[i] for i, e in entries.items()),
+                    "nothing-is-left-over",
+                    f"indexer {process.number} {bucket.name}: {raw!r} is {value!r}",
+                )
+            if kind in (DATA, TOMBSTONE, MARK, SLICE, LIFE):
                 (index_id,) = INDEX_KEY.unpack_from(raw, 1)
                 index = process.indexes.get(index_id)
                 gone = index is None or index.state == DROPPING

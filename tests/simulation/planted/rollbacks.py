@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from coordinator.core.leader import rollback_coordinator
-from indexer_sim.bucket import bucket as buckets
+from indexer_sim.bucket.settlement import Settlement
 from indexer_sim.bucket.snapshots import Timeline, Undo
 from indexer_sim.bucket.tracker import Tracker
 
@@ -25,12 +25,12 @@ def any_snapshot_will_do(patch: Patch) -> None:
 
 
 def only_the_last_change_is_undone(patch: Patch) -> None:
-    def hasty(batch: Any, changes: Iterable[Undo], slices: Any, sizes: Any) -> None:
+    def hasty(self: Settlement, batch: Any, changes: Iterable[Undo]) -> None:
         last = {(change.index_id, change.document): change for change in changes}
-        known(batch, last.values(), slices, sizes)
+        known(self, batch, last.values())
 
-    known = buckets.put_back
-    patch.setattr(buckets, "put_back", hasty)
+    known = Settlement.put_back
+    patch.setattr(Settlement, "put_back", hasty)
 
 
 def a_loss_during_a_rollback_is_overlooked(patch: Patch) -> None:

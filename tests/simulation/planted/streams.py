@@ -16,7 +16,7 @@ from coordinator.core.model.vectors import Vector
 from indexer_sim.bucket.bucket import Bucket
 from indexer_sim.bucket.chains import AFTER_A_HOLE, NEXT, Chains
 from indexer_sim.bucket.progress import BEGUN_ABOVE, CONDITIONS, WHOLE
-from indexer_sim.bucket.tracker import Change, Tracked, Tracker
+from indexer_sim.bucket.tracker import Change, Scope, Tracked, Tracker
 from projector_sim.projector.stream_planner import Host, StreamPlanner
 
 Patch = pytest.MonkeyPatch
@@ -31,7 +31,10 @@ def absence_leaves_no_tombstone(patch: Patch) -> None:
     apply = Tracker.apply
 
     def forgetful(self: Tracker, *given: Any) -> list[Change]:
-        return [change._replace(guarded=False) for change in apply(self, *given)]
+        return [
+            change._replace(scope=Scope(change.scope.logged | change.scope.guarded, frozenset()))
+            for change in apply(self, *given)
+        ]
 
     patch.setattr(Tracker, "apply", forgetful)
 
@@ -125,6 +128,7 @@ def older_build_is_kept(patch: Patch) -> None:
         for index_id, build in newer(self, record).items():
             tracked = self.indexes[index_id]
             tracked.state = tracked.state._replace(build=build)
+            self.look_up_again()
             self.dirty.states.add(index_id)
         return {}
 

@@ -82,6 +82,19 @@ ITEMS = st.builds(
     st.integers(0, 65_535),
     st.binary(max_size=9),
     st.binary(max_size=12),
+    st.just(()),
+) | st.builds(
+    key_versions.Item,
+    st.integers(8, 9),
+    st.integers(0, 65_535),
+    st.integers(0, 2**64 - 1),
+    st.just(0),
+    st.just(key_versions.NO_SLICE),
+    st.binary(max_size=9),
+    st.just(b""),
+    st.dictionaries(
+        st.integers(0, 9), st.tuples(st.integers(0, 65_535), st.binary(max_size=9)), max_size=3
+    ).map(lambda found: tuple((place, *found[place]) for place in sorted(found))),
 )
 FRAMES = st.sampled_from(
     [

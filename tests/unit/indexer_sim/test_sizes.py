@@ -7,14 +7,13 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from rocksdict import WriteBatch
 
 from coordinator import codec
+from coordinator.core.keys.key_versions import NO_SLICE
 from coordinator.core.model.records import SLICE_LOADS_MAX, SliceLoads
 from indexer_sim.bucket.bucket import Bucket
-from indexer_sim.bucket.entries import SIZE, SLICE_KEY
 from indexer_sim.bucket.storage import Storage
-from indexer_sim.bucket.tracker import Change
+from indexer_sim.bucket.tracker import NO_INDEX, Change, Scope
 from indexer_sim.pipeline.slice_loads import PERIOD_S, REPEAT_S, SliceLoadMeter
 from tests.support.sizes import counted, scanned
 
@@ -50,7 +49,9 @@ class Writer:
         made = []
         for index_id, document, piece, key in changes:
             self.seqno += 1
-            made.append(Change(index_id, document, self.seqno, piece, key, False, False, 0))
+            scope = Scope(frozenset({index_id}), NO_INDEX)
+            placed = ((index_id, piece, key),)
+            made.append(Change(document, self.seqno, 0, placed, False, scope, range(10)))
         self.bucket.apply(made, {0: self.seqno})
 
     def fill(self, piece: int, count: int, index_id: int = INDEX) -> None:
@@ -66,7 +67,7 @@ def test_sizes_are_those_of_what_is_there_whatever_is_written(storage: Storage) 
                 (
                     chance.choice((INDEX, SECOND)),
                     b"d%d" % chance.randrange(30),
-                    chance.choice((-1, 0, 1)),
+                    chance.choice((NO_SLICE, 0, 1)),
                     b"k" * chance.randrange(9),
                 )
                 for _ in range(chance.randrange(1, 9))
@@ -82,17 +83,6 @@ def test_sizes_outlive_a_restart(storage: Storage, tmp_path: Path) -> None:
     again = Storage(tmp_path, "indexer 1 of cluster demo")
     assert counted(bucket_of(again)) == before == scanned(bucket_of(again))
     again.close()
-
-
-def test_what_an_older_version_wrote_is_counted_when_it_is_loaded(storage: Storage) -> None:
-    bucket = bucket_of(storage)
-    Writer(bucket).fill(1, 5)
-    batch = WriteBatch(raw_mode=True)
-    batch.delete(SIZE + SLICE_KEY.pack(INDEX, 1))
-    bucket.write(batch)
-    storage.reload(bucket)
-    assert counted(bucket) == scanned(bucket)
-    assert counted(bucket)[INDEX, 1][0] == 5
 
 
 def test_what_is_released_or_begins_anew_weighs_nothing(storage: Storage) -> None:

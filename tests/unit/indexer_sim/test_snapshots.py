@@ -36,7 +36,7 @@ from coordinator.core.model.stream_records import (
 )
 from coordinator.core.model.vectors import Places, Vector
 from indexer_sim.bucket.checkpoints import About
-from indexer_sim.bucket.entries import DATA, SLICE_KEY
+from indexer_sim.bucket.entries import DATA, SLICE_KEY, pack_back
 from indexer_sim.bucket.snapshots import KEPT_MAX, WANTED_MAX, Timeline, Undo, overlaid, taken_back
 from indexer_sim.bucket.storage import Storage
 from indexer_sim.scans.api import ScanRefused, Wanted
@@ -497,7 +497,7 @@ def test_changes_are_laid_over_entries_in_both_directions() -> None:
 def test_taking_back_goes_from_the_last_change_to_the_first() -> None:
     def undo(seqno: int, before: bytes | None, after: bytes | None) -> Undo:
         def back(key: bytes | None) -> bytes | None:
-            return None if key is None else bytes(8) + b"\0\0\0\0" + key
+            return None if key is None else pack_back(1, 0, 0, key)
 
         return Undo(0, seqno, 1, b"|d", back(before), back(after))
 

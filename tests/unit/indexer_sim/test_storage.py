@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ from rocksdict import WriteBatch
 
 from coordinator.core.model.types import Seqno
 from indexer_sim.bucket.database import StorageError
-from indexer_sim.bucket.entries import entries_prefix
+from indexer_sim.bucket.entries import FORMAT, entries_prefix
 from indexer_sim.bucket.names import bucket_name, folder_name
 from indexer_sim.bucket.reserve import Reserve
 from indexer_sim.bucket.storage import (
@@ -23,7 +24,7 @@ from indexer_sim.bucket.storage import (
     RESERVE,
     Storage,
 )
-from indexer_sim.bucket.tracker import Change
+from indexer_sim.bucket.tracker import NO_INDEX, Change, Scope
 from tests.conftest import examples
 from tests.support.limits import file_size_limit
 
@@ -131,8 +132,15 @@ def test_release_gives_the_space_back_and_leaves_the_others(tmp_path: Path) -> N
         storage.release(2, ONE)
 
 
+def placed(seqno: int, piece: int) -> Change:
+    """A document lies in a slice of index 1; older items of it may follow."""
+    scope = Scope(NO_INDEX, frozenset({1}))
+    return Change(b"d", Seqno(seqno), 0, ((1, piece, b"k"),), True, scope, range(2))
+
+
+@pytest.mark.parametrize("swept", [False, True])
 def test_what_was_in_a_released_slice_does_not_come_back_with_an_older_item(
-    tmp_path: Path,
+    tmp_path: Path, swept: bool
 ) -> None:
     """A backfill may send an older state of a document after maintenance has sent the newer one."""
     with opened(tmp_path) as storage:
@@ -140,13 +148,39 @@ def test_what_was_in_a_released_slice_does_not_come_back_with_an_older_item(
         storage.allocate("b", 1, TWO, b"")
         bucket = storage._buckets["b"]
         assert not bucket.tracker.indexes[1].state.complete
-        for seqno, piece in ((Seqno(9), 0), (Seqno(5), 1)):
+        for seqno, piece in ((9, 0), (5, 1)):
             if piece:
                 storage.release(1, ONE)
-            bucket.apply([Change(1, b"d", seqno, piece, b"k", True, False, 0)], {0: seqno})
+                if swept:
+                    bucket.sweep()
+            bucket.apply([placed(seqno, piece)], {0: seqno})
         assert bucket.database.scan(entries_prefix(1, 1)) == []
-        bucket.apply([Change(1, b"d", Seqno(10), 1, b"k", True, False, 0)], {0: 10})
+        bucket.apply([placed(10, 1)], {0: 10})
         assert len(bucket.database.scan(entries_prefix(1, 1))) == 1
+
+
+def test_a_bucket_of_an_older_format_begins_as_if_it_had_never_been_there(tmp_path: Path) -> None:
+    with opened(tmp_path) as storage:
+        storage.know("b", 1)
+        storage.allocate("b", 1, ONE, b"")
+        storage.make_checkpoint(storage._buckets["b"])
+        storage._buckets["b"].database.write(batch_without_format(), sync=True)
+    with opened(tmp_path) as storage:
+        assert storage.held == {1: ONE}, "a checkpoint of this format is as good"
+        for checkpoint in storage.checkpoints(storage._buckets["b"]).found():
+            shutil.rmtree(checkpoint)
+        storage._buckets["b"].database.write(batch_without_format(), sync=True)
+    with opened(tmp_path) as storage:
+        assert storage.held == {}
+        storage.allocate("b", 1, ONE, b"")
+    with opened(tmp_path) as storage:
+        assert storage.held == {1: ONE}
+
+
+def batch_without_format() -> WriteBatch:
+    batch = WriteBatch(raw_mode=True)
+    batch.delete(FORMAT)
+    return batch
 
 
 steps = st.lists(

@@ -11,8 +11,10 @@ import pytest
 
 from coordinator.core.keys.key_versions import (
     ABSENT,
+    DOCUMENT,
     END,
     NO_SLICE,
+    PLACES,
     SYNC,
     UPSERT,
     Item,
@@ -87,18 +89,36 @@ class Entries:
         self.held: dict[tuple[int, bytes], tuple[int, int, bytes]] = {}
         self.tombstones: dict[tuple[int, bytes], int] = {}
 
-    def apply(self, changes: list[Change]) -> None:
+    def apply(self, changes: list[Change], tracker: Tracker) -> None:
         for change in changes:
-            at = (change.index_id, change.document)
-            deleted = self.tombstones.get(at, 0) if change.guarded else 0
-            newest = max(self.held.get(at, (0,))[0], deleted)
-            if change.seqno <= newest:
-                continue
-            self.held.pop(at, None)
-            if change.piece >= 0:
-                self.held[at] = (change.seqno, change.piece, change.key)
-            elif change.guarded:
-                self.tombstones[at] = change.seqno
+            logged, guarded = change.scope
+            assert not logged & guarded
+            placed = {change.indexes[at]: (piece, key) for at, piece, key in change.placed}
+            for index_id in sorted(logged | guarded):
+                if index_id in placed or change.others:
+                    place = placed.get(index_id, (NO_SLICE, b""))
+                    is_guarded = index_id in guarded
+                    self._place(
+                        tracker, (index_id, change.document), change.seqno, place, is_guarded
+                    )
+
+    def _place(
+        self,
+        tracker: Tracker,
+        at: tuple[int, bytes],
+        seqno: int,
+        place: tuple[int, bytes],
+        guarded: bool,
+    ) -> None:
+        deleted = self.tombstones.get(at, 0) if guarded else 0
+        if seqno <= max(self.held.get(at, (0,))[0], deleted):
+            return
+        self.held.pop(at, None)
+        if place[0] != NO_SLICE:
+            self.held[at] = (seqno, *place)
+        elif guarded:
+            self.tombstones[at] = seqno
+            tracker.tombstoned.add(at[0])
 
     def forget(self, index_id: int) -> None:
         self.held = {at: entry for at, entry in self.held.items() if at[0] != index_id}
@@ -113,7 +133,7 @@ def restored(tracker: Tracker) -> Tracker:
     made = Tracker(tracker.vbuckets, tracker.partitions)
     for index_id, tracked in tracker.indexes.items():
         made.hold(index_id)
-        made.load_state(index_id, State(*tracked.state), tracked.tombstones)
+        made.load_state(index_id, State(*tracked.state), index_id in tracker.tombstoned)
         for vbucket, mark in tracked.marks.items():
             made.load_mark(index_id, vbucket, Mark.unpack(mark.pack()))
     for vbucket, progress in tracker.progress.items():
@@ -136,7 +156,8 @@ class Indexer:
         for index_id, build in self.tracker.newer_builds(message.head).items():
             self.tracker.begin_build(index_id, build)
             self.entries.forget(index_id)
-        self.entries.apply(self.tracker.apply(message.head, message.items, partition))
+        changes = self.tracker.apply(message.head, message.items, partition)
+        self.entries.apply(changes, self.tracker)
         for index_id in self.tracker.swept():
             self.entries.sweep(index_id)
 
@@ -186,6 +207,27 @@ def test_an_index_is_complete_when_a_backfill_reaches_where_it_was_attached() ->
     indexer.apply(backfill(begin(0, 0, BRANCH, [0]), upsert(3, b"x", b"k"), Item(END, 0, 5)))
     assert indexer.complete(1)
     assert indexer.entries.held == {(1, b"x"): (3, 0, b"k")}
+
+
+def test_what_comes_during_a_build_leaves_tombstones_and_later_it_can_be_undone() -> None:
+    def scope(seqno: int) -> tuple[set[int], set[int]]:
+        item = Item(DOCUMENT, 0, seqno, document=b"x", placed=((0, 0, b"k"),))
+        message = maintenance(item, builds={1: 1, 2: 1})
+        (change,) = tracker.apply(message.head, message.items)
+        return set(change.scope.logged), set(change.scope.guarded)
+
+    tracker = Tracker(1)
+    for index_id in (1, 2, 3):
+        tracker.begin_build(index_id, 1)
+    begun = maintenance(begin(0, 0, BRANCH, [0, 1]), builds={1: 1, 2: 1})
+    tracker.apply(begun.head, begun.items)
+    assert scope(1) == (set(), {1, 2})
+    filled = backfill(begin(0, 0, BRANCH, [0]), Item(END, 0, 1))
+    tracker.apply(filled.head, filled.items)
+    assert scope(2) == ({1}, {2})
+    assert scope(2) == (set(), {2}), "it is here already"
+    tracker.lose([0])
+    assert scope(3) == (set(), {1, 2}), "a catch-up may bring what is older"
 
 
 def test_a_backfill_that_began_before_the_index_was_attached_does_not_count() -> None:
@@ -937,6 +979,23 @@ class Connection:
         self.ends[vbucket] = max(end, self.at[vbucket])
 
     def _items(self, vbucket: int, seqno: int, document: bytes, value: int) -> list[Item]:
+        """Tell of a mutation in one of the ways in which projectors do, or have done."""
+        form = (seqno + self.connection) % 3
+        places = [
+            (place, piece if piece >= 0 else NO_SLICE, b"%d" % value if piece >= 0 else b"")
+            for place, index_id in enumerate(self.builds)
+            for piece in (place_of(index_id, value),)
+        ]
+        there = tuple(place for place in places if place[1] != NO_SLICE)
+        if self.kind == BACKFILL and form:
+            item = Item(PLACES, vbucket, seqno, document=document, placed=there)
+            return [item] if there else []
+        if form == 1:
+            return [Item(DOCUMENT, vbucket, seqno, document=document, placed=there)]
+        if form == 2:
+            return [
+                Item(PLACES, vbucket, seqno, document=document, placed=(place,)) for place in places
+            ]
         found = []
         for place, index_id in enumerate(self.builds):
             piece = place_of(index_id, value)

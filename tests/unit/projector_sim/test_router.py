@@ -20,6 +20,7 @@ from coordinator.core.keys.key_versions import (
     ABSENT,
     ATTACH,
     BEGIN,
+    DOCUMENT,
     END,
     HISTORY,
     KEY_BYTES_MAX,
@@ -53,6 +54,7 @@ from projector_sim.protocol.failover import Branch
 from projector_sim.protocol.frames import HEAD, Kind, Reason
 from projector_sim.sources.kv_source import split
 from tests.conftest import examples
+from tests.support.items import told
 from tests.support.projected_indexes import an_index
 
 PARTITIONS, PROJECTOR, BRANCH = 4, 1, 9
@@ -77,9 +79,32 @@ class Sink:
         self.records.append(record)
         self.all.append(record)
 
+    def raw(self, indexer: int) -> list[Item]:
+        """Return the items that an indexer was sent, as they are."""
+        return [i for _, who, record in self.sent if who == indexer for i in unpack(record.items)]
+
     def of(self, indexer: int, *kinds: int) -> list[Item]:
-        found = [i for _, who, record in self.sent if who == indexer for i in unpack(record.items)]
+        """Return what an indexer was told of each index, by the index's id and not its place."""
+        found: list[Item] = []
+        for _, who, record in self.sent:
+            if who != indexer:
+                continue
+            for item in unpack(record.items):
+                for one in told(item, record.indexes):
+                    if one.kind in (UPSERT, ABSENT, ATTACH):
+                        one = one._replace(place=record.indexes[one.place])
+                    found.append(one)
         return [item for item in found if not kinds or item.kind in kinds]
+
+    def begun(self, indexer: int) -> dict[int, tuple[int, tuple[int, ...]]]:
+        """Return the branch and the indexes of the last BEGIN of each vbucket."""
+        found: dict[int, tuple[int, tuple[int, ...]]] = {}
+        for _, who, record in self.sent:
+            for item in unpack(record.items):
+                if who == indexer and item.kind == BEGIN:
+                    vbuuid, places = begun(item)
+                    found[item.vbucket] = vbuuid, tuple(record.indexes[p] for p in places)
+        return found
 
 
 class Given:
@@ -146,26 +171,30 @@ def said(item: Item) -> tuple[int, int, int, str, int]:
 # -- items -----------------------------------------------------------------------------------------
 
 
-def test_each_host_has_one_item_of_each_mutation_and_index() -> None:
+def test_each_host_has_one_item_of_each_mutation_that_tells_of_all_its_indexes() -> None:
     here = Given(ONE, TWO, PART)
     here.begin(6)
     document = {"a": "x", "b": 4}
     here.mutate(6, (1, "d", document))
+    here.router.flush()
+    for indexer in (1, 2, 3):
+        kinds = [i.kind for i in here.sink.raw(indexer)]
+        assert kinds == [BEGIN, DOCUMENT]
     key = compile_index(TWO)("d", document)
     assert key is not None
     piece = topology_of(TWO).slice_of(key)
     for indexer in (1, 2, 3):
         items = here.items(indexer, UPSERT, ABSENT)
         assert [item.place for item in items] == [
-            place for place, index in enumerate((ONE, TWO, PART)) if indexer in index.hosts
+            index.id for index in (ONE, TWO, PART) if indexer in index.hosts
         ]
         for item in items:
-            index = (ONE, TWO, PART)[item.place]
+            index = {index.id: index for index in (ONE, TWO, PART)}[item.place]
             hosts = piece.hosts if index is TWO else index.hosts
             assert item.kind == (UPSERT if indexer in hosts else ABSENT)
-    (item,) = [i for i in here.items(piece.master, UPSERT) if i.place == 1]
+    (item,) = [i for i in here.items(piece.master, UPSERT) if i.place == TWO.id]
     assert (item.payload, item.slice, item.vbucket, item.seqno) == (key, piece.number, 6, 1)
-    (item,) = [i for i in here.items(2, UPSERT) if i.place == 2]
+    (item,) = [i for i in here.items(2, UPSERT) if i.place == PART.id]
     assert item.payload == encode_key(("x",))
 
 
@@ -177,10 +206,11 @@ def test_what_is_in_no_slice_is_absent_for_every_host(document: Any) -> None:
     only_two_is_there = document == {"b": 9}
     for indexer in (1, 2, 3):
         kinds = {i.place: i.kind for i in here.items(indexer, UPSERT, ABSENT)}
-        assert kinds.get(0, ABSENT) == ABSENT
+        assert kinds.get(ONE.id, ABSENT) == ABSENT
         assert only_two_is_there or set(kinds.values()) == {ABSENT}
     absent = here.items(1, ABSENT)[0]
-    assert said(absent) == (ABSENT, 7, 0, "gone", NO_SLICE)
+    assert said(absent) == (ABSENT, 7, ONE.id, "gone", NO_SLICE)
+    assert len([i for i in here.sink.raw(1) if i.kind == DOCUMENT]) == 1, "for all indexes"
     assert here.router.errors[GARBAGE] == (document in (b"{", b"\xff", b""))
 
 
@@ -242,8 +272,8 @@ def test_an_evaluation_that_fails_is_counted_and_stops_nothing() -> None:
     here.begin(0)
     here.mutate(0, (1, "d", {"a": 1, "b": 2}), (2, "long", {"a": 1, "b": 2}))
     assert here.router.errors == {1: 2}
-    assert [i.kind for i in here.items(1, UPSERT, ABSENT) if i.place == 0] == [ABSENT, ABSENT]
-    assert len([i for n in (1, 2, 3) for i in here.items(n, UPSERT) if i.place == 1]) >= 2
+    assert [i.kind for i in here.items(1, UPSERT, ABSENT) if i.place == ONE.id] == [ABSENT, ABSENT]
+    assert len([i for n in (1, 2, 3) for i in here.items(n, UPSERT) if i.place == TWO.id]) >= 2
 
 
 def test_a_catch_up_is_for_one_indexer_and_says_what_is_absent() -> None:
@@ -262,8 +292,19 @@ def test_indexes_of_which_a_vbucket_is_not_sent_have_no_items_of_it() -> None:
         here.mutate(vbucket, (1, f"d{vbucket}", {"a": 1, "b": 2}))
     here.feed(frames.end(2, 1, Reason.DONE))
     places = {(i.vbucket, i.place) for n in (1, 2, 3) for i in here.items(n, UPSERT)}
-    assert places == {(1, 0), (1, 1), (2, 1)}
-    assert {i.vbucket: begun(i)[1] for i in here.items(1, BEGIN)} == {1: (0, 1), 2: (1,)}
+    assert places == {(1, ONE.id), (1, TWO.id), (2, TWO.id)}
+    begins = {v: indexes for v, (_, indexes) in here.sink.begun(1).items()}
+    assert begins == {1: (ONE.id, TWO.id), 2: (TWO.id,)}
+
+
+def test_of_what_only_some_indexes_are_sent_the_others_are_not_told_that_it_is_absent() -> None:
+    """A backfill of a log tells what is absent, but not to an index that has the vbucket."""
+    here = Given(ONE, TWO, kind="backfill", shares={2: frozenset({2})}, options={"repeats": True})
+    here.begin(1, 2)
+    for vbucket in (1, 2):
+        here.mutate(vbucket, (1, "d", {"a": 1, "b": 2}), (2, "e", None))
+    items = [(i.vbucket, i.seqno, i.place) for i in here.items(1, UPSERT, ABSENT)]
+    assert items == [(1, 1, 1), (1, 1, 2), (1, 2, 1), (1, 2, 2), (2, 1, 2), (2, 2, 2)]
 
 
 def many(count: int) -> list[Index]:
@@ -280,7 +321,7 @@ def test_items_of_one_seqno_that_fit_into_a_record_are_in_one() -> None:
     for place, (_, indexer, record) in enumerate(here.sink.sent):
         assert not record.continued
         for item in unpack(record.items):
-            if item.kind == UPSERT and indexer == 1:
+            if item.kind == DOCUMENT and indexer == 1:
                 seqnos[item.seqno].add(place)
     assert len(here.sink.sent) > 10
     assert set(map(len, seqnos.values())) == {1}
@@ -295,7 +336,9 @@ def test_a_mutation_of_more_items_than_a_record_holds_goes_on_in_the_next_ones()
         records = [record for _, who, record in here.sink.sent if who == indexer]
         assert max(len(codec.encode(record)) for record in records) < 1024 * 1024
         assert max(len(record.items) for record in records) <= RECORD_BYTES_MAX
-        items = [[(i.seqno, i.place) for i in unpack(r.items) if i.kind == UPSERT] for r in records]
+        items = [
+            [(i.seqno, place) for i in unpack(r.items) for place, _, _ in i.placed] for r in records
+        ]
         assert list(chain(*items)) == [(n, place) for n in (1, 2) for place in range(1_000)]
         for record, held, after in zip(records, items, items[1:], strict=False):
             assert record.continued == bool(held and after and held[-1][0] == after[0][0])
@@ -370,7 +413,7 @@ def test_who_applies_the_items_has_what_the_documents_say(
     held: dict[tuple[int, int, int], dict[str, bytes]] = defaultdict(dict)
     for indexer in (1, 2, 3):
         for item in here.items(indexer, UPSERT, ABSENT):
-            index = indexes[item.place]
+            index = indexes[item.place - 1]
             for piece in index.slices_on(indexer):
                 held[indexer, index.id, piece].pop(item.document.decode(), None)
             if item.kind == UPSERT:
@@ -393,10 +436,11 @@ def test_who_applies_the_items_has_what_the_documents_say(
 def test_a_begin_names_the_branch_and_the_indexes_that_its_reader_hosts() -> None:
     here = Given(ONE, TWO, PART)
     here.begin(6, seqno=3)
-    assert {n: begun(here.items(n, BEGIN)[0]) for n in (1, 2, 3)} == {
-        1: (BRANCH, (0, 1)),
-        2: (BRANCH, (1, 2)),
-        3: (BRANCH, (1,)),
+    here.router.flush()
+    assert {n: here.sink.begun(n)[6] for n in (1, 2, 3)} == {
+        1: (BRANCH, (ONE.id, TWO.id)),
+        2: (BRANCH, (TWO.id, PART.id)),
+        3: (BRANCH, (TWO.id,)),
     }
     (record,) = [r for r in here.sink.records if isinstance(r, StreamBegin)]
     assert (record.vbucket, record.vbuuid, record.seqno) == (6, BRANCH, 3)
@@ -441,7 +485,7 @@ def test_an_index_is_attached_where_each_vbucket_is() -> None:
     here.carry(ONE, TWO, attached=(2,))
     here.mutate(5, (8, "d", {"a": 1, "b": 2}))
     places = [(i.vbucket, i.seqno, i.place, i.payload) for i in here.items(2, ATTACH)]
-    assert sorted(places) == [(0, 2, 1, VBUUID.pack(BRANCH)), (5, 7, 1, VBUUID.pack(BRANCH))]
+    assert sorted(places) == [(0, 2, 2, VBUUID.pack(BRANCH)), (5, 7, 2, VBUUID.pack(BRANCH))]
     assert [i.seqno for i in here.items(1) if i.kind in (UPSERT, ABSENT)] == [7, 8, 8]
     assert here.items(3)[0].kind == ATTACH, "before any item of the index"
 
@@ -462,7 +506,18 @@ def test_an_index_that_is_carried_no_more_has_no_items() -> None:
     here.mutate(0, (1, "d", {"a": 1, "b": 2}))
     here.router.flush()
     record = here.sink.sent[-1][2]
-    assert (record.indexes, {i.place for i in unpack(record.items)}) == ((2,), {0})
+    assert record.indexes == (2,)
+    assert {i.place for i in here.items(1, UPSERT, ABSENT)} == {2}
+
+
+def test_records_list_the_indexes_that_their_reader_hosts() -> None:
+    """What they do not list, a DOCUMENT says nothing of."""
+    here = Given(ONE, TWO, PART)
+    here.begin(0)
+    here.mutate(0, (1, "d", None))
+    here.router.flush()
+    listed = {indexer: record.indexes for _, indexer, record in here.sink.sent}
+    assert listed == {1: (1, 2), 2: (2, 3), 3: (2,)}
 
 
 def test_a_sync_comes_after_all_that_it_promises() -> None:
@@ -638,10 +693,10 @@ def test_parts_of_an_index_are_evaluated_once_and_each_tells_its_own_hosts() -> 
         number = topology_of(whole).slice_of(key).number
         seen.add(number)
         here.mutate(0, (seqno, "d", document))
-        places = {0: 1, 2: 3}
-        for place, indexer in places.items():
-            (item,) = [i for i in here.items(indexer) if (i.seqno, i.place) == (seqno, place)]
-            is_there = (number == 1) == (place == 2)
+        for index, indexer in ((whole, 1), (part, 3)):
+            items = here.items(indexer, UPSERT, ABSENT)
+            (item,) = [i for i in items if (i.seqno, i.place) == (seqno, index.id)]
+            is_there = (number == 1) == (index is part)
             assert item.kind == (UPSERT if is_there else ABSENT)
             assert item.slice == (number if is_there else NO_SLICE)
             assert item.payload == (key if is_there else b"")

@@ -10,9 +10,12 @@ from coordinator.core.keys.key_versions import (
     ABSENT,
     ATTACH,
     BEGIN,
+    DOCUMENT,
     END,
     HISTORY,
+    MUTATION_HEAD,
     NO_SLICE,
+    PLACES,
     SYNC,
     UPSERT,
     Item,
@@ -21,25 +24,40 @@ from coordinator.core.keys.key_versions import (
     begun,
     branches,
     history,
+    is_of_one_mutation,
     pack,
+    pack_placed,
     unpack,
 )
 from coordinator.core.model.stream_records import FailoverBranch
 
 U16, U64 = st.integers(0, 2**16 - 1), st.integers(0, 2**64 - 1)
-items = st.lists(
-    st.builds(
-        Item,
-        st.sampled_from((UPSERT, ABSENT, BEGIN, ATTACH, SYNC, END, HISTORY)),
-        U16,
-        U64,
-        U16,
-        U16,
-        st.binary(max_size=250),
-        st.binary(max_size=4_096),
-    ),
-    max_size=5,
+others = st.builds(
+    Item,
+    st.sampled_from((UPSERT, ABSENT, BEGIN, ATTACH, SYNC, END, HISTORY)),
+    U16,
+    U64,
+    U16,
+    U16,
+    st.binary(max_size=250),
+    st.binary(max_size=4_096),
+    st.just(()),
 )
+places = st.dictionaries(U16, st.tuples(U16, st.binary(max_size=4_096)), max_size=4).map(
+    lambda found: tuple((place, *found[place]) for place in sorted(found))
+)
+mutations = st.builds(
+    Item,
+    st.sampled_from((DOCUMENT, PLACES)),
+    U16,
+    U64,
+    st.just(0),
+    st.just(NO_SLICE),
+    st.binary(max_size=4_096),
+    st.just(b""),
+    places,
+)
+items = st.lists(others | mutations, max_size=5)
 
 
 @given(items)
@@ -76,10 +94,41 @@ def test_a_begin_says_its_branch_and_its_indexes(
     assert begun(item) == (vbuuid, tuple(places))
 
 
-@pytest.mark.parametrize("damaged", [b"\x00" * 18, b"\x08" + b"\x00" * 17, b"\x01"])
+@pytest.mark.parametrize(
+    "damaged", [b"\x00" * 18, b"\x08" + b"\x00" * 17, b"\x0a" + b"\x00" * 18, b"\x01"]
+)
 def test_bytes_that_are_no_items_are_refused(damaged: bytes) -> None:
     with pytest.raises(ItemsError):
         list(unpack(damaged))
+
+
+@pytest.mark.parametrize(
+    ("count", "places"),
+    [
+        (2, ((3, 0, b"a"), (3, 0, b"b"))),
+        (2, ((3, 0, b"a"), (2, 0, b"b"))),
+        (1, ((3, 0, b"a"), (4, 0, b"b"))),
+        (3, ((3, 0, b"a"), (4, 0, b"b"))),
+        (0, ((3, 0, b"a"),)),
+        (1, ()),
+    ],
+)
+def test_places_that_do_not_ascend_or_are_not_as_many_as_it_says_are_refused(
+    count: int, places: tuple[tuple[int, int, bytes], ...]
+) -> None:
+    payload = pack_placed(places)
+    head = MUTATION_HEAD.pack(DOCUMENT, 0, 1, count, 1, len(payload))
+    with pytest.raises(ItemsError):
+        list(unpack(head + b"d" + payload))
+
+
+def test_items_are_of_one_mutation_by_vbucket_and_seqno() -> None:
+    document, places = (pack(Item(kind, 3, 7, document=b"d")) for kind in (DOCUMENT, PLACES))
+    assert is_of_one_mutation(places, places)
+    assert is_of_one_mutation(pack(Item(UPSERT, 3, 7)), pack(Item(ABSENT, 3, 7)))
+    assert not is_of_one_mutation(document, pack(Item(DOCUMENT, 3, 8)))
+    assert not is_of_one_mutation(document, pack(Item(DOCUMENT, 4, 7)))
+    assert not is_of_one_mutation(document, pack(Item(SYNC, 3, 7)))
 
 
 def test_a_begin_without_a_branch_is_refused() -> None:

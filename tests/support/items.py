@@ -1,0 +1,30 @@
+"""What items of mutations tell of each index, whatever their form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from coordinator.core.keys.key_versions import (
+    ABSENT,
+    DOCUMENT,
+    NO_SLICE,
+    OF_MUTATIONS,
+    UPSERT,
+    Item,
+)
+
+
+def told(item: Item, indexes: Sequence[int]) -> Iterator[Item]:
+    """Yield what a mutation is to each index of a record: an UPSERT or ABSENT, by its place.
+
+    An item that is about no mutation is yielded as it is.
+    """
+    if item.kind not in OF_MUTATIONS or item.kind < DOCUMENT:
+        yield item
+        return
+    placed = {place: (piece, key) for place, piece, key in item.placed}
+    told_of = range(len(indexes)) if item.kind == DOCUMENT else placed
+    for place in told_of:
+        piece, key = placed.get(place, (NO_SLICE, b""))
+        kind = ABSENT if piece == NO_SLICE else UPSERT
+        yield Item(kind, item.vbucket, item.seqno, place, piece, item.document, key)

@@ -1,0 +1,230 @@
+"""Laws of entries and of the back-index, on a real RocksDB, against dictionaries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from coordinator.core.keys.key_versions import NO_SLICE
+from coordinator.core.model.types import Seqno
+from indexer_sim.bucket import back_index
+from indexer_sim.bucket.bucket import Bucket
+from indexer_sim.bucket.entries import BACK, BACK_HEAD, DATA, SIZE, SLICE_KEY, TOMBSTONE, UNSWEPT
+from indexer_sim.bucket.tracker import NO_INDEX, Change, Scope
+from tests.support.sizes import counted, scanned
+
+INDEXES = (1, 2, 3)
+PIECES = frozenset({0, 1})
+ALL = frozenset(INDEXES)
+IDS = range(10)
+"""The place of an index among these is its id."""
+
+LOGGED, GUARDED = Scope(ALL, NO_INDEX), Scope(NO_INDEX, ALL)
+
+
+def opened(folder: Path) -> Bucket:
+    bucket = Bucket("b", folder, 1)
+    bucket.load()
+    return bucket
+
+
+@pytest.fixture
+def bucket(tmp_path: Path) -> Iterator[Bucket]:
+    made = opened(tmp_path)
+    for index_id in INDEXES:
+        made.allocate(index_id, PIECES, b"", {})
+    yield made
+    made.database.close()
+
+
+def told(
+    seqno: int,
+    document: bytes,
+    *placed: tuple[int, int, bytes],
+    others: bool = True,
+    scope: Scope = LOGGED,
+) -> Change:
+    return Change(document, Seqno(seqno), 0, placed, others, scope, IDS)
+
+
+def entries(bucket: Bucket) -> set[tuple[int, int, bytes]]:
+    """Return index, slice, and key with id of all entries."""
+    head = len(DATA) + SLICE_KEY.size
+    return {
+        (*SLICE_KEY.unpack_from(key, len(DATA)), key[head:])
+        for key, _ in bucket.database.scan(DATA)
+    }
+
+
+def tombstones(bucket: Bucket) -> int:
+    return len(bucket.database.scan(TOMBSTONE))
+
+
+def test_one_change_tells_of_all_indexes(bucket: Bucket) -> None:
+    bucket.apply([told(1, b"d", (1, 0, b"a"), (2, 1, b"b"), (3, 0, b"c"))], {})
+    assert entries(bucket) == {(1, 0, b"ad"), (2, 1, b"bd"), (3, 0, b"cd")}
+    bucket.apply([told(2, b"d", (1, 1, b"a"), (2, 1, b"b"))], {})
+    assert entries(bucket) == {(1, 1, b"ad"), (2, 1, b"bd")}
+    assert len(bucket.database.scan(BACK)) == 1
+    bucket.apply([told(3, b"d")], {})
+    assert entries(bucket) == set()
+    assert bucket.database.scan(BACK) == []
+    assert tombstones(bucket) == 0
+
+
+def test_where_nothing_is_said_of_other_indexes_they_stay_as_they_are(bucket: Bucket) -> None:
+    bucket.apply([told(1, b"d", (1, 0, b"a"), (2, 1, b"b"))], {})
+    bucket.apply([told(2, b"d", (1, 0, b"x"), others=False)], {})
+    assert entries(bucket) == {(1, 0, b"xd"), (2, 1, b"bd")}
+
+
+def test_indexes_out_of_the_scope_stay_as_they_are(bucket: Bucket) -> None:
+    bucket.apply([told(1, b"d", (1, 0, b"a"), (2, 1, b"b"), (3, 0, b"c"))], {})
+    scope = Scope(frozenset({1}), frozenset({3}))
+    bucket.apply([told(2, b"d", (1, 0, b"x"), (2, 0, b"y"), scope=scope)], {})
+    assert entries(bucket) == {(1, 0, b"xd"), (2, 1, b"bd")}
+    assert tombstones(bucket) == 1
+
+
+def test_each_index_has_the_newest_that_was_told_of_it(bucket: Bucket) -> None:
+    """Of one the document is known later than of another: a backfill brings it."""
+    bucket.apply([told(9, b"d", (1, 0, b"new"), scope=Scope(frozenset({1}), NO_INDEX))], {})
+    bucket.apply([told(5, b"d", (1, 0, b"old"), (2, 0, b"old"), scope=GUARDED)], {})
+    assert entries(bucket) == {(1, 0, b"newd"), (2, 0, b"oldd")}
+    bucket.apply([told(6, b"d", scope=GUARDED)], {})
+    assert entries(bucket) == {(1, 0, b"newd")}
+    bucket.apply([told(5, b"d", (2, 0, b"old"), (3, 0, b"old"), scope=GUARDED)], {})
+    assert entries(bucket) == {(1, 0, b"newd")}, "6 has left tombstones"
+
+
+def test_within_one_batch_the_newest_counts(bucket: Bucket) -> None:
+    changes = [told(n, b"d", (1, n % 2, b"k%d" % n), (2, 0, b"k")) for n in range(1, 6)]
+    bucket.apply([*changes, told(6, b"d", (1, 0, b"k6"))], {})
+    assert entries(bucket) == {(1, 0, b"k6d")}
+    assert len(bucket.timeline.changes_since(0)) == 0
+
+
+def test_an_index_that_begins_anew_has_nothing_and_the_others_have_all(bucket: Bucket) -> None:
+    names = [b"d%d" % n for n in range(5)]
+    bucket.apply([told(1, n, (1, 0, b"a"), (2, 0, b"b")) for n in names], {})
+    bucket.begin_builds({1: 1})
+    assert {index_id for index_id, *_ in entries(bucket)} == {2}
+    bucket.apply([told(1, b"d0", (1, 1, b"z"), others=False)], {})
+    assert (1, 1, b"zd0") in entries(bucket), "what it had there before does not count"
+    bucket.release(2, PIECES)
+    assert entries(bucket) == {(1, 1, b"zd0")}
+    bucket.allocate(2, PIECES, b"", {})
+    bucket.apply([told(2, b"d1", (2, 0, b"b"))], {})
+    assert entries(bucket) == {(1, 1, b"zd0"), (2, 0, b"bd1")}
+
+
+def test_no_life_is_given_twice_also_after_a_restart(bucket: Bucket, tmp_path: Path) -> None:
+    """The index that began last goes; what it has left behind is no other one's."""
+    bucket.apply([told(1, b"d", (1, 0, b"a"), (3, 0, b"c"))], {})
+    bucket.release(3, PIECES)
+    bucket.database.close()
+    again = opened(tmp_path)
+    again.allocate(4, PIECES, b"", {})
+    scope = Scope(frozenset({4}), NO_INDEX)
+    again.apply([told(1, b"d", (4, 1, b"x"), scope=scope)], {})
+    assert entries(again) == {(1, 0, b"ad"), (4, 1, b"xd")}
+    again.database.close()
+
+
+def test_sweeping_goes_on_after_a_restart_and_takes_out_what_does_not_count(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(back_index, "SWEPT_AT_ONCE", 10)
+    names = [b"d%02d" % n for n in range(35)]
+    bucket.apply([told(1, n, (1, 0, b"a"), (2, n[-1] % 2, b"b")) for n in names], {})
+    bucket.apply([told(1, b"only", (1, 0, b"a"))], {})
+    assert bucket.back_index.is_swept
+    bucket.begin_builds({1: 1})
+    bucket.sweep()
+    assert not bucket.back_index.is_swept
+    assert bucket.database.scan(UNSWEPT)
+    bucket.load()
+    steps = 0
+    while not bucket.back_index.is_swept:
+        bucket.sweep()
+        steps += 1
+    assert steps == 4
+    assert not bucket.database.scan(UNSWEPT)
+    records = bucket.database.scan(BACK)
+    assert len(records) == 35
+    assert {len(value) for _, value in records} == {BACK_HEAD.size + 1}
+    bucket.release(2, frozenset({1}))
+    while not bucket.back_index.is_swept:
+        bucket.sweep()
+    assert len(bucket.database.scan(BACK)) == 18
+    assert counted(bucket) == scanned(bucket)
+
+
+def test_what_is_told_is_what_is_there_whatever_happens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Changes of any form, new builds, slices that come and go, sweeping, restarts."""
+    monkeypatch.setattr(back_index, "SWEPT_AT_ONCE", 3)
+    for seed in range(25):
+        _walk(tmp_path / str(seed), Random(seed))
+
+
+def _walk(folder: Path, chance: Random) -> None:
+    bucket = opened(folder)
+    for index_id in INDEXES:
+        bucket.allocate(index_id, PIECES, b"", {})
+    held: dict[tuple[int, bytes], tuple[int, bytes]] = {}
+    build = dict.fromkeys(INDEXES, 0)
+    for seqno in range(1, 120):
+        event = chance.randrange(20)
+        index_id = chance.choice(INDEXES)
+        if event == 0:
+            build[index_id] += 1
+            bucket.begin_builds({index_id: build[index_id]})
+            held = {at: place for at, place in held.items() if at[0] != index_id}
+        elif event == 1:
+            gone = bucket.slices[index_id] & {chance.randrange(2)}
+            if 0 < len(gone) < len(bucket.slices[index_id]):
+                bucket.release(index_id, gone)
+                held = {
+                    at: place
+                    for at, place in held.items()
+                    if at[0] != index_id or place[0] not in gone
+                }
+        elif event == 2:
+            bucket.allocate(index_id, PIECES, b"", {})
+            held = {at: place for at, place in held.items() if at[0] != index_id}
+        elif event == 3:
+            bucket.database.close()
+            bucket = opened(folder)
+        elif event == 4:
+            bucket.sweep()
+        else:
+            _tell(bucket, held, seqno, chance)
+        weighed = {SLICE_KEY.unpack(k[len(SIZE) :]) for k, _ in bucket.database.scan(SIZE)}
+        assert all(piece in bucket.slices[i] for i, piece in weighed)
+        wanted = {(i, piece, key + d) for (i, d), (piece, key) in held.items()}
+        assert entries(bucket) == wanted
+        assert {k: v for k, v in counted(bucket).items() if v[0]} == {
+            k: v for k, v in scanned(bucket).items() if v[0]
+        }
+    bucket.database.close()
+
+
+def _tell(
+    bucket: Bucket, held: dict[tuple[int, bytes], tuple[int, bytes]], seqno: int, chance: Random
+) -> None:
+    document, others = b"d%d" % chance.randrange(6), chance.random() < 0.7
+    named = sorted(chance.sample(INDEXES, chance.randrange(4)))
+    placed = [(i, chance.choice((NO_SLICE, 0, 1)), b"k" * chance.randrange(4)) for i in named]
+    scope = chance.choice((LOGGED, GUARDED, Scope(frozenset({1, 2}), frozenset({3}))))
+    bucket.apply([told(seqno, document, *placed, others=others, scope=scope)], {})
+    for index_id in INDEXES:
+        if index_id in named or others:
+            held.pop((index_id, document), None)
+    for index_id, piece, key in placed:
+        if piece in bucket.slices[index_id]:
+            held[index_id, document] = (piece, key)
