@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import TopicPartition
+from tenacity import retry, retry_if_exception_message, stop_after_delay, wait_fixed
 
 from coordinator.embedded import broker_config
 from coordinator.embedded.broker import Broker
@@ -57,9 +58,15 @@ def plane(own: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Top
         yield made
 
 
-def is_scanned(plane: TopicPlane) -> bool:
-    body = {"bucket": plane.bucket, "name": BY_CITY.name, "count": True}
-    return plane.cluster.ask(plane.cluster.running()[0], "POST", "/v1/scan", json=body).is_success
+@retry(
+    retry=retry_if_exception_message(match="(?s).*slice_unavailable"),
+    stop=stop_after_delay(2 * DEADLINE_S),
+    wait=wait_fixed(0.2),
+    reraise=True,
+)
+def agrees_once_heard(plane: TopicPlane) -> None:
+    """Require that indexes equal their oracles. After Kafka was away, heartbeats come late."""
+    plane.agrees()
 
 
 def cut(data_dir: Path, topic: str, partition: int, batches: int) -> int:
@@ -106,8 +113,7 @@ def test_a_leader_that_has_everything_stops_nothing(own: Broker, plane: TopicPla
         own.stop()
         own.start()
         plane.write(some_documents(chance, 50, 300))
-        wait_until(lambda: is_scanned(plane), "the indexers are heard again", 2 * DEADLINE_S)
-        plane.agrees()
+        agrees_once_heard(plane)
     assert plane.events("stream") == renewed
     assert plane.events("rollback") == []
 
@@ -136,8 +142,7 @@ def test_what_the_log_has_lost_is_taken_back(
         return plane.events("rollback").count("RollbackEnded") > before
 
     wait_until(has_gone_back, "the bucket has gone back", 120)
-    wait_until(lambda: is_scanned(plane), "the indexers are heard again", 2 * DEADLINE_S)
-    plane.agrees()
+    agrees_once_heard(plane)
     node = plane.cluster.running()[0]
     (rollback,) = plane.cluster.get(node, "/v1/rollbacks")["rollbacks"]
     assert list(rollback["failover"]) == ["0"], "nothing of the other partition was lost"

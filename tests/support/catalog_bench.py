@@ -22,6 +22,10 @@ CREATE = CreateIndex(name="by_city", bucket="travel", expressions=("city",))
 INDEXERS = [Candidate(1, ""), Candidate(2, "")]
 
 
+IDS_OF_ONE = 1_000
+"""So many ids a transaction may give, each to one entity only."""
+
+
 class Bench:
     """A state, and commands decided and applied to it one after the other."""
 
@@ -40,7 +44,7 @@ class Bench:
         remembered = self.window.find(terms.get("id") or self._maker_of(command))
         given = Circumstances(
             txn=TxnId(1, self.seq),
-            fresh_id=100 + self.seq,
+            fresh_id=IDS_OF_ONE * self.seq,
             wall_ms=self.wall_ms,
             indexers=self.indexers,
             extra_load=self.extra_load,

@@ -221,7 +221,7 @@ def _created(then: StateContext, now: StateContext, renamed: Collection[int]) ->
         held = then.get(index.key)
         if index.is_unfinished or index.state == DROPPING or index.id in renamed:
             continue
-        if _has_alike(now, index):
+        if _has_alike(now, index, renamed):
             continue
         there = now.index_named(index.bucket, index.name)
         comparison = Comparison(
@@ -230,10 +230,11 @@ def _created(then: StateContext, now: StateContext, renamed: Collection[int]) ->
         yield Step(index.key, None, held, definition_of(index), comparison)
 
 
-def _has_alike(state: StateContext, index: Index) -> bool:
+def _has_alike(state: StateContext, index: Index, leaving: Collection[int] = ()) -> bool:
     """Tell whether a state has this index, or another one of its name with its definition.
 
-    One that is to replace another is like itself only.
+    One that is to replace another is like itself only. Those that are `leaving` their names are
+    like no other.
     """
     if index.is_replacement:
         same = state.get(index.key)
@@ -242,7 +243,9 @@ def _has_alike(state: StateContext, index: Index) -> bool:
     other = held.entity if held else None
     if not isinstance(other, Index):
         return False
-    return other.id == index.id or _built_like(state.whole(other)) == _built_like(index)
+    if other.id == index.id:
+        return True
+    return other.id not in leaving and _built_like(state.whole(other)) == _built_like(index)
 
 
 def _built_like(index: Index) -> CreateIndex:

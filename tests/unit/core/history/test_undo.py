@@ -125,6 +125,18 @@ def test_a_name_that_another_index_took_is_given_back(bench: Bench) -> None:
     assert held.entity.id != old.id
 
 
+def test_an_index_is_made_again_although_one_like_it_has_its_name_until_the_undo(
+    bench: Bench,
+) -> None:
+    """Two with one definition: one is dropped, the other takes its name, and gives it back."""
+    apply(bench, replace(CREATE, name="by_name"))
+    before = bench.state
+    apply(bench, DropIndex(0, "travel", "by_name"))
+    apply(bench, AlterIndex(bucket="travel", name="by_city", new_name="by_name"))
+    undo(bench, before)
+    assert shape(bench.state) == shape(before)
+
+
 def test_what_changes_in_the_meantime_undoes_nothing(bench: Bench) -> None:
     before = bench.state
     apply(bench, PutSetting("a", "2"))
