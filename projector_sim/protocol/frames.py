@@ -2,7 +2,7 @@
 
 frame       u32 length of the rest, u8 type, body; all numbers are big-endian
 BEGIN       u16 vbucket, u64 vbuuid, u64 seqno, u16 n, n times u64 vbuuid, u64 seqno
-MUTATIONS   u16 vbucket, then mutations: u64 seqno, u8 live, u8 length of the id,
+MUTATIONS   u16 vbucket, then mutations: u64 seqno, u8 live, u16 length of the id,
             u32 length of the document, id, document
 SYNC        n times u16 vbucket, u64 seqno
 END         u16 vbucket, u64 seqno, u8 reason
@@ -90,7 +90,7 @@ class Close(NamedTuple):
 Frame = Begin | Mutated | Sync | End | Rollback | Close
 
 HEAD = struct.Struct(">IB")
-MUTATION = struct.Struct(">QBBI")
+MUTATION = struct.Struct(">QBHI")
 _BEGIN = struct.Struct(">HQQH")
 _PAIR = struct.Struct(">QQ")
 _VBUCKET = struct.Struct(">H")

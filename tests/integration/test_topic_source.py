@@ -107,11 +107,11 @@ def test_what_is_no_document_is_a_dead_letter_and_reading_goes_on(plant: Cluster
     plane = TopicPlane(plant, "garbage", 1, config={"retention.ms": "-1"})
     plane.write({"a": {"city": "Bern"}, "b": {"city": "Chur"}})
     plane.create(BY_CITY)
-    bad: dict[str, str | bytes] = {"a": "{", "c" * 300: "{}"}
+    bad: dict[str, str | bytes] = {"a": "{", "c" * 4_097: "{}"}
     (last,) = plane.produce(bad).values()
     plane.producer.produce(plane.topic, b"{}", key=b"\xff")
     plane.producer.produce(plane.topic, b"{}")
-    plane.write({"d": {"city": "Davos"}})
+    plane.write({"d": {"city": "Davos"}, "é" * 2_048: {"city": "Genève" * 500}})
     del plane.held["a"]
     plane.agrees()
 

@@ -34,7 +34,7 @@ vbuckets = st.integers(0, 2**15 - 1)
 numbers = st.integers(0, 2**63 - 1)
 branches = st.lists(st.builds(Branch, numbers, numbers), max_size=3).map(tuple)
 mutated = st.builds(
-    frames.Mutated, vbuckets, numbers, st.binary(max_size=250), st.none() | st.binary(max_size=99)
+    frames.Mutated, vbuckets, numbers, st.binary(max_size=4_096), st.none() | st.binary(max_size=99)
 )
 any_frame = st.one_of(
     st.builds(frames.Begin, vbuckets, numbers, numbers, branches),

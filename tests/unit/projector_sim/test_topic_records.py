@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator.core.keys.key_versions import DOCUMENT_ID_BYTES_MAX
 from coordinator.core.model.entities import DOCUMENT_FORMATS
 from projector_sim.sources.topic_records import (
     AvroSchema,
@@ -203,7 +204,7 @@ def test_change_events_in_avro() -> None:
         ("json", None, b"{}", "no_key"),
         ("json", b"", b"{}", "no_key"),
         ("json", b"\xff", b"{}", "bad_key"),
-        ("json", b"k" * 251, b"{}", "key_too_long"),
+        ("json", b"k" * 4_097, b"{}", "key_too_long"),
         ("avro", b"k", b"", "bad_avro"),
         ("avro", b"k", b"{}", "bad_avro"),
         ("avro", b"k", b"{}....", "bad_avro"),
@@ -353,7 +354,7 @@ def test_whatever_comes_is_a_document_or_a_record_error(
     with suppress(RecordError):
         found = read(format_name, key, value)
     if found is not None:
-        assert 0 < len(found.id) <= 250
+        assert 0 < len(found.id) <= DOCUMENT_ID_BYTES_MAX
         found.id.decode()
         if found.body is not None and format_name != "json":
             json.loads(found.body)
