@@ -12,7 +12,13 @@ from typing import Any
 
 from coordinator.core.keys.topology import topology_of
 from coordinator.core.model.entities import Index
-from coordinator.language.expressions import Evaluator, ExpressionError, compile_index
+from coordinator.language.expressions import (
+    Evaluator,
+    ExpressionError,
+    Requirement,
+    compile_index,
+    required_by,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +26,8 @@ class Route:
     """How a document becomes items of one index.
 
     `place_of` tells the place of a key's slice; None: there is only one. `numbers` and `hosts`
-    hold, by place, the slice's number and the indexers that have it.
+    hold, by place, the slice's number and the indexers that have it. A document that does not have
+    what is `required` is not in the index.
     """
 
     index: Index
@@ -28,6 +35,7 @@ class Route:
     place_of: Callable[[bytes], int] | None
     numbers: tuple[int, ...]
     hosts: tuple[frozenset[int], ...]
+    required: Requirement | None = None
 
     @property
     def indexers(self) -> frozenset[int]:
@@ -41,7 +49,7 @@ class RouteError(Exception):
 def route(index: Index) -> Route:
     """Return the route of an index. Raises RouteError."""
     try:
-        evaluate = _evaluator_of(replace(index, **NOT_OF_THE_KEY))
+        evaluate, required = _evaluator_of(replace(index, **NOT_OF_THE_KEY))
         topology = topology_of(index)
     except (ExpressionError, ValueError) as error:
         raise RouteError(str(error)) from error
@@ -56,6 +64,7 @@ def route(index: Index) -> Route:
         (lambda key: slice_of(key).number) if len(index.slices) > 1 else None,
         tuple(piece.number for piece in index.slices),
         tuple(frozenset(shard.indexer for shard in some if shard) for some in shards),
+        required,
     )
 
 
@@ -84,10 +93,11 @@ NOT_OF_THE_KEY: dict[str, Any] = {
 
 
 @lru_cache(maxsize=4_096)
-def _evaluator_of(index: Index) -> Evaluator:
-    """Return the evaluator of a definition: indexes that have the same one, as an index and its
-    parts do, share it."""
-    return compile_index(index)
+def _evaluator_of(index: Index) -> tuple[Evaluator, Requirement | None]:
+    """Return the evaluator of a definition, and what it requires: indexes that have the same one,
+    as an index and its parts do, share it."""
+    required = None if index.where is None else required_by(index.where)
+    return compile_index(index), required
 
 
 class Routes:

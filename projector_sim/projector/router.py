@@ -121,14 +121,26 @@ class Row(NamedTuple):
     targets: tuple[tuple[Target, ...], ...]
 
 
+Table = tuple[tuple[str, ...], Mapping[str, tuple[Row, ...]]]
+"""Rows by the text that a document must have at the end of a path."""
+
+
+class Choice(NamedTuple):
+    """Which rows a document is evaluated for: those of `always`, and what it has in each table."""
+
+    always: tuple[Row, ...]
+    tables: tuple[Table, ...] = ()
+
+
 class Lane:
     """What goes to one partition: the items for each indexer, and how many bytes at most."""
 
-    __slots__ = ("hosts", "rows", "size")
+    __slots__ = ("choice", "hosts", "rows", "size")
 
     def __init__(self) -> None:
         self.hosts: dict[int, Host] = {}
         self.rows: tuple[Row, ...] = ()
+        self.choice = Choice(())
         self.size = 0
 
 
@@ -236,6 +248,7 @@ class Router:
         for lane in self._lanes:
             lane.hosts = {i: Host(indexes, builds[i]) for i, indexes in lists.items()}
             lane.rows = tuple(_row(route, lane.hosts) for route in ordered)
+            lane.choice = _choice(ordered, lane.rows)
 
     # -- frames ------------------------------------------------------------------------------
 
@@ -296,6 +309,7 @@ class Router:
         partition = vbucket % self._partitions
         lane = self._lanes[partition]
         rows = self._rows_of(vbucket, lane)
+        always, tables = lane.choice if rows is lane.rows else Choice(tuple(rows))
         says_absent = self.run.kind != BACKFILL or self._repeats
         kind = DOCUMENT if says_absent else PLACES
         singly = says_absent and vbucket in self.run.shares
@@ -324,7 +338,8 @@ class Router:
             if live:
                 name = document_id.decode("utf-8", "replace")
                 evaluated, key = None, None
-                for index_id, evaluate, place_of, numbers, targets in rows:
+                chosen = _chosen(always, tables, document) if tables else always
+                for index_id, evaluate, place_of, numbers, targets in chosen:
                     if evaluate is not evaluated:
                         evaluated, key = evaluate, None
                         try:
@@ -564,14 +579,46 @@ def _row(route: Route, hosts: Mapping[int, Host]) -> Row:
 
 
 def _grouped(routes: Iterable[Route]) -> tuple[Route, ...]:
-    """Return routes in an order in which those with the same evaluator follow each other.
+    """Return routes in the order in which documents are evaluated for them.
 
-    An index and its parts have the same keys: each document is evaluated once for all of them.
+    Those that a document is always evaluated for come first, then those that require something, by
+    the path at which they look. Those with the same evaluator follow each other: an index and its
+    parts have the same keys, and each document is evaluated once for all of them.
     """
-    groups: dict[Evaluator, list[Route]] = {}
+    paths: dict[tuple[str, ...], dict[Evaluator, list[Route]]] = {(): {}}
     for route in routes:
-        groups.setdefault(route.evaluate, []).append(route)
-    return tuple(route for group in groups.values() for route in group)
+        path = route.required.path if route.required is not None else ()
+        paths.setdefault(path, {}).setdefault(route.evaluate, []).append(route)
+    return tuple(route for groups in paths.values() for group in groups.values() for route in group)
+
+
+def _choice(routes: Sequence[Route], rows: Sequence[Row]) -> Choice:
+    """Return how the rows of these routes, which are `_grouped`, are chosen."""
+    always: list[Row] = []
+    tables: dict[tuple[str, ...], dict[str, list[Row]]] = {}
+    for route, row in zip(routes, rows, strict=True):
+        if route.required is None:
+            always.append(row)
+        else:
+            path, text = route.required
+            tables.setdefault(path, {}).setdefault(text, []).append(row)
+    frozen = {
+        path: {text: tuple(found) for text, found in table.items()}
+        for path, table in tables.items()
+    }
+    return Choice(tuple(always), tuple(frozen.items()))
+
+
+def _chosen(always: tuple[Row, ...], tables: Iterable[Table], document: Any) -> tuple[Row, ...]:
+    """Return the rows of the indexes in which a document may be, in their order."""
+    chosen = always
+    for path, table in tables:
+        value = document
+        for name in path:
+            value = value.get(name) if type(value) is dict else None
+        if type(value) is str:
+            chosen += table.get(value, ())
+    return chosen
 
 
 def _cut(placed: Iterable[Placed], bytes_max: int) -> Iterator[tuple[Placed, ...]]:

@@ -1940,8 +1940,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "an-undo-builds-again-what-is-there",
         "coordinator/core/history/undo.py",
-        "return other.id == index.id or _built_like(state.whole(other)) == _built_like(index)",
-        "return other.id == index.id",
+        "return other.id not in leaving and _built_like(state.whole(other)) == _built_like(index)",
+        "return False",
         "tests/unit/core/history/test_undo.py",
     ),
     Mutant(
@@ -3586,6 +3586,41 @@ MUTANTS: tuple[Mutant, ...] = (
         "if item[0] < DOCUMENT or (item[7] and item[7][-1][0] >= places):",
         "if item[0] < DOCUMENT:",
         "tests/unit/indexer_sim/test_applier.py",
+    ),
+    Mutant(
+        "an-index-that-leaves-a-name-is-taken-for-the-one-that-had-it",
+        "coordinator/core/history/undo.py",
+        "return other.id not in leaving and _built_like",
+        "return _built_like",
+        "tests/unit/core/history/test_undo.py",
+    ),
+    Mutant(
+        "what-one-side-of-an-or-requires-is-required",
+        "coordinator/language/expressions/compiler.py",
+        "if isinstance(condition, exp.And):",
+        "if isinstance(condition, (exp.And, exp.Or)):",
+        "tests/unit/language/test_expressions.py",
+    ),
+    Mutant(
+        "a-text-at-another-path-is-enough",
+        ROUTER,
+        "            tables.setdefault(path, {}).setdefault(text, []).append(row)\n",
+        "            tables.setdefault(path[:1], {}).setdefault(text, []).append(row)\n",
+        "tests/unit/projector_sim/test_router.py",
+    ),
+    Mutant(
+        "a-share-is-chosen-from-all",
+        ROUTER,
+        "always, tables = lane.choice if rows is lane.rows else Choice(tuple(rows))",
+        "always, tables = lane.choice",
+        "tests/unit/projector_sim/test_router.py",
+    ),
+    Mutant(
+        "places-are-in-the-order-of-the-plan",
+        ROUTER,
+        "path = route.required.path if route.required is not None else ()",
+        "path: tuple[str, ...] = ()",
+        "tests/unit/projector_sim/test_router.py",
     ),
     Mutant(
         "what-is-undone-is-not-counted",

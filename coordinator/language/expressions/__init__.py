@@ -16,10 +16,23 @@ from coordinator.core.keys.key_order import DESCENDING, order_of
 from coordinator.core.keys.key_versions import KEY_BYTES_MAX
 from coordinator.core.model.entities import Index
 from coordinator.language.ddl_parser import SqlError, parse_expression
-from coordinator.language.expressions.compiler import Evaluate, compile_tree
+from coordinator.language.expressions.compiler import (
+    Evaluate,
+    Requirement,
+    compile_tree,
+    requirement,
+)
 from coordinator.language.expressions.errors import EvaluationError, ExpressionError
 
-__all__ = ["EvaluationError", "Evaluator", "ExpressionError", "check", "compile_index"]
+__all__ = [
+    "EvaluationError",
+    "Evaluator",
+    "ExpressionError",
+    "Requirement",
+    "check",
+    "compile_index",
+    "required_by",
+]
 
 Evaluator = Callable[[str, Any], bytes | None]
 """`Evaluator(document_id, document)`: the encoded key of a document, in the order of its index
@@ -46,6 +59,15 @@ def compile_expression(text: str, *, key: bool) -> Evaluate:
         # A tree of a shape that no maker expected: there is no list of what sqlglot makes.
         what = f"cannot be evaluated: {type(error).__name__}"
         raise ExpressionError("unsupported", what) from None
+
+
+def required_by(where: str) -> Requirement | None:
+    """Return what a predicate requires of a document, if that can be looked up in it.
+
+    ExpressionError: it is none.
+    """
+    compile_expression(where, key=False)
+    return requirement(parse_expression(where, key=False))
 
 
 def _compiled(tree: Any, *, key: bool) -> Evaluate:

@@ -12,7 +12,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlglot import exp
 
@@ -35,6 +35,43 @@ _ALWAYS_QUOTED = frozenset({"asc", "desc"})
 def compile_tree(tree: exp.Expr) -> Evaluate:
     """Return what evaluates the expression. ExpressionError: it cannot be evaluated."""
     return _Compiler().of(tree)
+
+
+class Requirement(NamedTuple):
+    """What a document must have for a condition to be TRUE: this text at the end of this path."""
+
+    path: tuple[str, ...]
+    text: str
+
+
+def requirement(tree: exp.Expr) -> Requirement | None:
+    """Return what a condition requires; None: nothing that can be looked up.
+
+    It is a comparison with a text that all else is ANDed to.
+    """
+    waiting = [tree]
+    while waiting:
+        condition = _bare(waiting.pop())
+        if isinstance(condition, exp.And):
+            waiting += [condition.args["expression"], condition.args["this"]]
+        if not isinstance(condition, exp.EQ):
+            continue
+        sides = condition.args["this"], condition.args["expression"]
+        for one, other in (sides, sides[::-1]):
+            column = _bare(one)
+            found, value = _literal(other)
+            if found and type(value) is str and isinstance(column, exp.Column):
+                path = tuple(_names(column))
+                if path[0].lower() != "missing":
+                    return Requirement(path, value)
+    return None
+
+
+def _bare(node: exp.Expr) -> exp.Expr:
+    """Return what is in brackets."""
+    while isinstance(node, exp.Paren):
+        node = node.this
+    return node
 
 
 def constant(value: Any) -> Evaluate:

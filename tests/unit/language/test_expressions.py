@@ -33,6 +33,7 @@ from coordinator.language.expressions import (
     check,
     compile_expression,
     compile_index,
+    required_by,
 )
 from coordinator.language.expressions.like import matcher
 from tests.conftest import examples
@@ -751,3 +752,53 @@ def test_like_is_linear_in_the_text(pattern: str) -> None:
     begin = time.process_time()
     assert not matcher(pattern)("a" * 200_000)
     assert time.process_time() - begin < 2
+
+
+@pytest.mark.parametrize(
+    ("where", "wanted"),
+    [
+        ("type = 'a'", (("type",), "a")),
+        ("'a' = type", (("type",), "a")),
+        ("x > 3 AND (type = 'a' AND y IS NOT NULL)", (("type",), "a")),
+        ("x > 3 AND (type = 'a') AND y IS NOT NULL", (("type",), "a")),
+        ("(((`ty pe`) = 'a'))", (("ty pe",), "a")),
+        ("a.b.c = 'x'", (("a", "b", "c"), "x")),
+        ("a[0] = 'x'", None),
+        ("type = 'a' OR type = 'b'", None),
+        ("NOT type = 'a'", None),
+        ("type = 1", None),
+        ("LOWER(type) = 'a'", None),
+        ("MISSING = 'a'", None),
+        ("type > 'a'", None),
+    ],
+)
+def test_what_a_predicate_requires_can_be_looked_up(where: str, wanted: Any) -> None:
+    assert required_by(where) == wanted
+
+
+CONDITIONS = st.sampled_from(
+    ["a = 'x'", "'y' = a", "b.c = 'x'", "a > 'w'", "b IS NOT MISSING", "(a = 'x')", "NOT a = 'y'"]
+)
+PREDICATES = st.recursive(
+    CONDITIONS,
+    lambda some: st.tuples(some, st.sampled_from(("AND", "OR")), some).map(
+        lambda parts: f"({parts[0]} {parts[1]} {parts[2]})"
+    ),
+    max_leaves=4,
+)
+SMALL = st.sampled_from(["x", "y", 1, None, True, ["x"], {"c": "x"}, {"c": "y"}])
+
+
+@given(PREDICATES, st.dictionaries(st.sampled_from(("a", "b")), SMALL) | SMALL)
+def test_what_lacks_what_a_predicate_requires_is_not_in_the_index(
+    where: str, document: Any
+) -> None:
+    required = required_by(where)
+    if required is None:
+        return
+    value = document
+    for name in required.path:
+        value = value.get(name) if isinstance(value, dict) else None
+    evaluate = compile_index(index(expressions=("META().id",), where=where))
+    if value != required.text:
+        assert evaluate("d", document) is None

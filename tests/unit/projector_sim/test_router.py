@@ -61,6 +61,9 @@ PARTITIONS, PROJECTOR, BRANCH = 4, 1, 9
 ONE = an_index(1, expressions=("a",), slices=(Slice(0, 1),))
 TWO = an_index(2, expressions=("b", "a"), slices=(Slice(0, 1, (3,)), Slice(1, 2), Slice(2, 3)))
 PART = an_index(3, expressions=("a",), where="b > 3", slices=(Slice(0, 2),))
+OF_X = an_index(4, expressions=("a",), where="k = 'x'", slices=(Slice(0, 1), Slice(1, 3)))
+OF_Y = an_index(5, expressions=("b",), where="b > 1 AND k = 'y'", slices=(Slice(0, 1),))
+OF_Z = an_index(6, expressions=("b",), where="n.z = 'z'", slices=(Slice(0, 1, (2,)),))
 
 
 class Sink:
@@ -386,7 +389,13 @@ def test_a_probe_is_a_record_for_everybody_after_all_that_waits() -> None:
 
 
 documents = st.fixed_dictionaries(
-    {}, optional={"a": st.integers(0, 3) | st.text(max_size=3), "b": st.integers(0, 9)}
+    {},
+    optional={
+        "a": st.integers(0, 3) | st.text(max_size=3),
+        "b": st.integers(0, 9),
+        "k": st.sampled_from(("x", "y", 7, ["x"])),
+        "n": st.sampled_from(({"z": "z"}, {"z": "x"}, "z")),
+    },
 )
 writes = st.lists(
     st.tuples(st.integers(0, 7), st.integers(0, 5), st.none() | documents), max_size=60
@@ -398,8 +407,8 @@ writes = st.lists(
 def test_who_applies_the_items_has_what_the_documents_say(
     writes: list[tuple[int, int, Any]], flush_each: int
 ) -> None:
-    indexes = (ONE, TWO, PART)
-    here = Given(*indexes)
+    indexes = (ONE, TWO, PART, OF_X, OF_Y, OF_Z)
+    here = Given(OF_Y, *indexes[:4], OF_Z)
     here.begin(*range(8))
     truth: dict[str, Any] = {}
     seqnos: dict[int, int] = defaultdict(int)
@@ -597,6 +606,28 @@ def test_ordinals_count_all_records_of_a_connection() -> None:
     here.router.close("over")
     ordinals = [r.ordinal for r in here.sink.all if not isinstance(r, FailoverLog)]
     assert ordinals == list(range(1, len(ordinals) + 1))
+
+
+def test_a_document_is_evaluated_for_the_indexes_in_which_it_may_be() -> None:
+    asked: list[int] = []
+
+    def counting(index: Index) -> Route:
+        known = route(index)
+
+        def evaluate(name: str, document: Any) -> bytes | None:
+            asked.append(index.id)
+            return known.evaluate(name, document)
+
+        return replace(known, evaluate=evaluate)
+
+    here = Given(ONE, OF_X, OF_Y, OF_Z)
+    here.router.carry([counting(index) for index in (OF_X, ONE, OF_Y, OF_Z)])
+    here.begin(0)
+    here.mutate(0, (1, "d", {"k": "y", "a": 1, "b": 2, "n": {"z": "z"}}))
+    assert asked == [ONE.id, OF_Y.id, OF_Z.id]
+    asked.clear()
+    here.mutate(0, (2, "d", {"k": 5, "n": "z"}), (3, "d", ["k"]), (4, "d", None))
+    assert asked == [ONE.id, ONE.id]
 
 
 def test_what_waits_is_not_sent_after_a_gap() -> None:
