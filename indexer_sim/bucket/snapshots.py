@@ -22,11 +22,15 @@ from coordinator.core.model.types import Seqno
 from coordinator.core.model.vectors import Vector
 from indexer_sim.bucket.database import Moment
 from indexer_sim.bucket.entries import unpack_back
+from indexer_sim.bucket.leases import Leases
 from indexer_sim.bucket.progress import ORPHANED, WHOLE
 from indexer_sim.bucket.tracker import NEVER, Tracker
 
-UNDO_MAX = 50_000
-"""So many changes can be taken back, about 15 MiB of them."""
+UNDO_BYTES_MAX = 16 * 1024 * 1024
+"""So many bytes of changes can be taken back, about."""
+
+UNDO_BYTES = 288
+"""What a change takes in memory, but for its document's id and its places before and after."""
 
 KEPT_MAX = 6
 WANTED_MAX = 8
@@ -45,6 +49,12 @@ class Undo(NamedTuple):
     document: bytes
     before: bytes | None
     after: bytes | None
+
+    @property
+    def size(self) -> int:
+        """The bytes that this takes, about."""
+        places = len(self.before or b"") + len(self.after or b"")
+        return UNDO_BYTES + len(self.document) + places
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +79,16 @@ class Wanted(NamedTuple):
 class Timeline:
     """The last changes of a bucket, and the snapshots that were made of them. For one thread.
 
-    Any thread may read `kept`, the snapshots in ascending order.
+    Any thread may read `kept`, the snapshots in ascending order, and `available`.
     """
 
-    def __init__(self, undo_max: int = UNDO_MAX, kept_max: int = KEPT_MAX) -> None:
+    def __init__(self, undo_bytes_max: int = UNDO_BYTES_MAX, kept_max: int = KEPT_MAX) -> None:
         self.kept: tuple[Stable, ...] = ()
-        self._undo_max, self._kept_max = undo_max, kept_max
+        self.leases: Leases[Stable] = Leases()
+        """Older snapshots that scans still page through, and newer ones."""
+        self._undo_bytes_max, self._kept_max = undo_bytes_max, kept_max
         self._changes: deque[Undo] = deque()
+        self._bytes = 0
         self._passed: dict[int, list[Undo]] = {}
         """By snapshot: the changes between the one before it and it, in order."""
         self._floors: dict[int, int] = {}
@@ -85,15 +98,18 @@ class Timeline:
 
     def add(self, changes: Iterable[Undo]) -> None:
         """Note what was applied; the oldest is forgotten if it is too much."""
-        self._changes.extend(changes)
-        while len(self._changes) > self._undo_max:
+        for change in changes:
+            self._changes.append(change)
+            self._bytes += change.size
+        while self._bytes > self._undo_bytes_max:
             oldest = self._changes.popleft()
+            self._bytes -= oldest.size
             floor = self._floors.get(oldest.vbucket, 0)
             self._floors[oldest.vbucket] = max(floor, oldest.seqno)
 
     def forget(self, indexes: Collection[int]) -> None:
         """These indexes begin from nothing: what was in them before is not to come back."""
-        self._changes = deque(c for c in self._changes if c.index_id not in indexes)
+        self._keep(c for c in self._changes if c.index_id not in indexes)
         for number, passed in self._passed.items():
             self._passed[number] = [c for c in passed if c.index_id not in indexes]
 
@@ -166,7 +182,7 @@ class Timeline:
         vector = timestamp.vector
         seqnos: list[int] = vector.seqnos.tolist()
         passed = [c for c in self._changes if c.seqno <= seqnos[c.vbucket]]
-        self._changes = deque(c for c in self._changes if c.seqno > seqnos[c.vbucket])
+        self._keep(c for c in self._changes if c.seqno > seqnos[c.vbucket])
         self._passed.setdefault(timestamp.number, []).extend(passed)
         self._last = (timestamp.number, seqnos)
         for vbucket, ends in tracker.boundaries.items():
@@ -181,15 +197,25 @@ class Timeline:
         )
         others = [kept for kept in self.kept if kept.number != made.number]
         self.kept = (*others, made)[-self._kept_max :]
+        self.leases.expire()
         self._forget_passed()
         return made
+
+    def _keep(self, changes: Iterable[Undo]) -> None:
+        """These changes are left."""
+        self._changes = deque(changes)
+        self._bytes = sum(change.size for change in self._changes)
+
+    def available(self) -> dict[int, Stable]:
+        """Return the snapshots that can be read, by number."""
+        return self.leases.held() | {stable.number: stable for stable in self.kept}
 
     def _forget_passed(self) -> None:
         """Forget what led to a snapshot that is not kept any more, or too long ago."""
         kept = {stable.number for stable in self.kept}
-        left = self._undo_max
+        left = self._undo_bytes_max
         for number in sorted(self._passed, reverse=True):
-            left -= len(self._passed[number])
+            left -= sum(change.size for change in self._passed[number])
             if number not in kept or left < 0:
                 del self._passed[number]
 
@@ -219,11 +245,12 @@ class Timeline:
 
     def go_back(self, to: Stable | None) -> None:
         """Everything is as it was at a snapshot; None: nothing is here any more."""
-        self._changes.clear()
+        self._keep(())
         self._floors.clear()
         self._wanted.clear()
         self._heard = to.number if to is not None else 0
         self.kept = tuple(s for s in self.kept if to is not None and s.number <= to.number)
+        self.leases.forget_above(to.number if to is not None else 0)
         self._last = (to.number, to.vector.seqnos.tolist()) if to is not None else (0, [])
         self._forget_passed()
 

@@ -82,7 +82,8 @@ def _check_covered(held: Vector, wanted: Places | None) -> None:
 def _stable_view(bucket: Bucket, index_id: int, build: int, wanted: Wanted) -> SlicesView:
     """Return an index at a stability timestamp, 0 for the newest, that has what is wanted."""
     number, places = wanted.timestamp or 0, wanted.at_least
-    kept = {s.number: s for s in bucket.timeline.kept if s.builds.get(index_id) == build}
+    available = bucket.timeline.available().items()
+    kept = {n: s for n, s in available if s.builds.get(index_id) == build}
     found = kept.get(number or max(kept, default=0))
     if found is None:
         code = "timestamp_not_reached" if number > max(kept, default=0) else "timestamp_gone"
@@ -93,6 +94,7 @@ def _stable_view(bucket: Bucket, index_id: int, build: int, wanted: Wanted) -> S
     if places is not None:
         _check_covered(found.vector, places)
         kept = {n: s for n, s in kept.items() if s.vector.lacking(places) is None}
+    bucket.timeline.leases.renew(found)
     overlay = {piece: entries for (i, piece), entries in found.overlay.items() if i == index_id}
     return SlicesView(
         found.moment,

@@ -37,7 +37,16 @@ from coordinator.core.model.stream_records import (
 from coordinator.core.model.vectors import Places, Vector
 from indexer_sim.bucket.checkpoints import About
 from indexer_sim.bucket.entries import DATA, SLICE_KEY, pack_back
-from indexer_sim.bucket.snapshots import KEPT_MAX, WANTED_MAX, Timeline, Undo, overlaid, taken_back
+from indexer_sim.bucket.leases import LEASE_S, Leases
+from indexer_sim.bucket.snapshots import (
+    KEPT_MAX,
+    UNDO_BYTES,
+    WANTED_MAX,
+    Timeline,
+    Undo,
+    overlaid,
+    taken_back,
+)
 from indexer_sim.bucket.storage import Storage
 from indexer_sim.scans.api import ScanRefused, Wanted
 from indexer_sim.scans.reader import StorageReading
@@ -179,6 +188,40 @@ def test_a_snapshot_is_exactly_at_its_timestamp_although_more_was_applied(
     assert len(feeder.held()) == KEPT_MAX
 
 
+def test_a_scan_that_pages_keeps_its_snapshot_until_it_reads_no_more(storage: Storage) -> None:
+    feeder, now_s = Feeder(storage), [0.0]
+    feeder.bucket.timeline.leases = Leases(clock=lambda: now_s[0])
+    feeder.mutate(b"d0", 1)
+    feeder.sync()
+    number, expected = feeder.stable(), sorted(feeder.newest.values())
+    for value in range(2, 30):
+        assert feeder.read(number) == expected
+        now_s[0] += LEASE_S - 1
+        feeder.mutate(b"d0", value)
+        feeder.sync()
+        feeder.stable()
+    assert number not in feeder.held()
+    now_s[0] += 1
+    with pytest.raises(ScanRefused, match="no timestamp"):
+        feeder.read(number)
+
+
+def test_what_was_lost_is_not_to_be_seen_in_a_snapshot_that_was_read(storage: Storage) -> None:
+    feeder = Feeder(storage)
+    for document in DOCUMENTS:
+        feeder.mutate(document, 3)
+    feeder.sync()
+    good, left = feeder.stable(), dict(enumerate(feeder.seqnos))
+    for document in DOCUMENTS:
+        feeder.mutate(document, 4)
+    feeder.sync()
+    lost = feeder.stable()
+    feeder.read(good)
+    feeder.read(lost)
+    feeder.bucket.roll_back(a_rollback(left))
+    assert feeder.bucket.timeline.available().keys() == {good}
+
+
 def test_a_timestamp_waits_for_what_was_not_applied_yet(storage: Storage) -> None:
     feeder = Feeder(storage)
     feeder.mutate(b"d0", 1)
@@ -269,7 +312,7 @@ def test_the_newest_timestamp_has_what_is_required_or_none_is_told(storage: Stor
 
 def test_too_many_changes_are_forgotten_and_then_not_told(storage: Storage) -> None:
     feeder = Feeder(storage)
-    feeder.bucket.timeline = Timeline(undo_max=3)
+    feeder.bucket.timeline = Timeline(undo_bytes_max=3 * (UNDO_BYTES + 60))
     feeder.mutate(b"d0", 1)
     feeder.sync()
     then = list(feeder.seqnos)
@@ -277,6 +320,19 @@ def test_too_many_changes_are_forgotten_and_then_not_told(storage: Storage) -> N
         feeder.mutate(b"d0", value)
     feeder.stable(then)
     assert feeder.held() == []
+
+
+def test_large_changes_fill_what_is_kept_for_undoing_as_many_small_ones_do() -> None:
+    timeline = Timeline(undo_bytes_max=100_000)
+    large = Undo(0, 1, INDEX, b"d", b"k" * 4_000, b"k" * 4_000)
+    small = large._replace(before=None, after=None)
+    timeline.add([large._replace(seqno=n) for n in range(1, 40)])
+    assert len(timeline._changes) == 100_000 // large.size
+    timeline.add([small._replace(seqno=n) for n in range(40, 400)])
+    assert len(timeline._changes) == 100_000 // small.size
+    timeline.forget({INDEX})
+    timeline.add([large])
+    assert len(timeline._changes) == 1
 
 
 def test_a_snapshot_of_an_index_that_was_not_whole_is_none(storage: Storage) -> None:
@@ -382,7 +438,7 @@ def test_who_has_applied_nothing_of_what_was_lost_stays_where_he_is(storage: Sto
 def test_where_no_snapshot_is_left_a_bucket_goes_back_to_0(storage: Storage, why: str) -> None:
     feeder = Feeder(storage)
     if why == "forgotten":
-        feeder.bucket.timeline = Timeline(undo_max=2)
+        feeder.bucket.timeline = Timeline(undo_bytes_max=2 * (UNDO_BYTES + 60))
     left = 0
     for document in DOCUMENTS:
         feeder.mutate(document, 3)
