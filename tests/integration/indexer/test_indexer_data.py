@@ -21,6 +21,7 @@ from coordinator.core.model.stream_records import (
 )
 from coordinator.core.model.vectors import Vector
 from coordinator.kafka.topics import DEAD_LETTER, STREAM_REQUEST
+from indexer_sim.bucket.snapshots import KEPT_MAX
 from tests.integration.indexer_bench import Bench
 from tests.integration.indexer_process import until
 from tests.integration.indexing import (
@@ -209,6 +210,26 @@ def test_a_snapshot_is_exactly_at_its_timestamp(bench: Bench) -> None:
     assert len(scans.entries(consistency={"at_least": behind})) == 2
     ahead = {"vbuckets": {"0": [BRANCH, 16]}}
     assert scans.refusal(1, consistency={"at_least": ahead}) == "timestamp_not_reached"
+
+
+def test_a_snapshot_that_is_read_stays_though_many_newer_ones_come(bench: Bench) -> None:
+    stream = bench.build({0: ("a", "Paris")})
+    scans = bench.scans()
+
+    def stable(number: int, seqno: int) -> None:
+        stream.put(seqno, {0: ("a", f"{seqno}")})
+        stream.sync(seqno)
+        bench.watermarks.reach(seqno)
+        made = bench.sender.stable(number, [seqno] * VBUCKETS)
+        digest = Vector.from_bytes(made.vbuuids, made.seqnos).digest()
+        until("it was made", lambda: (b := bench.watermarks.poll()) and b.last_stability == digest)
+
+    stable(1, 11)
+    for number in range(2, 3 * KEPT_MAX):
+        assert scans.entries(consistency={"consistent": 1}) == {entry("a", "11")}
+        stable(number, 10 + number)
+    assert scans.entries(consistency={"consistent": 1}) == {entry("a", "11")}
+    assert scans.refusal(1, consistency={"consistent": 2}) == "timestamp_gone", "nobody read it"
 
 
 def test_a_damaged_bucket_comes_back_from_a_checkpoint_and_reads_on(
