@@ -3658,6 +3658,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "tests/unit/indexer_sim/test_snapshots.py",
     ),
     Mutant(
+        "objects-are-compared-by-all-their-names-first",
+        "coordinator/core/keys/collation.py",
+        """            for name in reversed(names):
+                waiting.append((value[name], depth + 1))
+                waiting.append((_Written(_text(name)), depth))
+""",
+        """            waiting.extend((value[name], depth + 1) for name in reversed(names))
+            waiting.extend((_Written(_text(name)), depth) for name in reversed(names))
+""",
+        "tests/unit/core/keys/test_collation.py",
+    ),
+    Mutant(
         "what-is-undone-is-not-counted",
         "indexer_sim/bucket/settlement.py",
         "        self.sizes.count((index_id, piece), by, by * (2 * len(key) + len(document)))\n",

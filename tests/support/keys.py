@@ -69,9 +69,8 @@ def order(a: Any, b: Any) -> int:
     if isinstance(a, dict):
         if len(a) != len(b):
             return order(len(a), len(b))
-        return order(sorted(a), sorted(b)) or order(
-            [a[n] for n in sorted(a)], [b[n] for n in sorted(b)]
-        )
+        flat = [[part for name in sorted(one) for part in (name, one[name])] for one in (a, b)]
+        return order(*flat)
     if rank(a) in (4, 5):
         return (a > b) - (a < b)
     return 0

@@ -105,13 +105,17 @@ def compare(one: Any, other: Any) -> int:
             len(one), len(other)
         )
     if rank == 7:
-        names, theirs = sorted(one), sorted(other)
-        return (
-            _sign(len(names), len(theirs))
-            or _sign(names, theirs)
-            or _first(compare(one[name], other[name]) for name in names)
+        return _sign(len(one), len(other)) or _first(
+            _of_name(name, one, other) for name in sorted({*one, *other})
         )
     return 0
+
+
+def _of_name(name: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> int:
+    """Compare what two objects have under a name: the one that has it comes first."""
+    if name not in one or name not in other:
+        return 1 if name not in one else -1
+    return compare(one[name], other[name])
 
 
 def _rank(value: Any) -> int:

@@ -7,7 +7,8 @@ A key is a tuple of components, each a JSON value or `MISSING`. The order is tot
 numbers     by value, exactly, whether int or float; -0.0 equals 0; NaN and infinity are refused
 strings     by Unicode code point
 arrays      element by element; the shorter of two comes first if it begins the other
-objects     by size, then by their names in ascending order, then by the values in that order
+objects     by size, then name by name in ascending order, by the name and then by its value: of two
+            objects the one with the lower name comes first
 keys        component by component, like arrays
 
 Equal values, and only these, have equal bytes. No encoding of a value begins another one, so that
@@ -19,7 +20,7 @@ of a prefix is a scan of bytes. Pure: nothing is stored or read here.
                 Of a negative number all bits of that are turned, those of the tag too
     string      tag, UTF-8, END; END and ESCAPE in the text are escaped
     array       tag, elements, END
-    object      tag, size, names as strings without tag, values
+    object      tag, size, and for each name in order: the name as a string without tag, the value
 """
 
 from __future__ import annotations
@@ -73,6 +74,10 @@ _POSITIVE = POSITIVE[0]
 _CLOSE = object()
 
 
+class _Written(bytes):
+    """What is encoded already."""
+
+
 # -- encoding ------------------------------------------------------------------------------------
 
 
@@ -123,8 +128,11 @@ def _nested(parts: list[bytes], value: Any) -> None:
         elif type(value) is dict:
             names = sorted(value)
             parts.append(OBJECT + SIZE.pack(len(names)))
-            parts.extend(map(_text, names))
-            waiting.extend((value[name], depth + 1) for name in reversed(names))
+            for name in reversed(names):
+                waiting.append((value[name], depth + 1))
+                waiting.append((_Written(_text(name)), depth))
+        elif type(value) is _Written:
+            parts.append(value)
         elif value is _CLOSE:
             parts.append(END)
         else:
@@ -211,43 +219,38 @@ def decode_some(raw: bytes, count: int, start: int = 0) -> tuple[tuple[Any, ...]
 
 
 def _decode_some(raw: bytes, count: int, at: int) -> tuple[tuple[Any, ...], int]:
-    """The same; `items` is what is being filled, `names` what it is to be: None for an array."""
+    """The same; `items` is being filled, with `left` of them at the end, -1 for an array: until it
+    ends. `names` has those of an object, each read before its value."""
     items: list[Any] = []
-    names: Sequence[Any] | None = range(count)
-    outer: list[tuple[list[Any], Sequence[Any] | None]] = []
+    names: list[str] | None = None
+    left = count
+    outer: list[tuple[list[Any], list[str] | None, int]] = []
     while True:
-        if names is not None and len(items) == len(names):
-            if not outer:
+        if left == len(items):
+            if names is None:
                 return tuple(items), at
             value: Any = dict(zip(names, items, strict=True))
-            items, names = outer.pop()
+            items, names, left = outer.pop()
             items.append(value)
             continue
         tag = raw[at : at + 1]
-        if tag == END and names is None:
+        if names is not None and len(names) == len(items):
+            name, at = _read_text(raw, at)
+            names.append(name)
+        elif tag == END and left < 0:
             value, at = items, at + 1
-            items, names = outer.pop()
+            items, names, left = outer.pop()
             items.append(value)
         elif tag == ARRAY:
-            outer.append((items, names))
-            items, names, at = [], None, at + 1
+            outer.append((items, names, left))
+            items, names, left, at = [], None, -1, at + 1
         elif tag == OBJECT:
-            outer.append((items, names))
-            items = []
-            names, at = _read_names(raw, at + 1)
+            outer.append((items, names, left))
+            items, names = [], []
+            (left,), at = SIZE.unpack_from(raw, at + 1), at + 1 + SIZE.size
         else:
             value, at = _READERS[tag](raw, at + 1)
             items.append(value)
-
-
-def _read_names(raw: bytes, at: int) -> tuple[list[str], int]:
-    (size,) = SIZE.unpack_from(raw, at)
-    at += SIZE.size
-    names: list[str] = []
-    for _ in range(size):
-        name, at = _read_text(raw, at)
-        names.append(name)
-    return names, at
 
 
 def _read_text(raw: bytes, at: int) -> tuple[str, int]:

@@ -135,6 +135,7 @@ def test_the_order_of_types_is_the_documented_one() -> None:
         *("", "\0", "\0\0", "\0\1", "\1", "A", "a", "a\0", "aa", "é", "\ud800", "\uffff", "😀"),
         *([], [None], ["a"], ["a", None], ["b"], [[]]),
         *({}, {"b": 1}, {"b": 2}, {"c": 0}, {"a": 1, "b": 1}, {"a": 1, "c": 0}),
+        *({"a": 2, "b": 0}, {"a": {}, "b": 0}, {"b": 0, "c": 0}),
     ]
     shuffled = sorted(ascending, key=repr)
     assert sorted(ascending, key=cmp_to_key(order)) == ascending
