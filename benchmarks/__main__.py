@@ -25,6 +25,7 @@ from benchmarks import (
     failover,
     fold,
     history,
+    many_indexes,
     moves,
     planning,
     rollback,
@@ -40,6 +41,7 @@ ALL = (
     "size",
     "simulator",
     "planning",
+    "many_indexes",
     "latency",
     "throughput",
     "memory",
@@ -67,6 +69,7 @@ ALONE = (
     "size",
     "simulator",
     "planning",
+    "many_indexes",
     "failover_with_outcomes",
     "archive",
     "rollback",
@@ -104,6 +107,8 @@ def main() -> int:
         _show(seen, "simulator", simulator)
     if "planning" in wanted:
         _show(seen, "planning", planning.planning)
+    if "many_indexes" in wanted:
+        _show(seen, "many_indexes", many_indexes.many_indexes)
     if "size" in wanted:
         _show(seen, "size", size.size)
     if set(wanted) - {*ALONE, *DATA_PLANE, *TIMESTAMPS}:

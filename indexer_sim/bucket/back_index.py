@@ -60,19 +60,20 @@ class BackIndex:
         self._indexes[life] = index_id
         self._last_life = max(self._last_life, life)
 
-    def renew(self, batch: Any, index_id: int) -> None:
+    def renew(self, batch: Any, index_id: int, *, had_entries: bool) -> None:
         """An index begins from nothing: no entry that it has counts any more."""
-        self.end(batch, index_id)
+        self.end(batch, index_id, had_entries=had_entries)
         self._live(index_id, self._last_life + 1)
         batch.put(LIFE + INDEX_KEY.pack(index_id), LIFE_VALUE.pack(self._last_life))
         batch.put(LIVES, LIFE_VALUE.pack(self._last_life))
 
-    def end(self, batch: Any, index_id: int) -> None:
-        """An index is not held any more."""
+    def end(self, batch: Any, index_id: int, *, had_entries: bool) -> None:
+        """An index is not held any more; what it had is to be swept."""
         before = self._lives.pop(index_id, None)
         if before is not None:
             del self._indexes[before]
             batch.delete(LIFE + INDEX_KEY.pack(index_id))
+        if had_entries:
             self.is_unswept(batch)
 
     def is_unswept(self, batch: Any) -> None:

@@ -282,7 +282,8 @@ class Bucket:
         else:
             ranges = list(contents_of(index_id))
             _empty(batch, index_id)
-            self.back_index.end(batch, index_id)
+            had_entries = self.sizes.has_entries(index_id)
+            self.back_index.end(batch, index_id, had_entries=had_entries)
             batch.delete(SHARD + INDEX_KEY.pack(index_id))
         self.write(batch, sync=True)
         self.sizes.forget(index_id, numbers)
@@ -301,7 +302,7 @@ class Bucket:
     def _erase(self, batch: Any, index_id: int) -> None:
         """Delete all that builds have put into an index, which goes on under another life."""
         _empty(batch, index_id)
-        self.back_index.renew(batch, index_id)
+        self.back_index.renew(batch, index_id, had_entries=self.sizes.has_entries(index_id))
 
     def begin_builds(self, builds: Mapping[int, int]) -> None:
         """These indexes begin from nothing, under other builds. Raises StorageError.

@@ -57,6 +57,10 @@ class Sizes:
         """Return all of them. For any thread."""
         return list(self._sizes.items())
 
+    def has_entries(self, index_id: int) -> bool:
+        """Tell whether any slice of an index has entries."""
+        return any(size.entries for place, size in self._sizes.items() if place[0] == index_id)
+
     def load(self, place: Place, raw: bytes) -> None:
         self._sizes[place] = Size(*SIZE_VALUE.unpack(raw))
 

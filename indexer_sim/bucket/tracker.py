@@ -141,23 +141,29 @@ class Change(NamedTuple):
     indexes: Sequence[int]
 
 
-class Listed(NamedTuple):
-    """What a record lists: each index, None if that build is not held, and which are newer."""
+Known = Sequence["tuple[int, Tracked | None]"]
+"""The indexes that a record lists, each None if that build of it is not held."""
 
-    known: Sequence[tuple[int, Tracked | None]]
+
+class Listed(NamedTuple):
+    """What a record lists: each index, None if that build is not held, and which are newer.
+
+    There is one of all records that list the same.
+    """
+
+    known: Known
     newer: dict[int, int]
 
 
 class Carried(NamedTuple):
     """The indexes that a connection carries in one vbucket, by what a mutation of it is to them.
 
-    `indexes` and `builds` are those of its records. What comes above all that is held is `new`;
+    `known` are those that its records list. What comes above all that is held is `new`;
     what is held by those that are done is new to the others alone, `unbuilt`; and of what is
     above, but where older items may follow, nothing can be undone: `unordered`.
     """
 
-    indexes: tuple[int, ...]
-    builds: tuple[int, ...]
+    known: Known
     new: Scope
     unbuilt: Scope
     unordered: Scope
@@ -399,7 +405,7 @@ class Tracker:
     def _maintain(
         self,
         record: KeyVersions,
-        known: Sequence[tuple[int, Tracked | None]],
+        known: Known,
         items: Iterable[Item],
         changes: list[Change],
     ) -> None:
@@ -420,7 +426,7 @@ class Tracker:
                 if progress is not None:
                     self._moved(vbucket, progress, seqno)
                 vbucket, progress = at, self._owned(record, known, at, number)
-                carried = self._carries(record, at) if progress is not None else None
+                carried = self._carries(known, at) if progress is not None else None
             elif number != seqno and progress is not None and progress.condition == WHOLE:
                 progress.seqno = seqno if seqno > progress.seqno else progress.seqno
             seqno = number
@@ -447,34 +453,33 @@ class Tracker:
                 progress.partial, seqno = seqno, Seqno(seqno - 1)
             self._moved(vbucket, progress, seqno)
 
-    def _carries(self, record: KeyVersions, vbucket: int) -> Carried:
+    def _carries(self, known: Known, vbucket: int) -> Carried:
         """Return what the indexes of a record are to a vbucket; most are what they were before."""
-        known = self._carried.get(vbucket)
-        if known is not None and (known.indexes, known.builds) == (record.indexes, record.builds):
-            return known
+        carried = self._carried.get(vbucket)
+        if carried is not None and carried.known is known:
+            return carried
         done: set[int] = set()
         building: set[int] = set()
-        for index_id, tracked in self._listed_by(record).known:
+        for index_id, tracked in known:
             mark = tracked.marks.get(vbucket) if tracked is not None else None
             if mark is not None:
                 (building if mark.done == NEVER else done).add(index_id)
         at = frozenset(done), frozenset(building)
-        found = self._scopes.get(at)
-        if found is None or (found.indexes, found.builds) != (record.indexes, record.builds):
-            found = self._scopes[at] = Carried(
-                record.indexes,
-                record.builds,
+        carried = self._scopes.get(at)
+        if carried is None or carried.known is not known:
+            carried = self._scopes[at] = Carried(
+                known,
                 new=Scope(*at),
                 unbuilt=Scope(NO_INDEX, at[1]),
                 unordered=Scope(NO_INDEX, at[0] | at[1]),
             )
-        self._carried[vbucket] = found
-        return found
+        self._carried[vbucket] = carried
+        return carried
 
     def _owned(
         self,
         record: KeyVersions,
-        known: Sequence[tuple[int, Tracked | None]],
+        known: Known,
         vbucket: int,
         seqno: Seqno,
     ) -> VbucketProgress | None:
@@ -522,9 +527,7 @@ class Tracker:
 
     # -- control on a maintenance connection -------------------------------------------------
 
-    def _control(
-        self, record: KeyVersions, known: Sequence[tuple[int, Tracked | None]], item: Item
-    ) -> None:
+    def _control(self, record: KeyVersions, known: Known, item: Item) -> None:
         vbucket, seqno = item.vbucket, item.seqno
         if item.kind == HISTORY:
             self._histories[vbucket] = branches(item)
@@ -623,7 +626,7 @@ class Tracker:
     def _attach(
         self,
         record: KeyVersions,
-        known: Sequence[tuple[int, Tracked | None]],
+        known: Known,
         vbucket: int,
         vbuuid: Vbuuid,
         seqno: Seqno,
@@ -682,7 +685,7 @@ class Tracker:
     def _fill(
         self,
         record: KeyVersions,
-        known: Sequence[tuple[int, Tracked | None]],
+        known: Known,
         items: Iterable[Item],
         changes: list[Change],
     ) -> None:
@@ -722,7 +725,7 @@ class Tracker:
     def _filled(
         self,
         connection: Connection,
-        known: Sequence[tuple[int, Tracked | None]],
+        known: Known,
         vbucket: int,
         is_backfill: bool,
     ) -> frozenset[int]:
@@ -743,9 +746,7 @@ class Tracker:
                 found.add(index_id)
         return frozenset(found)
 
-    def _backfill_control(
-        self, connection: Connection, known: Sequence[tuple[int, Tracked | None]], item: Item
-    ) -> None:
+    def _backfill_control(self, connection: Connection, known: Known, item: Item) -> None:
         progress = self.progress.get(item.vbucket)
         if progress is None:
             return
@@ -771,9 +772,7 @@ class Tracker:
                     self._complete(index_id)
                 self._marked(index_id, item.vbucket)
 
-    def _catchup_control(
-        self, connection: Connection, known: Sequence[tuple[int, Tracked | None]], item: Item
-    ) -> None:
+    def _catchup_control(self, connection: Connection, known: Known, item: Item) -> None:
         if item.kind == HISTORY:
             self._histories[item.vbucket] = branches(item)
             return

@@ -134,6 +134,15 @@ def test_no_life_is_given_twice_also_after_a_restart(bucket: Bucket, tmp_path: P
     again.database.close()
 
 
+def test_there_is_nothing_to_sweep_where_an_index_had_nothing(bucket: Bucket) -> None:
+    bucket.apply([told(1, b"d", (1, 0, b"a"))], {})
+    bucket.begin_builds({2: 1})
+    bucket.release(3, PIECES)
+    assert bucket.back_index.is_swept
+    bucket.begin_builds({1: 1})
+    assert not bucket.back_index.is_swept
+
+
 def test_sweeping_goes_on_after_a_restart_and_takes_out_what_does_not_count(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
