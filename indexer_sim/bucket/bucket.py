@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,8 @@ class Bucket:
         """Indexes that have not recovered from it yet; None: it is over."""
         self._is_recovered = False
         """It is over, and that was not written yet."""
+        self.remade = 0
+        """Odd while what an index or a slice is changes; another number after it."""
         self.damaged = False
         """What is in it cannot be read: it must be made from a checkpoint."""
         self.stale = True
@@ -241,6 +244,15 @@ class Bucket:
 
     # -- slices ------------------------------------------------------------------------------
 
+    @contextmanager
+    def _remade(self) -> Iterator[None]:
+        """What an index or a slice is changes here, in the database and in what readers look at."""
+        self.remade += 1
+        try:
+            yield
+        finally:
+            self.remade += 1
+
     def allocate(
         self, index_id: int, numbers: Slices, definition: bytes, offsets: Mapping[int, int]
     ) -> None:
@@ -257,14 +269,15 @@ class Bucket:
             batch.put(SLICE + SLICE_KEY.pack(index_id, number), definition)
         fresh = {p: offset for p, offset in offsets.items() if p not in self.offsets}
         put_offsets(batch, fresh, {})
-        self.write(batch, sync=True)
-        self._stand(fresh, {})
-        self.slices[index_id] = self.slices.get(index_id, NONE) | numbers
-        self.shards[index_id] = shard
-        self.sizes.forget(index_id)
-        self.timeline.forget((index_id,))
-        self.tracker.hold(index_id)
-        self.publish()
+        with self._remade():
+            self.write(batch, sync=True)
+            self._stand(fresh, {})
+            self.slices[index_id] = self.slices.get(index_id, NONE) | numbers
+            self.shards[index_id] = shard
+            self.sizes.forget(index_id)
+            self.timeline.forget((index_id,))
+            self.tracker.hold(index_id)
+            self.publish()
 
     def release(self, index_id: int, numbers: Slices) -> None:
         """Delete these slices and give their space back."""
@@ -285,15 +298,16 @@ class Bucket:
             had_entries = self.sizes.has_entries(index_id)
             self.back_index.end(batch, index_id, had_entries=had_entries)
             batch.delete(SHARD + INDEX_KEY.pack(index_id))
-        self.write(batch, sync=True)
-        self.sizes.forget(index_id, numbers)
-        if left:
-            self.slices[index_id] = left
-        else:
-            del self.slices[index_id]
-            self.shards.pop(index_id, None)
-            self.tracker.forget(index_id)
-            self.publish()
+        with self._remade():
+            self.write(batch, sync=True)
+            self.sizes.forget(index_id, numbers)
+            if left:
+                self.slices[index_id] = left
+            else:
+                del self.slices[index_id]
+                self.shards.pop(index_id, None)
+                self.tracker.forget(index_id)
+                self.publish()
         for begin, end in ranges:
             self.database.empty(begin, end)
 
@@ -323,7 +337,8 @@ class Bucket:
             self._erase(batch, index_id)
             self.sizes.forget(index_id)
         self._put_tracker(batch)
-        self.write(batch, sync=False)
+        with self._remade():
+            self.write(batch, sync=False)
 
     def roll_back(self, rollback: Rollback) -> str:
         """Go back to what the store still has; say to where. Raises StorageError.
@@ -343,13 +358,18 @@ class Bucket:
             stable, undone = way if way is not None else (None, [])
             whole = self.indexes_whole_at(stable)
             back = [change for change in undone if change.index_id in whole]
-            for index_id in tracker.indexes.keys() - whole:
+            emptied = tracker.indexes.keys() - whole
+            for index_id in emptied:
                 self._erase(batch, index_id)
                 self.sizes.forget(index_id)
+            for index_id in whole:
+                # They may be of what is lost. What is sent from now on is newer than the snapshot.
+                batch.delete_range(*under(tombstone_prefix(index_id)))
             self._settlement().put_back(batch, back)
             self.sizes.put(batch)
             tracker.go_back(stable.vector if stable is not None else None, whole)
             self.timeline.go_back(stable)
+            self.timeline.forget(emptied)
             said = f"back to timestamp {stable.number}" if stable is not None else "back to 0"
         tracker.let_go(rollback)
         tracker.cut_off(rollback.barrier)

@@ -50,10 +50,15 @@ class Leases(Generic[Snapshot]):
         self._lease_s, self._leases_max, self._clock = lease_s, leases_max, clock
         self._lock = threading.Lock()
         self._leases: dict[int, _Lease[Snapshot]] = {}
+        self.revision = 0
+        """Another one after a snapshot was taken back, or is not what it was."""
 
-    def renew(self, snapshot: Snapshot) -> None:
-        """A page of a snapshot is being read."""
+    def renew(self, snapshot: Snapshot, revision: int) -> bool:
+        """A page of a snapshot is being read that was found under this revision; False: it must be
+        looked for again."""
         with self._lock:
+            if revision != self.revision:
+                return False
             now_s = self._clock()
             known = self._leases.get(snapshot.number)
             pages = known.pages + 1 if known is not None and known.snapshot is snapshot else 1
@@ -64,6 +69,7 @@ class Leases(Generic[Snapshot]):
                     self._leases.items(), key=lambda pair: (pair[1].pages > 1, pair[1].until_s)
                 )
                 del self._leases[weakest[0]]
+        return True
 
     def held(self) -> dict[int, Snapshot]:
         """Return the snapshots whose leases have not ended."""
@@ -79,8 +85,16 @@ class Leases(Generic[Snapshot]):
     def forget_above(self, number: int) -> None:
         """What came after this snapshot is not to be seen any more."""
         with self._lock:
+            self.revision += 1
             for above in [n for n in self._leases if n > number]:
                 del self._leases[above]
+
+    def revise(self, change: Callable[[Snapshot], Snapshot]) -> None:
+        """Snapshots are not what they were."""
+        with self._lock:
+            self.revision += 1
+            for lease in self._leases.values():
+                lease.snapshot = change(lease.snapshot)
 
     def _expire(self, now_s: float) -> None:
         for number in [n for n, lease in self._leases.items() if lease.until_s <= now_s]:

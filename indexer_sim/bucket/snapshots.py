@@ -14,7 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from coordinator.core.model.stream_records import StabilityTimestamp
@@ -108,10 +108,20 @@ class Timeline:
             self._floors[oldest.vbucket] = max(floor, oldest.seqno)
 
     def forget(self, indexes: Collection[int]) -> None:
-        """These indexes begin from nothing: what was in them before is not to come back."""
+        """These indexes begin from nothing: what was in them before is not to come back, nor to be
+        read in a snapshot."""
         self._keep(c for c in self._changes if c.index_id not in indexes)
         for number, passed in self._passed.items():
             self._passed[number] = [c for c in passed if c.index_id not in indexes]
+
+        def without(stable: Stable) -> Stable:
+            if stable.builds.keys().isdisjoint(indexes):
+                return stable
+            builds = {i: build for i, build in stable.builds.items() if i not in indexes}
+            return replace(stable, builds=builds)
+
+        self.kept = tuple(map(without, self.kept))
+        self.leases.revise(without)
 
     def want(self, timestamp: StabilityTimestamp) -> None:
         """Note a timestamp, once."""

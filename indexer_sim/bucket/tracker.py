@@ -877,6 +877,7 @@ class Tracker:
 
     def go_back(self, vector: Vector | None, whole: Collection[int]) -> None:
         """All is as it was at a vector, and complete in the indexes `whole`; the others are empty.
+        None has a tombstone.
 
         None: nothing is here any more. IndexError: the vector lacks a vbucket.
 
@@ -898,6 +899,8 @@ class Tracker:
             for vbucket, mark in tracked.marks.items():
                 mark.lacks, mark.source = NEVER, NO_CONNECTION
                 self._marked(index_id, vbucket)
+            self.tombstoned.discard(index_id)
+            self._complete(index_id)
 
     def _marked(self, index_id: int, vbucket: int) -> None:
         self.dirty.marks.add((index_id, vbucket))

@@ -248,8 +248,9 @@ class Applier:
         self._until_done(timestamp.bucket, epoch, Bucket.snap)
 
     def _write_positions(self) -> None:
-        """Write where each bucket stands, though nothing came for it."""
+        """Write where each bucket stands, though nothing came for it; end leases that are over."""
         for bucket in self._storage.buckets():
+            bucket.timeline.leases.expire()
             self._until_done(bucket.name, self._storage.epoch, _write_offsets)
 
     def _make_checkpoints(self) -> None:

@@ -34,15 +34,19 @@ class StorageReading:
         bucket = self._storage.bucket_of(index_id)
         if bucket is None:
             raise ScanRefused("index_not_found", f"index {index_id} is not here")
-        published = bucket.published
+        remade, published = bucket.remade, bucket.published
         _check(bucket, published, index_id, slices, shard, build, wanted)
         if wanted.timestamp is not None:
-            return _stable_view(bucket, index_id, published.states[index_id].build, wanted)
-        _check_covered(published.vector, wanted.at_least)
-        moment = bucket.database.moment()
-        if moment is None:
-            raise _recovering()
-        return SlicesView(moment, index_id)
+            view = _stable_view(bucket, index_id, published.states[index_id].build, wanted)
+        else:
+            _check_covered(published.vector, wanted.at_least)
+            moment = bucket.database.moment()
+            if moment is None:
+                raise _recovering()
+            view = SlicesView(moment, index_id)
+        if remade % 2 or remade != bucket.remade:
+            raise _recovering()  # What was checked may not be what is read.
+        return view
 
 
 def _check(
@@ -82,7 +86,9 @@ def _check_covered(held: Vector, wanted: Places | None) -> None:
 def _stable_view(bucket: Bucket, index_id: int, build: int, wanted: Wanted) -> SlicesView:
     """Return an index at a stability timestamp, 0 for the newest, that has what is wanted."""
     number, places = wanted.timestamp or 0, wanted.at_least
-    available = bucket.timeline.available().items()
+    timeline = bucket.timeline
+    revision = timeline.leases.revision
+    available = timeline.available().items()
     kept = {n: s for n, s in available if s.builds.get(index_id) == build}
     found = kept.get(number or max(kept, default=0))
     if found is None:
@@ -94,7 +100,8 @@ def _stable_view(bucket: Bucket, index_id: int, build: int, wanted: Wanted) -> S
     if places is not None:
         _check_covered(found.vector, places)
         kept = {n: s for n, s in kept.items() if s.vector.lacking(places) is None}
-    bucket.timeline.leases.renew(found)
+    if not timeline.leases.renew(found, revision):
+        raise _recovering()
     overlay = {piece: entries for (i, piece), entries in found.overlay.items() if i == index_id}
     return SlicesView(
         found.moment,

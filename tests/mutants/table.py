@@ -3625,7 +3625,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a-lease-is-never-renewed",
         "indexer_sim/scans/reader.py",
-        "    bucket.timeline.leases.renew(found)\n",
+        "    if not timeline.leases.renew(found, revision):\n        raise _recovering()\n",
         "",
         "tests/unit/indexer_sim/test_snapshots.py",
     ),
@@ -3668,6 +3668,56 @@ MUTANTS: tuple[Mutant, ...] = (
             waiting.extend((_Written(_text(name)), depth) for name in reversed(names))
 """,
         "tests/unit/core/keys/test_collation.py",
+    ),
+    Mutant(
+        "an-index-that-a-rollback-has-emptied-counts-as-whole",
+        "indexer_sim/bucket/bucket.py",
+        "            self.timeline.forget(emptied)\n",
+        "",
+        "tests/unit/indexer_sim/test_kept_storage.py",
+    ),
+    Mutant(
+        "a-tombstone-of-what-was-lost-outlives-a-rollback",
+        "indexer_sim/bucket/bucket.py",
+        "                batch.delete_range(*under(tombstone_prefix(index_id)))\n"
+        "            self._settlement().put_back(batch, back)\n",
+        "                pass\n            self._settlement().put_back(batch, back)\n",
+        "tests/unit/indexer_sim/test_kept_storage.py",
+    ),
+    Mutant(
+        "an-index-that-was-left-out-stays-incomplete-after-a-rollback",
+        "indexer_sim/bucket/tracker.py",
+        "            self.tombstoned.discard(index_id)\n            self._complete(index_id)\n",
+        "            self.tombstoned.discard(index_id)\n",
+        "tests/unit/indexer_sim/test_kept_storage.py",
+    ),
+    Mutant(
+        "a-snapshot-that-was-taken-back-is-leased-again",
+        "indexer_sim/bucket/leases.py",
+        "if revision != self.revision:",
+        "if False:",
+        "tests/unit/indexer_sim/test_kept_storage.py",
+    ),
+    Mutant(
+        "what-changes-while-it-is-looked-up-is-read",
+        "indexer_sim/scans/reader.py",
+        "if remade % 2 or remade != bucket.remade:",
+        "if False:",
+        "tests/unit/indexer_sim/test_kept_storage.py",
+    ),
+    Mutant(
+        "a-snapshot-of-earlier-storage-is-read",
+        "indexer_sim/bucket/snapshots.py",
+        "        self.kept = tuple(map(without, self.kept))\n",
+        "",
+        "tests/unit/indexer_sim/test_kept_storage.py",
+    ),
+    Mutant(
+        "a-lease-ends-only-when-somebody-reads",
+        "indexer_sim/pipeline/applier.py",
+        "            bucket.timeline.leases.expire()\n",
+        "",
+        "tests/unit/indexer_sim/test_applier.py",
     ),
     Mutant(
         "what-is-undone-is-not-counted",

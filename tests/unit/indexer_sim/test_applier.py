@@ -44,6 +44,7 @@ from coordinator.core.model.vectors import Vector
 from coordinator.runtime.threads import Threads
 from indexer_sim.bucket import bucket
 from indexer_sim.bucket.entries import INDEX_KEY, NUMBER_KEY, OFFSET, OLD_OFFSET_VALUE, STATE, State
+from indexer_sim.bucket.leases import Leases
 from indexer_sim.bucket.storage import Storage
 from indexer_sim.bucket.tracker import Change, Tracker
 from indexer_sim.pipeline.applier import Applier
@@ -226,6 +227,18 @@ def test_a_position_is_known_at_once_and_written_later(bench: Bench) -> None:
     bench.applier._write_positions()
     bench.bucket.load()
     assert bench.bucket.offsets[3] == 120
+
+
+def test_a_lease_that_is_over_is_given_back_though_nobody_reads(bench: Bench) -> None:
+    now_s = [0.0]
+    leases = bench.built().bucket.timeline.leases = Leases(lease_s=10, clock=lambda: now_s[0])
+    bench.applier.apply([Queued(0, stable(1, 0))])
+    assert leases.renew(bench.bucket.timeline.kept[0], leases.revision)
+    bench.applier._write_positions()
+    assert leases._leases
+    now_s[0] = 10
+    bench.applier._write_positions()
+    assert not leases._leases
 
 
 def test_what_was_read_before_a_bucket_went_back_is_void(bench: Bench) -> None:

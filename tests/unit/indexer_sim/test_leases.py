@@ -19,7 +19,8 @@ class Given:
     def read(self, *numbers: int) -> None:
         for number in numbers:
             known = self.leases.held().get(number)
-            self.leases.renew(known if known is not None else Snapshot(number))
+            found = known if known is not None else Snapshot(number)
+            assert self.leases.renew(found, self.leases.revision)
             self.now_s += 1
 
 
@@ -55,5 +56,8 @@ def test_where_all_are_paged_a_new_one_finds_no_room() -> None:
 def test_what_came_after_a_snapshot_can_be_forgotten() -> None:
     given = Given()
     given.read(1, 2, 3)
+    revision, third = given.leases.revision, given.leases.held()[3]
     given.leases.forget_above(2)
+    assert given.leases.held().keys() == {1, 2}
+    assert not given.leases.renew(third, revision), "it was found before"
     assert given.leases.held().keys() == {1, 2}
