@@ -375,10 +375,11 @@ class Bucket:
         tracker.cut_off(rollback.barrier)
         self._put_tracker(batch)
         batch.put(ROLLBACK, pack_rollback(rollback.number, in_use))
-        self.write(batch, sync=True)
-        self.rolled_back, self._recovering = rollback.number, in_use
-        self._is_recovered = False
-        self.publish()
+        with self._remade():
+            self.write(batch, sync=True)
+            self.rolled_back, self._recovering = rollback.number, in_use
+            self._is_recovered = False
+            self.publish()
         return said
 
     def indexes_whole_at(self, stable: Stable | None) -> frozenset[int]:

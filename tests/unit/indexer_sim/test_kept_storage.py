@@ -33,6 +33,7 @@ from coordinator.core.model.stream_records import (
 )
 from coordinator.core.model.vectors import Vector
 from indexer_sim.bucket.bucket import Bucket
+from indexer_sim.bucket.entries import BACK
 from indexer_sim.bucket.storage import Storage
 from indexer_sim.scans.api import ScanRefused, Wanted
 from indexer_sim.scans.reader import StorageReading
@@ -251,6 +252,7 @@ def test_a_snapshot_that_is_lost_while_it_is_looked_up_is_not_read(
 
 CHANGES: dict[str, Callable[[Given], None]] = {
     "a build begins": lambda given: given.bucket.begin_builds({1: 2}),
+    "it goes back": lambda given: given.lose(10, BRANCH + 1, v0=0),
     "a slice is released": lambda given: given.storage.release(1, frozenset({0})),
     "it is allocated again": lambda given: given.storage.allocate("b", 1, frozenset({0, 1}), b""),
 }
@@ -277,6 +279,37 @@ def test_what_is_emptied_while_it_is_looked_up_is_not_read_as_if_it_were_whole(
     with pytest.raises(ScanRefused) as caught:
         given.read(1, 0, shard=shard, build=1)
     assert caught.value.code == "index_recovering"
+
+
+def test_a_snapshot_that_is_taken_back_right_after_it_was_found_is_not_leased(
+    given: Given, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given.built(indexes=1)
+    for seqno in (1, 2):
+        given.send(MAINTENANCE, 1, document(0, seqno, b"d", (0, 0, b"K")), Item(SYNC, 0, seqno))
+        given.stable(seqno)
+    timeline = given.bucket.timeline
+    available = timeline.available
+
+    def meanwhile() -> Any:
+        monkeypatch.undo()
+        found = available()
+        given.lose(10, BRANCH + 1, v0=1)
+        return found
+
+    monkeypatch.setattr(timeline, "available", meanwhile)
+    with pytest.raises(ScanRefused):
+        given.read(1, 0, timestamp=0)
+    assert timeline.available().keys() == {1}
+
+
+def test_what_a_rollback_has_emptied_is_swept(given: Given) -> None:
+    given.built(indexes=1)
+    given.send(MAINTENANCE, 1, document(0, 1, b"d", (0, 0, b"K")), Item(SYNC, 0, 1))
+    given.lose(10, BRANCH + 1, v0=0)
+    assert not given.bucket.back_index.is_swept
+    given.bucket.sweep()
+    assert given.bucket.database.scan(BACK) == []
 
 
 def test_a_snapshot_of_earlier_storage_is_not_read(given: Given) -> None:

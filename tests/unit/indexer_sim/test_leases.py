@@ -61,3 +61,11 @@ def test_what_came_after_a_snapshot_can_be_forgotten() -> None:
     assert given.leases.held().keys() == {1, 2}
     assert not given.leases.renew(third, revision), "it was found before"
     assert given.leases.held().keys() == {1, 2}
+
+
+def test_what_was_found_before_snapshots_were_revised_is_not_leased() -> None:
+    given = Given()
+    given.read(1)
+    revision, found = given.leases.revision, given.leases.held()[1]
+    given.leases.revise(lambda snapshot: snapshot)
+    assert not given.leases.renew(found, revision)

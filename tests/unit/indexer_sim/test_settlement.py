@@ -172,6 +172,28 @@ def test_sweeping_goes_on_after_a_restart_and_takes_out_what_does_not_count(
     assert counted(bucket) == scanned(bucket)
 
 
+def test_what_goes_while_sweeping_is_half_done_is_swept_too(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(back_index, "SWEPT_AT_ONCE", 10)
+    names = [b"d%02d" % n for n in range(35)]
+    bucket.apply([told(1, n, (1, 0, b"a"), (2, 0, b"b")) for n in names], {})
+    bucket.begin_builds({1: 1})
+    bucket.sweep()
+    bucket.begin_builds({2: 1})
+    while not bucket.back_index.is_swept:
+        bucket.sweep()
+    assert bucket.database.scan(BACK) == []
+
+
+def test_what_comes_twice_counts_once(bucket: Bucket) -> None:
+    change = told(1, b"d", (1, 0, b"a"), (2, 1, b"b"))
+    bucket.apply([change], {})
+    sizes, undone = bucket.sizes.all(), len(bucket.timeline._changes)
+    bucket.apply([change], {})
+    assert (bucket.sizes.all(), len(bucket.timeline._changes)) == (sizes, undone)
+
+
 def test_what_is_told_is_what_is_there_whatever_happens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -335,6 +335,15 @@ def test_large_changes_fill_what_is_kept_for_undoing_as_many_small_ones_do() -> 
     assert len(timeline._changes) == 1
 
 
+def test_after_going_back_as_much_can_be_undone_as_ever() -> None:
+    small = Undo(0, 1, INDEX, b"d", None, None)
+    timeline = Timeline(undo_bytes_max=10 * small.size)
+    timeline.add([small] * 10)
+    timeline.go_back(None)
+    timeline.add([small] * 10)
+    assert len(timeline._changes) == 10
+
+
 def test_a_snapshot_of_an_index_that_was_not_whole_is_none(storage: Storage) -> None:
     feeder = Feeder(storage)
     storage.allocate("b", 2, frozenset({0}), b"")

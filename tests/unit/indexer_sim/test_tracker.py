@@ -230,6 +230,57 @@ def test_what_comes_during_a_build_leaves_tombstones_and_later_it_can_be_undone(
     assert scope(3) == (set(), {1, 2}), "a catch-up may bring what is older"
 
 
+def test_builds_are_told_as_they_are_now() -> None:
+    tracker = Tracker(0)
+    tracker.begin_build(1, 1)
+    assert [build.done for build in tracker.builds()] == [b""]
+    tracker.know(16)
+    assert [build.done for build in tracker.builds()] == [bytes(2)]
+    for message in (
+        maintenance(begin(9, 0, BRANCH, [0])),
+        backfill(begin(9, 0, BRANCH, [0]), Item(END, 9, 0)),
+    ):
+        tracker.apply(message.head, message.items)
+        tracker.builds()
+    assert [build.done for build in tracker.builds()] == [b"\x00\x02"]
+
+
+def test_what_a_backfill_begins_with_counts_within_one_record() -> None:
+    indexer = Indexer(1, vbuckets=1)
+    indexer.apply(maintenance(begin(0, 5, BRANCH, [0])))
+    indexer.apply(
+        backfill(
+            upsert(1, b"w", b"early"),
+            begin(0, 0, BRANCH, [0]),
+            upsert(2, b"x", b"k"),
+            Item(END, 0, 5),
+        )
+    )
+    assert indexer.entries.held == {(1, b"x"): (2, 0, b"k")}
+    assert indexer.complete(1)
+
+
+def test_what_fills_no_index_makes_no_floor() -> None:
+    indexer = built(start=3)
+    two = {1: 1, 2: 1}
+    indexer.tracker.hold(2)
+    indexer.tracker.begin_build(2, 1)
+    indexer.apply(maintenance(attach(0, 3, BRANCH, 1), builds=two))
+    placed = ((0, 0, b"k"),)
+    item = Item(PLACES, 0, 9, document=b"x", placed=placed)
+    indexer.apply(backfill(begin(0, 0, BRANCH, [0, 1]), item, connection=300, builds=two))
+    assert indexer.tracker.progress[0].floor == 3
+
+
+def test_an_owner_that_carries_only_what_is_built_makes_no_floor() -> None:
+    indexer = Indexer(1, vbuckets=1)
+    indexer.apply(maintenance(begin(0, 5, BRANCH, [0])))
+    indexer.tracker.lose([0])
+    before = indexer.tracker.progress[0].floor
+    indexer.apply(maintenance(upsert(8, b"x", b"k")))
+    assert indexer.tracker.progress[0].floor == before
+
+
 def test_a_backfill_that_began_before_the_index_was_attached_does_not_count() -> None:
     indexer = Indexer(1, vbuckets=1)
     indexer.apply(backfill(begin(0, 0, BRANCH, [0]), upsert(3, b"x", b"k")))

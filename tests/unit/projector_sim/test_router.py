@@ -48,7 +48,14 @@ from coordinator.core.model.stream_records import (
 from coordinator.language.expressions import compile_index
 from projector_sim.projector.connection_runs import Run
 from projector_sim.projector.evaluation_plan import NOT_OF_THE_KEY, Route, RouteError, Routes, route
-from projector_sim.projector.router import GARBAGE, RECORD_BYTES_MAX, FrameError, Router, _parts
+from projector_sim.projector.router import (
+    GARBAGE,
+    ITEM_BYTES_MAX,
+    RECORD_BYTES_MAX,
+    FrameError,
+    Router,
+    _parts,
+)
 from projector_sim.protocol import frames
 from projector_sim.protocol.failover import Branch
 from projector_sim.protocol.frames import HEAD, Kind, Reason
@@ -347,6 +354,25 @@ def test_a_mutation_of_more_items_than_a_record_holds_goes_on_in_the_next_ones()
             assert record.continued == bool(held and after and held[-1][0] == after[0][0])
         assert sum(record.continued for record in records) > 10
         assert not records[-1].continued
+
+
+def test_the_largest_of_the_items_of_a_mutation_says_when_a_record_is_full() -> None:
+    big = [an_index(n, expressions=("a",), slices=(Slice(0, 1, (2,)),)) for n in range(1, 60)]
+    small = an_index(99, expressions=("b",), slices=(Slice(0, 1, (9,)),))
+    here = Given(*big, small)
+    here.begin(0)
+    here.mutate(0, *((n, f"d{n}", {"a": "x" * 900, "b": 1}) for n in range(1, 50)))
+    here.router.flush()
+    assert max(len(r.items) for _, _, r in here.sink.sent) <= 2 * ITEM_BYTES_MAX
+
+
+def test_a_mutation_that_is_cut_is_cut_into_few_items() -> None:
+    here = Given(*many(1_000))
+    here.begin(0)
+    here.mutate(0, (1, "d", {"a": "x" * 900}))
+    here.router.flush()
+    items = [i for i in here.sink.raw(1) if i.placed]
+    assert len(items) <= 1 + 1_000 * 920 // (ITEM_BYTES_MAX - 920)
 
 
 @examples(30)
