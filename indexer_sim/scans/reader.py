@@ -45,7 +45,8 @@ class StorageReading:
                 raise _recovering()
             view = SlicesView(moment, index_id)
         if remade % 2 or remade != bucket.remade:
-            raise _recovering()  # What was checked may not be what is read.
+            # What was checked may not be what is read.
+            raise _recovering("what is held of the index is changing")
         return view
 
 
@@ -101,7 +102,7 @@ def _stable_view(bucket: Bucket, index_id: int, build: int, wanted: Wanted) -> S
         _check_covered(found.vector, places)
         kept = {n: s for n, s in kept.items() if s.vector.lacking(places) is None}
     if not timeline.leases.renew(found, revision):
-        raise _recovering()
+        raise _recovering("the snapshots are changing")
     overlay = {piece: entries for (i, piece), entries in found.overlay.items() if i == index_id}
     return SlicesView(
         found.moment,
@@ -113,8 +114,8 @@ def _stable_view(bucket: Bucket, index_id: int, build: int, wanted: Wanted) -> S
     )
 
 
-def _recovering() -> ScanRefused:
-    return ScanRefused("index_recovering", "the storage is being opened again")
+def _recovering(why: str = "the storage is being opened again") -> ScanRefused:
+    return ScanRefused("index_recovering", why)
 
 
 class SlicesView:
