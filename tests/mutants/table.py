@@ -3815,6 +3815,20 @@ MUTANTS: tuple[Mutant, ...] = (
         "tests/unit/projector_sim/test_router.py",
     ),
     Mutant(
+        "sweeping-holds-up-what-waits",
+        "indexer_sim/pipeline/applier.py",
+        "not (self._queue.waiting or self._stopping.is_set())",
+        "not self._stopping.is_set()",
+        "tests/unit/indexer_sim/test_applier.py",
+    ),
+    Mutant(
+        "a-change-between-two-looks-is-missed",
+        "indexer_sim/scans/reader.py",
+        "        remade, published = bucket.remade, bucket.published\n",
+        "        published, remade = bucket.published, bucket.remade\n",
+        "tests/unit/indexer_sim/test_kept_storage.py",
+    ),
+    Mutant(
         "what-is-undone-is-not-counted",
         "indexer_sim/bucket/settlement.py",
         "        self.sizes.count((index_id, piece), by, by * (2 * len(key) + len(document)))\n",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import struct
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -239,6 +240,28 @@ def test_a_lease_that_is_over_is_given_back_though_nobody_reads(bench: Bench) ->
     now_s[0] = 10
     bench.applier._write_positions()
     assert not leases._leases
+
+
+def test_sweeping_lets_go_as_soon_as_something_waits(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.built()
+    sweeps = threading.Event()
+
+    def sweep() -> bool:
+        sweeps.set()
+        return True
+
+    monkeypatch.setattr(bench.applier, "sweep", sweep)
+    bench.applier.start()
+    assert sweeps.wait(20)
+    assert bench.applier._queue.put([bench.delivery(record(MAINTENANCE, upsert(1, b"x")))], 1)
+    deadline_s = time.monotonic() + 20
+    while bench.documents() != [b"x"] and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    bench.applier.end()
+    bench.applier.join()
+    assert bench.documents() == [b"x"]
 
 
 def test_what_was_read_before_a_bucket_went_back_is_void(bench: Bench) -> None:

@@ -281,6 +281,31 @@ def test_what_is_emptied_while_it_is_looked_up_is_not_read_as_if_it_were_whole(
     assert caught.value.code == "index_recovering"
 
 
+class Emptied:
+    """A bucket that is emptied right after somebody has read what is published of it."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._bucket, name)
+        if name == "published":
+            self._bucket.begin_builds({1: 2})
+        return found
+
+
+def test_what_is_emptied_right_after_it_was_looked_up_is_not_read(
+    given: Given, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given.built(indexes=1)
+    given.send(MAINTENANCE, 1, document(0, 1, b"d", (0, 0, b"K")), Item(SYNC, 0, 1))
+    bucket = Emptied(given.bucket)
+    monkeypatch.setattr(given.storage, "bucket_of", lambda index_id: bucket)
+    with pytest.raises(ScanRefused) as caught:
+        given.read(1, 0)
+    assert caught.value.code == "index_recovering"
+
+
 def test_a_snapshot_that_is_taken_back_right_after_it_was_found_is_not_leased(
     given: Given, monkeypatch: pytest.MonkeyPatch
 ) -> None:
