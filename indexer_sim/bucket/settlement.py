@@ -16,10 +16,10 @@ from indexer_sim.bucket.back_index import BackIndex, Entries
 from indexer_sim.bucket.back_index import put as put_record
 from indexer_sim.bucket.entries import (
     BACK,
-    BACK_HEAD,
     NOTHING,
     SEQNO,
     entries_prefix,
+    pack_back,
     tombstone_prefix,
     unpack_back,
 )
@@ -51,7 +51,6 @@ class Settlement:
         undone: list[Undo] = []
         moved: set[bytes] = set()
         put, delete = batch.put, batch.delete
-        pack, head, size = BACK_HEAD.pack, BACK_HEAD.unpack_from, BACK_HEAD.size
         made, undo = tuple.__new__, undone.append
         after: bytes | None
         for document, seqno, vbucket, placed, others, scope, indexes in changes:
@@ -73,24 +72,22 @@ class Settlement:
                     continue
                 before = entries.get(index_id)
                 if before is not None:
-                    _, _, old_seqno, old_piece = head(before)
+                    old_seqno, old_piece, old_key = unpack_back(before)
                     if seqno <= old_seqno:
                         continue
                 if deleted and seqno <= deleted.get((index_id, document), 0):
                     continue
                 # Whoever sent it may not have known yet that the slice has gone from here.
                 is_here = piece in here[index_id]
-                stays = (
-                    before is not None and is_here and piece == old_piece and key == before[size:]
-                )
+                stays = before is not None and is_here and piece == old_piece and key == old_key
                 if before is not None and not stays and old_piece in here[index_id]:
                     tally = tallies.get((index_id, old_piece))
                     if tally is None:
                         tally = tallies[index_id, old_piece] = Tally(index_id, old_piece)
                     tally.entries -= 1
-                    tally.contents -= 2 * (len(before) - size) + len(document)
+                    tally.contents -= 2 * len(old_key) + len(document)
                     tally.changes += not is_here
-                    delete(tally.prefix + before[size:] + document)
+                    delete(tally.prefix + old_key + document)
                 if is_here:
                     tally = tallies.get((index_id, piece))
                     if tally is None:
@@ -100,8 +97,7 @@ class Settlement:
                         tally.entries += 1
                         tally.contents += 2 * len(key) + len(document)
                         put(tally.prefix + key + document, NOTHING)
-                    after = pack(life_of(index_id), len(key), seqno, piece) + key
-                    entries[index_id] = after
+                    after = entries[index_id] = pack_back(life_of(index_id), seqno, piece, key)
                     moved.add(document)
                 else:
                     after = None

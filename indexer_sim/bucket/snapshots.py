@@ -57,6 +57,10 @@ class Undo(NamedTuple):
         return UNDO_BYTES + len(self.document) + places
 
 
+def size_of(changes: Iterable[Undo]) -> int:
+    return sum(change.size for change in changes)
+
+
 @dataclass(frozen=True, slots=True)
 class Stable:
     """A bucket at a stability timestamp. `builds` has the builds that are complete there."""
@@ -98,9 +102,9 @@ class Timeline:
 
     def add(self, changes: Iterable[Undo]) -> None:
         """Note what was applied; the oldest is forgotten if it is too much."""
-        for change in changes:
-            self._changes.append(change)
-            self._bytes += change.size
+        made = tuple(changes)
+        self._changes.extend(made)
+        self._bytes += size_of(made)
         while self._bytes > self._undo_bytes_max:
             oldest = self._changes.popleft()
             self._bytes -= oldest.size
@@ -214,7 +218,7 @@ class Timeline:
     def _keep(self, changes: Iterable[Undo]) -> None:
         """These changes are left."""
         self._changes = deque(changes)
-        self._bytes = sum(change.size for change in self._changes)
+        self._bytes = size_of(self._changes)
 
     def available(self) -> dict[int, Stable]:
         """Return the snapshots that can be read, by number."""
@@ -225,7 +229,7 @@ class Timeline:
         kept = {stable.number for stable in self.kept}
         left = self._undo_bytes_max
         for number in sorted(self._passed, reverse=True):
-            left -= sum(change.size for change in self._passed[number])
+            left -= size_of(self._passed[number])
             if number not in kept or left < 0:
                 del self._passed[number]
 

@@ -51,15 +51,14 @@ from coordinator.core.keys.key_versions import (
     DOCUMENT,
     END,
     HISTORY,
-    NO_SLICE,
     OF_MUTATIONS,
     SYNC,
-    UPSERT,
     VBUUID,
     Item,
     Placed,
     begun,
     branches,
+    placed_before,
 )
 from coordinator.core.model.entities import Rollback
 from coordinator.core.model.stream_records import (
@@ -141,34 +140,6 @@ class Change(NamedTuple):
     indexes: Sequence[int]
 
 
-Known = Sequence["tuple[int, Tracked | None]"]
-"""The indexes that a record lists, each None if that build of it is not held."""
-
-
-class Listed(NamedTuple):
-    """What a record lists: each index, None if that build is not held, and which are newer.
-
-    There is one of all records that list the same.
-    """
-
-    known: Known
-    newer: dict[int, int]
-
-
-class Carried(NamedTuple):
-    """The indexes that a connection carries in one vbucket, by what a mutation of it is to them.
-
-    `known` are those that its records list. What comes above all that is held is `new`;
-    what is held by those that are done is new to the others alone, `unbuilt`; and of what is
-    above, but where older items may follow, nothing can be undone: `unordered`.
-    """
-
-    known: Known
-    new: Scope
-    unbuilt: Scope
-    unordered: Scope
-
-
 @dataclass(slots=True)
 class Mark:
     """How far the build of an index is in one vbucket.
@@ -212,6 +183,34 @@ class Tracked:
         """Tell whether all of the index is here, of each of the bucket's `vbuckets`; 0: unknown."""
         marks = self.marks.values()
         return 0 < vbuckets == len(marks) and all(mark.is_whole for mark in marks)
+
+
+Known = Sequence[tuple[int, Tracked | None]]
+"""The indexes that a record lists, each None if that build of it is not held."""
+
+
+class Listed(NamedTuple):
+    """What a record lists: each index, None if that build is not held, and which are newer.
+
+    There is one of all records that list the same.
+    """
+
+    known: Known
+    newer: dict[int, int]
+
+
+class Carried(NamedTuple):
+    """The indexes that a connection carries in one vbucket, by what a mutation of it is to them.
+
+    `known` are those that its records list. What comes above all that is held is `new`;
+    what is held by those that are done is new to the others alone, `unbuilt`; and of what is
+    above, but where older items may follow, nothing can be undone: `unordered`.
+    """
+
+    known: Known
+    new: Scope
+    unbuilt: Scope
+    unordered: Scope
 
 
 @dataclass(slots=True)
@@ -415,7 +414,7 @@ class Tracker:
         carried: Carried | None = None
         made, append, indexes = tuple.__new__, changes.append, record.indexes
         for item in items:
-            kind, at, number, which, piece, document, payload, placed = item
+            kind, at, number, _, _, document, _, placed = item
             if kind not in OF_MUTATIONS:
                 if progress is not None:
                     self._moved(vbucket, progress, seqno)
@@ -444,7 +443,7 @@ class Tracker:
             if not (scope.logged or scope.guarded):
                 continue
             if kind < DOCUMENT:
-                placed = ((which, piece if kind == UPSERT else NO_SLICE, payload),)
+                placed = placed_before(item)
             others = kind == DOCUMENT
             append(made(Change, (document, number, vbucket, placed, others, scope, indexes)))
         if progress is not None:
@@ -695,7 +694,7 @@ class Tracker:
         made, append, indexes = tuple.__new__, changes.append, record.indexes
         vbucket, guarded, scope = -1, NO_INDEX, Scope(NO_INDEX, NO_INDEX)
         for item in items:
-            kind, at, number, which, piece, document, payload, placed = item
+            kind, at, number, _, _, document, _, placed = item
             if kind not in OF_MUTATIONS:
                 if is_backfill:
                     self._backfill_control(connection, known, item)
@@ -713,7 +712,7 @@ class Tracker:
             if not is_backfill and number <= progress.seqno:
                 continue  # It is here, and what has become of it since may be, too.
             if kind < DOCUMENT:
-                placed = ((which, piece if kind == UPSERT else NO_SLICE, payload),)
+                placed = placed_before(item)
             others = kind == DOCUMENT
             if not others and not any(indexes[place[0]] in guarded for place in placed):
                 continue

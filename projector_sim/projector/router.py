@@ -20,7 +20,8 @@ from __future__ import annotations
 import struct
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from itertools import zip_longest
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import orjson
 
@@ -80,6 +81,9 @@ END_BODY = struct.Struct(">HQB")
 
 GARBAGE = 0
 """The index under which documents that are no JSON are counted."""
+
+
+Thing = TypeVar("Thing")
 
 
 class Sink(Protocol):
@@ -176,7 +180,8 @@ class Router:
         self.errors: Counter[int] = Counter()
         self.documents = 0
         self.sent_bytes = 0
-        self._repeats = repeats
+        self._says_absent = run.kind != BACKFILL or repeats
+        """A backfill does not say where a document is not, unless an older one came before."""
         self._garbage = garbage
         self._sink = sink
         self._projector = projector
@@ -184,7 +189,6 @@ class Router:
         self._wall_ms = wall_ms
         self._previous: dict[tuple[int, int], int] = {}
         """The ordinal of the last record for each partition and indexer."""
-        self._routes: dict[int, Route] = {}
         self._over_soon: list[tuple[int, int, str]] = []
         self._synced: dict[int, int] = {}
         self._said: set[int] = set()
@@ -213,26 +217,23 @@ class Router:
         self.flush()
         self._lay(routes)
         for index_id in attached:
-            hosts = self._routes[index_id].indexers
             for vbucket, seqno in self.run.positions.items():
                 if vbuckets is not None and vbucket not in vbuckets:
                     continue
-                lane = self._lanes[vbucket % self._partitions]
-                vbuuid, size = self.run.vbuuids[vbucket], 0
-                for indexer in hosts & lane.hosts.keys():
-                    host = lane.hosts[indexer]
-                    item = pack(attach(vbucket, seqno, vbuuid, host.place[index_id]))
-                    host.buffer.append(self.run.histories[vbucket] + item)
-                    size = len(host.buffer[-1])
-                lane.size += size
-                if lane.size > FLUSH_BYTES:
-                    self._flush(vbucket % self._partitions)
+                log, vbuuid = self.run.histories[vbucket], self.run.vbuuids[vbucket]
+                self._append(
+                    vbucket,
+                    (
+                        (host, log + pack(attach(vbucket, seqno, vbuuid, host.place[index_id])))
+                        for host in self._lane_of(vbucket).hosts.values()
+                        if index_id in host.place
+                    ),
+                )
         self.flush()
 
     def _lay(self, routes: Iterable[Route]) -> None:
         """Lay the plan out for each partition; nothing may wait in the lanes."""
         ordered = _grouped(routes)
-        self._routes = {route.index.id: route for route in ordered}
         only = self.run.indexer
         hosts = frozenset().union(*(route.indexers for route in ordered))
         if only is not None:
@@ -277,17 +278,16 @@ class Router:
         )
         if run.kind == MAINTENANCE:
             self.failover_log(vbucket, log)
-        lane = self._lanes[vbucket % self._partitions]
-        rows, size = self._rows_of(vbucket, lane), 0
-        for host in lane.hosts.values():
-            places = [host.place[row.index_id] for row in rows if row.index_id in host.place]
-            if places:
-                item = run.histories[vbucket] + pack(begin(vbucket, seqno, vbuuid, places))
-                host.buffer.append(item)
-                size = max(size, len(item))
-        lane.size += size
-        if lane.size > FLUSH_BYTES:
-            self._flush(vbucket % self._partitions)
+        lane = self._lane_of(vbucket)
+        rows, before = self._rows_of(vbucket, lane), run.histories[vbucket]
+        self._append(
+            vbucket,
+            (
+                (host, before + pack(begin(vbucket, seqno, vbuuid, places)))
+                for host in lane.hosts.values()
+                if (places := _places(host, rows))
+            ),
+        )
 
     def failover_log(self, vbucket: int, branches: tuple[FailoverBranch, ...]) -> None:
         """Publish the histories of a vbucket."""
@@ -310,7 +310,7 @@ class Router:
         lane = self._lanes[partition]
         rows = self._rows_of(vbucket, lane)
         always, tables = lane.choice if rows is lane.rows else Choice(tuple(rows))
-        says_absent = self.run.kind != BACKFILL or self._repeats
+        says_absent = self._says_absent
         kind = DOCUMENT if says_absent else PLACES
         singly = says_absent and vbucket in self.run.shares
         hosts = tuple(lane.hosts.values())
@@ -389,8 +389,8 @@ class Router:
         """
         places = b"".join(host.parts)
         there = {placed[0]: placed for placed in unpack_placed(places, len(host.parts))}
-        told = [host.place[row.index_id] for row in rows if row.index_id in host.place]
-        if self.run.kind == BACKFILL and not self._repeats:
+        told = _places(host, rows)
+        if not self._says_absent:
             told = [place for place in told if place in there]
         size = 0
         wanted = [there.get(place, (place, NO_SLICE, b"")) for place in told]
@@ -540,12 +540,21 @@ class Router:
 
     def _to_all(self, item: bytes, vbucket: int) -> None:
         """Append an item for each indexer that hosts anything of what this vbucket is sent of."""
-        lane = self._lanes[vbucket % self._partitions]
         share = self.run.shares.get(vbucket)
-        for host in lane.hosts.values():
-            if share is None or not share.isdisjoint(host.place):
-                host.buffer.append(item)
-        lane.size += len(item)
+        hosts = self._lane_of(vbucket).hosts.values()
+        told = (host for host in hosts if share is None or not share.isdisjoint(host.place))
+        self._append(vbucket, ((host, item) for host in told))
+
+    def _lane_of(self, vbucket: int) -> Lane:
+        return self._lanes[vbucket % self._partitions]
+
+    def _append(self, vbucket: int, items: Iterable[tuple[Host, bytes]]) -> None:
+        """Append an item for each of some hosts; what waits is sent if it is much."""
+        lane, most = self._lane_of(vbucket), 0
+        for host, item in items:
+            host.buffer.append(item)
+            most = max(most, len(item))
+        lane.size += most
         if lane.size > FLUSH_BYTES:
             self._flush(vbucket % self._partitions)
 
@@ -621,28 +630,39 @@ def _chosen(always: tuple[Row, ...], tables: Iterable[Table], document: Any) -> 
     return chosen
 
 
+def _places(host: Host, rows: Iterable[Row]) -> list[int]:
+    """Return the places of the indexes of rows in the list of a host that hosts them."""
+    return [host.place[row.index_id] for row in rows if row.index_id in host.place]
+
+
 def _cut(placed: Iterable[Placed], bytes_max: int) -> Iterator[tuple[Placed, ...]]:
     """Yield places in groups that each fit into an item."""
-    part: list[Placed] = []
-    size = 0
-    for one in placed:
-        if part and size + len(one[2]) > bytes_max:
-            yield tuple(part)
-            part, size = [], 0
-        part.append(one)
-        size += len(one[2]) + PLACED_HEAD.size
-    if part:
-        yield tuple(part)
+    return map(tuple, _grouped_by_size(placed, _size_of_place, bytes_max))
+
+
+def _size_of_place(placed: Placed) -> int:
+    return PLACED_HEAD.size + len(placed[2])
 
 
 def _parts(items: Sequence[bytes], bytes_max: int) -> Iterator[tuple[bytes, bool]]:
     """Yield items as records of bounded size, each with whether its last seqno goes on."""
-    part: list[bytes] = []
-    size = 0
-    for item in items:
-        if part and size + len(item) > bytes_max:
-            yield b"".join(part), is_of_one_mutation(part[-1], item)
-            part, size = [], 0
-        part.append(item)
-        size += len(item)
-    yield b"".join(part), False
+    groups = list(_grouped_by_size(items, len, bytes_max))
+    for group, after in zip_longest(groups, groups[1:]):
+        yield b"".join(group), after is not None and is_of_one_mutation(group[-1], after[0])
+
+
+def _grouped_by_size(
+    things: Iterable[Thing], size_of: Callable[[Thing], int], size_max: int
+) -> Iterator[list[Thing]]:
+    """Yield things in groups that are not larger than that, or of one thing."""
+    group: list[Thing] = []
+    whole = 0
+    for thing in things:
+        size = size_of(thing)
+        if group and whole + size > size_max:
+            yield group
+            group, whole = [], 0
+        group.append(thing)
+        whole += size
+    if group:
+        yield group

@@ -1350,8 +1350,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a-history-is-left-out-of-an-attach",
         "projector_sim/projector/router.py",
-        "host.buffer.append(self.run.histories[vbucket] + item)",
-        "host.buffer.append(item)",
+        "(host, log + pack(attach(",
+        "(host, pack(attach(",
         "tests/unit/projector_sim/test_router.py",
     ),
     Mutant(
@@ -3569,7 +3569,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a-mutation-that-is-cut-says-nothing-of-what-is-absent",
         ROUTER,
-        "if self.run.kind == BACKFILL and not self._repeats:",
+        "if not self._says_absent:",
         "if True:",
         "tests/unit/projector_sim/test_router.py",
     ),
@@ -3810,8 +3810,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a-mutation-is-cut-into-single-places",
         ROUTER,
-        "            yield tuple(part)\n            part, size = [], 0\n",
-        "            yield tuple(part)\n            part = []\n",
+        "            group, whole = [], 0\n",
+        "            group = []\n",
         "tests/unit/projector_sim/test_router.py",
     ),
     Mutant(
@@ -4111,8 +4111,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "an-older-document-of-a-log-stays-in-the-index",
         ROUTER,
-        "self.run.kind != BACKFILL or self._repeats",
-        "self.run.kind != BACKFILL",
+        "run.kind != BACKFILL or repeats",
+        "run.kind != BACKFILL",
         "tests/unit/projector_sim/test_router.py",
     ),
     Mutant(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from coordinator.core.keys.key_versions import ABSENT, END, SYNC, Item, begin
-from coordinator.core.model.stream_records import BACKFILL, MAINTENANCE, KeyVersions
+from coordinator.core.model.stream_records import BACKFILL, MAINTENANCE, NOT_SAID, KeyVersions
 from indexer_sim.bucket.tracker import Tracker
 from tests.simulation.conftest import BASE, BATCH, ENOUGH, PLANE_SEEDS, portion
 from tests.simulation.kernel.runs import SeedReport, ends_in_processes, hold
@@ -16,6 +16,7 @@ from tests.simulation.plane.faults import ACTIONS
 from tests.simulation.plane.world import AT_ONCE, PlaneWorld
 from tests.simulation.planted import streams as s
 from tests.simulation.planted.search import cases, search
+from tests.support.indexes import make_key_versions
 
 WORLDS_MAX = 60
 
@@ -86,19 +87,8 @@ def test_a_build_ends_though_a_stream_began_anew_below_where_it_was_attached() -
     """
 
     def record(kind: str, connection: int, number: int, *items: Item) -> tuple[KeyVersions, Any]:
-        head = KeyVersions(
-            bucket="b",
-            kind=kind,
-            projector=0,
-            connection=connection,
-            ordinal=1,
-            number=number,
-            indexes=(7,),
-            builds=(1,),
-            items=b"",
-            at_ms=0,
-        )
-        return head, items
+        fields = {"kind": kind, "connection": connection, "number": number, "previous": NOT_SAID}
+        return make_key_versions(1, indexes=(7,), builds=(1,), **fields), items
 
     tracker = Tracker(1)
     tracker.begin_build(7, 1)

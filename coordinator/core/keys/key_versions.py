@@ -56,8 +56,8 @@ MUTATION_HEAD = struct.Struct(">BHQHHI")
 VBUUID = struct.Struct(">Q")
 PLACE = struct.Struct(">H")
 PLACED_HEAD = struct.Struct(">HHH")
-PLACE_END = struct.calcsize(">BHQ")
-"""So many bytes of an item say what kind it is, and of which mutation."""
+MUTATION_BYTES = struct.calcsize(">BHQ")
+"""So many bytes of an item, of either form, say of which kind it is, and of which mutation."""
 
 BRANCH = struct.Struct(">QQ")
 
@@ -122,6 +122,12 @@ def unpack_placed(
     return tuple(found)
 
 
+def placed_before(item: Item) -> tuple[Placed, ...]:
+    """Return what an UPSERT or ABSENT says, as a PLACES says it."""
+    piece = item.slice if item.kind == UPSERT else NO_SLICE
+    return ((item.place, piece, item.payload),)
+
+
 def begin(vbucket: int, seqno: Seqno, vbuuid: Vbuuid, indexes: Sequence[int]) -> Item:
     """Return the BEGIN of a vbucket's stream that carries the indexes at these places."""
     payload = VBUUID.pack(vbuuid) + b"".join(map(PLACE.pack, indexes))
@@ -159,7 +165,7 @@ def branches(item: Item) -> tuple[FailoverBranch, ...]:
 def is_of_one_mutation(item: bytes, after: bytes) -> bool:
     """Tell whether two packed items, one behind the other, are of the same mutation."""
     kinds = {item[0], after[0]}
-    return kinds <= OF_MUTATIONS and item[1:PLACE_END] == after[1:PLACE_END]
+    return kinds <= OF_MUTATIONS and item[1:MUTATION_BYTES] == after[1:MUTATION_BYTES]
 
 
 def unpack(items: bytes) -> Iterator[Item]:

@@ -9,7 +9,7 @@ cannot do: it yields a key, or says that the document is not in the index, or ra
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from coordinator.core.keys.collation import MISSING, encode_key
 from coordinator.core.keys.key_order import DESCENDING, order_of
@@ -40,6 +40,9 @@ Evaluator = Callable[[str, Any], bytes | None]
 """
 
 
+Made = TypeVar("Made")
+
+
 def check(text: str, *, key: bool) -> None:
     """Raise `ExpressionError` where `text` cannot be evaluated; with `key` it may have an order."""
     compile_expression(text, key=key)
@@ -47,9 +50,21 @@ def check(text: str, *, key: bool) -> None:
 
 def compile_expression(text: str, *, key: bool) -> Evaluate:
     """Return what evaluates one expression, or raise `ExpressionError`, and nothing else."""
+    return _read(text, key, lambda tree: _compiled(tree, key=key))
+
+
+def required_by(where: str) -> Requirement | None:
+    """Return what a predicate requires of a document, if that can be looked up in it.
+
+    ExpressionError: it is none.
+    """
+    return _read(where, False, requirement)
+
+
+def _read(text: str, key: bool, make: Callable[[Any], Made]) -> Made:
+    """Return what is made of the tree of an expression; see `compile_expression`."""
     try:
-        tree = parse_expression(text, key=key)
-        return _compiled(tree, key=key)
+        return make(parse_expression(text, key=key))
     except SqlError as error:
         place = f"{error.message} (column {error.column})"
         raise ExpressionError("invalid_expression", place) from None
@@ -59,15 +74,6 @@ def compile_expression(text: str, *, key: bool) -> Evaluate:
         # A tree of a shape that no maker expected: there is no list of what sqlglot makes.
         what = f"cannot be evaluated: {type(error).__name__}"
         raise ExpressionError("unsupported", what) from None
-
-
-def required_by(where: str) -> Requirement | None:
-    """Return what a predicate requires of a document, if that can be looked up in it.
-
-    ExpressionError: it is none.
-    """
-    compile_expression(where, key=False)
-    return requirement(parse_expression(where, key=False))
 
 
 def _compiled(tree: Any, *, key: bool) -> Evaluate:

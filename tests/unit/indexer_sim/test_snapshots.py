@@ -25,14 +25,12 @@ from coordinator.core.keys.key_versions import (
     history,
     unpack,
 )
-from coordinator.core.model.entities import ROLLBACK, Rollback
+from coordinator.core.model.entities import Rollback
 from coordinator.core.model.stream_records import (
     BACKFILL,
     CATCHUP,
     MAINTENANCE,
     FailoverBranch,
-    KeyVersions,
-    StabilityTimestamp,
 )
 from coordinator.core.model.vectors import Places, Vector
 from indexer_sim.bucket.checkpoints import About
@@ -50,9 +48,9 @@ from indexer_sim.bucket.snapshots import (
 from indexer_sim.bucket.storage import Storage
 from indexer_sim.scans.api import ScanRefused, Wanted
 from indexer_sim.scans.reader import StorageReading
+from tests.support.fed_storage import BRANCH, FedStorage, make_rollback
 from tests.support.sizes import counted, scanned
 
-BRANCH = 2**63 + 1
 INDEX, SECOND = 1, 2
 VBUCKETS = 2
 DOCUMENTS = [b"d%d" % n for n in range(6)]
@@ -67,52 +65,13 @@ def storage(tmp_path: Path) -> Iterator[Storage]:
     made.close()
 
 
-class Feeder:
-    """Feeds a bucket as the applier does, and knows what is in it at every seqno."""
+class Feeder(FedStorage):
+    """Feeds a bucket, and knows what is in it at every seqno."""
 
     def __init__(self, storage: Storage) -> None:
-        self.storage = storage
+        super().__init__(storage, (INDEX,), VBUCKETS)
         self.seqnos = [0] * VBUCKETS
-        self.numbers = 0
-        self.offset = 0
         self.newest: dict[bytes, bytes] = {}
-        self.apply(MAINTENANCE, 1, *(begin(v, 0, BRANCH, [0]) for v in range(VBUCKETS)))
-        self.apply(BACKFILL, 2, *(begin(v, 0, BRANCH, [0]) for v in range(VBUCKETS)))
-        self.apply(BACKFILL, 2, *(Item(END, v, 0) for v in range(VBUCKETS)))
-
-    @property
-    def bucket(self):
-        found = self.storage.bucket("b")
-        assert found is not None
-        return found
-
-    def apply(
-        self,
-        kind: str,
-        connection: int,
-        *items: Item,
-        number: int = 1,
-        indexes: tuple[int, ...] = (INDEX,),
-    ) -> None:
-        self.offset += 1
-        head = KeyVersions(
-            bucket="b",
-            kind=kind,
-            projector=1,
-            connection=connection,
-            ordinal=0,
-            number=number,
-            indexes=indexes,
-            builds=(1,) * len(indexes),
-            items=b"",
-            at_ms=0,
-        )
-        bucket = self.bucket
-        builds = bucket.tracker.newer_builds(head)
-        if builds:
-            bucket.begin_builds(builds)
-        bucket.apply(bucket.tracker.apply(head, items), {0: self.offset})
-        assert counted(bucket) == scanned(bucket)
 
     def mutate(self, document: bytes, value: int, connection: int = 1, number: int = 1) -> None:
         """Change a document; the value 0 takes it away."""
@@ -133,12 +92,7 @@ class Feeder:
 
     def stable(self, seqnos: list[int] | None = None) -> int:
         """Tell the bucket a stability timestamp; return its number."""
-        wanted = self.seqnos if seqnos is None else seqnos
-        self.numbers += 1
-        vector = Vector([BRANCH] * VBUCKETS, wanted)
-        self.bucket.timeline.want(StabilityTimestamp("b", self.numbers, *vector.to_bytes(), 0))
-        self.bucket.snap()
-        return self.numbers
+        return self.stable_at(self.seqnos if seqnos is None else seqnos)
 
     def read(self, timestamp: int | None = None, *, backwards: bool = False) -> list[bytes]:
         """Return all entries, each behind the number of its slice."""
@@ -387,19 +341,7 @@ NEWER = 2**63 + 2
 
 def a_rollback(left: dict[int, int], number: int = 5, **more: Any) -> Rollback:
     """Vbuckets have lost what came after these seqnos."""
-    failover = Vector([NEWER] * len(left), list(left.values())).to_bytes()
-    return Rollback(
-        bucket="b",
-        number=number,
-        state="rollback",
-        vbuckets=tuple(left),
-        reason="",
-        began_ms=0,
-        failover_vbuuids=failover[0],
-        failover_seqnos=failover[1],
-        barrier=number,
-        **more,
-    )
+    return make_rollback(number, NEWER, left, **more)
 
 
 def test_a_bucket_goes_back_to_exactly_its_newest_snapshot_that_has_nothing_of_what_was_lost(
@@ -585,18 +527,7 @@ def test_what_a_checkpoint_is_can_be_read_back() -> None:
 
 def commanded(number: int, barrier: int, left: int = 100) -> Rollback:
     """Return a rollback because of vbucket 0, of which that much is left."""
-    vbuuids, seqnos = Vector([BRANCH + number], [left]).to_bytes()
-    return Rollback(
-        bucket="b",
-        number=number,
-        state=ROLLBACK,
-        vbuckets=(0,),
-        reason="",
-        began_ms=0,
-        failover_vbuuids=vbuuids,
-        failover_seqnos=seqnos,
-        barrier=barrier,
-    )
+    return make_rollback(number, BRANCH + number, {0: left}, barrier=barrier)
 
 
 def test_that_a_rollback_is_over_is_not_said_of_the_next_one(storage: Storage) -> None:
