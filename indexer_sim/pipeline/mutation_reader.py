@@ -9,7 +9,8 @@ whole, and counts as read. While the queue is full nothing is read, and Kafka ke
 An offset means something only in the log that it was taken from. So a bucket keeps the topic's id
 and the leader epoch of what lies before its offset. A bucket of which that is not the log any more
 (retention took it, a leader without the end of it was elected, the topic was made again) has lost
-a part, and is told so before it is given anything that comes later.
+a part, and is told so before it is given anything that comes later. The same holds for what waits
+in the queue (`log_witness`).
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ from coordinator.kafka.state_follower import CALL_TIMEOUT_S, PAUSE_S
 from coordinator.kafka.topics import MUTATIONS, STABILITY, STREAM_PARTITIONS, topic_name
 from coordinator.runtime.threads import Threads
 from indexer_sim.bucket.entries import NO_EPOCH
+from indexer_sim.pipeline.log_witness import LogWitness, Voucher
 from schemas.registry import SchemaError
 
 HEADER = "indexer"
@@ -134,14 +136,6 @@ class Needed(NamedTuple):
 
     epoch: int
     stands: Mapping[str, Stand]
-
-
-class Voucher(NamedTuple):
-    """A bucket has read the record at `offset` under this leader: another one there is news."""
-
-    bucket: str
-    offset: Offset
-    epoch: int
 
 
 class OtherLogError(Exception):
@@ -285,7 +279,8 @@ class MutationReader:
         self._mutations = topic_name(cluster, MUTATIONS)
         self._broken: set[int] = set()
         """Partitions whose log is not the one that was read."""
-        self._vouchers: dict[int, list[Voucher]] = {}
+        self._topic = ""
+        self._witness = LogWitness()
         self._stability = topic_name(cluster, STABILITY)
         self._queue = queue
         self._needed = needed
@@ -341,7 +336,7 @@ class MutationReader:
         self._queue.clear()
         self._assign(reader, needed)
         self._well()
-        while self._is_current() and needed.stands:
+        while self._is_current() and needed.stands and not self._witness.is_in_doubt:
             messages = self._next(reader)
             if self._hand_over(messages) and 0 < len(messages) < MESSAGES_MAX:
                 self._stopping.wait(PACE_S)
@@ -355,30 +350,39 @@ class MutationReader:
         """Begin at the lowest offset that is needed, of those that there are.
 
         Where the leader is known that wrote the record before, it is that record: nothing else
-        shows reliably that it is still there. Whoever has lost a part goes on where it stands, not
-        at the start of the log: what it has read once, it must not read again.
+        shows reliably that it is still there. The same holds for the record that was read last,
+        which may be applied only now. Whoever has lost a part goes on where it stands, not at the
+        start of the log: what it has read once, it must not read again.
         """
         topic = self._topic_id()
         assigned: list[TopicPartition] = []
         lost: dict[str, dict[int, int]] = {}
-        self._vouchers = {}
+        self._witness.begin()
         for partition in range(STREAM_PARTITIONS):
             low, high = _bounds(reader, self._mutations, partition)
             begin = high
+            last = self._witness.last(partition)
+            is_cut = partition in self._broken or (last is not None and last.offset >= high)
+            if is_cut or self._topic not in ("", topic):
+                self._witness.forget(partition)
+                last = None
             for bucket, stand in needed.stands.items():
                 at = stand.offsets.get(partition, high)
-                epoch = stand.epochs.get(partition, NO_EPOCH)
-                is_other = partition in self._broken or stand.topic not in ("", topic)
-                if is_other or not low <= at <= high:
+                if is_cut or stand.topic not in ("", topic) or not low <= at <= high:
                     at = lost.setdefault(bucket, {})[partition] = min(max(at, low), high)
-                elif epoch != NO_EPOCH and at > low:
-                    at -= 1
-                    self._vouchers.setdefault(partition, []).append(
-                        Voucher(bucket, Offset(at), epoch)
-                    )
+                    begin = min(begin, at)
+                    continue
                 begin = min(begin, at)
+                known = {at - 1: stand.epochs.get(partition, NO_EPOCH)}
+                if last is not None and partition in stand.offsets:
+                    known[last.offset] = last.epoch
+                for offset, epoch in known.items():
+                    if epoch != NO_EPOCH and offset >= low:
+                        self._witness.vouch(partition, Voucher(bucket, Offset(offset), epoch))
+                        begin = min(begin, offset)
             assigned.append(TopicPartition(self._mutations, partition, begin))
         self._broken.clear()
+        self._topic = topic
         for bucket, offsets in lost.items():
             self._put(Lost(bucket, offsets, topic))
         self._put(Follows(topic))
@@ -425,11 +429,16 @@ class MutationReader:
         return found
 
     def _hand_over(self, messages: Iterable[Message]) -> bool:
-        """Put what messages say into the queue; False: reading is to end."""
+        """Put what messages say into the queue; False: reading is to end.
+
+        What comes after a doubt is read again.
+        """
         group: list[Read] = []
         passed: dict[int, Position] = {}
         items = 0
         for message in messages:
+            if self._is_doubtful(message):
+                break
             group += self._betrayed(message)
             one = self._said(message)
             if isinstance(one, Position):
@@ -446,19 +455,26 @@ class MutationReader:
                 group, items = [], 0
         return self._put(*group, *passed.values())
 
+    def _is_doubtful(self, message: Message) -> bool:
+        """Tell whether reading begins anew, to see whether what was read is still there."""
+        place = self._place(message)
+        return place is not None and self._witness.doubts(*place)
+
     def _betrayed(self, message: Message) -> list[Lost]:
-        """Return who knows this record under another leader: it has read one that is gone."""
-        if not self._vouchers or message.topic() != self._mutations:
+        """Return who has read a record that is gone, as this one shows."""
+        place = self._place(message)
+        if place is None:
             return []
-        partition, offset = int(message.partition() or 0), int(message.offset() or 0)
-        waiting = self._vouchers.get(partition, [])
-        self._vouchers[partition] = [v for v in waiting if v.offset > offset]
-        epoch = _epoch_of(message)
-        return [
-            Lost(v.bucket, {partition: v.offset + 1})
-            for v in waiting
-            if v.offset == offset and epoch not in (NO_EPOCH, v.epoch)
-        ]
+        partition = place[0]
+        broken = self._witness.broken(*place)
+        return [Lost(v.bucket, {partition: v.offset + 1}) for v in broken]
+
+    def _place(self, message: Message) -> tuple[int, Offset, int] | None:
+        """Return partition, offset and leader epoch of a record of `mutations`."""
+        if message.topic() != self._mutations:
+            return None
+        offset = Offset(int(message.offset() or 0))
+        return int(message.partition() or 0), offset, _epoch_of(message)
 
     def _said(self, message: Message) -> Read | None:
         """Return what a message says to this indexer, None if that is nothing."""

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from coordinator.core.model.stream_records import CatchUpRequested
 from coordinator.core.model.vectors import Vector
 from coordinator.embedded.broker import Broker
+from coordinator.kafka import readers
 from coordinator.kafka.readers import consumer
 from coordinator.kafka.topics import (
     MUTATIONS,
@@ -21,6 +23,8 @@ from coordinator.kafka.topics import (
     STREAM_REQUEST,
     topic_name,
 )
+from coordinator.runtime.threads import Threads
+from indexer_sim.pipeline.mutation_reader import Lost, MutationQueue, MutationReader, Needed, Stand
 from tests.integration.indexer_bench import Bench
 from tests.integration.indexer_process import Cluster, Process, until
 from tests.integration.indexing import (
@@ -227,6 +231,73 @@ def test_a_log_that_was_cut_off_and_has_grown_is_told_by_its_leader(
         topics.close()
         for process in processes:
             process.kill()
+
+
+class Forgetful(Consumer):
+    """A client that never asks where an epoch ends: its positions are without one.
+
+    While it rests it asks for nothing.
+    """
+
+    rests = threading.Event()
+
+    def poll(self, timeout: float = -1) -> Message | None:
+        if self.rests.is_set():
+            self.pause(self.assignment())
+            until("it rests no more", lambda: not self.rests.is_set())
+            self.resume(self.assignment())
+            for place in self.position(self.assignment()):
+                self.seek(TopicPartition(place.topic, place.partition, max(place.offset, 0)))
+        return super().poll(timeout)
+
+    def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
+        return []
+
+
+def test_a_log_that_was_cut_off_is_told_by_its_records(
+    own_broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the client has not noticed it: what was read last has another leader now."""
+    topics = Cluster(own_broker.bootstrap_servers)
+    name = topic_name(topics.name, MUTATIONS)
+    queue, faults, passed = MutationQueue(), list[str](), list[int]()
+
+    def write(count: int) -> None:
+        producer = Producer({"bootstrap.servers": own_broker.bootstrap_servers, "log_level": 2})
+        for _ in range(count):
+            producer.produce(name, b"no record", partition=1)
+            producer.flush(20)
+
+    def lost() -> list[Lost]:
+        return [q.one for q in queue.take(1_000, 0.1) if isinstance(q.one, Lost)]
+
+    monkeypatch.setattr(readers, "Consumer", Forgetful)
+    reader = MutationReader(
+        *(own_broker.bootstrap_servers, topics.name, 1, queue),
+        lambda: Needed(0, {"b": Stand(dict.fromkeys(range(STREAM_PARTITIONS), 0))}),
+        lambda message, _: passed.append(int(message.offset() or 0)),
+        *(faults.append, lambda: None, Threads(lambda: None)),
+    )
+    try:
+        write(7)
+        reader.start()
+        until("all is read", lambda: 6 in passed)
+        assert lost() == []
+        Forgetful.rests.set()
+        own_broker.stop()
+        cut_off(own_broker, name, 1, 4)
+        passed.clear()
+        own_broker.start()
+        until("the broker answers", lambda: end_of(topics, 1) >= 0)
+        write(8)
+        Forgetful.rests.clear()
+        assert until("it is lost", lost) == [Lost("b", {1: 7})]
+        until("reading goes on", lambda: 11 in passed)
+    finally:
+        Forgetful.rests.clear()
+        reader.end()
+        reader.join()
+        topics.close()
 
 
 def end_of(topics: Cluster, partition: int) -> int:

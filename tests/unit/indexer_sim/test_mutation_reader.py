@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
+from coordinator.core.model.types import Offset
 from coordinator.kafka.topics import MUTATIONS, topic_name
 from coordinator.runtime.threads import Threads
 from indexer_sim.bucket.entries import NO_EPOCH
+from indexer_sim.pipeline.log_witness import LogWitness, Voucher
 from indexer_sim.pipeline.mutation_reader import (
     Lost,
     MutationQueue,
     MutationReader,
     Needed,
-    Voucher,
 )
 
 
@@ -26,7 +27,8 @@ def reader() -> MutationReader:
         *("127.0.0.1:1", "c", 1, MutationQueue(), lambda: Needed(0, {})),
         *(lambda *_: None, lambda _: None, lambda: None, Threads(lambda: None)),
     )
-    made._vouchers = {0: [Voucher("near", 9, 3), Voucher("far", 14, 3)]}
+    made._witness.vouch(0, Voucher("near", Offset(9), 3))
+    made._witness.vouch(0, Voucher("far", Offset(14), 3))
     return made
 
 
@@ -43,7 +45,7 @@ def test_who_has_read_another_record_at_an_offset_has_lost_a_part(reader: Mutati
     assert reader._betrayed(message(9, 3)) == []
     assert reader._betrayed(message(13, 5)) == []
     assert reader._betrayed(message(14, 5)) == [Lost("far", {0: 15})]
-    assert reader._vouchers == {0: []}
+    assert reader._betrayed(message(14, 6)) == []
 
 
 def test_who_is_told_of_no_leader_believes_the_offset(reader: MutationReader) -> None:
@@ -55,3 +57,60 @@ def test_records_of_other_partitions_and_topics_tell_nothing(reader: MutationRea
     assert reader._betrayed(message(9, 5, partition=1)) == []
     assert reader._betrayed(message(9, 5, topic="stability")) == []
     assert reader._betrayed(message(9, 5)) == [Lost("near", {0: 10})]
+
+
+def test_who_has_read_a_record_that_nothing_stands_for_has_lost_a_part(
+    reader: MutationReader,
+) -> None:
+    assert reader._betrayed(message(10, NO_EPOCH)) == [Lost("near", {0: 10})]
+
+
+def reads(witness: LogWitness, offset: int, epoch: int, partition: int = 0) -> list[str]:
+    """Return who has lost a part as a record shows; "doubt" if what came before is to be seen."""
+    if witness.doubts(partition, Offset(offset), epoch):
+        return ["doubt"]
+    return [v.bucket for v in witness.broken(partition, Offset(offset), epoch)]
+
+
+def read(witness: LogWitness, *records: tuple[int, int]) -> list[str]:
+    return [said for offset, epoch in records for said in reads(witness, offset, epoch)]
+
+
+def begin_anew(witness: LogWitness) -> None:
+    last = witness.last(0)
+    witness.begin()
+    assert last is not None
+    witness.vouch(0, Voucher("b", last.offset, last.epoch))
+
+
+def test_the_first_record_of_another_leader_has_the_last_one_looked_at() -> None:
+    witness = LogWitness()
+    assert read(witness, (4, 0), (5, 0), (6, 2)) == ["doubt"]
+    assert witness.is_in_doubt
+    begin_anew(witness)
+    assert not witness.is_in_doubt
+    assert read(witness, (4, 0), (5, 0), (6, 2), (7, 2)) == []
+    assert read(witness, (8, 3)) == ["doubt"]
+
+
+@pytest.mark.parametrize("again", [[(4, 2), (5, 2)], [(4, 2), (6, 2)], [(6, 2)]])
+def test_a_last_record_that_is_another_one_or_gone_was_lost(again: list[tuple[int, int]]) -> None:
+    witness = LogWitness()
+    assert read(witness, (4, 0), (5, 0), (6, 2)) == ["doubt"]
+    begin_anew(witness)
+    assert read(witness, *again) == ["b"]
+    assert read(witness, (7, 2), (8, 2)) == []
+
+
+def test_leaders_that_nobody_tells_and_those_of_other_partitions_raise_no_doubt() -> None:
+    witness = LogWitness()
+    assert read(witness, (4, 0), (5, NO_EPOCH), (6, NO_EPOCH), (7, 0)) == []
+    assert reads(witness, 7, 2, partition=1) == []
+    assert read(witness, (8, 2)) == ["doubt"]
+
+
+def test_what_was_lost_with_everybody_s_knowledge_is_forgotten() -> None:
+    witness = LogWitness()
+    assert read(witness, (4, 0)) == []
+    witness.forget(0)
+    assert read(witness, (9, 2)) == []
