@@ -110,22 +110,24 @@ clean: ## Remove .venv and caches; keeps .indexctl (run `indexctl reset` before)
 	@rm -rf .import_linter_cache *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The lock is newer than the stamp: install again, into a new environment if there is none.
+# The lock is newer than the stamp: install again, into a new environment if there is none. One in
+# which an installation was interrupted is made anew: pip cannot mend packages that are there in part.
 $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	    echo "error: $(PYTHON) is not Python 3.11 or newer:" \
 	    "install one, and name it with make PYTHON=python3.12" >&2; exit 1; }
-	@$(BIN)/python -m pip --version > /dev/null 2>&1 || { \
+	@{ [ ! -e $(VENV)/.installing ] && $(BIN)/python -m pip --version > /dev/null 2>&1; } || { \
 	    echo "making the virtual environment in $(VENV)"; \
 	    $(PYTHON) -m venv --clear $(VENV) || { rm -rf $(VENV); echo "error: $(PYTHON) -m venv failed:" \
 	    "install its venv module (Debian: apt install python3-venv)" >&2; exit 1; }; }
 	@echo "installing the dependencies (about a minute the first time)"
+	@touch $(VENV)/.installing
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	    --require-hashes -r requirements.lock
 	@echo "installing the project"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	    --no-deps --no-build-isolation -e .
-	@touch $@
+	@mv $(VENV)/.installing $@
 
 # The same look-up as the broker's own, before anything else takes time.
 java:

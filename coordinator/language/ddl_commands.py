@@ -177,7 +177,7 @@ def _normalised_transaction(
 def examine_here(definition: Definition) -> Definition | str:
     """Return the definition in normal form, or say what is wrong with it."""
     from coordinator.language.ddl_parser import SqlError, count_tokens, normalise_expression
-    from coordinator.language.expressions import ExpressionError, check
+    from coordinator.language.expressions import ExpressionError, check, check_keys
 
     keys, where = definition
     texts = keys if where is None else (*keys, where)
@@ -189,8 +189,7 @@ def examine_here(definition: Definition) -> Definition | str:
                 return f"more than {DEFINITION_TOKENS_MAX} tokens in all expressions together"
         expressions = tuple(normalise_expression(text, key=True) for text in keys)
         condition = None if where is None else normalise_expression(where)
-        for text in expressions:
-            check(text, key=True)
+        check_keys(expressions)
         if condition is not None:
             check(condition, key=False)
     except SqlError as error:

@@ -1,6 +1,6 @@
 """Index DDL as text: CREATE INDEX, DROP INDEX, ALTER INDEX and BUILD INDEX to plain values.
 
-    CREATE INDEX [IF NOT EXISTS] name ON bucket(expr [ASC|DESC], …)
+    CREATE INDEX [IF NOT EXISTS] name ON bucket(expr [ASC|DESC], DISTINCT expr [ASC|DESC], …)
         [WHERE condition] [USING method] [WITH {json}]
     CREATE PRIMARY INDEX [IF NOT EXISTS] [name] ON bucket [USING method] [WITH {json}]
     DROP INDEX [IF EXISTS] name ON bucket        DROP INDEX [IF EXISTS] bucket.name
@@ -41,7 +41,7 @@ import json
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from math import isfinite
 from typing import TYPE_CHECKING, Any
@@ -483,8 +483,11 @@ def _shown(value: Any) -> str:
 
 @functools.cache
 def _dialect() -> Dialect:
-    """Return the dialect of expressions: sqlglot's own, with both quotes for names."""
+    """Return the dialect of expressions: sqlglot's own, with both quotes for names, and with
+    `ARRAY expr FOR name IN expr [WHEN condition] END` and `DISTINCT expr`, as N1QL has them."""
     import sqlglot
+    from sqlglot import exp
+    from sqlglot.tokenizer_core import TokenType
 
     class IndexDdl(sqlglot.Dialect):
         class Tokenizer(sqlglot.Tokenizer):
@@ -493,6 +496,67 @@ def _dialect() -> Dialect:
 
         class Parser(sqlglot.Parser):
             NO_PAREN_IF_COMMANDS = False  # nor after IF
+            RANGE_PARSERS = {  # noqa: RUF012 - FOR stands within ARRAY only
+                kind: parse
+                for kind, parse in sqlglot.Parser.RANGE_PARSERS.items()
+                if kind != TokenType.FOR
+            }
+            arrays: frozenset[int] = frozenset()
+            """Where an ARRAY … END begins."""
+
+            def _parse_types(
+                self, check_func: bool = False, *arguments: Any, **more: Any
+            ) -> exp.Expr | None:
+                # `check_func`: it is a type, as in DATE '…' and INT[…], or else anything. Trying
+                # both takes twice as long with each level of `INT[INT[…`. An index has no types: in
+                # a cast one word stands for any of them, until that is refused.
+                if check_func or not self._curr:
+                    return None
+                self._advance()
+                return self.expression(exp.DataType(this=exp.DType.UNKNOWN))
+
+            def _parse_function_call(self, *arguments: Any, **more: Any) -> exp.Expr | None:
+                if self._curr and self._curr.start in self.arrays:
+                    self._advance()
+                    return self._parse_array_of()
+                if self._match(TokenType.DISTINCT):
+                    return self.expression(exp.Distinct(expressions=[self._needed()]))
+                return super()._parse_function_call(*arguments, **more)
+
+            def _parse_array_of(self) -> exp.Expr:
+                of_each = self._needed()
+                self._expect(TokenType.FOR)
+                name = self._parse_id_var(any_token=False)
+                if name is None:
+                    self.raise_error("Expected a name")
+                self._expect(TokenType.IN)
+                source = self._needed()
+                condition = self._needed() if self._match(TokenType.WHEN) else None
+                self._expect(TokenType.END)
+                return self.expression(
+                    exp.Comprehension(
+                        this=of_each, expression=name, iterator=source, condition=condition
+                    )
+                )
+
+            def _needed(self) -> exp.Expr | None:
+                found = self._parse_disjunction()
+                if found is None:
+                    self.raise_error("Expected an expression")
+                return found
+
+            def _expect(self, kind: TokenType) -> None:
+                if not self._match(kind):
+                    self.raise_error(f"Expected {kind.name}")
+
+        class Generator(sqlglot.Generator):
+            def comprehension_sql(self, expression: exp.Comprehension) -> str:
+                of_each, name, source, condition = (
+                    self.sql(expression, part)
+                    for part in ("this", "expression", "iterator", "condition")
+                )
+                condition = f" WHEN {condition}" if condition else ""
+                return f"ARRAY {of_each} FOR {name} IN {source}{condition} END"
 
     return sqlglot.Dialect.get_or_raise(IndexDdl)
 
@@ -503,6 +567,23 @@ def _tokenize(source: _Source) -> list[Token]:
     except Exception as error:
         cause = str(error.__cause__ or error)
         raise source.error(f"cannot be read: {cause[:_CAUSE_LENGTH_MAX]}", 0) from None
+
+
+def _arrays_of(texts: Sequence[str]) -> list[int]:
+    """Return where an `ARRAY … FOR … END` begins: any other `array` is the name of a field."""
+    found: list[int] = []
+    opened: list[tuple[str, int]] = []
+    for at, text in enumerate(texts):
+        if text in ("(", "[", "case", "array"):
+            opened.append((text, at))
+        elif text == "for" and opened and opened[-1][0] == "array":
+            found.append(opened[-1][1])
+            opened[-1] = ("case", at)
+        elif text in _CLOSING:
+            opener = {")": "(", "]": "[", "end": "case"}.get(text)
+            while opened and opened.pop()[0] != opener:
+                pass
+    return found
 
 
 def _nesting_of(texts: Iterable[str]) -> int:
@@ -733,15 +814,20 @@ class _Parser:
 
         if not tokens:
             raise self._unexpected("an expression")
-        if _nesting_of(map(self._text, tokens)) > NESTING_MAX:
+        texts = [self._text(token) for token in tokens]
+        arrays = _arrays_of(texts)
+        for at in arrays:
+            texts[at] = "case"  # It ends in END, as that does.
+        if _nesting_of(texts) > NESTING_MAX:
             raise self._source.error("nested too deeply", tokens[0].start)
         if len(tokens) > TOKENS_MAX:
             raise self._source.error(f"more than {TOKENS_MAX} tokens", tokens[0].start)
-        parser = _dialect().parser(error_level=ErrorLevel.IMMEDIATE)
+        parser: Any = _dialect().parser(error_level=ErrorLevel.IMMEDIATE)
+        parser.arrays = frozenset(tokens[at].start for at in arrays)
         kind = exp.Ordered if key else exp.Condition
         try:
             trees = parser.parse_into(kind, tokens, self._source.visible)
-            tree = trees[0] if len(trees) == 1 else None
+            tree: exp.Expr | None = trees[0] if len(trees) == 1 else None
             if tree is None:
                 raise self._source.error("this is not one expression", tokens[0].start)
             if _depth_of(tree) > TREE_DEPTH_MAX:

@@ -20,6 +20,7 @@ from indexer_sim.bucket.entries import (
     LIVES,
     SEQNO,
     UNSWEPT,
+    cut_down,
     tombstone_prefix,
     under,
     unpack_back,
@@ -122,11 +123,12 @@ class BackIndex:
         for key, raw in records:
             document, entries, left = key[len(BACK) :], self.read(raw), {}
             for index_id, entry in entries.items():
-                seqno, piece, _ = unpack_back(entry)
-                if piece in slices[index_id]:
-                    left[index_id] = entry
+                kept = cut_down(entry, slices[index_id])
+                if kept is not None:
+                    left[index_id] = kept
                 elif guards(index_id):
                     guarded.add(index_id)
+                    seqno, _, _ = unpack_back(entry)
                     batch.put(tombstone_prefix(index_id) + document, SEQNO.pack(seqno))
             if sum(map(len, left.values())) != len(raw):
                 put(batch, document, left)

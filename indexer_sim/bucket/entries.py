@@ -4,7 +4,8 @@
     s   index                           shard: which life of the index's storage this is
     d   index, slice, key, document     -: an entry, in the order of the keys
     b   document                        for each index that the document is in: the index's life,
-                                        size of the key, seqno, slice, key (`back_index`)
+                                        size of the key, seqno, slice, key (`back_index`); where it
+                                        has several keys, `MANY` and each of them with its slice
     f   index                           the life of the index
     g   -                               the last life that was given
     w   -                               the back-index has what does not count: it is to be swept
@@ -21,17 +22,18 @@
     r   -                               the number of the last rollback that was done here, and the
                                         indexes that have not recovered from it
 
-Numbers are big-endian. For each (index, document) there is at most one of `d`, and exactly one
-entry in `b` where there is a `d`: both change in one batch. All that belongs to an index lies in a
+Numbers are big-endian. For each (index, document) there is one entry in `b` where there is any `d`,
+which names each of them: both change in one batch. All that belongs to an index lies in a
 few ranges (`contents_of`), or counts in one life of it only: so it is deleted without reading it.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection
+from collections.abc import Collection, Container, Sequence
 from typing import NamedTuple
 
+from coordinator.core.keys.key_versions import MANY, Where, pack_many, unpack_many
 from coordinator.core.model.types import Seqno
 
 SLICE, SHARD, DATA, SIZE = b"m", b"s", b"d", b"n"
@@ -115,9 +117,40 @@ def pack_back(life: int, seqno: int, piece: int, key: bytes) -> bytes:
 
 
 def unpack_back(entry: bytes) -> tuple[Seqno, int, bytes]:
-    """Return seqno, slice and encoded key of an entry of the back-index."""
+    """Return seqno, slice and encoded key of an entry of the back-index; or seqno, `MANY`, and
+    several of them, packed."""
     _, _, seqno, piece = BACK_HEAD.unpack_from(entry)
     return seqno, piece, entry[BACK_HEAD.size :]
+
+
+def pack_places(life: int, seqno: int, places: Sequence[Where]) -> bytes:
+    """Return an entry of the back-index for a document that has these places, at least one."""
+    if len(places) == 1:
+        return pack_back(life, seqno, *places[0])
+    return pack_back(life, seqno, MANY, pack_many(places))
+
+
+def places_of(piece: int, key: bytes) -> list[Where]:
+    """Return where a document is, of which an entry or an item says this."""
+    return unpack_many(key) if piece == MANY else [(piece, key)]
+
+
+def places_in(entry: bytes) -> list[Where]:
+    """Return where a document is, of which this is the entry."""
+    _, piece, key = unpack_back(entry)
+    return places_of(piece, key)
+
+
+def cut_down(entry: bytes, pieces: Container[int]) -> bytes | None:
+    """Return an entry without what is in other slices than these; None: nothing is left of it."""
+    life, _, seqno, piece = BACK_HEAD.unpack_from(entry)
+    if piece != MANY:
+        return entry if piece in pieces else None
+    places = places_in(entry)
+    left = [place for place in places if place[0] in pieces]
+    if len(left) == len(places):
+        return entry
+    return pack_places(life, seqno, left) if left else None
 
 
 class Range(NamedTuple):

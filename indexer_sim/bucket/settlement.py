@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from coordinator.core.keys.key_versions import NO_SLICE, Placed
+from coordinator.core.keys.key_versions import MANY, NO_SLICE, Placed, Where
 from indexer_sim.bucket.allocation import Slices
 from indexer_sim.bucket.back_index import BackIndex, Entries
 from indexer_sim.bucket.back_index import put as put_record
@@ -18,8 +18,12 @@ from indexer_sim.bucket.entries import (
     BACK,
     NOTHING,
     SEQNO,
+    cut_down,
     entries_prefix,
     pack_back,
+    pack_places,
+    places_in,
+    places_of,
     tombstone_prefix,
     unpack_back,
 )
@@ -79,28 +83,37 @@ class Settlement:
                     continue
                 # Whoever sent it may not have known yet that the slice has gone from here.
                 is_here = piece in here[index_id]
-                stays = before is not None and is_here and piece == old_piece and key == old_key
-                if before is not None and not stays and old_piece in here[index_id]:
-                    tally = tallies.get((index_id, old_piece))
-                    if tally is None:
-                        tally = tallies[index_id, old_piece] = Tally(index_id, old_piece)
-                    tally.entries -= 1
-                    tally.contents -= 2 * len(old_key) + len(document)
-                    tally.changes += not is_here
-                    delete(tally.prefix + old_key + document)
-                if is_here:
-                    tally = tallies.get((index_id, piece))
-                    if tally is None:
-                        tally = tallies[index_id, piece] = Tally(index_id, piece)
-                    tally.changes += 1
-                    if not stays:
-                        tally.entries += 1
-                        tally.contents += 2 * len(key) + len(document)
-                        put(tally.prefix + key + document, NOTHING)
-                    after = entries[index_id] = pack_back(life_of(index_id), seqno, piece, key)
+                if piece == MANY or (before is not None and old_piece == MANY):
+                    old = [] if before is None else places_of(old_piece, old_key)
+                    new = places_of(piece, key)
+                    left = self._settle_many(batch, index_id, document, old, new, tallies)
+                    after = pack_places(life_of(index_id), seqno, left) if left else None
+                else:
+                    # The same for one place, which most have: not by a call.
+                    stays = before is not None and is_here and piece == old_piece and key == old_key
+                    if before is not None and not stays and old_piece in here[index_id]:
+                        tally = tallies.get((index_id, old_piece))
+                        if tally is None:
+                            tally = tallies[index_id, old_piece] = Tally(index_id, old_piece)
+                        tally.entries -= 1
+                        tally.contents -= 2 * len(old_key) + len(document)
+                        tally.changes += not is_here
+                        delete(tally.prefix + old_key + document)
+                    after = None
+                    if is_here:
+                        tally = tallies.get((index_id, piece))
+                        if tally is None:
+                            tally = tallies[index_id, piece] = Tally(index_id, piece)
+                        tally.changes += 1
+                        if not stays:
+                            tally.entries += 1
+                            tally.contents += 2 * len(key) + len(document)
+                            put(tally.prefix + key + document, NOTHING)
+                        after = pack_back(life_of(index_id), seqno, piece, key)
+                if after is not None:
+                    entries[index_id] = after
                     moved.add(document)
                 else:
-                    after = None
                     if before is not None:
                         del entries[index_id]
                         moved.add(document)
@@ -115,6 +128,36 @@ class Settlement:
         for where, tally in tallies.items():
             self.sizes.count(where, tally.entries, tally.contents, tally.changes)
         return undone
+
+    def _settle_many(
+        self,
+        batch: Any,
+        index_id: int,
+        document: bytes,
+        old: Iterable[Where],
+        new: Iterable[Where],
+        tallies: dict[tuple[int, int], Tally],
+    ) -> list[Where]:
+        """Put a document where it is in an index, and nowhere else; return what of that is here."""
+        here = self.slices[index_id]
+        before = {place for place in old if place[0] in here}
+        after = sorted({place for place in new if place[0] in here})
+        touched = {piece for piece, _ in (*before, *after)}
+        for piece in touched:
+            tally = tallies.setdefault((index_id, piece), Tally(index_id, piece))
+            tally.changes += 1
+        for piece, key in before.difference(after):
+            tally = tallies[index_id, piece]
+            tally.entries -= 1
+            tally.contents -= 2 * len(key) + len(document)
+            batch.delete(tally.prefix + key + document)
+        for piece, key in after:
+            if (piece, key) not in before:
+                tally = tallies[index_id, piece]
+                tally.entries += 1
+                tally.contents += 2 * len(key) + len(document)
+                batch.put(tally.prefix + key + document, NOTHING)
+        return after
 
     def _records(self, documents: Iterable[bytes]) -> dict[bytes, bytes | None]:
         """Return the records of documents in the back-index."""
@@ -161,23 +204,28 @@ class Settlement:
             if change.after is not None:
                 self._move(batch, index_id, document, change.after, -1)
             before = first[index_id, document].before
-            if before is not None and self._move(batch, index_id, document, before, 1):
-                entries[index_id] = before
+            kept = None if before is None else self._move(batch, index_id, document, before, 1)
+            if kept is not None:
+                entries[index_id] = kept
         for document, entries in held.items():
             put_record(batch, document, entries)
 
-    def _move(self, batch: Any, index_id: int, document: bytes, entry: bytes, by: int) -> bool:
-        """Put an entry (1), or take it away (-1); tell whether its slice is here."""
-        _, piece, key = unpack_back(entry)
-        if piece not in self.slices[index_id]:
-            return False
-        place = entries_prefix(index_id, piece) + key + document
-        if by > 0:
-            batch.put(place, NOTHING)
-        else:
-            batch.delete(place)
-        self.sizes.count((index_id, piece), by, by * (2 * len(key) + len(document)))
-        return True
+    def _move(
+        self, batch: Any, index_id: int, document: bytes, entry: bytes, by: int
+    ) -> bytes | None:
+        """Put what an entry names (1), or take it away (-1), where its slices are here.
+
+        Returns the entry, with these slices only; None: none of them is here.
+        """
+        left = cut_down(entry, self.slices[index_id])
+        for piece, key in [] if left is None else places_in(left):
+            place = entries_prefix(index_id, piece) + key + document
+            if by > 0:
+                batch.put(place, NOTHING)
+            else:
+                batch.delete(place)
+            self.sizes.count((index_id, piece), by, by * (2 * len(key) + len(document)))
+        return left
 
 
 def _with(

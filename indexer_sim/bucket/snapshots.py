@@ -21,7 +21,7 @@ from coordinator.core.model.stream_records import StabilityTimestamp
 from coordinator.core.model.types import Seqno
 from coordinator.core.model.vectors import Vector
 from indexer_sim.bucket.database import Moment
-from indexer_sim.bucket.entries import unpack_back
+from indexer_sim.bucket.entries import places_in
 from indexer_sim.bucket.leases import Leases
 from indexer_sim.bucket.progress import ORPHANED, WHOLE
 from indexer_sim.bucket.tracker import NEVER, Tracker
@@ -291,9 +291,9 @@ def taken_back(changes: Iterable[Undo]) -> Overlay:
     for change in reversed(list(changes)):
         for raw, present in ((change.after, False), (change.before, True)):
             if raw is not None:
-                _, piece, key = unpack_back(raw)
-                entries = found.setdefault((change.index_id, piece), {})
-                entries[key + change.document] = present
+                for piece, key in places_in(raw):
+                    entries = found.setdefault((change.index_id, piece), {})
+                    entries[key + change.document] = present
     return {where: sorted(entries.items()) for where, entries in found.items()}
 
 

@@ -29,6 +29,7 @@ from coordinator.core.keys.key_versions import (
     DOCUMENT,
     END,
     KEY_BYTES_MAX,
+    MANY,
     MUTATION_HEAD,
     NO_SLICE,
     PLACED_HEAD,
@@ -36,11 +37,13 @@ from coordinator.core.keys.key_versions import (
     SYNC,
     Item,
     Placed,
+    Where,
     attach,
     begin,
     history,
     is_of_one_mutation,
     pack,
+    pack_many,
     unpack_placed,
 )
 from coordinator.core.model.stream_records import (
@@ -337,20 +340,24 @@ class Router:
                         self._garbage(vbucket, seqno, body[middle:at])
             if live:
                 name = document_id.decode("utf-8", "replace")
-                evaluated, key = None, None
+                evaluated: Evaluator | None = None
+                key: Any = None
                 chosen = _chosen(always, tables, document) if tables else always
                 for index_id, evaluate, place_of, numbers, targets in chosen:
                     if evaluate is not evaluated:
                         evaluated, key = evaluate, None
                         try:
                             key = evaluate(name, document)
-                            if key is not None and len(key) > KEY_BYTES_MAX:
+                            if type(key) is bytes and len(key) > KEY_BYTES_MAX:
                                 errors[index_id] += 1
                                 key = None
                         except Exception:
                             # Whatever it is: a document must not stop the others.
                             errors[index_id] += 1
                     if key is None:
+                        continue
+                    if type(key) is list:
+                        _spread(key, place_of, numbers, targets)
                         continue
                     which = 0 if place_of is None else place_of(key)
                     for add, place in targets[which]:
@@ -628,6 +635,26 @@ def _chosen(always: tuple[Row, ...], tables: Iterable[Table], document: Any) -> 
         if type(value) is str:
             chosen += table.get(value, ())
     return chosen
+
+
+def _spread(
+    keys: Iterable[bytes],
+    place_of: Callable[[bytes], int] | None,
+    numbers: Sequence[int],
+    targets: Sequence[Sequence[Target]],
+) -> None:
+    """Give each host the keys of a document in the slices that it has of an index, as one place."""
+    told: dict[Target, list[Where]] = {}
+    for key in keys:
+        which = 0 if place_of is None else place_of(key)
+        for target in targets[which]:
+            told.setdefault(target, []).append((numbers[which], key))
+    for (add, place), places in told.items():
+        if len(places) == 1:
+            ((piece, key),) = places
+        else:
+            piece, key = MANY, pack_many(places)
+        add(PLACED_HEAD.pack(place, piece, len(key)) + key)
 
 
 def _places(host: Host, rows: Iterable[Row]) -> list[int]:

@@ -343,4 +343,5 @@ def some_change(chance: random.Random, of: int) -> tuple[str, Document | None]:
         "city": chance.choice("xyz"),
         "name": f"Port {chance.randrange(50)}",
         "elevation": chance.randrange(-100, 14_000),
+        "tags": chance.choices(("Hub", "Sea", "no", "Air"), k=chance.randrange(4)),
     }

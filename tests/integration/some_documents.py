@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from tests.integration.travel_specs import BY_CITY, BY_NAME, HIGH
+from tests.integration.travel_specs import BY_CITY, BY_NAME, BY_TAG, HIGH
 from tests.support.oracle import Document, Spec, get
 
 PRIMARY = Spec("#primary", (), lambda name, d: (name,))
@@ -15,7 +15,7 @@ BY_COUNTRY = Spec(
     lambda name, d: (get(d, "country"),),
     options={"slices": 6, "partitioning": "range", "bounds": [["F"], ["R"]]},
 )
-SPECS = (PRIMARY, BY_CITY, BY_NAME, HIGH, BY_COUNTRY)
+SPECS = (PRIMARY, BY_CITY, BY_NAME, HIGH, BY_COUNTRY, BY_TAG)
 
 
 def a_document(chance: random.Random) -> Document:
@@ -24,6 +24,7 @@ def a_document(chance: random.Random) -> Document:
     document: dict[str, Any] = {"country": chance.choice("ABFGRSZ"), "city": chance.choice("xyz")}
     document["name"] = f"Port {chance.randrange(50)}"
     document["elevation"] = chance.randrange(-100, 14_000)
+    document["tags"] = chance.choices(["Hub", "hub", "Sea", "no", None, 7], k=chance.randrange(5))
     for field in list(document):
         dice = chance.random()
         if dice < 0.05:

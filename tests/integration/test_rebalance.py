@@ -13,7 +13,7 @@ import pytest
 
 from tests.integration.cluster import Child, Cluster, wait_until
 from tests.integration.logged_plane import LoggedPlane, loaded_plane, some_change, stable_plant
-from tests.integration.travel_specs import BY_CITY, BY_NAME, HIGH
+from tests.integration.travel_specs import BY_CITY, BY_NAME, BY_TAG, HIGH
 from tests.support.oracle import Spec
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 VBUCKETS = 32
 DOCUMENTS = 400
 BY_PAIR = replace(BY_CITY, name="by_pair", options={"slices": 2})
-SPECS: tuple[Spec, ...] = (BY_CITY, BY_NAME, HIGH, BY_PAIR)
+SPECS: tuple[Spec, ...] = (BY_CITY, BY_NAME, HIGH, BY_PAIR, BY_TAG)
 LIMITS = {"period_ms": 300, "sync_missing_ms": 60_000}
 MOVED_S = 60.0
 ADVANCE_S = 30.0

@@ -19,14 +19,14 @@ from tests.integration.logged_plane import (
     some_change,
     stable_plant,
 )
-from tests.integration.travel_specs import BY_CITY, BY_NAME, HIGH
+from tests.integration.travel_specs import BY_CITY, BY_NAME, BY_TAG, HIGH
 from tests.support.oracle import Spec
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 VBUCKETS = 32
 DOCUMENTS = 400
-SPECS: tuple[Spec, ...] = (BY_CITY, BY_NAME, HIGH)
+SPECS: tuple[Spec, ...] = (BY_CITY, BY_NAME, HIGH, BY_TAG)
 LIMITS = {"period_ms": 300, "sync_missing_ms": 60_000}
 RECOVERED_S = 60.0
 RARELY_MS = 600_000

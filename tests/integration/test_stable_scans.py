@@ -31,7 +31,7 @@ from tests.integration.logged_plane import (
 from tests.integration.some_documents import some_documents
 from tests.integration.streaming import jvm_of
 from tests.integration.topic_plane import TopicPlane
-from tests.integration.travel_specs import BY_CITY, BY_NAME, HIGH
+from tests.integration.travel_specs import BY_CITY, BY_NAME, BY_TAG, HIGH
 from tests.support.oracle import Spec, rows
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -39,7 +39,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 EX_UNUSABLE = 1
 VBUCKETS = 32
 DOCUMENTS = 400
-SPECS: tuple[Spec, ...] = (BY_CITY, BY_NAME, HIGH)
+SPECS: tuple[Spec, ...] = (BY_CITY, BY_NAME, HIGH, BY_TAG)
 LIMITS = {
     "period_ms": 300,
     "begin_held_ms": 1_500,

@@ -22,6 +22,22 @@ BY_NAME = Spec(
 )
 
 
+def _tags(document: Any) -> list[Any]:
+    tags = get(document, "tags")
+    if not isinstance(tags, list):
+        return [ABSENT if tags is ABSENT else None]
+    return [_lower(tag) for tag in tags if tag is not None and tag != "no"]
+
+
+BY_TAG = Spec(
+    "by_tag",
+    ("DISTINCT ARRAY LOWER(t) FOR t IN tags WHEN t <> 'no' END", "country"),
+    lambda name, d: (get(d, "country"),),
+    options={"slices": 3, "replicas": 1},
+    each=_tags,
+)
+
+
 HIGH = Spec(
     "high",
     ("elevation DESC", "country"),

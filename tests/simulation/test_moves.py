@@ -60,9 +60,9 @@ SERVED = {"each-slice-has-its-copies"}
 MUTANTS: list[tuple[Plant, tuple[str, ...], int, set[str]]] = [
     (m.a_copy_takes_over_before_it_is_built, (), 1, SERVED),
     (m.a_part_has_all_copies_of_its_index, (), 1, SERVED),
-    (m.the_source_leaves_twice, (), 19, SERVED),
-    (m.a_copy_goes_without_leaving, (), 86, {"hw-holds-what-it-claims"}),
-    (m.a_move_that_is_given_up_keeps_its_part, (), 4, {"a-part-is-of-something"}),
+    (m.the_source_leaves_twice, (), 17, SERVED),
+    (m.a_copy_goes_without_leaving, (), 147, {"hw-holds-what-it-claims"}),
+    (m.a_move_that_is_given_up_keeps_its_part, (), 10, {"a-part-is-of-something"}),
     (m.what_is_released_stays_in_the_back_index, (), 37, {"nothing-is-left-over"}),
 ]
 """A mutant, the faults of worlds that can show it (none: any), one that does, who may name it."""

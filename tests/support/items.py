@@ -7,15 +7,18 @@ from collections.abc import Iterator, Sequence
 from coordinator.core.keys.key_versions import (
     ABSENT,
     DOCUMENT,
+    MANY,
     NO_SLICE,
     OF_MUTATIONS,
     UPSERT,
     Item,
+    unpack_many,
 )
 
 
 def told(item: Item, indexes: Sequence[int]) -> Iterator[Item]:
-    """Yield what a mutation is to each index of a record: an UPSERT or ABSENT, by its place.
+    """Yield what a mutation is to each index of a record: an UPSERT or ABSENT, by its place; an
+    UPSERT for each of several keys.
 
     An item that is about no mutation is yielded as it is.
     """
@@ -26,5 +29,6 @@ def told(item: Item, indexes: Sequence[int]) -> Iterator[Item]:
     told_of = range(len(indexes)) if item.kind == DOCUMENT else placed
     for place in told_of:
         piece, key = placed.get(place, (NO_SLICE, b""))
-        kind = ABSENT if piece == NO_SLICE else UPSERT
-        yield Item(kind, item.vbucket, item.seqno, place, piece, item.document, key)
+        for one, its_key in unpack_many(key) if piece == MANY else [(piece, key)]:
+            kind = ABSENT if one == NO_SLICE else UPSERT
+            yield Item(kind, item.vbucket, item.seqno, place, one, item.document, its_key)

@@ -32,10 +32,25 @@ class Spec:
     name: str
     expressions: tuple[str, ...]
     key: Callable[[str, Document], tuple[Any, ...]]
+    """With `each`, of one that has several keys of a document, the element is a key's first part
+    and the rest is `key`."""
     where: str | None = None
     holds: Callable[[Document], bool] = lambda document: True
     descending: tuple[bool, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
+    each: Callable[[Document], list[Any]] | None = None
+
+    def keys(self, name: str, document: Document) -> list[tuple[Any, ...]]:
+        """Return the keys of a document, whose first components are not absent."""
+        key = self.key(name, document)
+        if self.each is None:
+            found = [key]
+        else:
+            found = []
+            for element in self.each(document):
+                if all(compare(element, known) for known, *_ in found):
+                    found.append((element, *key))
+        return [key for key in found if key[0] is not ABSENT]
 
     def body(self, bucket: str, **more: Any) -> dict[str, Any]:
         """Return the body of the CREATE."""
@@ -64,9 +79,7 @@ def rows(spec: Spec, documents: Mapping[str, Document]) -> list[Row]:
     for name, document in documents.items():
         if not spec.holds(document):
             continue
-        key = spec.key(name, document)
-        if key[0] is not ABSENT:
-            found.append((key, name))
+        found += [(key, name) for key in spec.keys(name, document)]
     return sorted(found, key=cmp_to_key(lambda a, b: _compare_rows(spec, a, b)))
 
 

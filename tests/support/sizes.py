@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 
 from indexer_sim.bucket.bucket import Bucket
-from indexer_sim.bucket.entries import BACK, DATA, SLICE_KEY, unpack_back
+from indexer_sim.bucket.entries import BACK, BACK_HEAD, DATA, SLICE_KEY, places_in
 
 
 def scanned(bucket: Bucket) -> dict[tuple[int, int], tuple[int, int]]:
-    """Return the entries of each slice, and the bytes of these and of their places in
-    the back-index."""
+    """Return the entries of each slice, and the bytes of these and of their places in the
+    back-index, as if each had a head of its own."""
     entries: Counter[tuple[int, int]] = Counter()
     sizes: Counter[tuple[int, int]] = Counter()
     for key, value in bucket.database.scan(DATA):
@@ -19,9 +19,9 @@ def scanned(bucket: Bucket) -> dict[tuple[int, int], tuple[int, int]]:
         sizes[index_id, piece] += len(key) + len(value)
     for _, value in bucket.database.scan(BACK):
         for index_id, entry in bucket.back_index.read(value).items():
-            _, piece, _ = unpack_back(entry)
-            if piece in bucket.slices[index_id]:
-                sizes[index_id, piece] += len(entry)
+            for piece, key in places_in(entry):
+                if piece in bucket.slices[index_id]:
+                    sizes[index_id, piece] += BACK_HEAD.size + len(key)
     return {place: (entries[place], sizes[place]) for place in sizes}
 
 

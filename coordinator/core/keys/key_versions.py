@@ -2,7 +2,9 @@
 
 Numbers are big-endian. An item that tells of a mutation is a head, the id of the document, and for
 each index that it names a place: that of the index in the record's list (2 bytes, ascending), the
-slice (2), the size of the key (2), and the encoded key (`coordinator.core.keys.collation`):
+slice (2), the size of the key (2), and the encoded key (`coordinator.core.keys.collation`). Where
+the document has several keys in an index the slice is `MANY`, and in place of the key each of them
+follows with its slice (`pack_many`):
 
     kind 1, vbucket 2, seqno 8, count of places 2, size of the id 2, size of the places 4
 
@@ -47,15 +49,21 @@ OF_MUTATIONS = frozenset({UPSERT, ABSENT, DOCUMENT, PLACES})
 """The kinds that tell what became of a document; the others are about streams."""
 
 NO_SLICE = 0xFFFF
+MANY = 0xFFFE
+"""In place of a slice: the document has several keys."""
+
 INDEXES_MAX = 0xFFFF
 DOCUMENT_ID_BYTES_MAX = 4_096
 KEY_BYTES_MAX = 4_096
+KEYS_BYTES_MAX = 48 * 1024
+"""So many bytes the keys of one document in one index take at most, packed."""
 
 HEAD = struct.Struct(">BHQHHBH")
 MUTATION_HEAD = struct.Struct(">BHQHHI")
 VBUUID = struct.Struct(">Q")
 PLACE = struct.Struct(">H")
 PLACED_HEAD = struct.Struct(">HHH")
+WHERE_HEAD = struct.Struct(">HH")
 MUTATION_BYTES = struct.calcsize(">BHQ")
 """So many bytes of an item, of either form, say of which kind it is, and of which mutation."""
 
@@ -63,7 +71,11 @@ BRANCH = struct.Struct(">QQ")
 
 
 Placed = tuple[int, int, bytes]
-"""Where a document is in one index: the index's place in the record's list, the slice, the key."""
+"""Where a document is in one index: the index's place in the record's list, the slice, the key. Or
+`MANY` in place of the slice, and `pack_many` of where it is in place of the key."""
+
+Where = tuple[int, bytes]
+"""A slice of an index, and an encoded key in it."""
 
 
 class Item(NamedTuple):
@@ -120,6 +132,27 @@ def unpack_placed(
     if at != end:
         raise ItemsError("places that do not fill their item")
     return tuple(found)
+
+
+def pack_many(places: Iterable[Where]) -> bytes:
+    """Return the slices and keys of a document that has several in one index."""
+    return b"".join(WHERE_HEAD.pack(piece, len(key)) + key for piece, key in places)
+
+
+def unpack_many(raw: bytes) -> list[Where]:
+    """Return what `pack_many` has packed. ItemsError."""
+    found: list[Where] = []
+    at, end, head = 0, len(raw), WHERE_HEAD.size
+    try:
+        while at < end:
+            piece, size = WHERE_HEAD.unpack_from(raw, at)
+            at += head + size
+            found.append((piece, raw[at - size : at]))
+    except struct.error:
+        at = end + 1
+    if at != end:
+        raise ItemsError("the bytes end in one of several keys")
+    return found
 
 
 def placed_before(item: Item) -> tuple[Placed, ...]:

@@ -8,17 +8,18 @@ cannot do: it yields a key, or says that the document is not in the index, or ra
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from coordinator.core.keys.collation import MISSING, encode_key
-from coordinator.core.keys.key_order import DESCENDING, order_of
-from coordinator.core.keys.key_versions import KEY_BYTES_MAX
+from coordinator.core.keys.key_order import DESCENDING, KeyOrder, order_of
+from coordinator.core.keys.key_versions import KEY_BYTES_MAX, KEYS_BYTES_MAX, WHERE_HEAD
 from coordinator.core.model.entities import Index
 from coordinator.language.ddl_parser import SqlError, parse_expression
 from coordinator.language.expressions.compiler import (
     Evaluate,
     Requirement,
+    compile_elements,
     compile_tree,
     requirement,
 )
@@ -30,15 +31,16 @@ __all__ = [
     "ExpressionError",
     "Requirement",
     "check",
+    "check_keys",
     "compile_index",
     "required_by",
 ]
 
-Evaluator = Callable[[str, Any], bytes | None]
+Evaluator = Callable[[str, Any], bytes | list[bytes] | None]
 """`Evaluator(document_id, document)`: the encoded key of a document, in the order of its index
-(`KeyOrder`); None: the document is not in the index. Raises `EvaluationError`, and nothing else.
+(`KeyOrder`); of an index with a DISTINCT key a list of them, in order, each once, and at least one.
+None: the document is not in the index. Raises `EvaluationError`, and nothing else.
 """
-
 
 Made = TypeVar("Made")
 
@@ -51,6 +53,11 @@ def check(text: str, *, key: bool) -> None:
 def compile_expression(text: str, *, key: bool) -> Evaluate:
     """Return what evaluates one expression, or raise `ExpressionError`, and nothing else."""
     return _read(text, key, lambda tree: _compiled(tree, key=key))
+
+
+def check_keys(texts: Sequence[str]) -> None:
+    """Raise `ExpressionError` where these cannot be the keys of one index, or one of them none."""
+    _compiled_keys(texts)
 
 
 def required_by(where: str) -> Requirement | None:
@@ -80,18 +87,41 @@ def _compiled(tree: Any, *, key: bool) -> Evaluate:
     """Return what evaluates a tree, which with `key` is an order around the expression."""
     if not key:
         return compile_tree(tree)
-    descending = bool(tree.args.get("desc"))
-    if bool(tree.args.get("nulls_first")) is descending:
+    return _compiled_key(tree).evaluate
+
+
+class _Key(NamedTuple):
+    """What a key of an index is evaluated by; `is_array`: to a list of the elements."""
+
+    evaluate: Evaluate
+    is_array: bool
+
+
+def _compiled_key(ordered: Any) -> _Key:
+    descending = bool(ordered.args.get("desc"))
+    if bool(ordered.args.get("nulls_first")) is descending:
         raise ExpressionError("unsupported", "NULLS FIRST and NULLS LAST: the order is fixed")
-    return compile_tree(tree.this)
+    elements = compile_elements(ordered.this)
+    return _Key(compile_tree(ordered.this), False) if elements is None else _Key(elements, True)
+
+
+def _compiled_keys(texts: Sequence[str]) -> list[_Key]:
+    """Return what evaluates the keys of an index. ExpressionError: it cannot have these."""
+    keys = [_read(text, True, _compiled_key) for text in texts]
+    if sum(key.is_array for key in keys) > 1:
+        raise ExpressionError("unsupported", "an index has at most one DISTINCT key")
+    return keys
 
 
 def compile_index(index: Index) -> Evaluator:
     """Return what yields the keys of documents. ExpressionError: there is no such index."""
     if index.primary:
         return _evaluator_of_primary
-    first, *rest = [compile_expression(text, key=True) for text in index.expressions]
+    keys = _compiled_keys(index.expressions)
     where = None if index.where is None else compile_expression(index.where, key=False)
+    if any(key.is_array for key in keys):
+        return _evaluator_of_array(order_of(index), keys, where)
+    first, *rest = [key.evaluate for key in keys]
     turned = any(text.endswith(DESCENDING) for text in index.expressions)
     encode = order_of(index).encode if turned else encode_key
 
@@ -111,6 +141,36 @@ def compile_index(index: Index) -> Evaluator:
         if len(key) > KEY_BYTES_MAX:
             raise _too_long(key)
         return key
+
+    return evaluator
+
+
+def _evaluator_of_array(order: KeyOrder, keys: list[_Key], where: Evaluate | None) -> Evaluator:
+    """Return what yields a key for each element that is different."""
+    (place,) = [place for place, key in enumerate(keys) if key.is_array]
+    evaluates = [key.evaluate for key in keys]
+
+    def evaluator(document_id: str, document: Any) -> list[bytes] | None:
+        try:
+            if where is not None and where(document, document_id) is not True:
+                return None
+            values = [evaluate(document, document_id) for evaluate in evaluates]
+            elements = values[place]
+            if place == 0:
+                elements = [element for element in elements if element is not MISSING]
+            elif values[0] is MISSING:
+                return None
+            before, after = values[:place], values[place + 1 :]
+            found = sorted({order.encode([*before, one, *after]) for one in elements})
+        except Exception as error:
+            raise _as_evaluation_error(error) from None
+        for key in found:
+            if len(key) > KEY_BYTES_MAX:
+                raise _too_long(key)
+        if sum(map(len, found)) + WHERE_HEAD.size * len(found) > KEYS_BYTES_MAX:
+            text = f"{len(found)} keys, with more than {KEYS_BYTES_MAX} bytes together"
+            raise EvaluationError("too_many_keys", text)
+        return found or None
 
     return evaluator
 

@@ -18,7 +18,7 @@ from sqlglot import exp
 
 from coordinator.core.keys.collation import MISSING
 from coordinator.language.expressions import values
-from coordinator.language.expressions.errors import ExpressionError
+from coordinator.language.expressions.errors import EvaluationError, ExpressionError
 from coordinator.language.expressions.like import PatternError, matcher
 
 Evaluate = Callable[[Any, str], Any]
@@ -32,9 +32,44 @@ _NO_MEANING = frozenset({"safe", "coalesce", "typed", "is_nvl", "is_null", "igno
 _ALWAYS_QUOTED = frozenset({"asc", "desc"})
 
 
+ELEMENTS_MAX = 8_192
+"""So many elements of arrays are looked at for one key of a document, nested ones included."""
+
+_LEFT = object()
+"""Under this name `ARRAY … END` keeps, beside its variable, how many elements are left to look at.
+No field has it: names are texts."""
+
+
 def compile_tree(tree: exp.Expr) -> Evaluate:
     """Return what evaluates the expression. ExpressionError: it cannot be evaluated."""
     return _Compiler().of(tree)
+
+
+def compile_elements(tree: exp.Expr) -> Evaluate | None:
+    """Return what evaluates to a list of the elements of a `DISTINCT expr`; None: it is none.
+
+    There is at least one, which is MISSING for an array without any. What is no array is the only
+    one. ExpressionError: it cannot be evaluated.
+    """
+    tree = _bare(tree)
+    if not isinstance(tree, exp.Distinct):
+        return None
+    array = _Compiler().of(_of_distinct(tree))
+
+    def evaluate(document: Any, document_id: str) -> list[Any]:
+        value = array(document, document_id)
+        return (value or [MISSING]) if type(value) is list else [value]
+
+    return evaluate
+
+
+def _of_distinct(node: exp.Distinct) -> exp.Expr:
+    """Return what the elements are taken of."""
+    if len(node.expressions) != 1 or node.args.get("on"):
+        raise ExpressionError("unsupported", "DISTINCT takes one array")
+    (array,) = node.expressions
+    assert isinstance(array, exp.Expr)
+    return array
 
 
 class Requirement(NamedTuple):
@@ -275,6 +310,61 @@ def _place(node: exp.Dot | exp.Bracket) -> exp.Expr:
     if not isinstance(node.expression, exp.Identifier):
         raise _unsupported(node.expression)
     return exp.Literal.string(node.expression.name)
+
+
+# -- arrays --------------------------------------------------------------------------------------
+
+
+@_makes(exp.Comprehension, has="this expression iterator condition")
+def _make_array(compiler: _Compiler, node: exp.Comprehension) -> Evaluate:
+    """ARRAY of_each FOR name IN source WHEN condition END; of DISTINCT arrays the elements."""
+    name, source = node.args["expression"].name, compiler.of(node.args["iterator"])
+    made_of = _bare(node.this)
+    is_flat = isinstance(made_of, exp.Distinct)
+    of_each = compiler.of(_of_distinct(made_of) if isinstance(made_of, exp.Distinct) else made_of)
+    condition = node.args.get("condition")
+    counts = compiler.of(condition) if condition else None
+
+    def evaluate(document: Any, document_id: str) -> Any:
+        elements = source(document, document_id)
+        if type(elements) is not list:
+            return MISSING if elements is MISSING else None
+        scope = _scope_of(document)
+        scope[_LEFT] -= len(elements)
+        if scope[_LEFT] < 0:
+            text = f"more than {ELEMENTS_MAX} elements of arrays"
+            raise EvaluationError("too_many_elements", text)
+        found: list[Any] = []
+        hidden = scope.get(name, MISSING)
+        for element in elements:
+            scope[name] = element
+            if counts is not None and counts(scope, document_id) is not True:
+                continue
+            value = of_each(scope, document_id)
+            if is_flat and type(value) is list:
+                found += value
+            elif value is not MISSING:
+                found.append(value)
+        scope[name] = hidden
+        return found
+
+    return evaluate
+
+
+def _scope_of(document: Any) -> dict[Any, Any]:
+    """Return the fields of a document, to which the variables of arrays may be added.
+
+    An array within another one shares its scope.
+    """
+    if type(document) is not dict:
+        return {_LEFT: ELEMENTS_MAX}
+    return document if _LEFT in document else {**document, _LEFT: ELEMENTS_MAX}
+
+
+@_makes(exp.Distinct, has="expressions on")
+def _make_distinct(compiler: _Compiler, node: exp.Distinct) -> Evaluate:
+    text = "DISTINCT stands at the beginning of a key, or of what ARRAY … END is of"
+    raise ExpressionError("unsupported", text)
 
 
 # -- conditions ----------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from coordinator.core.model.commands import BuildIndexes, CreateIndex, DropIndex
 from tests.simulation.actors import Client
 from tests.simulation.kernel.actor import Actor
-from tests.simulation.plane.oracle import KEYS, definition
+from tests.simulation.plane.oracle import KEYS, definition, elements
 
 if TYPE_CHECKING:
     from tests.simulation.plane.store import Mutation
@@ -93,5 +93,7 @@ class Writer(Actor):
         elif dice < 0.85:
             assert document is not None
             document["x"] = chance.choice((0, 1, 2, 3, 4, 5, "s"))
+        if document is not None:
+            document["z"] = elements(document)
         raw = None if document is None else json.dumps(document).encode()
         self.world.store.write(bucket, key, raw)

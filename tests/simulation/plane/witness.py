@@ -37,6 +37,8 @@ from indexer_sim.bucket.entries import (
     SLICE,
     SLICE_KEY,
     TOMBSTONE,
+    cut_down,
+    places_in,
     unpack_back,
 )
 from indexer_sim.bucket.progress import BRANCHED, GAP, WHOLE
@@ -258,13 +260,11 @@ class Witness(Actor):
         """
         pieces = serving_on(index, process.number)
         for key, newest in vbucket.states[-1].items():
-            entry = held.get(key)
-            if entry is not None and entry.piece not in pieces:
-                entry = None
+            held_of = held.get(key)
+            entry = None if held_of is None else held_of.within(pieces)
             if newest.seqno <= seqno:
                 wanted = self.oracle.entry(index, newest)
-                if wanted is not None and wanted.piece not in pieces:
-                    wanted = None
+                wanted = None if wanted is None else wanted.within(pieces)
                 require(
                     entry == wanted,
                     "hw-holds-what-it-claims",
@@ -272,8 +272,9 @@ class Witness(Actor):
                 )
             elif entry is not None:
                 mutation = vbucket.history[entry.seqno - 1]
+                of_then = self.oracle.entry(index, mutation)
                 require(
-                    mutation.key == key and self.oracle.entry(index, mutation) == entry,
+                    mutation.key == key and of_then is not None and of_then.within(pieces) == entry,
                     "an-entry-is-of-its-document",
                     f"{where}: {key!r} is {entry}, {mutation}",
                 )
@@ -290,11 +291,12 @@ class Witness(Actor):
         wanted = self.oracle.all(index, vbucket.states[seqno].values(), process.number)
         vbuckets = len(self.world.store.buckets[index.bucket])
         pieces = serving_on(index, process.number)
-        here = {
-            k: e
-            for k, e in held.items()
-            if vbucket_of(k, vbuckets) == vbucket.number and e.piece in pieces
+        held_here = {
+            key: entry.within(pieces)
+            for key, entry in held.items()
+            if vbucket_of(key, vbuckets) == vbucket.number
         }
+        here = {key: entry for key, entry in held_here.items() if entry is not None}
         require(here == wanted, "snapshots-are-exact", f"{where}: holds {here}, should {wanted}")
 
     def _contents(self, process: IndexerProcess, bucket: Bucket) -> Contents:
@@ -312,10 +314,12 @@ class Witness(Actor):
             elif kind == BACK:
                 document = raw[1:]
                 for index_id, entry in bucket.back_index.read(value).items():
-                    seqno, piece, key = unpack_back(entry)
-                    if piece in bucket.slices[index_id]:
-                        known.add((index_id, piece, key + document))
-                        found[index_id][document] = Entry(seqno, piece, key)
+                    seqno, _, _ = unpack_back(entry)
+                    there = Entry(seqno, frozenset(places_in(entry)))
+                    here = there.within(bucket.slices[index_id])
+                    if here is not None:
+                        known |= {(index_id, piece, key + document) for piece, key in here.places}
+                        found[index_id][document] = here
         require(
             entries == known,
             "no-entry-is-doubled",
@@ -454,7 +458,7 @@ class Witness(Actor):
                 entries = bucket.back_index.read(value)
                 require(
                     sum(map(len, entries.values())) == len(value)
-                    and all(unpack_back(e)[1] in bucket.slices[i] for i, e in entries.items()),
+                    and all(cut_down(e, bucket.slices[i]) == e for i, e in entries.items()),
                     "nothing-is-left-over",
                     f"indexer {process.number} {bucket.name}: {raw!r} is {value!r}",
                 )

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from coordinator.core.leader import rollback_coordinator
+from indexer_sim.bucket import settlement
 from indexer_sim.bucket.settlement import Settlement
 from indexer_sim.bucket.snapshots import Timeline, Undo
 from indexer_sim.bucket.tracker import Tracker
@@ -31,6 +32,11 @@ def only_the_last_change_is_undone(patch: Patch) -> None:
 
     known = Settlement.put_back
     patch.setattr(Settlement, "put_back", hasty)
+
+
+def of_several_keys_one_is_put_back(patch: Patch) -> None:
+    known = settlement.places_in
+    patch.setattr(settlement, "places_in", lambda entry: known(entry)[:1])
 
 
 def a_loss_during_a_rollback_is_overlooked(patch: Patch) -> None:

@@ -13,6 +13,7 @@ from coordinator.core.leader import stream_restart
 from coordinator.core.model.stream_records import BACKFILL, CATCHUP, KeyVersions
 from coordinator.core.model.types import Seqno
 from coordinator.core.model.vectors import Vector
+from indexer_sim.bucket import settlement
 from indexer_sim.bucket.bucket import Bucket
 from indexer_sim.bucket.chains import AFTER_A_HOLE, NEXT, Chains
 from indexer_sim.bucket.progress import BEGUN_ABOVE, CONDITIONS, WHOLE
@@ -25,6 +26,11 @@ Patch = pytest.MonkeyPatch
 def high_watermark_passes_over_a_gap(patch: Patch) -> None:
     without_gap = dict.fromkeys(CONDITIONS[BEGUN_ABOVE], WHOLE)
     patch.setitem(CONDITIONS, BEGUN_ABOVE, without_gap)  # type: ignore[arg-type]
+
+
+def of_several_keys_one_is_held(patch: Patch) -> None:
+    known = settlement.places_of
+    patch.setattr(settlement, "places_of", lambda piece, key: known(piece, key)[:1])
 
 
 def absence_leaves_no_tombstone(patch: Patch) -> None:

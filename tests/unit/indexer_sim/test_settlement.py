@@ -7,12 +7,23 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from rocksdict import WriteBatch
 
-from coordinator.core.keys.key_versions import NO_SLICE
+from coordinator.core.keys.key_versions import MANY, NO_SLICE, ItemsError, pack_many
 from coordinator.core.model.types import Seqno
 from indexer_sim.bucket import back_index
 from indexer_sim.bucket.bucket import Bucket
-from indexer_sim.bucket.entries import BACK, BACK_HEAD, DATA, SIZE, SLICE_KEY, TOMBSTONE, UNSWEPT
+from indexer_sim.bucket.entries import (
+    BACK,
+    BACK_HEAD,
+    DATA,
+    SIZE,
+    SLICE_KEY,
+    TOMBSTONE,
+    UNSWEPT,
+    places_in,
+)
+from indexer_sim.bucket.snapshots import taken_back
 from indexer_sim.bucket.tracker import NO_INDEX, Change, Scope
 from tests.support.sizes import counted, scanned
 
@@ -134,6 +145,87 @@ def test_no_life_is_given_twice_also_after_a_restart(bucket: Bucket, tmp_path: P
     again.database.close()
 
 
+def many(index_id: int, *places: tuple[int, bytes]) -> tuple[int, int, bytes]:
+    return index_id, MANY, pack_many(places)
+
+
+def test_a_document_may_have_several_keys_in_an_index(bucket: Bucket) -> None:
+    bucket.apply([told(1, b"d", many(1, (0, b"a"), (1, b"b"), (1, b"c")), (2, 0, b"x"))], {})
+    assert entries(bucket) == {(1, 0, b"ad"), (1, 1, b"bd"), (1, 1, b"cd"), (2, 0, b"xd")}
+    assert {place: size.entries for place, size in bucket.sizes.all()} == {
+        (1, 0): 1,
+        (1, 1): 2,
+        (2, 0): 1,
+    }
+    assert {place: size.changes for place, size in bucket.sizes.all()} == {
+        (1, 0): 1,
+        (1, 1): 1,
+        (2, 0): 1,
+    }
+    bucket.apply([told(2, b"d", many(1, (0, b"a"), (0, b"z")), (2, 0, b"x"))], {})
+    assert entries(bucket) == {(1, 0, b"ad"), (1, 0, b"zd"), (2, 0, b"xd")}
+    bucket.apply([told(2, b"d", (1, 1, b"late"))], {})
+    bucket.apply([told(3, b"d", (1, 1, b"one"), (2, 0, b"x"))], {})
+    assert entries(bucket) == {(1, 1, b"oned"), (2, 0, b"xd")}
+    bucket.apply([told(4, b"d", many(1, (0, b"p"), (0, b"q")))], {})
+    bucket.apply([told(5, b"d", scope=GUARDED)], {})
+    assert entries(bucket) == set()
+    assert tombstones(bucket) == 3
+    assert counted(bucket) == scanned(bucket)
+
+
+def test_several_keys_are_seen_as_they_were_before(bucket: Bucket) -> None:
+    bucket.apply([told(1, b"d", many(1, (0, b"a"), (0, b"b"), (1, b"c")))], {})
+    before = len(bucket.timeline.changes_since(0))
+    bucket.apply([told(2, b"d", many(1, (0, b"b"), (0, b"x"), (1, b"y")))], {})
+    bucket.apply([told(3, b"d", (1, 0, b"b"))], {})
+    later = list(bucket.timeline._changes)[1:]
+    assert before == 0
+    assert taken_back(later) == {
+        (1, 0): [(b"ad", True), (b"bd", True), (b"xd", False)],
+        (1, 1): [(b"cd", True), (b"yd", False)],
+    }
+    batch = WriteBatch(raw_mode=True)
+    bucket._settlement().put_back(batch, later)
+    bucket.sizes.put(batch)
+    bucket.write(batch, sync=False)
+    assert entries(bucket) == {(1, 0, b"ad"), (1, 0, b"bd"), (1, 1, b"cd")}
+    assert counted(bucket) == scanned(bucket)
+
+
+def test_of_several_keys_those_are_put_back_whose_slice_is_here(bucket: Bucket) -> None:
+    bucket.apply([told(1, b"d", many(1, (0, b"a"), (1, b"b"), (1, b"c")))], {})
+    bucket.apply([told(2, b"d")], {})
+    later = list(bucket.timeline._changes)[1:]
+    bucket.release(1, frozenset({0}))
+    batch = WriteBatch(raw_mode=True)
+    bucket._settlement().put_back(batch, later)
+    bucket.sizes.put(batch)
+    bucket.write(batch, sync=False)
+    assert entries(bucket) == {(1, 1, b"bd"), (1, 1, b"cd")}
+    ((_, raw),) = bucket.database.scan(BACK)
+    assert places_in(bucket.back_index.read(raw)[1]) == [(1, b"b"), (1, b"c")]
+    assert counted(bucket) == scanned(bucket)
+
+
+def test_what_has_gone_of_several_keys_is_swept_out(bucket: Bucket) -> None:
+    bucket.apply([told(1, b"d", many(1, (0, b"a"), (1, b"b"), (1, b"c")))], {})
+    bucket.apply([told(1, b"e", many(1, (1, b"b"), (1, b"c")))], {})
+    bucket.release(1, frozenset({1}))
+    while not bucket.back_index.is_swept:
+        bucket.sweep()
+    ((key, raw),) = bucket.database.scan(BACK)
+    assert key == BACK + b"d"
+    assert places_in(bucket.back_index.read(raw)[1]) == [(0, b"a")]
+    assert len(raw) == BACK_HEAD.size + 1, "one key is kept as one"
+
+
+@pytest.mark.parametrize("damage", [b"\0", b"\0\1\0\5abc", b"\0\1\0\1ab"])
+def test_damaged_keys_are_none(bucket: Bucket, damage: bytes) -> None:
+    with pytest.raises(ItemsError):
+        bucket.apply([told(1, b"d", (1, MANY, damage))], {})
+
+
 def test_there_is_nothing_to_sweep_where_an_index_had_nothing(bucket: Bucket) -> None:
     bucket.apply([told(1, b"d", (1, 0, b"a"))], {})
     bucket.begin_builds({2: 1})
@@ -207,7 +299,7 @@ def _walk(folder: Path, chance: Random) -> None:
     bucket = opened(folder)
     for index_id in INDEXES:
         bucket.allocate(index_id, PIECES, b"", {})
-    held: dict[tuple[int, bytes], tuple[int, bytes]] = {}
+    held: Held = {}
     build = dict.fromkeys(INDEXES, 0)
     for seqno in range(1, 120):
         event = chance.randrange(20)
@@ -215,19 +307,18 @@ def _walk(folder: Path, chance: Random) -> None:
         if event == 0:
             build[index_id] += 1
             bucket.begin_builds({index_id: build[index_id]})
-            held = {at: place for at, place in held.items() if at[0] != index_id}
+            held = {at: places for at, places in held.items() if at[0] != index_id}
         elif event == 1:
             gone = bucket.slices[index_id] & {chance.randrange(2)}
             if 0 < len(gone) < len(bucket.slices[index_id]):
                 bucket.release(index_id, gone)
                 held = {
-                    at: place
-                    for at, place in held.items()
-                    if at[0] != index_id or place[0] not in gone
+                    at: [p for p in places if at[0] != index_id or p[0] not in gone]
+                    for at, places in held.items()
                 }
         elif event == 2:
             bucket.allocate(index_id, PIECES, b"", {})
-            held = {at: place for at, place in held.items() if at[0] != index_id}
+            held = {at: places for at, places in held.items() if at[0] != index_id}
         elif event == 3:
             bucket.database.close()
             bucket = opened(folder)
@@ -237,7 +328,7 @@ def _walk(folder: Path, chance: Random) -> None:
             _tell(bucket, held, seqno, chance)
         weighed = {SLICE_KEY.unpack(k[len(SIZE) :]) for k, _ in bucket.database.scan(SIZE)}
         assert all(piece in bucket.slices[i] for i, piece in weighed)
-        wanted = {(i, piece, key + d) for (i, d), (piece, key) in held.items()}
+        wanted = {(i, piece, key + d) for (i, d), p in held.items() for piece, key in p}
         assert entries(bucket) == wanted
         assert {k: v for k, v in counted(bucket).items() if v[0]} == {
             k: v for k, v in scanned(bucket).items() if v[0]
@@ -245,17 +336,32 @@ def _walk(folder: Path, chance: Random) -> None:
     bucket.database.close()
 
 
-def _tell(
-    bucket: Bucket, held: dict[tuple[int, bytes], tuple[int, bytes]], seqno: int, chance: Random
-) -> None:
+Held = dict[tuple[int, bytes], list[tuple[int, bytes]]]
+"""Slices and keys, by index and document."""
+
+
+def _tell(bucket: Bucket, held: Held, seqno: int, chance: Random) -> None:
     document, others = b"d%d" % chance.randrange(6), chance.random() < 0.7
     named = sorted(chance.sample(INDEXES, chance.randrange(4)))
-    placed = [(i, chance.choice((NO_SLICE, 0, 1)), b"k" * chance.randrange(4)) for i in named]
+    places = {i: _places(chance) for i in named}
+    placed = [
+        (i, *some[0]) if len(some) == 1 else (i, MANY, pack_many(some))
+        for i, some in places.items()
+    ]
     scope = chance.choice((LOGGED, GUARDED, Scope(frozenset({1, 2}), frozenset({3}))))
     bucket.apply([told(seqno, document, *placed, others=others, scope=scope)], {})
     for index_id in INDEXES:
         if index_id in named or others:
             held.pop((index_id, document), None)
-    for index_id, piece, key in placed:
-        if piece in bucket.slices[index_id]:
-            held[index_id, document] = (piece, key)
+    for index_id, some in places.items():
+        here = [place for place in some if place[0] in bucket.slices[index_id]]
+        held[index_id, document] = list(dict.fromkeys(here))
+
+
+def _places(chance: Random) -> list[tuple[int, bytes]]:
+    """Return where a document is in an index, or that it is nowhere; of a message that was sent
+    twice by mistake, each place twice."""
+    if chance.random() < 0.6:
+        return [(chance.choice((NO_SLICE, 0, 1)), b"k" * chance.randrange(4))]
+    some = [(chance.choice((0, 1, 7)), b"k" * n) for n in range(chance.randrange(2, 5))]
+    return some * chance.choice((1, 1, 2))

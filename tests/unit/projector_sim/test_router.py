@@ -24,7 +24,9 @@ from coordinator.core.keys.key_versions import (
     END,
     HISTORY,
     KEY_BYTES_MAX,
+    MANY,
     NO_SLICE,
+    PLACES,
     SYNC,
     UPSERT,
     VBUUID,
@@ -463,6 +465,69 @@ def test_who_applies_the_items_has_what_the_documents_say(
                     wanted[name] = key
             for host in piece.hosts:
                 assert held[host, index.id, piece.number] == wanted
+
+
+TAGS = an_index(
+    7,
+    expressions=("DISTINCT t", "a"),
+    slices=(Slice(0, 1, (3,)), Slice(1, 2), Slice(2, 3), Slice(3, 1)),
+)
+
+
+def keys_of(index: Index, document: Any) -> dict[int, set[tuple[int, bytes]]]:
+    """Return slices and keys of a document, by the indexers that have the slices."""
+    found: dict[int, set[tuple[int, bytes]]] = {}
+    for key in compile_index(index)("d", document) or ():
+        assert isinstance(key, bytes)
+        piece = topology_of(index).slice_of(key)
+        for host in piece.hosts:
+            found.setdefault(host, set()).add((piece.number, key))
+    return found
+
+
+def test_several_keys_of_a_document_go_to_the_hosts_of_their_slices_in_one_item() -> None:
+    here = Given(TAGS, TWO)
+    here.begin(6)
+    document = {"a": 1, "b": 2, "t": list(range(20))}
+    here.mutate(6, (1, "d", document), (2, "d", {"a": 1, "t": [3]}), (3, "d", {"t": []}))
+    here.router.flush()
+    wanted = keys_of(TAGS, document)
+    assert set(wanted) == {1, 2, 3}
+    for indexer in (1, 2, 3):
+        assert [i.kind for i in here.sink.raw(indexer)] == [BEGIN, DOCUMENT, DOCUMENT, DOCUMENT]
+        of_first = [i for i in here.sink.raw(indexer) if i.seqno == 1 and i.kind == DOCUMENT]
+        places = {place: piece for place, piece, _ in of_first[0].placed}
+        assert places[0] == MANY
+        items = [i for i in here.items(indexer, UPSERT) if i.place == TAGS.id]
+        assert {(i.slice, i.payload) for i in items if i.seqno == 1} == wanted[indexer]
+        one = keys_of(TAGS, {"a": 1, "t": [3]}).get(indexer, set())
+        assert {(i.slice, i.payload) for i in items if i.seqno == 2} == one
+        assert not [i for i in items if i.seqno == 3]
+
+
+def test_many_keys_of_many_indexes_are_told_one_by_one() -> None:
+    """What is too much for one item says of each index everything in one place."""
+    several = [replace(TAGS, id=10 + n, slices=(Slice(0, 1),)) for n in range(4)]
+    here = Given(*several)
+    here.begin(6)
+    document = {"a": "x" * 300, "t": [f"{n:04d}" for n in range(140)]}
+    here.mutate(6, (1, "d", document))
+    here.router.flush()
+    items = [i for i in here.sink.raw(1) if i.seqno == 1]
+    assert {i.kind for i in items} == {PLACES}
+    assert len(items) > 1
+    for index in several:
+        told_of = [i for i in here.items(1, UPSERT) if i.place == index.id]
+        assert {(i.slice, i.payload) for i in told_of} == keys_of(index, document)[1]
+    assert len([place for i in items for place in i.placed]) == len(several)
+
+
+def test_a_document_of_too_many_keys_is_counted_and_is_in_no_slice() -> None:
+    here = Given(TAGS)
+    here.begin(6)
+    here.mutate(6, (1, "d", {"t": [1]}), (2, "d", {"t": list(range(9_000))}))
+    assert here.router.errors == {TAGS.id: 1}
+    assert not [i for n in (1, 2, 3) for i in here.items(n, UPSERT) if i.seqno == 2]
 
 
 # -- control ---------------------------------------------------------------------------------------

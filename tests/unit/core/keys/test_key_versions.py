@@ -26,8 +26,10 @@ from coordinator.core.keys.key_versions import (
     history,
     is_of_one_mutation,
     pack,
+    pack_many,
     pack_placed,
     unpack,
+    unpack_many,
 )
 from coordinator.core.model.stream_records import FailoverBranch
 
@@ -151,3 +153,20 @@ def test_a_history_says_all_branches_unless_there_was_one_only(
 def test_a_history_that_is_none_is_refused(payload: bytes) -> None:
     with pytest.raises(ItemsError):
         branches(Item(HISTORY, 0, 0, payload=payload))
+
+
+PLACES_OF_ONE = st.lists(st.tuples(st.integers(0, 0xFFFF), st.binary(max_size=5)), max_size=6)
+
+
+@given(PLACES_OF_ONE, st.integers(1, 8))
+def test_several_keys_come_back_and_damage_is_noticed(
+    places: list[tuple[int, bytes]], cut: int
+) -> None:
+    packed = pack_many(places)
+    assert unpack_many(packed) == places
+    try:
+        found = unpack_many(packed[:-cut])
+    except ItemsError:
+        return
+    assert found == places[: len(found)], "whole ones only"
+    assert pack_many(found) == packed[:-cut]
