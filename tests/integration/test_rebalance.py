@@ -191,8 +191,8 @@ FAULTS: dict[str, Callable[[Cluster, int, int], None]] = {
 @pytest.mark.parametrize(
     "fault",
     [
-        "master",
         "target",
+        pytest.param("master", marks=pytest.mark.matrix),
         pytest.param("source", marks=pytest.mark.matrix),
         pytest.param("projector", marks=pytest.mark.matrix),
     ],

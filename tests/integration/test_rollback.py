@@ -207,7 +207,7 @@ MEANWHILE: dict[str, Callable[[Cluster], None]] = {
     "spark": _restart_spark,
     "another loss": _lose_again,
 }
-QUICK = ("master", "indexer", "another loss")
+QUICK = ("indexer", "another loss")
 """What `make test` has of these; `make chaos` has the others."""
 
 

@@ -420,7 +420,6 @@ TOLD = {"closed": ASKED, "killed": ASKED, "no-end": ASKED, "begin-end": "begin_h
 
 QUICK = {
     *((fault, "") for fault in FAULTS),
-    ("begin-end", "master"),
     ("no-end", "spark"),
     ("killed", "spark and master"),
 }
