@@ -43,6 +43,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from itertools import pairwise
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,10 @@ list of 1,000 strings has 2,000."""
 NESTING_MAX = 24
 """So deep brackets, `CASE` and signs before an operand may be nested: sqlglot takes up to 25 calls
 in each other for a level, and Python allows 1,000. An index takes 20 levels anyway."""
+
+FOREIGN_NESTING_MAX = 3
+"""So deep calls of functions that an index does not know may be nested. They are refused anyway;
+but first they are read, and some double their arguments."""
 
 TREE_DEPTH_MAX = 100
 """So deep the tree of an expression may be. Operators in a row make it deep without brackets; those
@@ -515,11 +520,19 @@ def _dialect() -> Dialect:
                 self._advance()
                 return self.expression(exp.DataType(this=exp.DType.UNKNOWN))
 
+            def _parse_if(self) -> exp.Expr | None:
+                # Without a bracket it is the name of a field: to try both, again, takes for ever.
+                if self._curr and self._curr.token_type == TokenType.L_PAREN:
+                    return super()._parse_if()
+                self._retreat(self._index - 1)
+                return None
+
             def _parse_function_call(self, *arguments: Any, **more: Any) -> exp.Expr | None:
                 if self._curr and self._curr.start in self.arrays:
                     self._advance()
                     return self._parse_array_of()
-                if self._match(TokenType.DISTINCT):
+                is_name = self._prev and self._prev.token_type == TokenType.DOT
+                if not is_name and self._match(TokenType.DISTINCT):
                     return self.expression(exp.Distinct(expressions=[self._needed()]))
                 return super()._parse_function_call(*arguments, **more)
 
@@ -527,8 +540,8 @@ def _dialect() -> Dialect:
                 of_each = self._needed()
                 self._expect(TokenType.FOR)
                 name = self._parse_id_var(any_token=False)
-                if name is None:
-                    self.raise_error("Expected a name")
+                if name is None or (not name.args.get("quoted") and name.name.lower() in _VALUES):
+                    self.raise_error("Expected a name (null, true, false, missing need quotes)")
                 self._expect(TokenType.IN)
                 source = self._needed()
                 condition = self._needed() if self._match(TokenType.WHEN) else None
@@ -574,6 +587,10 @@ def _arrays_of(texts: Sequence[str]) -> list[int]:
     found: list[int] = []
     opened: list[tuple[str, int]] = []
     for at, text in enumerate(texts):
+        if at and texts[at - 1] == ".":
+            continue  # The name of a field, whatever it is.
+        if text == "array" and texts[at + 1 : at + 2] and texts[at + 1] in _NO_BEGINNING:
+            continue
         if text in ("(", "[", "case", "array"):
             opened.append((text, at))
         elif text == "for" and opened and opened[-1][0] == "array":
@@ -584,6 +601,21 @@ def _arrays_of(texts: Sequence[str]) -> list[int]:
             while opened and opened.pop()[0] != opener:
                 pass
     return found
+
+
+def _foreign_nesting_of(texts: Sequence[str]) -> int:
+    """Return how deep calls of functions that an index does not know are nested in each other."""
+    deepest = level = 0
+    opened: list[int] = []
+    for before, text in pairwise(("", *texts)):
+        if text == "(":
+            is_call = before[-1:].isalnum() or before[-1:] in ("_", '"', "`")
+            opened.append(int(is_call and before not in _FUNCTIONS))
+            level += opened[-1]
+            deepest = max(deepest, level)
+        elif text == ")" and opened:
+            level -= opened.pop()
+    return deepest
 
 
 def _nesting_of(texts: Iterable[str]) -> int:
@@ -605,6 +637,29 @@ def _nesting_of(texts: Iterable[str]) -> int:
     return deepest
 
 
+_NO_BEGINNING = frozenset(
+    {
+        *(".", ",", ")", "]", "=", "<", ">", "<=", ">=", "<>", "!=", "*", "/", "%", "||", "::"),
+        *("from", "for", "in", "is", "and", "or", "like", "between", "desc", "asc", "as"),
+        *("when", "then", "else", "end"),
+    }
+)
+"""What no expression begins with: `array` before it is the name of a field."""
+
+_FUNCTIONS = frozenset(
+    {
+        *("lower", "upper", "length", "trim", "ltrim", "rtrim", "substr", "substring", "concat"),
+        *("abs", "sign", "floor", "ceil", "ceiling", "sqrt", "round", "mod", "meta", "typeof"),
+        *("coalesce", "ifnull", "nvl", "ifmissing", "ifmissingornull", "nullif", "greatest"),
+        *("least", "array_length", "if", "cast"),
+        *("in", "and", "or", "not", "when", "then", "else", "like", "between", "is", "from", "for"),
+        *("case", "array", "distinct", "escape", "by", "end"),
+    }
+)
+"""Words before a bracket that an index knows: functions, and words that are none. Of a function
+that it does not know sqlglot may make something in which the arguments are there twice."""
+
+_VALUES = frozenset({"null", "true", "false", "missing"})
 _SIGNS = frozenset({"not", "-", "+", "~", "!"})
 _OPENING = frozenset({"(", "[", "{", "case"})
 _CLOSING = frozenset({")", "]", "}", "end"})
@@ -815,11 +870,17 @@ class _Parser:
         if not tokens:
             raise self._unexpected("an expression")
         texts = [self._text(token) for token in tokens]
+        if texts[:2] == ["all", "array"]:
+            text = "an index cannot use ALL: DISTINCT makes an entry for each different element"
+            raise self._source.error(text, tokens[0].start)
         arrays = _arrays_of(texts)
         for at in arrays:
             texts[at] = "case"  # It ends in END, as that does.
         if _nesting_of(texts) > NESTING_MAX:
             raise self._source.error("nested too deeply", tokens[0].start)
+        if _foreign_nesting_of(texts) > FOREIGN_NESTING_MAX:
+            text = "functions that an index does not know, nested too deeply"
+            raise self._source.error(text, tokens[0].start)
         if len(tokens) > TOKENS_MAX:
             raise self._source.error(f"more than {TOKENS_MAX} tokens", tokens[0].start)
         parser: Any = _dialect().parser(error_level=ErrorLevel.IMMEDIATE)

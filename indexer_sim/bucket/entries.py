@@ -141,6 +141,11 @@ def places_in(entry: bytes) -> list[Where]:
     return places_of(piece, key)
 
 
+def has_several(entry: bytes) -> bool:
+    """Tell whether an entry names several keys."""
+    return len(entry) > BACK_HEAD.size and bool(BACK_HEAD.unpack_from(entry)[3] == MANY)
+
+
 def cut_down(entry: bytes, pieces: Container[int]) -> bytes | None:
     """Return an entry without what is in other slices than these; None: nothing is left of it."""
     life, _, seqno, piece = BACK_HEAD.unpack_from(entry)

@@ -21,7 +21,7 @@ from coordinator.core.model.stream_records import StabilityTimestamp
 from coordinator.core.model.types import Seqno
 from coordinator.core.model.vectors import Vector
 from indexer_sim.bucket.database import Moment
-from indexer_sim.bucket.entries import places_in
+from indexer_sim.bucket.entries import has_several, places_in
 from indexer_sim.bucket.leases import Leases
 from indexer_sim.bucket.progress import ORPHANED, WHOLE
 from indexer_sim.bucket.tracker import NEVER, Tracker
@@ -31,6 +31,9 @@ UNDO_BYTES_MAX = 16 * 1024 * 1024
 
 UNDO_BYTES = 288
 """What a change takes in memory, but for its document's id and its places before and after."""
+
+OVERLAID_BYTES = 170
+"""What an entry takes in an overlay, but for its key."""
 
 KEPT_MAX = 6
 WANTED_MAX = 8
@@ -52,9 +55,11 @@ class Undo(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The bytes that this takes, about."""
-        places = len(self.before or b"") + len(self.after or b"")
-        return UNDO_BYTES + len(self.document) + places
+        """The bytes that this takes, about; each of several keys takes more in an overlay."""
+        sides = [side for side in (self.before, self.after) if side is not None]
+        several = sum(len(places_in(side)) for side in sides if has_several(side))
+        places = sum(map(len, sides))
+        return UNDO_BYTES + len(self.document) + places + OVERLAID_BYTES * several
 
 
 def size_of(changes: Iterable[Undo]) -> int:

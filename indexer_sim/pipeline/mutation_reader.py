@@ -191,9 +191,11 @@ class MutationQueue:
         return taken
 
     def clear(self) -> None:
-        """Forget all: it is read again."""
+        """Forget all: it is read again. What was lost is not read again: who is to know it, has
+        to be told."""
         with self._changed:
-            self._queue.clear()
+            lost = [queued for queued in self._queue if isinstance(queued.one, Lost)]
+            self._queue = deque(lost)
             self.waiting = 0
             self._changed.notify_all()
 
@@ -355,11 +357,13 @@ class MutationReader:
         start of the log: what it has read once, it must not read again.
         """
         topic = self._topic_id()
+        bounds = [_bounds(reader, self._mutations, p) for p in range(STREAM_PARTITIONS)]
+        begin_of_stability, _ = _bounds(reader, self._stability, 0)
+        # From here on nothing fails: what the witness forgets, everybody is told.
         assigned: list[TopicPartition] = []
         lost: dict[str, dict[int, int]] = {}
         self._witness.begin()
-        for partition in range(STREAM_PARTITIONS):
-            low, high = _bounds(reader, self._mutations, partition)
+        for partition, (low, high) in enumerate(bounds):
             begin = high
             last = self._witness.last(partition)
             is_cut = partition in self._broken or (last is not None and last.offset >= high)
@@ -386,7 +390,7 @@ class MutationReader:
         for bucket, offsets in lost.items():
             self._put(Lost(bucket, offsets, topic))
         self._put(Follows(topic))
-        assigned.append(TopicPartition(self._stability, 0, _bounds(reader, self._stability, 0)[0]))
+        assigned.append(TopicPartition(self._stability, 0, begin_of_stability))
         reader.assign(assigned)
         self._stall_detector.assigned(assigned)
 

@@ -49,6 +49,14 @@ class KeyOrder:
             for value, turned in zip(key, self.descending, strict=False)
         )
 
+    def component(self, place: int, value: Any) -> bytes:
+        """Return the bytes of one component: a key is its components, one after the other.
+
+        TypeError: not JSON. ValueError: NaN, infinity.
+        """
+        raw = encode(value)
+        return raw.translate(TURNED) if self.descending[place] else raw
+
     def decode(self, raw: bytes) -> tuple[Any, ...]:
         """Return the components of a whole key: the inverse of `encode`. ValueError: it is none."""
         key, end = self.decode_some(raw)

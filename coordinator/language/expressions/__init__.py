@@ -8,7 +8,7 @@ cannot do: it yields a key, or says that the document is not in the index, or ra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from coordinator.core.keys.collation import MISSING, encode_key
@@ -139,7 +139,7 @@ def compile_index(index: Index) -> Evaluator:
         except Exception as error:
             raise _as_evaluation_error(error) from None
         if len(key) > KEY_BYTES_MAX:
-            raise _too_long(key)
+            raise _too_long(len(key))
         return key
 
     return evaluator
@@ -160,30 +160,46 @@ def _evaluator_of_array(order: KeyOrder, keys: list[_Key], where: Evaluate | Non
                 elements = [element for element in elements if element is not MISSING]
             elif values[0] is MISSING:
                 return None
-            before, after = values[:place], values[place + 1 :]
-            found = sorted({order.encode([*before, one, *after]) for one in elements})
+            components = [
+                b"" if at == place else order.component(at, value)
+                for at, value in enumerate(values)
+            ]
+            before, after = b"".join(components[:place]), b"".join(components[place + 1 :])
+            found = _bounded(before, (order.component(place, one) for one in elements), after)
         except Exception as error:
             raise _as_evaluation_error(error) from None
-        for key in found:
-            if len(key) > KEY_BYTES_MAX:
-                raise _too_long(key)
-        if sum(map(len, found)) + WHERE_HEAD.size * len(found) > KEYS_BYTES_MAX:
-            text = f"{len(found)} keys, with more than {KEYS_BYTES_MAX} bytes together"
-            raise EvaluationError("too_many_keys", text)
-        return found or None
+        return sorted(found) or None
 
     return evaluator
+
+
+def _bounded(before: bytes, elements: Iterable[bytes], after: bytes) -> set[bytes]:
+    """Return the different keys. EvaluationError, as soon as that is known: too many, too long."""
+    found: set[bytes] = set()
+    size = 0
+    for element in elements:
+        length = len(before) + len(element) + len(after)
+        if length > KEY_BYTES_MAX:
+            raise _too_long(length)
+        key = before + element + after
+        if key not in found:
+            found.add(key)
+            size += WHERE_HEAD.size + length
+            if size > KEYS_BYTES_MAX:
+                text = f"keys with more than {KEYS_BYTES_MAX} bytes together"
+                raise EvaluationError("too_many_keys", text)
+    return found
 
 
 def _evaluator_of_primary(document_id: str, document: Any) -> bytes | None:
     key = encode_key((document_id,))
     if len(key) > KEY_BYTES_MAX:
-        raise _too_long(key)
+        raise _too_long(len(key))
     return key
 
 
-def _too_long(key: bytes) -> EvaluationError:
-    return EvaluationError("key_too_long", f"a key of {len(key)} bytes; at most {KEY_BYTES_MAX}")
+def _too_long(length: int) -> EvaluationError:
+    return EvaluationError("key_too_long", f"a key of {length} bytes; at most {KEY_BYTES_MAX}")
 
 
 def _as_evaluation_error(error: Exception) -> EvaluationError:

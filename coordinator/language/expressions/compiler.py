@@ -33,7 +33,12 @@ _ALWAYS_QUOTED = frozenset({"asc", "desc"})
 
 
 ELEMENTS_MAX = 8_192
-"""So many elements of arrays are looked at for one key of a document, nested ones included."""
+"""So many elements an ARRAY … END looks at, nested ones included. One of which more is computed
+counts as several: see `_make_array`."""
+
+NODES_OF_ONE, TEXT_OF_ONE, LIST_OF_ONE, MADE_OF_ONE = 64, 1_024, 256, 128
+"""So many operators, so long a text and a list that are looked at for each, and so long a text that
+is the result, cost as much as another element."""
 
 _LEFT = object()
 """Under this name `ARRAY … END` keeps, beside its variable, how many elements are left to look at.
@@ -317,23 +322,36 @@ def _place(node: exp.Dot | exp.Bracket) -> exp.Expr:
 
 @_makes(exp.Comprehension, has="this expression iterator condition")
 def _make_array(compiler: _Compiler, node: exp.Comprehension) -> Evaluate:
-    """ARRAY of_each FOR name IN source WHEN condition END; of DISTINCT arrays the elements."""
+    """ARRAY of_each FOR name IN source WHEN condition END; of DISTINCT arrays the elements.
+
+    A small document, and a short expression, must not keep a projector busy, nor fill its memory.
+    So each element costs what its expression does with the fields of the document, and what it
+    makes. That is counted, and no clock is asked: all projectors come to the same result.
+    """
     name, source = node.args["expression"].name, compiler.of(node.args["iterator"])
     made_of = _bare(node.this)
     is_flat = isinstance(made_of, exp.Distinct)
     of_each = compiler.of(_of_distinct(made_of) if isinstance(made_of, exp.Distinct) else made_of)
     condition = node.args.get("condition")
     counts = compiler.of(condition) if condition else None
+    parts = [made_of] if condition is None else [made_of, condition]
+    nodes = sum(1 for part in parts for _ in part.walk())
+    columns = {column for part in parts for column in part.find_all(exp.Column)}
+    fields = [_path(_names(column)) for column in columns if _names(column)[0] != name]
 
     def evaluate(document: Any, document_id: str) -> Any:
         elements = source(document, document_id)
         if type(elements) is not list:
             return MISSING if elements is MISSING else None
         scope = _scope_of(document)
-        scope[_LEFT] -= len(elements)
-        if scope[_LEFT] < 0:
-            text = f"more than {ELEMENTS_MAX} elements of arrays"
-            raise EvaluationError("too_many_elements", text)
+        weight = 1 + nodes // NODES_OF_ONE
+        for field in fields:
+            value = field(scope, document_id)
+            if type(value) is str:
+                weight += len(value) // TEXT_OF_ONE
+            elif type(value) in (list, dict):
+                weight += len(value) // LIST_OF_ONE
+        _spend(scope, weight * len(elements))
         found: list[Any] = []
         hidden = scope.get(name, MISSING)
         for element in elements:
@@ -342,13 +360,24 @@ def _make_array(compiler: _Compiler, node: exp.Comprehension) -> Evaluate:
                 continue
             value = of_each(scope, document_id)
             if is_flat and type(value) is list:
+                _spend(scope, len(value))
                 found += value
             elif value is not MISSING:
+                if type(value) is str:
+                    _spend(scope, len(value) // MADE_OF_ONE)
                 found.append(value)
         scope[name] = hidden
         return found
 
     return evaluate
+
+
+def _spend(scope: dict[Any, Any], count: int) -> None:
+    """Count elements that are looked at. EvaluationError: they are too many."""
+    scope[_LEFT] -= count
+    if scope[_LEFT] < 0:
+        text = f"more than {ELEMENTS_MAX} elements of arrays, or as much work"
+        raise EvaluationError("too_many_elements", text)
 
 
 def _scope_of(document: Any) -> dict[Any, Any]:

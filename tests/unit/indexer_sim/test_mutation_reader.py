@@ -6,8 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from coordinator.core.model.types import Offset
+from coordinator.kafka.stall_detector import StallDetector
 from coordinator.kafka.topics import MUTATIONS, topic_name
 from coordinator.runtime.threads import Threads
 from indexer_sim.bucket.entries import NO_EPOCH
@@ -17,6 +19,9 @@ from indexer_sim.pipeline.mutation_reader import (
     MutationQueue,
     MutationReader,
     Needed,
+    Position,
+    Queued,
+    Stand,
 )
 
 
@@ -114,3 +119,74 @@ def test_what_was_lost_with_everybody_s_knowledge_is_forgotten() -> None:
     assert read(witness, (4, 0)) == []
     witness.forget(0)
     assert read(witness, (9, 2)) == []
+
+
+class Bounds:
+    """Tells where partitions begin and end, as a consumer does; `fails` for one of them."""
+
+    def __init__(self, *highs: int) -> None:
+        self.highs = highs
+        self.fails: int | None = None
+        self.assigned: list[TopicPartition] = []
+
+    def get_watermark_offsets(self, place: TopicPartition, timeout: float) -> tuple[int, int]:
+        if place.partition == self.fails:
+            self.fails = None
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "bounds"))
+        return 0, self.highs[place.partition] if place.topic == topic_name("c", MUTATIONS) else 0
+
+    def assign(self, places: list[TopicPartition]) -> None:
+        self.assigned = places
+
+
+def queued(reader: MutationReader) -> list[Lost]:
+    return [one.one for one in reader._queue.take(1_000, 0) if isinstance(one.one, Lost)]
+
+
+def begin(reader: MutationReader, bounds: Any, at: int = 100) -> None:
+    stand = Stand(dict.fromkeys(range(4), at), {}, "T")
+    reader._assign(bounds, Needed(0, {"b": stand}))
+
+
+@pytest.fixture
+def assigning(monkeypatch: pytest.MonkeyPatch, reader: MutationReader) -> MutationReader:
+    monkeypatch.setattr(reader, "_topic_id", lambda: "T")
+    reader._stall_detector = StallDetector(SimpleNamespace())  # type: ignore[arg-type]
+    return reader
+
+
+def test_reading_begins_at_what_was_read_last_where_that_is_older(
+    assigning: MutationReader,
+) -> None:
+    bounds = Bounds(300, 300, 300, 300)
+    begin(assigning, bounds)
+    assigning._betrayed(message(90, 5))
+    assigning._betrayed(message(120, 5, partition=1))
+    begin(assigning, bounds)
+    assert [place.offset for place in bounds.assigned] == [90, 100, 100, 100, 0]
+    assert assigning._betrayed(message(90, 5)) == []
+    assert assigning._betrayed(message(120, 6, partition=1)) == [Lost("b", {1: 121})]
+
+
+def test_what_was_cut_off_is_told_also_if_kafka_does_not_answer_in_between(
+    assigning: MutationReader,
+) -> None:
+    begin(assigning, Bounds(300, 300, 300, 300))
+    assigning._betrayed(message(200, 5))
+    shorter = Bounds(150, 300, 300, 300)
+    shorter.fails = 1
+    with pytest.raises(KafkaException):
+        begin(assigning, shorter)
+    begin(assigning, shorter)
+    assert queued(assigning) == [Lost("b", {0: 100}, "T")]
+    begin(assigning, shorter)
+    assert queued(assigning) == [], "once"
+
+
+def test_who_has_lost_a_part_is_told_though_reading_begins_anew() -> None:
+    queue = MutationQueue()
+    lost = Lost("b", {0: 201})
+    queue.put([Queued(0, lost), Queued(0, Position(0, Offset(7)))], 0)
+    queue.clear()
+    assert [one.one for one in queue.take(10, 0)] == [lost]
+    assert queue.waiting == 0

@@ -23,7 +23,7 @@ from indexer_sim.bucket.entries import (
     UNSWEPT,
     places_in,
 )
-from indexer_sim.bucket.snapshots import taken_back
+from indexer_sim.bucket.snapshots import OVERLAID_BYTES, taken_back
 from indexer_sim.bucket.tracker import NO_INDEX, Change, Scope
 from tests.support.sizes import counted, scanned
 
@@ -218,6 +218,17 @@ def test_what_has_gone_of_several_keys_is_swept_out(bucket: Bucket) -> None:
     assert key == BACK + b"d"
     assert places_in(bucket.back_index.read(raw)[1]) == [(0, b"a")]
     assert len(raw) == BACK_HEAD.size + 1, "one key is kept as one"
+
+
+def test_several_keys_weigh_as_much_as_they_take_in_a_snapshot(bucket: Bucket) -> None:
+    """What is kept to undo changes is bounded, and each key of a change is an entry to undo."""
+    bucket.apply([told(1, b"d", many(1, *((0, b"%d" % n) for n in range(500))))], {})
+    bucket.apply([told(2, b"d", (1, 0, b"a"))], {})
+    bucket.apply([told(3, b"d", (1, 0, b"b"))], {})
+    made, gone, plain = bucket.timeline._changes
+    assert made.size > 500 * OVERLAID_BYTES
+    assert gone.size > 500 * OVERLAID_BYTES
+    assert plain.size < 1_000
 
 
 @pytest.mark.parametrize("damage", [b"\0", b"\0\1\0\5abc", b"\0\1\0\1ab"])
