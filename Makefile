@@ -7,13 +7,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Most of the work of the quick tests: it runs beside the rest, in two processes. The fuzzing, and
-# what is of the data plane and of clients, goes with the smaller of them. The simulator's worlds need
-# a processor and nothing else: `make test` has them LATER, beside the integration tests, which wait.
-SEEDED := tests/simulation/test_seeds.py tests/simulation/test_mutants.py
-PLANES := $(addprefix tests/simulation/,test_plane.py test_losses.py test_moves.py)
-PLANE := $(PLANES) \
-    $(addprefix tests/unit/,fuzz indexer_sim projector_sim language cli client embedded)
+# Three processes have about the same work: the simulator's worlds; what is of the data plane and of
+# clients, and the fuzzing; and the rest. The worlds need a processor and nothing else: `make test` has
+# them LATER, beside the integration tests, which wait.
+WORLDS := $(addprefix tests/simulation/test_,seeds.py mutants.py plane.py losses.py moves.py)
+PLANE := $(addprefix tests/unit/,fuzz indexer_sim projector_sim language cli client embedded)
 LATER :=
 ARGS ?=
 SEEDS ?= 1000
@@ -46,7 +44,7 @@ test: java quick ## Everything: the quick checks, then tests with a real broker 
 	if [ $$failed = 0 ]; then tail -n 1 "$$out"; else echo "--- simulation failed:"; cat "$$out"; fi; \
 	exit $$(( tests || failed ))
 
-test: LATER := $(SEEDED) $(PLANES)
+test: LATER := $(WORLDS)
 test: export SIMULATION_SEEDS ?= 400
 test: export HYPOTHESIS_PROFILE ?= thorough
 quick: $(STAMP) ## Under a minute: lint, types, import rules, unit tests, simulator
@@ -55,13 +53,13 @@ quick: $(STAMP) ## Under a minute: lint, types, import rules, unit tests, simula
 	export SIMULATION_SEEDS=$${SIMULATION_SEEDS:-100}; \
 	export HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-quick}; \
 	$(BIN)/mypy > "$$out/mypy" 2>&1 & types=$$!; \
-	$(if $(LATER),true,$(BIN)/pytest -q -p no:cacheprovider $(SEEDED)) \
+	$(if $(LATER),true,$(BIN)/pytest -q -p no:cacheprovider $(WORLDS)) \
 	    > "$$out/simulation" 2>&1 & simulation=$$!; \
-	$(BIN)/pytest -q -p no:cacheprovider $(filter-out $(LATER),$(PLANE)) \
+	$(BIN)/pytest -q -p no:cacheprovider $(PLANE) \
 	    > "$$out/plane" 2>&1 & plane=$$!; \
 	{ $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports; } \
 	    > "$$out/lint" 2>&1 & lint=$$!; \
-	$(BIN)/pytest -q tests/unit tests/simulation $(addprefix --ignore=,$(SEEDED) $(PLANE)); tests=$$?; \
+	$(BIN)/pytest -q tests/unit tests/simulation $(addprefix --ignore=,$(WORLDS) $(PLANE)); tests=$$?; \
 	wait $$lint; lint=$$?; \
 	wait $$types; types=$$?; \
 	wait $$simulation; simulation=$$?; \

@@ -36,6 +36,7 @@ def test_the_run_met_every_fault() -> None:
     assert set(MET.coverage.strikes) == {*ACTIONS, STORE_LOSES}
 
 
+@pytest.mark.thorough
 def test_copies_take_over_in_many_worlds() -> None:
     """Else the other tests would show nothing."""
     worlds = [MovingWorld(seed) for seed in range(24)]

@@ -343,6 +343,7 @@ def code_of(done: Result) -> str:
     return found
 
 
+@pytest.mark.thorough
 def test_a_data_file_with_any_damage_is_read_or_is_an_error(folder: Path) -> None:
     """It is never the query that is to blame."""
     chance = random.Random(5)

@@ -41,6 +41,7 @@ def test_every_example_is_run() -> None:
     assert {file.stem for file in EXAMPLES.glob("*.py")} == set(COMMANDS)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", COMMANDS)
 def test_an_example_says_in_one_line_that_no_cluster_answers(name: str, tmp_path: Path) -> None:
     arguments = [str(tmp_path / "file") if one == "FILE" else one for one in COMMANDS[name]]
