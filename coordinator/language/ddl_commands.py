@@ -191,7 +191,7 @@ def examine_here(definition: Definition) -> Definition | str:
         condition = None if where is None else normalise_expression(where)
         check_keys(expressions)
         if condition is not None:
-            check(condition, key=False)
+            check(condition)
     except SqlError as error:
         return f"{error.message} (column {error.column})"
     except ExpressionError as error:

@@ -597,8 +597,7 @@ def _arrays_of(texts: Sequence[str]) -> list[int]:
             found.append(opened[-1][1])
             opened[-1] = ("case", at)
         elif text in _CLOSING:
-            opener = {")": "(", "]": "[", "end": "case"}.get(text)
-            while opened and opened.pop()[0] != opener:
+            while opened and opened.pop()[0] != _OPENER_OF.get(text):
                 pass
     return found
 
@@ -663,6 +662,7 @@ _VALUES = frozenset({"null", "true", "false", "missing"})
 _SIGNS = frozenset({"not", "-", "+", "~", "!"})
 _OPENING = frozenset({"(", "[", "{", "case"})
 _CLOSING = frozenset({")", "]", "}", "end"})
+_OPENER_OF = {")": "(", "]": "[", "end": "case"}
 
 
 def _depth_of(tree: exp.Expr) -> int:

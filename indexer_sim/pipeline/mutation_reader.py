@@ -374,16 +374,12 @@ class MutationReader:
                 at = stand.offsets.get(partition, high)
                 if is_cut or stand.topic not in ("", topic) or not low <= at <= high:
                     at = lost.setdefault(bucket, {})[partition] = min(max(at, low), high)
-                    begin = min(begin, at)
-                    continue
+                else:
+                    known = {at - 1: stand.epochs.get(partition, NO_EPOCH)}
+                    if last is not None and partition in stand.offsets:
+                        known[last.offset] = last.epoch
+                    at = min([at, *self._vouched(bucket, partition, low, known)])
                 begin = min(begin, at)
-                known = {at - 1: stand.epochs.get(partition, NO_EPOCH)}
-                if last is not None and partition in stand.offsets:
-                    known[last.offset] = last.epoch
-                for offset, epoch in known.items():
-                    if epoch != NO_EPOCH and offset >= low:
-                        self._witness.vouch(partition, Voucher(bucket, Offset(offset), epoch))
-                        begin = min(begin, offset)
             assigned.append(TopicPartition(self._mutations, partition, begin))
         self._broken.clear()
         self._topic = topic
@@ -393,6 +389,15 @@ class MutationReader:
         assigned.append(TopicPartition(self._stability, 0, begin_of_stability))
         reader.assign(assigned)
         self._stall_detector.assigned(assigned)
+
+    def _vouched(
+        self, bucket: str, partition: int, low: int, known: Mapping[int, int]
+    ) -> list[int]:
+        """Have records looked at again that a bucket has read: epochs by offset; return offsets."""
+        found = [o for o, epoch in known.items() if epoch != NO_EPOCH and o >= low]
+        for offset in found:
+            self._witness.vouch(partition, Voucher(bucket, Offset(offset), known[offset]))
+        return found
 
     def _topic_id(self) -> str:
         """Return the id of the topic: another one if it was made again. Raises KafkaException."""

@@ -44,10 +44,7 @@ class KeyOrder:
             raise ValueError(f"a key of this index has at most {len(self.descending)} components")
         if True not in self.descending:
             return encode_key(key)
-        return b"".join(
-            encode(value).translate(TURNED) if turned else encode(value)
-            for value, turned in zip(key, self.descending, strict=False)
-        )
+        return b"".join(self.component(place, value) for place, value in enumerate(key))
 
     def component(self, place: int, value: Any) -> bytes:
         """Return the bytes of one component: a key is its components, one after the other.

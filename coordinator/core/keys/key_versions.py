@@ -149,7 +149,7 @@ def unpack_many(raw: bytes) -> list[Where]:
             at += head + size
             found.append((piece, raw[at - size : at]))
     except struct.error:
-        at = end + 1
+        raise ItemsError("the bytes end in the head of one of several keys") from None
     if at != end:
         raise ItemsError("the bytes end in one of several keys")
     return found

@@ -45,14 +45,14 @@ None: the document is not in the index. Raises `EvaluationError`, and nothing el
 Made = TypeVar("Made")
 
 
-def check(text: str, *, key: bool) -> None:
-    """Raise `ExpressionError` where `text` cannot be evaluated; with `key` it may have an order."""
-    compile_expression(text, key=key)
+def check(text: str) -> None:
+    """Raise `ExpressionError` where a predicate, or another expression, cannot be evaluated."""
+    compile_expression(text)
 
 
-def compile_expression(text: str, *, key: bool) -> Evaluate:
+def compile_expression(text: str) -> Evaluate:
     """Return what evaluates one expression, or raise `ExpressionError`, and nothing else."""
-    return _read(text, key, lambda tree: _compiled(tree, key=key))
+    return _read(text, False, compile_tree)
 
 
 def check_keys(texts: Sequence[str]) -> None:
@@ -83,13 +83,6 @@ def _read(text: str, key: bool, make: Callable[[Any], Made]) -> Made:
         raise ExpressionError("unsupported", what) from None
 
 
-def _compiled(tree: Any, *, key: bool) -> Evaluate:
-    """Return what evaluates a tree, which with `key` is an order around the expression."""
-    if not key:
-        return compile_tree(tree)
-    return _compiled_key(tree).evaluate
-
-
 class _Key(NamedTuple):
     """What a key of an index is evaluated by; `is_array`: to a list of the elements."""
 
@@ -98,6 +91,7 @@ class _Key(NamedTuple):
 
 
 def _compiled_key(ordered: Any) -> _Key:
+    """Return what evaluates a key, of which this is the tree: an order around an expression."""
     descending = bool(ordered.args.get("desc"))
     if bool(ordered.args.get("nulls_first")) is descending:
         raise ExpressionError("unsupported", "NULLS FIRST and NULLS LAST: the order is fixed")
@@ -118,7 +112,7 @@ def compile_index(index: Index) -> Evaluator:
     if index.primary:
         return _evaluator_of_primary
     keys = _compiled_keys(index.expressions)
-    where = None if index.where is None else compile_expression(index.where, key=False)
+    where = None if index.where is None else compile_expression(index.where)
     if any(key.is_array for key in keys):
         return _evaluator_of_array(order_of(index), keys, where)
     first, *rest = [key.evaluate for key in keys]

@@ -68,7 +68,7 @@ def compile_elements(tree: exp.Expr) -> Evaluate | None:
     return evaluate
 
 
-def _of_distinct(node: exp.Distinct) -> exp.Expr:
+def _of_distinct(node: exp.Expr) -> exp.Expr:
     """Return what the elements are taken of."""
     if len(node.expressions) != 1 or node.args.get("on"):
         raise ExpressionError("unsupported", "DISTINCT takes one array")
@@ -331,7 +331,7 @@ def _make_array(compiler: _Compiler, node: exp.Comprehension) -> Evaluate:
     name, source = node.args["expression"].name, compiler.of(node.args["iterator"])
     made_of = _bare(node.this)
     is_flat = isinstance(made_of, exp.Distinct)
-    of_each = compiler.of(_of_distinct(made_of) if isinstance(made_of, exp.Distinct) else made_of)
+    of_each = compiler.of(_of_distinct(made_of) if is_flat else made_of)
     condition = node.args.get("condition")
     counts = compiler.of(condition) if condition else None
     parts = [made_of] if condition is None else [made_of, condition]

@@ -122,7 +122,7 @@ def test_a_variable_hides_a_field_only_within_its_array() -> None:
 
 
 def test_an_array_is_a_value_too() -> None:
-    evaluate = compile_expression("ARRAY r.n FOR r IN rooms WHEN r.price IS VALUED END", key=False)
+    evaluate = compile_expression("ARRAY r.n FOR r IN rooms WHEN r.price IS VALUED END")
     assert evaluate(HOTEL, "") == [1, 3]
     assert keys("DISTINCT tags", where="ARRAY_LENGTH(ARRAY r FOR r IN rooms END) = 5") is not None
     assert keys("DISTINCT tags", where="ARRAY_LENGTH(ARRAY r FOR r IN rooms END) = 6") is None
@@ -202,7 +202,7 @@ REFUSED = [
 @pytest.mark.parametrize(("text", "code", "message"), REFUSED, ids=[r[0][:40] for r in REFUSED])
 def test_what_cannot_be_read_or_evaluated_is_refused(text: str, code: str, message: str) -> None:
     with pytest.raises(ExpressionError) as caught:
-        check(text, key=True)
+        check_keys([text])
     assert (caught.value.code, message in caught.value.message) == (code, True), caught.value
 
 
@@ -214,7 +214,7 @@ def test_an_index_has_one_distinct_key_at_most() -> None:
     request = normalised(Request(command=command))
     assert "at most one DISTINCT key" in request.objection
     with pytest.raises(ExpressionError, match="DISTINCT"):
-        check("DISTINCT a", key=False)
+        check("DISTINCT a")
 
 
 def refused(expression: str, document: Any) -> str:
